@@ -1,0 +1,80 @@
+"""One store for single-cell and spatial atlases whose datasets do not share their features.
+
+Examples
+--------
+>>> import raggedatlas as ra
+>>> "RaggedAtlas" in dir(ra)
+True
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raggedatlas.atlas import AtlasView, RaggedAtlas
+    from raggedatlas.errors import AtlasError
+    from raggedatlas.formats.registry import open_sink, open_source
+    from raggedatlas.model.pointers import DenseZarrPointer, PointerKind, SparseZarrPointer
+    from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, FeatureLayout
+    from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema, PointerField
+    from raggedatlas.model.spaces import FeatureSpace, register_space
+    from raggedatlas.query.filters import col
+    from raggedatlas.query.query import Query
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AtlasError": "raggedatlas.errors",
+    "AtlasVersionRecord": "raggedatlas.model.records",
+    "AtlasView": "raggedatlas.atlas",
+    "DatasetRecord": "raggedatlas.model.records",
+    "DenseZarrPointer": "raggedatlas.model.pointers",
+    "FeatureBaseSchema": "raggedatlas.model.schemas",
+    "FeatureLayout": "raggedatlas.model.records",
+    "FeatureSpace": "raggedatlas.model.spaces",
+    "HoxBaseSchema": "raggedatlas.model.schemas",
+    "PointerField": "raggedatlas.model.schemas",
+    "PointerKind": "raggedatlas.model.pointers",
+    "Query": "raggedatlas.query.query",
+    "RaggedAtlas": "raggedatlas.atlas",
+    "SparseZarrPointer": "raggedatlas.model.pointers",
+    "col": "raggedatlas.query.filters",
+    "open_sink": "raggedatlas.formats.registry",
+    "open_source": "raggedatlas.formats.registry",
+    "register_space": "raggedatlas.model.spaces",
+}
+
+__all__ = [
+    "AtlasError",
+    "AtlasVersionRecord",
+    "AtlasView",
+    "DatasetRecord",
+    "DenseZarrPointer",
+    "FeatureBaseSchema",
+    "FeatureLayout",
+    "FeatureSpace",
+    "HoxBaseSchema",
+    "PointerField",
+    "PointerKind",
+    "Query",
+    "RaggedAtlas",
+    "SparseZarrPointer",
+    "col",
+    "open_sink",
+    "open_source",
+    "register_space",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401  (a module attribute is any object)
+    """Import a public name when it is first used, so that importing the package stays light."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'raggedatlas' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return [*__all__, "__version__"]

@@ -1,0 +1,518 @@
+"""The facade: an atlas that can be written, and read-only views of its snapshots."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+
+from raggedatlas.catalog.catalog import CELLS, Catalog, create_catalog, open_catalog
+from raggedatlas.errors import QueryError
+from raggedatlas.ingest.options import AddChoices, OnDuplicate, Progress
+from raggedatlas.model.records import AtlasVersionRecord
+from raggedatlas.model.reports import Difference, IngestReport, Problem, UpkeepReport
+from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
+from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.store.location import Location
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from raggedatlas.query.dataset import Dataset
+    from raggedatlas.query.query import Query
+
+Level = Literal["quick", "rows", "deep"]
+
+
+class _Readable:
+    """What an atlas and a view of it have in common: looking."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    @property
+    def uri(self) -> str:
+        """Where the atlas is."""
+        return self._catalog.location.uri
+
+    @property
+    def db(self) -> Any:  # noqa: ANN401  (a lancedb connection; importing its type costs seconds)
+        """A LanceDB connection to the tables, for whatever this package does not offer."""
+        import lancedb
+
+        tables = self._catalog.tables.location
+        return lancedb.connect(tables.lance_uri(), storage_options=tables.lance_options() or None)
+
+    @property
+    def spaces(self) -> dict[str, FeatureSpace]:
+        """The feature spaces that this atlas knows, by name."""
+        return self._catalog.spaces()
+
+    def list_datasets(self) -> "pd.DataFrame":
+        """List the datasets.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per dataset, in the order of adding, indexed by uid: name, n_cells, spaces, layers, n_features, source, created_at.
+        """
+        from raggedatlas.query.dataset import list_datasets
+
+        return list_datasets(self._catalog)
+
+    def dataset(self, uid_or_name: str) -> "Dataset":
+        """Return one dataset, to be read back as it was.
+
+        Raises
+        ------
+        NotFoundError
+            If no dataset, or more than one, goes by that name.
+        """
+        from raggedatlas.query.dataset import Dataset
+
+        return Dataset.find(self._catalog, uid_or_name)
+
+    def features(self, space: str = "gene_expression") -> "pd.DataFrame":
+        """Give the registry of a feature space as a frame indexed by uid."""
+        from raggedatlas.catalog.features import read_registry
+
+        frame: pd.DataFrame = read_registry(self._catalog, space).table.to_pandas().set_index("uid")
+        return frame
+
+    def find_datasets_with_features(
+        self, features: Sequence[str], *, space: str = "gene_expression", every: bool = True
+    ) -> dict[str, tuple[str, ...]]:
+        """Find the datasets that measured some features; reads no array (seed 000, `_feature_layouts`).
+
+        Parameters
+        ----------
+        features : sequence of str
+            Uids, ids or symbols.
+        space : str
+            Feature space.
+        every : bool
+            Whether a dataset must have measured all of them, or any.
+
+        Returns
+        -------
+        dict
+            Dataset uid -> the asked names that it measured.
+
+        Raises
+        ------
+        FeatureError
+            If a name is unknown or ambiguous.
+        """
+        from raggedatlas.catalog.features import find_datasets_with_features
+
+        return find_datasets_with_features(self._catalog, space, [features] if isinstance(features, str) else features, every=every)
+
+    def validate(self, level: Level = "quick") -> list[Problem]:
+        """Look for anything wrong.
+
+        Parameters
+        ----------
+        level : {"quick", "rows", "deep"}
+            ``quick`` compares the tables, ``rows`` also every cell's pointers, ``deep`` also reads every stored byte and
+            compares its checksums.
+
+        Returns
+        -------
+        list of Problem
+            Empty when all is well.
+        """
+        from raggedatlas.catalog.checks import validate
+
+        return validate(self._catalog, level)
+
+    def list_versions(self) -> list[AtlasVersionRecord]:
+        """List the snapshots, oldest first."""
+        from raggedatlas.catalog.snapshots import list_versions
+
+        return list_versions(self._catalog)
+
+    def diff(self, old: int | str, new: int | str) -> Difference:
+        """Say what changed between two snapshots, by number or label."""
+        from raggedatlas.catalog.snapshots import diff
+
+        return diff(self._catalog, old, new)
+
+
+class RaggedAtlas(_Readable):
+    """An atlas: datasets that do not share their features, in one store (seed 000).
+
+    Make one with `create`, or open one with `open`; query it through a snapshot.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        What `create` and `open` make.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> atlas = RaggedAtlas.create(tempfile.mkdtemp() + "/my.atlas")
+    >>> len(atlas.list_datasets())
+    0
+    """
+
+    @classmethod
+    def create(
+        cls,
+        uri: str,
+        cell_schema: type[HoxBaseSchema] | None = None,
+        *,
+        registries: Mapping[str, type[FeatureBaseSchema]] | None = None,
+        spaces: Sequence[FeatureSpace] = (),
+        codec: str = "standard",
+        storage_options: Mapping[str, str] | None = None,
+    ) -> "RaggedAtlas":
+        """Create an empty atlas, all of it or nothing.
+
+        Parameters
+        ----------
+        uri : str
+            A path, or ``s3://``, ``gs://``, ``az://``.
+        cell_schema : type or None
+            A subclass of `HoxBaseSchema`; None infers the columns from what is added.
+        registries : mapping of str to type, or None
+            Feature space -> a subclass of `FeatureBaseSchema`.
+        spaces : sequence of FeatureSpace
+            Feature spaces beyond the built-in ones.
+        codec : str
+            ``"standard"``: arrays that every Zarr v3 reader opens.
+        storage_options : mapping of str to str, or None
+            Credentials and endpoint of an object store.
+
+        Raises
+        ------
+        StoreError
+            If an atlas is there, the place cannot be written, or the object store ignores conditional puts.
+        """
+        location = Location(str(uri), dict(storage_options or {}))
+        return cls(create_catalog(location, cell_schema, registries=registries, spaces=spaces, codec=codec))
+
+    @classmethod
+    def open(cls, uri: str, *, storage_options: Mapping[str, str] | None = None) -> "RaggedAtlas":
+        """Open an atlas for reading and writing; nothing but its address is needed.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no atlas.
+        """
+        return cls(open_catalog(Location(str(uri), dict(storage_options or {}))))
+
+    @classmethod
+    def checkout_latest(
+        cls, db_uri: str, schema: type[HoxBaseSchema] | None = None, store: str | None = None, *,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> "AtlasView":  # fmt: skip
+        """Open the newest snapshot of an atlas (seed 000, versioning).
+
+        Parameters
+        ----------
+        db_uri : str
+            The atlas, or its ``lance_db`` folder.
+        schema : type or None
+            If given, its columns must be in the cell table.
+        store : str or None
+            The Zarr store; None takes the ``zarr_store`` folder beside the tables.
+        storage_options : mapping of str to str, or None
+            Credentials and endpoint of an object store.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no atlas, or it has no snapshot.
+        """
+        from raggedatlas.catalog.snapshots import open_latest
+
+        address = str(db_uri).rstrip("/").removesuffix("/lance_db")
+        options = dict(storage_options or {})
+        arrays = None if store is None else Location(str(store), options)
+        return AtlasView(open_latest(Location(address, options), schema=schema, arrays=arrays))
+
+    @overload
+    def add(
+        self, source: str, name: str | None = None, *, on_duplicate: OnDuplicate = "error", dry_run: bool = False,
+        progress: Progress | bool | None = None, **choices: Unpack[AddChoices],
+    ) -> IngestReport: ...  # fmt: skip
+
+    @overload
+    def add(
+        self, source: Any, name: str | None = None, *, on_duplicate: OnDuplicate = "error", dry_run: bool = False,  # noqa: ANN401
+        progress: Progress | bool | None = None, **choices: Unpack[AddChoices],
+    ) -> Any: ...  # noqa: ANN401  # fmt: skip
+
+    def add(
+        self, source: Any, name: str | None = None, *, on_duplicate: OnDuplicate = "error", dry_run: bool = False,  # noqa: ANN401
+        progress: Progress | bool | None = None, **choices: Unpack[AddChoices],
+    ) -> Any:  # fmt: skip
+        """Add a file, a folder of files, or an object in memory; nothing of it is visible before all of it is.
+
+        Parameters
+        ----------
+        source : path, AnnData, MuData, or sequence of these
+            ``.h5ad``, AnnData ``.zarr``, ``.h5mu``, 10x ``.h5``, a Market-matrix folder, or a folder of such files.
+        name : str or None
+            What to call the dataset; None takes the file's name.
+        on_duplicate : {"error", "skip", "replace"}
+            What to do with content that is in the atlas already (``replace`` also replaces a dataset of the same name).
+        dry_run : bool
+            Do all but write: every refusal and the whole report.
+        progress : callable, bool or None
+            A callback ``(step, done, total)``; None draws a bar on a terminal, False draws nothing.
+        **choices
+            See `AddChoices`: which obs columns, layers, feature spaces and ids to take.
+
+        Returns
+        -------
+        IngestReport, or list of IngestReport
+            A list for a folder or a sequence. Every column and element stands in it with what became of it.
+
+        Raises
+        ------
+        SourceError, SchemaError, FeatureError, ValuesError, DuplicateError
+            If the source is refused; the atlas is as it was.
+        """
+        from raggedatlas.ingest.add import add
+
+        return add(self._catalog, source, {"name": name, "on_duplicate": on_duplicate, "dry_run": dry_run, **choices}, progress)
+
+    def register_space(self, space: FeatureSpace, registry: type[FeatureBaseSchema] = FeatureBaseSchema) -> FeatureSpace:
+        """Define a feature space of your own; the definition is stored in the atlas.
+
+        Raises
+        ------
+        SchemaError
+            If the atlas knows another space by that name.
+        """
+        self._catalog.add_space(space, registry)
+        return space
+
+    def register_features(
+        self, features: Any, *, space: str = "gene_expression", redirects: Mapping[str, str] | None = None  # noqa: ANN401
+    ) -> int:
+        """Add or correct features of a registry; correct symbols, add aliases, merge two features into one.
+
+        Parameters
+        ----------
+        features : pandas.DataFrame, pyarrow.Table, or sequence of FeatureBaseSchema
+            Rows with `uid`; a known uid is corrected. None changes redirects only.
+        space : str
+            Feature space.
+        redirects : mapping of str to str, or None
+            Name -> name of the feature that it is to mean from now on; no index changes.
+
+        Returns
+        -------
+        int
+            How many features were new.
+        """
+        from raggedatlas.ingest.features import register
+
+        return register(self._catalog, features, space, redirects or {})
+
+    def reindex_registry(self, space: str | None = None) -> int:
+        """Give every feature without one its dense `global_index`; an assigned index never changes (seed 000).
+
+        Parameters
+        ----------
+        space : str or None
+            One feature space, or None for all.
+
+        Returns
+        -------
+        int
+            How many were assigned.
+        """
+        from raggedatlas.catalog.upkeep import reindex
+
+        return reindex(self._catalog, space)
+
+    def add_csc(self, dataset: str, *, space: str = "gene_expression", layers: Sequence[str] | None = None) -> tuple[str, ...]:
+        """Write a column-sorted copy of a dataset's sparse layers beside the rows (seed 000, sparse groups).
+
+        Parameters
+        ----------
+        dataset : str
+            Name or uid.
+        space : str
+            Feature space.
+        layers : sequence of str or None
+            Which layers; None takes all. Layers that have a copy already are left as they are.
+
+        Returns
+        -------
+        tuple of str
+            The layers written now.
+        """
+        from raggedatlas.ingest.csc import add_csc
+
+        return add_csc(self._catalog, dataset, space, layers)
+
+    def optimize(self) -> None:
+        """Assign feature indices, compact the tables, rebuild their indexes; never touches what a snapshot names."""
+        from raggedatlas.catalog.upkeep import optimize
+
+        optimize(self._catalog)
+
+    def snapshot(self, label: str | None = None) -> int:
+        """Record a consistent view of everything, and return its number (seed 000, versioning).
+
+        Optimizes and validates first, so that one call is enough. Every table version it names is tagged and never cleaned away.
+
+        Parameters
+        ----------
+        label : str or None
+            A name, unique in the atlas.
+
+        Raises
+        ------
+        CorruptError
+            If `validate` finds problems; nothing is recorded.
+        """
+        from raggedatlas.catalog.snapshots import snapshot
+
+        return snapshot(self._catalog, label).version
+
+    def checkout(self, version: int | str) -> "AtlasView":
+        """Open a snapshot, by number or label, as a view that never changes.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such snapshot; the message lists them.
+        """
+        from raggedatlas.catalog.snapshots import find_version, open_snapshot
+
+        return AtlasView(open_snapshot(self._catalog, find_version(self._catalog, version)))
+
+    def restore(self, version: int | str) -> None:
+        """Make the cells and datasets of a snapshot the newest state again; feature indices stay as they are."""
+        from raggedatlas.catalog.snapshots import restore
+
+        restore(self._catalog, version)
+
+    def drop_dataset(self, uid_or_name: str) -> UpkeepReport:
+        """Take a dataset out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
+        from raggedatlas.catalog.datasets import find_dataset
+        from raggedatlas.catalog.upkeep import drop_dataset
+
+        return drop_dataset(self._catalog, find_dataset(self._catalog, uid_or_name)[0].uid)
+
+    def gc(self, *, dry_run: bool = True, grace: datetime.timedelta = datetime.timedelta(hours=1)) -> UpkeepReport:
+        """Free what no kept snapshot, no dataset and no running `add` reaches.
+
+        Parameters
+        ----------
+        dry_run : bool
+            Only say what would be freed.
+        grace : datetime.timedelta
+            How long an `add` on another machine may be silent before it counts as dead.
+        """
+        from raggedatlas.catalog.upkeep import gc
+
+        return gc(self._catalog, dry_run=dry_run, grace=grace)
+
+    def purge(self, uid_or_name: str) -> UpkeepReport:
+        """Remove a dataset from the tip and from every snapshot, its arrays and metadata too; this cannot be undone.
+
+        Let nobody write while it runs. What was purged, and when, is logged in the atlas.
+        """
+        from raggedatlas.catalog.purge import purge
+
+        return purge(self._catalog, uid_or_name)
+
+    def repair(self) -> UpkeepReport:
+        """Remove what killed or failed calls left: cells without a record and unreferenced groups, never those of a running `add`."""
+        from raggedatlas.catalog.upkeep import repair
+
+        return repair(self._catalog)
+
+    def query(self) -> "Query":
+        """Refuse: a query needs a snapshot, so that its answer can be had again.
+
+        Raises
+        ------
+        QueryError
+            Always; the message says what to call.
+        """
+        raise QueryError(
+            "query() needs a snapshot, so that its answer can be had again: call v = atlas.snapshot(), then atlas.checkout(v).query()."
+        )
+
+    def __repr__(self) -> str:
+        """Say where it is and what is in it."""
+        return _describe(self, "RaggedAtlas")
+
+    def _repr_html_(self) -> str:
+        return _describe_html(self, "RaggedAtlas")
+
+
+class AtlasView(_Readable):
+    """A snapshot of an atlas: read-only, and the same for ever.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned to the snapshot.
+    """
+
+    @property
+    def version(self) -> int:
+        """Number of the snapshot."""
+        return self.record.version
+
+    @property
+    def record(self) -> AtlasVersionRecord:
+        """What the snapshot names."""
+        record = self._catalog.snapshot
+        if record is None:
+            raise QueryError("A view is made of a snapshot; call atlas.checkout(version).")
+        return record
+
+    @property
+    def cell_columns(self) -> "pa.Schema":
+        """Schema of the cell table."""
+        return self._catalog.tables.schema(CELLS)
+
+    def query(self) -> "Query":
+        """Ask for all cells; narrow it with `Query.where`, `features`, `join` and the rest."""
+        from raggedatlas.query.query import Query
+
+        return Query(self._catalog)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it always raises)
+        """Refuse the writing methods of an atlas by name."""
+        if not name.startswith("_") and callable(getattr(RaggedAtlas, name, None)):
+            self._catalog.require_tip(f"{name}()")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        """Say where it is and what is in it."""
+        return _describe(self, f"AtlasView of snapshot {self.version}{f' ({self.record.label})' if self.record.label else ''}")
+
+    def _repr_html_(self) -> str:
+        return _describe_html(self, f"AtlasView of snapshot {self.version}")
+
+
+def _describe(atlas: _Readable, what: str) -> str:
+    listed = atlas.list_datasets()
+    lines = [f"{what} at {atlas.uri}: {len(listed):,} datasets, {int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"]
+    shown = listed.head(10)
+    lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
+    if len(listed) > len(shown):
+        lines.append(f"  ... and {len(listed) - len(shown)} more")
+    return "\n".join(lines)
+
+
+def _describe_html(atlas: _Readable, what: str) -> str:
+    listed = atlas.list_datasets()
+    columns = ["name", "n_cells", "spaces", "layers", "n_features"]
+    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>" for _, row in listed.head(20).iterrows()
+    )
+    return f"<p><b>{escape(what)}</b> at <code>{escape(atlas.uri)}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>"

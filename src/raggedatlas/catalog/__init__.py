@@ -1,0 +1,1 @@
+"""The tables of one atlas: cells, datasets, layouts, features, snapshots, checks, upkeep."""

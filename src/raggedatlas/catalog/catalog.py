@@ -1,0 +1,238 @@
+"""The atlas as tables and arrays, at its tip or at a snapshot; created all at once or not at all."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pyarrow as pa
+
+from raggedatlas.errors import AtlasError, NotFoundError, ReadOnlyError, SchemaError, StoreError
+from raggedatlas.model.pointers import pointer_columns
+from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, VERSIONS_SCHEMA, AtlasVersionRecord
+from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
+from raggedatlas.model.spaces import BUILT_IN, FeatureSpace, known_spaces
+from raggedatlas.store.location import Location, probe_conditional_puts
+from raggedatlas.store.tables import Tables
+
+CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
+"""Table names (seed 000; the last one marks a complete atlas and is created last)."""
+
+FORMAT = "1"
+_FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
+
+BASE_CELLS = pa.schema(
+    [
+        pa.field("uid", pa.string(), nullable=False),
+        pa.field("dataset_uid", pa.string(), nullable=False),
+        pa.field("cell_name", pa.string()),
+    ]
+)
+"""Columns of a cell table without a schema class; `add` widens it."""
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Everything below the facade works on a catalog, never on the facade.
+
+    Parameters
+    ----------
+    location : Location
+        The atlas: the folder that holds ``lance_db`` and ``zarr_store``.
+    tables : Tables
+        Its tables, at the tip or pinned.
+    arrays : Location
+        The Zarr store.
+    snapshot : AtlasVersionRecord or None
+        The snapshot it is pinned to; None at the tip.
+    """
+
+    location: Location
+    tables: Tables
+    arrays: Location
+    snapshot: AtlasVersionRecord | None = None
+    _memo: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave what can be read again behind when pickled."""
+        return {
+            "location": self.location, "tables": self.tables, "arrays": self.arrays, "snapshot": self.snapshot, "_memo": {},
+        }  # fmt: skip
+
+    @property
+    def read_only(self) -> bool:
+        """Whether this is a snapshot."""
+        return self.snapshot is not None
+
+    def require_tip(self, action: str) -> None:
+        """Refuse a write on a snapshot.
+
+        Raises
+        ------
+        ReadOnlyError
+            If this catalog is pinned.
+        """
+        if self.snapshot is not None:
+            raise ReadOnlyError(
+                f"{action} cannot be done on snapshot {self.snapshot.version} of {self.location.uri}, which never changes; "
+                f"open the atlas itself with RaggedAtlas.open({self.location.uri!r})."
+            )
+
+    def tip(self) -> "Catalog":
+        """Return the same atlas, unpinned."""
+        return Catalog(self.location, Tables(self.tables.location), self.arrays)
+
+    def at(self, record: AtlasVersionRecord) -> "Catalog":
+        """Return the same atlas, pinned to a snapshot."""
+        tables = Tables(self.tables.location, record.table_versions)
+        return Catalog(self.location, tables, self.arrays, record)
+
+    @cached_property
+    def _pinned_spaces(self) -> dict[str, FeatureSpace]:
+        stored = self.snapshot.spaces if self.snapshot is not None else {}
+        return {name: FeatureSpace.from_json(text) for name, text in stored.items()}
+
+    def spaces(self) -> dict[str, FeatureSpace]:
+        """Return the feature spaces that this atlas knows, by name; read from the atlas itself."""
+        if self.snapshot is not None:
+            return dict(self._pinned_spaces)
+        return {
+            key.removeprefix(_SPACE_KEY): FeatureSpace.from_json(text)
+            for key, text in self.tables.metadata(DATASETS).items()
+            if key.startswith(_SPACE_KEY)
+        }
+
+    def space(self, name: str) -> FeatureSpace:
+        """Return one feature space.
+
+        Raises
+        ------
+        NotFoundError
+            If the atlas does not know it; the message lists what it knows.
+        """
+        spaces = self.spaces()
+        if name not in spaces:
+            raise NotFoundError(
+                f"The atlas {self.location.uri} knows no feature space {name!r}, only {sorted(spaces)}; "
+                "define it with atlas.register_space(FeatureSpace(...))."
+            )
+        return spaces[name]
+
+    def codec(self) -> str:
+        """Return the name of the codec profile that new arrays are written with."""
+        return self.tables.metadata(DATASETS).get(_CODEC_KEY, "standard")
+
+    def add_space(self, space: FeatureSpace, registry: type[FeatureBaseSchema] = FeatureBaseSchema) -> None:
+        """Store a feature space in the atlas, with an empty registry if its columns are features.
+
+        Raises
+        ------
+        SchemaError
+            If the atlas knows another space by that name.
+        """
+        self.require_tip("register_space")
+        known = self.spaces().get(space.name)
+        if known is not None and known != space:
+            raise SchemaError(
+                f"The atlas {self.location.uri} has a feature space {space.name!r} already, defined as {known}; choose another name."
+            )
+        if space.has_features and not self.tables.has(space.registry):
+            try:
+                self.tables.create(space.registry, registry.arrow_schema())
+            except StoreError:
+                if not self.tables.has(space.registry):
+                    raise
+        if known is None:
+            self.tables.update_metadata(DATASETS, {_SPACE_KEY + space.name: space.to_json()})
+
+
+def create_catalog(
+    location: Location,
+    cell_schema: type[HoxBaseSchema] | None = None,
+    *,
+    registries: Mapping[str, type[FeatureBaseSchema]] | None = None,
+    spaces: Iterable[FeatureSpace] = (),
+    codec: str = "standard",
+) -> Catalog:
+    """Create an empty atlas, all of it or nothing.
+
+    Parameters
+    ----------
+    location : Location
+        A place that holds no atlas yet.
+    cell_schema : type or None
+        Subclass of `HoxBaseSchema`; None starts with uid, dataset and name alone.
+    registries : mapping of str to type, or None
+        Feature space -> registry schema; others take `FeatureBaseSchema`.
+    spaces : iterable of FeatureSpace
+        Further spaces to know from the start.
+    codec : str
+        Codec profile of new arrays.
+
+    Raises
+    ------
+    StoreError
+        If an atlas is there already, the place cannot be written, or the object store ignores conditional puts.
+    """
+    catalog = _catalog(location)
+    if is_atlas(location):
+        raise StoreError(f"There is an atlas at {location.uri} already; open it with RaggedAtlas.open, or choose another place.")
+    probe_conditional_puts(location)
+    chosen = dict(registries or {})
+    schema = BASE_CELLS if cell_schema is None else cell_schema.arrow_schema()
+    every = {s.name: s for s in (*BUILT_IN, *spaces)}
+    for space, _ in pointer_columns(schema).values():
+        every.setdefault(space, known_spaces()[space])
+    unknown = sorted(set(chosen) - set(every))
+    if unknown:
+        raise SchemaError(f"registries names feature spaces that are not defined: {unknown}; pass them in spaces=[FeatureSpace(...)].")
+    for name in chosen:
+        catalog.tables.create(every[name].registry, chosen[name].arrow_schema())
+    catalog.tables.create(LAYOUTS, LAYOUTS_SCHEMA)
+    catalog.tables.create(CELLS, schema)
+    catalog.tables.create(DATASETS, DATASETS_SCHEMA)
+    meta = {_FORMAT_KEY: FORMAT, _CODEC_KEY: codec}
+    catalog.tables.update_metadata(DATASETS, meta | {_SPACE_KEY + s.name: s.to_json() for s in every.values()})
+    for name in {space for space, _ in pointer_columns(schema).values()} - set(chosen):
+        catalog.add_space(every[name])
+    catalog.tables.create(VERSIONS, VERSIONS_SCHEMA)
+    return catalog
+
+
+def open_catalog(location: Location) -> Catalog:
+    """Open an atlas at its tip; nothing but the address is needed.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no complete atlas.
+    """
+    catalog = _catalog(location)
+    try:
+        version = catalog.tables.metadata(DATASETS).get(_FORMAT_KEY)
+        complete = is_atlas(location)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"There is no atlas at {location.uri}; check the address, or make one with RaggedAtlas.create({location.uri!r})."
+        ) from error
+    if not complete:
+        raise NotFoundError(f"The atlas at {location.uri} was never completed; run RaggedAtlas.create({location.uri!r}) again.")
+    if version != FORMAT:
+        raise AtlasError(
+            f"The atlas at {location.uri} has format {version!r}; this version of raggedatlas reads {FORMAT!r}. Update raggedatlas."
+        )
+    return catalog
+
+
+def is_atlas(location: Location) -> bool:
+    """Tell whether a complete atlas is at a place."""
+    return _catalog(location).tables.has(VERSIONS)
+
+
+def facts_json(**facts: object) -> str:
+    """Write facts of a dataset as JSON with sorted keys."""
+    return json.dumps(facts, sort_keys=True)
+
+
+def _catalog(location: Location) -> Catalog:
+    return Catalog(location, Tables(location.child("lance_db")), location.child("zarr_store"))

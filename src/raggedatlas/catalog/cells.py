@@ -1,0 +1,195 @@
+"""The cell table: widen it for new columns and feature spaces, keep what its columns were in their files."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.errors import SchemaError
+from raggedatlas.model.frames import ColumnFacts, facts_of
+from raggedatlas.model.pointers import pointer_columns
+
+
+@dataclass(frozen=True, slots=True)
+class CellColumn:
+    """A metadata column that an `add` brings.
+
+    Parameters
+    ----------
+    stored : str
+        Its name in the cell table.
+    type : pyarrow.DataType
+        Its stored type.
+    facts : ColumnFacts
+        What it was in the file.
+    """
+
+    stored: str
+    type: pa.DataType
+    facts: ColumnFacts
+
+
+def stored_type(arrow: pa.DataType) -> pa.DataType:
+    """Give the type under which the cell table stores a column: the widest of its family, so that later files fit.
+
+    Examples
+    --------
+    >>> stored_type(pa.int8()), stored_type(pa.float32()), stored_type(pa.uint64())
+    (DataType(int64), DataType(double), DataType(uint64))
+    """
+    if pa.types.is_dictionary(arrow):
+        return stored_type(arrow.value_type)
+    if pa.types.is_integer(arrow):
+        return pa.uint64() if arrow == pa.uint64() else pa.int64()
+    if pa.types.is_floating(arrow):
+        return pa.float64()
+    return pa.string() if pa.types.is_large_string(arrow) else arrow
+
+
+def metadata_columns(schema: pa.Schema) -> dict[str, ColumnFacts]:
+    """Give the metadata columns of a cell table (all but ids and pointers): stored name -> facts."""
+    pointers = pointer_columns(schema)
+    return {
+        f.name: facts_of(f) or ColumnFacts(f.name, "")
+        for f in schema
+        if f.name not in pointers and f.name not in ("uid", "dataset_uid", "cell_name")
+    }
+
+
+def find_column(schema: pa.Schema, name: str) -> str | None:
+    """Find the stored column for a name as the file or the table has it; None when there is none."""
+    if name in schema.names:
+        return name
+    return next((stored for stored, facts in metadata_columns(schema).items() if facts.name == name), None)
+
+
+def column_conflict(field: pa.Field, column: CellColumn) -> str | None:
+    """Say why a column cannot go into an existing one, or None when it can without changing a value."""
+    if field.type == column.type:
+        return None
+    both = {str(field.type), str(column.type)}
+    if both <= {"int64", "uint64"} or (str(field.type) == "double" and pa.types.is_integer(column.type)):
+        return None
+    return f"it is {column.type} here and {field.type} in the atlas"
+
+
+def fit_values(name: str, values: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    """Cast a column to its stored type, exactly.
+
+    Raises
+    ------
+    SchemaError
+        If a value would change.
+    """
+    try:
+        return values.cast(target, safe=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaError(
+            f"Column {name!r} does not fit the atlas's column of type {target} without changing a value ({error}); "
+            f"rename it with obs={{{name!r}: 'another_name'}} or cast it with cast={{{name!r}: 'str'}}."
+        ) from error
+
+
+def widen(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa.Field]) -> None:
+    """Add the metadata and pointer columns that the cell table lacks, and join the facts of those it has.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    columns : sequence of CellColumn
+        Metadata columns of a file.
+    pointers : sequence of pyarrow.Field
+        Pointer columns, as `pointer_field` makes them.
+    """
+    schema = catalog.tables.schema(CELLS)
+    fresh = [pa.field(c.stored, c.type, metadata=c.facts.to_metadata()) for c in columns if c.stored not in schema.names]
+    fresh += [p for p in pointers if p.name not in schema.names]
+    if fresh:
+        catalog.tables.add_columns(CELLS, fresh)
+
+    def joined(now: pa.Schema) -> Mapping[str, Mapping[bytes, bytes]]:
+        updates = {}
+        for column in columns:
+            was = facts_of(now.field(column.stored))
+            facts = column.facts if was is None else join_facts(was, column.facts)
+            if facts != was:
+                updates[column.stored] = facts.to_metadata()
+        return updates
+
+    if joined(catalog.tables.schema(CELLS)):
+        catalog.tables.update_field_metadata(CELLS, joined)
+
+
+def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
+    """Join what a column was in two files.
+
+    Categories keep the older order and gain the newer ones behind; they stay ordered only where both say so and neither
+    contradicts the other's order. Different kinds of number join to what holds both; text and categorical join to categorical.
+
+    Examples
+    --------
+    >>> a = ColumnFacts("stage", "categorical", ("I", "II"), ordered=True)
+    >>> b = ColumnFacts("stage", "categorical", ("II", "III"), ordered=True)
+    >>> join_facts(a, b).categories, join_facts(a, b).ordered
+    (('I', 'II', 'III'), True)
+    """
+    if old.kind == new.kind == "categorical" and old.category_kind == new.category_kind:
+        merged, consistent = _merge_categories(old.categories or (), new.categories or ())
+        return replace(old, categories=merged, ordered=old.ordered and new.ordered and consistent)
+    if old.kind == new.kind:
+        return old
+    kinds = {old.kind, new.kind}
+    if "categorical" in kinds or "string" in kinds:
+        return replace(old, kind="string", categories=None, ordered=False, category_kind="string") if _text(old) else replace(old, kind="")
+    with contextlib.suppress(TypeError, KeyError):
+        import numpy as np
+
+        return replace(old, kind=str(np.result_type(old.kind, new.kind)))
+    return replace(old, kind="")
+
+
+def _text(facts: ColumnFacts) -> bool:
+    return facts.kind != "categorical" or facts.category_kind == "string"
+
+
+def _merge_categories(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:
+    if old == new:
+        return old, True
+    position = {value: i for i, value in enumerate(old)}
+    shared = [position[value] for value in new if value in position]
+    consistent = shared == sorted(shared)
+    if not consistent or not shared:
+        return (*old, *(v for v in new if v not in position)), False
+    merged: list[Any] = []
+    rest = list(old)
+    for value in new:
+        if value in position:
+            upto = rest.index(value) + 1
+            merged += rest[:upto]
+            rest = rest[upto:]
+        elif rest and any(v in position for v in new[new.index(value) :]):
+            merged.append(value)
+        else:
+            merged += [*rest, value]
+            rest = []
+    return (*merged, *rest), True
+
+
+def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table:
+    """Put columns into the form of the cell table; columns that are not given are null.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Of the cell table.
+    columns : mapping of str to array
+        Stored name -> values.
+    n : int
+        Number of cells.
+    """
+    arrays = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in schema]
+    return pa.Table.from_arrays(arrays, schema=schema.remove_metadata())

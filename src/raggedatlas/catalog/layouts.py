@@ -1,0 +1,104 @@
+"""Ordered feature lists shared between datasets (seed 000, ``_feature_layouts``)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import LAYOUTS, Catalog
+from raggedatlas.model.ids import layout_uid
+from raggedatlas.model.records import LAYOUTS_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One ordered feature list.
+
+    Parameters
+    ----------
+    uid : str
+        Content hash of the list.
+    features : (n_features,) object array of str
+        Feature uids; position = column in the group's arrays.
+    global_index : (n_features,) int64
+        Registry index of each; -1 where none has been assigned yet.
+    """
+
+    uid: str
+    features: NDArray[np.object_]
+    global_index: NDArray[np.int64]
+
+
+def ensure_layout(catalog: Catalog, feature_uids: Sequence[str], global_index: NDArray[np.int64]) -> str:
+    """Write an ordered feature list if the atlas has not got it, and return its uid.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    feature_uids : sequence of str
+        In column order.
+    global_index : (n_features,) int64
+        What the registry has assigned so far; -1 for none.
+
+    Notes
+    -----
+    Two writers may write the same list at the same time; readers take the first row of each column, and `optimize` removes
+    the others.
+    """
+    uid = layout_uid(feature_uids)
+    if feature_uids and catalog.tables.count(LAYOUTS, f"layout_uid = '{uid}'") == 0:
+        n = len(feature_uids)
+        rows = pa.table(
+            {
+                "layout_uid": pa.array([uid] * n, pa.string()),
+                "feature_uid": pa.array(feature_uids, pa.string()),
+                "local_index": pa.array(np.arange(n, dtype=np.int32)),
+                "global_index": pa.array(global_index, mask=global_index < 0),
+            },
+            schema=LAYOUTS_SCHEMA,
+        )
+        catalog.tables.append(LAYOUTS, rows)
+    return uid
+
+
+def read_layouts(catalog: Catalog, uids: Iterable[str]) -> dict[str, Layout]:
+    """Read some layouts, each in column order.
+
+    Returns
+    -------
+    dict
+        uid -> `Layout`; uids without rows are absent.
+    """
+    wanted = sorted({uid for uid in uids if uid})
+    memo: dict[str, Layout] = catalog._memo.setdefault("layouts", {})  # type: ignore[assignment]  # noqa: SLF001
+    known = memo if catalog.read_only else {}
+    missing = [uid for uid in wanted if uid not in known]
+    if missing:
+        quoted = ", ".join(f"'{uid}'" for uid in missing)
+        rows = catalog.tables.read(LAYOUTS, where=f"layout_uid IN ({quoted})")
+        known.update(_split(rows))
+    return {uid: known[uid] for uid in wanted if uid in known}
+
+
+def _split(rows: pa.Table) -> dict[str, Layout]:
+    if rows.num_rows == 0:
+        return {}
+    encoded = rows.column("layout_uid").combine_chunks().dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    local = rows.column("local_index").to_numpy()
+    order = np.lexsort((local, codes))
+    codes, local = codes[order], local[order]
+    first = np.ones(len(order), bool)
+    first[1:] = (codes[1:] != codes[:-1]) | (local[1:] != local[:-1])
+    order, codes = order[first], codes[first]
+    features: NDArray[Any] = rows.column("feature_uid").to_numpy()[order]
+    index = rows.column("global_index").fill_null(-1).to_numpy()[order]
+    bounds = np.searchsorted(codes, np.arange(len(encoded.dictionary) + 1))
+    return {
+        uid: Layout(uid, features[start:stop], index[start:stop])
+        for uid, start, stop in zip(encoded.dictionary.to_pylist(), bounds[:-1], bounds[1:], strict=True)
+    }

@@ -1,0 +1,123 @@
+"""Leases: how an `add` that is under way tells everybody that its arrays are not rubbish."""
+
+import datetime
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.errors import CorruptError, NotFoundError
+from raggedatlas.model.records import utc_now
+from raggedatlas.store.arrays import create_group, read_group_attributes, write_group_attributes
+
+GRACE = datetime.timedelta(hours=1)
+"""How long the arrays of a writer that cannot be asked may stand still before it counts as dead."""
+
+_YOUNG = datetime.timedelta(minutes=1)
+_ATTRIBUTE, _LEASE = "raggedatlas", "ingest"
+
+
+def take_lease(catalog: Catalog, dataset_uid: str) -> None:
+    """Make the group of a dataset, with a note of the process that is writing it.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    dataset_uid : str
+        The new dataset.
+    """
+    create_group(catalog.arrays, dataset_uid, {_ATTRIBUTE: {_LEASE: _this_process()}})
+
+
+def release_lease(catalog: Catalog, dataset_uid: str) -> None:
+    """Take the note away again, once the dataset is committed or dropped; a group that is gone stays gone."""
+    if read_lease(catalog, dataset_uid) is not None:
+        write_group_attributes(catalog.arrays, dataset_uid, {_ATTRIBUTE: {}})
+
+
+def read_lease(catalog: Catalog, dataset_uid: str) -> dict[str, Any] | None:
+    """Read the note of a dataset's group; None where there is none."""
+    try:
+        attributes = read_group_attributes(catalog.arrays, dataset_uid)
+    except (NotFoundError, CorruptError):
+        return None
+    ours = attributes.get(_ATTRIBUTE)
+    lease = ours.get(_LEASE) if isinstance(ours, dict) else None
+    return lease if isinstance(lease, dict) else None
+
+
+def lease_alive(catalog: Catalog, dataset_uid: str, grace: datetime.timedelta = GRACE) -> bool:
+    """Tell whether an `add` may still be writing a dataset's group.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    dataset_uid : str
+        The dataset.
+    grace : datetime.timedelta
+        For a writer on another machine: how long its newest object may lie untouched.
+
+    Returns
+    -------
+    bool
+        On this machine and since this boot, whether that very process runs. For other machines, whether something was
+        written within `grace`. Without a note, whether something was written within the last minute.
+    """
+    lease = read_lease(catalog, dataset_uid)
+    here = _this_process()
+    if lease is not None and all(lease.get(key) == here[key] for key in ("host", "boot_id", "namespace")):
+        return _runs(lease.get("pid"), lease.get("process_start"))
+    newest = catalog.arrays.child(dataset_uid).last_modified()
+    if newest is None:
+        return False
+    age = datetime.datetime.now(datetime.UTC) - newest
+    return age < (_YOUNG if lease is None else grace)
+
+
+def _this_process() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_start": _process_start(os.getpid()),
+        "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
+        "namespace": _namespace(),
+        "started_at": utc_now(),
+    }
+
+
+def _runs(pid: object, process_start: object) -> bool:
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    if Path("/proc/self/stat").exists():
+        return bool(process_start) and _process_start(pid) == process_start
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _process_start(pid: int) -> str:
+    """Give when a process started, in clock ticks since boot; empty where that cannot be known or it is a zombie."""
+    fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] not in {"Z", "X"} else ""
+
+
+def _namespace() -> str:
+    """Give the process namespace: two containers on one machine may share host name, boot and process numbers."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,158 @@
+"""Purge: take a dataset out of every snapshot too, down to the bytes."""
+
+import datetime
+import json
+from collections.abc import Mapping
+
+import pyarrow.compute as pc
+
+from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
+from raggedatlas.catalog.datasets import PURGED_KEY, group_by_dataset, purged, read_records
+from raggedatlas.catalog.upkeep import clean_up, tidy_table
+from raggedatlas.catalog.versions import change_versions, list_versions, one_of, refuse_running, untag_everywhere
+from raggedatlas.errors import ConflictError, NotFoundError
+from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
+from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.store.tables import Tables
+
+_MARK = "raggedatlas.purging"
+
+
+def purge(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
+    """Remove a dataset from the tip and from every snapshot: arrays, cells, record, and all older table versions.
+
+    For data that must not be kept, such as a withdrawn consent. Every snapshot that held the dataset is written anew
+    without it and keeps its number, label and time; the purge is logged in the atlas. What other datasets may share stays: features, layouts, and category names in column
+    metadata.
+
+    **Exclusive**: nothing else may use the atlas while this runs, because old table versions become the newest for a while
+    and all versions that no snapshot names are deleted. After a crash `repair` (or the same call) finishes the job, and until then
+    `validate` reports ``unfinished-purge`` and no snapshot is taken.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    uid_or_name : str
+        Uid, or name, of a dataset of the tip or of any snapshot.
+
+    Raises
+    ------
+    NotFoundError
+        If neither the tip nor a snapshot has it.
+    ConflictError
+        If an `add` is under way, or another purge was not finished.
+    """
+    catalog.require_tip("purge")
+    unfinished = unfinished_purge(catalog)
+    uid = uid_or_name if unfinished is not None and unfinished["uid"] == uid_or_name else _find(catalog, uid_or_name)
+    if unfinished is not None and unfinished["uid"] != uid:
+        raise ConflictError(f"The purge of {unfinished['uid']} in {catalog.location.uri} was not finished; run repair() first.")
+    if unfinished is None:
+        refuse_running(catalog, "purge")
+    return _purge(catalog, uid)
+
+
+def resume_purge(catalog: Catalog) -> list[str]:
+    """Finish a purge whose process died; return the datasets purged."""
+    unfinished = unfinished_purge(catalog)
+    if unfinished is None:
+        return []
+    _purge(catalog, str(unfinished["uid"]))
+    return [str(unfinished["uid"])]
+
+
+def unfinished_purge(catalog: Catalog) -> dict[str, str | int] | None:
+    """Give the mark of a purge under way: dataset uid, and the versions of both tables that are the true tip."""
+    mark: dict[str, str | int] | None = json.loads(catalog.tip().tables.metadata(VERSIONS).get(_MARK) or "null")
+    return mark
+
+
+def _purge(catalog: Catalog, uid: str) -> UpkeepReport:
+    tables = catalog.tables
+    mark = unfinished_purge(catalog) or _begin(catalog, uid)
+    tips = {name: int(mark[name]) for name in (CELLS, DATASETS)}
+    n_cells = Tables(tables.location, tips).count(CELLS, one_of("dataset_uid", [uid]))
+    for record in list_versions(catalog):
+        _purge_snapshot(catalog, uid, record)
+    _rewrite_cells(catalog, uid, tips[CELLS])
+    _rewrite_records(catalog, uid, tips[DATASETS])
+    n_bytes = catalog.arrays.child(uid).delete_prefix()
+    log = {**purged(catalog), uid: utc_now()}
+    tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
+    tables.update_metadata(VERSIONS, {_MARK: "null"})
+    untag_everywhere(catalog, _tag(uid), [CELLS, DATASETS])
+    notes: list[str] = []
+    n_bytes += clean_up(catalog, [CELLS, DATASETS, VERSIONS], datetime.timedelta(0), notes)
+    return UpkeepReport(groups=(uid,), n_cells=n_cells, n_bytes=n_bytes, notes=tuple(notes))
+
+
+def _begin(catalog: Catalog, uid: str) -> Mapping[str, str | int]:
+    """Hold the tip of both tables, and write down in one commit that a purge has begun."""
+    tips = {name: catalog.tables.version(name) for name in (CELLS, DATASETS)}
+    for name, version in tips.items():
+        catalog.tables.tag(name, _tag(uid), version)
+    mark: dict[str, str | int] = {"uid": uid, **tips}
+    catalog.tables.update_metadata(VERSIONS, {_MARK: json.dumps(mark)})
+    return mark
+
+
+def _purge_snapshot(catalog: Catalog, uid: str, record: AtlasVersionRecord) -> None:
+    """Make table versions without the dataset, name them in the snapshot's row, and move its tags there."""
+    then = catalog.at(record)
+    n = then.tables.count(CELLS, one_of("dataset_uid", [uid]))
+    had = any(r.uid == uid for r in read_records(then))
+    if not n and not had:
+        return
+    fresh = {
+        CELLS: _rewrite_cells(catalog, uid, record.table_versions[CELLS]),
+        DATASETS: _rewrite_records(catalog, uid, record.table_versions[DATASETS]),
+    }
+    changed = record.model_copy(
+        update={
+            "table_versions": {**record.table_versions, **fresh},
+            "n_cells": record.n_cells - (n if had else 0),
+            "n_datasets": record.n_datasets - had,
+            "ignored": [other for other in record.ignored if other != uid],
+        }
+    )
+    change_versions(catalog, lambda old: [changed if r.version == record.version else r for r in old])
+    for name, version in fresh.items():
+        catalog.tables.tag(name, record.tag, version)
+
+
+def _rewrite_cells(catalog: Catalog, uid: str, version: int) -> int:
+    """Make a cell table like that of a version, without the dataset's cells, the newest; return its version."""
+    if catalog.tables.version(CELLS) != version:
+        catalog.tables.restore(CELLS, version)
+    if catalog.tables.delete(CELLS, one_of("dataset_uid", [uid])):
+        tidy_table(catalog, CELLS, everything=True)
+    return catalog.tables.version(CELLS)
+
+
+def _rewrite_records(catalog: Catalog, uid: str, version: int) -> int:
+    """Make an inventory like that of a version, without the dataset, the newest; return its version."""
+    rows = Tables(catalog.tables.location, {DATASETS: version}).read(DATASETS)
+    rows = rows.filter(pc.not_equal(rows.column("uid"), uid)).cast(DATASETS_SCHEMA)
+    at = catalog.tables.version(DATASETS)
+    if not catalog.tables.overwrite_if(DATASETS, rows, at):
+        raise ConflictError(f"Somebody wrote to {catalog.location.uri} during a purge, which needs it alone; run repair() to finish it.")
+    return catalog.tables.version(DATASETS)
+
+
+def _find(catalog: Catalog, uid_or_name: str) -> str:
+    """Find a dataset at the tip, or else in the snapshots from the newest to the oldest."""
+    for view in [catalog, *(catalog.at(record) for record in reversed(list_versions(catalog)))]:
+        datasets = group_by_dataset(read_records(view))
+        if uid_or_name in datasets:
+            return uid_or_name
+        named = [uid for uid, records in datasets.items() if records[0].name == uid_or_name]
+        if len(named) > 1:
+            raise NotFoundError(f"{len(named)} datasets are called {uid_or_name!r}; use one of their uids: {named}.")
+        if named:
+            return named[0]
+    raise NotFoundError(f"Neither the tip nor any snapshot of {catalog.location.uri} has a dataset {uid_or_name!r}.")
+
+
+def _tag(uid: str) -> str:
+    return f"purging-{uid}"

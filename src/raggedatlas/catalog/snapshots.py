@@ -1,0 +1,215 @@
+"""Snapshots: take one, open one, forget one, go back to one."""
+
+import secrets
+import time
+
+from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
+from raggedatlas.catalog.checks import is_note, validate
+from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.upkeep import optimize
+from raggedatlas.catalog.versions import (
+    cells_per_dataset,
+    change_versions,
+    check_label,
+    consistent_versions,
+    find_version,
+    list_versions,
+    one_of,
+    refuse_running,
+    untag_everywhere,
+)
+from raggedatlas.errors import AtlasError, ConflictError, CorruptError, DuplicateError, NotFoundError, StoreError
+from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
+from raggedatlas.store.tables import Tables
+
+__all__ = ["delete_version", "find_version", "list_versions", "open_snapshot", "restore", "snapshot"]
+
+_ATTEMPTS = 20
+
+
+def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
+    """Record the exact version of every table, for ever (seed 000, versioning).
+
+    Refreshes, optimizes, chooses table versions that belong together, holds them by a provisional tag, validates exactly
+    those, records them by a checked commit (parallel snapshots get different numbers), and tags them ``atlas-v<N>``. A
+    process that dies on the way leaves either nothing or a recorded snapshot with at least the provisional tag, which
+    clean-up turns into the final one. Datasets whose `add` is under way are left out.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    label : str or None
+        A name for people, unique in the atlas.
+
+    Returns
+    -------
+    AtlasVersionRecord
+        What was recorded.
+
+    Raises
+    ------
+    CorruptError
+        If validation finds problems; nothing is recorded.
+    DuplicateError
+        If the label is taken.
+    """
+    catalog.require_tip("snapshot")
+    check_label(label)
+    _refuse_taken(list_versions(catalog), label, catalog)
+    optimize(catalog)
+    draft, tag = _hold(catalog)
+    pinned = catalog.at(draft)
+    try:
+        _refuse_problems(pinned)
+        uids = {record.uid for record in read_records(pinned)}
+        cells = cells_per_dataset(pinned)
+    except AtlasError:
+        untag_everywhere(catalog, tag, list(draft.table_versions))
+        raise
+    draft = draft.model_copy(
+        update={
+            "label": label,
+            "created_at": utc_now(),
+            "n_cells": sum(n for uid, n in cells.items() if uid in uids),
+            "n_datasets": len(uids),
+            "ignored": sorted(set(cells) - uids),
+        }
+    )
+    try:
+        record = _record(catalog, draft)
+    except DuplicateError:
+        untag_everywhere(catalog, tag, list(draft.table_versions))
+        raise
+    for table, version in record.table_versions.items():
+        catalog.tables.tag(table, record.tag, version)
+    untag_everywhere(catalog, tag, list(record.table_versions))
+    return record
+
+
+def open_snapshot(catalog: Catalog, record: AtlasVersionRecord) -> Catalog:
+    """Give the atlas as it was: read-only; each table is opened when it is first read.
+
+    A table version that is gone (something other than this library cleaned up) is reported when its table is read, by a
+    `NotFoundError` that names it.
+    """
+    return catalog.at(record)
+
+
+def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
+    """Make a snapshot's cells and datasets the newest content of the atlas again; later snapshots stay as they are.
+
+    Registries and layouts are not rolled back: a feature's dense index must never be given to another feature, and the
+    indices that were assigned since stand in later snapshots. They only ever grow, so what the snapshot needs is in them.
+    Feature spaces that were defined since stay known for the same reason. Three commits, in an order that leaves a
+    complete atlas wherever the process dies: datasets that go lose their records, then the cells become the snapshot's,
+    then its other datasets get their records back. Running it again finishes the job.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    version : int or str
+        Number or label.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such snapshot.
+    ConflictError
+        If an `add` is under way, whose cells would be lost.
+    """
+    catalog.require_tip("restore")
+    record = find_version(catalog, version)
+    then = open_snapshot(catalog, record)
+    refuse_running(catalog, "restore")
+    wanted = {r.zarr_group for r in read_records(then)}
+    gone = sorted({r.uid for r in read_records(catalog) if r.zarr_group not in wanted})
+    if gone:
+        catalog.tables.delete(DATASETS, one_of("uid", gone))
+    catalog.tables.restore(CELLS, record.table_versions[CELLS])
+    if record.ignored:
+        catalog.tables.delete(CELLS, one_of("dataset_uid", record.ignored))
+    rows = then.tables.read(DATASETS)
+
+    def once() -> None:
+        at = catalog.tables.version(DATASETS)
+        if not catalog.tables.overwrite_if(DATASETS, rows.cast(DATASETS_SCHEMA), at):
+            raise ConflictError(f"{DATASETS} of {catalog.location.uri} changed")
+
+    catalog.tables.retry(DATASETS, once)
+    return record
+
+
+def delete_version(catalog: Catalog, number: int) -> None:
+    """Forget a snapshot; what only it reached is freed by the next `gc`. Its number is not given again.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such snapshot.
+    """
+    catalog.require_tip("delete_version")
+    record = find_version(catalog, number)
+
+    def forget(old: list[AtlasVersionRecord]) -> list[AtlasVersionRecord]:
+        kept = [r for r in old if r.version != record.version]
+        highest = max(r.version for r in old)
+        return kept if kept and kept[-1].version == highest else [*kept, AtlasVersionRecord(version=highest)]
+
+    change_versions(catalog, forget)
+    untag_everywhere(catalog, record.tag, list(record.table_versions))
+
+
+def _hold(catalog: Catalog) -> tuple[AtlasVersionRecord, str]:
+    """Choose table versions and tag them provisionally, again while datasets vanish or clean-up is faster."""
+    for _ in range(_ATTEMPTS):
+        draft = consistent_versions(catalog)
+        tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
+        try:
+            for table, version in draft.table_versions.items():
+                catalog.tables.tag(table, tag, version)
+            chosen = {record.uid for record in read_records(catalog.at(draft))}
+        except (NotFoundError, StoreError) as error:
+            untag_everywhere(catalog, tag, list(draft.table_versions))
+            if "not found" not in str(error).lower() and not isinstance(error, NotFoundError):
+                raise
+            continue
+        if chosen <= {record.uid for record in read_records(catalog)}:
+            return draft, tag
+        untag_everywhere(catalog, tag, list(draft.table_versions))
+    raise ConflictError(
+        f"Datasets of {catalog.location.uri} kept vanishing while a snapshot was tried {_ATTEMPTS} times; nothing was recorded. Run it again."
+    )
+
+
+def _refuse_problems(pinned: Catalog) -> None:
+    problems = [problem for problem in validate(pinned, "rows") if not is_note(problem)]
+    if problems:
+        shown = "; ".join(str(problem) for problem in problems[:3])
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise CorruptError(f"No snapshot was taken, because {pinned.location.uri} is not sound: {shown}{more}. Run validate() and repair().")
+
+
+def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog: Catalog) -> None:
+    taken = next((r for r in records if label is not None and r.label == label), None)
+    if taken is not None:
+        raise DuplicateError(f"Snapshot {taken.version} of {catalog.location.uri} is labelled {label!r} already; choose another label.")
+
+
+def _record(catalog: Catalog, draft: AtlasVersionRecord) -> AtlasVersionRecord:
+    """Append a snapshot under the next free number; one that is there although its commit seemed to fail is taken as it is."""
+    tried: list[AtlasVersionRecord] = []
+
+    def append(old: list[AtlasVersionRecord]) -> list[AtlasVersionRecord]:
+        there = [record for record in old if record in tried]
+        if there:
+            tried.append(there[0])
+            return old
+        _refuse_taken(old, draft.label, catalog)
+        number = max((record.version for record in old), default=0) + 1
+        tried.append(draft.model_copy(update={"version": number}))
+        return [*(record for record in old if record.table_versions), tried[-1]]
+
+    change_versions(catalog, append)
+    return tried[-1]

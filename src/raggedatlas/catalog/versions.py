@@ -1,0 +1,212 @@
+"""The list of snapshots: read it, find one, change it by a checked commit, and keep tags on what it names."""
+
+import contextlib
+import random
+import re
+import time
+from collections.abc import Callable, Iterable
+
+import pyarrow.compute as pc
+
+from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, VERSIONS, Catalog
+from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.features import reindex_registry, sync_layouts
+from raggedatlas.catalog.leases import lease_alive
+from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
+from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
+from raggedatlas.store.tables import Tables
+
+UID = re.compile(r"[0-9a-f]{16}")
+"""Names of the dataset groups in the Zarr store."""
+
+PENDING = re.compile(r"pending-(?P<seconds>\d+)-[0-9a-f]+")
+"""Tags of a snapshot that is being taken: when it began, in seconds, and a random part."""
+
+NUMBERED = re.compile(r"atlas-v(?P<number>\d+)")
+"""Tags of recorded snapshots."""
+
+_ATTEMPTS = 60
+
+
+def list_versions(catalog: Catalog) -> list[AtlasVersionRecord]:
+    """List the snapshots, oldest first.
+
+    Notes
+    -----
+    A row without table versions only keeps the number of a forgotten snapshot from being given again.
+    """
+    return [r for r in versions_from_table(Tables(catalog.tables.location).read(VERSIONS)) if r.table_versions]
+
+
+def find_version(catalog: Catalog, version: int | str | None = None) -> AtlasVersionRecord:
+    """Find one snapshot.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip or pinned.
+    version : int, str or None
+        Number, label, or a number as text; None finds the newest.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none; the message lists those there are.
+    """
+    records = list_versions(catalog)
+    if not records:
+        raise NotFoundError(f"The atlas {catalog.location.uri} has no snapshots yet; take one with snapshot().")
+    if version is None:
+        return records[-1]
+    for record in records:
+        if version in (record.version, record.label):
+            return record
+    if isinstance(version, str) and version.isdigit():
+        return find_version(catalog, int(version))
+    shown = [f"{r.version} ({r.label})" if r.label else str(r.version) for r in records[-20:]]
+    raise NotFoundError(f"There is no snapshot {version!r} of {catalog.location.uri}; there are {', '.join(shown)}.")
+
+
+def check_label(label: str | None) -> None:
+    """Refuse a label that could be taken for a number or for nothing.
+
+    Raises
+    ------
+    NameRefusedError
+        If it is empty or a number.
+    """
+    if label is not None and (not label.strip() or label.strip().isdigit()):
+        raise NameRefusedError(f"The label {label!r} is empty or a number; choose a word, e.g. 'as-submitted'.")
+
+
+def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]], list[AtlasVersionRecord]]) -> None:
+    """Replace the list of snapshots by a function of itself, again when another writer came between.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    change : function
+        Gets the list as it stands and returns the new one, or the same object for "nothing to do".
+
+    Raises
+    ------
+    ConflictError
+        When it has lost too often.
+    """
+    tables, chance = Tables(catalog.tables.location), random.Random()  # noqa: S311  (jitter between colliding writers)
+    for attempt in range(_ATTEMPTS):
+        at = tables.version(VERSIONS)
+        old = versions_from_table(Tables(tables.location, {VERSIONS: at}).read(VERSIONS))
+        new = change(old)
+        if new is old or tables.overwrite_if(VERSIONS, versions_to_table(new), at):
+            return
+        time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
+    raise ConflictError(f"Other writers kept changing the snapshots of {catalog.location.uri}; nothing was recorded. Run it again.")
+
+
+def registry_tables(catalog: Catalog) -> dict[str, str]:
+    """Give the registries that exist: feature space -> table."""
+    if catalog.tables.pinned is not None:
+        there = set(catalog.tables.pinned)
+        return {s.name: s.registry for s in catalog.spaces().values() if s.has_features and s.registry in there}
+    return {s.name: s.registry for s in catalog.spaces().values() if s.has_features and catalog.tables.has(s.registry)}
+
+
+def assign_indices(catalog: Catalog) -> bool:
+    """Give every registered feature its dense index, in the registries and in the layouts; tell whether any lacked one."""
+    fresh = 0
+    for space, table in registry_tables(catalog).items():
+        if catalog.tables.count(table, "global_index IS NULL"):
+            fresh += reindex_registry(catalog, space)
+    if fresh or catalog.tables.count(LAYOUTS, "global_index IS NULL"):
+        fresh += sync_layouts(catalog)
+    return fresh > 0
+
+
+def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
+    """Choose versions of all tables that belong together; nothing is held yet.
+
+    The inventory is read first, the rest after it, so every record finds its cells, layouts and features: they were written
+    before it. Features are given their indices in between, so no record of the inventory is left without. What a dataset
+    that is dropped in between would lack is for the caller to see, by looking at the inventory again.
+
+    Returns
+    -------
+    AtlasVersionRecord
+        Number 0, without label and counts.
+    """
+    tables = catalog.tables
+    versions = {DATASETS: tables.version(DATASETS)}
+    if not catalog.read_only:
+        assign_indices(catalog)
+    versions |= {name: tables.version(name) for name in (CELLS, LAYOUTS)}
+    spaces = {name: space.to_json() for name, space in catalog.spaces().items()}
+    versions |= {table: tables.version(table) for table in registry_tables(catalog).values()}
+    return AtlasVersionRecord(version=0, table_versions=versions, spaces=spaces)
+
+
+def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
+    """Count the rows of the cell table: dataset uid -> cells, in table order; also those of datasets without a record."""
+    found: dict[str, int] = {}
+    for batch in catalog.tables.batches(CELLS, ["dataset_uid"]):
+        for entry in pc.value_counts(batch.column("dataset_uid")).to_pylist():
+            found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
+    return found
+
+
+def heal_tags(catalog: Catalog) -> list[str]:
+    """Put every recorded snapshot's tag on the table versions that it names; return what cannot be mended."""
+    tables, records = Tables(catalog.tables.location), list_versions(catalog)
+    lost = []
+    for table in sorted({name for record in records for name in record.table_versions}):
+        try:
+            tags = tables.tags(table)
+        except NotFoundError:
+            tags = {}
+        for record in records:
+            version = record.table_versions.get(table)
+            if version is None or tags.get(record.tag) == version:
+                continue
+            try:
+                tables.tag(table, record.tag, version)
+            except (NotFoundError, StoreError):
+                lost.append(f"snapshot {record.version}: version {version} of table {table!r} is gone")
+    return lost
+
+
+def untag_everywhere(catalog: Catalog, tag: str, tables: list[str]) -> None:
+    """Remove a tag from some tables, where it is there."""
+    for table in tables:
+        with contextlib.suppress(StoreError, NotFoundError):
+            Tables(catalog.tables.location).untag(table, tag)
+
+
+def refuse_running(catalog: Catalog, action: str) -> None:
+    """Refuse an action that an `add` under way would not survive.
+
+    Raises
+    ------
+    ConflictError
+        Naming the datasets that are being added.
+    """
+    known = {record.uid for record in read_records(catalog)}
+    fresh = dict.fromkeys([*cells_per_dataset(catalog), *(c for c in catalog.arrays.list_children() if UID.fullmatch(c))])
+    running = [uid for uid in fresh if uid not in known and UID.fullmatch(uid) and lease_alive(catalog, uid)]
+    if running:
+        raise ConflictError(
+            f"{action} is not done while an add is under way in {catalog.location.uri} (datasets {running}), because its cells would be "
+            "lost. Wait for it; if it died, run repair()."
+        )
+
+
+def one_of(column: str, values: Iterable[str]) -> str:
+    """Write the filter "this column holds one of these values".
+
+    Examples
+    --------
+    >>> one_of("uid", ["a", "it's"])
+    "uid IN ('a', 'it''s')"
+    """
+    quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
+    return f"{column} IN ({quoted})"

@@ -1,0 +1,91 @@
+"""Every error raised on purpose, as one tree.
+
+::
+
+    AtlasError
+    ├── SchemaError          (also TypeError)           a schema class or a column type that cannot be stored
+    ├── NameRefusedError     (also ValueError)          a name that may not become part of a path, table or column
+    ├── SourceError          (also ValueError)          a file or object that cannot be added as it is
+    │   ├── ValuesError                                 a value that the value policy refuses
+    │   └── DuplicateError   (also FileExistsError)     the same content, name or uid is there already
+    ├── FeatureError         (also KeyError)            a feature that is unknown, ambiguous or asked for twice
+    ├── QueryError           (also ValueError)          a question that cannot be answered as asked
+    ├── NotFoundError        (also LookupError)         no such atlas, snapshot, dataset, space, layer or column
+    ├── ReadOnlyError        (also PermissionError)     a write on a checked-out view
+    ├── ConflictError        (also RuntimeError)        writers kept colliding until patience ran out
+    ├── StoreError           (also OSError)             the place where bytes live refused or failed
+    ├── CorruptError         (also ValueError)          stored bytes are not what was written
+    ├── LimitError           (also MemoryError)         a declared size beyond what may be taken into memory
+    └── MissingExtraError    (also ImportError)         an optional library is not installed
+
+One ``except AtlasError`` catches all of them::
+
+    try:
+        atlas.add("pbmc.h5ad")
+    except AtlasError as error:
+        print(error)
+"""
+
+
+class AtlasError(Exception):
+    """The root of all errors raised on purpose; its text says what, where, what was expected and the way out."""
+
+    def __str__(self) -> str:
+        """Return the message as it was written (a ``KeyError`` would quote it)."""
+        return str(self.args[0]) if self.args else ""
+
+
+class SchemaError(AtlasError, TypeError):
+    """A schema class breaks a rule, or a column's type clashes with the stored one."""
+
+
+class NameRefusedError(AtlasError, ValueError):
+    """A name holds characters that may not become part of a path, a table or a column."""
+
+
+class SourceError(AtlasError, ValueError):
+    """A file or object cannot be added as it is."""
+
+
+class ValuesError(SourceError):
+    """A matrix holds a value that the value policy refuses (not finite, negative counts)."""
+
+
+class DuplicateError(SourceError, FileExistsError):
+    """The same content, dataset name or uid is in the atlas already."""
+
+
+class FeatureError(AtlasError, KeyError):
+    """A feature is unknown, ambiguous, or asked for twice."""
+
+
+class QueryError(AtlasError, ValueError):
+    """A query cannot be answered as asked."""
+
+
+class NotFoundError(AtlasError, LookupError):
+    """There is no such atlas, snapshot, dataset, feature space, layer or column."""
+
+
+class ReadOnlyError(AtlasError, PermissionError):
+    """A write was asked of a read-only view."""
+
+
+class ConflictError(AtlasError, RuntimeError):
+    """Writers in several processes kept colliding until patience ran out; the call can be repeated."""
+
+
+class StoreError(AtlasError, OSError):
+    """A folder or object store refused or failed."""
+
+
+class CorruptError(AtlasError, ValueError):
+    """Stored bytes are not what was written."""
+
+
+class LimitError(AtlasError, MemoryError):
+    """A declared size is beyond what may be taken into memory."""
+
+
+class MissingExtraError(AtlasError, ImportError):
+    """An optional library is needed; the message names the extra to install."""

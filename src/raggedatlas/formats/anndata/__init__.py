@@ -1,0 +1,1 @@
+"""AnnData on disk and in memory, read and written in row blocks."""

@@ -1,0 +1,170 @@
+"""One AnnData in memory, backed by a file or a view of another: its matrices as row readers, its frames, its rest."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.anndata.stored import columns_of, space_of_types
+from raggedatlas.formats.parts import Part, Parts
+from raggedatlas.formats.rows import CscRows, CsrRows, DenseRows, Place, RowReader, SlicedRows, SparseArrays
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from anndata import AnnData
+
+
+def object_parts(adata: "AnnData") -> Parts:
+    """Describe an AnnData object; nothing of it is copied, views and backed matrices are read in slices.
+
+    Raises
+    ------
+    SourceError
+        If a matrix is of a type that cannot be read by rows.
+    """
+    return _Object(adata).parts()
+
+
+class _Object:
+    def __init__(self, adata: "AnnData") -> None:
+        self.adata = adata
+        self.matrices: list[Part] = []
+        self.features: dict[str, Callable[[], pd.DataFrame]] = {"var": lambda: _plain(adata.var)}
+        self.left_out: dict[str, str] = {}
+
+    def parts(self) -> Parts:
+        adata = self.adata
+        space = self._space()
+        if adata.X is not None if not adata.is_view else _has_x(adata):
+            self._add("X", self._rows("X", lambda a: a.X), "var", space)
+        for name in [key for key in adata.layers if key is not None]:
+            rows = self._rows(f"layers/{name}", partial(_item, "layers", name))
+            self._add(f"layers/{name}", rows, "var", space)
+        self._raw()
+        for name in list(adata.obsm):
+            self._embedding(name)
+        for group in ("obsp", "varm", "varp", "uns"):
+            for name, value in getattr(adata, group).items():
+                self.left_out.setdefault(f"{group}/{name}", describe_value(value))
+        return Parts(adata.n_obs, lambda: _plain(adata.obs), tuple(self.matrices), self.features, self.left_out)
+
+    def _raw(self) -> None:
+        raw = self.adata.raw
+        if raw is None:
+            return
+        self.features["raw/var"] = lambda: _plain(raw.var)
+        place = self._place("raw/X")
+        rows = rows_of(raw.X, place)
+        if rows.shape != (self.adata.n_obs, raw.n_vars):
+            raise SourceError(
+                f"raw/X has shape {rows.shape}, where {(self.adata.n_obs, raw.n_vars)} was expected; set adata.raw anew."
+            )
+        self._add("raw/X", rows, "raw/var", "gene_expression")
+        for name, value in raw.varm.items():
+            self.left_out[f"raw/varm/{name}"] = describe_value(value)
+
+    def _embedding(self, name: str) -> None:
+        import pandas as pd
+
+        key = f"obsm/{name}"
+        value = self.adata.obsm[name]
+        if isinstance(value, pd.DataFrame):
+            if not all(isinstance(d, np.dtype) and d.kind in "biuf" for d in value.dtypes):
+                self.left_out[key] = describe_value(value)
+                return
+            self.features[key] = partial(columns_of, [str(column) for column in value.columns])
+            self._add(key, DenseRows(value.to_numpy(), self._place(key)), key, "")
+            return
+        if len(getattr(value, "shape", ())) < 2 or getattr(value, "dtype", np.dtype(object)).kind not in "biuf":
+            self.left_out[key] = describe_value(value)
+            return
+        rows = self._rows(key, partial(_item, "obsm", name))
+        for candidate in (f"{name}_names", f"{name.rpartition('_')[0]}_names"):
+            names = np.asarray(self.adata.uns.get(candidate, ()))
+            if names.shape == (rows.shape[1],):
+                self.features[key] = partial(columns_of, [str(n) for n in names])
+                self.left_out[f"uns/{candidate}"] = f"names of the columns of {key}"
+                break
+        self._add(key, rows, key if key in self.features else "", "")
+
+    def _rows(self, key: str, get: Callable[[Any], Any]) -> RowReader:
+        adata, place = self.adata, self._place(key)
+        if not adata.is_view:
+            return rows_of(get(adata), place)
+        width = get(adata[:1]).shape[1:]
+        return SlicedRows(lambda start, stop: get(adata[start:stop]), (adata.n_obs, *width), place)
+
+    def _place(self, key: str) -> Place:
+        uri = str(self.adata.filename) if self.adata.isbacked else "the AnnData in memory"
+        return Place(uri, key, lambda row: str(self.adata.obs_names[row]))
+
+    def _add(self, key: str, rows: RowReader, features: str, space: str) -> None:
+        if 0 in rows.shape[1:]:
+            self.left_out[key] = "matrix without columns"
+        else:
+            self.matrices.append(Part.of(key, rows, features, space))
+
+    def _space(self) -> str:
+        for name in ("feature_types", "feature_type"):
+            if name in self.adata.var:
+                return space_of_types({str(value) for value in self.adata.var[name].unique()})
+        return "gene_expression"
+
+
+def rows_of(matrix: Any, place: Place) -> RowReader:  # noqa: ANN401  (any matrix that AnnData holds)
+    """Choose the reader for a matrix in memory, in a backing file, or computed when sliced.
+
+    Raises
+    ------
+    SourceError
+        If it is none of these.
+    """
+    from scipy.sparse import issparse
+
+    if issparse(matrix):
+        if matrix.format not in ("csr", "csc"):
+            matrix = matrix.tocsr()
+        maker = CsrRows if matrix.format == "csr" else CscRows
+        return maker(SparseArrays(matrix.indptr, matrix.indices, matrix.data, matrix.shape), place)
+    group = getattr(matrix, "group", None)
+    if group is not None and getattr(matrix, "format", "") in ("csr", "csc"):
+        maker = CsrRows if matrix.format == "csr" else CscRows
+        shape = (int(matrix.shape[0]), int(matrix.shape[1]))
+        return maker(SparseArrays(group["indptr"], group["indices"], group["data"], shape), place)
+    if isinstance(matrix, np.ndarray) or type(matrix).__module__.partition(".")[0] in ("h5py", "zarr"):
+        return DenseRows(matrix, place)
+    if hasattr(matrix, "compute"):
+        return SlicedRows(lambda start, stop: matrix[start:stop].compute(), tuple(matrix.shape), place)
+    raise SourceError(
+        f"{place.uri}: {place.element} is a {type(matrix).__module__}.{type(matrix).__qualname__}; NumPy arrays, SciPy CSR and CSC "
+        "matrices, backed matrices and dask arrays can be read. Convert it first."
+    )
+
+
+def describe_value(value: Any) -> str:  # noqa: ANN401
+    """Say in a few words what an element in memory is.
+
+    Examples
+    --------
+    >>> describe_value(np.zeros((2, 3)))
+    'ndarray (2, 3) float64'
+    """
+    shape = "" if not isinstance(getattr(value, "shape", None), tuple) else f" {value.shape}"
+    dtype = f" {value.dtype}" if isinstance(getattr(value, "dtype", None), np.dtype) else ""
+    return f"{type(value).__name__}{shape}{dtype}"
+
+
+def _item(group: str, name: str, adata: Any) -> Any:  # noqa: ANN401
+    return getattr(adata, group)[name]
+
+
+def _has_x(adata: "AnnData") -> bool:
+    return adata[:1].X is not None
+
+
+def _plain(frame: Any) -> "pd.DataFrame":  # noqa: ANN401  (a view's frame is of a subclass)
+    import pandas as pd
+
+    return pd.DataFrame(frame)

@@ -1,0 +1,322 @@
+"""Opened HDF5 files and Zarr folders whose members are checked before they are handed out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError
+
+MAX_CHUNK = 1 << 30
+"""Most bytes that one chunk may decode to: a chunk is decoded whole, however few of its rows are asked for."""
+
+MAX_WHOLE = 16 << 30
+"""Most bytes of an array that is read whole: an index, a column, row pointers."""
+
+MAX_RATIO = 100_000
+"""Most declared bytes per stored byte, for arrays over `BOMB_FROM` bytes."""
+
+BOMB_FROM = 1 << 30
+"""Arrays smaller than this are never called bombs."""
+
+READ_ERRORS = (
+    OSError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    IndexError,
+    OverflowError,
+    NotImplementedError,
+)
+"""What libraries raise on damaged files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One opened file or folder.
+
+    Parameters
+    ----------
+    uri : str
+        Where it is; every message starts with it.
+    root : h5py.Group or zarr.Group
+        Its top.
+    close : callable
+        Lets go of it.
+    """
+
+    uri: str
+    root: Any
+    close: Callable[[], None]
+
+    def get(self, path: str) -> Any:  # noqa: ANN401  (a group or an array of either library)
+        """Return the group or array at a path such as ``"mod/rna/X"``, or None where there is none.
+
+        Raises
+        ------
+        SourceError
+            For links out of the file, virtual and externally stored datasets.
+        LimitError
+            For a chunk or declared size beyond what may be decoded.
+        MissingExtraError
+            For a compression filter that needs a plugin.
+        """
+        node, at = self.root, ""
+        for name in path.split("/"):
+            if is_array(node):
+                return None
+            at = f"{at}/{name}".lstrip("/")
+            with readable(self.uri, at):
+                node = _member(self.uri, node, name, at)
+            if node is None:
+                return None
+        return node
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """Return the names under a group, sorted; none if there is no such group."""
+        node = self.get(path) if path else self.root
+        if node is None or is_array(node):
+            return ()
+        with readable(self.uri, path or "the root"):
+            return tuple(sorted(str(name) for name in node))
+
+    def whole(self, path: str, n_rows: int | None = None) -> Any:  # noqa: ANN401  (a numpy array)
+        """Read an array whole, after its declared size was found acceptable.
+
+        Parameters
+        ----------
+        path : str
+            Where it stands.
+        n_rows : int, optional
+            Length it must have.
+
+        Raises
+        ------
+        SourceError
+            If it is absent, of another length, or cannot be decoded.
+        LimitError
+            If its declared size is beyond `MAX_WHOLE`.
+        """
+        node = self.get(path)
+        if node is None or not is_array(node):
+            raise SourceError(f"{self.uri}: there is no array {path!r}; the file is not complete.")
+        check_whole(self.uri, path, node, n_rows)
+        with readable(self.uri, path):
+            return node[...]
+
+
+def is_array(node: Any) -> bool:  # noqa: ANN401
+    """Tell arrays from groups, for h5py and zarr alike."""
+    return hasattr(node, "dtype")
+
+
+def attribute(node: Any, name: str, default: str = "") -> str:  # noqa: ANN401
+    """Read an attribute as text; old writers stored bytes.
+
+    Examples
+    --------
+    >>> class Node:
+    ...     attrs = {"encoding-type": b"array"}
+    >>> attribute(Node(), "encoding-type")
+    'array'
+    """
+    value = node.attrs.get(name, default)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@contextmanager
+def readable(uri: str, path: str) -> Iterator[None]:
+    """Turn what a library raises on damaged bytes into a `SourceError` that names the element."""
+    try:
+        yield
+    except (SourceError, LimitError, MissingExtraError, NotFoundError):
+        raise
+    except READ_ERRORS as error:
+        text = str(error).strip("'\"").splitlines()
+        reason = text[0] if text else type(error).__name__
+        raise SourceError(
+            f"{uri}: {path} cannot be read ({reason}); the file is damaged or was cut short. Fetch or write it again."
+        ) from error
+
+
+def open_hdf5(path: Path) -> Container:
+    """Open an HDF5 file for reading.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    SourceError
+        If it is not HDF5, is cut short, or may not be read.
+
+    Examples
+    --------
+    >>> open_hdf5(Path("absent.h5ad"))
+    Traceback (most recent call last):
+    raggedatlas.errors.NotFoundError: There is no file absent.h5ad; check the path.
+    """
+    import h5py
+
+    if not path.exists():
+        raise NotFoundError(f"There is no file {path}; check the path.")
+    if path.is_dir():
+        raise SourceError(f"{path} is a folder, where an HDF5 file was expected; give the file itself.")
+    try:
+        with path.open("rb"):
+            pass
+    except PermissionError as error:
+        raise SourceError(f"{path} may not be read by this user; change its permissions.") from error
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise SourceError(
+            f"{path} cannot be opened as HDF5 ({reason}); it is damaged, cut short or of another kind. "
+            "Fetch or write it again."
+        ) from error
+    return Container(str(path), file, file.close)
+
+
+def open_zarr(path: Path) -> Container:
+    """Open a Zarr folder for reading, format 2 or 3, after its metadata was checked by `store.guards`.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    SourceError
+        If it is no Zarr group.
+    """
+    import zarr
+
+    if not path.exists():
+        raise NotFoundError(f"There is no folder {path}; check the path.")
+    try:
+        group = zarr.open_group(store=str(path), mode="r", use_consolidated=False)
+    except (*READ_ERRORS, zarr.errors.BaseZarrError) as error:
+        raise SourceError(
+            f"{path} cannot be opened as a Zarr group ({error}); give the folder that holds zarr.json or .zgroup."
+        ) from error
+    return Container(str(path), group, _nothing)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN401
+    if not hasattr(group, "id"):
+        return _zarr_member(uri, group, name, at)
+    import h5py
+
+    link = group.get(name, getlink=True)
+    if link is None:
+        return None
+    if isinstance(link, h5py.ExternalLink):
+        raise SourceError(
+            f"{uri}: {at} is a link to another file ({link.filename}), which is never followed; "
+            "write the file with its contents inside, e.g. by h5repack or AnnData.write_h5ad."
+        )
+    node = group[name]
+    if isinstance(node, h5py.Dataset):
+        _check_dataset(uri, at, node)
+    return node
+
+
+def _zarr_member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN401
+    if name in ("", ".", "..") or name not in group:
+        return None
+    node = group[name]
+    if is_array(node):
+        _check_chunk(uri, at, node, node.chunks)
+    return node
+
+
+def _check_dataset(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
+    if node.is_virtual or node.external:
+        raise SourceError(
+            f"{uri}: {at} keeps its values in other files, which are never opened; write the file with its contents inside."
+        )
+    if node.shape is None:
+        return
+    _check_chunk(uri, at, node, node.chunks)
+    declared = node.size * node.dtype.itemsize
+    if declared > BOMB_FROM and declared > MAX_RATIO * max(node.id.get_storage_size(), 1):
+        raise LimitError(
+            f"{uri}: {at} declares {declared:,} bytes but stores {node.id.get_storage_size():,}; "
+            f"more than {MAX_RATIO:,} to one is refused. Write it as a sparse matrix, or leave it out of the file."
+        )
+    _check_filters(uri, at, node)
+
+
+def _check_chunk(uri: str, at: str, node: Any, chunks: tuple[int, ...] | None) -> None:  # noqa: ANN401
+    n_bytes = node.dtype.itemsize
+    for extent in chunks or ():
+        n_bytes *= extent
+    if chunks and n_bytes > MAX_CHUNK:
+        raise LimitError(
+            f"{uri}: {at} has chunks of {n_bytes:,} bytes, each of which must be decoded whole; the limit is {MAX_CHUNK:,}. "
+            "Write it again with smaller chunks."
+        )
+
+
+def _check_filters(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
+    import h5py
+
+    plist = node.id.get_create_plist()
+    for i in range(plist.get_nfilters()):
+        code, _, _, label = plist.get_filter(i)
+        if not (h5py.h5z.filter_avail(code) or _with_plugins(code)):
+            name = label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+            raise MissingExtraError(
+                f"{uri}: {at} is compressed with HDF5 filter {code} ({name or 'unnamed'}), which is not installed; "
+                "install raggedatlas[plugins]."
+            )
+
+
+def _with_plugins(code: int) -> bool:
+    import h5py
+
+    try:
+        import hdf5plugin  # noqa: F401  (its import registers the filters)
+    except ImportError:
+        return False
+    return bool(h5py.h5z.filter_avail(code))
+
+
+def check_whole(uri: str, path: str, node: Any, n_rows: int | None) -> None:  # noqa: ANN401
+    """Refuse an array that is to be read whole and is of another length or too large.
+
+    Raises
+    ------
+    SourceError
+        If its first axis is not `n_rows` long.
+    LimitError
+        If it declares more than `MAX_WHOLE` bytes.
+    """
+    shape = node.shape or ()
+    if n_rows is not None and (not shape or shape[0] != n_rows):
+        raise SourceError(
+            f"{uri}: {path} has shape {tuple(shape)} where {n_rows:,} rows were expected; "
+            "the file does not fit together. Write it again."
+        )
+    n_bytes = node.dtype.itemsize
+    for extent in shape:
+        n_bytes *= extent
+    if n_bytes > MAX_WHOLE:
+        raise LimitError(
+            f"{uri}: {path} declares {n_bytes:,} bytes and would have to be read whole; the limit is {MAX_WHOLE:,}."
+        )

@@ -1,0 +1,138 @@
+"""Which reader and which writer belongs to what: one dictionary each, by structure, ending or type name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.anndata.source import h5ad_source, object_source, zarr_source
+from raggedatlas.formats.containers import attribute, open_hdf5
+from raggedatlas.formats.marketmatrix import find_part
+from raggedatlas.formats.tenx import is_tenx, tenx_h5_source, tenx_mtx_source
+from raggedatlas.model.contracts import Source
+
+Opener = Callable[..., Source]
+
+READERS: dict[str, Opener] = {
+    "h5ad": h5ad_source,
+    "zarr": zarr_source,
+    "10x-h5": tenx_h5_source,
+    "10x-mtx": tenx_mtx_source,
+}
+"""Format -> what opens a path of it."""
+
+OBJECTS: dict[tuple[str, str], Opener] = {
+    ("anndata", "AnnData"): object_source,
+}
+"""Top package and class name -> what takes such an object, so that no library is imported to recognise it."""
+
+HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5")
+
+SUPPORTED = (
+    ".h5ad and .h5mu files, 10x .h5 files, AnnData as a .zarr folder, folders with matrix.mtx, "
+    "and AnnData and MuData objects"
+)
+
+
+def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path or any known object)
+    """Open anything that can be read.
+
+    Parameters
+    ----------
+    what : path, AnnData, MuData or Source
+        What to read; a `Source` is returned as it is.
+    **options
+        Passed on: ``genome=`` for 10x files of Cell Ranger 2.
+
+    Raises
+    ------
+    NotFoundError
+        If the path does not exist.
+    SourceError
+        If it is of no known kind, or damaged.
+    """
+    if isinstance(what, str | Path):
+        path = Path(what)
+        return _opened(READERS[detect(path)], path, options)
+    for kind in type(what).__mro__:
+        opener = OBJECTS.get((kind.__module__.partition(".")[0], kind.__name__))
+        if opener is not None:
+            return _opened(opener, what, options)
+    if all(hasattr(what, name) for name in ("describe", "cells", "features", "blocks")):
+        return cast("Source", what)
+    raise SourceError(f"A {type(what).__qualname__} cannot be read; {SUPPORTED} can.")
+
+
+def list_sources(folder: str | Path) -> list[Path]:
+    """Return every path below a folder that `open_source` takes, sorted; the folder itself if it is one.
+
+    Only endings and names are looked at, one level deep.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such folder.
+    SourceError
+        If nothing in it is recognised.
+    """
+    folder = Path(folder)
+    if not folder.exists():
+        raise NotFoundError(f"There is no file or folder {folder}; check the path.")
+    if not folder.is_dir() or _folder_kind(folder):
+        return [folder]
+    found = [p for p in sorted(folder.iterdir()) if _folder_kind(p) or (p.is_file() and p.suffix in HDF5_ENDINGS)]
+    if not found:
+        raise SourceError(f"{folder} holds nothing that can be read; {SUPPORTED} can.")
+    return found
+
+
+def detect(path: Path) -> str:
+    """Say which format a path is of, by its structure rather than its name.
+
+    Raises
+    ------
+    NotFoundError
+        If it does not exist.
+    SourceError
+        If it is of no known kind.
+    """
+    if not path.exists():
+        raise NotFoundError(f"There is no file or folder {path}; check the path.")
+    if path.is_dir():
+        kind = _folder_kind(path)
+        if kind:
+            return kind
+        raise SourceError(f"{path} is a folder without matrix.mtx, zarr.json or .zgroup; {SUPPORTED} can be read.")
+    if path.suffix not in HDF5_ENDINGS:
+        raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
+    container = open_hdf5(path)
+    try:
+        if attribute(container.root, "encoding-type") == "MuData" or path.suffix == ".h5mu":
+            return "h5mu"
+        if container.get("obs") is not None:
+            return "h5ad"
+        return "10x-h5" if is_tenx(container) else "h5ad"
+    finally:
+        container.close()
+
+
+def _folder_kind(path: Path) -> str:
+    if not path.is_dir():
+        return ""
+    if (path / "zarr.json").exists() or (path / ".zgroup").exists():
+        return "zarr"
+    try:
+        find_part(path, "matrix.mtx")
+    except NotFoundError:
+        return ""
+    return "10x-mtx"
+
+
+def _opened(opener: Opener, what: Any, options: dict[str, Any]) -> Source:  # noqa: ANN401
+    import inspect
+
+    known = set(list(inspect.signature(opener).parameters)[1:])
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise SourceError(f"The options {unknown} mean nothing for {what!s:.200}; it takes {sorted(known) or 'none'}.")
+    return opener(what, **options)

@@ -1,0 +1,247 @@
+"""Write the matrices of one group, block by block, in bounded memory; the values decide dtypes and layer names."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.errors import SourceError
+from raggedatlas.ingest.options import IngestOptions, Progress
+from raggedatlas.ingest.patterns import ContentHash, block_rows
+from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan
+from raggedatlas.ingest.values import LayerFit, canonical, to_csr
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.model.contracts import MatrixInfo, Source
+from raggedatlas.model.pointers import PointerKind
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
+
+
+@dataclass
+class WrittenGroup:
+    """What writing one group found out.
+
+    Parameters
+    ----------
+    group : GroupPlan
+        What was planned.
+    path : str
+        Where it is.
+    layers : dict
+        Layer name -> the plan it came from.
+    specs, checksums : dict
+        Path below the group -> array description, checksum.
+    indptr : (n_rows + 1,) int64 or None
+        Bounds of the rows' entries; None for dense groups.
+    present : (n_rows,) int64 or None
+        Cell of each row; None when row i is cell i.
+    n_rows, n_entries, n_summed, n_new_features : int
+        Rows, entries or values, entries summed away, and features that the registry did not know.
+    """
+
+    group: GroupPlan
+    path: str
+    layers: dict[str, LayerPlan] = field(default_factory=dict)
+    specs: dict[str, ArraySpec] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+    indptr: NDArray[np.int64] | None = None
+    n_rows: int = 0
+    n_entries: int = 0
+    n_summed: int = 0
+    present: NDArray[np.int64] | None = None
+    n_new_features: int = 0
+
+    def arrays_json(self) -> str:
+        """Write the array descriptions as the record keeps them."""
+        return json.dumps({path: json.loads(spec.to_json()) for path, spec in self.specs.items()}, sort_keys=True)
+
+
+class _Renamed(Exception):
+    """Later values belied the layer names that the first block suggested; carries the right ones."""
+
+    def __init__(self, names: dict[str, str]) -> None:
+        super().__init__()
+        self.names = names
+
+
+class _LayerWriter:
+    """One layer's values on their way: fitted, then appended in the smallest exact dtype, widened when need be."""
+
+    def __init__(self, plan: LayerPlan, group: GroupPlan, options: IngestOptions) -> None:
+        self.plan = plan
+        self.name = ""
+        counted = group.space.is_counts
+        self.compact = counted
+        self.fit = LayerFit(
+            plan.info.key,
+            plan.info.dtype,
+            must_count=plan.name == COUNTS,
+            may_be_signed=not counted or bool(plan.name),
+            keep_nonfinite=options.nonfinite == "keep" or not counted,
+        )
+        self.writer: ArrayWriter | None = None
+
+    def decide(self, group: GroupPlan, taken: set[str]) -> str:
+        """Choose the layer's name from what is known of its values."""
+        if self.plan.name:
+            return self.plan.name
+        wanted = COUNTS if group.space.is_counts and self.fit.counts else self.plan.otherwise
+        return wanted if wanted not in taken else self.plan.otherwise
+
+    def append(self, catalog: Catalog, path: str, values: NDArray[Any]) -> None:
+        """Append values, in the dtype that fits all values so far."""
+        dtype = self.fit.stored if self.compact else _numeric(self.plan.info.dtype)
+        if self.writer is None:
+            self.writer = ArrayWriter(catalog.arrays, path, dtype, row_shape=values.shape[1:], profile=catalog.codec())
+        elif self.writer.dtype != dtype:
+            self.writer.promote(dtype)
+        self.writer.append(np.ascontiguousarray(values, dtype=dtype))
+
+
+def write_group(
+    catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress, *,
+    taken: set[str], content: ContentHash | None,
+) -> WrittenGroup:  # fmt: skip
+    """Stream the matrices of a group into fresh arrays.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : Source
+        The source.
+    plan : tuple
+        Path of the group, and what it holds.
+    options : IngestOptions
+        The caller's choices; with ``dry_run`` everything is read and judged, nothing written.
+    progress : callable
+        Told ``"block"`` after each step.
+    taken : set of str
+        Layer names that other groups of this space have taken.
+    content : ContentHash or None
+        Takes in the first matrix.
+
+    Raises
+    ------
+    ValuesError
+        If the value policy refuses a value; the caller removes the group.
+    """
+    try:
+        return _write(catalog, source, plan, options, progress, (taken, {}, content))
+    except _Renamed as renamed:
+        if not options.dry_run:
+            catalog.arrays.child(*plan[0].split("/")).delete_prefix()
+        return _write(catalog, source, plan, options, progress, (taken, renamed.names, None))
+
+
+def _write(
+    catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress,
+    state: tuple[set[str], dict[str, str], ContentHash | None],
+) -> WrittenGroup:  # fmt: skip
+    path, group = plan
+    taken, forced, content = state
+    written = WrittenGroup(group, path)
+    layers = [_LayerWriter(p, group, options) for p in group.layers]
+    sparse = group.space.kind is PointerKind.SPARSE
+    prefix = "csr/layers" if sparse else "layers"
+    if not options.dry_run:
+        create_group(catalog.arrays, path, {"raggedatlas": {"feature_space": group.space.name, "kind": group.space.kind.value}})
+        create_group(catalog.arrays, f"{path}/{prefix}")
+    indices = None if options.dry_run or not sparse else ArrayWriter(catalog.arrays, f"{path}/csr/indices", np.uint32, profile=catalog.codec())
+    bounds = [np.zeros(1, np.int64)]
+    for blocks in _steps(source, [p.info for p in group.layers]):
+        for layer, block in zip(layers, blocks, strict=True):
+            layer.fit.observe(block, written.n_rows)
+        ready = _aligned(blocks, written, options) if sparse else [_dense(b) for b in blocks]
+        if content is not None:
+            content.update(ready[0])
+        _name_layers(layers, group, taken, forced)
+        if sparse and isinstance(ready[0], CsrBlock):
+            bounds.append(ready[0].indptr[1:] + bounds[-1][-1])
+            if indices is not None:
+                indices.append(ready[0].indices)
+        if not options.dry_run:
+            for layer, block in zip(layers, ready, strict=True):
+                layer.append(catalog, f"{path}/{prefix}/{layer.name}", block.layers["values"])
+        written.n_rows += ready[0].n_rows
+        written.n_entries += ready[0].layers["values"].size
+        progress("block", written.n_rows, group.layers[0].info.shape[0])
+    _judge(layers, group, taken)
+    written.indptr = np.concatenate(bounds) if sparse else None
+    _close(catalog, written, layers, indices)
+    taken.update(written.layers)
+    written.present = source.present(group.layers[0].info.key)
+    return written
+
+
+def _numeric(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.uint8) if dtype.kind == "b" else dtype
+
+
+def _steps(source: Source, infos: list[MatrixInfo]) -> Iterator[tuple[Block, ...]]:
+    n_rows = min(block_rows(info) for info in infos)
+    return source.blocks(tuple(info.key for info in infos), max(1, n_rows // len(infos)))
+
+
+def _aligned(blocks: tuple[Block, ...], written: WrittenGroup, options: IngestOptions) -> list[CsrBlock]:
+    ready = []
+    for block, layer in zip(blocks, written.group.layers, strict=True):
+        clean, n = canonical(
+            to_csr(block), layer.info.key, written.n_rows, sum_duplicates=options.duplicate_entries == "sum"
+        )
+        ready.append(clean)
+        written.n_summed += n
+    for other in ready[1:]:
+        if not (np.array_equal(other.indptr, ready[0].indptr) and np.array_equal(other.indices, ready[0].indices)):
+            raise SourceError(
+                f"{written.group.layers[0].info.key} and its layers changed while they were read; let nothing write the source and add it again."
+            )
+    return ready
+
+
+def _dense(block: Block) -> DenseBlock:
+    if isinstance(block, DenseBlock):
+        values = block.layers["values"]
+        return DenseBlock({"values": values.astype(np.uint8) if values.dtype == bool else values})
+    from scipy.sparse import csr_matrix
+
+    matrix = csr_matrix((block.layers["values"], block.indices, block.indptr), shape=(block.n_rows, block.n_cols))
+    return DenseBlock({"values": matrix.toarray()})
+
+
+def _name_layers(layers: list[_LayerWriter], group: GroupPlan, taken: set[str], forced: dict[str, str]) -> None:
+    used = set(taken) | {layer.plan.name for layer in layers if layer.plan.name}
+    for layer in layers:
+        if not layer.name:
+            layer.name = forced.get(layer.plan.info.key) or layer.decide(group, used)
+            used.add(layer.name)
+
+
+def _judge(layers: list[_LayerWriter], group: GroupPlan, taken: set[str]) -> None:
+    final: dict[str, str] = {}
+    used = set(taken) | {layer.plan.name for layer in layers if layer.plan.name}
+    for layer in layers:
+        layer.fit.judge()
+        final[layer.plan.info.key] = layer.decide(group, used)
+        used.add(final[layer.plan.info.key])
+    if any(layer.name and layer.name != final[layer.plan.info.key] for layer in layers):
+        raise _Renamed(final)
+    for layer in layers:
+        layer.name = final[layer.plan.info.key]
+
+
+def _close(catalog: Catalog, written: WrittenGroup, layers: list[_LayerWriter], indices: ArrayWriter | None) -> None:
+    writers = {} if indices is None else {"csr/indices": indices}
+    if indices is not None and written.indptr is not None:
+        writers["csr/indptr"] = ArrayWriter(catalog.arrays, f"{written.path}/csr/indptr", np.int64, profile=catalog.codec())
+        writers["csr/indptr"].append(written.indptr)
+    for layer in layers:
+        written.layers[layer.name] = layer.plan
+        if layer.writer is not None:
+            writers[layer.writer.path.removeprefix(f"{written.path}/")] = layer.writer
+    for path, writer in writers.items():
+        written.specs[path] = writer.close()
+        written.checksums[path] = writer.checksum

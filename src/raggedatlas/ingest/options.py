@@ -1,0 +1,103 @@
+"""What a caller may choose about an `add`; every default is written in the report."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+Progress = Callable[[str, int, int], None]
+"""Called with the step's name, how much is done, and how much there is; see `STEPS`."""
+
+STEPS = ("plan", "lease", "block", "arrays", "frames", "features", "layouts", "columns", "cells", "records", "done")
+"""The steps of an `add`, in order; each is told just before the next begins."""
+
+
+class AddChoices(TypedDict, total=False):
+    """Keyword arguments of `RaggedAtlas.add`, all optional.
+
+    Attributes
+    ----------
+    obs : "all", sequence of str, or mapping of str to str
+        Which obs columns become cell columns; a mapping also renames (``{old: new}``).
+    cast : mapping of str to str
+        Column -> ``"str"``, ``"int"``, ``"float"`` or ``"bool"``.
+    layers : "auto", sequence of str, or mapping of str to str
+        Which matrices to take (``"X"``, ``"raw/X"``, ``"layers/spliced"``, within MuData ``"mod/rna/X"``); a mapping also names
+        the layer.
+    spaces : mapping of str to str
+        Matrix key or modality -> feature space, e.g. ``{"obsm/protein_expression": "protein_abundance"}``.
+    feature_id : str or mapping of str to str
+        ``"auto"``, ``"index"``, or the var column that holds the ids; a mapping says it per space.
+    organism : str
+        ``"auto"`` reads it off Ensembl ids.
+    nonfinite : {"refuse", "keep"}
+        What to do with NaN and infinities in a matrix of values.
+    duplicate_entries : {"sum", "refuse"}
+        What to do where a sparse row names a column twice.
+    max_columns : int
+        More obs columns than this ask for a choice.
+    """
+
+    obs: Literal["all"] | Sequence[str] | Mapping[str, str]
+    cast: Mapping[str, str]
+    layers: Literal["auto"] | Sequence[str] | Mapping[str, str]
+    spaces: Mapping[str, str]
+    feature_id: str | Mapping[str, str]
+    organism: str
+    nonfinite: Literal["refuse", "keep"]
+    duplicate_entries: Literal["sum", "refuse"]
+    max_columns: int
+
+
+OnDuplicate = Literal["error", "skip", "replace"]
+
+
+@dataclass(frozen=True, slots=True)
+class IngestOptions:
+    """`AddChoices` with every default filled in.
+
+    Parameters
+    ----------
+    name : str or None
+        Dataset name; None takes the source's.
+    on_duplicate : {"error", "skip", "replace"}
+        What to do with content that is in the atlas already.
+    dry_run : bool
+        Whether to do all but write.
+    """
+
+    name: str | None = None
+    on_duplicate: OnDuplicate = "error"
+    dry_run: bool = False
+    obs: Literal["all"] | Sequence[str] | Mapping[str, str] = "all"
+    cast: Mapping[str, str] = field(default_factory=dict)
+    layers: Literal["auto"] | Sequence[str] | Mapping[str, str] = "auto"
+    spaces: Mapping[str, str] = field(default_factory=dict)
+    feature_id: str | Mapping[str, str] = "auto"
+    organism: str = "auto"
+    nonfinite: Literal["refuse", "keep"] = "refuse"
+    duplicate_entries: Literal["sum", "refuse"] = "sum"
+    max_columns: int = 200
+
+    def feature_id_of(self, space: str) -> str:
+        """Say where the ids of a space's features stand."""
+        return self.feature_id if isinstance(self.feature_id, str) else self.feature_id.get(space, "auto")
+
+
+def no_progress(step: str, done: int, total: int) -> None:
+    """Take note of a step, and say nothing."""
+
+
+def bar(title: str) -> tuple[Progress, Callable[[], Any]]:
+    """Make a progress callback that draws a bar on a terminal and says nothing elsewhere, and a call that closes it."""
+    from tqdm.auto import tqdm
+
+    meter = tqdm(desc=title, unit="cell", unit_scale=True, disable=None, leave=False)
+
+    def show(step: str, done: int, total: int) -> None:
+        if step == "block":
+            meter.total = total
+            meter.update(done - meter.n)
+        else:
+            meter.set_postfix_str(step)
+
+    return show, meter.close

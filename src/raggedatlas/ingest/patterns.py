@@ -1,0 +1,84 @@
+"""Passes over a source that write nothing: hashes of its entries and of its content."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raggedatlas.ingest.values import canonical, to_csr
+from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.model.contracts import MatrixInfo, Source
+from raggedatlas.model.frames import FACTS_KEY
+
+BLOCK_BYTES = 48 * 2**20
+"""About how many bytes of values and indices one step holds; the bound on an `add`'s working memory is a small multiple."""
+
+
+def block_rows(info: MatrixInfo) -> int:
+    """Choose how many rows one step takes, from how wide or full the rows are."""
+    if info.form == "dense":
+        per_row = max(1, int(np.prod(info.shape[1:]))) * info.dtype.itemsize
+    else:
+        entries = info.n_entries if info.n_entries is not None else info.shape[0] * info.shape[1] // 10
+        per_row = max(1, entries // max(1, info.shape[0])) * (info.dtype.itemsize + 8)
+    return int(min(65_536, max(16, BLOCK_BYTES // max(1, per_row))))
+
+
+def walk(source: Source, info: MatrixInfo) -> Iterator[tuple[int, Block]]:
+    """Walk down one matrix: first row and block of each step."""
+    row = 0
+    for (block,) in source.blocks((info.key,), block_rows(info)):
+        yield row, block
+        row += block.n_rows
+
+
+def entry_hash(source: Source, info: MatrixInfo) -> str:
+    """Hash which entries a matrix has, whatever their values; two layers with equal hashes can share their indices."""
+    digest = hashlib.sha256()
+    for row, block in walk(source, info):
+        sparse, _ = canonical(to_csr(block), info.key, row, sum_duplicates=True)
+        digest.update(np.diff(sparse.indptr))
+        digest.update(sparse.indices)
+    return digest.hexdigest()
+
+
+class ContentHash:
+    """Hash of what a dataset is: features, cells, and its main matrix; the same for the same file.
+
+    Parameters
+    ----------
+    cells : pyarrow.Table
+        The source's cells.
+    features : tuple of str
+        Feature uids of the main matrix.
+    """
+
+    def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
+        """Start with what is known before the values."""
+        self._digest = hashlib.sha256()
+        for uid in features:
+            self._digest.update(uid.encode() + b"\0")
+        for field, column in zip(cells.schema, cells.columns, strict=True):
+            self._digest.update(field.name.encode() + b"\0" + (field.metadata or {}).get(FACTS_KEY, b"") + b"\0")
+            self._update_column(column.combine_chunks())
+
+    def _update_column(self, column: Any) -> None:  # noqa: ANN401  (pyarrow arrays are untyped here)
+        values = column.cast(pa.string()) if not pa.types.is_string(column.type) else column
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, pa.schema([("v", pa.string())])) as writer:
+            writer.write_batch(pa.record_batch([values], names=["v"]))
+        self._digest.update(sink.getvalue())
+
+    def update(self, block: Block) -> None:
+        """Add the next rows, in canonical form, with the layer ``"values"``."""
+        if isinstance(block, CsrBlock):
+            self._digest.update(np.diff(block.indptr))
+            self._digest.update(np.ascontiguousarray(block.indices, dtype=np.uint32))
+        values = np.ascontiguousarray(block.layers["values"])
+        self._digest.update(values.view(np.uint8) if values.dtype == np.float16 else values)
+
+    def hexdigest(self) -> str:
+        """Give the hash of everything so far, 32 hex digits."""
+        return self._digest.hexdigest()[:32]

@@ -1,0 +1,293 @@
+"""What an `add` will write, decided from metadata alone; every refusal that needs no values is made here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
+from raggedatlas.errors import NotFoundError, SchemaError, SourceError
+from raggedatlas.ingest.columns import ColumnPlan, plan_columns
+from raggedatlas.ingest.identity import Features, identify
+from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
+from raggedatlas.model.ids import column_name, layout_uid, new_uid
+from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.reports import ColumnReport
+from raggedatlas.model.schemas import FeatureBaseSchema
+from raggedatlas.model.spaces import FeatureSpace
+
+COUNTS = "counts"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """One matrix that becomes one layer.
+
+    Parameters
+    ----------
+    info : MatrixInfo
+        The matrix.
+    name : str
+        Layer name, or ``""`` where the values decide: ``counts`` for whole non-negative numbers, else `otherwise`.
+    otherwise : str
+        Name for other values.
+    """
+
+    info: MatrixInfo
+    name: str
+    otherwise: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """Matrices that share features and, in a sparse space, their entries; they become one Zarr group.
+
+    Parameters
+    ----------
+    space : FeatureSpace
+        Feature space.
+    pointer : str
+        Cell column: the space's name, or ``<space>__<matrix>`` for a further group of the space.
+    layers : tuple of LayerPlan
+        Matrices.
+    features : Features or None
+        The columns; None for spaces without features.
+    """
+
+    space: FeatureSpace
+    pointer: str
+    layers: tuple[LayerPlan, ...]
+    features: Features | None
+
+    @property
+    def width(self) -> int:
+        """Number of columns (the first axis of a cell's value)."""
+        return self.layers[0].info.shape[1] if len(self.layers[0].info.shape) > 1 else 1
+
+    @property
+    def layout(self) -> str:
+        """Layout uid; empty for spaces without features."""
+        return "" if self.features is None else layout_uid(self.features.uids)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestPlan:
+    """Everything that is decided before the first write.
+
+    Parameters
+    ----------
+    uid, name : str
+        Of the dataset.
+    schema : SourceSchema
+        The source.
+    groups : tuple of GroupPlan
+        What is written.
+    cells : pyarrow.Table
+        The source's cells, index first.
+    columns : tuple of ColumnPlan
+        What becomes of them.
+    column_reports, element_reports : tuple of ColumnReport
+        Lines for the report.
+    notes : tuple of str
+        More lines.
+    """
+
+    uid: str
+    name: str
+    schema: SourceSchema
+    groups: tuple[GroupPlan, ...]
+    cells: pa.Table
+    columns: tuple[ColumnPlan, ...]
+    column_reports: tuple[ColumnReport, ...]
+    element_reports: tuple[ColumnReport, ...]
+    notes: tuple[str, ...]
+
+    def group_path(self, group: GroupPlan) -> str:
+        """Path of a group in the Zarr store."""
+        return f"{self.uid}/{group.pointer}"
+
+
+def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> IngestPlan:
+    """Decide what an `add` will write.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : Source
+        What is to be added; only its metadata is read.
+    options : IngestOptions
+        The caller's choices.
+
+    Raises
+    ------
+    SourceError
+        If there are no cells or matrices, or shapes do not agree.
+    SchemaError, NotFoundError, FeatureError
+        If a choice names what is not there, or types clash.
+    """
+    catalog.require_tip("add")
+    schema = source.describe()
+    if schema.n_cells == 0:
+        raise SourceError(f"{_where(schema)} has no cells; an atlas holds at least one cell per dataset.")
+    chosen, element_reports = _choose_matrices(schema, options)
+    spaces = catalog.spaces()
+    groups: list[GroupPlan] = []
+    for space_name, infos in _by_space(chosen, options, spaces).items():
+        groups += _plan_groups(catalog, source, spaces[space_name], infos, options)
+    cells = source.cells()
+    if cells.num_rows != schema.n_cells:
+        raise SourceError(f"{_where(schema)} has {schema.n_cells} cells by its matrices but {cells.num_rows} rows of obs; mend the file.")
+    table = catalog.tables.schema(CELLS)
+    columns, column_reports = plan_columns(cells.schema, table, options, [g.pointer for g in groups])
+    name, name_notes = _dataset_name(catalog, schema, options)
+    notes = [*name_notes, *(note for g in groups if g.features is not None for note in g.features.notes)]
+    return IngestPlan(
+        new_uid(), name, schema, tuple(groups), cells, columns, column_reports, tuple(element_reports), tuple(dict.fromkeys(notes))
+    )
+
+
+def _where(schema: SourceSchema) -> str:
+    return schema.uri or schema.name or "The source"
+
+
+def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list[LayerPlan], list[ColumnReport]]:
+    keys = [m.key for m in schema.matrices]
+    picked = options.layers
+    if isinstance(picked, str) and picked != "auto":
+        raise SourceError(f"layers={picked!r} is not understood; pass 'auto', a list of matrices, or {{matrix: layer name}}.")
+    names: dict[str, str] = dict(picked) if isinstance(picked, Mapping) else {}
+    sides = [k for k in options.spaces if k in keys]
+    wanted = sides if isinstance(picked, str) else list(dict.fromkeys([*picked, *sides]))
+    absent = sorted(set(wanted) - set(keys))
+    if absent:
+        raise NotFoundError(f"{_where(schema)} has no matrices {absent}; it has {keys}.")
+    plans, reports = [], [ColumnReport(k, "left out", "", what) for k, what in schema.left_out.items()]
+    for info in schema.matrices:
+        automatic = isinstance(picked, str) and not _is_side(info.key)
+        if automatic or info.key in wanted:
+            plans.append(_layer(info, names.get(info.key)))
+        else:
+            hint = f"pass spaces={{{info.key!r}: 'embedding'}} to take it" if _is_side(info.key) else "not among layers=..."
+            reports.append(ColumnReport(info.key, "left out", "", hint))
+    if not plans:
+        raise SourceError(f"{_where(schema)} has no matrix to add; it has {keys or 'none'}. Choose one with layers=[...] or spaces={{...}}.")
+    _check_names([p for p in plans if p.name])
+    return plans, reports
+
+
+def _is_side(key: str) -> bool:
+    return key.rsplit("/", 2)[-2:][0] in ("obsm", "obsp", "varm") if "/" in key else False
+
+
+def _layer(info: MatrixInfo, name: str | None) -> LayerPlan:
+    if name is not None:
+        if column_name(name) != name:
+            raise SchemaError(f"The layer name {name!r} for {info.key} may hold only letters, digits and '_'.")
+        return LayerPlan(info, name, name)
+    parts = info.key.split("/")
+    if parts[-1] == "X":
+        return LayerPlan(info, "", "raw" if "raw" in parts[:-1] else "X")
+    if _is_side(info.key):
+        return LayerPlan(info, "", "X")
+    if parts[0].startswith("X"):
+        return LayerPlan(info, "", "X")
+    return LayerPlan(info, column_name(parts[-1]), column_name(parts[-1]))
+
+
+def _check_names(plans: Sequence[LayerPlan]) -> None:
+    seen: dict[tuple[str, str], str] = {}
+    for plan in plans:
+        parent = plan.info.key.rpartition("/layers/")[0]
+        other = seen.setdefault((parent, plan.name), plan.info.key)
+        if other != plan.info.key:
+            raise SchemaError(f"{other} and {plan.info.key} would both become the layer {plan.name!r}; name one with layers={{...}}.")
+
+
+def _by_space(
+    chosen: Sequence[LayerPlan], options: IngestOptions, spaces: Mapping[str, FeatureSpace]
+) -> dict[str, list[LayerPlan]]:
+    found: dict[str, list[LayerPlan]] = {}
+    for plan in chosen:
+        info = plan.info
+        modality = info.key.split("/")[1] if info.key.startswith("mod/") else info.key
+        name = options.spaces.get(info.key) or options.spaces.get(modality) or options.spaces.get(info.features) or info.space
+        if not name:
+            raise SourceError(
+                f"The feature space of {info.key} is not known; say it with spaces={{{modality!r}: ...}}, one of {sorted(spaces)}, or "
+                f"leave the matrix out with layers=[...]."
+            )
+        if name not in spaces:
+            raise NotFoundError(
+                f"spaces={{{modality!r}: {name!r}}}: the atlas knows no feature space {name!r}, only {sorted(spaces)}; define it with "
+                "atlas.register_space(FeatureSpace(...))."
+            )
+        if len(info.shape) != spaces[name].rank + 1:
+            raise SourceError(f"{info.key} has {len(info.shape)} axes; the feature space {name!r} needs {spaces[name].rank + 1}, cells first.")
+        found.setdefault(name, []).append(plan)
+    return found
+
+
+def _plan_groups(
+    catalog: Catalog, source: Source, space: FeatureSpace, layers: Sequence[LayerPlan], options: IngestOptions
+) -> list[GroupPlan]:
+    by_features: dict[str, list[LayerPlan]] = {}
+    for layer in layers:
+        by_features.setdefault(layer.info.features, []).append(layer)
+    groups: list[GroupPlan] = []
+    for key, members in by_features.items():
+        features = _identify(catalog, source, space, key, members[0].info, options) if space.has_features else None
+        sparse = space.kind is PointerKind.SPARSE
+        for together in _same_entries(source, members) if sparse else _same_shape(members):
+            slug = column_name(together[0].info.key.replace("/X", "").replace("layers/", "").replace("obsm/", ""))
+            pointer = space.name if not groups else f"{space.name}__{slug}"
+            groups.append(GroupPlan(space, pointer, tuple(together), features))
+    return groups
+
+
+def _identify(
+    catalog: Catalog, source: Source, space: FeatureSpace, key: str, info: MatrixInfo, options: IngestOptions
+) -> Features:
+    if not key:
+        raise SourceError(
+            f"The columns of {info.key} have no names, which the feature space {space.name!r} needs; give them names in the file, or use a "
+            "space without features such as 'embedding'."
+        )
+    extra: tuple[str, ...] = ()
+    if catalog.tables.has(space.registry):
+        extra = tuple(set(catalog.tables.schema(space.registry).names) - set(FeatureBaseSchema.arrow_schema().names))
+    var = source.features(key)
+    if var.num_rows != info.shape[1]:
+        raise SourceError(f"{info.key} has {info.shape[1]} columns but {key} names {var.num_rows} features; mend the file.")
+    return identify(var, space.name, options.feature_id_of(space.name), options.organism, extra)
+
+
+def _same_shape(layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
+    found: dict[tuple[int, ...], list[LayerPlan]] = {}
+    for layer in layers:
+        found.setdefault(layer.info.shape, []).append(layer)
+    return list(found.values())
+
+
+def _same_entries(source: Source, layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
+    if len(layers) == 1:
+        return [list(layers)]
+    from raggedatlas.ingest.patterns import entry_hash
+
+    found: dict[str, list[LayerPlan]] = {}
+    for layer in layers:
+        found.setdefault(entry_hash(source, layer.info), []).append(layer)
+    return list(found.values())
+
+
+def _dataset_name(catalog: Catalog, schema: SourceSchema, options: IngestOptions) -> tuple[str, list[str]]:
+    if options.name is not None:
+        return options.name, []
+    base = name = schema.name or "dataset"
+    if options.on_duplicate == "replace":
+        return base, []
+    taken, n = set(catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()), 2
+    while name in taken:
+        name, n = f"{base}-{n}", n + 1
+    return name, [f"the name {base!r} is taken; this dataset is called {name!r}"] if name != base else []

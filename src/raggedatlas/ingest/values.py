@@ -1,0 +1,221 @@
+"""The value policy: integers become the smallest exact unsigned type, floats stay what they are, strange values are refused."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError, ValuesError
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+
+UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
+_TWO_64 = 2.0**64
+
+
+@dataclass
+class LayerFit:
+    """What the values of one layer have turned out to be so far.
+
+    Parameters
+    ----------
+    key : str
+        The matrix in its source, for messages.
+    dtype : numpy dtype
+        Of the source's values.
+    must_count : bool
+        Whether its name says that it holds counts.
+    may_be_signed : bool
+        Whether negative integers may stay, as in a layer of differences or an embedding.
+    keep_nonfinite : bool
+        Whether NaN and infinities may stay.
+
+    Notes
+    -----
+    A matrix of integers with a negative value among them can only be refused once it is known that no fraction follows, so
+    the first offending cell of each kind is remembered and judged by `judge`.
+    """
+
+    key: str
+    dtype: np.dtype[Any]
+    must_count: bool = False
+    may_be_signed: bool = False
+    keep_nonfinite: bool = False
+    low: float = 0
+    high: float = 0
+    whole: bool = True
+    finite: bool = True
+    negative_at: tuple[int, int] | None = None
+    negative_value: float = field(default=0.0)
+
+    @property
+    def counts(self) -> bool:
+        """Whether every value so far is a non-negative integer."""
+        return self.whole and self.finite and self.low >= 0 and self.high < _TWO_64
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The smallest dtype that holds every value so far exactly."""
+        if not self.counts:
+            return self.dtype if self.dtype.kind != "b" else np.dtype(np.uint8)
+        return next(np.dtype(t) for t in UNSIGNED if self.high <= np.iinfo(t).max)
+
+    def observe(self, block: Block, first_row: int) -> None:
+        """Take note of a block's values.
+
+        Parameters
+        ----------
+        block : CsrBlock or DenseBlock
+            With the layer ``"values"``.
+        first_row : int
+            Row of the matrix that the block starts at.
+
+        Raises
+        ------
+        ValuesError
+            At the first NaN or infinity, unless they may stay.
+        """
+        values = np.ascontiguousarray(block.layers["values"]).reshape(-1)
+        if values.size == 0:
+            return
+        if values.dtype.kind in "bu":
+            self._extend(0, int(values.max()))
+        elif values.dtype.kind == "i":
+            low = int(values.min())
+            self._extend(low, int(values.max()))
+            if low < 0:
+                self._first_negative(block, int(np.argmax(values < 0)), first_row)
+        else:
+            self._observe_floats(block, values, first_row)
+
+    def _observe_floats(self, block: Block, values: NDArray[Any], first_row: int) -> None:
+        from raggedatlas.ingest.kernels import scan_floats
+
+        wide = values.astype(np.float32) if values.dtype.itemsize < 4 else values
+        low, high, fractional, strange, negative = scan_floats(wide)
+        if strange >= 0:
+            self.finite = False
+            if not self.keep_nonfinite:
+                row, column = locate(block, strange)
+                raise ValuesError(
+                    f"{self.key} holds {values[strange]} at cell {first_row + row}, feature {column} (both counted from 0); a matrix of "
+                    "values must be finite. Mend the file, or pass nonfinite='keep' to keep such values as they are."
+                )
+        self._extend(float(low), float(high))
+        self.whole = self.whole and fractional < 0
+        if negative >= 0:
+            self._first_negative(block, negative, first_row)
+
+    def _extend(self, low: float, high: float) -> None:
+        self.low, self.high = min(self.low, low), max(self.high, high)
+
+    def _first_negative(self, block: Block, position: int, first_row: int) -> None:
+        if self.negative_at is None:
+            row, column = locate(block, position)
+            self.negative_at = (first_row + row, column)
+            self.negative_value = float(np.ravel(block.layers["values"])[position])
+
+    def judge(self) -> None:
+        """Refuse what only the whole matrix shows.
+
+        Raises
+        ------
+        ValuesError
+            If it is all integers but for their sign, or bears the name of counts without being any.
+        """
+        if self.negative_at is not None and (self.must_count or (self.whole and self.finite and not self.may_be_signed)):
+            cell, feature = self.negative_at
+            raise ValuesError(
+                f"{self.key} holds {self.negative_value:g} at cell {cell}, feature {feature} (both counted from 0); counts cannot be "
+                "negative. Mend the file, leave the matrix out with layers=[...], or store differences as floats with fractions."
+            )
+        if self.must_count and not self.counts:
+            raise ValuesError(
+                f"{self.key} is to be the layer 'counts' but holds fractions or values that are not finite; give it another name, "
+                f"e.g. layers={{{self.key!r}: 'normalized'}}."
+            )
+
+
+def locate(block: Block, position: int) -> tuple[int, int]:
+    """Find the row and column of the value at a position of a block.
+
+    Examples
+    --------
+    >>> locate(CsrBlock(np.array([0, 0, 2]), np.array([4, 7]), {"values": np.array([1, 1])}, 9), 1)
+    (1, 7)
+    """
+    if isinstance(block, CsrBlock):
+        return int(np.searchsorted(block.indptr, position, side="right")) - 1, int(block.indices[position])
+    shape = next(iter(block.layers.values())).shape
+    place = np.unravel_index(position, shape)
+    return int(place[0]), int(place[1]) if len(place) > 1 else 0
+
+
+def to_csr(block: Block) -> CsrBlock:
+    """Turn a dense block into a sparse one without its zeros; a sparse one stays as it is.
+
+    Examples
+    --------
+    >>> to_csr(DenseBlock({"values": np.array([[0, 2], [1, 0]])})).indices
+    array([1, 0], dtype=uint32)
+    """
+    if isinstance(block, CsrBlock):
+        return block
+    from raggedatlas.ingest.kernels import dense_to_csr
+
+    dense = np.ascontiguousarray(block.layers["values"])
+    if dense.dtype == np.float16:
+        indptr, indices, kept = dense_to_csr(dense.astype(np.float32))
+        return CsrBlock(indptr, indices, {"values": kept.astype(np.float16)}, dense.shape[1])
+    indptr, indices, kept = dense_to_csr(dense)
+    return CsrBlock(indptr, indices, {"values": kept}, dense.shape[1])
+
+
+def canonical(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool) -> tuple[CsrBlock, int]:
+    """Sort the entries of each row by column and sum those that name a column twice.
+
+    Parameters
+    ----------
+    block : CsrBlock
+        As the source has it.
+    key : str
+        The matrix, for messages.
+    first_row : int
+        Row of the matrix that the block starts at.
+    sum_duplicates : bool
+        Whether duplicates are summed or refused.
+
+    Returns
+    -------
+    tuple
+        The block, indices uint32 and strictly ascending in each row, and how many entries were summed away.
+
+    Raises
+    ------
+    SourceError
+        If a row names a column twice and `sum_duplicates` is false.
+    """
+    from raggedatlas.store.kernels import has_sorted_unique_rows
+
+    is_sorted, unique = has_sorted_unique_rows(block.indptr, block.indices)
+    if is_sorted and unique:
+        return CsrBlock(block.indptr, block.indices.astype(np.uint32, copy=False), block.layers, block.n_cols), 0
+    rows = np.repeat(np.arange(block.n_rows), np.diff(block.indptr))
+    order = np.lexsort((block.indices, rows))
+    rows, indices, values = rows[order], block.indices[order], block.layers["values"][order]
+    first = np.ones(len(order), bool)
+    first[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
+    n_summed = int(len(first) - first.sum())
+    if n_summed and not sum_duplicates:
+        at = int(np.argmin(first))
+        raise SourceError(
+            f"{key} names feature {int(indices[at])} twice in cell {first_row + int(rows[at])} (both counted from 0); mend the file, or "
+            "pass duplicate_entries='sum'."
+        )
+    if n_summed:
+        wide = values if values.dtype.kind == "f" else values.astype(np.uint64 if values.dtype.kind in "bu" else np.int64)
+        values = np.add.reduceat(wide, np.flatnonzero(first))
+        rows, indices = rows[first], indices[first]
+    indptr = np.zeros(block.n_rows + 1, np.int64)
+    np.cumsum(np.bincount(rows, minlength=block.n_rows), out=indptr[1:])
+    return CsrBlock(indptr, indices.astype(np.uint32), {"values": values}, block.n_cols), n_summed

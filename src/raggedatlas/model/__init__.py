@@ -1,0 +1,1 @@
+"""What things are: ids, pointers, schemas, records, feature spaces, batches and the two protocols. No I/O."""

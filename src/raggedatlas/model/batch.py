@@ -1,0 +1,108 @@
+"""The currency between readers and writers: blocks of rows, sparse or dense."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class CsrBlock:
+    """Rows of a sparse matrix whose layers share one pattern of entries.
+
+    Parameters
+    ----------
+    indptr : (n_rows + 1,) int64
+        Row i holds entries ``[indptr[i], indptr[i + 1])``; starts at 0.
+    indices : (n_entries,) integer
+        Columns.
+    layers : mapping of str to (n_entries,) array
+        Values.
+    n_cols : int
+        Number of columns.
+    """
+
+    indptr: NDArray[np.int64]
+    indices: NDArray[Any]
+    layers: Mapping[str, NDArray[Any]]
+    n_cols: int
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.indptr) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBlock:
+    """Rows of dense arrays.
+
+    Parameters
+    ----------
+    layers : mapping of str to (n_rows, ...) array
+        Values; all layers share their shape.
+    """
+
+    layers: Mapping[str, NDArray[Any]]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.layers.values())))
+
+
+Block = CsrBlock | DenseBlock
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceBatch:
+    """One feature space's part of a batch, aligned row by row with the batch's cells.
+
+    Parameters
+    ----------
+    block : CsrBlock or DenseBlock
+        One row per cell of the batch; cells without this modality have an empty or filled row.
+    features : (n_features,) array of str
+        Feature uids in column order; empty for spaces without features.
+    present : (n_rows,) bool
+        Whether the cell has this modality.
+    layout_uids : (n_rows,) array of str
+        Which layout measured the cell; empty where absent.
+    measured : mapping of str to (n_features,) bool
+        Layout uid -> which columns it measured.
+    """
+
+    block: Block
+    features: NDArray[np.str_]
+    present: NDArray[np.bool_]
+    layout_uids: NDArray[np.str_]
+    measured: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some cells of a query, every modality aligned to one table of metadata.
+
+    Parameters
+    ----------
+    obs : pa.Table
+        One row per cell, with `uid`, `dataset`, `cell_name` and the asked metadata columns.
+    spaces : mapping of str to SpaceBatch
+        Per feature space.
+    """
+
+    obs: pa.Table
+    spaces: Mapping[str, SpaceBatch]
+
+    def __repr__(self) -> str:
+        """Say how many cells and which spaces."""
+        parts = ", ".join(f"{name}: {len(part.features)} features" for name, part in self.spaces.items())
+        return f"Batch of {self.obs.num_rows:,} cells ({parts})"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<code>{escape(repr(self))}</code>"

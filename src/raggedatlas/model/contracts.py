@@ -1,0 +1,159 @@
+"""The two protocols: whatever can be read is a `Source`, whatever can be written is a `Sink`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike
+
+from raggedatlas.model.batch import Block
+
+MatrixForm = Literal["csr", "csc", "dense"]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixInfo:
+    """One matrix of a source, known without reading its values.
+
+    Parameters
+    ----------
+    key : str
+        Where it stands: ``"X"``, ``"raw/X"``, ``"layers/<name>"``, ``"obsm/<name>"``; within MuData ``"mod/<m>/X"`` and so on.
+    form : {"csr", "csc", "dense"}
+        How it is stored.
+    dtype : numpy dtype
+        Of its values.
+    shape : tuple of int
+        ``(n_cells, n_features)``, or more axes for tiles.
+    features : str
+        Key under which `Source.features` gives its columns; empty when they have no names.
+    space : str
+        Feature space it belongs to by the source's own knowledge; empty when unknown.
+    n_entries : int or None
+        Stored entries of a sparse matrix.
+    """
+
+    key: str
+    form: MatrixForm
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    features: str
+    space: str = ""
+    n_entries: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSchema:
+    """What a source holds, known without reading its values.
+
+    Parameters
+    ----------
+    name : str
+        What people would call it: the file's name without its ending.
+    uri : str
+        Where it is; empty for an object in memory.
+    n_cells : int
+        Number of cells.
+    matrices : tuple of MatrixInfo
+        Every matrix that can be read in row blocks.
+    left_out : mapping of str to str
+        Everything else it holds (``"uns/neighbors"``, ...) -> what it is; the report lists it.
+    format : str
+        For instance ``"h5ad"``.
+    """
+
+    name: str
+    uri: str
+    n_cells: int
+    matrices: tuple[MatrixInfo, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    format: str = ""
+
+    def matrix(self, key: str) -> MatrixInfo | None:
+        """Return the matrix with that key, or None."""
+        return next((m for m in self.matrices if m.key == key), None)
+
+
+class Source(Protocol):
+    """Something that can be read: a file, an object in memory, a query."""
+
+    def describe(self) -> SourceSchema:
+        """Say what is there; reads no values."""
+        ...
+
+    def cells(self) -> pa.Table:
+        """Return one row per cell: the index as the first column, then the columns; facts as field metadata (`model.frames`)."""
+        ...
+
+    def features(self, key: str) -> pa.Table:
+        """Return one row per column of a matrix, in column order: the index as the first column; facts as field metadata."""
+        ...
+
+    def blocks(self, keys: tuple[str, ...], n_rows: int) -> Iterator[tuple[Block, ...]]:
+        """Walk down the rows of some matrices together, at most `n_rows` rows a step, each as one block with the layer ``"values"``.
+
+        Sparse matrices and dense ones that are read as such come in the form they have in the source, CSC as CSR; entries of
+        a row come in the source's order, duplicates included. Every call starts at the first row.
+        """
+        ...
+
+    def present(self, key: str) -> "np.ndarray[Any, np.dtype[np.int64]] | None":
+        """Return which cell each row of a matrix belongs to, as (n_rows,) int64; None when row i is cell i."""
+        ...
+
+    def close(self) -> None:
+        """Let go of open files."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SinkMatrix:
+    """A matrix that a sink is about to receive.
+
+    Parameters
+    ----------
+    key : str
+        ``"X"``, ``"layers/<name>"``, ``"obsm/<name>"``; within MuData ``"mod/<m>/X"`` and so on.
+    form : {"csr", "dense"}
+        Form of the blocks.
+    dtype : numpy dtype
+        Of the values.
+    shape : tuple of int
+        Final shape.
+    """
+
+    key: str
+    form: Literal["csr", "dense"]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, key: str, form: Literal["csr", "dense"], dtype: DTypeLike, shape: tuple[int, ...]) -> "SinkMatrix":
+        """Make one, with anything that NumPy takes for a dtype."""
+        return cls(key, form, np.dtype(dtype), shape)
+
+
+class Sink(Protocol):
+    """Something that can be written in row blocks; nothing is visible under its name before `commit`."""
+
+    def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
+        """Prepare for these matrices."""
+        ...
+
+    def write(self, key: str, block: Block) -> None:
+        """Append rows to one matrix; its block has one layer, ``"values"``."""
+        ...
+
+    def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
+        """Write a whole element: ``"obs"`` and ``"var"`` as pandas frames, ``"uns"``, ``"varm"``, ... as AnnData takes them."""
+        ...
+
+    def commit(self) -> str:
+        """Make the result visible under its name, and return that name."""
+        ...
+
+    def abort(self) -> None:
+        """Remove what was written so far."""
+        ...

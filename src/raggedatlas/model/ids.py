@@ -1,0 +1,168 @@
+"""Identifiers: random cell uids, stable feature uids, content-hashed layout uids, and the names people give."""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+
+from raggedatlas.errors import NameRefusedError
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VERSIONED = re.compile(r"(?P<id>ENS[A-Z]*\d{6,})\.(?P<version>\d+)(?P<rest>_PAR_Y)?")
+_ENSEMBL = re.compile(r"ENS[A-Z]*\d{6,}(\.\d+)?(_PAR_Y)?")
+
+
+def new_uids(n: int) -> list[str]:
+    """Draw `n` random uids of 16 hex digits, all different (seed 000, cell table).
+
+    Parameters
+    ----------
+    n : int
+        How many.
+
+    Returns
+    -------
+    list of str
+        Each 64 random bits; safe for writers that know nothing of each other.
+
+    Examples
+    --------
+    >>> len(new_uids(3)), len(new_uids(1)[0])
+    (3, 16)
+    """
+    text = secrets.token_hex(8 * n)
+    uids = [text[i : i + 16] for i in range(0, 16 * n, 16)]
+    return uids if len(set(uids)) == n else new_uids(n)
+
+
+def new_uid() -> str:
+    """Draw one random uid of 16 hex digits.
+
+    Examples
+    --------
+    >>> len(new_uid())
+    16
+    """
+    return new_uids(1)[0]
+
+
+def feature_uid(organism: str, namespace: str, identifier: str) -> str:
+    """Hash a feature's identity to 16 hex digits, so that parallel writers agree.
+
+    Parameters
+    ----------
+    organism, namespace : str
+        For instance ``"human"`` and ``"gene_expression"``; case does not matter.
+    identifier : str
+        The feature's id without its version.
+
+    Returns
+    -------
+    str
+        First 16 hex digits of the sha256 of the three parts, each followed by a NUL byte.
+
+    Examples
+    --------
+    >>> feature_uid("human", "gene_expression", "ENSG00000105369")
+    '24ef1f8ba1c20e1c'
+    >>> feature_uid("Human", "gene_expression", "ENSG00000105369")
+    '24ef1f8ba1c20e1c'
+    """
+    parts = (organism.strip().lower(), namespace.strip().lower(), identifier)
+    return hashlib.sha256(b"".join(p.encode() + b"\0" for p in parts)).hexdigest()[:16]
+
+
+def layout_uid(feature_uids: Iterable[str]) -> str:
+    r"""Hash an ordered list of features to 16 hex digits (seed 000, `_feature_layouts`).
+
+    Parameters
+    ----------
+    feature_uids : iterable of str
+        In column order.
+
+    Returns
+    -------
+    str
+        First 16 hex digits of the sha256 over each uid followed by a NUL byte.
+
+    Examples
+    --------
+    >>> layout_uid(["a", "b"]) == layout_uid(["ab"]), layout_uid(["a", "b"]) == layout_uid(["b", "a"])
+    (False, False)
+    """
+    digest = hashlib.sha256()
+    for uid in feature_uids:
+        digest.update(uid.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def split_version(identifier: str) -> tuple[str, str | None]:
+    """Split the version suffix off an Ensembl id; other ids stay whole.
+
+    Examples
+    --------
+    >>> split_version("ENSG00000105369.12")
+    ('ENSG00000105369', '12')
+    >>> split_version("RP11-34P13.7")
+    ('RP11-34P13.7', None)
+    """
+    match = _VERSIONED.fullmatch(identifier)
+    if match is None:
+        return identifier, None
+    return match["id"] + (match["rest"] or ""), match["version"]
+
+
+def looks_like_ensembl(identifiers: Sequence[str]) -> bool:
+    """Tell whether most of some identifiers have the form of Ensembl gene ids.
+
+    Examples
+    --------
+    >>> looks_like_ensembl(["ENSG00000105369", "ENSMUSG00000000001.4"]), looks_like_ensembl(["CD79A"])
+    (True, False)
+    """
+    sample = identifiers[:: max(1, len(identifiers) // 200)]
+    hits = sum(_ENSEMBL.fullmatch(str(i)) is not None for i in sample)
+    return bool(sample) and hits > len(sample) / 2
+
+
+def check_name(name: str, what: str) -> str:
+    """Return `name` if it may become part of a path or a table name.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    what : str
+        What it names, for the message.
+
+    Raises
+    ------
+    NameRefusedError
+        If it is empty, starts with a dot, or holds anything but letters, digits, ``_``, ``-`` and ``.``.
+
+    Examples
+    --------
+    >>> check_name("gene_expression", "feature space")
+    'gene_expression'
+    """
+    if not isinstance(name, str) or NAME.fullmatch(name) is None or ".." in name:
+        raise NameRefusedError(
+            f"The {what} name {name!r} may hold only letters, digits, '_', '-' and single dots, and not start with a dot; "
+            "choose another name."
+        )
+    return name
+
+
+def column_name(name: str) -> str:
+    """Turn a file's column name into one that tables and SQL accept; the original is kept beside it.
+
+    Examples
+    --------
+    >>> column_name("percent.mt"), column_name("2nd pass"), column_name("")
+    ('percent_mt', '_2nd_pass', 'column')
+    """
+    text = re.sub(r"\W", "_", str(name), flags=re.ASCII)
+    if not text:
+        return "column"
+    return text if COLUMN.fullmatch(text) else f"_{text}"

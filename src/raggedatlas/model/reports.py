@@ -1,0 +1,206 @@
+"""What an operation did, said in full: columns, layers, features, problems."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from html import escape
+from typing import Any, Literal
+
+Fate = Literal["kept", "renamed", "cast", "refused", "left out"]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReport:
+    """What became of one obs column, layer or other element.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the source.
+    fate : {"kept", "renamed", "cast", "refused", "left out"}
+        What was done.
+    stored_as : str
+        Where it is now; empty when it is nowhere.
+    note : str
+        Why, or how to have it otherwise.
+    """
+
+    name: str
+    fate: Fate
+    stored_as: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceReport:
+    """What one feature space received.
+
+    Parameters
+    ----------
+    space, group, layout_uid : str
+        Feature space, Zarr group, and ordered feature list.
+    layers : tuple of str
+        Layers in the group.
+    n_features, n_new_features, n_entries : int
+        Columns, columns that the registry did not know, and stored entries.
+    n_bytes : int
+        Bytes of the arrays on disk.
+    """
+
+    space: str
+    group: str
+    layout_uid: str
+    layers: tuple[str, ...]
+    n_features: int
+    n_new_features: int
+    n_entries: int
+    n_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What `add` did with one source, or would do (``dry_run``).
+
+    Parameters
+    ----------
+    dataset_uid, name, source, content_hash : str
+        The dataset.
+    n_cells : int
+        Its cells.
+    status : {"added", "skipped", "replaced", "dry run"}
+        What happened.
+    spaces : tuple of SpaceReport
+        Per Zarr group.
+    columns : tuple of ColumnReport
+        Every obs column.
+    elements : tuple of ColumnReport
+        Every other element: layers, raw, obsm, uns, ...
+    notes : tuple of str
+        Everything else worth knowing: duplicates kept apart, entries summed, ids and symbols chosen.
+    """
+
+    dataset_uid: str
+    name: str
+    source: str
+    content_hash: str
+    n_cells: int
+    status: Literal["added", "skipped", "replaced", "dry run"]
+    spaces: tuple[SpaceReport, ...] = ()
+    columns: tuple[ColumnReport, ...] = ()
+    elements: tuple[ColumnReport, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the report as plain dictionaries and lists, as ``--json`` prints it."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        """Say it in lines."""
+        lines = [f"{self.name}: {self.status}, {self.n_cells:,} cells, dataset {self.dataset_uid or '(none)'}"]
+        for s in self.spaces:
+            lines.append(
+                f"  {s.space} ({', '.join(s.layers)}): {s.n_features:,} features ({s.n_new_features:,} new), {s.n_entries:,} entries"
+            )
+        for title, rows in (("columns", self.columns), ("elements", self.elements)):
+            for row in rows:
+                if row.fate != "kept":
+                    arrow = f" -> {row.stored_as}" if row.stored_as else ""
+                    lines.append(f"  {title[:-1]} {row.name}{arrow}: {row.fate}{'; ' + row.note if row.note else ''}")
+        lines.extend(f"  {note}" for note in self.notes)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that `validate` found wrong.
+
+    Parameters
+    ----------
+    rule : str
+        Stable short name, for instance ``pointer-bounds``.
+    place : str
+        Table, dataset or group.
+    message : str
+        What is wrong.
+    mend : str
+        The way out.
+    """
+
+    rule: str
+    place: str
+    message: str
+    mend: str = ""
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        return f"{self.place}: {self.message} [{self.rule}]{' ' + self.mend if self.mend else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepReport:
+    """What `gc`, `repair`, `drop_dataset` or `purge` removed or would remove.
+
+    Parameters
+    ----------
+    groups : tuple of str
+        Zarr groups.
+    n_cells : int
+        Rows of the cell table.
+    n_bytes : int
+        Bytes of arrays.
+    dry_run : bool
+        Whether it only looked.
+    kept : tuple of str
+        Groups left alone because an `add` may be writing them.
+    notes : tuple of str
+        Everything else.
+    """
+
+    groups: tuple[str, ...] = ()
+    n_cells: int = 0
+    n_bytes: int = 0
+    dry_run: bool = False
+    kept: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the report as plain dictionaries and lists."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What changed between two snapshots.
+
+    Parameters
+    ----------
+    old, new : int
+        The snapshots.
+    datasets_added, datasets_removed : tuple of str
+        Names with uids.
+    cells_added, cells_removed, cells_changed : int
+        By cell uid; changed means that a metadata value differs.
+    features_added, features_removed, features_changed : mapping of str to tuple of str
+        Feature space -> ids or symbols.
+    columns_added, columns_removed : tuple of str
+        Columns of the cell table.
+    """
+
+    old: int
+    new: int
+    datasets_added: tuple[str, ...] = ()
+    datasets_removed: tuple[str, ...] = ()
+    cells_added: int = 0
+    cells_removed: int = 0
+    cells_changed: int = 0
+    features_added: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    features_removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    features_changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    columns_added: tuple[str, ...] = ()
+    columns_removed: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the difference as plain dictionaries and lists."""
+        return asdict(self)

@@ -1,0 +1,126 @@
+"""Feature spaces as data: what a pointer column may point at (seed 000, feature spaces)."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from raggedatlas.errors import SchemaError
+from raggedatlas.model.ids import check_name
+from raggedatlas.model.pointers import PointerKind
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpace:
+    """One kind of measurement.
+
+    Parameters
+    ----------
+    name : str
+        Letters, digits and ``_``; also the default name of the pointer column.
+    kind : PointerKind
+        ``sparse`` groups hold CSR parts, ``dense`` groups hold arrays with one row per cell.
+    has_features : bool
+        Whether columns are named features with a registry (genes, proteins, peaks). Embeddings and tiles have none.
+    is_counts : bool
+        Whether whole non-negative matrices of this space go to a layer ``counts``.
+    rank : int
+        Rank of one cell's value: 1 for a vector, 3 for an image tile ``(C, Y, X)``.
+    description : str
+        One line for people.
+
+    Examples
+    --------
+    >>> FeatureSpace("tf_activity", PointerKind.DENSE).registry
+    'tf_activity_registry'
+    """
+
+    name: str
+    kind: PointerKind
+    has_features: bool = True
+    is_counts: bool = True
+    rank: int = 1
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the definition."""
+        check_name(self.name, "feature space")
+        if not self.name.isidentifier() or "__" in self.name:
+            raise SchemaError(
+                f"The feature space name {self.name!r} must be an identifier without a double underscore, "
+                "because it names a column; choose another, e.g. 'gene_expression'."
+            )
+        object.__setattr__(self, "kind", PointerKind(self.kind))
+        if self.rank < 1 or (self.kind is PointerKind.SPARSE and (self.rank != 1 or not self.has_features)):
+            raise SchemaError(
+                f"Feature space {self.name!r}: a sparse space has rank 1 and features, and ranks start at 1; "
+                f"got kind={self.kind.value!r}, rank={self.rank}, has_features={self.has_features}."
+            )
+
+    @property
+    def registry(self) -> str:
+        """Name of the registry table of this space."""
+        return f"{self.name}_registry"
+
+    def to_json(self) -> str:
+        """Write the definition as JSON, the form in which an atlas stores it."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "FeatureSpace":
+        """Read the form that `to_json` writes."""
+        return cls(**json.loads(text))
+
+
+BUILT_IN = (
+    FeatureSpace("gene_expression", PointerKind.SPARSE, description="Transcript counts or values per gene."),
+    FeatureSpace("chromatin_accessibility", PointerKind.SPARSE, description="Fragment or cut counts per peak."),
+    FeatureSpace("protein_abundance", PointerKind.DENSE, description="Antibody-derived tag counts or values per protein."),
+    FeatureSpace("embedding", PointerKind.DENSE, has_features=False, is_counts=False, description="One vector per cell."),
+    FeatureSpace(
+        "image_tiles", PointerKind.DENSE, has_features=False, is_counts=False, rank=3, description="One (C, Y, X) tile per cell."
+    ),
+)
+"""The spaces that every process knows."""
+
+_KNOWN: dict[str, FeatureSpace] = {space.name: space for space in BUILT_IN}
+
+
+def register_space(space: FeatureSpace) -> FeatureSpace:
+    """Make a space known to this process, so that schema classes may name it.
+
+    Parameters
+    ----------
+    space : FeatureSpace
+        The definition. An atlas stores the definitions it uses; readers need no registration.
+
+    Returns
+    -------
+    FeatureSpace
+        The same definition.
+
+    Raises
+    ------
+    SchemaError
+        If the name is taken by another definition.
+
+    Examples
+    --------
+    >>> register_space(FeatureSpace("tf_activity", PointerKind.DENSE, is_counts=False)).name
+    'tf_activity'
+    """
+    known = _KNOWN.setdefault(space.name, space)
+    if known != space:
+        raise SchemaError(
+            f"The feature space {space.name!r} is defined already, as {known}; choose another name or use that definition."
+        )
+    return space
+
+
+def known_spaces() -> dict[str, FeatureSpace]:
+    """Return the spaces known to this process, by name.
+
+    Examples
+    --------
+    >>> "gene_expression" in known_spaces()
+    True
+    """
+    return dict(_KNOWN)

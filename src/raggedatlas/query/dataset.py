@@ -1,0 +1,208 @@
+"""One dataset on its own: what was added, given back."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_records
+from raggedatlas.catalog.frames import read_frame
+from raggedatlas.errors import NotFoundError
+from raggedatlas.model.frames import arrow_to_frame
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.ranges import ArrayReader, read_slice
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from anndata import AnnData
+
+
+def list_datasets(catalog: Catalog) -> "pd.DataFrame":
+    """List the datasets of an atlas, one row each, in the order of adding.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by uid: name, n_cells, spaces, layers, n_features, source, created_at.
+    """
+    import pandas as pd
+
+    rows = []
+    for uid, records in group_by_dataset(read_records(catalog)).items():
+        spaces = dict.fromkeys(r.feature_space for r in records)
+        rows.append(
+            {
+                "uid": uid,
+                "name": records[0].name,
+                "n_cells": Dataset(catalog, tuple(records)).n_cells,
+                "spaces": ", ".join(spaces),
+                "layers": ", ".join(f"{r.feature_space}/{layer}" for r in records for layer in r.layers),
+                "n_features": ", ".join(str(r.n_features) for r in records),
+                "source": records[0].source,
+                "created_at": records[0].created_at,
+            }
+        )
+    columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]
+    return pd.DataFrame(rows, columns=columns).set_index("uid")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset of an atlas or a view.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip or pinned.
+    records : tuple of DatasetRecord
+        Its groups.
+    """
+
+    catalog: Catalog
+    records: tuple[DatasetRecord, ...]
+
+    @classmethod
+    def find(cls, catalog: Catalog, uid_or_name: str) -> "Dataset":
+        """Find a dataset by uid or name.
+
+        Raises
+        ------
+        NotFoundError
+            If none, or more than one, goes by that name.
+        """
+        return cls(catalog, tuple(find_dataset(catalog, uid_or_name)))
+
+    @property
+    def uid(self) -> str:
+        """Its uid."""
+        return self.records[0].uid
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.records[0].name
+
+    @property
+    def n_cells(self) -> int:
+        """How many cells it was added with."""
+        facts: dict[str, Any] = json.loads(self.records[0].facts)
+        return int(facts.get("n_cells", self.records[0].n_cells))
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """What the source held that the atlas did not take: element -> what it is."""
+        return dict(json.loads(self.records[0].facts).get("left_out", {}))
+
+    @cached_property
+    def obs(self) -> "pd.DataFrame":
+        """The file's own obs, with its index, columns, dtypes and categories."""
+        return arrow_to_frame(read_frame(self.catalog, self.uid, "obs"))
+
+    def var(self, space: str | None = None) -> "pd.DataFrame":
+        """Give the file's own var of a feature space, with its index, columns, dtypes and categories."""
+        return arrow_to_frame(read_frame(self.catalog, self.uid, f"var.{self._main(space).pointer}"))
+
+    def to_anndata(self, space: str | None = None) -> "AnnData":
+        """Give the dataset back as it was added: its own names, frames, matrix forms and dtypes.
+
+        Parameters
+        ----------
+        space : str or None
+            Feature space; None takes ``gene_expression`` where there is one, else the first.
+
+        Returns
+        -------
+        anndata.AnnData
+            X and layers where the file had them, in the form (CSR, CSC, dense) and dtype that they had; a matrix with other
+            features is in ``raw`` if it was there. Cells without this modality are left out.
+
+        Raises
+        ------
+        NotFoundError
+            If the dataset has no such space.
+        """
+        from anndata import AnnData
+
+        main = self._main(space)
+        obs, var = self.obs, self.var(main.feature_space)
+        n_rows = main.n_cells
+        if n_rows != len(obs):
+            obs = obs.iloc[self._cells_of(main)]
+        parts: dict[str, Any] = {"layers": {}}
+        for record in self.records:
+            if record.feature_space == main.feature_space:
+                for key, matrix in self._matrices(record).items():
+                    self._place(parts, key, matrix, record)
+        adata = AnnData(X=parts.get("X"), obs=obs, var=var, layers=parts["layers"])
+        if "raw" in parts:
+            matrix, features = parts["raw"]
+            adata.raw = AnnData(X=matrix, obs=obs[[]], var=features)
+        return adata
+
+    def _main(self, space: str | None) -> DatasetRecord:
+        spaces = list(dict.fromkeys(r.feature_space for r in self.records))
+        wanted = space or ("gene_expression" if "gene_expression" in spaces else spaces[0])
+        for record in self.records:
+            if record.feature_space == wanted:
+                return record
+        raise NotFoundError(f"Dataset {self.name!r} has no feature space {wanted!r}, only {spaces}.")
+
+    def _cells_of(self, record: DatasetRecord) -> Any:  # noqa: ANN401  (an index array)
+        import pyarrow.compute as pc
+
+        from raggedatlas.catalog.catalog import CELLS
+
+        rows = self.catalog.tables.read(CELLS, [record.pointer], where=f"dataset_uid = '{self.uid}'")
+        struct = rows.column(record.pointer).combine_chunks()
+        at = pc.struct_field(struct, "zarr_row" if "zarr_row" in [f.name for f in struct.type] else "position")
+        return np.flatnonzero(at.is_valid().to_numpy(zero_copy_only=False))
+
+    def _place(self, parts: dict[str, Any], key: str, matrix: Any, record: DatasetRecord) -> None:  # noqa: ANN401
+        pieces = key.split("/")
+        if "raw" in pieces[:-1]:
+            features = arrow_to_frame(read_frame(self.catalog, self.uid, f"var.{record.pointer}"))
+            parts["raw"] = (matrix, features)
+        elif pieces[-1].startswith("X") or "obsm" in pieces:
+            parts.setdefault("X", matrix)
+        else:
+            parts["layers"][pieces[-1]] = matrix
+
+    def _matrices(self, record: DatasetRecord) -> dict[str, Any]:
+        specs = {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
+        shape = (record.n_cells, record.n_features)
+        facts = json.loads(record.facts)["layers"]
+        found = {}
+        for layer in record.layers:
+            fact = facts[layer]
+            if "csr/indices" in specs:
+                from scipy.sparse import csr_matrix
+
+                parts = [self._read(specs[path]) for path in (f"csr/layers/{layer}", "csr/indices", "csr/indptr")]
+                values, indices = parts[0].astype(fact["dtype"], copy=False), parts[1].astype(np.int32)
+                matrix: Any = csr_matrix((values, indices, parts[2]), shape=shape)
+                found[fact["key"]] = matrix.tocsc() if fact["form"] == "csc" else matrix.toarray() if fact["form"] == "dense" else matrix
+            else:
+                matrix = self._read(specs[f"layers/{layer}"]).astype(fact["dtype"], copy=False)
+                if fact["form"] != "dense":
+                    from scipy.sparse import csc_matrix, csr_matrix
+
+                    matrix = (csc_matrix if fact["form"] == "csc" else csr_matrix)(matrix)
+                found[fact["key"]] = matrix
+        return found
+
+    def _read(self, spec: ArraySpec) -> Any:  # noqa: ANN401  (an array of the stored dtype)
+        return read_slice(ArrayReader(self.catalog.arrays, spec), 0, spec.shape[0])
+
+    def __repr__(self) -> str:
+        """Say its name, cells and layers."""
+        layers = ", ".join(f"{r.feature_space}/{layer}" for r in self.records for layer in r.layers)
+        return f"Dataset {self.name!r} ({self.uid}): {self.n_cells:,} cells, {layers}"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<code>{escape(repr(self))}</code>"

@@ -1,0 +1,190 @@
+"""A plan as data: what will be read from where, and where it lands. Frozen and picklable."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.store.ranges import ArrayReader
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """One Zarr group of a part.
+
+    Parameters
+    ----------
+    path : str
+        The group's path in the Zarr store.
+    layout_uid : str
+        Its feature list; empty for spaces without features.
+    indices : ArrayReader or None
+        Columns of the entries; None for dense groups.
+    layers : mapping of str to ArrayReader
+        Values, by layer.
+    """
+
+    path: str
+    layout_uid: str
+    indices: ArrayReader | None
+    layers: Mapping[str, ArrayReader]
+
+    @property
+    def entry_bytes(self) -> int:
+        """Stored bytes of one entry (sparse) or one row (dense), decoded."""
+        readers = [*self.layers.values(), *([self.indices] if self.indices is not None else [])]
+        return sum(np.dtype(r.spec.dtype).itemsize * int(np.prod(r.spec.row_shape)) for r in readers)
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """Layers of one space that share their entries in every dataset, so that indices are read once for all.
+
+    Parameters
+    ----------
+    layers : tuple of str
+        Their names.
+    groups : tuple of GroupPlan
+        Every group that a row may lie in.
+    code : (n_cells,) int32
+        Which group each cell lies in; -1 for none.
+    start, end : (n_cells,) int64
+        Entries (sparse) or rows (dense) of the cell in its group's arrays; equal where it has none.
+    """
+
+    layers: tuple[str, ...]
+    groups: tuple[GroupPlan, ...]
+    code: NDArray[np.int32]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    def take(self, rows: NDArray[np.int64]) -> "PartPlan":
+        """Keep some cells, in the order given."""
+        return PartPlan(self.layers, self.groups, self.code[rows], self.start[rows], self.end[rows])
+
+
+@dataclass(frozen=True)
+class SpacePlan:
+    """What is read of one feature space, and onto which columns.
+
+    Parameters
+    ----------
+    name : str
+        What was asked for: a feature space, or the pointer column that stands for one.
+    space : FeatureSpace
+        Its definition.
+    features : (n_features,) object array of str
+        Feature uids in column order; empty for spaces without features.
+    n_cols : int
+        Columns of the result; 0 where rows have more than one axis.
+    layouts : tuple of str
+        Layouts of the touched datasets, sorted.
+    measured : (n_layouts, n_features) bool
+        Which columns each layout measured, after corrections of the registry.
+    column_maps : mapping of str to (n_local,) int64
+        Layout -> column of the result for each local column, -1 where it is left out.
+    parts : tuple of PartPlan
+        The layers.
+    dtypes : mapping of str to numpy dtype
+        Layer -> dtype of the result.
+    layout_code : (n_cells,) int32
+        Position of each cell's layout in `layouts`; -1 where the cell lacks the space or it has no features.
+    present : (n_cells,) bool
+        Whether the cell has this space.
+    nan : bool
+        Whether NaN stands for what was not measured, else zero.
+    """
+
+    name: str
+    space: FeatureSpace
+    features: NDArray[np.object_]
+    n_cols: int
+    layouts: tuple[str, ...]
+    measured: NDArray[np.bool_]
+    column_maps: Mapping[str, NDArray[np.int64]]
+    parts: tuple[PartPlan, ...]
+    dtypes: Mapping[str, np.dtype[np.generic]]
+    layout_code: NDArray[np.int32]
+    present: NDArray[np.bool_]
+    nan: bool = False
+
+    @property
+    def sparse(self) -> bool:
+        """Whether results are CSR."""
+        return self.space.kind is PointerKind.SPARSE
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Layers in the asked order."""
+        return tuple(self.dtypes)
+
+    @property
+    def datasets_read(self) -> int:
+        """Number of groups that are read."""
+        return sum(len(np.unique(part.code[part.code >= 0])) for part in self.parts)
+
+    def take(self, rows: NDArray[np.int64]) -> "SpacePlan":
+        """Keep some cells, in the order given."""
+        parts = tuple(part.take(rows) for part in self.parts)
+        return SpacePlan(
+            self.name, self.space, self.features, self.n_cols, self.layouts, self.measured, self.column_maps, parts,
+            self.dtypes, self.layout_code[rows], self.present[rows], self.nan,
+        )  # fmt: skip
+
+    def row_bytes(self) -> NDArray[np.int64]:
+        """Estimate the bytes of each row in the result: an upper bound, reached when no column is left out.
+
+        Returns
+        -------
+        (n_cells,) int64
+        """
+        total = np.zeros(len(self.present), np.int64)
+        for part in self.parts:
+            width = sum(self.dtypes[layer].itemsize for layer in part.layers)
+            if self.sparse:
+                entries = np.minimum(part.end - part.start, self.n_cols) if self.n_cols else part.end - part.start
+                extra = (~self.measured).sum(axis=1)[self.layout_code] if self.nan and len(self.layouts) else 0
+                total += (entries + extra) * (width + 4) + 8
+            else:
+                total += width * (self.n_cols or _values_per_row(part))
+        return total
+
+
+def _values_per_row(part: PartPlan) -> int:
+    return max((int(np.prod(r.spec.row_shape)) for g in part.groups for r in g.layers.values()), default=0)
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """All that a reader needs, without the catalog: hand it to a thread or a process.
+
+    Parameters
+    ----------
+    obs : pyarrow.Table
+        One row per cell in the order of the result: `uid`, `cell_name`, `dataset`, the asked columns with their facts.
+    spaces : mapping of str to SpacePlan
+        What is read, by name.
+    n_without : int
+        Cells that were chosen but have none of the spaces, and are left out.
+    provenance : mapping of str to str
+        Where this came from: uri, snapshot, label, query.
+    """
+
+    obs: pa.Table
+    spaces: Mapping[str, SpacePlan]
+    n_without: int = 0
+    provenance: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        return int(self.obs.num_rows)
+
+    def single(self) -> SpacePlan:
+        """The only space."""
+        (space,) = self.spaces.values()
+        return space

@@ -1,0 +1,126 @@
+"""What a query asks, as one frozen value."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from raggedatlas.query.filters import Filter
+
+Missing = Literal["zero", "nan", "drop"]
+"""What stands for a feature that a cell's dataset did not measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A stable choice of cells.
+
+    Parameters
+    ----------
+    n : int
+        How many, in all or of each group.
+    by : str or None
+        Column whose values are the groups.
+    seed : int
+        Another seed gives other cells.
+    """
+
+    n: int
+    by: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A ranked search over cells.
+
+    Parameters
+    ----------
+    query : tuple of float, or str
+        A vector, or text.
+    column : str
+        A cell column, or an embedding.
+    k : int
+        At most this many cells.
+    metric : {"l2", "cosine", "dot"}
+        Distance of vectors.
+    """
+
+    query: tuple[float, ...] | str
+    column: str
+    k: int = 10
+    metric: str = "l2"
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySpec:
+    """Everything that a query asks; rows are chosen by filter, search, sample, order and limit, one after the other.
+
+    Parameters
+    ----------
+    filters : tuple of Filter
+        All must hold.
+    search, sample : Search or Sample, or None
+        Which of the cells.
+    order : tuple of (str, bool)
+        Columns, and whether each descends.
+    limit : int or None
+        At most this many cells; 0 means none.
+    spaces : tuple of str
+        Feature spaces; empty for the usual one.
+    features : tuple of (str or None, tuple of str)
+        Feature space (None for the usual one) and names in the asked order.
+    join : "union", "intersection" or int
+        Which features a result over several datasets has; an int asks for at least so many datasets.
+    layers : tuple of str
+        Layers in the asked order; empty for the usual one.
+    obs : tuple of str, or None
+        Metadata columns; None for all.
+    missing : {"zero", "nan", "drop"}
+        What stands for what was not measured.
+    """
+
+    filters: tuple[Filter, ...] = ()
+    search: Search | None = None
+    sample: Sample | None = None
+    order: tuple[tuple[str, bool], ...] = ()
+    limit: int | None = None
+    spaces: tuple[str, ...] = ()
+    features: tuple[tuple[str | None, tuple[str, ...]], ...] = ()
+    join: str | int = "union"
+    layers: tuple[str, ...] = ()
+    obs: tuple[str, ...] | None = None
+    missing: Missing = "zero"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give what differs from a query without conditions, as plain values for provenance."""
+        parts: dict[str, Any] = {}
+        if self.filters:
+            parts["where"] = " AND ".join(repr(f) for f in self.filters)
+        if self.search is not None:
+            what = self.search.query if isinstance(self.search.query, str) else f"vector of {len(self.search.query)}"
+            parts["search"] = f"{what} in {self.search.column}, {self.search.k} nearest ({self.search.metric})"
+        if self.sample is not None:
+            each = "" if self.sample.by is None else f" of each {self.sample.by}"
+            parts["sample"] = f"{self.sample.n}{each}, seed {self.sample.seed}"
+        if self.order:
+            parts["order_by"] = ", ".join(f"{name} descending" if down else name for name, down in self.order)
+        if self.limit is not None:
+            parts["limit"] = self.limit
+        if self.spaces:
+            parts["spaces"] = ", ".join(self.spaces)
+        for space, names in self.features:
+            shown = ", ".join(names[:20]) + (f", ... {len(names)} in all" if len(names) > 20 else "")
+            parts["features" if space is None else f"features of {space}"] = shown
+        if self.join != "union":
+            parts["join"] = self.join if isinstance(self.join, str) else f"min_datasets={self.join}"
+        if self.layers:
+            parts["layers"] = ", ".join(self.layers)
+        if self.obs is not None:
+            parts["obs"] = ", ".join(self.obs)
+        if self.missing != "zero":
+            parts["missing"] = self.missing
+        return parts
+
+    def describe(self) -> str:
+        """Say it in one line."""
+        parts = [f"{key} {value}" for key, value in self.to_dict().items()]
+        return "; ".join(parts) if parts else "all cells"

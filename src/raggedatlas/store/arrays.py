@@ -1,0 +1,492 @@
+"""Zarr v3 arrays: what one is, writing one as a stream, and the groups above it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from raggedatlas.errors import CorruptError, SchemaError, StoreError
+from raggedatlas.store.codecs import (
+    DTYPES,
+    ChunkDecoder,
+    chunk_decoder,
+    chunk_encoder,
+    codecs_json,
+    extend_checksum,
+    is_exact,
+    refuse_unknown_codecs,
+)
+from raggedatlas.store.limits import check_chunk_bytes, check_shapes, product
+from raggedatlas.store.location import Location
+from raggedatlas.store.shards import compose_shard, encode_run, index_bytes, parse_index, shard_key
+
+SHARD_ELEMENTS = 4 * 2**20
+CHUNK_ROWS = 4096
+_ROW_CHUNK_BYTES = 64 * 2**10
+_INDEX_CODECS: list[dict[str, Any]] = [
+    {"name": "bytes", "configuration": {"endian": "little"}},
+    {"name": "crc32c"},
+]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """What must be known of a stored array to read it; kept in the datasets table, so opening costs no request.
+
+    Parameters
+    ----------
+    path : str
+        Where the array lies below the Zarr store.
+    shape : tuple of int
+        Shape of the whole array.
+    dtype : str
+        One of `raggedatlas.store.codecs.DTYPES`.
+    chunk_shape : tuple of int
+        Shape of what is decoded at once (the inner chunk of a shard).
+    shard_shape : tuple of int or None
+        Shape of one stored object; None where the array is not sharded in a way that is read directly.
+    codecs : str
+        JSON list of the codecs of one chunk (of the whole array where `shard_shape` is None).
+    fill_value : str
+        JSON of the value of elements that are not stored.
+
+    Raises
+    ------
+    LimitError
+        If a chunk or a shard index would take absurd memory.
+    CorruptError
+        If the shapes do not fit each other.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    chunk_shape: tuple[int, ...]
+    shard_shape: tuple[int, ...] | None
+    codecs: str
+    fill_value: str = "0"
+
+    def __post_init__(self) -> None:
+        """Check the declared sizes before any memory is taken."""
+        check_shapes(self.path, self.shape, self.chunk_shape, self.shard_shape)
+        if self.dtype not in DTYPES:
+            raise SchemaError(
+                f"{self.path} has the dtype {self.dtype!r}; arrays read in ranges have {', '.join(DTYPES)}."
+            )
+        check_chunk_bytes(self.path, product(self.chunk_shape) * np.dtype(self.dtype).itemsize)
+
+    @property
+    def n_rows(self) -> int:
+        """Length of the first axis."""
+        return self.shape[0]
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.shape[1:]
+
+    @property
+    def chunks_per_shard(self) -> int:
+        """Number of inner chunks of a shard; 1 where the array is not sharded."""
+        if self.shard_shape is None:
+            return 1
+        return product(self.shard_shape) // product(self.chunk_shape)
+
+    def decoder(self) -> ChunkDecoder | None:
+        """Return the decoder of one chunk, or None where chunks must go through zarr-python."""
+        outer = self.shard_shape
+        whole_rows = outer is not None and outer[1:] == self.chunk_shape[1:] == self.row_shape
+        return chunk_decoder(json.loads(self.codecs)) if whole_rows else None
+
+    def fill(self) -> NDArray[Any]:
+        """Return the fill value as a 0-d array of the array's dtype."""
+        value = json.loads(self.fill_value)
+        if isinstance(value, list):
+            value = complex(*(float(part) for part in value))
+        return np.array(value if not isinstance(value, str) else float(value), dtype=self.dtype)
+
+    def to_json(self) -> str:
+        """Return the spec as compact JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "ArraySpec":
+        """Read the JSON of `to_json`."""
+        data = json.loads(text)
+        for key in ("shape", "chunk_shape", "shard_shape"):
+            data[key] = tuple(data[key]) if data[key] is not None else None
+        return cls(**data)
+
+    @classmethod
+    def open(cls, location: Location, path: str) -> "ArraySpec":
+        """Read the spec of a stored array from its ``zarr.json``.
+
+        Parameters
+        ----------
+        location : Location
+            The Zarr store.
+        path : str
+            Where the array lies below it.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such array.
+        CorruptError, LimitError, SourceError
+            If its metadata does not parse, declares absurd sizes, or names a refused codec.
+        """
+        text = location.read_bytes(f"{path}/zarr.json")
+        try:
+            metadata = json.loads(text)
+            return _parse_metadata(path, metadata)
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            json.JSONDecodeError,
+            UnicodeDecodeError,
+        ) as error:
+            raise CorruptError(f"{location.uri}/{path}/zarr.json is not Zarr v3 array metadata: {error!r}.") from error
+
+
+def _parse_metadata(path: str, metadata: dict[str, Any]) -> ArraySpec:
+    """Turn Zarr v3 array metadata into a spec."""
+    if metadata["node_type"] != "array" or metadata["zarr_format"] != 3:
+        raise CorruptError(f"{path} is not a Zarr v3 array but a {metadata['node_type']}.")
+    codecs = metadata["codecs"]
+    refuse_unknown_codecs(codecs, path)
+    outer = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
+    chunk, shard = outer, None
+    key = metadata["chunk_key_encoding"]
+    plain_key = key["name"] == "default" and key.get("configuration", {}).get("separator", "/") == "/"
+    first = codecs[0]
+    settings = first.get("configuration") or {}
+    if (
+        plain_key
+        and len(codecs) == 1
+        and first["name"] == "sharding_indexed"
+        and settings.get("index_location", "end") == "end"
+        and codecs_json(settings["index_codecs"]) == codecs_json(_INDEX_CODECS)
+    ):
+        chunk, shard, codecs = tuple(settings["chunk_shape"]), outer, settings["codecs"]
+    return ArraySpec(
+        path=path,
+        shape=tuple(metadata["shape"]),
+        dtype=str(metadata["data_type"]),
+        chunk_shape=chunk,
+        shard_shape=shard,
+        codecs=codecs_json(codecs),
+        fill_value=json.dumps(metadata["fill_value"]),
+    )
+
+
+def array_metadata(spec: ArraySpec) -> bytes:
+    """Return the ``zarr.json`` of a sharded array that we wrote."""
+    sharding = {
+        "chunk_shape": list(spec.chunk_shape),
+        "codecs": json.loads(spec.codecs),
+        "index_codecs": _INDEX_CODECS,
+        "index_location": "end",
+    }
+    metadata = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(spec.shape),
+        "data_type": spec.dtype,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": list(spec.shard_shape or spec.chunk_shape)},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": json.loads(spec.fill_value),
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "attributes": {},
+        "storage_transformers": [],
+    }
+    return json.dumps(metadata, indent=2).encode()
+
+
+def create_group(location: Location, path: str, attributes: Mapping[str, Any] | None = None) -> None:
+    """Write the metadata of a Zarr v3 group and of the groups above it, where they are missing.
+
+    Parameters
+    ----------
+    location : Location
+        The Zarr store.
+    path : str
+        Slash-separated path of the group; the empty string is the root.
+    attributes : mapping, optional
+        Attributes of the group itself; they replace those of a group that is there already.
+
+    Raises
+    ------
+    NameRefusedError
+        If a part of the path is not a plain name.
+    """
+    parts = path.split("/") if path else []
+    location.child(*parts)
+    for n in range(len(parts) + (attributes is None)):
+        location.write_bytes("/".join([*parts[:n], "zarr.json"]), _group_metadata({}), only_if_absent=True)
+    if attributes is not None:
+        write_group_attributes(location, path, attributes)
+
+
+def write_group_attributes(location: Location, path: str, attributes: Mapping[str, Any]) -> None:
+    """Write the metadata of one group with these attributes, replacing what was there."""
+    location.write_bytes(f"{path}/zarr.json" if path else "zarr.json", _group_metadata(attributes))
+
+
+def read_group_attributes(location: Location, path: str) -> dict[str, Any]:
+    """Read the attributes of one group.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such group.
+    CorruptError
+        If its metadata is not that of a Zarr v3 group.
+    """
+    text = location.read_bytes(f"{path}/zarr.json" if path else "zarr.json")
+    try:
+        metadata = json.loads(text)
+        if metadata["node_type"] != "group":
+            raise CorruptError(f"{location.uri}/{path} is not a group but a {metadata['node_type']}.")
+        return dict(metadata.get("attributes") or {})
+    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{location.uri}/{path}/zarr.json is not Zarr v3 group metadata: {error!r}.") from error
+
+
+def _group_metadata(attributes: Mapping[str, Any]) -> bytes:
+    """Return the ``zarr.json`` of a group."""
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}, indent=2).encode()
+
+
+def _decode_all(spec: ArraySpec, chunks: Sequence[bytes]) -> NDArray[Any]:
+    """Decode full chunks that lie one behind the other."""
+    out = np.empty((len(chunks) * spec.chunk_shape[0], *spec.row_shape), spec.dtype)
+    decoder = spec.decoder()
+    if decoder is None:
+        raise StoreError(f"{spec.path} is written with codecs that cannot be read back directly: {spec.codecs}.")
+    for i, chunk in enumerate(chunks):
+        decoder(chunk, out[i * spec.chunk_shape[0] : (i + 1) * spec.chunk_shape[0]])
+    return out
+
+
+class ArrayWriter:
+    """Writes one array along its first axis, a piece at a time, in the memory of one shard.
+
+    The ``zarr.json`` comes last, so an unfinished array is none.
+
+    Parameters
+    ----------
+    location : Location
+        The Zarr store.
+    path : str
+        Where the array shall lie below it; every part is checked before the first write.
+    dtype : dtype
+        Element type, one of `raggedatlas.store.codecs.DTYPES`.
+    row_shape : tuple of int
+        Shape of one row; empty for a 1-D array.
+    profile : str
+        Codec profile.
+    chunk_rows, shard_rows : int, optional
+        Rows of a chunk and of a shard; a shard is rounded up to whole chunks. By default 4,096 elements and 4 Mi
+        elements of 1-D arrays, about 64 KiB and 4 Mi elements of others. An array smaller than one shard gets one
+        shard (and chunk) of its own size.
+
+    Raises
+    ------
+    NameRefusedError, StoreError
+        If the path is refused.
+    SchemaError
+        If the dtype cannot be stored.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> location = Location(tempfile.mkdtemp())
+    >>> writer = ArrayWriter(location, "d1/csr/indices", "uint32")
+    >>> writer.append(np.arange(3, dtype="uint32"))
+    >>> writer.close().shape
+    (3,)
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        path: str,
+        dtype: DTypeLike,
+        row_shape: tuple[int, ...] = (),
+        *,
+        profile: str = "standard",
+        chunk_rows: int | None = None,
+        shard_rows: int | None = None,
+    ) -> None:
+        self.target = location.child(*path.split("/"))
+        if location.is_local:
+            self.target.checked_path()
+        self.location, self.path, self.profile = location, path, profile
+        self.row_shape = tuple(int(size) for size in row_shape)
+        self._set_dtype(np.dtype(dtype))
+        row_bytes = max(1, product(self.row_shape)) * self.dtype.itemsize
+        default = max(1, _ROW_CHUNK_BYTES // row_bytes) if self.row_shape else CHUNK_ROWS
+        self.chunk_rows = chunk_rows or default
+        wanted = shard_rows or max(1, SHARD_ELEMENTS // max(1, product(self.row_shape)))
+        self.shard_rows = -(-wanted // self.chunk_rows) * self.chunk_rows
+        self.n_rows = 0
+        self.n_shards = 0
+        self._chunks: list[bytes] = []
+        self._rest = np.empty((0, *self.row_shape), self.dtype)
+        self._crc = 0
+        self._open = True
+        self._spec(self.chunk_rows, self.shard_rows)
+
+    @property
+    def checksum(self) -> str:
+        """crc32c of the little-endian bytes of all values so far, as eight hex digits."""
+        return f"{self._crc:08x}"
+
+    def append(self, values: NDArray[Any]) -> None:
+        """Append rows.
+
+        Parameters
+        ----------
+        values : (k, *row_shape)
+            Rows of the array's dtype, or of one that it holds exactly.
+
+        Raises
+        ------
+        SchemaError
+            If the shape or dtype does not fit.
+        StoreError
+            If the writer is closed or a shard cannot be written.
+        """
+        self._refuse_closed()
+        values = np.asarray(values)
+        if values.shape[1:] != self.row_shape or values.ndim == 0:
+            raise SchemaError(
+                f"{self.path} takes rows of shape {self.row_shape}, got an array of shape {values.shape}."
+            )
+        if not is_exact(values.dtype, self.dtype):
+            raise SchemaError(
+                f"{self.path} holds {self.dtype}, which cannot hold every {values.dtype}; promote() it first."
+            )
+        values = np.ascontiguousarray(values, dtype=self.dtype)
+        self._crc = extend_checksum(self._crc, values)
+        self.n_rows += len(values)
+        step = self.shard_rows
+        for start in range(0, len(values), step):
+            self._take(values[start : start + step])
+
+    def promote(self, dtype: DTypeLike) -> None:
+        """Rewrite what was written so far in a wider element type, shard by shard, exactly.
+
+        Raises
+        ------
+        SchemaError
+            If the wider type cannot hold every value of the narrower one.
+        """
+        self._refuse_closed()
+        old, new = self.dtype, np.dtype(dtype).newbyteorder("=")
+        if old == new:
+            return
+        if not is_exact(old, new):
+            raise SchemaError(f"{self.path} holds {old}; {new} cannot hold every value of it. Choose a wider type.")
+        before = self._spec(self.chunk_rows, self.shard_rows)
+        chunks, self._chunks = self._chunks, []
+        rest = self._rest
+        self._set_dtype(new)
+        self._crc = 0
+        for shard in range(self.n_shards):
+            stored = self._read_shard(before, shard)
+            self._crc = extend_checksum(self._crc, stored.astype(new))
+            self._put_shard(shard, self._encode(stored.astype(new)))
+        if chunks:
+            stored = _decode_all(before, chunks)
+            self._crc = extend_checksum(self._crc, stored.astype(new))
+            self._chunks = self._encode(stored.astype(new))
+        self._rest = rest.astype(new)
+        self._crc = extend_checksum(self._crc, self._rest)
+
+    def close(self) -> ArraySpec:
+        """Write the last shard, the groups above and the metadata; return the spec of the array."""
+        self._refuse_closed()
+        self._open = False
+        if len(self._rest):
+            if not self._chunks and not self.n_shards:
+                self.chunk_rows = len(self._rest)
+            padded = np.zeros((self.chunk_rows, *self.row_shape), self.dtype)
+            padded[: len(self._rest)] = self._rest
+            self._chunks += self._encode(padded)
+        if not self.n_shards:
+            self.shard_rows = max(1, len(self._chunks)) * self.chunk_rows
+        if self._chunks:
+            self._flush()
+        spec = self._spec(self.chunk_rows, self.shard_rows)
+        create_group(self.location, "/".join(self.path.split("/")[:-1]))
+        self.target.write_bytes("zarr.json", array_metadata(spec))
+        self._rest = self._rest[:0]
+        return spec
+
+    def _set_dtype(self, dtype: np.dtype[Any]) -> None:
+        """Take an element type and its encoder."""
+        self.dtype = dtype.newbyteorder("=")
+        if self.dtype.name not in DTYPES:
+            raise SchemaError(f"{self.path} cannot hold {dtype}; expected one of {', '.join(DTYPES)}.")
+        self.encoder = chunk_encoder(self.profile, self.dtype)
+
+    def _refuse_closed(self) -> None:
+        """Refuse a second close and late rows."""
+        if not self._open:
+            raise StoreError(f"The writer of {self.path} is closed; open a new one at a new path.")
+
+    def _take(self, values: NDArray[Any]) -> None:
+        """Encode all full chunks, keep the rest, write a shard when it is full."""
+        values = np.concatenate([self._rest, values]) if len(self._rest) else values
+        full = len(values) // self.chunk_rows * self.chunk_rows
+        per_shard = self.shard_rows // self.chunk_rows
+        self._chunks += self._encode(values[:full])
+        self._rest = values[full:].copy()
+        while len(self._chunks) >= per_shard:
+            later = self._chunks[per_shard:]
+            self._chunks = self._chunks[:per_shard]
+            self._flush()
+            self._chunks = later
+
+    def _encode(self, values: NDArray[Any]) -> list[bytes]:
+        """Encode whole chunks of rows."""
+        return encode_run(self.encoder, values, self.chunk_rows)
+
+    def _flush(self) -> None:
+        """Write the gathered chunks as the next shard."""
+        self._put_shard(self.n_shards, self._chunks)
+        self.n_shards += 1
+        self._chunks = []
+
+    def _put_shard(self, shard: int, chunks: list[bytes]) -> None:
+        """Write one shard in one piece."""
+        data = compose_shard(chunks, self.shard_rows // self.chunk_rows)
+        self.target.write_bytes(shard_key(self.row_shape, shard), data)
+
+    def _read_shard(self, spec: ArraySpec, shard: int) -> NDArray[Any]:
+        """Read back a full shard that this writer wrote."""
+        data = self.target.read_bytes(shard_key(self.row_shape, shard))
+        index = parse_index(data[-index_bytes(spec.chunks_per_shard) :], len(data), spec.path)
+        chunks = [data[offset : offset + size] for offset, size in index.tolist()]
+        return _decode_all(spec, chunks)
+
+    def _spec(self, chunk_rows: int, shard_rows: int) -> ArraySpec:
+        """Describe the array as it is now."""
+        zero = np.zeros((), self.dtype).item()
+        return ArraySpec(
+            path=self.path,
+            shape=(self.n_rows, *self.row_shape),
+            dtype=self.dtype.name,
+            chunk_shape=(chunk_rows, *self.row_shape),
+            shard_shape=(shard_rows, *self.row_shape),
+            codecs=codecs_json(self.encoder.codecs()),
+            fill_value=json.dumps([0.0, 0.0] if isinstance(zero, complex) else zero),
+        )

@@ -1,0 +1,366 @@
+"""Compiled loops over chunks, without the GIL: pieces, crc32c, and Blosc by function pointer.
+
+This module imports numba at the top, so it is imported inside functions only.
+"""
+
+# ruff: noqa: ANN401, PLR0917, TID253 - numba's code generators are called with objects of no public type
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
+from numpy.typing import NDArray
+
+from raggedatlas.store.kernels import compiled
+
+GOOD, BAD_CHECKSUM, BAD_SIZE, BAD_FRAME = 0, 1, 2, 3
+PLAIN, BLOSC = 0, 1
+
+
+def _make_crc_tables() -> NDArray[np.uint32]:
+    """Return the eight tables of a crc32c that takes eight bytes a step."""
+    tables = np.zeros((8, 256), dtype=np.uint32)
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        tables[0, byte] = value
+    for step in range(1, 8):
+        before = tables[step - 1]
+        tables[step] = (before >> 8) ^ tables[0][before & 0xFF]
+    return tables
+
+
+CRC_TABLES = _make_crc_tables()
+_LZ4 = ctypes.create_string_buffer(b"lz4")
+LZ4_NAME = ctypes.addressof(_LZ4)
+"""Address of the name of the codec that is written."""
+
+
+@cache
+def blosc_addresses() -> tuple[int, int]:
+    """Return the addresses of Blosc's decompress and compress functions in numcodecs, or (0, 0).
+
+    The wheel exports them without promising to; where it does not, callers go through numcodecs chunk by chunk.
+    """
+    from numcodecs import blosc
+
+    try:
+        library = ctypes.CDLL(blosc.__file__)
+        found = (library.blosc_decompress_ctx, library.blosc_compress_ctx)
+    except (OSError, AttributeError):
+        return 0, 0
+    first, second = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
+    return first, second
+
+
+def _make_pointer(typing_context: Any, address: Any) -> Any:
+    """Turn an integer address into a pointer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.uint64), generate
+
+
+def _make_blosc_decompress(typing_context: Any, function: Any, source: Any, target: Any, size: Any) -> Any:
+    """Call ``int blosc_decompress_ctx(src, dest, destsize, 1)`` at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte_pointer, word, number = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(number, [byte_pointer, byte_pointer, word, number])
+        call = builder.inttoptr(arguments[0], kind.as_pointer())
+        source, target = (builder.inttoptr(item, byte_pointer) for item in arguments[1:3])
+        return builder.call(call, [source, target, arguments[3], ir.Constant(number, 1)])
+
+    return types.int32(types.uint64, types.uint64, types.uint64, types.uint64), generate
+
+
+def _make_blosc_compress(
+    typing_context: Any,
+    function: Any,
+    name: Any,
+    width: Any,
+    size: Any,
+    source: Any,
+    target: Any,
+    room: Any,
+) -> Any:
+    """Call ``int blosc_compress_ctx(5, 1, width, size, src, dest, room, name, 0, 1)`` at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte_pointer, word, number = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(
+            number,
+            [
+                number,
+                number,
+                word,
+                word,
+                byte_pointer,
+                byte_pointer,
+                word,
+                byte_pointer,
+                word,
+                number,
+            ],
+        )
+        function, name, width, size, source, target, room = arguments
+        call = builder.inttoptr(function, kind.as_pointer())
+        name, source, target = (builder.inttoptr(item, byte_pointer) for item in (name, source, target))
+        level, shuffle, threads = (ir.Constant(number, value) for value in (5, 1, 1))
+        block = ir.Constant(word, 0)
+        return builder.call(call, [level, shuffle, width, size, source, target, room, name, block, threads])
+
+    return types.int32(*(types.uint64,) * 7), generate
+
+
+_pointer: Any = intrinsic(_make_pointer)
+_blosc_decompress: Any = intrinsic(_make_blosc_decompress)
+_blosc_compress: Any = intrinsic(_make_blosc_compress)
+
+
+@compiled
+def crc32c(data: NDArray[np.uint8], tables: NDArray[np.uint32]) -> int:
+    """Return the crc32c of (n,) uint8 `data`; `tables` is `CRC_TABLES`."""
+    crc = np.uint32(0xFFFFFFFF)
+    n_words = data.size // 8
+    mask = np.uint32(0xFF)
+    for word in range(n_words):
+        i = word * 8
+        low = (
+            np.uint32(data[i])
+            | (np.uint32(data[i + 1]) << np.uint32(8))
+            | (np.uint32(data[i + 2]) << np.uint32(16))
+            | (np.uint32(data[i + 3]) << np.uint32(24))
+        )
+        low ^= crc
+        crc = (
+            tables[7, low & mask]
+            ^ tables[6, (low >> np.uint32(8)) & mask]
+            ^ tables[5, (low >> np.uint32(16)) & mask]
+            ^ tables[4, low >> np.uint32(24)]
+            ^ tables[3, data[i + 4]]
+            ^ tables[2, data[i + 5]]
+            ^ tables[1, data[i + 6]]
+            ^ tables[0, data[i + 7]]
+        )
+    for i in range(n_words * 8, data.size):
+        crc = (crc >> np.uint32(8)) ^ tables[0, (crc ^ np.uint32(data[i])) & mask]
+    return int(crc ^ np.uint32(0xFFFFFFFF))
+
+
+@compiled
+def split_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk: int) -> tuple[NDArray[np.int64], ...]:
+    """Cut ranges of rows at chunk borders.
+
+    Parameters
+    ----------
+    starts, ends : (k,) int64
+        Half-open row ranges.
+    chunk : int
+        Rows of one chunk.
+
+    Returns
+    -------
+    four (p,) int64
+        Of each piece: chunk number, first row inside the chunk, number of rows, first row in the output.
+    """
+    total = 0
+    for i in range(starts.size):
+        if ends[i] > starts[i]:
+            total += (ends[i] - 1) // chunk - starts[i] // chunk + 1
+    chunks = np.empty(total, np.int64)
+    sources = np.empty(total, np.int64)
+    lengths = np.empty(total, np.int64)
+    targets = np.empty(total, np.int64)
+    piece = 0
+    position = 0
+    for i in range(starts.size):
+        row = starts[i]
+        while row < ends[i]:
+            number = row // chunk
+            stop = min(ends[i], (number + 1) * chunk)
+            chunks[piece] = number
+            sources[piece] = row - number * chunk
+            lengths[piece] = stop - row
+            targets[piece] = position
+            position += stop - row
+            row = stop
+            piece += 1
+    return chunks, sources, lengths, targets
+
+
+@compiled
+def copy_ranges(
+    scratch: NDArray[Any],
+    out: NDArray[Any],
+    pieces: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    bounds: tuple[int, int],
+    width: int,
+) -> None:
+    """Copy pieces ``bounds[0]:bounds[1]`` of one decoded chunk to their places.
+
+    Parameters
+    ----------
+    scratch : (chunk_rows * width,) unsigned integers
+        The decoded chunk.
+    out : (n_rows * width,) unsigned integers
+        The output.
+    pieces : three (p,) int64
+        First row inside the chunk, number of rows, first row in the output.
+    bounds : two int
+        The pieces that lie in this chunk.
+    width : int
+        Elements of one row.
+    """
+    sources, lengths, targets = pieces
+    for piece in range(bounds[0], bounds[1]):
+        source, target = sources[piece] * width, targets[piece] * width
+        for i in range(lengths[piece] * width):
+            out[target + i] = scratch[source + i]
+
+
+@compiled
+def _uint32_at(data: NDArray[np.uint8], i: int) -> int:
+    """Read a little-endian uint32."""
+    low = np.int64(data[i]) | (np.int64(data[i + 1]) << 8)
+    return int(low | (np.int64(data[i + 2]) << 16) | (np.int64(data[i + 3]) << 24))
+
+
+@compiled
+def _decode_one(
+    data: NDArray[np.uint8],
+    address: int,
+    target: int,
+    n_bytes: int,
+    codec: tuple[int, bool, int, NDArray[np.uint32]],
+) -> int:
+    """Check and decode one chunk to an address that has room for `n_bytes`; return a status."""
+    kind, checksum, function, tables = codec
+    size = data.size
+    if checksum:
+        size -= 4
+        if size < 0 or crc32c(data[:size], tables) != _uint32_at(data, size):
+            return BAD_CHECKSUM
+    if kind == PLAIN:
+        if size != n_bytes:
+            return BAD_SIZE
+        carray(_pointer(np.uint64(target)), (n_bytes,), np.uint8)[:] = data[:size]
+        return GOOD
+    if size < 16 or _uint32_at(data, 4) != n_bytes or _uint32_at(data, 12) != size:
+        return BAD_SIZE
+    done = _blosc_decompress(np.uint64(function), np.uint64(address), np.uint64(target), np.uint64(n_bytes))
+    return GOOD if done == n_bytes else BAD_FRAME
+
+
+@compiled
+def decode_chunks(
+    frames: tuple[NDArray[np.uint64], NDArray[np.int64]],
+    scratch: NDArray[Any],
+    fill: NDArray[Any],
+    out: NDArray[Any],
+    pieces: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    codec: tuple[int, bool, int, NDArray[np.uint32]],
+) -> tuple[int, int]:
+    """Check and decode a run of chunks and copy their pieces to the output.
+
+    Parameters
+    ----------
+    frames : (c,) uint64 and (c,) int64
+        Address and size of the stored bytes of every chunk; size -1 stands for a chunk of fill values.
+    scratch : (chunk_rows * width,) unsigned integers
+        Room for one decoded chunk.
+    fill : (width,) unsigned integers
+        One row of fill values.
+    out : (n_rows * width,) unsigned integers
+        The output, same integer type as `scratch`.
+    pieces : (c + 1,), then three (p,) int64
+        Bounds of the pieces of each chunk; then first row inside the chunk, number of rows, first row in the output.
+    codec : (int, bool, int, tables)
+        PLAIN or BLOSC, whether a crc32c follows, address of the Blosc function, `CRC_TABLES`.
+
+    Returns
+    -------
+    (int, int)
+        Status and the number of the first bad chunk; status GOOD where all went well.
+    """
+    addresses, sizes = frames
+    bounds, sources, lengths, targets = pieces
+    width = fill.size
+    rows = scratch.size // width
+    n_bytes = scratch.size * scratch.itemsize
+    row_bytes = width * scratch.itemsize
+    for chunk in range(addresses.size):
+        first, last = bounds[chunk], bounds[chunk + 1]
+        if sizes[chunk] < 0:
+            for i in range(scratch.size):
+                scratch[i] = fill[i % width]
+            copy_ranges(scratch, out, (sources, lengths, targets), (first, last), width)
+            continue
+        data = carray(_pointer(addresses[chunk]), (sizes[chunk],), np.uint8)
+        whole = last == first + 1 and lengths[first] == rows
+        target = out.ctypes.data + targets[first] * row_bytes if whole else scratch.ctypes.data
+        status = _decode_one(data, addresses[chunk], target, n_bytes, codec)
+        if status != GOOD:
+            return status, chunk
+        if not whole:
+            copy_ranges(scratch, out, (sources, lengths, targets), (first, last), width)
+    return GOOD, 0
+
+
+@compiled
+def encode_chunks(
+    values: NDArray[np.uint8],
+    n_bytes: int,
+    width: int,
+    codec: tuple[int, int, NDArray[np.uint32]],
+    out: NDArray[np.uint8],
+) -> NDArray[np.int64]:
+    """Encode a run of chunks with Blosc lz4, byte shuffle and crc32c, one behind the other.
+
+    Parameters
+    ----------
+    values : (c * n_bytes,) uint8
+        The chunks' bytes.
+    n_bytes : int
+        Bytes of one chunk.
+    width : int
+        Bytes of one element, for the shuffle.
+    codec : (int, int, tables)
+        Address of the Blosc function, address of the codec's name, `CRC_TABLES`.
+    out : uint8
+        Room for ``c * (n_bytes + 20)`` bytes.
+
+    Returns
+    -------
+    (c,) int64
+        Stored bytes of every chunk; -1 from the first that failed on.
+    """
+    function, name, tables = codec
+    sizes = np.full(values.size // n_bytes, -1, np.int64)
+    position = 0
+    for chunk in range(sizes.size):
+        done = _blosc_compress(
+            np.uint64(function),
+            np.uint64(name),
+            np.uint64(width),
+            np.uint64(n_bytes),
+            np.uint64(values.ctypes.data + chunk * n_bytes),
+            np.uint64(out.ctypes.data + position),
+            np.uint64(n_bytes + 16),
+        )
+        if done <= 0:
+            return sizes
+        crc = np.int64(crc32c(out[position : position + done], tables))
+        for byte in range(4):
+            out[position + done + byte] = (crc >> (8 * byte)) & 0xFF
+        sizes[chunk] = done + 4
+        position += sizes[chunk]
+    return sizes

@@ -1,0 +1,326 @@
+"""Guards on Zarr files of other people: metadata and compressed frames are checked before memory is taken."""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import AtlasError, CorruptError, LimitError
+from raggedatlas.store.codecs import blosc_declared_bytes, refuse_unknown_codecs, zstd_declared_bytes
+from raggedatlas.store.limits import MAX_CHUNK_BYTES, check_chunk_bytes, check_shapes, product
+from raggedatlas.store.shards import index_bytes, parse_index
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+_LARGEST_ITEM = 64 * 2**10
+_MOST_DEFLATE_RATIO = 1032
+_PIECE = 2**20
+_METADATA = ("zarr.json", ".zarray", ".zmetadata")
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """What a guard knows of one foreign array.
+
+    Parameters
+    ----------
+    path : str
+        Where it lies.
+    chunk_bytes : int
+        Decoded bytes of what is decoded at once (the inner chunk of a shard).
+    compressors : tuple of str
+        Compressors that a chunk passes through, outermost first.
+    checksum : bool
+        Whether a crc32c follows the compressed bytes.
+    slots : int
+        Inner chunks of a shard whose index stands at its end; 0 where chunks are stored one by one.
+    """
+
+    path: str
+    chunk_bytes: int
+    compressors: tuple[str, ...]
+    checksum: bool = False
+    slots: int = 0
+
+
+def check_array_metadata(path: str, metadata: Mapping[str, Any]) -> StoredArray:
+    """Check the metadata of a foreign array (Zarr v2 or v3) before anything of it is read.
+
+    Parameters
+    ----------
+    path : str
+        Where the array lies, for messages.
+    metadata : mapping
+        The parsed ``.zarray`` or ``zarr.json``.
+
+    Raises
+    ------
+    SourceError
+        If a codec, compressor or filter is not among those that are read; pickle never is.
+    LimitError
+        If a chunk decodes to more than 512 MiB.
+    CorruptError
+        If the metadata does not parse.
+    """
+    try:
+        return _check_v2(path, metadata) if metadata.get("zarr_format") == 2 else _check_v3(path, metadata)
+    except AtlasError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise CorruptError(f"The metadata of the Zarr array {path!r} does not parse: {error!r}.") from error
+
+
+def check_frames(array: StoredArray, data: NDArray[np.uint8]) -> None:
+    """Refuse a stored chunk (or whole shard) whose compressed frames would decode to more than the chunk holds.
+
+    Parameters
+    ----------
+    array : StoredArray
+        What the metadata say.
+    data : (n,) uint8
+        The stored bytes.
+
+    Raises
+    ------
+    CorruptError
+        If a frame declares more than the chunk's bytes, or cannot say how much it holds.
+    """
+    if not array.slots:
+        _check_frame(array, data)
+        return
+    if data.size < index_bytes(array.slots):
+        raise CorruptError(f"A shard of {array.path} has {data.size} bytes and no room for its index.")
+    for offset, size in parse_index(data[-index_bytes(array.slots) :], data.size, array.path).tolist():
+        if size >= 0:
+            _check_frame(array, data[offset : offset + size])
+
+
+def guarded_zarr_store(store: "Store") -> "Store":
+    """Wrap a zarr-python store so that metadata and chunks are checked as they are read.
+
+    Arrays whose metadata were read through the wrapper have their chunks checked against their own chunk size; other
+    reads against 512 MiB. Use it to open every Zarr file that is not ours.
+
+    Raises
+    ------
+    SourceError, LimitError, CorruptError
+        From reads through the store.
+    """
+    from zarr.abc.store import SuffixByteRequest
+    from zarr.storage import WrapperStore
+
+    arrays: dict[str, StoredArray] = {}
+
+    def check(key: str, found: Any, byte_range: Any) -> Any:  # noqa: ANN401 - zarr's buffers
+        if found is not None and not isinstance(byte_range, SuffixByteRequest):
+            data = np.ascontiguousarray(found.as_numpy_array()).view(np.uint8)
+            _check_stored(arrays, key, data, partial=byte_range is not None)
+        return found
+
+    # Every way in which one of the two zarr generations asks for bytes passes through `check`.
+    class GuardedStore(WrapperStore[Any]):
+        """Checks what is read."""
+
+        _supports_sync_io = False
+
+        async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:  # noqa: ANN401
+            return check(key, await self._store.get(key, prototype, byte_range), byte_range)
+
+        async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:  # noqa: ANN401
+            return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+        async def get_ranges(self, key: str, byte_ranges: Any, **options: Any) -> Any:  # noqa: ANN401
+            async for group in self._store.get_ranges(key, byte_ranges, **options):
+                yield [(i, check(key, found, byte_ranges[i])) for i, found in group]
+
+        async def _get_many(self, requests: Any) -> Any:  # noqa: ANN401
+            for request in requests:
+                yield request[0], await self.get(*request)
+
+        def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Any:  # noqa: ANN401
+            found = self._store.get_sync(key, prototype=prototype, byte_range=byte_range)
+            return check(key, found, byte_range)
+
+    return GuardedStore(store)
+
+
+def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uint8], *, partial: bool) -> None:
+    """Check one object; metadata teach the guard what follows."""
+    folder, _, name = key.rpartition("/")
+    if name in _METADATA:
+        if not partial:
+            _learn(arrays, folder, name, data)
+        return
+    array = _array_of(arrays, key)
+    if array is None:
+        return
+    if not partial:
+        check_frames(array, data)
+    elif array.slots:
+        _check_frame(array, data)
+
+
+def _learn(arrays: dict[str, StoredArray], folder: str, name: str, data: NDArray[np.uint8]) -> None:
+    """Check the metadata of one node, or of all nodes of consolidated metadata."""
+    try:
+        metadata = json.loads(data.tobytes())
+        nodes = _nodes(folder, name, metadata)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise CorruptError(f"{folder}/{name} is not Zarr metadata: {error!r}.") from error
+    for path, node in nodes.items():
+        arrays[path] = check_array_metadata(path, node)
+
+
+def _nodes(folder: str, name: str, metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the metadata of every array in a metadata object, by path."""
+    below = f"{folder}/" if folder else ""
+    if name == ".zarray":
+        return {folder: metadata}
+    if name == ".zmetadata":
+        entries = metadata["metadata"].items()
+        return {below + key.removesuffix("/.zarray"): node for key, node in entries if key.endswith("/.zarray")}
+    found = {folder: metadata} if metadata.get("node_type") == "array" else {}
+    inner = (metadata.get("consolidated_metadata") or {}).get("metadata") or {}
+    found.update({below + key: node for key, node in inner.items() if node.get("node_type") == "array"})
+    return found
+
+
+def _array_of(arrays: dict[str, StoredArray], key: str) -> StoredArray | None:
+    """Find the array that a chunk key belongs to."""
+    path = key
+    while path:
+        path = path.rpartition("/")[0]
+        if path in arrays:
+            return arrays[path]
+    return None
+
+
+def _check_v3(path: str, metadata: Mapping[str, Any]) -> StoredArray:
+    """Check Zarr v3 array metadata."""
+    codecs = metadata["codecs"]
+    refuse_unknown_codecs(codecs, path or "The Zarr array")
+    shape = tuple(metadata["shape"])
+    outer = tuple(metadata["chunk_grid"]["configuration"]["chunk_shape"])
+    inner, slots = outer, 0
+    if codecs[0]["name"] == "sharding_indexed":
+        settings = codecs[0]["configuration"]
+        inner = tuple(settings["chunk_shape"])
+        codecs = settings["codecs"]
+        checks_index = [item["name"] for item in settings.get("index_codecs", [])] == ["bytes", "crc32c"]
+        slots = product(outer) // max(1, product(inner))
+        _check_axes(path, shape, inner, outer)
+        slots = slots if checks_index and settings.get("index_location", "end") == "end" else 0
+    else:
+        _check_axes(path, shape, inner, None)
+    n_bytes = product(inner) * _itemsize_v3(metadata["data_type"])
+    check_chunk_bytes(path, n_bytes)
+    names = [str(item["name"]).removeprefix("numcodecs.") for item in codecs]
+    compressors = tuple(name for name in reversed(names) if name in _FRAMES)
+    fixed = not any(name.startswith("vlen") for name in names)
+    return StoredArray(path, n_bytes if fixed else MAX_CHUNK_BYTES, compressors, names[-1] == "crc32c", slots)
+
+
+def _check_v2(path: str, metadata: Mapping[str, Any]) -> StoredArray:
+    """Check Zarr v2 array metadata."""
+    steps = [*(metadata.get("filters") or []), *([metadata["compressor"]] if metadata.get("compressor") else [])]
+    refuse_unknown_codecs(steps, path or "The Zarr array")
+    chunk = tuple(metadata["chunks"])
+    _check_axes(path, tuple(metadata["shape"]), chunk, None)
+    kind = metadata["dtype"]
+    dtype = np.dtype(kind if isinstance(kind, str) else [tuple(item) for item in kind])
+    n_bytes = product(chunk) * dtype.itemsize
+    check_chunk_bytes(path, n_bytes)
+    names = [str(step["id"]) for step in steps]
+    compressors = tuple(name for name in reversed(names) if name in _FRAMES)
+    return StoredArray(path, MAX_CHUNK_BYTES if dtype.hasobject or len(names) > 1 else n_bytes, compressors)
+
+
+def _check_axes(path: str, shape: tuple[int, ...], chunk: tuple[int, ...], shard: tuple[int, ...] | None) -> None:
+    """Check shapes; arrays without axes or without elements have nothing that could grow."""
+    if shape:
+        check_shapes(path, shape, tuple(max(1, size) for size in chunk), shard)
+
+
+def _itemsize_v3(data_type: object) -> int:
+    """Return the bytes of one element; variable ones count as a pointer."""
+    if isinstance(data_type, str):
+        if data_type in {"string", "variable_length_utf8", "bytes", "variable_length_bytes"}:
+            return 8
+        return np.dtype(data_type).itemsize if not data_type.startswith("r") else int(data_type[1:]) // 8
+    settings = data_type["configuration"] if isinstance(data_type, dict) else {}
+    size = int(settings.get("length_bytes", 8))
+    if not 0 <= size <= _LARGEST_ITEM:
+        raise LimitError(f"An element of {size:,} bytes is declared; at most {_LARGEST_ITEM:,} are read.")
+    return size
+
+
+def _check_frame(array: StoredArray, data: NDArray[np.uint8]) -> None:
+    """Check the outermost compressed frame of one chunk."""
+    if not array.compressors:
+        return
+    name = array.compressors[0]
+    room = array.chunk_bytes if len(array.compressors) == 1 else MAX_CHUNK_BYTES
+    declared = _FRAMES[name](data[:-4] if array.checksum else data, room)
+    if declared > room:
+        raise CorruptError(
+            f"A chunk of {array.path} is a {name} frame of {data.size:,} bytes that holds {declared:,} or more; the "
+            f"array's chunks have {room:,}. The file is damaged or made to exhaust memory and is not read."
+        )
+
+
+def _deflate_bytes(data: NDArray[np.uint8], room: int) -> int:
+    """Count what a gzip or zlib stream holds, up to one byte more than `room`."""
+    if data.size * _MOST_DEFLATE_RATIO <= room:
+        return 0
+    stream = zlib.decompressobj(wbits=47)
+    total, rest = 0, data.tobytes()
+    try:
+        while rest and total <= room and not stream.eof:
+            total += len(stream.decompress(rest, _PIECE))
+            rest = stream.unconsumed_tail
+    except zlib.error as error:
+        raise CorruptError(f"A deflate stream does not decode: {error}.") from error
+    return total
+
+
+def _lz4_bytes(data: NDArray[np.uint8], _: int) -> int:
+    """Return the size in the head of a numcodecs LZ4 frame."""
+    return int.from_bytes(data[:4].tobytes(), "little")
+
+
+def _counted_bytes(name: str) -> Callable[[NDArray[np.uint8], int], int]:
+    """Return a counter for bz2 or lzma, whose frames do not say their size."""
+
+    def count(data: NDArray[np.uint8], room: int) -> int:
+        import bz2
+        import lzma
+
+        stream: Any = bz2.BZ2Decompressor() if name == "bz2" else lzma.LZMADecompressor(memlimit=MAX_CHUNK_BYTES)
+        total, rest = 0, data.tobytes()
+        try:
+            while total <= room and not stream.eof:
+                piece = stream.decompress(rest, _PIECE)
+                total, rest = total + len(piece), b""
+                if not piece and stream.needs_input:
+                    break
+        except (OSError, lzma.LZMAError, EOFError) as error:
+            raise CorruptError(f"A {name} stream does not decode: {error}.") from error
+        return total
+
+    return count
+
+
+_FRAMES: dict[str, Callable[[NDArray[np.uint8], int], int]] = {
+    "blosc": lambda data, _: blosc_declared_bytes(data),
+    "zstd": lambda data, _: zstd_declared_bytes(data),
+    "gzip": _deflate_bytes,
+    "zlib": _deflate_bytes,
+    "lz4": _lz4_bytes,
+    "bz2": _counted_bytes("bz2"),
+    "lzma": _counted_bytes("lzma"),
+}

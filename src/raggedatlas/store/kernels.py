@@ -1,0 +1,197 @@
+"""Compiled CSR loops: remap columns, sort rows, count columns.
+
+This module imports numba at the top, so it is imported inside functions only.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba  # noqa: TID253 - this module is imported inside functions only
+import numpy as np
+from numpy.typing import NDArray
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    """Compile for one thread, without the GIL, kept on disk between processes."""
+    make: Any = numba.njit(cache=True, nogil=True)
+    return cast("F", make(function))
+
+
+def remap_csr(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    values: NDArray[Any],
+    column_map: NDArray[np.int64],
+    n_out: int,
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    """Send the columns of CSR rows through a map, drop those mapped to -1, and keep every row sorted.
+
+    Parameters
+    ----------
+    indptr : (n_rows + 1,) int64
+        Row bounds, starting at 0.
+    indices : (nnz,) integers
+        Column of every value; rows sorted where the map is monotone, else in any order.
+    values : (nnz,) any fixed-size dtype
+        The values.
+    column_map : (n_columns,) int64
+        New column of every old one, or -1 to drop it.
+    n_out : int
+        Number of new columns; columns are int32 where that is enough, else int64.
+
+    Returns
+    -------
+    (indptr, indices, values)
+        int64 bounds, int32 or int64 columns, values of the same dtype. Entries of equal column keep their order.
+
+    Raises
+    ------
+    IndexError
+        If a column is beyond `column_map`, or maps beyond `n_out`.
+    """
+    if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= column_map.size):
+        raise IndexError(f"A column lies outside 0..{column_map.size - 1}.")
+    if column_map.size and int(column_map.max()) >= n_out:
+        raise IndexError(f"The map leads to column {int(column_map.max())}; there are {n_out}.")
+    kept = column_map[column_map >= 0]
+    monotone = bool(np.all(kept[1:] >= kept[:-1]))
+    dtype = np.int32 if n_out <= np.iinfo(np.int32).max else np.int64
+    bounds = _count_kept(indptr, indices, column_map)
+    out_indices, out_values = np.empty(bounds[-1], dtype), np.empty(bounds[-1], values.dtype)
+    _fill_kept((indptr, indices), _bits(values), column_map, out_indices, _bits(out_values))
+    if not monotone:
+        order = sort_rows(bounds, out_indices)
+        out_values = out_values[order]
+    return bounds, out_indices, out_values
+
+
+def _bits(values: NDArray[Any]) -> NDArray[Any]:
+    """View values of up to eight bytes as unsigned integers, so that few variants are compiled."""
+    if values.dtype.itemsize in {1, 2, 4, 8}:
+        return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+    return values
+
+
+def sort_rows(indptr: NDArray[np.int64], indices: NDArray[Any]) -> NDArray[np.int64]:
+    """Sort the columns of every row in place; return the stable order, to apply to values.
+
+    Parameters
+    ----------
+    indptr : (n_rows + 1,) int64
+        Row bounds.
+    indices : (nnz,) integers
+        Columns; sorted in place.
+
+    Returns
+    -------
+    (nnz,) int64
+        Old position of every new one: ``values[order]`` follows the sorted columns.
+    """
+    order = np.arange(indices.size, dtype=np.int64)
+    _sort_rows(indptr, indices, order)
+    return order
+
+
+@compiled
+def _sort_rows(indptr: NDArray[np.int64], indices: NDArray[Any], order: NDArray[np.int64]) -> None:
+    """Sort rows that are not sorted yet."""
+    for row in range(indptr.size - 1):
+        first, last = indptr[row], indptr[row + 1]
+        for i in range(first + 1, last):
+            if indices[i] < indices[i - 1]:
+                local = np.argsort(indices[first:last], kind="mergesort")
+                indices[first:last] = indices[first:last][local]
+                order[first:last] = local + first
+                break
+
+
+@compiled
+def has_sorted_unique_rows(indptr: NDArray[np.int64], indices: NDArray[Any]) -> tuple[bool, bool]:
+    """Tell whether the columns of every row ascend, and whether no row names a column twice.
+
+    Parameters
+    ----------
+    indptr : (n_rows + 1,) int64
+        Row bounds.
+    indices : (nnz,) integers
+        Columns.
+
+    Returns
+    -------
+    (bool, bool)
+        Sorted (equal neighbours allowed), unique.
+    """
+    ascending, unique = True, True
+    for row in range(indptr.size - 1):
+        first, last = indptr[row], indptr[row + 1]
+        row_ascending = True
+        for i in range(first + 1, last):
+            if indices[i] < indices[i - 1]:
+                row_ascending = False
+            elif indices[i] == indices[i - 1]:
+                unique = False
+        if not row_ascending:
+            ascending = False
+            if unique:
+                ordered = np.sort(indices[first:last])
+                for i in range(1, ordered.size):
+                    if ordered[i] == ordered[i - 1]:
+                        unique = False
+    return ascending, unique
+
+
+@compiled
+def count_columns(indices: NDArray[Any], n_columns: int) -> NDArray[np.int64]:
+    """Count how often every column is named.
+
+    Parameters
+    ----------
+    indices : (nnz,) integers
+        Columns; those outside ``0..n_columns - 1`` are not counted.
+    n_columns : int
+        Number of columns.
+
+    Returns
+    -------
+    (n_columns,) int64
+    """
+    counts = np.zeros(n_columns, np.int64)
+    for i in range(indices.size):
+        column = np.int64(indices[i])
+        if 0 <= column < n_columns:
+            counts[column] += 1
+    return counts
+
+
+@compiled
+def _count_kept(indptr: NDArray[np.int64], indices: NDArray[Any], column_map: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the row bounds after dropping the columns that map to -1."""
+    bounds = np.zeros(indptr.size, np.int64)
+    for row in range(indptr.size - 1):
+        kept = 0
+        for i in range(indptr[row], indptr[row + 1]):
+            kept += column_map[indices[i]] >= 0
+        bounds[row + 1] = bounds[row] + kept
+    return bounds
+
+
+@compiled
+def _fill_kept(
+    rows: tuple[NDArray[np.int64], NDArray[Any]],
+    values: NDArray[Any],
+    column_map: NDArray[np.int64],
+    out_indices: NDArray[Any],
+    out_values: NDArray[Any],
+) -> None:
+    """Write the kept columns and values of every row."""
+    indptr, indices = rows
+    position = 0
+    for row in range(indptr.size - 1):
+        for i in range(indptr[row], indptr[row + 1]):
+            column = column_map[indices[i]]
+            if column >= 0:
+                out_indices[position] = column
+                out_values[position] = values[i]
+                position += 1

@@ -1,0 +1,441 @@
+"""A location: a local folder or an object-store prefix, and the plain calls on bytes below it."""
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+from raggedatlas.errors import NameRefusedError, NotFoundError, StoreError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+    from zarr.abc.store import Store
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+"""What one part of a path below a location may look like."""
+
+REMOTE_SCHEMES = ("s3", "gs", "az")
+
+S3_OPTIONS = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+    "aws_region": "region",
+    "aws_endpoint": "endpoint",
+}
+GCS_OPTIONS = {"google_service_account": "service_account"}
+AZURE_OPTIONS = {
+    "azure_storage_account_name": "account_name",
+    "azure_storage_account_key": "account_key",
+    "azure_storage_use_emulator": "use_emulator",
+}
+OPTION_NAMES = ("allow_http", *S3_OPTIONS, *GCS_OPTIONS, *AZURE_OPTIONS)
+"""Every storage option a user may give, in the spelling that Lance understands as it is."""
+
+_TRUE = ("1", "true", "yes", "on")
+
+
+class _OpenStores:
+    """Remote stores opened by this process; a forked child finds its parent's pid and is refused."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pid = os.getpid()
+        self.stores: dict[tuple[object, ...], ObjectStore] = {}
+
+    def get(self, location: "Location") -> "ObjectStore":
+        """Return the open store of `location`, opening it at first use."""
+        if self.stores and self.pid != os.getpid():
+            raise StoreError(
+                f"{location.uri} is opened in a forked child of process {self.pid}, which used an object store before "
+                "the fork; that hangs. Start workers with the spawn method, e.g. "
+                "multiprocessing.get_context('spawn') or DataLoader(..., multiprocessing_context='spawn')."
+            )
+        key = (location.uri, *sorted(location.storage_options.items()))
+        with self.lock:
+            if key not in self.stores:
+                self.pid = os.getpid()
+                self.stores[key] = _open_remote(location)
+            return self.stores[key]
+
+
+_OPEN = _OpenStores()
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place for bytes: a local folder or a prefix of an object store; frozen and picklable.
+
+    Parameters
+    ----------
+    uri : str
+        A path (made absolute, ``~`` expanded), ``file://``, ``s3://bucket/prefix``, ``gs://`` or ``az://``.
+    storage_options : mapping of str to str
+        Credentials and endpoint of an object store, by the names in `OPTION_NAMES`. What is not given is taken from
+        the environment by the libraries themselves.
+
+    Raises
+    ------
+    StoreError
+        If the scheme or an option is unknown.
+
+    Examples
+    --------
+    >>> Location("s3://atlases/lung").child("zarr_store").uri
+    's3://atlases/lung/zarr_store'
+    """
+
+    uri: str
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    depth: int = field(default=0, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Normalise the URI and check the option names."""
+        uri = os.fspath(self.uri)
+        scheme = uri.split("://", 1)[0].lower() if "://" in uri else ""
+        if scheme in REMOTE_SCHEMES:
+            parts = urlsplit(uri)
+            if not parts.netloc:
+                raise StoreError(f"{uri!r} names no bucket or container; expected e.g. '{scheme}://bucket/prefix'.")
+            prefix = [part for part in parts.path.split("/") if part]
+            if any(part in {".", ".."} for part in prefix):
+                raise NameRefusedError(f"{uri!r} holds '.' or '..'; write the prefix out in full.")
+            uri = "/".join([f"{scheme}://{parts.netloc}", *prefix])
+        elif scheme in {"", "file"}:
+            path = unquote(urlsplit(uri).path) if scheme else uri
+            uri = os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - must not resolve symlinks
+        else:
+            raise StoreError(f"{uri!r} has the scheme {scheme!r}; expected a path, file://, s3://, gs:// or az://.")
+        unknown = sorted(set(self.storage_options) - set(OPTION_NAMES))
+        if unknown:
+            raise StoreError(f"Unknown storage option {unknown[0]!r} for {uri}; known are {', '.join(OPTION_NAMES)}.")
+        options = {key: str(value) for key, value in self.storage_options.items()}
+        object.__setattr__(self, "uri", uri)
+        object.__setattr__(self, "storage_options", options)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the bytes lie in a local folder."""
+        return "://" not in self.uri
+
+    @property
+    def path(self) -> Path:
+        """The local folder; `StoreError` for an object store."""
+        if not self.is_local:
+            raise StoreError(f"{self.uri} is an object store and has no local path.")
+        return Path(self.uri)
+
+    @property
+    def name(self) -> str:
+        """The last part of the URI."""
+        return self.uri.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def prefix(self) -> str:
+        """The part of an object-store URI after the bucket, without slashes at its ends."""
+        return urlsplit(self.uri).path.strip("/")
+
+    def child(self, *parts: str) -> "Location":
+        """Return the location below; every part is checked.
+
+        Raises
+        ------
+        NameRefusedError
+            If a part is empty, starts with a dot, or holds anything but letters, digits, ``_``, ``.`` and ``-``.
+        """
+        for part in parts:
+            if not NAME.fullmatch(part) or ".." in part:
+                raise NameRefusedError(
+                    f"{part!r} may not become part of a path below {self.uri}; expected letters, digits, '_', '-' and "
+                    "'.', not starting with a dot, no '..'. Choose another name."
+                )
+        return replace(self, uri="/".join([self.uri.rstrip("/"), *parts]), depth=self.depth + len(parts))
+
+    def checked_path(self) -> Path:
+        """Return the local path after refusing a symlink in any part that `child` added.
+
+        Raises
+        ------
+        StoreError
+            If such a part is a symlink.
+        """
+        path = self.path
+        for part in (path, *path.parents)[: self.depth]:
+            if part.is_symlink():
+                raise StoreError(
+                    f"{part} is a symlink; inside a store only real files and folders are read or written."
+                )
+        return path
+
+    def store(self) -> "ObjectStore":
+        """Return the obstore store rooted here, cached per process.
+
+        Raises
+        ------
+        StoreError
+            In a forked child whose parent used an object store, or if the store cannot be made.
+        """
+        if not self.is_local:
+            return _OPEN.get(self)
+        from obstore.store import LocalStore
+
+        return LocalStore(self.checked_path(), mkdir=True)
+
+    def zarr_store(self, *, read_only: bool = True) -> "Store":
+        """Return the zarr-python store rooted here."""
+        from zarr.storage import LocalStore, ObjectStore
+
+        if self.is_local:
+            return LocalStore(self.checked_path(), read_only=read_only)
+        return cast("Store", ObjectStore(self.store(), read_only=read_only))
+
+    def lance_uri(self) -> str:
+        """Return the URI in Lance's spelling."""
+        return self.uri
+
+    def lance_options(self) -> dict[str, str]:
+        """Return the storage options in Lance's spelling."""
+        return dict(self.storage_options)
+
+    def exists(self) -> bool:
+        """Whether anything lies here."""
+        if self.is_local:
+            return self.path.exists()
+        return any(True for _ in self._objects())
+
+    def list_children(self) -> list[str]:
+        """Return the sorted names of the direct sub-folders (prefixes)."""
+        if self.is_local:
+            with store_errors(f"list {self.uri}"), contextlib.suppress(FileNotFoundError):
+                return sorted(entry.name for entry in os.scandir(self.checked_path()) if entry.is_dir())
+            return []
+        import obstore
+
+        with store_errors(f"list {self.uri}"):
+            found = obstore.list_with_delimiter(self.store())
+        return sorted(prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in found["common_prefixes"])
+
+    def last_modified(self) -> datetime | None:
+        """Return when the newest object below was written (UTC), or None where there is none."""
+        return max((when for _, _, when in self._objects()), default=None)
+
+    def size(self) -> int:
+        """Return the number of bytes of all objects below."""
+        return sum(size for _, size, _ in self._objects())
+
+    def delete_prefix(self) -> int:
+        """Remove everything here and below; return the bytes freed (0 where there is nothing).
+
+        Raises
+        ------
+        StoreError
+            If the location is a whole bucket or drive, a symlink, or cannot be removed.
+        """
+        freed = self.size()
+        if self.is_local:
+            path = self.checked_path()
+            if path.is_symlink() or path.parent == path:
+                raise StoreError(f"{path} is a symlink or a whole drive and is not removed; name the folder itself.")
+            with store_errors(f"remove {self.uri}"), contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path)
+            return freed
+        import obstore
+
+        if not self.prefix:
+            raise StoreError(f"{self.uri} is a whole bucket and is not removed; name a prefix below it.")
+        with store_errors(f"remove {self.uri}"):
+            keys = [key for key, _, _ in self._objects()]
+            if keys:
+                obstore.delete(self.store(), keys)
+        return freed
+
+    def read_bytes(self, key: str) -> bytes:
+        """Return the bytes of one object.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such object.
+        """
+        try:
+            with store_errors(f"read {self.uri}/{key}"):
+                if self.is_local:
+                    return self._file(key).read_bytes()
+                import obstore
+
+                return bytes(obstore.get(self.store(), _checked_key(self, key)).bytes())
+        except FileNotFoundError:
+            raise NotFoundError(f"There is no {key!r} in {self.uri}.") from None
+
+    def write_bytes(self, key: str, data: bytes | memoryview, *, only_if_absent: bool = False) -> bool:
+        """Write one object whole: other readers see the old bytes or the new, never a part.
+
+        Parameters
+        ----------
+        key : str
+            Slash-separated name below this location.
+        data : bytes
+            The content.
+        only_if_absent : bool
+            Leave an object that is there already as it is.
+
+        Returns
+        -------
+        bool
+            Whether the object now holds exactly `data`. So a repeated create whose first acknowledgement was lost
+            still answers True.
+        """
+        if self.is_local:
+            with store_errors(f"write {self.uri}/{key}"):
+                return _write_file(self._file(key), data, only_if_absent=only_if_absent)
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with store_errors(f"write {self.uri}/{key}"):
+            try:
+                obstore.put(
+                    self.store(),
+                    _checked_key(self, key),
+                    bytes(data),
+                    mode="create" if only_if_absent else "overwrite",
+                    use_multipart=None if not only_if_absent else False,
+                )
+            except AlreadyExistsError:
+                return self.read_bytes(key) == data
+        return True
+
+    def _file(self, key: str) -> Path:
+        """Return the local file of a key, after the name and symlink checks."""
+        return self.child(*_checked_key(self, key).split("/")).checked_path()
+
+    def _objects(self) -> Iterator[tuple[str, int, datetime]]:
+        """Yield (key, size, modification time) of every object below."""
+        if self.is_local:
+            root = self.checked_path()
+            for folder, _, names in os.walk(root):
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        file = Path(folder, name)
+                        info = file.lstat()
+                        when = datetime.fromtimestamp(info.st_mtime, UTC)
+                        yield str(file.relative_to(root)), info.st_size, when
+            return
+        import obstore
+
+        with store_errors(f"list {self.uri}"):
+            for page in obstore.list(self.store()):
+                for item in page:
+                    yield item["path"], item["size"], item["last_modified"]
+
+
+@contextlib.contextmanager
+def store_errors(what: str) -> Iterator[None]:
+    """Turn errors of the operating system and of obstore into `StoreError`; a missing object passes as it is."""
+    from obstore.exceptions import BaseError, NotFoundError
+
+    try:
+        yield
+    except NotFoundError as error:
+        raise FileNotFoundError(str(error)) from None
+    except (FileNotFoundError, StoreError):
+        raise
+    except (OSError, BaseError) as error:
+        reason = str(error).split("\n\nDebug source", 1)[0].strip()
+        raise StoreError(f"Could not {what}: {reason}") from error
+
+
+def probe_conditional_puts(location: Location) -> None:
+    """Refuse a place that cannot hold an atlas: a store that ignores create-if-absent, or a read-only folder.
+
+    Such a store loses rows without a word when two writers meet, so it is tried once, when an atlas is created.
+
+    Raises
+    ------
+    StoreError
+        Naming the store and the way out.
+    """
+    if location.is_local:
+        with store_errors(f"write into {location.uri}"):
+            location.checked_path().mkdir(parents=True, exist_ok=True)
+            probe = location.path / f"_probe_{uuid4().hex}"
+            probe.touch()
+            probe.unlink()
+        return
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, BaseError
+
+    store, key = location.store(), f"_probe_{uuid4().hex}"
+    wanted = "Use a store with conditional writes (AWS S3, GCS, Azure, MinIO, Ceph) or a local folder."
+    try:
+        with store_errors(f"write to {location.uri}"):
+            obstore.put(store, key, b"1", mode="create")
+        try:
+            obstore.put(store, key, b"2", mode="create")
+        except AlreadyExistsError:
+            return
+        except BaseError as error:
+            raise StoreError(f"{location.uri} does not answer create-if-absent writes ({error}). {wanted}") from error
+        raise StoreError(
+            f"{location.uri} accepted two create-if-absent writes of one key, so parallel writers would lose "
+            f"data. {wanted}"
+        )
+    finally:
+        with contextlib.suppress(BaseError, FileNotFoundError):
+            obstore.delete(store, key)
+
+
+def _checked_key(location: Location, key: str) -> str:
+    """Return `key` after checking every part of it."""
+    location.child(*key.split("/"))
+    return key
+
+
+def _write_file(file: Path, data: bytes | memoryview, *, only_if_absent: bool) -> bool:
+    """Write a local file by a temporary neighbour and a rename (or a hard link for create-if-absent)."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_dir() or (file.exists() and not stat.S_ISREG(file.lstat().st_mode)):
+        raise StoreError(f"{file} is not a plain file and is not overwritten.")
+    if only_if_absent and file.exists():
+        return file.read_bytes() == data
+    temporary = file.with_name(f".{file.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        temporary.write_bytes(data)
+        if not only_if_absent:
+            temporary.replace(file)
+            return True
+        try:
+            file.hardlink_to(temporary)
+        except FileExistsError:
+            return file.read_bytes() == data
+        return True
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _open_remote(location: Location) -> "ObjectStore":
+    """Open the obstore store of an object-store location."""
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    scheme, bucket = location.uri.split("://", 1)[0], urlsplit(location.uri).netloc
+    makers: dict[str, tuple[Any, dict[str, str]]] = {
+        "s3": (S3Store, S3_OPTIONS),
+        "gs": (GCSStore, GCS_OPTIONS),
+        "az": (AzureStore, AZURE_OPTIONS),
+    }
+    make, names = makers[scheme]
+    given = location.storage_options
+    options: dict[str, Any] = {names[key]: value for key, value in given.items() if key in names}
+    if "use_emulator" in options:
+        options["use_emulator"] = options["use_emulator"].lower() in _TRUE
+    client = {"allow_http": given["allow_http"].lower() in _TRUE} if "allow_http" in given else None
+    with store_errors(f"open {location.uri}"):
+        return cast("ObjectStore", make(bucket, prefix=location.prefix or None, client_options=client, **options))

@@ -1,0 +1,286 @@
+"""Shards as bytes: encoded chunks, their index, and the two ways to look one up (memory map, byte ranges)."""
+
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError
+from raggedatlas.store.codecs import ChunkEncoder, Stored
+from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.threads import DECODE_THREADS, map_decode
+
+V = TypeVar("V")
+
+ABSENT = np.iinfo(np.uint64).max
+_MAPS_KEPT = 256
+_INDEXES_KEPT = 4096
+_SLAB_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One stored shard: its index, its size, and its bytes where they are mapped.
+
+    Parameters
+    ----------
+    index : (n_chunks, 2) int64
+        Offset and size of every chunk; size -1 where the chunk is not stored.
+    size : int
+        Bytes of the whole shard.
+    data : (size,) uint8 or None
+        The mapped bytes of a local shard.
+    stamp : tuple
+        What tells that the file has changed since.
+    """
+
+    index: NDArray[np.int64]
+    size: int
+    data: NDArray[np.uint8] | None = None
+    stamp: tuple[int, ...] = ()
+
+
+class RecentlyUsed(Generic[V]):
+    """A dictionary that keeps the entries used last; safe between threads."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.lock = threading.Lock()
+        self.entries: OrderedDict[object, V] = OrderedDict()
+
+    def get(self, key: object) -> V | None:
+        """Return an entry and make it the youngest, or None."""
+        with self.lock:
+            if key not in self.entries:
+                return None
+            self.entries.move_to_end(key)
+            return self.entries[key]
+
+    def put(self, key: object, value: V) -> None:
+        """Store an entry and drop the oldest ones beyond the size."""
+        with self.lock:
+            self.entries[key] = value
+            self.entries.move_to_end(key)
+            while len(self.entries) > self.size:
+                self.entries.popitem(last=False)
+
+
+_MAPS: RecentlyUsed[Shard] = RecentlyUsed(_MAPS_KEPT)
+_INDEXES: RecentlyUsed[Shard] = RecentlyUsed(_INDEXES_KEPT)
+
+
+def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
+    """Return the key of a shard below its array (Zarr v3, default chunk keys)."""
+    return "/".join(["c", str(shard), *("0" for _ in row_shape)])
+
+
+def index_bytes(n_chunks: int) -> int:
+    """Return the size of a shard index: two uint64 a chunk and a crc32c."""
+    return 16 * n_chunks + 4
+
+
+def compose_shard(chunks: Sequence[bytes], n_slots: int) -> bytes:
+    """Join encoded chunks and their index (at the end, with crc32c) to one shard of `n_slots` chunks."""
+    import google_crc32c
+
+    index = np.full((n_slots, 2), ABSENT, dtype="<u8")
+    sizes = np.array([len(chunk) for chunk in chunks], dtype=np.uint64)
+    index[: len(chunks), 1] = sizes
+    index[: len(chunks), 0] = np.cumsum(sizes) - sizes
+    table = index.tobytes()
+    return b"".join([*chunks, table, int(google_crc32c.value(table)).to_bytes(4, "little")])
+
+
+def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
+    """Read a shard index and check it against its checksum and the size of the shard.
+
+    Parameters
+    ----------
+    tail : bytes-like
+        The last `index_bytes` bytes of the shard.
+    shard_size : int
+        Bytes of the whole shard.
+    where : str
+        The shard's name for messages.
+
+    Returns
+    -------
+    (n_chunks, 2) int64
+        Offset and size of every chunk; size -1 where the chunk is not stored.
+
+    Raises
+    ------
+    CorruptError
+        If the checksum does not match or a chunk lies outside the shard.
+    """
+    import google_crc32c
+
+    data = np.frombuffer(tail, dtype=np.uint8)
+    table = data[:-4]
+    if google_crc32c.value(table) != int.from_bytes(data[-4:].tobytes(), "little"):
+        raise CorruptError(f"The index of shard {where} does not match its crc32c; restore the file from a copy.")
+    entries = table.view("<u8").reshape(-1, 2)
+    absent = (entries == ABSENT).all(axis=1)
+    room = shard_size - data.size
+    stored = entries[~absent]
+    if ((stored > room) | (stored.sum(axis=1, keepdims=True) > room)).any():
+        raise CorruptError(
+            f"The index of shard {where} points outside its {shard_size:,} bytes; restore the file from a copy."
+        )
+    index: NDArray[np.int64] = entries.astype(np.int64)
+    index[absent] = 0, -1
+    return index
+
+
+def map_shard(file: Path, n_chunks: int) -> Shard:
+    """Map a local shard and read its index; kept among the 256 used last while the file does not change.
+
+    Raises
+    ------
+    CorruptError
+        If the file is missing, too short, or its index is wrong.
+    """
+    try:
+        info = file.stat()
+    except FileNotFoundError:
+        raise CorruptError(f"The shard {file} is missing; restore it from a copy or drop its dataset.") from None
+    stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+    known = _MAPS.get(str(file))
+    if known is not None and known.stamp == stamp:
+        return known
+    with store_errors(f"map {file}"), file.open("rb") as handle:
+        size = os.fstat(handle.fileno()).st_size
+        if size < index_bytes(n_chunks):
+            raise _cut_short(str(file), size, n_chunks)
+        data = np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), dtype=np.uint8)
+    shard = Shard(parse_index(data[size - index_bytes(n_chunks) :], size, str(file)), size, data, stamp)
+    _MAPS.put(str(file), shard)
+    return shard
+
+
+def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
+    """Fetch the index of a remote shard in one request; kept among the 4,096 used last.
+
+    Raises
+    ------
+    CorruptError
+        If the shard is missing, too short, or its index is wrong.
+    """
+    name = f"{location.uri}/{key}"
+    known = _INDEXES.get((name, *location.storage_options.items()))
+    if known is not None:
+        return known
+    try:
+        tail, size = _fetch_tail(location, key, index_bytes(n_chunks))
+    except FileNotFoundError:
+        raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
+    if size < index_bytes(n_chunks):
+        raise _cut_short(name, size, n_chunks)
+    shard = Shard(parse_index(tail, size, name), size)
+    _INDEXES.put((name, *location.storage_options.items()), shard)
+    return shard
+
+
+def fetch_chunks(location: Location, key: str, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    """Fetch stored chunks of one remote shard; near ones share a request.
+
+    Parameters
+    ----------
+    location : Location
+        The array.
+    key : str
+        Key of the shard.
+    index : (k, 2) int64
+        Offset and size of the wanted chunks.
+
+    Returns
+    -------
+    list of k uint8 arrays
+    """
+    import obstore
+
+    starts, ends = index[:, 0], index.sum(axis=1)
+    try:
+        with store_errors(f"read {location.uri}/{key}"):
+            found = obstore.get_ranges(location.store(), key, starts=starts.tolist(), ends=ends.tolist())
+    except FileNotFoundError:
+        raise CorruptError(f"The shard {location.uri}/{key} is missing; restore it from a copy.") from None
+    return [np.frombuffer(memoryview(item), dtype=np.uint8) for item in found]
+
+
+def encode_run(encoder: ChunkEncoder, values: NDArray[Any], chunk_rows: int) -> list[bytes]:
+    """Encode whole chunks of rows on the decoding threads.
+
+    Parameters
+    ----------
+    encoder : ChunkEncoder
+        How one chunk is encoded.
+    values : (c * chunk_rows, ...)
+        Contiguous rows.
+    chunk_rows : int
+        Rows of one chunk.
+
+    Returns
+    -------
+    list of c bytes
+    """
+    from raggedatlas.store.chunks import blosc_addresses
+
+    n_chunks = len(values) // chunk_rows
+    if not n_chunks:
+        return []
+    if not blosc_addresses()[1]:
+        return [encoder(values[i * chunk_rows : (i + 1) * chunk_rows]) for i in range(n_chunks)]
+    raw = values.reshape(-1).view(np.uint8)
+    n_bytes = raw.size // n_chunks
+    per_slab = max(1, min(_SLAB_BYTES // n_bytes, -(-n_chunks // DECODE_THREADS)))
+    slabs = [raw[i * n_bytes : (i + per_slab) * n_bytes] for i in range(0, n_chunks, per_slab)]
+    encoded = map_decode(lambda slab: _encode_slab(slab, n_bytes, encoder.itemsize), slabs)
+    return [chunk for slab in encoded for chunk in slab]
+
+
+def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int) -> list[bytes]:
+    """Encode chunks that lie one behind the other."""
+    from raggedatlas.store.chunks import CRC_TABLES, LZ4_NAME, blosc_addresses, encode_chunks
+
+    out = np.empty(raw.size // n_bytes * (n_bytes + 20), np.uint8)
+    sizes = encode_chunks(raw, n_bytes, width, (blosc_addresses()[1], LZ4_NAME, CRC_TABLES), out)
+    if (sizes < 0).any():
+        raise CorruptError("Blosc refused to encode a chunk; report this with the dtype and shape of the array.")
+    ends = np.cumsum(sizes).tolist()
+    return [out[start:end].tobytes() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]:
+    """Return the last bytes of a remote object and its size; one request where the store knows suffix ranges."""
+    import obstore
+    from obstore.exceptions import BaseError
+
+    store = location.store()
+    with store_errors(f"read {location.uri}/{key}"):
+        if not location.uri.startswith("az://"):
+            try:
+                found = obstore.get(store, key, options={"range": {"suffix": n_bytes}})
+                return bytes(found.bytes()), int(found.meta["size"])
+            except BaseError as error:
+                if isinstance(error, FileNotFoundError):
+                    raise
+        size = int(obstore.head(store, key)["size"])
+        if size < n_bytes:
+            return b"", size
+        return bytes(obstore.get_range(store, key, start=size - n_bytes, end=size)), size
+
+
+def _cut_short(name: str, size: int, n_chunks: int) -> CorruptError:
+    """Say that a shard is too short for its index."""
+    return CorruptError(
+        f"The shard {name} has {size:,} bytes and no room for its index of {index_bytes(n_chunks):,}; "
+        "it was cut short. Restore it from a copy or drop its dataset."
+    )

@@ -1,0 +1,42 @@
+"""The thread pools of a process: one for decoding, one for waiting on object stores."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+DECODE_THREADS = min(4, os.cpu_count() or 1)
+REQUEST_THREADS = 16
+
+
+@cache
+def _pool(pid: int, kind: str) -> ThreadPoolExecutor:
+    """Return the pool of a kind; a forked child has another pid and so its own pools."""
+    size = DECODE_THREADS if kind == "decode" else REQUEST_THREADS
+    return ThreadPoolExecutor(size, thread_name_prefix=f"raggedatlas-{kind}")
+
+
+def map_decode(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Apply `function` to every item on the decoding threads; one item runs in the caller's thread."""
+    return _map("decode", function, items)
+
+
+def map_requests(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Apply `function` to every item on the threads that wait for object stores, at most 16 at once."""
+    return _map("requests", function, items)
+
+
+def _map(kind: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Apply `function` in order; the first error is raised after all have ended."""
+    if len(items) <= 1:
+        return [function(item) for item in items]
+    futures = [_pool(os.getpid(), kind).submit(function, item) for item in items]
+    errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None:
+            raise error
+    return [future.result() for future in futures]

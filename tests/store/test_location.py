@@ -1,0 +1,214 @@
+"""Laws of locations: names, whole writes, safe removal, object stores."""
+
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import obstore
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.errors import NameRefusedError, NotFoundError, StoreError
+from raggedatlas.store.location import Location, probe_conditional_puts
+
+BAD_NAMES = ["", ".", "..", ".hidden", "a/b", "a\\b", "/etc", "a b", "é", "a..b", "a\n", "%2e%2e"]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_children_with_bad_names_are_refused(name: str) -> None:
+    """A part of a path is a plain name or it is refused."""
+    with pytest.raises(NameRefusedError, match="Choose another name"):
+        Location("/data").child(name)
+
+
+@given(st.text(max_size=8))
+def test_a_child_never_leaves_its_parent(name: str) -> None:
+    """Whatever the name, the child lies directly below its parent or is refused."""
+    try:
+        child = Location("/data/x").child(name)
+    except NameRefusedError:
+        return
+    assert os.path.realpath(child.uri) == f"/data/x/{name}"
+
+
+def test_uris_are_normalised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A location says its full place whatever way it was given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Location("a/../b").uri == str(tmp_path / "b")
+    assert Location("~/b").path == tmp_path / "b"
+    assert Location(f"file://{tmp_path}/b%20c").uri == str(tmp_path / "b c")
+    assert Location("s3://bucket//a/b/").uri == "s3://bucket/a/b"
+    assert Location("s3://bucket/a/b").name == "b"
+    assert Location("gs://bucket").child("x").uri == "gs://bucket/x"
+
+
+@pytest.mark.parametrize("uri", ["ftp://x/y", "s3://", "http://x"])
+def test_unknown_schemes_are_refused(uri: str) -> None:
+    """What is neither a folder nor a known store is refused by name."""
+    with pytest.raises(StoreError, match="expected"):
+        Location(uri)
+
+
+def test_remote_dots_and_unknown_options_are_refused() -> None:
+    """Prefixes hold no dots that climb; option names are checked and secrets stay out of the repr."""
+    with pytest.raises(NameRefusedError):
+        Location("s3://bucket/a/../b")
+    with pytest.raises(StoreError, match="aws_acces_key"):
+        Location("s3://bucket", {"aws_acces_key": "x"})
+    assert "hunter2" not in repr(Location("s3://bucket", {"aws_secret_access_key": "hunter2"}))
+    with pytest.raises(StoreError, match="no local path"):
+        _ = Location("s3://bucket").path
+
+
+def test_locations_are_values() -> None:
+    """Equal locations are equal, hash alike and survive pickling."""
+    location = Location("s3://bucket/a", {"aws_region": "x"}).child("b")
+    assert pickle.loads(pickle.dumps(location)) == location
+    assert hash(location) == hash(Location("s3://bucket/a/b", {"aws_region": "x"}))
+    assert location.lance_options() == {"aws_region": "x"}
+    assert location.lance_uri() == "s3://bucket/a/b"
+
+
+def check_objects(location: Location) -> None:
+    """Write, list, read and remove objects."""
+    assert not location.exists()
+    assert location.list_children() == []
+    assert location.last_modified() is None
+    assert location.delete_prefix() == 0
+    assert location.write_bytes("d1/x/one", b"1234")
+    assert location.write_bytes("d2/two", b"56")
+    assert location.exists()
+    assert location.child("d1").exists()
+    assert not location.child("d").exists()
+    assert location.list_children() == ["d1", "d2"]
+    assert location.size() == 6
+    when = location.last_modified()
+    assert when is not None
+    assert when.tzinfo is not None
+    assert location.read_bytes("d1/x/one") == b"1234"
+    assert location.write_bytes("d2/two", b"789")
+    assert location.read_bytes("d2/two") == b"789"
+    assert location.write_bytes("d2/two", b"789", only_if_absent=True)
+    assert not location.write_bytes("d2/two", b"other", only_if_absent=True)
+    assert location.write_bytes("d2/three", b"3", only_if_absent=True)
+    assert location.read_bytes("d2/two") == b"789"
+    with pytest.raises(NotFoundError, match="no 'd2/four'"):
+        location.read_bytes("d2/four")
+    with pytest.raises(NameRefusedError):
+        location.read_bytes("../x")
+    assert location.child("d1").delete_prefix() == 4
+    assert location.list_children() == ["d2"]
+    probe_conditional_puts(location)
+    assert location.size() == 4
+
+
+def test_objects_in_a_folder(local: Location) -> None:
+    """What is written is read, listed, counted and removed; create-if-absent keeps the first."""
+    check_objects(local)
+
+
+@pytest.mark.s3
+def test_objects_in_s3(s3: Location) -> None:
+    """The same calls give the same answers on an object store."""
+    check_objects(s3)
+    with pytest.raises(StoreError, match="whole bucket"):
+        Location(f"s3://{s3.uri.split('/')[2]}", s3.storage_options).delete_prefix()
+
+
+def test_symlinks_below_a_location_are_refused(tmp_path: Path) -> None:
+    """Neither reads, writes nor removals follow a symlink in what `child` added; the root itself may be one."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "root").symlink_to(real)
+    root = Location(str(tmp_path / "root"))
+    (real / "d1").symlink_to(outside)
+    for call in (
+        lambda: root.write_bytes("d1/x", b"1"),
+        lambda: root.read_bytes("d1/kept"),
+        lambda: root.child("d1").delete_prefix(),
+        lambda: root.child("d1", "deep").delete_prefix(),
+        lambda: root.child("d1").list_children(),
+        lambda: root.child("d1").zarr_store(),
+        lambda: root.child("d1").store(),
+    ):
+        with pytest.raises(StoreError, match="symlink"):
+            call()
+    (real / "d2").mkdir()
+    (real / "d2" / "link").symlink_to(outside)
+    root.child("d2").delete_prefix()
+    assert (outside / "kept").read_text() == "kept"
+    assert root.write_bytes("d3/x", b"1")
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """A place where no folder can be made is named, with the reason."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="Could not write into"):
+        probe_conditional_puts(Location(str(tmp_path / "file" / "atlas")))
+    with pytest.raises(StoreError, match="Could not write"):
+        Location(str(tmp_path)).write_bytes("file/x", b"1")
+
+
+def test_a_folder_is_not_overwritten_by_an_object(local: Location) -> None:
+    """A key that is a folder already is refused."""
+    local.write_bytes("a/b", b"1")
+    with pytest.raises(StoreError, match="plain file"):
+        local.write_bytes("a", b"1")
+
+
+@pytest.mark.s3
+def test_a_store_that_ignores_conditional_puts_is_refused(
+    s3: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that takes two create-if-absent writes of one key loses rows, so it is refused by name."""
+    put = obstore.put
+
+    def careless(store, key, data, *, mode=None, **options):  # noqa: ANN001, ANN003, ANN202
+        return put(store, key, data, **options)
+
+    monkeypatch.setattr(obstore, "put", careless)
+    with pytest.raises(StoreError, match=r"s3://.* accepted two create-if-absent writes"):
+        probe_conditional_puts(s3)
+    assert not s3.exists()
+
+
+@pytest.mark.s3
+def test_an_unreachable_store_is_a_store_error() -> None:
+    """A store that does not answer is named in one error of ours."""
+    options = {
+        "aws_endpoint": "http://127.0.0.1:1",
+        "allow_http": "true",
+        "aws_access_key_id": "x",
+        "aws_secret_access_key": "x",
+        "aws_region": "us-east-1",
+    }
+    location = Location("s3://bucket/atlas", options)
+    with pytest.raises(StoreError, match="bucket/atlas"):
+        location.read_bytes("x")
+
+
+def _child(location: Location, answers) -> None:  # noqa: ANN001
+    try:
+        answers.put(location.read_bytes("x").decode())
+    except StoreError as error:
+        answers.put(str(error))
+
+
+@pytest.mark.s3
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("method", "answer"), [("fork", "spawn method"), ("spawn", "hello")])
+def test_a_forked_child_is_refused_and_a_spawned_one_works(s3: Location, method: str, answer: str) -> None:
+    """After the parent used an object store, a forked child gets an error that names spawn instead of hanging."""
+    s3.write_bytes("x", b"hello")
+    context = multiprocessing.get_context(method)
+    answers = context.Queue()
+    process = context.Process(target=_child, args=(s3, answers))
+    process.start()
+    assert answer in answers.get(timeout=60)
+    process.join(10)

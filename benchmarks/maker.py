@@ -260,12 +260,12 @@ def _write_frames(
     from anndata.io import write_elem
 
     types, donors, totals = columns
+    names = pd.Index(cell_type_names(recipe))
+    people = pd.Index([f"donor_{i}" for i in range(recipe.donors)])
     obs = pd.DataFrame(
         {
-            "cell_type": pd.Categorical.from_codes(types, categories=cell_type_names(recipe)),
-            "donor": pd.Categorical.from_codes(
-                donors, categories=[f"donor_{i}" for i in range(recipe.donors)]
-            ),
+            "cell_type": pd.Categorical.from_codes(types, categories=names),
+            "donor": pd.Categorical.from_codes(donors, categories=people),
             "n_counts": totals,
         },
         index=[f"d{dataset}-{i:07d}" for i in range(recipe.cells)],

@@ -15,7 +15,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -131,7 +131,7 @@ def matrix_answer(adata: Any) -> dict[str, Any]:
     }
 
 
-def run(system: str, measures: dict[str, Callable[[Asked, Figure], None]]) -> None:
+def run(system: str, measures: Mapping[str, Callable[[Asked, Figure], None]]) -> None:
     """Run the one operation the command line names and print its figure as one JSON line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("op", choices=sorted(measures))

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def measure_import(asked: Asked, figure: Figure) -> None:
-    """Import the package, once."""
+    """Import the package and its main class (``import raggedatlas`` alone loads nothing)."""
     del asked
     before = len(sys.modules)
     with measuring.timed(figure):
-        import raggedatlas  # noqa: F401
+        from raggedatlas import RaggedAtlas  # noqa: F401
     figure.extra["modules"] = len(sys.modules) - before
 
 

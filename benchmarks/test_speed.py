@@ -1,7 +1,7 @@
 """Each measured operation as a pytest-benchmark test, on small made data.
 
-``pytest benchmarks --benchmark-only`` measures; ``pytest benchmarks --benchmark-disable`` runs
-every operation once and checks its answer, so that the measurements cannot rot.
+``pytest benchmarks --benchmark-only`` measures; plain ``pytest benchmarks`` runs every operation
+once and checks its answer, so that the measurements cannot rot.
 """
 
 # ruff: noqa: ANN401 - the measured libraries are not typed here
@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any
 import anndata as ad
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from compare import child_environment
 from maker import Made, Recipe, make
 
@@ -86,7 +83,7 @@ def test_add(benchmark: BenchmarkFixture, data: Path, made: Made, tmp_path: Path
         atlas.add(str(data / made.files[0]))
         return atlas, atlas.snapshot()
 
-    atlas, version = benchmark.pedantic(add, setup=fresh, rounds=3)
+    atlas, version = benchmark.pedantic(add, setup=fresh, rounds=3)  # type: ignore[no-untyped-call]
     assert atlas.checkout(version).query().to_anndata().n_obs == made.cells[0]
 
 
@@ -125,7 +122,7 @@ def test_open(benchmark: BenchmarkFixture, atlas_uri: str) -> None:
 def test_import(benchmark: BenchmarkFixture) -> None:
     """The package imports in a fresh interpreter."""
     command = [sys.executable, "-c", "import raggedatlas"]
-    done = benchmark.pedantic(
+    done = benchmark.pedantic(  # type: ignore[no-untyped-call]
         lambda: subprocess.run(command, env=child_environment(), check=False), rounds=3
     )
     assert done.returncode == 0

@@ -21,7 +21,8 @@ TENX = {
 }
 TENX_CELLS = 250
 MULTIMODAL_CELLS = 60
-REDUCED_CELLS = 400
+MULTIMODAL_STRIDE = 3
+REDUCED_CELLS = 300
 
 
 def write_array(group: h5py.Group, name: str, values: Any, like: h5py.Dataset) -> None:
@@ -71,9 +72,7 @@ def cut_reduced(source: Path, target: Path) -> None:
     with h5py.File(source) as old, h5py.File(target, "w") as new:
         n_cells = old["X"].shape[0]
         replaced: dict[str, Any] = {"/X": old["X"][: len(keep)]}
-        replaced |= {
-            f"/raw/X/{name}": values for name, values in cut_rows(old["raw/X"], keep).items()
-        }
+        replaced |= {f"/raw/X/{name}": values for name, values in cut_rows(old["raw/X"], keep).items()}
         for axis in ("obs", "obsm"):
             old[axis].visititems(
                 lambda _, item: (
@@ -108,36 +107,51 @@ def make_sparse(source: Path, target: Path) -> None:
 
 
 def cut_multimodal(source: Path, target: Path) -> None:
-    """Keep the first cells of the multimodal file; receptor lists keep their nested layout.
+    """Keep the first cells of both modalities and every third gene; receptor lists stay nested.
 
-    The union of cells has the cells of the first modality first, then those that only the second has.
-    Prefixes of both modalities are kept, and their union in its old order.
+    The union of cells keeps its old order. The genes are thinned because names are stored twice and
+    cannot be compressed; the features of the file are those of its expression, the receptors have none.
     """
     with h5py.File(source) as old, h5py.File(target, "w") as new:
-        replaced: dict[str, Any] = {}
-        names = {kind: old[f"mod/{kind}/obs/_index"][:MULTIMODAL_CELLS] for kind in ("gex", "airr")}
-        union = old["obs/_index"][:]
-        kept = np.flatnonzero(np.isin(union, np.concatenate(list(names.values()))))
-        replaced["/obs/_index"] = union[kept]
-        for kind in names:
-            present = old[f"obsmap/{kind}"][:][kept]
-            present[present > MULTIMODAL_CELLS] = 0
-            replaced[f"/obsmap/{kind}"] = present
-            replaced[f"/obsm/{kind}"] = present > 0
-        for kind in names:
-            for name, item in old[f"mod/{kind}/obs"].items():
+        expression, receptors = old["mod/gex"], old["mod/airr"]
+        n_genes = expression["var/_index"].shape[0]
+        genes = np.arange(0, n_genes, MULTIMODAL_STRIDE)
+        replaced = cut_union(old)
+        for kind in ("gex", "airr"):
+            for item in old[f"mod/{kind}/obs"].values():
                 array = item["codes"] if isinstance(item, h5py.Group) else item
-                replaced[array.name or name] = array[:MULTIMODAL_CELLS]
-        rows = np.arange(MULTIMODAL_CELLS)
-        expression = old["mod/gex"]
-        for name, values in cut_rows(expression["X"], rows).items():
-            replaced[f"/mod/gex/X/{name}"] = values
+                replaced[array.name] = array[:MULTIMODAL_CELLS]
+            replaced[f"/varm/{kind}"] = old[f"varm/{kind}"][:][genes]
+            present = old[f"varmap/{kind}"][:][genes]
+            replaced[f"/varmap/{kind}"] = np.where(present > 0, np.arange(1, len(genes) + 1), 0)
+        replaced["/var/_index"] = old["var/_index"][:][genes]
+        replaced["/mod/gex/var/_index"] = expression["var/_index"][:][genes]
+        cut = cut_rows(expression["X"], np.arange(MULTIMODAL_CELLS))
+        kept = cut["indices"] % MULTIMODAL_STRIDE == 0
+        starts = np.concatenate([[0], np.cumsum(kept)])
+        replaced["/mod/gex/X/data"] = cut["data"][kept]
+        replaced["/mod/gex/X/indices"] = cut["indices"][kept] // MULTIMODAL_STRIDE
+        replaced["/mod/gex/X/indptr"] = starts[cut["indptr"]]
         replaced["/mod/gex/obsm/X_umap_orig"] = expression["obsm/X_umap_orig"][:MULTIMODAL_CELLS]
-        replaced["/mod/airr/X"] = old["mod/airr/X"][:MULTIMODAL_CELLS]
-        cut_lists(old["mod/airr/obsm/airr"], replaced)
+        replaced["/mod/airr/X"] = receptors["X"][:MULTIMODAL_CELLS]
+        cut_lists(receptors["obsm/airr"], replaced)
         copy_tree(old, new, replaced)
-        new["mod/gex/X"].attrs["shape"] = [MULTIMODAL_CELLS, expression["X"].attrs["shape"][1]]
+        new["mod/gex/X"].attrs["shape"] = [MULTIMODAL_CELLS, len(genes)]
         new["mod/airr/obsm/airr"].attrs["length"] = MULTIMODAL_CELLS
+
+
+def cut_union(old: h5py.File) -> dict[str, Any]:
+    """Find the cells of the whole file that the kept prefixes of the two modalities leave."""
+    names = [old[f"mod/{kind}/obs/_index"][:MULTIMODAL_CELLS] for kind in ("gex", "airr")]
+    union = old["obs/_index"][:]
+    kept = np.flatnonzero(np.isin(union, np.concatenate(names)))
+    replaced: dict[str, Any] = {"/obs/_index": union[kept]}
+    for kind in ("gex", "airr"):
+        places = old[f"obsmap/{kind}"][:][kept]
+        places[places > MULTIMODAL_CELLS] = 0
+        replaced[f"/obsmap/{kind}"] = places
+        replaced[f"/obsm/{kind}"] = places > 0
+    return replaced
 
 
 def cut_lists(lists: h5py.Group, replaced: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The facade: an atlas that can be written, and read-only views of its snapshots."""
 
-import datetime
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -105,7 +105,9 @@ class _Readable:
         """
         from raggedatlas.catalog.features import find_datasets_with_features
 
-        return find_datasets_with_features(self._catalog, space, [features] if isinstance(features, str) else features, every=every)
+        return find_datasets_with_features(
+            self._catalog, space, [features] if isinstance(features, str) else features, every=every
+        )
 
     def validate(self, level: Level = "quick") -> list[Problem]:
         """Look for anything wrong.
@@ -246,7 +248,7 @@ class RaggedAtlas(_Readable):
     ) -> Any: ...  # noqa: ANN401  # fmt: skip
 
     def add(
-        self, source: Any, name: str | None = None, *, on_duplicate: OnDuplicate = "error", dry_run: bool = False,  # noqa: ANN401
+        self, source: Any, name: str | None = None, *, on_duplicate: OnDuplicate = "error", dry_run: bool = False,
         progress: Progress | bool | None = None, **choices: Unpack[AddChoices],
     ) -> Any:  # fmt: skip
         """Add a file, a folder of files, or an object in memory; nothing of it is visible before all of it is.
@@ -278,9 +280,13 @@ class RaggedAtlas(_Readable):
         """
         from raggedatlas.ingest.add import add
 
-        return add(self._catalog, source, {"name": name, "on_duplicate": on_duplicate, "dry_run": dry_run, **choices}, progress)
+        return add(
+            self._catalog, source, {"name": name, "on_duplicate": on_duplicate, "dry_run": dry_run, **choices}, progress
+        )
 
-    def register_space(self, space: FeatureSpace, registry: type[FeatureBaseSchema] = FeatureBaseSchema) -> FeatureSpace:
+    def register_space(
+        self, space: FeatureSpace, registry: type[FeatureBaseSchema] = FeatureBaseSchema
+    ) -> FeatureSpace:
         """Define a feature space of your own; the definition is stored in the atlas.
 
         Raises
@@ -292,7 +298,11 @@ class RaggedAtlas(_Readable):
         return space
 
     def register_features(
-        self, features: Any, *, space: str = "gene_expression", redirects: Mapping[str, str] | None = None  # noqa: ANN401
+        self,
+        features: Any,  # noqa: ANN401  (several forms)
+        *,
+        space: str = "gene_expression",
+        redirects: Mapping[str, str] | None = None,
     ) -> int:
         """Add or correct features of a registry; correct symbols, add aliases, merge two features into one.
 
@@ -331,7 +341,9 @@ class RaggedAtlas(_Readable):
 
         return reindex(self._catalog, space)
 
-    def add_csc(self, dataset: str, *, space: str = "gene_expression", layers: Sequence[str] | None = None) -> tuple[str, ...]:
+    def add_csc(
+        self, dataset: str, *, space: str = "gene_expression", layers: Sequence[str] | None = None
+    ) -> tuple[str, ...]:
         """Write a column-sorted copy of a dataset's sparse layers beside the rows (seed 000, sparse groups).
 
         Parameters
@@ -402,14 +414,14 @@ class RaggedAtlas(_Readable):
 
         return drop_dataset(self._catalog, find_dataset(self._catalog, uid_or_name)[0].uid)
 
-    def gc(self, *, dry_run: bool = True, grace: datetime.timedelta = datetime.timedelta(hours=1)) -> UpkeepReport:
+    def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> UpkeepReport:
         """Free what no kept snapshot, no dataset and no running `add` reaches.
 
         Parameters
         ----------
         dry_run : bool
             Only say what would be freed.
-        grace : datetime.timedelta
+        grace : dt.timedelta
             How long an `add` on another machine may be silent before it counts as dead.
         """
         from raggedatlas.catalog.upkeep import gc
@@ -492,7 +504,9 @@ class AtlasView(_Readable):
 
     def __repr__(self) -> str:
         """Say where it is and what is in it."""
-        return _describe(self, f"AtlasView of snapshot {self.version}{f' ({self.record.label})' if self.record.label else ''}")
+        return _describe(
+            self, f"AtlasView of snapshot {self.version}{f' ({self.record.label})' if self.record.label else ''}"
+        )
 
     def _repr_html_(self) -> str:
         return _describe_html(self, f"AtlasView of snapshot {self.version}")
@@ -500,7 +514,9 @@ class AtlasView(_Readable):
 
 def _describe(atlas: _Readable, what: str) -> str:
     listed = atlas.list_datasets()
-    lines = [f"{what} at {atlas.uri}: {len(listed):,} datasets, {int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"]
+    lines = [
+        f"{what} at {atlas.uri}: {len(listed):,} datasets, {int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"
+    ]
     shown = listed.head(10)
     lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
     if len(listed) > len(shown):
@@ -513,6 +529,7 @@ def _describe_html(atlas: _Readable, what: str) -> str:
     columns = ["name", "n_cells", "spaces", "layers", "n_features"]
     head = "".join(f"<th>{escape(c)}</th>" for c in columns)
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>" for _, row in listed.head(20).iterrows()
+        "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>"
+        for _, row in listed.head(20).iterrows()
     )
     return f"<p><b>{escape(what)}</b> at <code>{escape(atlas.uri)}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>"

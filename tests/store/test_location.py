@@ -163,9 +163,7 @@ def test_a_folder_is_not_overwritten_by_an_object(local: Location) -> None:
 
 
 @pytest.mark.s3
-def test_a_store_that_ignores_conditional_puts_is_refused(
-    s3: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_ignores_conditional_puts_is_refused(s3: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that takes two create-if-absent writes of one key loses rows, so it is refused by name."""
     put = obstore.put
 

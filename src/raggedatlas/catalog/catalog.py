@@ -176,7 +176,9 @@ def create_catalog(
     """
     catalog = _catalog(location)
     if is_atlas(location):
-        raise StoreError(f"There is an atlas at {location.uri} already; open it with RaggedAtlas.open, or choose another place.")
+        raise StoreError(
+            f"There is an atlas at {location.uri} already; open it with RaggedAtlas.open, or choose another place."
+        )
     probe_conditional_puts(location)
     chosen = dict(registries or {})
     schema = BASE_CELLS if cell_schema is None else cell_schema.arrow_schema()
@@ -185,9 +187,11 @@ def create_catalog(
         every.setdefault(space, known_spaces()[space])
     unknown = sorted(set(chosen) - set(every))
     if unknown:
-        raise SchemaError(f"registries names feature spaces that are not defined: {unknown}; pass them in spaces=[FeatureSpace(...)].")
-    for name in chosen:
-        catalog.tables.create(every[name].registry, chosen[name].arrow_schema())
+        raise SchemaError(
+            f"registries names feature spaces that are not defined: {unknown}; pass them in spaces=[FeatureSpace(...)]."
+        )
+    for name, registry in chosen.items():
+        catalog.tables.create(every[name].registry, registry.arrow_schema())
     catalog.tables.create(LAYOUTS, LAYOUTS_SCHEMA)
     catalog.tables.create(CELLS, schema)
     catalog.tables.create(DATASETS, DATASETS_SCHEMA)
@@ -216,7 +220,9 @@ def open_catalog(location: Location) -> Catalog:
             f"There is no atlas at {location.uri}; check the address, or make one with RaggedAtlas.create({location.uri!r})."
         ) from error
     if not complete:
-        raise NotFoundError(f"The atlas at {location.uri} was never completed; run RaggedAtlas.create({location.uri!r}) again.")
+        raise NotFoundError(
+            f"The atlas at {location.uri} was never completed; run RaggedAtlas.create({location.uri!r}) again."
+        )
     if version != FORMAT:
         raise AtlasError(
             f"The atlas at {location.uri} has format {version!r}; this version of raggedatlas reads {FORMAT!r}. Update raggedatlas."

@@ -106,7 +106,9 @@ def widen(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa
         Pointer columns, as `pointer_field` makes them.
     """
     schema = catalog.tables.schema(CELLS)
-    fresh = [pa.field(c.stored, c.type, metadata=c.facts.to_metadata()) for c in columns if c.stored not in schema.names]
+    fresh = [
+        pa.field(c.stored, c.type, metadata=c.facts.to_metadata()) for c in columns if c.stored not in schema.names
+    ]
     fresh += [p for p in pointers if p.name not in schema.names]
     if fresh:
         catalog.tables.add_columns(CELLS, fresh)
@@ -144,7 +146,11 @@ def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
         return old
     kinds = {old.kind, new.kind}
     if "categorical" in kinds or "string" in kinds:
-        return replace(old, kind="string", categories=None, ordered=False, category_kind="string") if _text(old) else replace(old, kind="")
+        return (
+            replace(old, kind="string", categories=None, ordered=False, category_kind="string")
+            if _text(old)
+            else replace(old, kind="")
+        )
     with contextlib.suppress(TypeError, KeyError):
         import numpy as np
 

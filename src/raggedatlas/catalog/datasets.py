@@ -14,17 +14,14 @@ PURGED_KEY = "raggedatlas.purged"
 
 
 def read_records(catalog: Catalog) -> list[DatasetRecord]:
-    """Read the records of every dataset, in the order in which they were added.
-
-
-    """
-    memo = catalog._memo.get("records")  # noqa: SLF001  (the catalog keeps what a snapshot can never change)
+    """Read the records of every dataset, in the order in which they were added."""
+    memo = catalog._memo.get("records")
     if isinstance(memo, list):
         return memo
     rows = catalog.tables.read(DATASETS).to_pylist()
     records = [DatasetRecord(**{k: v for k, v in row.items() if v is not None}) for row in rows]
     if catalog.snapshot is not None:
-        catalog._memo["records"] = records  # noqa: SLF001
+        catalog._memo["records"] = records
     return records
 
 

@@ -162,7 +162,9 @@ class Registry:
         repeated = sorted({uid for uid in resolved.uids if resolved.uids.count(uid) > 1})
         if repeated:
             twice = [name for name, uid in zip(names, resolved.uids, strict=True) if uid in repeated]
-            raise FeatureError(f"The names {twice} mean {len(repeated)} feature(s) asked for more than once; each may appear once.")
+            raise FeatureError(
+                f"The names {twice} mean {len(repeated)} feature(s) asked for more than once; each may appear once."
+            )
         return resolved.uids
 
     def _near(self, name: str) -> list[str]:
@@ -176,7 +178,7 @@ class Registry:
 def read_registry(catalog: Catalog, space: str) -> Registry:
     """Read all features of one space."""
     key = f"registry:{space}"
-    memo = catalog._memo.get(key)  # noqa: SLF001  (a snapshot's registry never changes)
+    memo = catalog._memo.get(key)
     if isinstance(memo, Registry):
         return memo
     definition = catalog.space(space)
@@ -184,7 +186,7 @@ def read_registry(catalog: Catalog, space: str) -> Registry:
         raise NotFoundError(f"The feature space {space!r} has no features to look up: its columns have no names.")
     registry = Registry(space, catalog.tables.read(definition.registry))
     if catalog.read_only:
-        catalog._memo[key] = registry  # noqa: SLF001
+        catalog._memo[key] = registry
     return registry
 
 
@@ -263,12 +265,15 @@ def merge_features(catalog: Catalog, space: str, redirects: Mapping[str, str]) -
 def reindex_registry(catalog: Catalog, space: str) -> int:
     """Give every feature without one a dense index, counting on from the largest; an assigned index never changes.
 
+    Joins features known by symbol alone to better known ones first (`join_symbols`).
+
     Returns
     -------
     int
         How many were assigned.
     """
     table = catalog.space(space).registry
+    join_symbols(catalog, space)
 
     def changes() -> tuple[pa.Table, int]:
         known = catalog.tables.read(table)
@@ -284,7 +289,53 @@ def reindex_registry(catalog: Catalog, space: str) -> int:
     return _merge_fresh(catalog, table, changes)
 
 
-def find_datasets_with_features(catalog: Catalog, space: str, names: Sequence[str], *, every: bool = True) -> dict[str, tuple[str, ...]]:
+def join_symbols(catalog: Catalog, space: str) -> int:
+    """Redirect features known by symbol alone to the one better known feature of that symbol, whatever was added first.
+
+    A feature whose id is its symbol means the same as the feature with that symbol and an id of its own (Ensembl), or the
+    same id under a known organism, if there is exactly one such. Redirects change no index and no stored value, and
+    `merge_features` can point them elsewhere.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    space : str
+        Feature space.
+
+    Returns
+    -------
+    int
+        How many features were redirected.
+    """
+    table = catalog.space(space).registry
+
+    def changes() -> tuple[pa.Table, int]:
+        known = catalog.tables.read(table)
+        ids, symbols = known.column("feature_id").to_pylist(), known.column("symbol").to_pylist()
+        organisms, redirected = known.column("organism").to_pylist(), known.column("redirect").is_valid().to_pylist()
+        plain = [i == s or i is None for i, s in zip(ids, symbols, strict=True)]
+        rank = [2 * (not p) + (o not in (None, "unknown")) for p, o in zip(plain, organisms, strict=True)]
+        by_symbol = _group((s, str(row)) for row, s in enumerate(symbols) if not redirected[row])
+        into: dict[int, int] = {}
+        for row, symbol in enumerate(symbols):
+            if not plain[row] or redirected[row] or not symbol:
+                continue
+            rivals = [int(r) for r in by_symbol[symbol] if rank[int(r)] > rank[row]]
+            rivals = [r for r in rivals if organisms[row] in (None, "unknown", organisms[r])]
+            best = [r for r in rivals if rank[r] == max(rank[x] for x in rivals)]
+            if len(best) == 1:
+                into[row] = best[0]
+        rows = known.take(pa.array(list(into), pa.int64()))
+        targets = known.column("uid").take(pa.array(list(into.values()), pa.int64()))
+        return rows.set_column(rows.column_names.index("redirect"), rows.schema.field("redirect"), targets), len(into)
+
+    return _merge_fresh(catalog, table, changes)
+
+
+def find_datasets_with_features(
+    catalog: Catalog, space: str, names: Sequence[str], *, every: bool = True
+) -> dict[str, tuple[str, ...]]:
     """Find the datasets that measured some features, from the layouts alone.
 
     Parameters
@@ -394,15 +445,21 @@ def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
         for names, more in zip(aliases, given.column("aliases").to_pylist(), strict=True):
             names.update(more or ())
     if "symbol" in given.column_names:
-        for names, was, now in zip(aliases, old.column("symbol").to_pylist(), given.column("symbol").to_pylist(), strict=True):
+        for names, was, now in zip(
+            aliases, old.column("symbol").to_pylist(), given.column("symbol").to_pylist(), strict=True
+        ):
             if was and now and was != now:
                 names.add(was)
     for name in set(given.column_names) - {*_PROTECTED, "aliases"}:
         was = old.column(name)
         now = pc.coalesce(given.column(name).cast(was.type), was)
-        differs = pc.fill_null(pc.not_equal(now, was), False).to_numpy() | (was.is_null().to_numpy() & now.is_valid().to_numpy())
+        differs = pc.fill_null(pc.not_equal(now, was), fill_value=False).to_numpy() | (
+            was.is_null().to_numpy() & now.is_valid().to_numpy()
+        )
         changed |= differs
         columns[name] = now
     changed |= np.array([len(names) for names in aliases], dtype=int) != np.array(before, dtype=int)
     columns["aliases"] = pa.array([sorted(names) for names in aliases], old.schema.field("aliases").type)
-    return pa.table([columns[name] for name in old.column_names], schema=old.schema).filter(pa.array(changed, pa.bool_()))
+    return pa.table([columns[name] for name in old.column_names], schema=old.schema).filter(
+        pa.array(changed, pa.bool_())
+    )

@@ -38,6 +38,8 @@ def read_frame(catalog: Catalog, dataset_uid: str, name: str) -> pa.Table:
     try:
         data = place.read_bytes(f"frames/{name}.arrow")
     except NotFoundError as error:
-        raise NotFoundError(f"Dataset {dataset_uid} keeps no frame {name!r} in {place.uri}; run validate('rows').") from error
+        raise NotFoundError(
+            f"Dataset {dataset_uid} keeps no frame {name!r} in {place.uri}; run validate('rows')."
+        ) from error
     with pa.ipc.open_file(pa.BufferReader(data)) as reader:
         return reader.read_all()

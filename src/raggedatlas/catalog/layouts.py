@@ -74,7 +74,7 @@ def read_layouts(catalog: Catalog, uids: Iterable[str]) -> dict[str, Layout]:
         uid -> `Layout`; uids without rows are absent.
     """
     wanted = sorted({uid for uid in uids if uid})
-    memo: dict[str, Layout] = catalog._memo.setdefault("layouts", {})  # type: ignore[assignment]  # noqa: SLF001
+    memo: dict[str, Layout] = catalog._memo.setdefault("layouts", {})  # type: ignore[assignment]
     known = memo if catalog.read_only else {}
     missing = [uid for uid in wanted if uid not in known]
     if missing:

@@ -1,8 +1,8 @@
 """Leases: how an `add` that is under way tells everybody that its arrays are not rubbish."""
 
-import datetime
 import os
 import socket
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.model.records import utc_now
 from raggedatlas.store.arrays import create_group, read_group_attributes, write_group_attributes
 
-GRACE = datetime.timedelta(hours=1)
+GRACE = timedelta(hours=1)
 """How long the arrays of a writer that cannot be asked may stand still before it counts as dead."""
 
-_YOUNG = datetime.timedelta(minutes=1)
+_YOUNG = timedelta(minutes=1)
 _ATTRIBUTE, _LEASE = "raggedatlas", "ingest"
 
 
@@ -48,7 +48,7 @@ def read_lease(catalog: Catalog, dataset_uid: str) -> dict[str, Any] | None:
     return lease if isinstance(lease, dict) else None
 
 
-def lease_alive(catalog: Catalog, dataset_uid: str, grace: datetime.timedelta = GRACE) -> bool:
+def lease_alive(catalog: Catalog, dataset_uid: str, grace: timedelta = GRACE) -> bool:
     """Tell whether an `add` may still be writing a dataset's group.
 
     Parameters
@@ -57,7 +57,7 @@ def lease_alive(catalog: Catalog, dataset_uid: str, grace: datetime.timedelta = 
         At the tip.
     dataset_uid : str
         The dataset.
-    grace : datetime.timedelta
+    grace : timedelta
         For a writer on another machine: how long its newest object may lie untouched.
 
     Returns
@@ -73,7 +73,7 @@ def lease_alive(catalog: Catalog, dataset_uid: str, grace: datetime.timedelta = 
     newest = catalog.arrays.child(dataset_uid).last_modified()
     if newest is None:
         return False
-    age = datetime.datetime.now(datetime.UTC) - newest
+    age = datetime.now(UTC) - newest
     return age < (_YOUNG if lease is None else grace)
 
 

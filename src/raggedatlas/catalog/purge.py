@@ -1,15 +1,22 @@
 """Purge: take a dataset out of every snapshot too, down to the bytes."""
 
-import datetime
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import PURGED_KEY, group_by_dataset, purged, read_records
-from raggedatlas.catalog.upkeep import clean_up, tidy_table
-from raggedatlas.catalog.versions import change_versions, list_versions, one_of, refuse_running, untag_everywhere
+from raggedatlas.catalog.tidy import clean_up, tidy_table
+from raggedatlas.catalog.versions import (
+    change_versions,
+    heal_tags,
+    list_versions,
+    one_of,
+    refuse_running,
+    untag_everywhere,
+)
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
 from raggedatlas.model.reports import UpkeepReport
@@ -22,8 +29,8 @@ def purge(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
     """Remove a dataset from the tip and from every snapshot: arrays, cells, record, and all older table versions.
 
     For data that must not be kept, such as a withdrawn consent. Every snapshot that held the dataset is written anew
-    without it and keeps its number, label and time; the purge is logged in the atlas. What other datasets may share stays: features, layouts, and category names in column
-    metadata.
+    without it and keeps its number, label and time; the purge is logged in the atlas. What other datasets may share stays:
+    features, layouts, and category names in column metadata.
 
     **Exclusive**: nothing else may use the atlas while this runs, because old table versions become the newest for a while
     and all versions that no snapshot names are deleted. After a crash `repair` (or the same call) finishes the job, and until then
@@ -71,19 +78,23 @@ def unfinished_purge(catalog: Catalog) -> dict[str, str | int] | None:
 def _purge(catalog: Catalog, uid: str) -> UpkeepReport:
     tables = catalog.tables
     mark = unfinished_purge(catalog) or _begin(catalog, uid)
-    tips = {name: int(mark[name]) for name in (CELLS, DATASETS)}
-    n_cells = Tables(tables.location, tips).count(CELLS, one_of("dataset_uid", [uid]))
-    for record in list_versions(catalog):
-        _purge_snapshot(catalog, uid, record)
-    _rewrite_cells(catalog, uid, tips[CELLS])
-    _rewrite_records(catalog, uid, tips[DATASETS])
+    n_cells = 0
+    if CELLS in mark:
+        tips = {name: int(mark[name]) for name in (CELLS, DATASETS)}
+        n_cells = Tables(tables.location, tips).count(CELLS, one_of("dataset_uid", [uid]))
+        fresh: dict[tuple[str, int], int] = {}
+        for record in list_versions(catalog):
+            _purge_snapshot(catalog, uid, record, fresh)
+        _rewrite_cells(catalog, uid, tips[CELLS])
+        _rewrite_records(catalog, uid, tips[DATASETS])
+        tables.update_metadata(VERSIONS, {_MARK: json.dumps({"uid": uid})})
+    untag_everywhere(catalog, _tag(uid), [CELLS, DATASETS])
     n_bytes = catalog.arrays.child(uid).delete_prefix()
     log = {**purged(catalog), uid: utc_now()}
     tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
+    notes = heal_tags(catalog)
+    n_bytes += clean_up(catalog, [CELLS, DATASETS, VERSIONS], timedelta(0), notes)
     tables.update_metadata(VERSIONS, {_MARK: "null"})
-    untag_everywhere(catalog, _tag(uid), [CELLS, DATASETS])
-    notes: list[str] = []
-    n_bytes += clean_up(catalog, [CELLS, DATASETS, VERSIONS], datetime.timedelta(0), notes)
     return UpkeepReport(groups=(uid,), n_cells=n_cells, n_bytes=n_bytes, notes=tuple(notes))
 
 
@@ -97,27 +108,28 @@ def _begin(catalog: Catalog, uid: str) -> Mapping[str, str | int]:
     return mark
 
 
-def _purge_snapshot(catalog: Catalog, uid: str, record: AtlasVersionRecord) -> None:
+def _purge_snapshot(catalog: Catalog, uid: str, record: AtlasVersionRecord, fresh: dict[tuple[str, int], int]) -> None:
     """Make table versions without the dataset, name them in the snapshot's row, and move its tags there."""
     then = catalog.at(record)
     n = then.tables.count(CELLS, one_of("dataset_uid", [uid]))
     had = any(r.uid == uid for r in read_records(then))
     if not n and not had:
         return
-    fresh = {
-        CELLS: _rewrite_cells(catalog, uid, record.table_versions[CELLS]),
-        DATASETS: _rewrite_records(catalog, uid, record.table_versions[DATASETS]),
-    }
+    versions = {}
+    for name, rewrite in ((CELLS, _rewrite_cells), (DATASETS, _rewrite_records)):
+        old = record.table_versions[name]
+        versions[name] = fresh[name, old] if (name, old) in fresh else rewrite(catalog, uid, old)
+        fresh[name, old] = versions[name]
     changed = record.model_copy(
         update={
-            "table_versions": {**record.table_versions, **fresh},
+            "table_versions": {**record.table_versions, **versions},
             "n_cells": record.n_cells - (n if had else 0),
             "n_datasets": record.n_datasets - had,
             "ignored": [other for other in record.ignored if other != uid],
         }
     )
     change_versions(catalog, lambda old: [changed if r.version == record.version else r for r in old])
-    for name, version in fresh.items():
+    for name, version in versions.items():
         catalog.tables.tag(name, record.tag, version)
 
 

@@ -2,10 +2,12 @@
 
 import secrets
 import time
+from dataclasses import replace
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog, open_catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.difference import diff
 from raggedatlas.catalog.upkeep import optimize
 from raggedatlas.catalog.versions import (
     cells_per_dataset,
@@ -16,13 +18,23 @@ from raggedatlas.catalog.versions import (
     list_versions,
     one_of,
     refuse_running,
+    still_there,
     untag_everywhere,
 )
-from raggedatlas.errors import AtlasError, ConflictError, CorruptError, DuplicateError, NotFoundError, StoreError
+from raggedatlas.errors import (
+    AtlasError,
+    ConflictError,
+    CorruptError,
+    DuplicateError,
+    NotFoundError,
+    SchemaError,
+    StoreError,
+)
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
-from raggedatlas.store.tables import Tables
+from raggedatlas.model.schemas import HoxBaseSchema
+from raggedatlas.store.location import Location
 
-__all__ = ["delete_version", "find_version", "list_versions", "open_snapshot", "restore", "snapshot"]
+__all__ = ["delete_version", "diff", "find_version", "list_versions", "open_latest", "open_snapshot", "restore", "snapshot"]
 
 _ATTEMPTS = 20
 
@@ -96,6 +108,42 @@ def open_snapshot(catalog: Catalog, record: AtlasVersionRecord) -> Catalog:
     return catalog.at(record)
 
 
+def open_latest(
+    location: Location, *, schema: type[HoxBaseSchema] | None = None, arrays: Location | None = None
+) -> Catalog:
+    """Open the newest snapshot of an atlas.
+
+    Parameters
+    ----------
+    location : Location
+        The atlas.
+    schema : type or None
+        If given, its columns must be in the cell table, with these types.
+    arrays : Location or None
+        The Zarr store, where it is not beside the tables.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no atlas or it has no snapshot.
+    SchemaError
+        If a column of `schema` is missing or has another type.
+    """
+    catalog = open_catalog(location)
+    view = open_snapshot(catalog, find_version(catalog))
+    if arrays is not None:
+        view = replace(view, arrays=arrays)
+    if schema is not None:
+        there = view.tables.schema(CELLS)
+        wrong = [f.name for f in schema.arrow_schema() if f.name not in there.names or there.field(f.name).type != f.type]
+        if wrong:
+            raise SchemaError(
+                f"{schema.__name__} names the columns {wrong}, which the cells of {location.uri} lack or hold in another type; "
+                f"they have {dict(zip(there.names, map(str, there.types), strict=True))}. Leave the schema out, or mend it."
+            )
+    return view
+
+
 def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     """Make a snapshot's cells and datasets the newest content of the atlas again; later snapshots stay as they are.
 
@@ -164,19 +212,18 @@ def delete_version(catalog: Catalog, number: int) -> None:
 def _hold(catalog: Catalog) -> tuple[AtlasVersionRecord, str]:
     """Choose table versions and tag them provisionally, again while datasets vanish or clean-up is faster."""
     for _ in range(_ATTEMPTS):
-        draft = consistent_versions(catalog)
+        draft = consistent_versions(catalog, assign=True)
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
         try:
             for table, version in draft.table_versions.items():
                 catalog.tables.tag(table, tag, version)
-            chosen = {record.uid for record in read_records(catalog.at(draft))}
+            if still_there(catalog, draft):
+                return draft, tag
         except (NotFoundError, StoreError) as error:
             untag_everywhere(catalog, tag, list(draft.table_versions))
             if "not found" not in str(error).lower() and not isinstance(error, NotFoundError):
                 raise
             continue
-        if chosen <= {record.uid for record in read_records(catalog)}:
-            return draft, tag
         untag_everywhere(catalog, tag, list(draft.table_versions))
     raise ConflictError(
         f"Datasets of {catalog.location.uri} kept vanishing while a snapshot was tried {_ATTEMPTS} times; nothing was recorded. Run it again."

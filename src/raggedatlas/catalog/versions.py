@@ -94,7 +94,7 @@ def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]
     ConflictError
         When it has lost too often.
     """
-    tables, chance = Tables(catalog.tables.location), random.Random()  # noqa: S311  (jitter between colliding writers)
+    tables, chance = Tables(catalog.tables.location), random.Random()
     for attempt in range(_ATTEMPTS):
         at = tables.version(VERSIONS)
         old = versions_from_table(Tables(tables.location, {VERSIONS: at}).read(VERSIONS))
@@ -124,12 +124,19 @@ def assign_indices(catalog: Catalog) -> bool:
     return fresh > 0
 
 
-def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
+def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord:
     """Choose versions of all tables that belong together; nothing is held yet.
 
     The inventory is read first, the rest after it, so every record finds its cells, layouts and features: they were written
-    before it. Features are given their indices in between, so no record of the inventory is left without. What a dataset
-    that is dropped in between would lack is for the caller to see, by looking at the inventory again.
+    before it. What a dataset that is dropped in between would lack is for the caller to see, by looking at the inventory
+    again (`still_there`).
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    assign : bool
+        Give features their indices in between, so that no record of the inventory is left without.
 
     Returns
     -------
@@ -138,12 +145,18 @@ def consistent_versions(catalog: Catalog) -> AtlasVersionRecord:
     """
     tables = catalog.tables
     versions = {DATASETS: tables.version(DATASETS)}
-    if not catalog.read_only:
+    if assign:
         assign_indices(catalog)
     versions |= {name: tables.version(name) for name in (CELLS, LAYOUTS)}
     spaces = {name: space.to_json() for name, space in catalog.spaces().items()}
     versions |= {table: tables.version(table) for table in registry_tables(catalog).values()}
     return AtlasVersionRecord(version=0, table_versions=versions, spaces=spaces)
+
+
+def still_there(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
+    """Tell whether every dataset of a choice of versions is still in the atlas, so none was dropped while choosing."""
+    chosen = {record.uid for record in read_records(catalog.at(draft))}
+    return chosen <= {record.uid for record in read_records(catalog)}
 
 
 def cells_per_dataset(catalog: Catalog) -> dict[str, int]:

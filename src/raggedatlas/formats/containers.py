@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError
+from raggedatlas.store.guards import guarded_zarr_store
 
 MAX_CHUNK = 1 << 30
 """Most bytes that one chunk may decode to: a chunk is decoded whole, however few of its rows are asked for."""
@@ -142,6 +143,14 @@ def readable(uri: str, path: str) -> Iterator[None]:
         ) from error
 
 
+def unknown_encoding() -> type[Exception]:
+    """Return what anndata raises for an element that it has no reader or writer for."""
+    from anndata._io.specs.registry import IORegistryError
+
+    found: type[Exception] = IORegistryError
+    return found
+
+
 def open_hdf5(path: Path) -> Container:
     """Open an HDF5 file for reading.
 
@@ -204,8 +213,11 @@ def open_zarr(path: Path) -> Container:
 
     if not path.exists():
         raise NotFoundError(f"There is no folder {path}; check the path.")
+    store = guarded_zarr_store(zarr.storage.LocalStore(path, read_only=True))
     try:
-        group = zarr.open_group(store=str(path), mode="r", use_consolidated=False)
+        group = zarr.open_group(store=store, mode="r", use_consolidated=False)
+    except SourceError:
+        raise
     except (*READ_ERRORS, zarr.errors.BaseZarrError) as error:
         raise SourceError(
             f"{path} cannot be opened as a Zarr group ({error}); give the folder that holds zarr.json or .zgroup."

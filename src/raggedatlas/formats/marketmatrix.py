@@ -206,8 +206,8 @@ def _read_header(file: IO[bytes], path: Path) -> MarketHeader:
     known = len(words) == 5 and words[:3] == ["%%matrixmarket", "matrix", "coordinate"] and words[4] == "general"
     if not known or words[3] not in DTYPES:
         raise SourceError(
-            f"{path} starts with {' '.join(words)[:80]!r}; a header '%%MatrixMarket matrix coordinate integer|real|pattern general' "
-            "was expected."
+            f"{path} starts with {' '.join(words)[:80]!r}; a header '%%MatrixMarket matrix coordinate "
+            "integer|real|pattern general' was expected."
         )
     sizes = line.split()
     if len(sizes) != 3 or not all(size.isdigit() for size in sizes):

@@ -5,17 +5,20 @@ from pathlib import Path
 from typing import Any, cast
 
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.anndata.sink import h5ad_sink, h5mu_sink, zarr_sink
 from raggedatlas.formats.anndata.source import h5ad_source, object_source, zarr_source
 from raggedatlas.formats.containers import attribute, open_hdf5
 from raggedatlas.formats.marketmatrix import find_part
+from raggedatlas.formats.mudata import mudata_object_source, mudata_source
 from raggedatlas.formats.tenx import is_tenx, tenx_h5_source, tenx_mtx_source
-from raggedatlas.model.contracts import Source
+from raggedatlas.model.contracts import Sink, Source
 
 Opener = Callable[..., Source]
 
 READERS: dict[str, Opener] = {
     "h5ad": h5ad_source,
     "zarr": zarr_source,
+    "h5mu": mudata_source,
     "10x-h5": tenx_h5_source,
     "10x-mtx": tenx_mtx_source,
 }
@@ -23,13 +26,17 @@ READERS: dict[str, Opener] = {
 
 OBJECTS: dict[tuple[str, str], Opener] = {
     ("anndata", "AnnData"): object_source,
+    ("mudata", "MuData"): mudata_object_source,
 }
 """Top package and class name -> what takes such an object, so that no library is imported to recognise it."""
+
+WRITERS: dict[str, Callable[..., Sink]] = {".h5ad": h5ad_sink, ".h5mu": h5mu_sink, ".zarr": zarr_sink}
+"""Ending -> what writes such a file."""
 
 HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5")
 
 SUPPORTED = (
-    ".h5ad and .h5mu files, 10x .h5 files, AnnData as a .zarr folder, folders with matrix.mtx, "
+    ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders, folders with matrix.mtx, "
     "and AnnData and MuData objects"
 )
 
@@ -61,6 +68,32 @@ def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path o
     if all(hasattr(what, name) for name in ("describe", "cells", "features", "blocks")):
         return cast("Source", what)
     raise SourceError(f"A {type(what).__qualname__} cannot be read; {SUPPORTED} can.")
+
+
+def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each format has its own)
+    """Start writing a file or folder whose kind its ending tells.
+
+    Parameters
+    ----------
+    path : str or Path
+        Ends in ``.h5ad``, ``.h5mu`` or ``.zarr``.
+    **options
+        ``overwrite=``; ``compression=`` for HDF5; ``zarr_format=`` for Zarr.
+
+    Raises
+    ------
+    SourceError
+        For another ending or an option that the format has not.
+    DuplicateError
+        If it exists and `overwrite` is not true.
+    StoreError
+        If the folder refuses.
+    """
+    maker = WRITERS.get(Path(path).suffix)
+    if maker is None:
+        raise SourceError(f"{path} has the ending {Path(path).suffix!r}; {', '.join(WRITERS)} can be written.")
+    _check_options(maker, path, options)
+    return maker(path, **options)
 
 
 def list_sources(folder: str | Path) -> list[Path]:
@@ -120,7 +153,7 @@ def _folder_kind(path: Path) -> str:
     if not path.is_dir():
         return ""
     if (path / "zarr.json").exists() or (path / ".zgroup").exists():
-        return "zarr"
+        return "h5mu" if (path / "mod").is_dir() else "zarr"
     try:
         find_part(path, "matrix.mtx")
     except NotFoundError:
@@ -129,10 +162,14 @@ def _folder_kind(path: Path) -> str:
 
 
 def _opened(opener: Opener, what: Any, options: dict[str, Any]) -> Source:  # noqa: ANN401
+    _check_options(opener, what, options)
+    return opener(what, **options)
+
+
+def _check_options(maker: Callable[..., Any], what: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
     import inspect
 
-    known = set(list(inspect.signature(opener).parameters)[1:])
-    unknown = sorted(set(options) - known)
+    known = list(inspect.signature(maker).parameters)[1:]
+    unknown = sorted(set(options) - set(known))
     if unknown:
-        raise SourceError(f"The options {unknown} mean nothing for {what!s:.200}; it takes {sorted(known) or 'none'}.")
-    return opener(what, **options)
+        raise SourceError(f"The options {unknown} mean nothing for {what!s:.200}; it takes {known or 'none'}.")

@@ -312,8 +312,9 @@ class SlicedRows:
 
         self._rows, self._place = rows, place
         self.shape = shape
-        first = rows(0, min(1, shape[0]))
-        self.form: MatrixForm = ("csc" if first.format == "csc" else "csr") if issparse(first) else "dense"
+        first: Any = rows(0, min(1, shape[0]))
+        sparse: MatrixForm = "csc" if getattr(first, "format", "") == "csc" else "csr"
+        self.form: MatrixForm = sparse if bool(issparse(first)) else "dense"
         self.dtype = _plain_dtype(np.dtype(getattr(first, "dtype", object)), place)
 
     def stop(self, start: int, stop: int) -> int:

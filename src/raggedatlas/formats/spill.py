@@ -68,7 +68,7 @@ class RowSpill:
 
     def read(self, start: int, stop: int) -> CsrBlock:
         """Return rows ``[start, stop)`` with one layer ``"values"``."""
-        parts = []
+        parts: list[CsrBlock] = []
         at = start
         while at < stop or not parts:
             band = at // self._band_rows
@@ -90,7 +90,7 @@ class RowSpill:
     def _append(self, band: int, records: NDArray[Any]) -> None:
         try:
             with self._path(band).open("ab") as file:
-                file.write(memoryview(records).cast("B"))
+                records.tofile(file)
         except OSError as error:
             raise StoreError(
                 f"Sorting entries by cell needs temporary space, and writing there failed ({error}); "

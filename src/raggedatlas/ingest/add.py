@@ -15,7 +15,10 @@ from raggedatlas.model.reports import IngestReport
 
 
 def add(
-    catalog: Catalog, source: Any, choices: Mapping[str, Any], progress: Progress | bool | None = None  # noqa: ANN401
+    catalog: Catalog,
+    source: Any,  # noqa: ANN401  (anything that can be added)
+    choices: Mapping[str, Any],
+    progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
 ) -> IngestReport | list[IngestReport]:
     """Add whatever `source` is.
 
@@ -47,7 +50,9 @@ def add(
     options = IngestOptions(**choices)
     openers, several = _openers(source)
     if several and options.name is not None:
-        raise SourceError(f"name={options.name!r} is one name for {len(openers)} sources; leave it out, and each takes its file's name.")
+        raise SourceError(
+            f"name={options.name!r} is one name for {len(openers)} sources; leave it out, and each takes its file's name."
+        )
     if callable(progress):
         reports = add_sources(catalog, openers, options, progress)
     elif progress is False:

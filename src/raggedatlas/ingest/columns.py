@@ -76,7 +76,9 @@ def plan_columns(
     problems: list[str] = []
     for field in offered:
         if field.name not in chosen:
-            reports.append(ColumnReport(field.name, "left out", "", "not among obs=...; it stays in the dataset's own frame"))
+            reports.append(
+                ColumnReport(field.name, "left out", "", "not among obs=...; it stays in the dataset's own frame")
+            )
             continue
         stored = _stored_name(chosen[field.name], taken, explicit=chosen[field.name] != field.name)
         taken.add(stored)
@@ -138,7 +140,9 @@ def _chosen(offered: Sequence[pa.Field], options: IngestOptions) -> Mapping[str,
 def _stored_name(name: str, taken: set[str], *, explicit: bool) -> str:
     stored = column_name(name)
     if stored in taken and explicit:
-        raise SchemaError(f"The cell column {stored!r} is taken by the atlas or by another column of the file; choose another name.")
+        raise SchemaError(
+            f"The cell column {stored!r} is taken by the atlas or by another column of the file; choose another name."
+        )
     base = f"obs_{stored}" if stored in taken else stored
     stored, n = base, 2
     while stored in taken:

@@ -72,7 +72,9 @@ def add_csc(catalog: Catalog, dataset: str, space: str, layers: Sequence[str] | 
     """
     catalog.require_tip("add_csc()")
     if catalog.space(space).kind is not PointerKind.SPARSE:
-        raise QueryError(f"The feature space {space!r} is dense: its arrays are read by row and by column alike; add_csc() is for sparse ones.")
+        raise QueryError(
+            f"The feature space {space!r} is dense: its arrays are read by row and by column alike; add_csc() is for sparse ones."
+        )
     records = [r for r in find_dataset(catalog, dataset) if r.feature_space == space]
     there = [layer for r in records for layer in r.layers]
     unknown = sorted(set(layers or ()) - set(there))
@@ -101,7 +103,9 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, wanted: Sequence[str]) 
     sorter = _Sorter(catalog, record, specs, indptr)
     made: dict[str, ArrayWriter] = {}
     if "csc/indptr" in targets:
-        made["csc/indptr"] = ArrayWriter(catalog.arrays, f"{record.zarr_group}/csc/indptr", np.int64, profile=catalog.codec())
+        made["csc/indptr"] = ArrayWriter(
+            catalog.arrays, f"{record.zarr_group}/csc/indptr", np.int64, profile=catalog.codec()
+        )
         made["csc/indptr"].append(sorter.column_bounds)
         made["csc/indices"] = sorter.write(f"{record.zarr_group}/csc/indices", None)
     for layer in missing:
@@ -124,7 +128,9 @@ def _commit(catalog: Catalog, record: DatasetRecord, made: Mapping[str, ArrayWri
         for row in rows:
             row["arrays"] = json.dumps(json.loads(row["arrays"]) | specs, sort_keys=True)
             row["checksums"] = json.dumps(json.loads(row["checksums"]) | checksums, sort_keys=True)
-        catalog.tables.merge(DATASETS, ["zarr_group"], pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA), update=True, retry=False)
+        catalog.tables.merge(
+            DATASETS, ["zarr_group"], pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA), update=True, retry=False
+        )
 
     catalog.tables.retry(DATASETS, once)
 
@@ -153,7 +159,9 @@ class _Sorter:
                 order = np.argsort(at, kind="stable")
                 writer.append(np.fromfile(values, dtype)[order])
                 if len(at) != band.n_entries:
-                    raise NotFoundError(f"{path}: {len(at)} of {band.n_entries} entries were read back; run validate('deep').")
+                    raise NotFoundError(
+                        f"{path}: {len(at)} of {band.n_entries} entries were read back; run validate('deep')."
+                    )
         return writer
 
     def _spill(self, folder: Path, layer: str | None, dtype: np.dtype[Any]) -> list[tuple[Path, Path]]:

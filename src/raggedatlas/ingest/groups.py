@@ -1,7 +1,7 @@
 """Write the matrices of one group, block by block, in bounded memory; the values decide dtypes and layer names."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,14 +148,20 @@ def _write(
     sparse = group.space.kind is PointerKind.SPARSE
     prefix = "csr/layers" if sparse else "layers"
     if not options.dry_run:
-        create_group(catalog.arrays, path, {"raggedatlas": {"feature_space": group.space.name, "kind": group.space.kind.value}})
+        create_group(
+            catalog.arrays, path, {"raggedatlas": {"feature_space": group.space.name, "kind": group.space.kind.value}}
+        )
         create_group(catalog.arrays, f"{path}/{prefix}")
-    indices = None if options.dry_run or not sparse else ArrayWriter(catalog.arrays, f"{path}/csr/indices", np.uint32, profile=catalog.codec())
+    indices = (
+        None
+        if options.dry_run or not sparse
+        else ArrayWriter(catalog.arrays, f"{path}/csr/indices", np.uint32, profile=catalog.codec())
+    )
     bounds = [np.zeros(1, np.int64)]
     for blocks in _steps(source, [p.info for p in group.layers]):
         for layer, block in zip(layers, blocks, strict=True):
             layer.fit.observe(block, written.n_rows)
-        ready = _aligned(blocks, written, options) if sparse else [_dense(b) for b in blocks]
+        ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [_dense(b) for b in blocks]
         if content is not None:
             content.update(ready[0])
         _name_layers(layers, group, taken, forced)
@@ -236,7 +242,9 @@ def _judge(layers: list[_LayerWriter], group: GroupPlan, taken: set[str]) -> Non
 def _close(catalog: Catalog, written: WrittenGroup, layers: list[_LayerWriter], indices: ArrayWriter | None) -> None:
     writers = {} if indices is None else {"csr/indices": indices}
     if indices is not None and written.indptr is not None:
-        writers["csr/indptr"] = ArrayWriter(catalog.arrays, f"{written.path}/csr/indptr", np.int64, profile=catalog.codec())
+        writers["csr/indptr"] = ArrayWriter(
+            catalog.arrays, f"{written.path}/csr/indptr", np.int64, profile=catalog.codec()
+        )
         writers["csr/indptr"].append(written.indptr)
     for layer in layers:
         written.layers[layer.name] = layer.plan

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from raggedatlas.errors import FeatureError, NotFoundError
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import feature_uid, looks_like_ensembl, split_version
+from raggedatlas.model.ids import feature_uids, looks_like_ensembl, split_version
 
 ID_COLUMNS = (
     "gene_ids", "gene_id", "ensembl_id", "ensembl_ids", "ensembl", "ensembl_gene_id", "feature_id", "feature_ids", "ENSEMBL", "ids",
@@ -21,7 +21,14 @@ SYMBOL_COLUMNS = (
 )  # fmt: skip
 """Where files usually keep symbols, in the order of trust."""
 
-ORGANISMS = {"ENSG": "human", "ENSMUSG": "mouse", "ENSRNOG": "rat", "ENSDARG": "zebrafish", "ENSSSCG": "pig", "ENSMMUG": "macaque"}
+ORGANISMS = {
+    "ENSG": "human",
+    "ENSMUSG": "mouse",
+    "ENSRNOG": "rat",
+    "ENSDARG": "zebrafish",
+    "ENSSSCG": "pig",
+    "ENSMMUG": "macaque",
+}
 """Ensembl gene prefix -> organism."""
 
 
@@ -69,8 +76,14 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
 
     Examples
     --------
-    >>> features = identify(pa.table({"_index": ["CD79A"], "gene_ids": ["ENSG00000105369.12"]}), "gene_expression", "auto", "auto")
-    >>> features.rows.to_pylist()[0]["feature_id"], features.rows.to_pylist()[0]["symbol"], features.rows.to_pylist()[0]["organism"]
+    >>> features = identify(
+    ...     pa.table({"_index": ["CD79A"], "gene_ids": ["ENSG00000105369.12"]}), "gene_expression", "auto", "auto"
+    ... )
+    >>> (
+    ...     features.rows.to_pylist()[0]["feature_id"],
+    ...     features.rows.to_pylist()[0]["symbol"],
+    ...     features.rows.to_pylist()[0]["organism"],
+    ... )
     ('ENSG00000105369', 'CD79A', 'human')
     """
     source = _id_column(var, feature_id)
@@ -92,7 +105,7 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
         *([f"{space}: {versions:,} version suffixes split off and kept as aliases"] if versions else []),
         *(f"{space}: {note}" for note in notes),
     ]
-    uids = tuple(feature_uid(known, space, identifier) for identifier in ids)
+    uids = tuple(feature_uids(known, space, ids))
     aliases = [[text] if text != identifier else [] for text, identifier in zip(given, ids, strict=True)]
     columns: dict[str, Any] = {
         "uid": pa.array(uids, pa.string()),
@@ -110,7 +123,9 @@ def _id_column(var: pa.Table, feature_id: str) -> str:
         return INDEX
     if feature_id != "auto":
         if feature_id not in var.column_names:
-            raise NotFoundError(f"The source's var has no column {feature_id!r} for feature_id; it has {var.column_names[1:]}, or use 'index'.")
+            raise NotFoundError(
+                f"The source's var has no column {feature_id!r} for feature_id; it has {var.column_names[1:]}, or use 'index'."
+            )
         return feature_id
     if looks_like_ensembl(_texts(var, INDEX)):
         return INDEX
@@ -148,6 +163,8 @@ def _organism(ids: Sequence[str]) -> str:
 
 def _apart(ids: Sequence[str], said: str) -> tuple[list[str], list[str]]:
     taken = set(ids)
+    if len(taken) == len(ids):
+        return list(ids), []
     seen: dict[str, int] = {}
     apart, renamed = [], []
     for identifier in ids:

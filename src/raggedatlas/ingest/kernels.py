@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def scan_floats(values: NDArray[Any]) -> tuple[float, float, int, int, int]:
     """Scan floats once.
 
@@ -36,7 +36,7 @@ def scan_floats(values: NDArray[Any]) -> tuple[float, float, int, int, int]:
     return low, high, fractional, strange, negative
 
 
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=True)
 def dense_to_csr(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[Any]]:
     """Collect the values of a 2-D array that are not zero, row by row.
 

@@ -39,8 +39,8 @@ def entry_hash(source: Source, info: MatrixInfo) -> str:
     digest = hashlib.sha256()
     for row, block in walk(source, info):
         sparse, _ = canonical(to_csr(block), info.key, row, sum_duplicates=True)
-        digest.update(np.diff(sparse.indptr))
-        digest.update(sparse.indices)
+        digest.update(np.diff(sparse.indptr).data)
+        digest.update(np.ascontiguousarray(sparse.indices).data)
     return digest.hexdigest()
 
 
@@ -74,10 +74,10 @@ class ContentHash:
     def update(self, block: Block) -> None:
         """Add the next rows, in canonical form, with the layer ``"values"``."""
         if isinstance(block, CsrBlock):
-            self._digest.update(np.diff(block.indptr))
-            self._digest.update(np.ascontiguousarray(block.indices, dtype=np.uint32))
+            self._digest.update(np.diff(block.indptr).data)
+            self._digest.update(np.ascontiguousarray(block.indices, dtype=np.uint32).data)
         values = np.ascontiguousarray(block.layers["values"])
-        self._digest.update(values.view(np.uint8) if values.dtype == np.float16 else values)
+        self._digest.update(values.reshape(-1).view(np.uint8).data)
 
     def hexdigest(self) -> str:
         """Give the hash of everything so far, 32 hex digits."""

@@ -53,22 +53,20 @@ class GroupPlan:
         Matrices.
     features : Features or None
         The columns; None for spaces without features.
+    layout : str
+        Layout uid; empty for spaces without features.
     """
 
     space: FeatureSpace
     pointer: str
     layers: tuple[LayerPlan, ...]
     features: Features | None
+    layout: str = ""
 
     @property
     def width(self) -> int:
         """Number of columns (the first axis of a cell's value)."""
         return self.layers[0].info.shape[1] if len(self.layers[0].info.shape) > 1 else 1
-
-    @property
-    def layout(self) -> str:
-        """Layout uid; empty for spaces without features."""
-        return "" if self.features is None else layout_uid(self.features.uids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +136,23 @@ def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> Ing
         groups += _plan_groups(catalog, source, spaces[space_name], infos, options)
     cells = source.cells()
     if cells.num_rows != schema.n_cells:
-        raise SourceError(f"{_where(schema)} has {schema.n_cells} cells by its matrices but {cells.num_rows} rows of obs; mend the file.")
+        raise SourceError(
+            f"{_where(schema)} has {schema.n_cells} cells by its matrices but {cells.num_rows} rows of obs; mend the file."
+        )
     table = catalog.tables.schema(CELLS)
     columns, column_reports = plan_columns(cells.schema, table, options, [g.pointer for g in groups])
     name, name_notes = _dataset_name(catalog, schema, options)
     notes = [*name_notes, *(note for g in groups if g.features is not None for note in g.features.notes)]
     return IngestPlan(
-        new_uid(), name, schema, tuple(groups), cells, columns, column_reports, tuple(element_reports), tuple(dict.fromkeys(notes))
+        new_uid(),
+        name,
+        schema,
+        tuple(groups),
+        cells,
+        columns,
+        column_reports,
+        tuple(element_reports),
+        tuple(dict.fromkeys(notes)),
     )
 
 
@@ -156,7 +164,9 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
     keys = [m.key for m in schema.matrices]
     picked = options.layers
     if isinstance(picked, str) and picked != "auto":
-        raise SourceError(f"layers={picked!r} is not understood; pass 'auto', a list of matrices, or {{matrix: layer name}}.")
+        raise SourceError(
+            f"layers={picked!r} is not understood; pass 'auto', a list of matrices, or {{matrix: layer name}}."
+        )
     names: dict[str, str] = dict(picked) if isinstance(picked, Mapping) else {}
     sides = [k for k in options.spaces if k in keys]
     wanted = sides if isinstance(picked, str) else list(dict.fromkeys([*picked, *sides]))
@@ -169,10 +179,16 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
         if automatic or info.key in wanted:
             plans.append(_layer(info, names.get(info.key)))
         else:
-            hint = f"pass spaces={{{info.key!r}: 'embedding'}} to take it" if _is_side(info.key) else "not among layers=..."
+            hint = (
+                f"pass spaces={{{info.key!r}: 'embedding'}} to take it"
+                if _is_side(info.key)
+                else "not among layers=..."
+            )
             reports.append(ColumnReport(info.key, "left out", "", hint))
     if not plans:
-        raise SourceError(f"{_where(schema)} has no matrix to add; it has {keys or 'none'}. Choose one with layers=[...] or spaces={{...}}.")
+        raise SourceError(
+            f"{_where(schema)} has no matrix to add; it has {keys or 'none'}. Choose one with layers=[...] or spaces={{...}}."
+        )
     _check_names([p for p in plans if p.name])
     return plans, reports
 
@@ -202,7 +218,9 @@ def _check_names(plans: Sequence[LayerPlan]) -> None:
         parent = plan.info.key.rpartition("/layers/")[0]
         other = seen.setdefault((parent, plan.name), plan.info.key)
         if other != plan.info.key:
-            raise SchemaError(f"{other} and {plan.info.key} would both become the layer {plan.name!r}; name one with layers={{...}}.")
+            raise SchemaError(
+                f"{other} and {plan.info.key} would both become the layer {plan.name!r}; name one with layers={{...}}."
+            )
 
 
 def _by_space(
@@ -212,7 +230,12 @@ def _by_space(
     for plan in chosen:
         info = plan.info
         modality = info.key.split("/")[1] if info.key.startswith("mod/") else info.key
-        name = options.spaces.get(info.key) or options.spaces.get(modality) or options.spaces.get(info.features) or info.space
+        name = (
+            options.spaces.get(info.key)
+            or options.spaces.get(modality)
+            or options.spaces.get(info.features)
+            or info.space
+        )
         if not name:
             raise SourceError(
                 f"The feature space of {info.key} is not known; say it with spaces={{{modality!r}: ...}}, one of {sorted(spaces)}, or "
@@ -224,7 +247,9 @@ def _by_space(
                 "atlas.register_space(FeatureSpace(...))."
             )
         if len(info.shape) != spaces[name].rank + 1:
-            raise SourceError(f"{info.key} has {len(info.shape)} axes; the feature space {name!r} needs {spaces[name].rank + 1}, cells first.")
+            raise SourceError(
+                f"{info.key} has {len(info.shape)} axes; the feature space {name!r} needs {spaces[name].rank + 1}, cells first."
+            )
         found.setdefault(name, []).append(plan)
     return found
 
@@ -242,7 +267,8 @@ def _plan_groups(
         for together in _same_entries(source, members) if sparse else _same_shape(members):
             slug = column_name(together[0].info.key.replace("/X", "").replace("layers/", "").replace("obsm/", ""))
             pointer = space.name if not groups else f"{space.name}__{slug}"
-            groups.append(GroupPlan(space, pointer, tuple(together), features))
+            layout = "" if features is None else layout_uid(features.uids)
+            groups.append(GroupPlan(space, pointer, tuple(together), features, layout))
     return groups
 
 
@@ -259,7 +285,9 @@ def _identify(
         extra = tuple(set(catalog.tables.schema(space.registry).names) - set(FeatureBaseSchema.arrow_schema().names))
     var = source.features(key)
     if var.num_rows != info.shape[1]:
-        raise SourceError(f"{info.key} has {info.shape[1]} columns but {key} names {var.num_rows} features; mend the file.")
+        raise SourceError(
+            f"{info.key} has {info.shape[1]} columns but {key} names {var.num_rows} features; mend the file."
+        )
     return identify(var, space.name, options.feature_id_of(space.name), options.organism, extra)
 
 

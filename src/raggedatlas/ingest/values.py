@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
-from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.model.batch import Block, CsrBlock
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
 _TWO_64 = 2.0**64
@@ -123,7 +123,9 @@ class LayerFit:
         ValuesError
             If it is all integers but for their sign, or bears the name of counts without being any.
         """
-        if self.negative_at is not None and (self.must_count or (self.whole and self.finite and not self.may_be_signed)):
+        if self.negative_at is not None and (
+            self.must_count or (self.whole and self.finite and not self.may_be_signed)
+        ):
             cell, feature = self.negative_at
             raise ValuesError(
                 f"{self.key} holds {self.negative_value:g} at cell {cell}, feature {feature} (both counted from 0); counts cannot be "
@@ -156,6 +158,7 @@ def to_csr(block: Block) -> CsrBlock:
 
     Examples
     --------
+    >>> from raggedatlas.model.batch import DenseBlock
     >>> to_csr(DenseBlock({"values": np.array([[0, 2], [1, 0]])})).indices
     array([1, 0], dtype=uint32)
     """
@@ -195,27 +198,27 @@ def canonical(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool
     SourceError
         If a row names a column twice and `sum_duplicates` is false.
     """
-    from raggedatlas.store.kernels import has_sorted_unique_rows
+    from raggedatlas.store.kernels import has_sorted_unique_rows, sort_rows
 
     is_sorted, unique = has_sorted_unique_rows(block.indptr, block.indices)
     if is_sorted and unique:
         return CsrBlock(block.indptr, block.indices.astype(np.uint32, copy=False), block.layers, block.n_cols), 0
+    indices, values = block.indices.astype(np.uint32), block.layers["values"]
+    if not is_sorted:
+        values = values[sort_rows(block.indptr, indices)]
+    if unique:
+        return CsrBlock(block.indptr, indices, {"values": values}, block.n_cols), 0
     rows = np.repeat(np.arange(block.n_rows), np.diff(block.indptr))
-    order = np.lexsort((block.indices, rows))
-    rows, indices, values = rows[order], block.indices[order], block.layers["values"][order]
-    first = np.ones(len(order), bool)
+    first = np.ones(len(indices), bool)
     first[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
-    n_summed = int(len(first) - first.sum())
-    if n_summed and not sum_duplicates:
+    if not sum_duplicates:
         at = int(np.argmin(first))
         raise SourceError(
             f"{key} names feature {int(indices[at])} twice in cell {first_row + int(rows[at])} (both counted from 0); mend the file, or "
             "pass duplicate_entries='sum'."
         )
-    if n_summed:
-        wide = values if values.dtype.kind == "f" else values.astype(np.uint64 if values.dtype.kind in "bu" else np.int64)
-        values = np.add.reduceat(wide, np.flatnonzero(first))
-        rows, indices = rows[first], indices[first]
+    wide = values if values.dtype.kind == "f" else values.astype(np.uint64 if values.dtype.kind in "bu" else np.int64)
+    values = np.add.reduceat(wide, np.flatnonzero(first))
     indptr = np.zeros(block.n_rows + 1, np.int64)
-    np.cumsum(np.bincount(rows, minlength=block.n_rows), out=indptr[1:])
-    return CsrBlock(indptr, indices.astype(np.uint32), {"values": values}, block.n_cols), n_summed
+    np.cumsum(np.bincount(rows[first], minlength=block.n_rows), out=indptr[1:])
+    return CsrBlock(indptr, indices[first], {"values": values}, block.n_cols), int(len(first) - first.sum())

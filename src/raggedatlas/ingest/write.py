@@ -108,7 +108,9 @@ def add_sources(
     _commit(catalog, staged, progress)
     if refused:
         lines = "; ".join(str(error) for error in refused)
-        raise SourceError(f"{len(refused)} of {len(openers)} sources were refused, the other {len(reports)} are in the atlas: {lines}")
+        raise SourceError(
+            f"{len(refused)} of {len(openers)} sources were refused, the other {len(reports)} are in the atlas: {lines}"
+        )
     return reports
 
 
@@ -170,7 +172,9 @@ def _content_hash(plan: IngestPlan) -> ContentHash:
     return ContentHash(plan.cells, () if features is None else features.uids)
 
 
-def _judge_duplicates(catalog: Catalog, plan: IngestPlan, same: tuple[str, ...], options: IngestOptions) -> tuple[str, ...]:
+def _judge_duplicates(
+    catalog: Catalog, plan: IngestPlan, same: tuple[str, ...], options: IngestOptions
+) -> tuple[str, ...]:
     records = group_by_dataset(read_records(catalog))
     named = tuple(uid for uid, group in records.items() if group[0].name == plan.name)
     if options.on_duplicate == "replace":
@@ -230,7 +234,9 @@ def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress) -> N
         for written in one.groups:
             _lay_out(catalog, written.group)
     progress("layouts", 1, 1)
-    pointers = [pointer_field(w.group.pointer, w.group.space.kind, w.group.space.name) for s in staged for w in s.groups]
+    pointers = [
+        pointer_field(w.group.pointer, w.group.space.kind, w.group.space.name) for s in staged for w in s.groups
+    ]
     widen(catalog, [c.column for s in staged for c in s.plan.columns], list({p.name: p for p in pointers}.values()))
     progress("columns", 1, 1)
     schema = catalog.tables.schema(CELLS)
@@ -270,8 +276,10 @@ def _cells(schema: pa.Schema, staged: Staged) -> pa.Table:
     for column in plan.columns:
         values = column_values(column, plan.cells)
         target = schema.field(column.column.stored).type
-        columns[column.column.stored] = values if values.type == target else column_values(
-            replace(column, column=replace(column.column, type=target)), plan.cells
+        columns[column.column.stored] = (
+            values
+            if values.type == target
+            else column_values(replace(column, column=replace(column.column, type=target)), plan.cells)
         )
     for written in staged.groups:
         columns[written.group.pointer] = pointer_array(written, n)
@@ -321,7 +329,8 @@ def _records(staged: Staged) -> list[DatasetRecord]:
                 format=plan.schema.format,
                 n_cells=plan.schema.n_cells,
                 layers={
-                    name: {"key": p.info.key, "form": p.info.form, "dtype": str(p.info.dtype)} for name, p in written.layers.items()
+                    name: {"key": p.info.key, "form": p.info.form, "dtype": str(p.info.dtype)}
+                    for name, p in written.layers.items()
                 },
                 left_out=dict(plan.schema.left_out),
             ),

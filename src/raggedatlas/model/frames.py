@@ -156,14 +156,11 @@ def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[A
         return pd.Series(values, dtype="string" if facts.kind == "string[pandas]" else _text_dtype())
     if facts.kind in _NULLABLE:
         return pd.Series(_nullable(column, facts.kind))
-    if column.null_count and facts.kind and not facts.kind.startswith(("float", "datetime", "timedelta")):
-        return pd.Series(_nullable(column, _nullable_name(facts.kind)))
-    if not facts.kind and column.null_count and pa.types.is_integer(column.type):
-        return pd.Series(_nullable(column, "Int64"))
-    if not facts.kind and column.null_count and pa.types.is_boolean(column.type):
-        return pd.Series(_nullable(column, "boolean"))
+    if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
+        return pd.Series(_nullable(column, _nullable_name(facts.kind or str(column.type))))
     series: pd.Series[Any] = column.to_pandas()
-    return series.astype(facts.kind) if facts.kind and facts.kind != str(series.dtype) else series
+    kind: Any = facts.kind
+    return series.astype(kind) if kind and kind != str(series.dtype) else series
 
 
 def _text_dtype() -> Any:  # noqa: ANN401  (a dtype object or a name)
@@ -173,7 +170,7 @@ def _text_dtype() -> Any:  # noqa: ANN401  (a dtype object or a name)
 
 
 def _nullable_name(kind: str) -> str:
-    if kind == "bool":
+    if kind in {"bool", "boolean"}:
         return "boolean"
     return kind.replace("uint", "UInt").replace("int", "Int") if "uint" in kind else kind.replace("int", "Int")
 
@@ -216,14 +213,14 @@ def _series_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Col
     dtype = series.dtype
     if isinstance(dtype, pd.CategoricalDtype):
         return _categorical_to_arrow(name, series)
-    if isinstance(dtype, pd.StringDtype) or dtype == object:
+    if isinstance(dtype, pd.StringDtype) or dtype.kind == "O":
         array = _text_to_arrow(name, series)
         legacy = isinstance(dtype, pd.StringDtype) and dtype.na_value is pd.NA
         return array, ColumnFacts(name, "string[pandas]" if legacy else "string")
     kind = str(dtype)
     if kind in _NULLABLE:
         mask = series.isna().to_numpy()
-        plain = series.array._data  # noqa: SLF001  (the only way to the values under a mask without a cast)
+        plain = series.array._data
         return pa.array(plain, mask=mask), ColumnFacts(name, kind)
     if isinstance(dtype, np.dtype) and dtype.kind in "biufM":
         return pa.array(series.to_numpy(), from_pandas=dtype.kind == "M"), ColumnFacts(name, kind)
@@ -234,7 +231,8 @@ def _series_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Col
 
 
 def _text_to_arrow(name: str, series: "pd.Series[Any]") -> pa.Array:
-    values = series.to_numpy(dtype=object, na_value=None)
+    missing: Any = None
+    values = series.to_numpy(dtype=object, na_value=missing)
     try:
         return pa.array(values, pa.string(), from_pandas=True)
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:

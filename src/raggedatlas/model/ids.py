@@ -47,39 +47,44 @@ def new_uid() -> str:
     return new_uids(1)[0]
 
 
-def feature_uid(organism: str, namespace: str, identifier: str) -> str:
-    """Hash a feature's identity to 16 hex digits, so that parallel writers agree.
+def feature_uids(organism: str, namespace: str, identifiers: Iterable[str]) -> list[str]:
+    """Hash features' identities to 16 hex digits each, so that parallel writers agree.
 
     Parameters
     ----------
     organism, namespace : str
         For instance ``"human"`` and ``"gene_expression"``; case does not matter.
-    identifier : str
-        The feature's id without its version.
+    identifiers : iterable of str
+        The features' ids without their versions.
 
     Returns
     -------
-    str
-        First 16 hex digits of the sha256 of the three parts, each followed by a NUL byte.
+    list of str
+        First 16 hex digits of the sha256 of organism, namespace and id, each followed by a NUL byte.
 
     Examples
     --------
-    >>> feature_uid("human", "gene_expression", "ENSG00000105369")
-    '24ef1f8ba1c20e1c'
-    >>> feature_uid("Human", "gene_expression", "ENSG00000105369")
-    '24ef1f8ba1c20e1c'
+    >>> feature_uids("human", "gene_expression", ["ENSG00000105369"])
+    ['75bd9972429b821b']
+    >>> feature_uids("Human", "gene_expression", ["ENSG00000105369"])
+    ['75bd9972429b821b']
     """
-    parts = (organism.strip().lower(), namespace.strip().lower(), identifier)
-    return hashlib.sha256(b"".join(p.encode() + b"\0" for p in parts)).hexdigest()[:16]
+    start = hashlib.sha256(b"".join(part.strip().lower().encode() + b"\0" for part in (organism, namespace)))
+    uids = []
+    for identifier in identifiers:
+        digest = start.copy()
+        digest.update(identifier.encode() + b"\0")
+        uids.append(digest.hexdigest()[:16])
+    return uids
 
 
-def layout_uid(feature_uids: Iterable[str]) -> str:
+def layout_uid(uids: Iterable[str]) -> str:
     r"""Hash an ordered list of features to 16 hex digits (seed 000, `_feature_layouts`).
 
     Parameters
     ----------
-    feature_uids : iterable of str
-        In column order.
+    uids : iterable of str
+        Feature uids in column order.
 
     Returns
     -------
@@ -91,10 +96,7 @@ def layout_uid(feature_uids: Iterable[str]) -> str:
     >>> layout_uid(["a", "b"]) == layout_uid(["ab"]), layout_uid(["a", "b"]) == layout_uid(["b", "a"])
     (False, False)
     """
-    digest = hashlib.sha256()
-    for uid in feature_uids:
-        digest.update(uid.encode() + b"\0")
-    return digest.hexdigest()[:16]
+    return hashlib.sha256("".join(f"{uid}\0" for uid in uids).encode()).hexdigest()[:16]
 
 
 def split_version(identifier: str) -> tuple[str, str | None]:
@@ -107,7 +109,7 @@ def split_version(identifier: str) -> tuple[str, str | None]:
     >>> split_version("RP11-34P13.7")
     ('RP11-34P13.7', None)
     """
-    match = _VERSIONED.fullmatch(identifier)
+    match = _VERSIONED.fullmatch(identifier) if identifier.startswith("ENS") else None
     if match is None:
         return identifier, None
     return match["id"] + (match["rest"] or ""), match["version"]
@@ -146,7 +148,7 @@ def check_name(name: str, what: str) -> str:
     >>> check_name("gene_expression", "feature space")
     'gene_expression'
     """
-    if not isinstance(name, str) or NAME.fullmatch(name) is None or ".." in name:
+    if NAME.fullmatch(str(name)) is None or ".." in name:
         raise NameRefusedError(
             f"The {what} name {name!r} may hold only letters, digits, '_', '-' and single dots, and not start with a dot; "
             "choose another name."

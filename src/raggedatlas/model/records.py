@@ -1,6 +1,6 @@
 """The atlas's own rows: datasets, feature layouts, snapshots (seed 000)."""
 
-import datetime
+import datetime as dt
 import json
 from typing import Any
 
@@ -16,7 +16,7 @@ def utc_now() -> str:
     >>> utc_now().endswith("+00:00")
     True
     """
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+    return dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
 
 
 class DatasetRecord(BaseModel):
@@ -234,4 +234,6 @@ def versions_from_table(table: pa.Table) -> list[AtlasVersionRecord]:
     'atlas-v2'
     """
     rows = [{**row, **{key: json.loads(row[key] or "{}") for key in JSON_COLUMNS}} for row in table.to_pylist()]
-    return sorted((AtlasVersionRecord(**{**row, "ignored": row["ignored"] or []}) for row in rows), key=lambda r: r.version)
+    return sorted(
+        (AtlasVersionRecord(**{**row, "ignored": row["ignored"] or []}) for row in rows), key=lambda r: r.version
+    )

@@ -96,10 +96,10 @@ class IngestReport:
     def __repr__(self) -> str:
         """Say it in lines."""
         lines = [f"{self.name}: {self.status}, {self.n_cells:,} cells, dataset {self.dataset_uid or '(none)'}"]
-        for s in self.spaces:
-            lines.append(
-                f"  {s.space} ({', '.join(s.layers)}): {s.n_features:,} features ({s.n_new_features:,} new), {s.n_entries:,} entries"
-            )
+        lines += [
+            f"  {s.space} ({', '.join(s.layers)}): {s.n_features:,} features ({s.n_new_features:,} new), {s.n_entries:,} entries"
+            for s in self.spaces
+        ]
         for title, rows in (("columns", self.columns), ("elements", self.elements)):
             for row in rows:
                 if row.fate != "kept":

@@ -1,6 +1,6 @@
 """Schema classes that a user subclasses: rows of the cell table and rows of a feature registry (seed 000)."""
 
-import datetime
+import datetime as dt
 import types
 import typing
 from enum import Enum
@@ -27,8 +27,8 @@ _ARROW: dict[Any, pa.DataType] = {
     float: pa.float64(),
     bool: pa.bool_(),
     bytes: pa.binary(),
-    datetime.datetime: pa.timestamp("us"),
-    datetime.date: pa.date32(),
+    dt.datetime: pa.timestamp("us"),
+    dt.date: pa.date32(),
     list[str]: pa.list_(pa.string()),
     list[int]: pa.list_(pa.int64()),
     list[float]: pa.list_(pa.float32()),
@@ -164,7 +164,7 @@ class FeatureBaseSchema(BaseModel):
 
     Examples
     --------
-    >>> FeatureBaseSchema(uid="24ef1f8ba1c20e1c", symbol="CD79A").global_index is None
+    >>> FeatureBaseSchema(uid="75bd9972429b821b", symbol="CD79A").global_index is None
     True
     """
 
@@ -219,4 +219,6 @@ def _plain_field(owner: str, name: str, info: FieldInfo) -> pa.Field:
             f"{owner}.{name} has type {info.annotation}, which no column can hold; use one of "
             f"{sorted(str(getattr(t, '__name__', t)) for t in _ARROW)}, optionally with `| None`."
         )
-    return pa.field(name, _ARROW[member], nullable=type(None) in typing.get_args(info.annotation) or not info.is_required())
+    return pa.field(
+        name, _ARROW[member], nullable=type(None) in typing.get_args(info.annotation) or not info.is_required()
+    )

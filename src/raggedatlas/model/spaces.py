@@ -73,10 +73,19 @@ class FeatureSpace:
 BUILT_IN = (
     FeatureSpace("gene_expression", PointerKind.SPARSE, description="Transcript counts or values per gene."),
     FeatureSpace("chromatin_accessibility", PointerKind.SPARSE, description="Fragment or cut counts per peak."),
-    FeatureSpace("protein_abundance", PointerKind.DENSE, description="Antibody-derived tag counts or values per protein."),
-    FeatureSpace("embedding", PointerKind.DENSE, has_features=False, is_counts=False, description="One vector per cell."),
     FeatureSpace(
-        "image_tiles", PointerKind.DENSE, has_features=False, is_counts=False, rank=3, description="One (C, Y, X) tile per cell."
+        "protein_abundance", PointerKind.DENSE, description="Antibody-derived tag counts or values per protein."
+    ),
+    FeatureSpace(
+        "embedding", PointerKind.DENSE, has_features=False, is_counts=False, description="One vector per cell."
+    ),
+    FeatureSpace(
+        "image_tiles",
+        PointerKind.DENSE,
+        has_features=False,
+        is_counts=False,
+        rank=3,
+        description="One (C, Y, X) tile per cell.",
     ),
 )
 """The spaces that every process knows."""

@@ -184,7 +184,9 @@ class Dataset:
                 parts = [self._read(specs[path]) for path in (f"csr/layers/{layer}", "csr/indices", "csr/indptr")]
                 values, indices = parts[0].astype(fact["dtype"], copy=False), parts[1].astype(np.int32)
                 matrix: Any = csr_matrix((values, indices, parts[2]), shape=shape)
-                found[fact["key"]] = matrix.tocsc() if fact["form"] == "csc" else matrix.toarray() if fact["form"] == "dense" else matrix
+                found[fact["key"]] = (
+                    matrix.tocsc() if fact["form"] == "csc" else matrix.toarray() if fact["form"] == "dense" else matrix
+                )
             else:
                 matrix = self._read(specs[f"layers/{layer}"]).astype(fact["dtype"], copy=False)
                 if fact["form"] != "dense":

@@ -1,8 +1,8 @@
 """Which layer is read from which group: the layer rule, and where each cell lies."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,8 +197,7 @@ def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arra
     def reader(*paths: str) -> ArrayReader:
         for path in paths:
             if path in specs:
-                spec = specs[path]
-                return ArrayReader(arrays, ArraySpec.from_json(spec if isinstance(spec, str) else _json(spec)))
+                return ArrayReader(arrays, ArraySpec.from_json(json.dumps(specs[path])))
         raise CorruptError(
             f"The group {record.zarr_group} of dataset {record.name or record.uid!r} has no array {paths[0]!r}, only {sorted(specs)}; "
             "run validate()."
@@ -210,8 +209,3 @@ def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arra
     found = {layer: reader(f"layers/{layer}", *([LEGACY] if layer == LEGACY or not record.layers else [])) for layer in layers}
     return GroupPlan(record.zarr_group, record.layout_uid, None, found)
 
-
-def _json(spec: Mapping[str, Any]) -> str:
-    import json
-
-    return json.dumps(spec)

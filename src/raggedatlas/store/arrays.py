@@ -330,6 +330,8 @@ class ArrayWriter:
             self.target.checked_path()
         self.location, self.path, self.profile = location, path, profile
         self.row_shape = tuple(int(size) for size in row_shape)
+        if 0 in self.row_shape:
+            raise SchemaError(f"{self.path} has rows of shape {self.row_shape}, which hold no elements; leave it out.")
         self._set_dtype(np.dtype(dtype))
         row_bytes = max(1, product(self.row_shape)) * self.dtype.itemsize
         default = max(1, _ROW_CHUNK_BYTES // row_bytes) if self.row_shape else CHUNK_ROWS

@@ -21,6 +21,7 @@ _LARGEST_ITEM = 64 * 2**10
 _MOST_DEFLATE_RATIO = 1032
 _PIECE = 2**20
 _METADATA = ("zarr.json", ".zarray", ".zmetadata")
+_NO_BYTES = (".zattrs", ".zgroup")
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _check_stored(arrays: dict[str, StoredArray], key: str, data: NDArray[np.uin
         if not partial:
             _learn(arrays, folder, name, data)
         return
-    array = _array_of(arrays, key)
+    array = None if name in _NO_BYTES else _array_of(arrays, key)
     if array is None:
         return
     if not partial:

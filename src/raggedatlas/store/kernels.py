@@ -6,7 +6,7 @@ This module imports numba at the top, so it is imported inside functions only.
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import numba  # noqa: TID253 - this module is imported inside functions only
+import numba
 import numpy as np
 from numpy.typing import NDArray
 

@@ -321,6 +321,7 @@ def _decode_run(
     offset: int,
     frames: _Frames,
     run: tuple[int, int],
+    *,
     out: NDArray[Any],
 ) -> None:
     """Decode one run of a wave's chunks in the calling thread."""

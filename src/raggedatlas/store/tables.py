@@ -1,12 +1,12 @@
 """The one seam to Lance tables: create, read in row order, append, merge, tag, compact, clean up."""
 
 import contextlib
-import datetime
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FILE_FORMAT = "2.2"
+FILE_FORMAT: Literal["2.2"] = "2.2"
 """Lance file format that both pylance and lancedb read (decided in the design)."""
 
 _CONFLICTS = ("conflict", "concurrent", "Retryable", "retries")
 _ATTEMPTS = 40
 
-_FTS = {
+_FTS: dict[str, Any] = {
     "base_tokenizer": "raw", "lower_case": False, "stem": False, "remove_stop_words": False, "ascii_folding": False,
     "with_position": False,
 }  # fmt: skip
@@ -75,7 +75,8 @@ class Tables:
         import lance
 
         if name in self._opened:
-            return self._opened[name]
+            opened: lance.LanceDataset = self._opened[name]
+            return opened
         version = None if self.pinned is None else self.pinned.get(name)
         if self.pinned is not None and version is None:
             raise NotFoundError(f"The snapshot has no table {name!r}; it names {sorted(self.pinned)}.")
@@ -242,7 +243,8 @@ class Tables:
     def delete_rows(self, name: str, row_ids: NDArray[np.uint64]) -> None:
         """Delete rows by their stable row ids, in one commit."""
         if len(row_ids):
-            self.retry(name, lambda: self.open(name).delete(f"_rowid IN ({', '.join(map(str, row_ids.tolist()))})") and None)
+            where = f"_rowid IN ({', '.join(map(str, row_ids.tolist()))})"
+            self.retry(name, lambda: self.open(name).delete(where))
 
     def delete(self, name: str, where: str) -> int:
         """Delete rows in one commit, and return how many."""
@@ -261,7 +263,7 @@ class Tables:
 
         def once() -> None:
             table = self.open(name)
-            missing = [f.with_nullable(True) for f in fields if f.name not in table.schema.names]
+            missing = [f.with_nullable(nullable=True) for f in fields if f.name not in table.schema.names]
             if missing:
                 table.add_columns(pa.schema(missing))
 
@@ -303,7 +305,7 @@ class Tables:
 
         def once() -> int:
             old = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
-            old.restore()
+            old.restore()  # type: ignore[no-untyped-call]
             return self.version(name)
 
         return self.retry(name, once)
@@ -316,7 +318,7 @@ class Tables:
         ConflictError
             When it has lost too often.
         """
-        chance = random.Random()  # noqa: S311  (jitter between colliding writers)
+        chance = random.Random()
         for attempt in range(_ATTEMPTS):
             try:
                 with lance_errors(self.uri(name)):
@@ -367,7 +369,7 @@ class Tables:
         CorruptError
             If the compacted version does not read. The version before it has been restored, unless others wrote meanwhile.
         """
-        options = {"materialize_deletions_threshold": 0.0} if everything else {}
+        options: dict[str, Any] = {"materialize_deletions_threshold": 0.0} if everything else {}
 
         def once() -> bool:
             table = self.open(name)
@@ -400,7 +402,8 @@ class Tables:
     def index(self, name: str, column: str, kind: str, *, rebuild: bool = False) -> bool:
         """Build a scalar (``BTREE``, ``BITMAP``) or full-text (``FTS``) index, or bring it up to date; tell if there was need."""
         index_name = f"{column}_{kind.lower()}_idx"
-        options = dict(_FTS) if kind == "FTS" else {}
+        options = _FTS if kind == "FTS" else {}
+        stored: Any = "INVERTED" if kind == "FTS" else kind
 
         def once() -> bool:
             table = self.open(name)
@@ -410,7 +413,7 @@ class Tables:
             if table.count_rows() == 0:
                 return rebuild and there
             if rebuild or not there:
-                table.create_scalar_index(column, "INVERTED" if kind == "FTS" else kind, name=index_name, **options)
+                table.create_scalar_index(column, stored, name=index_name, **options)
                 return True
             behind = int(table.stats.index_stats(index_name)["num_unindexed_rows"])
             if behind:
@@ -423,7 +426,7 @@ class Tables:
         """List the indexes of a table: name -> columns."""
         return {i["name"]: list(i["fields"]) for i in _indices(self.open(name))}
 
-    def clean_up(self, name: str, older_than: datetime.timedelta) -> int:
+    def clean_up(self, name: str, older_than: timedelta) -> int:
         """Remove versions older than a span, never a tagged one, and return the bytes freed."""
 
         def once() -> int:
@@ -438,7 +441,7 @@ class Tables:
 
     def update_metadata(self, name: str, values: Mapping[str, str]) -> None:
         """Change keys of the table's own key-value metadata."""
-        self.retry(name, lambda: self.open(name).update_metadata(dict(values)) and None)
+        self.retry(name, lambda: self.open(name).update_metadata(dict(values)))
 
 
 def plain(rows: pa.Table) -> pa.Table:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable
+from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable, unknown_encoding
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any 
         warnings.simplefilter("ignore")
         try:
             return read_elem(container.get(path))
-        except _registry_error() as error:
+        except unknown_encoding() as error:
             raise SourceError(
                 f"{container.uri}: {path} has an encoding that anndata does not know ({str(error).splitlines()[0]}); "
                 "remove the element, or write it again with a known one."
@@ -109,12 +109,6 @@ def unlisted_columns(container: Container, path: str) -> Mapping[str, str]:
     listed = {n.decode() if isinstance(n, bytes) else str(n) for n in np.atleast_1d(node.attrs["column-order"])}
     listed |= {index_name(node), "__categories"}
     return {f"{path}/{n}": "column that column-order does not list" for n in container.names(path) if n not in listed}
-
-
-def _registry_error() -> type[Exception]:
-    from anndata._io.specs.registry import IORegistryError
-
-    return IORegistryError
 
 
 def _as_text(index: "pd.Index[Any]") -> "pd.Index[Any]":
@@ -167,6 +161,6 @@ def _read_structured(container: Container, path: str, categories_in: str) -> "pd
 
 
 def _decoded(values: Any) -> Any:  # noqa: ANN401
-    if values.dtype.kind == "S" or values.dtype.kind == "O":
+    if values.dtype.kind in "SO":
         return np.array([v.decode() if isinstance(v, bytes) else str(v) for v in values], dtype=object)
     return values

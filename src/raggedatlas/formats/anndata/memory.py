@@ -123,9 +123,8 @@ def rows_of(matrix: Any, place: Place) -> RowReader:  # noqa: ANN401  (any matri
     """
     from scipy.sparse import issparse
 
-    if issparse(matrix):
-        if matrix.format not in ("csr", "csc"):
-            matrix = matrix.tocsr()
+    if bool(issparse(matrix)):
+        matrix = matrix if matrix.format in ("csr", "csc") else matrix.tocsr()
         maker = CsrRows if matrix.format == "csr" else CscRows
         return maker(SparseArrays(matrix.indptr, matrix.indices, matrix.data, matrix.shape), place)
     group = getattr(matrix, "group", None)
@@ -138,8 +137,8 @@ def rows_of(matrix: Any, place: Place) -> RowReader:  # noqa: ANN401  (any matri
     if hasattr(matrix, "compute"):
         return SlicedRows(lambda start, stop: matrix[start:stop].compute(), tuple(matrix.shape), place)
     raise SourceError(
-        f"{place.uri}: {place.element} is a {type(matrix).__module__}.{type(matrix).__qualname__}; NumPy arrays, SciPy CSR and CSC "
-        "matrices, backed matrices and dask arrays can be read. Convert it first."
+        f"{place.uri}: {place.element} is a {type(matrix).__module__}.{type(matrix).__qualname__}; NumPy arrays, SciPy CSR "
+        "and CSC matrices, backed matrices and dask arrays can be read. Convert it first."
     )
 
 

@@ -1,6 +1,6 @@
 """One AnnData in an HDF5 file or Zarr folder: its matrices as row readers, its frames, and what else it holds."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +48,8 @@ class _Stored:
         n_cells = frame_length(container, f"{prefix}obs")
         if n_cells is None:
             raise SourceError(
-                f"{container.uri}: {prefix or 'the root '}holds no table of cells (obs) but {list(container.names(prefix.rstrip('/')))}; "
-                "it is no AnnData."
+                f"{container.uri}: {prefix or 'the root '}holds no table of cells (obs) but "
+                f"{list(container.names(prefix.rstrip('/')))}; it is no AnnData."
             )
         self.n_cells = n_cells
         self.n_features = frame_length(container, f"{prefix}var")
@@ -177,8 +177,8 @@ class _Stored:
             if path.startswith("obsm/"):
                 return None
             raise SourceError(
-                f"{place.uri}: {place.element} is stored as {describe_node(node)!r}; a dense array, csr_matrix or csc_matrix can be read. "
-                "Convert it, e.g. with scipy's tocsr, or remove it."
+                f"{place.uri}: {place.element} is stored as {describe_node(node)!r}; a dense array, csr_matrix or csc_matrix "
+                "can be read. Convert it, e.g. with scipy's tocsr, or remove it."
             )
         arrays = [self._get(f"{path}/{name}") for name in ("indptr", "indices", "data")]
         stated = node.attrs.get("shape", node.attrs.get("h5sparse_shape"))
@@ -244,13 +244,13 @@ class _Columns:
 
 def _frame_rows(stored: _Stored, key: str, group: Any) -> RowReader | None:  # noqa: ANN401
     order = [n.decode() if isinstance(n, bytes) else str(n) for n in np.atleast_1d(group.attrs.get("column-order", []))]
-    columns = [stored._get(f"{key}/{name}") for name in order if name != index_name(group)]  # noqa: SLF001  (same file)
+    columns = [stored._get(f"{key}/{name}") for name in order if name != index_name(group)]
     numeric = all(column is not None and is_array(column) and column.dtype.kind in "biuf" for column in columns)
     n_rows = frame_length(stored.container, stored.prefix + key)
     if not numeric or n_rows is None or any(column.shape != (n_rows,) for column in columns):
         return None
     stored.features[key] = partial(columns_of, order)
-    return DenseRows(_Columns(columns, n_rows), stored._place(key))  # noqa: SLF001  (same file)
+    return DenseRows(_Columns(columns, n_rows), stored._place(key))
 
 
 def describe_node(node: Any) -> str:  # noqa: ANN401

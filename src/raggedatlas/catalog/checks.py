@@ -1,0 +1,213 @@
+"""Validation at three levels: tables and inventory, every row, every byte. It reports, and never raises for damage."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from raggedatlas.catalog.catalog import BASE_CELLS, CELLS, DATASETS, LAYOUTS, VERSIONS, Catalog
+from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.inspection import check_arrays, check_bytes, check_specs
+from raggedatlas.catalog.layouts import Layout, read_layouts
+from raggedatlas.catalog.purge import unfinished_purge
+from raggedatlas.catalog.rows import check_rows
+from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, still_there
+from raggedatlas.errors import AtlasError
+from raggedatlas.model.ids import NAME, layout_uid
+from raggedatlas.model.pointers import pointer_columns
+from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, AtlasVersionRecord, DatasetRecord
+from raggedatlas.model.reports import Problem
+from raggedatlas.model.schemas import FeatureBaseSchema
+from raggedatlas.store.tables import Tables
+
+Level = Literal["quick", "rows", "deep"]
+
+NOTES = frozenset({"uncommitted-cells", "unassigned-index"})
+"""Rules that tell of work in progress: worth knowing, nothing wrong."""
+
+_COPY = "Restore the atlas from a copy, or a snapshot with restore()."
+_ATTEMPTS = 10
+
+
+def is_note(problem: Problem) -> bool:
+    """Tell whether a problem is only work in progress, which a snapshot may stand beside."""
+    return problem.rule in NOTES
+
+
+def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
+    """Look for everything that could be wrong, at the tip or in a snapshot.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip or pinned. The tip is looked at as it was when this began.
+    level : {"quick", "rows", "deep"}
+        ``quick`` reads the inventory, layouts and registries. ``rows`` also reads the ids and pointers of every cell, and looks
+        whether every array is there. ``deep`` also reads every byte of every array: checksums, feature numbers, layout hashes.
+
+    Returns
+    -------
+    list of Problem
+        Empty when all is well. Rule names are stable: ``missing-table``, ``table-columns``, ``lost-version``,
+        ``unfinished-purge``, ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``group-name``,
+        ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
+        ``duplicate-feature``, ``global-index``, ``unassigned-index`` (note); rows: ``missing-array``, ``pointer-bounds``,
+        ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (note);
+        deep: ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``layout-hash``.
+    """
+    problems: list[Problem] = []
+    if not catalog.read_only:
+        problems += _check_tables(catalog, {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA})
+        if problems:
+            return problems
+        problems += _check_versions(catalog)
+        catalog = catalog.at(_tip_versions(catalog))
+    found = _check_pinned(catalog)
+    problems += found
+    if found:
+        return problems
+    records = read_records(catalog)
+    problems += _check_records(catalog, records)
+    registries = {space: read_registry(catalog, space) for space in registry_tables(catalog)}
+    problems += [problem for registry in registries.values() for problem in _check_registry(registry)]
+    layouts = read_layouts(catalog, {record.layout_uid for record in records})
+    for record in {(r.layout_uid, r.feature_space, r.n_features): r for r in records}.values():
+        problems += _check_layout(record, layouts.get(record.layout_uid), registries.get(record.feature_space))
+    if level != "quick":
+        problems += check_rows(catalog, records)
+        problems += [problem for record in records for problem in check_arrays(catalog.arrays, record)]
+    if level == "deep":
+        problems += [_hash_problem(layout) for layout in layouts.values() if layout_uid(layout.features) != layout.uid]
+        problems += [problem for record in records for problem in check_bytes(catalog, record)]
+    return problems
+
+
+def _tip_versions(catalog: Catalog) -> AtlasVersionRecord:
+    """Choose versions of the tip that belong together, without writing anything."""
+    draft = consistent_versions(catalog, assign=False)
+    for _ in range(_ATTEMPTS):
+        if still_there(catalog, draft):
+            break
+        draft = consistent_versions(catalog, assign=False)
+    return draft
+
+
+def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Problem]:
+    problems = []
+    for name, schema in wanted.items():
+        try:
+            there = catalog.tables.schema(name)
+        except AtlasError as error:
+            problems.append(Problem("missing-table", name, str(error), _COPY))
+            continue
+        wrong = [f.name for f in schema if f.name not in there.names or there.field(f.name).type != f.type]
+        if wrong:
+            problems.append(Problem("table-columns", name, f"the columns {wrong} are missing or have another type", _COPY))
+    return problems
+
+
+def _check_pinned(catalog: Catalog) -> list[Problem]:
+    """Check what must hold before anything else can be read: tables, columns, spaces of pointers, tags."""
+    names = {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA}
+    registry = FeatureBaseSchema.arrow_schema()
+    problems = _check_tables(catalog, names | dict.fromkeys(registry_tables(catalog).values(), registry))
+    if problems:
+        return problems
+    spaces = catalog.spaces()
+    for column, (space, kind) in pointer_columns(catalog.tables.schema(CELLS)).items():
+        if space not in spaces:
+            problems.append(Problem("unknown-space", CELLS, f"column {column!r} points into the unknown feature space {space!r}", _COPY))
+        elif spaces[space].kind is not kind:
+            text = f"column {column!r} holds {kind.value} pointers into the {spaces[space].kind.value} space {space!r}"
+            problems.append(Problem("space-kind", CELLS, text, _COPY))
+    return problems
+
+
+def _check_versions(catalog: Catalog) -> list[Problem]:
+    """Check that every snapshot's table versions are there, and that no purge is half done."""
+    problems = []
+    unfinished = unfinished_purge(catalog)
+    if unfinished is not None:
+        text = f"the purge of dataset {unfinished['uid']} was not finished"
+        problems.append(Problem("unfinished-purge", VERSIONS, text, "Run repair()."))
+    tags: dict[str, dict[str, int]] = {}
+    for record in list_versions(catalog):
+        for name, version in record.table_versions.items():
+            if name not in tags:
+                tags[name] = catalog.tables.tags(name) if catalog.tables.has(name) else {}
+            if tags[name].get(record.tag) == version or Tables(catalog.tables.location, {name: version}).has(name):
+                continue
+            text = f"version {version} of table {name!r} is gone"
+            mend = f"Something other than this library cleaned up; forget the snapshot with delete_version({record.version})."
+            problems.append(Problem("lost-version", f"snapshot {record.version}", text, mend))
+    return problems
+
+
+def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Problem]:
+    spaces, registries = catalog.spaces(), registry_tables(catalog)
+    problems = []
+    for group, n in Counter(record.zarr_group for record in records).items():
+        if n > 1:
+            problems.append(Problem("duplicate-record", DATASETS, f"{n} records name the group {group!r}", "Run restore() of a snapshot."))
+    for record in records:
+        space = spaces.get(record.feature_space)
+        if space is None:
+            text = f"its feature space {record.feature_space!r} is unknown"
+            problems.append(Problem("unknown-space", record.zarr_group, text, "Define it with register_space()."))
+        elif space.has_features and space.name not in registries:
+            problems.append(Problem("missing-registry", space.registry, f"the features of {record.zarr_group} are not there", _COPY))
+        parts = record.zarr_group.split("/")
+        if len(parts) != 2 or parts[0] != record.uid or any(not NAME.fullmatch(part) or ".." in part for part in parts):
+            text = f"the group {record.zarr_group!r} is not below its dataset {record.uid!r}"
+            problems.append(Problem("group-name", DATASETS, text, "Restore a snapshot."))
+        problems += check_specs(record, space)
+    return problems
+
+
+def _check_registry(registry: Registry) -> list[Problem]:
+    place = f"{registry.space}_registry"
+    problems = []
+    n_twice = len(registry.uids) - len(registry.row_of)
+    if n_twice:
+        text = f"{n_twice:,} features stand there more than once"
+        problems.append(Problem("duplicate-feature", place, text, "Restore the atlas from a copy."))
+    index = registry.global_index
+    assigned = np.sort(index[index >= 0])
+    if not np.array_equal(assigned, np.arange(len(assigned))):
+        text = f"the {len(assigned):,} assigned indices are not 0 to {len(assigned) - 1:,}, each once"
+        problems.append(Problem("global-index", place, text, "Restore the atlas from a copy."))
+    if len(assigned) < len(index):
+        text = f"{len(index) - len(assigned):,} features have no index yet"
+        problems.append(Problem("unassigned-index", place, text, "Run optimize()."))
+    return problems
+
+
+def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Registry | None) -> list[Problem]:
+    if registry is None or record.n_features == 0:
+        return []
+    place = f"layout {record.layout_uid}"
+    back = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again."
+    if layout is None:
+        return [Problem("missing-layout", place, f"the feature list of {record.zarr_group} is not there", back)]
+    problems = []
+    if len(layout.features) != record.n_features:
+        text = f"it has {len(layout.features):,} features, {record.zarr_group} {record.n_features:,}"
+        problems.append(Problem("layout-size", place, text, back))
+    rows = np.array([registry.row_of.get(uid, -1) for uid in layout.features.tolist()], dtype=np.int64)
+    if (rows < 0).any():
+        text = f"{int((rows < 0).sum()):,} of its features are not in the registry of {record.feature_space!r}"
+        problems.append(Problem("layout-features", place, text, back))
+    known, has = rows[rows >= 0], layout.global_index[rows >= 0]
+    if ((has >= 0) & (has != registry.global_index[known])).any():
+        text = "its feature indices are not those of the registry"
+        problems.append(Problem("layout-index", place, text, "Restore the atlas from a copy."))
+    if (has < 0).any():
+        problems.append(Problem("unassigned-index", place, f"{int((has < 0).sum()):,} of its features have no index yet", "Run optimize()."))
+    return problems
+
+
+def _hash_problem(layout: Layout) -> Problem:
+    return Problem("layout-hash", f"layout {layout.uid}", "its feature list is not the one that was written", _COPY)

@@ -1,0 +1,151 @@
+"""Checks of a group's arrays against its record: as described, as there, and byte by byte."""
+
+import json
+
+import numpy as np
+import pyarrow.compute as pc
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.errors import AtlasError, NotFoundError
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.reports import Problem
+from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.location import Location
+from raggedatlas.store.ranges import ArrayReader, iterate_slices, read_slice, verify
+
+_BACK = "Put the arrays back from a copy, or drop the dataset and add it again."
+
+
+def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
+    """Read the array descriptions of a record: path below the group -> spec.
+
+    Raises
+    ------
+    CorruptError, LimitError, SchemaError
+        If one of them makes no sense.
+    """
+    return {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
+
+
+def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Problem]:
+    """Check that the arrays a record describes fit each other, its counts and its layers; reads nothing.
+
+    Parameters
+    ----------
+    record : DatasetRecord
+        One group.
+    space : FeatureSpace or None
+        Its feature space; None skips what only the space knows.
+    """
+
+    def wrong(message: str) -> Problem:
+        return Problem("array-spec", record.zarr_group, message, _BACK)
+
+    try:
+        specs = read_specs(record)
+    except (AtlasError, ValueError, TypeError, KeyError) as error:
+        return [wrong(f"its record describes arrays that make no sense: {error}")]
+    sparse = "csr/indices" in specs
+    prefix, length = ("csr/layers/", record.n_entries) if sparse else ("layers/", record.n_cells)
+    wanted = {prefix + layer for layer in record.layers} | ({"csr/indices"} if sparse else set())
+    problems = [wrong(f"the array {path} is not described") for path in sorted(wanted - set(specs))]
+    lengths = dict.fromkeys(wanted & set(specs), length)
+    lengths |= {path: record.n_entries for path in specs if path.startswith(("csc/layers/", "csc/indices"))}
+    lengths |= {"csr/indptr": record.n_cells + 1, "csc/indptr": record.n_features + 1}
+    for path, n in lengths.items():
+        if path in specs and specs[path].n_rows != n:
+            problems.append(wrong(f"{path} has {specs[path].n_rows:,} rows where {n:,} are expected"))
+    for path, spec in specs.items():
+        if spec.path != f"{record.zarr_group}/{path}":
+            problems.append(wrong(f"{path} is described as lying at {spec.path!r}"))
+    if not sparse and space is not None and space.has_features:
+        problems += [
+            wrong(f"{path} has rows of shape {specs[path].row_shape} for {record.n_features:,} features")
+            for path in sorted(wanted & set(specs))
+            if specs[path].row_shape != (record.n_features,)
+        ]
+    return problems
+
+
+def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
+    """Check that every array of a record is there, by its metadata object alone (rule ``missing-array``)."""
+    problems = []
+    for path in sorted(record.array_specs):
+        try:
+            arrays.read_bytes(f"{record.zarr_group}/{path}/zarr.json")
+        except NotFoundError:
+            problems.append(Problem("missing-array", record.zarr_group, f"the array {path} is not there", _BACK))
+        except AtlasError as error:
+            problems.append(Problem("missing-array", record.zarr_group, f"the array {path} cannot be read: {error}", _BACK))
+    return problems
+
+
+def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
+    """Read every byte of a record's arrays.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned.
+    record : DatasetRecord
+        One group.
+
+    Returns
+    -------
+    list of Problem
+        Rules ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``pointer-bounds``.
+    """
+    try:
+        specs = read_specs(record)
+    except (AtlasError, ValueError, TypeError, KeyError):
+        return []
+    problems: list[Problem] = []
+    checksums = json.loads(record.checksums)
+    sound = set()
+    for path, spec in specs.items():
+        found = _check_array(catalog.arrays, record.zarr_group, path, spec, checksums.get(path))
+        problems += found
+        if not found:
+            sound.add(path)
+    for path, limit in (("csr/indices", record.n_features), ("csc/indices", record.n_cells)):
+        if path in sound and (beyond := _count_beyond(catalog.arrays, specs[path], limit)):
+            text = f"{beyond:,} entries of {path} are {limit:,} or more"
+            problems.append(Problem("feature-bounds", record.zarr_group, text, _BACK))
+    if "csr/indptr" in sound and record.pointer:
+        problems += _check_pointers(catalog, record, specs["csr/indptr"])
+    return problems
+
+
+def _check_array(arrays: Location, group: str, path: str, spec: ArraySpec, checksum: str | None) -> list[Problem]:
+    try:
+        there = ArraySpec.open(arrays, f"{group}/{path}")
+        if there != spec:
+            return [Problem("array-metadata", group, f"{path}/zarr.json is not what was written: {there}, not {spec}", _BACK)]
+        damaged, found = verify(ArrayReader(arrays, spec))
+    except AtlasError as error:
+        return [Problem("array-damaged", group, str(error), _BACK)]
+    if damaged:
+        return [Problem("array-damaged", group, text, _BACK) for text in damaged]
+    if checksum is not None and found != checksum:
+        text = f"the values of {path} have the checksum {found}, {checksum} was written"
+        return [Problem("checksum", group, text, _BACK)]
+    return []
+
+
+def _count_beyond(arrays: Location, spec: ArraySpec, limit: int) -> int:
+    return sum(int(np.count_nonzero(values >= limit)) for values in iterate_slices(ArrayReader(arrays, spec)))
+
+
+def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) -> list[Problem]:
+    indptr = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
+    rows = catalog.tables.read(CELLS, [record.pointer], where=f"dataset_uid = '{record.uid}'")
+    pointer = rows.column(record.pointer).combine_chunks()
+    pointer = pointer.filter(pc.equal(pc.struct_field(pointer, "zarr_group"), record.zarr_group))
+    row, start, end = (pc.struct_field(pointer, part).to_numpy() for part in ("zarr_row", "start", "end"))
+    good = (row >= 0) & (row < len(indptr) - 1)
+    row, start, end = row[good], start[good], end[good]
+    n = int(np.count_nonzero((indptr[row] != start) | (indptr[row + 1] != end)))
+    if n == 0:
+        return []
+    return [Problem("pointer-bounds", record.zarr_group, f"{n:,} pointers are not where csr/indptr has their rows", _BACK)]

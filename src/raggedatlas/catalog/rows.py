@@ -1,0 +1,141 @@
+"""Checks over the rows of the cell table, in one walk and in memory of one bit per cell."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.model.pointers import PointerKind, pointer_columns
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.reports import Problem
+
+
+@dataclass
+class _Seen:
+    """What the walk has seen of one group."""
+
+    record: DatasetRecord
+    rows: NDArray[np.bool_] = field(init=False)
+    n: int = 0
+    n_entries: int = 0
+    outside: int = 0
+    repeated: int = 0
+
+    def __post_init__(self) -> None:
+        self.rows = np.zeros(max(0, self.record.n_cells), bool)
+
+    def take(self, at: NDArray[np.int64], start: NDArray[np.int64] | None, end: NDArray[np.int64] | None) -> None:
+        """Take in some cells' pointers."""
+        self.n += len(at)
+        good = (at >= 0) & (at < self.record.n_cells)
+        if start is not None and end is not None:
+            inside = (start >= 0) & (start <= end) & (end <= self.record.n_entries)
+            self.n_entries += int((end - start)[inside].sum())
+            self.outside += int((~inside).sum())
+        self.outside += int((~good).sum())
+        unique, counts = np.unique(at[good], return_counts=True)
+        self.repeated += int((counts - 1).sum()) + int(self.rows[unique].sum())
+        self.rows[unique] = True
+
+    def problems(self) -> list[Problem]:
+        """Say what was wrong."""
+        record, found = self.record, []
+        drop = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again, or restore() a snapshot."
+        if self.outside:
+            found.append(Problem("pointer-bounds", record.zarr_group, f"{self.outside:,} pointers lie outside the arrays", drop))
+        if self.repeated:
+            found.append(Problem("pointer-rows", record.zarr_group, f"{self.repeated:,} cells share a row with another cell", drop))
+        if self.n != record.n_cells:
+            text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}"
+            found.append(Problem("cell-count", record.zarr_group, text, drop))
+        elif self.n_entries != record.n_entries and "csr/indices" in record.array_specs and not self.outside:
+            text = f"the cells' ranges hold {self.n_entries:,} entries together, the group has {record.n_entries:,}"
+            found.append(Problem("pointer-bounds", record.zarr_group, text, drop))
+        return found
+
+
+def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Problem]:
+    """Check the ids and pointers of every cell against the inventory.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned.
+    records : sequence of DatasetRecord
+        The inventory.
+
+    Returns
+    -------
+    list of Problem
+        Rules ``pointer-bounds``, ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``,
+        ``uncommitted-cells``.
+    """
+    pointers = pointer_columns(catalog.tables.schema(CELLS))
+    groups = {record.zarr_group: _Seen(record) for record in records}
+    datasets = {record.uid for record in records}
+    uids: list[pa.Array] = []
+    uncommitted: dict[str, int] = {}
+    foreign: dict[tuple[str, str], int] = {}
+    for batch in catalog.tables.batches(CELLS, ["uid", "dataset_uid", *pointers]):
+        known = pc.is_in(batch.column("dataset_uid"), value_set=pa.array(list(datasets), pa.string()))
+        for entry in pc.value_counts(batch.column("dataset_uid").filter(pc.invert(known))).to_pylist():
+            uncommitted[str(entry["values"])] = uncommitted.get(str(entry["values"]), 0) + entry["counts"]
+        rows = batch.filter(known)
+        uids.append(rows.column("uid"))
+        for name, (_, kind) in pointers.items():
+            _take_pointers(rows, name, kind, groups, foreign)
+    problems = [
+        Problem("uncommitted-cells", CELLS, f"{n:,} cells of dataset {uid} have no record: an add is under way, or died",
+                "If it died, run repair().")
+        for uid, n in uncommitted.items()
+    ]  # fmt: skip
+    problems += [
+        Problem("pointer-group", CELLS, f"{n:,} pointers in column {column!r} lead to {group!r}, which is no group of their dataset",
+                "Restore a snapshot, or drop the dataset and add it again.")
+        for (column, group), n in foreign.items()
+    ]  # fmt: skip
+    problems += [problem for seen in groups.values() for problem in seen.problems()]
+    return problems + _check_uids(uids)
+
+
+def _take_pointers(
+    rows: pa.RecordBatch, name: str, kind: PointerKind, groups: Mapping[str, _Seen], foreign: dict[tuple[str, str], int]
+) -> None:
+    rows = rows.filter(pc.is_valid(rows.column(name)))
+    pointer = rows.column(name)
+    path = pc.fill_null(pc.struct_field(pointer, "zarr_group"), "").dictionary_encode()
+    codes = path.indices.to_numpy()
+    owner = rows.column("dataset_uid")
+    parts = ("zarr_row", "start", "end") if kind is PointerKind.SPARSE else ("position",)
+    values = [pc.fill_null(pc.struct_field(pointer, part), -1).to_numpy() for part in parts]
+    for code, group in enumerate(path.dictionary.to_pylist()):
+        here = codes == code
+        seen = groups.get(group)
+        if seen is not None and seen.record.pointer in {"", name}:
+            here &= pc.equal(owner, seen.record.uid).to_numpy(zero_copy_only=False)
+            mine = [value[here] for value in values]
+            seen.take(mine[0], *(mine[1:] or (None, None)))
+            here = (codes == code) & ~here
+        if here.any():
+            foreign[name, group] = foreign.get((name, group), 0) + int(here.sum())
+
+
+def _check_uids(uids: list[pa.Array]) -> list[Problem]:
+    every = pa.chunked_array(uids, pa.string())
+    bad = pc.sum(pc.invert(pc.fill_null(pc.match_substring_regex(every, "^[0-9a-f]{16}$"), False))).as_py() or 0
+    problems = []
+    if bad:
+        problems.append(Problem("cell-uid", CELLS, f"{bad:,} cell uids are not 16 hex digits", "Restore a snapshot."))
+    n_twice = len(every) - pc.count_distinct(every, mode="all").as_py()
+    if n_twice:
+        counts = pc.value_counts(every)
+        twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
+        shown = pc.struct_field(twice, "values").to_pylist()[:3]
+        problems.append(
+            Problem("duplicate-uid", CELLS, f"{n_twice:,} cells bear the uid of another cell, e.g. {shown}", "Restore a snapshot.")
+        )
+    return problems

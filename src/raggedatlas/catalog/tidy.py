@@ -1,0 +1,49 @@
+"""Keeping one table in order: indexes, compaction, clean-up of old versions."""
+
+from datetime import timedelta
+
+from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, VERSIONS, Catalog
+from raggedatlas.errors import ConflictError
+
+KEEP = timedelta(days=7)
+"""How long table versions that no snapshot names are kept, so that readers of the tip finish in peace."""
+
+INDEXES = {
+    CELLS: (("uid", "BTREE"), ("dataset_uid", "BTREE")),
+    LAYOUTS: (("layout_uid", "BTREE"), ("feature_uid", "BTREE"), ("feature_uid", "FTS")),
+}
+"""Indexes of the tables; registries have a BTREE on `uid`."""
+
+
+def tidy_table(catalog: Catalog, name: str, *, everything: bool = False) -> bool:
+    """Index and compact one table; indexes first, because fragments inside and outside an index do not merge.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    name : str
+        Table.
+    everything : bool
+        Whether to rewrite whatever has a deleted row, and the indexes from scratch, so that nothing of it is left.
+
+    Returns
+    -------
+    bool
+        Whether anything was written.
+    """
+    columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS} else (("uid", "BTREE"),))
+    compacted = everything and catalog.tables.compact(name, everything=True)
+    indexed = [catalog.tables.index(name, column, kind, rebuild=everything) for column, kind in columns]
+    return (not everything and catalog.tables.compact(name)) or any(indexed) or compacted
+
+
+def clean_up(catalog: Catalog, names: list[str], keep: timedelta, notes: list[str]) -> int:
+    """Remove untagged versions of some tables that are older than a span; return the bytes freed."""
+    freed = 0
+    for name in names:
+        try:
+            freed += catalog.tables.clean_up(name, keep)
+        except ConflictError:
+            notes.append(f"{name}: others were writing; not cleaned up")
+    return freed

@@ -1,0 +1,234 @@
+"""Sinks for `.h5ad`, AnnData-Zarr and `.h5mu`: matrices appended in row blocks, small elements by anndata's writer."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SchemaError
+from raggedatlas.formats.anndata.writers import WRITERS, MatrixWriter
+from raggedatlas.formats.targets import Hdf5Target, Target, ZarrTarget, writable
+from raggedatlas.model.batch import Block
+from raggedatlas.model.contracts import SinkMatrix
+
+DICT = ("dict", "0.1.0")
+GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")
+MUDATA_VERSION = "0.1.0"
+MUDATA_HEADER = f"MuData (format-version={MUDATA_VERSION};creator=raggedatlas)".encode()
+"""What the first bytes of an `.h5mu` file say; its readers look for it."""
+
+
+def h5ad_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
+    """Write an `.h5ad` file.
+
+    Parameters
+    ----------
+    path : str or Path
+        Where to.
+    compression : {"gzip", "lzf", None}
+        Of arrays; gzip is level 1 with shuffled bytes.
+    overwrite : bool
+        Whether an existing file may be replaced.
+
+    Raises
+    ------
+    DuplicateError
+        If the file exists.
+    StoreError
+        If the folder refuses.
+    """
+    return TreeSink(Hdf5Target(Path(path), compression=compression, overwrite=overwrite), multimodal=False)
+
+
+def h5mu_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
+    """Write an `.h5mu` file; keys are ``"mod/<m>/X"`` and so on, ``"obs"`` and ``"obsmap/<m>"`` are global.
+
+    Parameters and errors as of `h5ad_sink`.
+    """
+    target = Hdf5Target(Path(path), compression=compression, overwrite=overwrite, userblock=512)
+    return TreeSink(target, multimodal=True)
+
+
+def zarr_sink(path: str | Path, zarr_format: int = 3, *, overwrite: bool = False) -> "TreeSink":
+    """Write an AnnData as a Zarr folder with consolidated metadata.
+
+    Parameters
+    ----------
+    path : str or Path
+        Where to.
+    zarr_format : {3, 2}
+        Format 3 is sharded.
+    overwrite : bool
+        Whether an existing folder may be replaced.
+
+    Raises
+    ------
+    DuplicateError
+        If the folder exists.
+    StoreError
+        If the place refuses.
+    """
+    return TreeSink(ZarrTarget(Path(path), zarr_format=zarr_format, overwrite=overwrite), multimodal=False)
+
+
+class TreeSink:
+    """A `Sink` that writes a tree of AnnData elements.
+
+    Parameters
+    ----------
+    target : Target
+        Where the bytes go.
+    multimodal : bool
+        Whether it is a MuData.
+    """
+
+    def __init__(self, target: Target, *, multimodal: bool) -> None:
+        self._target, self._multimodal = target, multimodal
+        self._writers: dict[str, MatrixWriter] = {}
+        self._lengths: dict[str, int] = {}
+        self._var_names: dict[str, NDArray[Any]] = {}
+        self._maps: dict[str, NDArray[Any]] = {}
+        self._mods: list[str] = []
+
+    def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
+        """Prepare for these matrices.
+
+        Raises
+        ------
+        SchemaError
+            If one has values that AnnData cannot hold.
+        """
+        for matrix in matrices:
+            if matrix.dtype.kind not in "biuf":
+                raise SchemaError(f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written.")
+            self._seen(matrix.key)
+            self._writers[matrix.key] = WRITERS[matrix.form](self._target, matrix)
+
+    def write(self, key: str, block: Block) -> None:
+        """Append rows to one matrix.
+
+        Raises
+        ------
+        SchemaError
+            If the matrix was not announced, or the block is not of its form, width or type.
+        StoreError
+            If the disk refuses.
+        """
+        if key not in self._writers:
+            raise SchemaError(f"Matrix {key!r} was not announced; begin() named {sorted(self._writers)}.")
+        with writable(self._target.path, key):
+            self._writers[key].append(block)
+
+    def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
+        """Write a whole element.
+
+        Raises
+        ------
+        SchemaError
+            If it cannot be written.
+        """
+        self._seen(key)
+        parent, _, name = key.rpartition("/")
+        if name in ("obs", "var"):
+            self._lengths[key] = len(value)
+            self._var_names |= {key: value.index.to_numpy(object)} if name == "var" else {}
+        if parent in ("obsmap", "varmap"):
+            self._maps[key] = np.asarray(value)
+        if parent.rpartition("/")[2] in GROUPS:
+            self._target.group(parent, DICT)
+        self._target.element(key, value)
+
+    def commit(self) -> str:
+        """Make the result visible under its name, and return that name.
+
+        Raises
+        ------
+        SchemaError
+            If rows are missing, or `obs` and `var` do not fit the matrices.
+        StoreError
+            If the disk refuses.
+        """
+        with writable(self._target.path):
+            for writer in self._writers.values():
+                writer.finish()
+            if self._multimodal:
+                self._finish_mudata()
+            else:
+                self._finish_anndata("")
+        self._target.publish(MUDATA_HEADER if self._multimodal else b"")
+        return str(self._target.path)
+
+    def abort(self) -> None:
+        """Remove what was written so far."""
+        self._target.discard()
+
+    def _seen(self, key: str) -> None:
+        parts = key.split("/")
+        if not all(parts) or "." in parts or ".." in parts:
+            raise SchemaError(f"{key!r} is no key of an element; names may not be empty, '.' or '..'.")
+        if self._multimodal and parts[0] == "mod" and len(parts) > 2 and parts[1] not in self._mods:
+            self._mods.append(parts[1])
+
+    def _finish_anndata(self, prefix: str) -> None:
+        n_obs, n_var = (self._length(f"{prefix}{name}") for name in ("obs", "var"))
+        for key, writer in self._writers.items():
+            if key.startswith(prefix) and "/" not in (inner := key.removeprefix(prefix)).removeprefix("layers/"):
+                self._check_shape(key, writer.matrix.shape, (n_obs, n_var))
+            elif key.startswith(prefix) and inner.startswith(("obsm/", "raw/")):
+                self._check_shape(key, writer.matrix.shape[:1], (n_obs,))
+        self._target.group(prefix.rstrip("/"), ("anndata", "0.1.0"))
+        for name in GROUPS:
+            self._target.group(f"{prefix}{name}", DICT)
+        if f"{prefix}raw/X" in self._writers:
+            n_raw = self._length(f"{prefix}raw/var")
+            self._check_shape(f"{prefix}raw/X", self._writers[f"{prefix}raw/X"].matrix.shape, (n_obs, n_raw))
+            self._target.group(f"{prefix}raw", ("raw", "0.1.0"))
+            self._target.group(f"{prefix}raw/varm", DICT)
+
+    def _length(self, key: str) -> int:
+        if key not in self._lengths:
+            raise SchemaError(f"{key} was not written; every AnnData needs it. Call element({key!r}, frame) before commit().")
+        return self._lengths[key]
+
+    def _check_shape(self, key: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if shape != expected:
+            raise SchemaError(f"{key} has shape {shape}, but the tables beside it ask for {expected}; give frames that fit.")
+
+    def _finish_mudata(self) -> None:
+        n_obs = self._length("obs")
+        for name in self._mods:
+            self._finish_anndata(f"mod/{name}/")
+        for name in GROUPS[1:]:
+            self._target.group(name, DICT)
+        for name in ("obsmap", "varmap"):
+            self._target.group(name, DICT)
+        self._write_maps(n_obs)
+        root = self._target.group("", ("MuData", MUDATA_VERSION))
+        root.attrs["axis"] = 0
+        order = np.array(self._mods, dtype=object)
+        self._target.group("mod").attrs["mod-order"] = order.tolist()
+
+    def _write_maps(self, n_obs: int) -> None:
+        """Say for each modality where its cells and features stand among all; absent ones are 0."""
+        import pandas as pd
+
+        names = [self._var_names[f"mod/{name}/var"] for name in self._mods]
+        n_var = sum(len(part) for part in names)
+        if "var" not in self._lengths:
+            index = np.concatenate(names) if names else np.empty(0, object)
+            self.element("var", pd.DataFrame(index=pd.Index(index, dtype=object)))
+        start = 0
+        for name, part in zip(self._mods, names, strict=True):
+            rows = self._maps.get(f"obsmap/{name}")
+            if rows is None:
+                self._check_shape(f"mod/{name}/obs", (self._length(f"mod/{name}/obs"),), (n_obs,))
+                rows = np.arange(1, n_obs + 1, dtype=np.uint32)
+                self.element(f"obsmap/{name}", rows)
+            columns = np.zeros(n_var, np.uint32)
+            columns[start : start + len(part)] = np.arange(1, len(part) + 1)
+            start += len(part)
+            if f"varmap/{name}" not in self._maps:
+                self.element(f"varmap/{name}", columns)
+            self.element(f"obsm/{name}", rows > 0)
+            self.element(f"varm/{name}", self._maps[f"varmap/{name}"] > 0)

@@ -1,0 +1,214 @@
+"""MuData as a source: `.h5mu` files and Zarr folders without its package, and objects in memory."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.anndata.frames import frame_length, read_frame
+from raggedatlas.formats.anndata.memory import describe_value, object_parts
+from raggedatlas.formats.anndata.stored import describe_node, stored_parts
+from raggedatlas.formats.containers import Container, attribute, is_array, open_hdf5, open_zarr
+from raggedatlas.formats.parts import Part, Parts, PartsSource
+from raggedatlas.formats.rows import DenseRows, Place
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SPACES = {
+    "rna": "gene_expression",
+    "gex": "gene_expression",
+    "adt": "protein_abundance",
+    "prot": "protein_abundance",
+    "protein": "protein_abundance",
+    "atac": "chromatin_accessibility",
+}
+"""Usual modality name -> feature space; other modalities leave the choice to the caller."""
+
+
+def mudata_source(path: str | Path) -> PartsSource:
+    """Open an `.h5mu` file or MuData-Zarr folder: one cell per global `obs` row, keys such as ``"mod/rna/X"``.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    SourceError
+        If it is damaged, holds no cells, or its modalities do not fit its `obsmap`.
+    LimitError
+        If it declares more than may be read.
+    """
+    path = Path(path)
+    container = open_zarr(path) if path.is_dir() else open_hdf5(path)
+    try:
+        parts = _stored(container)
+        return PartsSource(parts, name=path.stem, uri=str(path), format="h5mu", close=container.close)
+    except BaseException:
+        container.close()
+        raise
+
+
+def mudata_object_source(mdata: Any) -> PartsSource:  # noqa: ANN401  (a MuData, whose package is optional)
+    """Take a MuData in memory as a source.
+
+    Raises
+    ------
+    SourceError
+        If it has no cells, or its modalities do not fit its `obsmap`.
+    """
+    if not mdata.n_obs:
+        raise SourceError("The MuData has no cells; there is nothing to add.")
+    mods: dict[str, Parts] = {}
+    left_out: dict[str, str] = {}
+    for name, part in mdata.mod.items():
+        if type(part).__name__ == "MuData":
+            left_out[f"mod/{name}"] = "a MuData within a MuData"
+        else:
+            mods[name] = object_parts(part)
+    matrices = []
+    for key, value in mdata.obsm.items():
+        if isinstance(value, np.ndarray) and value.ndim > 1 and value.dtype.kind in "biuf" and key not in mdata.mod:
+            place = Place("the MuData in memory", f"obsm/{key}", lambda row: str(mdata.obs_names[row]))
+            matrices.append(Part.of(f"obsm/{key}", DenseRows(value, place)))
+        elif key not in mdata.mod:
+            left_out[f"obsm/{key}"] = describe_value(value)
+    for group in ("obsp", "varp", "uns", "varm"):
+        for key, value in getattr(mdata, group).items():
+            if key not in mdata.mod:
+                left_out[f"{group}/{key}"] = describe_value(value)
+    whole = Parts(mdata.n_obs, lambda: mdata.obs, tuple(matrices), {}, left_out)
+    # The names decide, because the obsmap of a view still counts the rows of what it is a view of.
+    return PartsSource(_joined(whole, mods, {}, "the MuData in memory"), name="mudata", uri="", format="mudata")
+
+
+def _stored(container: Container) -> Parts:
+    if container.get("mod") is None:
+        raise SourceError(f"{container.uri}: there is no group 'mod'; it is no MuData.")
+    n_cells = frame_length(container, "obs")
+    if n_cells is None:
+        raise SourceError(f"{container.uri}: there is no table of cells (obs); it is no MuData.")
+    mods: dict[str, Parts] = {}
+    left_out: dict[str, str] = {}
+    for name in _order(container):
+        if attribute(container.get(f"mod/{name}"), "encoding-type") == "MuData":
+            left_out[f"mod/{name}"] = "a MuData within a MuData"
+        else:
+            mods[name] = stored_parts(container, f"mod/{name}/")
+    maps = {m: container.whole(f"obsmap/{m}", n_cells) for m in mods if container.get(f"obsmap/{m}") is not None}
+    matrices = []
+    for key in [k for k in container.names("obsm") if k not in mods]:
+        node = container.get(f"obsm/{key}")
+        if is_array(node) and node.shape and len(node.shape) > 1 and node.dtype.kind in "biuf" and node.shape[0] == n_cells:
+            place = Place(container.uri, f"obsm/{key}", lambda row: str(read_frame(container, "obs").index[row]))
+            matrices.append(Part.of(f"obsm/{key}", DenseRows(node, place)))
+        else:
+            left_out[f"obsm/{key}"] = describe_node(node)
+    for group in ("obsp", "varp", "uns", "varm"):
+        for key in [k for k in container.names(group) if k not in mods]:
+            left_out[f"{group}/{key}"] = describe_node(container.get(f"{group}/{key}"))
+    whole = Parts(n_cells, partial(read_frame, container, "obs"), tuple(matrices), {}, left_out)
+    return _joined(whole, mods, maps, container.uri)
+
+
+def _order(container: Container) -> list[str]:
+    names = list(container.names("mod"))
+    stated = container.get("mod").attrs.get("mod-order", [])
+    order = [n.decode() if isinstance(n, bytes) else str(n) for n in np.atleast_1d(stated)]
+    return order if sorted(order) == names else names
+
+
+def _joined(whole: Parts, mods: Mapping[str, Parts], maps: Mapping[str, Any], uri: str) -> Parts:
+    cells_of = {name: _cells_of(name, part, whole, maps.get(name), uri) for name, part in mods.items()}
+    matrices = list(whole.matrices)
+    present: dict[str, NDArray[np.int64]] = {}
+    features: dict[str, Callable[[], pd.DataFrame]] = {}
+    left_out = dict(whole.left_out)
+    for name, part in mods.items():
+        placed = _with_space(part, SPACES.get(name.lower(), "")).under(f"mod/{name}/")
+        matrices += placed.matrices
+        features |= placed.features
+        left_out |= placed.left_out
+        if not placed.matrices:
+            left_out[f"mod/{name}"] = "modality without a matrix"
+        if not np.array_equal(cells_of[name], np.arange(whole.n_cells)):
+            present |= {p.info.key: cells_of[name] for p in placed.matrices}
+    return Parts(whole.n_cells, partial(_cells, whole, mods, cells_of), tuple(matrices), features, left_out, present)
+
+
+def _with_space(part: Parts, space: str) -> Parts:
+    matrices = []
+    for matrix in part.matrices:
+        # Its own feature types say more than the name of the modality, unless they are silent.
+        known = matrix.info.space if matrix.info.space != "gene_expression" else space
+        matrices.append(replace(matrix, info=replace(matrix.info, space=known if matrix.info.space else "")))
+    return replace(part, matrices=tuple(matrices))
+
+
+def _cells_of(name: str, part: Parts, whole: Parts, stated: Any, uri: str) -> NDArray[np.int64]:  # noqa: ANN401
+    if stated is None:
+        return _cells_by_name(name, part, whole, uri)
+    positions = np.asarray(stated).ravel().astype(np.int64)
+    cells = np.flatnonzero(positions > 0)
+    rows = positions[cells] - 1
+    if len(rows) != part.n_cells or not np.array_equal(np.sort(rows), np.arange(part.n_cells)):
+        raise SourceError(
+            f"{uri}: obsmap/{name} places {len(rows):,} cells, but modality {name!r} has {part.n_cells:,} rows, each of which "
+            "must stand there once; call update() on the MuData and write it again."
+        )
+    out = np.empty(part.n_cells, np.int64)
+    out[rows] = cells
+    return out
+
+
+def _cells_by_name(name: str, part: Parts, whole: Parts, uri: str) -> NDArray[np.int64]:
+    index, own = whole.cells().index, part.cells().index
+    if part.n_cells == whole.n_cells and index.equals(own):
+        return np.arange(whole.n_cells)
+    if not index.is_unique or not own.is_unique:
+        raise SourceError(
+            f"{uri}: modality {name!r} can only be placed by the names of its cells, and these repeat; make obs_names unique "
+            "and call update() on the MuData."
+        )
+    cells: NDArray[np.int64] = index.get_indexer(own).astype(np.int64)
+    if (cells < 0).any():
+        raise SourceError(
+            f"{uri}: cell {own[int((cells < 0).argmax())]!r} of modality {name!r} does not stand in the global obs; "
+            "call update() on the MuData."
+        )
+    return cells
+
+
+def _cells(whole: Parts, mods: Mapping[str, Parts], cells_of: Mapping[str, NDArray[np.int64]]) -> "pd.DataFrame":
+    import pandas as pd
+
+    frame = whole.cells()
+    added: dict[str, Any] = {}
+    for name, part in mods.items():
+        own = part.cells()
+        rows = np.full(whole.n_cells, -1, np.int64)
+        rows[cells_of[name]] = np.arange(part.n_cells)
+        for column in own.columns:
+            key = f"{name}:{column}"
+            if key not in frame.columns:
+                added[key] = _spread(own[column], rows)
+    return pd.concat([frame, pd.DataFrame({k: v.set_axis(frame.index) for k, v in added.items()}, index=frame.index)], axis=1)
+
+
+def _spread(column: "pd.Series[Any]", rows: NDArray[np.int64]) -> "pd.Series[Any]":
+    import pandas as pd
+
+    plain = column.reset_index(drop=True)
+    if (rows < 0).any() and isinstance(plain.dtype, np.dtype) and plain.dtype.kind in "biu":
+        # A plain integer or boolean column has no value for a cell that lacks the modality.
+        plain = plain.astype("boolean" if plain.dtype.kind == "b" else _nullable(plain.dtype))
+    taken = plain.reindex(rows)
+    return pd.Series(taken.array, dtype=taken.dtype)
+
+
+def _nullable(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401  (a pandas dtype's name)
+    return dtype.name.replace("uint", "UInt") if dtype.kind == "u" else dtype.name.capitalize()

@@ -1,0 +1,54 @@
+"""What a query would read, in words."""
+
+import numpy as np
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.query.parts import PartPlan, SpacePlan
+from raggedatlas.query.plan import plan_read
+from raggedatlas.query.rows import known_columns
+from raggedatlas.query.filters import to_sql
+from raggedatlas.query.spec import QuerySpec
+
+
+def explain(spec: QuerySpec, catalog: Catalog) -> str:
+    """Say which cells, groups, arrays and columns a query touches, and about how many bytes.
+
+    Returns
+    -------
+    str
+        Several lines.
+    """
+    plan = plan_read(spec, catalog)
+    at = f"snapshot {plan.provenance['snapshot']}" if plan.provenance["snapshot"] else "the tip"
+    lines = [
+        f"{catalog.location.uri} at {at}",
+        f"asked: {spec.describe()}",
+        f"filter: {to_sql(spec.filters, known_columns(catalog)) or 'none'}",
+        f"cells: {plan.n_cells:,}" + (f" ({plan.n_without:,} more have none of these spaces)" if plan.n_without else ""),
+    ]
+    for space in plan.spaces.values():
+        lines += _space_lines(space, spec)
+    return "\n".join(lines)
+
+
+def _space_lines(space: SpacePlan, spec: QuerySpec) -> list[str]:
+    form = "CSR" if space.sparse else "dense"
+    join = spec.join if isinstance(spec.join, str) else f"in at least {spec.join} datasets"
+    layers = ", ".join(f"{layer} ({dtype})" for layer, dtype in space.dtypes.items())
+    chosen = "asked for" if spec.layers else "chosen by rule"
+    lines = [
+        f"space {space.name}: {int(space.present.sum()):,} cells, {space.n_cols:,} columns ({join}), {form}",
+        f"  layers: {layers}, {chosen}; what was not measured: {spec.missing}",
+    ]
+    lines += [_part_line(space, part) for part in space.parts]
+    lines.append(f"  result: at most {int(space.row_bytes().sum()):,} bytes")
+    return lines
+
+
+def _part_line(space: SpacePlan, part: PartPlan) -> str:
+    read = np.bincount(part.code[part.code >= 0], weights=(part.end - part.start)[part.code >= 0], minlength=len(part.groups))
+    touched = np.unique(part.code[part.code >= 0])
+    arrays = len(touched) * (len(part.layers) + (1 if space.sparse else 0))
+    n_bytes = sum(int(read[g]) * part.groups[g].entry_bytes for g in touched.tolist())
+    what = "entries" if space.sparse else "rows"
+    return f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} {what}, {n_bytes:,} bytes decoded"

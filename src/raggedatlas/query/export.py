@@ -1,0 +1,135 @@
+"""A query into a file, block by block: what is held at once does not grow with the cells' values."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.errors import QueryError
+from raggedatlas.formats.registry import open_sink
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.model.contracts import Sink, SinkMatrix
+from raggedatlas.query.frames import layout_column, obs_frame, var_frame
+from raggedatlas.query.outputs import atlas_facts, measured_frame, refuse_arrays, registry_of
+from raggedatlas.query.parts import ReadPlan, SpacePlan
+from raggedatlas.query.plan import modalities, plan_read
+from raggedatlas.query.read import read_part, row_blocks
+from raggedatlas.query.spec import QuerySpec
+
+MULTIMODAL = ".h5mu"
+
+
+def write(spec: QuerySpec, catalog: Catalog, path: str, options: Mapping[str, Any]) -> str:
+    """Write a query to a file.
+
+    Parameters
+    ----------
+    spec : QuerySpec
+        What is asked.
+    catalog : Catalog
+        At a version.
+    path : str
+        Where; its ending decides the format.
+    options : mapping
+        Of the format.
+
+    Returns
+    -------
+    str
+        The path.
+
+    Raises
+    ------
+    QueryError
+        If the format cannot hold what is asked.
+
+    Notes
+    -----
+    Memory: one block of values, and the metadata of cells and features. A failed write leaves nothing under the name.
+    """
+    multimodal = Path(path).suffix == MULTIMODAL
+    names = None
+    if multimodal and not spec.spaces:
+        names = tuple(m.name for m in modalities(catalog).values() if m.space.rank == 1)
+    plan = plan_read(spec, catalog, spaces=names)
+    if len(plan.spaces) != 1 and not multimodal:
+        raise QueryError(f"{path} holds one feature space, the query names {list(plan.spaces)}; write a .h5mu, or name one with .spaces(...).")
+    for space in plan.spaces.values():
+        refuse_arrays(space, str(path))
+    sink = open_sink(path, **options)
+    try:
+        if multimodal:
+            _write_mudata(sink, plan, catalog)
+        else:
+            _write_space(sink, plan, plan.single(), catalog, "")
+        return sink.commit()
+    except BaseException:
+        sink.abort()
+        raise
+
+
+def _write_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> None:
+    parts = {}
+    for name, space in plan.spaces.items():
+        rows = np.flatnonzero(space.present)
+        own = space.take(rows)
+        parts[name] = ReadPlan(plan.obs.take(pa.array(rows)).select(["uid"]), {name: own}, plan.n_without, plan.provenance)
+    sink.begin(tuple(m for name, part in parts.items() for m in _matrices(part.single(), f"mod/{name}/")))
+    for name, part in parts.items():
+        _write_elements(sink, part, part.single(), catalog, f"mod/{name}/")
+        _write_values(sink, part.single(), f"mod/{name}/")
+    sink.element("obs", obs_frame(plan.obs))
+    sink.element("uns", {"atlas": atlas_facts(plan)})
+
+
+def _write_space(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog, prefix: str) -> None:
+    sink.begin(_matrices(space, prefix))
+    _write_elements(sink, plan, space, catalog, prefix)
+    _write_values(sink, space, prefix)
+
+
+def _matrices(space: SpacePlan, prefix: str) -> tuple[SinkMatrix, ...]:
+    shape = (len(space.present), space.n_cols)
+    form = "csr" if space.sparse else "dense"
+    return tuple(SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape) for layer, dtype in space.dtypes.items())
+
+
+def _key(space: SpacePlan, layer: str, prefix: str) -> str:
+    return f"{prefix}X" if layer == space.layers[0] else f"{prefix}layers/{layer}"
+
+
+def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog, prefix: str) -> None:
+    obs = obs_frame(plan.obs)
+    var = var_frame(registry_of(space, catalog), space)
+    if space.space.has_features:
+        obs["layout_uid"] = layout_column(space)
+    sink.element(f"{prefix}obs", _writable(obs))
+    sink.element(f"{prefix}var", var)
+    if space.space.has_features:
+        sink.element(f"{prefix}varm", {"measured": measured_frame(space, var)})
+    sink.element(f"{prefix}uns", {"atlas": atlas_facts(plan)})
+
+
+def _write_values(sink: Sink, space: SpacePlan, prefix: str) -> None:
+    for part in space.parts:
+        for rows in row_blocks(space):
+            block = read_part(space, part, rows)
+            for layer in part.layers:
+                sink.write(_key(space, layer, prefix), _single(block, layer))
+
+
+def _single(block: Block, layer: str) -> Block:
+    values = {"values": block.layers[layer]}
+    return CsrBlock(block.indptr, block.indices, values, block.n_cols) if isinstance(block, CsrBlock) else DenseBlock(values)
+
+
+def _writable(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
+    """Write times as ISO text, which AnnData files can hold."""
+    frame = frame.copy()
+    for name in frame.columns:
+        if frame[name].dtype.kind in "mM":
+            frame[name] = frame[name].astype(str)
+    return frame

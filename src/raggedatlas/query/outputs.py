@@ -1,0 +1,197 @@
+"""Plan -> AnnData and MuData in memory, with what each dataset measured and where the result comes from."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.errors import LimitError, MissingExtraError, QueryError
+from raggedatlas.model.batch import CsrBlock, DenseBlock
+from raggedatlas.query.frames import layout_column, obs_frame, var_frame
+from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan
+from raggedatlas.query.read import read_part, row_blocks
+
+if TYPE_CHECKING:
+    import anndata as ad
+    import mudata as md
+    import pandas as pd
+
+
+def to_anndata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -> "ad.AnnData":
+    """Read one space of a plan into an AnnData.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        With one space.
+    catalog : Catalog
+        For the registry.
+    max_bytes : int or None
+        Refuse a larger result; None takes the machine's memory.
+
+    Raises
+    ------
+    QueryError
+        If the space holds arrays of more than one axis per cell.
+    LimitError
+        If the result would be too large.
+    """
+    check_size([plan.single()], max_bytes)
+    return _anndata(plan, plan.single(), catalog)
+
+
+def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -> "md.MuData":
+    """Read the spaces of a plan into a MuData, one modality each.
+
+    Every modality holds the cells that have it, in the order of the result; `obsmap` says for each cell of the result its
+    row in a modality, from 1, and 0 where it lacks it.
+
+    Raises
+    ------
+    MissingExtraError
+        If mudata is not installed.
+    """
+    try:
+        import mudata as md
+    except ImportError as error:
+        raise MissingExtraError("to_mudata needs the package mudata; install it with: pip install 'raggedatlas[mudata]'.") from error
+    check_size(list(plan.spaces.values()), max_bytes)
+    parts = {}
+    for name, space in plan.spaces.items():
+        rows = np.flatnonzero(space.present)
+        sub = ReadPlan(plan.obs.take(pa.array(rows)).select(["uid"]), {name: space.take(rows)}, plan.n_without, plan.provenance)
+        parts[name] = _anndata(sub, sub.single(), catalog)
+    return assemble_mudata(md, parts, obs_frame(plan.obs), {"atlas": atlas_facts(plan)})
+
+
+def assemble_mudata(md: Any, parts: "dict[str, ad.AnnData]", obs: "pd.DataFrame", uns: dict[str, Any]) -> "md.MuData":  # noqa: ANN401  (the module)
+    """Put modalities under one `obs` whose order is kept."""
+    import pandas as pd
+
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        if hasattr(md, "set_options"):
+            stack.enter_context(md.set_options(pull_on_update=False))
+        made = md.MuData(parts)
+        made = made[obs.index.to_numpy()].copy() if not made.obs_names.equals(obs.index) else made
+    for name in obs.columns:
+        made.obs[name] = obs[name].to_numpy() if not isinstance(obs[name].dtype, pd.CategoricalDtype) else obs[name].array
+    made.uns.update(uns)
+    return made
+
+
+def atlas_facts(plan: ReadPlan) -> dict[str, Any]:
+    """Give `uns["atlas"]`: uri, snapshot, label, query, package version, spaces, layers, layouts, cells left out."""
+    facts: dict[str, Any] = dict(plan.provenance)
+    facts["spaces"] = np.array(list(plan.spaces), dtype=object)
+    facts["layers"] = {name: np.array(space.layers, dtype=object) for name, space in plan.spaces.items()}
+    layouts = sorted({uid for space in plan.spaces.values() for uid in space.layouts})
+    facts["layouts"] = np.array(layouts, dtype=object)
+    facts["cells_without_space"] = plan.n_without
+    return facts
+
+
+def measured_frame(space: SpacePlan, var: "pd.DataFrame") -> "pd.DataFrame":
+    """Say which layout measured which feature, (n_vars, n_layouts) bool, layouts as columns."""
+    import pandas as pd
+
+    return pd.DataFrame(np.ascontiguousarray(space.measured.T), index=var.index, columns=pd.Index(list(space.layouts), dtype=object))
+
+
+def registry_of(space: SpacePlan, catalog: Catalog) -> Registry | None:
+    """Give the registry of a space, or None if its columns have no names."""
+    return read_registry(catalog, space.space.name) if space.space.has_features else None
+
+
+def refuse_arrays(space: SpacePlan, what: str) -> None:
+    """Refuse spaces whose cells are more than vectors.
+
+    Raises
+    ------
+    QueryError
+        Naming the way out.
+    """
+    if space.space.rank != 1:
+        raise QueryError(f"{what} holds one vector per cell, {space.name!r} has arrays of {space.space.rank} axes; read it with .batches(n).")
+
+
+def check_size(spaces: list[SpacePlan], max_bytes: int | None) -> int:
+    """Estimate the bytes of a result, an upper bound, and refuse what is too large.
+
+    Raises
+    ------
+    LimitError
+        Naming the estimate and the ways out.
+    """
+    estimate = sum(int(space.row_bytes().sum()) for space in spaces)
+    limit = _machine_memory() if max_bytes is None else max_bytes
+    if estimate > limit:
+        raise LimitError(
+            f"The result may take {estimate:,} bytes, more than {'the machine has' if max_bytes is None else 'max_bytes'} ({limit:,}). "
+            "Write it with .write(path), walk it with .batches(n), or ask for fewer cells or features."
+        )
+    return estimate
+
+
+def _machine_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 2**62
+
+
+def _anndata(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> "ad.AnnData":
+    import anndata as ad
+
+    refuse_arrays(space, "AnnData")
+    layers: dict[str, Any] = {}
+    for part in space.parts:
+        layers |= _matrices(space, part)
+    obs = obs_frame(plan.obs)
+    var = var_frame(registry_of(space, catalog), space)
+    first, *others = space.layers
+    made = ad.AnnData(X=layers[first], obs=obs, var=var, layers={name: layers[name] for name in others})
+    if space.space.has_features:
+        made.obs["layout_uid"] = layout_column(space)
+        made.varm["measured"] = measured_frame(space, var)
+    made.uns["atlas"] = atlas_facts(plan)
+    return made
+
+
+def _matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
+    blocks = [read_part(space, part, rows) for rows in row_blocks(space)]
+    if not blocks:
+        blocks = [read_part(space, part, np.empty(0, np.int64))]
+    if space.sparse:
+        return _join_sparse([b for b in blocks if isinstance(b, CsrBlock)])
+    dense = [b for b in blocks if isinstance(b, DenseBlock)]
+    return {layer: np.concatenate([b.layers[layer] for b in dense]) for layer in part.layers}
+
+
+def _join_sparse(blocks: list[CsrBlock]) -> dict[str, Any]:
+    """Put blocks under each other, layer by layer, freeing each block's values on the way."""
+    import scipy.sparse as sp
+
+    n_entries = sum(len(b.indices) for b in blocks)
+    n_rows = sum(b.n_rows for b in blocks)
+    index = np.dtype(np.int32 if max(n_entries, blocks[0].n_cols) <= np.iinfo(np.int32).max else np.int64)
+    indptr = np.zeros(n_rows + 1, index)
+    row, entry = 0, 0
+    for block in blocks:
+        indptr[row + 1 : row + block.n_rows + 1] = block.indptr[1:] + entry
+        row, entry = row + block.n_rows, entry + len(block.indices)
+    indices = np.concatenate([b.indices for b in blocks]).astype(index, copy=False)
+    matrices = {}
+    for i, layer in enumerate(blocks[0].layers):
+        values: NDArray[Any] = np.concatenate([b.layers[layer] for b in blocks])
+        shared = (indices, indptr) if i == 0 else (indices.copy(), indptr.copy())
+        matrix = sp.csr_matrix((n_rows, blocks[0].n_cols), dtype=values.dtype)
+        matrix.data, (matrix.indices, matrix.indptr) = values, shared
+        matrix.has_sorted_indices = matrix.has_canonical_format = True
+        matrices[layer] = matrix
+    return matrices

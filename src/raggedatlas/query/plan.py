@@ -1,0 +1,308 @@
+"""Query and catalog -> a frozen plan; every refusal that needs no values is made here."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.cells import metadata_columns
+from raggedatlas.catalog.datasets import group_by_dataset, read_records
+from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.errors import QueryError
+from raggedatlas.query.axis import Axis, FeatureRows, build_axis
+from raggedatlas.query.filters import DATASET, Columns
+from raggedatlas.query.layers import CellPointers, Modality, choose_layers, plan_parts, pointer_of
+from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan
+from raggedatlas.query.rows import Cells, arrange, known_columns, metadata_names, needed_columns, read_cells
+from raggedatlas.query.search import rank_cells, search_columns
+from raggedatlas.query.spec import QuerySpec
+
+USUAL_SPACE = "gene_expression"
+
+__all__ = ["ReadPlan", "modalities", "plan_read", "plan_rows"]
+
+
+def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None = None) -> ReadPlan:
+    """Turn a query into a plan: which cells, which columns, from which arrays.
+
+    Parameters
+    ----------
+    spec : QuerySpec
+        What is asked.
+    catalog : Catalog
+        At a version.
+    spaces : sequence of str or None
+        Feature spaces to read; None takes those that the query names, or the usual one.
+
+    Returns
+    -------
+    ReadPlan
+        Its cells are those chosen that have at least one of the spaces.
+
+    Raises
+    ------
+    QueryError
+        For unknown columns, spaces and layers, clashing dtypes or widths.
+    FeatureError
+        For unknown, ambiguous or repeated features.
+    """
+    known = modalities(catalog)
+    names = usual_spaces(spec, known, catalog) if spaces is None else tuple(spaces)
+    chosen = [find_modality(known, name, catalog) for name in names]
+    columns = known_columns(catalog)
+    cells, obs = plan_rows(spec, catalog, columns, tuple(dict.fromkeys(p for m in chosen for p in m.pointers)))
+    pointers = cells.pointers(columns.schema)
+    having = np.zeros(cells.n, bool)
+    for modality in chosen:
+        having |= pointers.present(modality)
+    kept = np.flatnonzero(having)
+    n_without = cells.n - len(kept)
+    if n_without:
+        cells, obs = cells.take(kept), obs.take(pa.array(kept))
+        pointers = cells.pointers(columns.schema)
+    asked = asked_features(spec, chosen)
+    planned = {}
+    for modality in chosen:
+        layers = _layers_for(spec, modality, known, len(chosen))
+        planned[modality.name] = _plan_space(spec, catalog, modality, pointers, (asked.get(modality.name), layers))
+    return ReadPlan(obs, planned, n_without, provenance(spec, catalog))
+
+
+def plan_rows(spec: QuerySpec, catalog: Catalog, columns: Columns, pointers: Sequence[str] = ()) -> tuple[Cells, pa.Table]:
+    """Choose the cells of a query.
+
+    Returns
+    -------
+    (Cells, pyarrow.Table)
+        The cells with what was read of them, and their `obs`: `uid`, `cell_name`, `dataset`, the asked columns with their
+        facts, and what a search found.
+    """
+    metadata = metadata_names(columns, spec.obs)
+    known = modalities(catalog)
+    more, extra = search_columns(spec.search, columns, known)
+    wanted = dict.fromkeys([*metadata, *needed_columns(spec, columns), *more])
+    cells = read_cells(catalog, spec, columns, tuple(wanted), tuple(dict.fromkeys([*pointers, *extra])))
+    if spec.search is not None:
+        cells = rank_cells(cells, spec, catalog, columns, known)
+    cells = arrange(cells, spec, columns)
+    return cells, obs_table(cells, columns, metadata)
+
+
+def obs_table(cells: Cells, columns: Columns, metadata: Sequence[str]) -> pa.Table:
+    """Put the metadata of cells under the names of their files."""
+    arrays: list[pa.ChunkedArray | pa.Array] = [cells.table.column("uid"), cells.table.column("cell_name"), cells.names()]
+    fields = [pa.field("uid", pa.string()), pa.field("cell_name", pa.string()), pa.field(DATASET, arrays[2].type)]
+    facts = metadata_columns(columns.schema)
+    used = {f.name for f in fields}
+    for stored in metadata:
+        original = facts[stored].name if stored in facts else stored
+        name = original if original and original not in used else stored
+        used.add(name)
+        arrays.append(cells.table.column(stored))
+        fields.append(pa.field(name, arrays[-1].type, metadata=facts[stored].to_metadata() if stored in facts else None))
+    for name in cells.rank.column_names:
+        arrays.append(cells.rank.column(name))
+        fields.append(cells.rank.schema.field(name))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def modalities(catalog: Catalog) -> dict[str, Modality]:
+    """Give what datasets hold, by the name of the main pointer column, in the order in which it came."""
+    spaces = catalog.spaces()
+    found: dict[str, dict[str, list[object]]] = {}
+    space_of: dict[str, str] = {}
+    for uid, records in group_by_dataset(read_records(catalog)).items():
+        for record in records:
+            name = pointer_of(record).split("__", 1)[0]
+            space_of[name] = record.feature_space
+            found.setdefault(name, {}).setdefault(uid, []).append(record)
+    return {
+        name: Modality(name, spaces[space_of[name]], {uid: tuple(r) for uid, r in held.items()})  # type: ignore[arg-type]
+        for name, held in found.items()
+        if space_of[name] in spaces
+    }
+
+
+def find_modality(known: Mapping[str, Modality], name: str, catalog: Catalog) -> Modality:
+    """Find what a space name means: the pointer column of that name, or the only one that points into the space.
+
+    Raises
+    ------
+    QueryError
+        If nothing, or more than one pointer column, goes by it.
+    """
+    if name in known:
+        return known[name]
+    of_space = [m for m in known.values() if m.space.name == name]
+    if len(of_space) == 1:
+        return of_space[0]
+    if of_space:
+        raise QueryError(f"Several pointer columns point into {name!r}; name one of {sorted(m.name for m in of_space)}.")
+    raise QueryError(f"No dataset of {catalog.location.uri} has the feature space {name!r}; there are {sorted(known)}.")
+
+
+def usual_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Catalog) -> tuple[str, ...]:
+    """Decide which spaces a query reads: those it names, those its features are of, else gene expression or the only one."""
+    if spec.spaces:
+        return spec.spaces
+    named = tuple(dict.fromkeys(space for space, _ in spec.features if space is not None))
+    if named:
+        return named
+    if USUAL_SPACE in known:
+        return (USUAL_SPACE,)
+    if len(known) == 1:
+        return tuple(known)
+    if not known:
+        raise QueryError(f"The atlas {catalog.location.uri} holds no dataset at this version; add one and take a snapshot.")
+    raise QueryError(f"The datasets hold {sorted(known)}; name one with .spaces(...).")
+
+
+def asked_features(spec: QuerySpec, chosen: Sequence[Modality]) -> dict[str, tuple[str, ...]]:
+    """Assign the asked features to spaces: modality name -> names."""
+    found = {}
+    for space, names in spec.features:
+        fitting = [m for m in chosen if space is None or space in {m.name, m.space.name}]
+        if space is None and len(fitting) > 1:
+            fitting = [m for m in fitting if m.name == USUAL_SPACE] or fitting[:1]
+        for modality in fitting[:1]:
+            found[modality.name] = names
+    return found
+
+
+def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
+    """Say where a result comes from."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        release = version("raggedatlas")
+    except PackageNotFoundError:
+        release = ""
+    snapshot = catalog.snapshot
+    return {
+        "uri": catalog.location.uri,
+        "snapshot": 0 if snapshot is None else snapshot.version,
+        "label": "" if snapshot is None else snapshot.label or "",
+        "query": spec.describe(),
+        "raggedatlas": release,
+    }
+
+
+def _layers_for(spec: QuerySpec, modality: Modality, known: Mapping[str, Modality], n_spaces: int) -> tuple[str, ...]:
+    """Take the asked layers that a space has at all; with one space, all of them, so that a lacking one is refused."""
+    if n_spaces == 1:
+        return spec.layers
+    every = {layer for m in known.values() for uid in m.records for layer in m.layers(uid)}
+    unknown = [layer for layer in spec.layers if layer not in every]
+    if unknown:
+        raise QueryError(f"No dataset has the layer {unknown[0]!r}; there are {sorted(every)}.")
+    own = {layer for uid in modality.records for layer in modality.layers(uid)}
+    return tuple(layer for layer in spec.layers if layer in own)
+
+
+def _plan_space(
+    spec: QuerySpec, catalog: Catalog, modality: Modality, cells: CellPointers, wanted: tuple[Sequence[str] | None, tuple[str, ...]]
+) -> SpacePlan:
+    asked, layers = wanted
+    names = {uid: records[0].name for uid, records in modality.records.items()}
+    datasets = cells.touched(modality) or _standing_in(modality, layers)
+    chosen = choose_layers(modality, datasets, layers, names)
+    parts = plan_parts(modality, datasets, chosen, cells, catalog.arrays)
+    axis = _axis(spec, catalog, modality, parts, asked)
+    nan = spec.missing == "nan" and _any_missing(axis, parts)
+    dtypes = {layer: _joined_dtype(modality.name, layer, parts, nan=nan) for layer in chosen}
+    main = parts[0]
+    position = {uid: i for i, uid in enumerate(axis.layouts)}
+    layout_of = np.array([*(position.get(g.layout_uid, -1) for g in main.groups), -1], np.int32)
+    return SpacePlan(
+        modality.name, modality.space, axis.features, len(axis.features) or _width(modality, parts), axis.layouts, axis.measured,
+        axis.column_maps, parts, dtypes, layout_of[main.code], cells.present(modality), nan,
+    )  # fmt: skip
+
+
+def _standing_in(modality: Modality, layers: Sequence[str]) -> tuple[str, ...]:
+    """Choose the datasets whose features an empty result has: those that have the layers."""
+    held = {uid: modality.layers(uid) for uid in modality.records}
+    if layers:
+        return tuple(uid for uid in held if all(layer in held[uid] for layer in layers)) or tuple(held)
+    usual = tuple(uid for uid in held if "counts" in held[uid])
+    first = next(iter(held))
+    return usual or tuple(uid for uid in held if set(held[uid]) == set(held[first]))
+
+
+def _axis(
+    spec: QuerySpec, catalog: Catalog, modality: Modality, parts: Sequence[PartPlan], asked: Sequence[str] | None
+) -> Axis:
+    if not modality.space.has_features:
+        if asked is not None:
+            raise QueryError(f"The columns of {modality.name!r} have no names, so no features can be asked of it.")
+        return Axis(np.empty(0, object), {}, (), np.empty((0, 0), bool))
+    per_dataset = [tuple(part.groups[i].layout_uid for part in parts) for i in range(len(parts[0].groups))]
+    registry = read_registry(catalog, modality.space.name)
+    features = FeatureRows(registry, read_layouts(catalog, {uid for uids in per_dataset for uid in uids}))
+    uids = None if asked is None else registry.require(list(asked))
+    join = "intersection" if spec.missing == "drop" else spec.join
+    return build_axis(features, per_dataset, main=[uids_[0] for uids_ in per_dataset], join=join, asked=uids)
+
+
+def _any_missing(axis: Axis, parts: Sequence[PartPlan]) -> bool:
+    maps = [axis.column_maps[g.layout_uid] for part in parts for g in part.groups if g.layout_uid in axis.column_maps]
+    absent = any(len(np.unique(m[m >= 0])) < len(axis.features) for m in maps)
+    return absent or any(bool((part.code < 0).any()) for part in parts)
+
+
+def _width(modality: Modality, parts: Sequence[PartPlan]) -> int:
+    """Give the columns of a space without features; every touched group must agree."""
+    if modality.space.has_features:
+        return 0
+    shapes = {r.spec.row_shape for part in parts for g in part.groups for r in g.layers.values()}
+    if len(shapes) > 1:
+        raise QueryError(
+            f"The touched datasets have rows of different shapes in {modality.name!r}: {sorted(shapes)}; "
+            "choose datasets that agree with .where({'dataset': [...]})."
+        )
+    shape = next(iter(shapes), ())
+    return shape[0] if len(shape) == 1 else 0
+
+
+def _joined_dtype(space: str, layer: str, parts: Sequence[PartPlan], *, nan: bool) -> np.dtype[np.generic]:
+    stored = {np.dtype(g.layers[layer].spec.dtype) for part in parts if layer in part.layers for g in part.groups}
+    joined = join_dtypes(stored, nan=nan)
+    if joined is None:
+        found = sorted(map(str, stored))
+        why = "with NaN for what was not measured" if nan else "together"
+        raise QueryError(
+            f"The layer {layer!r} of {space!r} is stored as {found}; no type holds these exactly {why}. "
+            "Query these datasets one by one, or use .missing('zero')."
+        )
+    return joined
+
+
+def join_dtypes(stored: set[np.dtype[np.generic]], *, nan: bool = False) -> np.dtype[np.generic] | None:
+    """Find the smallest dtype that holds every value of several exactly; None when there is none.
+
+    Parameters
+    ----------
+    stored : set of numpy dtype
+        What the groups hold.
+    nan : bool
+        Whether it must also hold NaN.
+
+    Examples
+    --------
+    >>> join_dtypes({np.dtype("uint8"), np.dtype("uint32")}), join_dtypes({np.dtype("uint16"), np.dtype("float32")})
+    (dtype('uint32'), dtype('float32'))
+    >>> join_dtypes({np.dtype("uint64"), np.dtype("float64")}) is None
+    True
+    """
+    if not stored:
+        return np.dtype(np.float32 if nan else np.uint8)
+    joined = np.result_type(*stored, *([np.float32] if any(d.kind == "f" for d in stored) or nan else []))
+    joined = np.dtype(np.uint8) if joined == np.dtype(bool) else joined
+    if joined.kind == "f":
+        digits = np.finfo(joined).nmant + 1
+        if any(d.kind in "iu" and np.iinfo(d).max > 2**digits for d in stored):
+            return None
+    return joined
+

@@ -1,0 +1,227 @@
+"""Which cells a query chooses, in which order: filter, search, sample, order, limit."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import metadata_columns
+from raggedatlas.catalog.datasets import group_by_dataset, read_records
+from raggedatlas.errors import QueryError
+from raggedatlas.model.pointers import PointerKind, pointer_columns
+from raggedatlas.query.filters import DATASET, Columns, to_sql
+from raggedatlas.query.layers import CellPointers
+from raggedatlas.query.spec import QuerySpec, Sample
+
+_BASE = ("uid", "dataset_uid", "cell_name")
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Chosen cells with some of their columns.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        One row per cell; stored columns and pointers as ``<column>.<part>``.
+    dataset_code : (n_cells,) int32
+        Position of each cell's dataset in `datasets`.
+    datasets : mapping of str to str
+        Every dataset of the atlas: uid -> name, in the order in which they were added.
+    rank : pyarrow.Table
+        Columns that a search adds: distance or score of each cell; no columns without a search.
+    """
+
+    table: pa.Table
+    dataset_code: NDArray[np.int32]
+    datasets: Mapping[str, str]
+    rank: pa.Table
+
+    @property
+    def n(self) -> int:
+        """Number of cells."""
+        return len(self.dataset_code)
+
+    def take(self, rows: NDArray[np.int64]) -> "Cells":
+        """Keep some cells, in the order given."""
+        at = pa.array(rows)
+        rank = self.rank.take(at) if self.rank.num_columns else self.rank
+        return Cells(self.table.take(at), self.dataset_code[rows], self.datasets, rank)
+
+    def names(self) -> pa.DictionaryArray:
+        """Give each cell's dataset name, as a dictionary in the order in which the datasets were added."""
+        names = list(self.datasets.values())
+        distinct = list(dict.fromkeys(names))
+        position = {name: i for i, name in enumerate(distinct)}
+        codes = np.array([position[name] for name in names], np.int32)[self.dataset_code] if names else self.dataset_code
+        return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(distinct, pa.string()))
+
+    def column(self, columns: Columns, name: str) -> pa.ChunkedArray:
+        """Give a column by the name that people use, `dataset` included."""
+        if name == DATASET:
+            return pa.chunked_array([self.names().cast(pa.string())])
+        return self.table.column(columns.stored(name))
+
+    def pointers(self, schema: pa.Schema) -> CellPointers:
+        """Give where the cells lie, for every pointer column that was read."""
+        found = {}
+        for name, (_, kind) in pointer_columns(schema).items():
+            first, last = _pointer_parts(name, kind)
+            if first in self.table.column_names:
+                start = self.table.column(first)
+                valid = start.is_valid().to_numpy()
+                starts = start.fill_null(0).to_numpy()
+                ends = starts + valid if kind is PointerKind.DENSE else self.table.column(last).fill_null(0).to_numpy()
+                found[name] = (starts, ends, valid)
+        return CellPointers(self.dataset_code, tuple(self.datasets), found)
+
+
+def dataset_names(catalog: Catalog) -> dict[str, str]:
+    """Give uid -> name of every dataset, in the order in which they were added."""
+    return {uid: records[0].name or uid for uid, records in group_by_dataset(read_records(catalog)).items()}
+
+
+def known_columns(catalog: Catalog) -> Columns:
+    """Give the columns that a query may name."""
+    return Columns(catalog.tables.schema(CELLS), dataset_names(catalog))
+
+
+def metadata_names(columns: Columns, asked: Sequence[str] | None) -> tuple[str, ...]:
+    """Give the stored names of the asked metadata columns; None asks for all.
+
+    Raises
+    ------
+    QueryError
+        For an unknown column or a pointer column.
+    """
+    if asked is None:
+        return tuple(metadata_columns(columns.schema))
+    pointers = pointer_columns(columns.schema)
+    found = [columns.stored(name) for name in asked if name != DATASET]
+    wrong = [name for name in found if name in pointers]
+    if wrong:
+        raise QueryError(f"obs({wrong[0]!r}) names a pointer column; ask for its values with .spaces({wrong[0]!r}).")
+    return tuple(dict.fromkeys(name for name in found if name not in {"uid", "cell_name"}))
+
+
+def read_cells(catalog: Catalog, spec: QuerySpec, columns: Columns, more: Sequence[str], pointers: Sequence[str]) -> Cells:
+    """Read the cells that the filters keep, in table order; cells of datasets without a record are invisible.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At a version.
+    spec : QuerySpec
+        Its filters are used here.
+    columns : Columns
+        What may be named.
+    more : sequence of str
+        Stored columns to read beside the ids.
+    pointers : sequence of str
+        Pointer columns to read.
+    """
+    schema = columns.schema
+    kinds = pointer_columns(schema)
+    parts = [part for name in pointers if name in kinds for part in dict.fromkeys(_pointer_parts(name, kinds[name][1]))]
+    wanted = list(dict.fromkeys([*_BASE, *more, *parts]))
+    table = catalog.tables.read(CELLS, wanted, to_sql(spec.filters, columns), row_ids=True)
+    uids = pa.array(list(columns.datasets), pa.string())
+    codes = pc.index_in(table.column("dataset_uid"), value_set=uids)
+    if codes.null_count:
+        table, codes = table.filter(codes.is_valid()), codes.drop_null()
+    return Cells(table, codes.to_numpy().astype(np.int32), columns.datasets, pa.table({}))
+
+
+def arrange(cells: Cells, spec: QuerySpec, columns: Columns) -> Cells:
+    """Sample, order and limit cells that were read (and ranked)."""
+    if spec.sample is not None:
+        cells = cells.take(sample_rows(cells, spec.sample, columns))
+    if spec.order:
+        cells = cells.take(order_rows(cells, spec.order, columns))
+    if spec.limit is not None and spec.limit < cells.n:
+        cells = cells.take(np.arange(spec.limit))
+    return cells
+
+
+def needed_columns(spec: QuerySpec, columns: Columns) -> tuple[str, ...]:
+    """Give the stored columns that choosing the rows needs."""
+    names = [name for name, _ in spec.order]
+    if spec.sample is not None and spec.sample.by is not None:
+        names.append(spec.sample.by)
+    return tuple(dict.fromkeys(columns.stored(name) for name in names if name != DATASET))
+
+
+def sample_rows(cells: Cells, sample: Sample, columns: Columns) -> NDArray[np.int64]:
+    """Choose cells by a hash of their uid and the seed, so that neither compaction nor other filters' order matter.
+
+    Returns
+    -------
+    (k,) int64
+        Rows, ascending.
+    """
+    key = hash_uids(cells.table.column("uid"), sample.seed)
+    if sample.by is None:
+        return np.sort(np.argsort(key, kind="stable")[: sample.n])
+    groups, _ = group_codes(cells.column(columns, sample.by))
+    order = np.lexsort((key, groups))
+    counts = np.bincount(groups, minlength=1)
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(order[rank < sample.n])
+
+
+def hash_uids(uids: pa.ChunkedArray, seed: int) -> NDArray[np.uint64]:
+    """Hash cell uids with a seed, (n,) uint64; the same on every machine."""
+    listed = uids.to_pylist()
+    try:
+        raw = np.frombuffer(bytes.fromhex("".join(listed)), ">u8").astype(np.uint64)
+    except ValueError:
+        raw = np.empty(0, np.uint64)
+    if len(raw) != len(listed) or any(len(uid) != 16 for uid in listed[:100]):
+        raw = np.array([int(hashlib.sha256(uid.encode()).hexdigest()[:16], 16) for uid in listed], np.uint64)
+    start = hashlib.sha256(f"sample {seed}".encode()).digest()
+    return _mix(raw ^ np.frombuffer(start[:8], "<u8")[0])
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread 64 bits one to one, so that no two uids collide."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x ^ (x >> np.uint64(31))
+
+
+def group_codes(values: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
+    """Number the groups of a column: codes (n,) int64 into the values in order of first appearance; null is a group."""
+    encoded = values.combine_chunks()
+    encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode(null_encoding="encode")
+    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes, encoded.dictionary
+
+
+def order_rows(cells: Cells, order: Sequence[tuple[str, bool]], columns: Columns) -> NDArray[np.int64]:
+    """Sort cells by columns; ties stay in their order, missing values come last.
+
+    Ordered categoricals follow the order of their categories.
+    """
+    keys: dict[str, pa.ChunkedArray] = {}
+    for i, (name, _) in enumerate(order):
+        values = cells.column(columns, name)
+        facts = None if name == DATASET else metadata_columns(columns.schema).get(columns.stored(name))
+        if facts is not None and facts.ordered and facts.categories:
+            values = pc.index_in(values, value_set=pa.array(facts.categories).cast(values.type))
+        if pa.types.is_nested(values.type):
+            raise QueryError(f"order_by({name!r}): a column of {values.type} has no order; name a column of numbers, text or times.")
+        keys[str(i)] = values
+    keys["row"] = pa.chunked_array([pa.array(np.arange(cells.n))])
+    by = [(str(i), "descending" if down else "ascending") for i, (_, down) in enumerate(order)]
+    sorted_rows = pc.sort_indices(pa.table(keys), sort_keys=[*by, ("row", "ascending")], null_placement="at_end")
+    rows: NDArray[np.int64] = sorted_rows.to_numpy().astype(np.int64)
+    return rows
+
+
+def _pointer_parts(name: str, kind: PointerKind) -> tuple[str, str]:
+    return (f"{name}.start", f"{name}.end") if kind is PointerKind.SPARSE else (f"{name}.position", f"{name}.position")

@@ -1,0 +1,235 @@
+"""Ranked searches over cells: nearest vectors and full text."""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.errors import QueryError
+from raggedatlas.query.filters import Columns, to_sql
+from raggedatlas.query.layers import Modality, choose_layers, plan_parts
+from raggedatlas.query.literals import quote_identifier, quote_literal
+from raggedatlas.query.rows import Cells
+from raggedatlas.query.spec import QuerySpec, Search
+from raggedatlas.store.ranges import read_rows
+from raggedatlas.store.tables import filter_errors
+
+if TYPE_CHECKING:
+    import lance
+
+DISTANCE, SCORE = "search_distance", "search_score"
+"""Columns that a search adds to `obs`."""
+
+METRICS = ("l2", "cosine", "dot")
+_BLOCK_ROWS = 65_536
+_WORD = re.compile(r"\w+")
+
+
+def search_columns(search: Search | None, columns: Columns, known: Mapping[str, Modality]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Say what a search needs of the cell table: stored columns, and pointer columns.
+
+    Raises
+    ------
+    QueryError
+        If the column is unknown, or cannot be searched in that way.
+    """
+    if search is None:
+        return (), ()
+    if search.column in known:
+        modality = known[search.column]
+        if isinstance(search.query, str) or modality.space.has_features or modality.space.rank != 1:
+            raise QueryError(f"{search.column!r} cannot be searched: only vectors are found in embeddings, and text in text columns.")
+        return (), modality.pointers
+    target = columns.target(search.column)
+    if isinstance(search.query, str):
+        if target.family != "text":
+            raise QueryError(f"search({search.query!r}) needs a text column; {target.name!r} holds {target.type}.")
+        return (target.name,), ()
+    if not _holds_vectors(target.type):
+        raise QueryError(f"A vector cannot be searched for in {target.name!r}, which holds {target.type}; name an embedding or a column of vectors.")
+    return (target.name,), ()
+
+
+def rank_cells(cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, known: Mapping[str, Modality]) -> Cells:
+    """Keep the best cells of a search, best first; equal ones in table order.
+
+    Returns
+    -------
+    Cells
+        With the column ``search_distance`` (vectors) or ``search_score`` (text).
+    """
+    search = spec.search
+    assert search is not None
+    if search.column in known:
+        rows, values = _nearest_embedded(cells, search, catalog, columns, known[search.column])
+    elif isinstance(search.query, str):
+        rows, values = _best_text(cells, search, spec, catalog, columns)
+    else:
+        rows, values = _nearest_column(cells, search, spec, catalog, columns)
+    name = SCORE if isinstance(search.query, str) else DISTANCE
+    found = cells.take(rows)
+    return Cells(found.table, found.dataset_code, found.datasets, pa.table({name: pa.array(values, pa.float64())}))
+
+
+def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
+    """Measure how far vectors are from one; smaller is nearer.
+
+    Parameters
+    ----------
+    vectors : (n, d) float
+        Vectors.
+    query : (d,) float64
+        The one.
+    metric : {"l2", "cosine", "dot"}
+        Squared Euclidean distance, one minus the cosine, or one minus the dot product.
+
+    Examples
+    --------
+    >>> distances(np.array([[0.0, 3.0], [1.0, 0.0]]), np.array([1.0, 0.0]), "l2")
+    array([10.,  0.])
+    """
+    wide = vectors.astype(np.float64)
+    if metric == "l2":
+        return np.asarray(((wide - query) ** 2).sum(axis=1))
+    products = wide @ query
+    if metric == "dot":
+        return np.asarray(1 - products)
+    lengths = np.linalg.norm(wide, axis=1) * np.linalg.norm(query)
+    return np.asarray(1 - np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0))
+
+
+def _holds_vectors(kind: pa.DataType) -> bool:
+    return (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(
+        kind.value_type
+    )
+
+
+def _best(values: NDArray[np.float64], k: int) -> NDArray[np.int64]:
+    """Find the k smallest numbers, smallest first, equal ones in order; NaN never."""
+    rows = np.flatnonzero(~np.isnan(values))
+    return rows[np.argsort(values[rows], kind="stable")[:k]]
+
+
+def _checked(query: tuple[float, ...] | str, width: int, column: str) -> NDArray[np.float64]:
+    vector = np.asarray(query, np.float64)
+    if len(vector) != width:
+        raise QueryError(f"The vector has {len(vector)} numbers, those of {column!r} have {width}.")
+    return vector
+
+
+def _nearest_embedded(
+    cells: Cells, search: Search, catalog: Catalog, columns: Columns, modality: Modality
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    pointers = cells.pointers(columns.schema)
+    datasets = pointers.touched(modality)
+    if not datasets:
+        return np.empty(0, np.int64), np.empty(0)
+    layers = choose_layers(modality, datasets, (), columns.datasets)
+    (part,) = plan_parts(modality, datasets, layers, pointers, catalog.arrays)
+    values = np.full(cells.n, np.nan)
+    for i, group in enumerate(part.groups):
+        (reader,) = group.layers.values()
+        vector = _checked(search.query, reader.spec.row_shape[0], search.column)
+        here = np.flatnonzero(part.code == i)
+        for block in np.array_split(here, max(1, -(-len(here) // _BLOCK_ROWS))):
+            values[block] = distances(read_rows(reader, part.start[block]), vector, search.metric)
+    rows = _best(values, search.k)
+    return rows, values[rows]
+
+
+def _nearest_column(
+    cells: Cells, search: Search, spec: QuerySpec, catalog: Catalog, columns: Columns
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    column = columns.stored(search.column)
+    table = catalog.tables.open(CELLS)
+    if _is_indexed(table, column):
+        width = table.schema.field(column).type.list_size
+        nearest = {
+            "column": column, "q": _checked(search.query, width, column).astype(np.float32), "k": search.k, "metric": search.metric,
+        }  # fmt: skip
+        return _from_index(cells, table, _prefilter(spec, columns), {"nearest": nearest}, "_distance")
+    values = np.full(cells.n, np.nan)
+    stored = cells.table.column(column).combine_chunks()
+    valid = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
+    lengths = set(stored.value_lengths().drop_null().unique().to_pylist()) if not pa.types.is_fixed_size_list(stored.type) else {stored.type.list_size}
+    if len(lengths) > 1:
+        raise QueryError(f"The vectors of {search.column!r} have different lengths: {sorted(lengths)}; choose cells that agree with .where(...).")
+    if len(valid):
+        width = lengths.pop()
+        flat = stored.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(len(valid), width)
+        values[valid] = distances(flat, _checked(search.query, width, search.column), search.metric)
+    rows = _best(values, search.k)
+    return rows, values[rows]
+
+
+def _best_text(
+    cells: Cells, search: Search, spec: QuerySpec, catalog: Catalog, columns: Columns
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    column = columns.stored(search.column)
+    table = catalog.tables.open(CELLS)
+    if _is_indexed(table, column):
+        question = {"full_text_query": {"query": str(search.query), "columns": [column]}, "limit": search.k}
+        return _from_index(cells, table, _prefilter(spec, columns), question, "_score")
+    scores = text_scores(cells.table.column(column).to_pylist(), str(search.query))
+    rows = _best(np.where(scores > 0, -scores, np.nan), search.k)
+    return rows, scores[rows]
+
+
+def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
+    """Score texts by the words of a query that they hold (BM25 over these texts; case does not count, words are whole).
+
+    Returns
+    -------
+    (n,) float64
+        0 where a text holds none of the words.
+
+    Examples
+    --------
+    >>> text_scores(["B cell", "T cell, naive", None], "naive t").argmax()
+    1
+    """
+    wanted = set(_WORD.findall(query.casefold()))
+    words = [_WORD.findall(text.casefold()) if text else [] for text in texts]
+    lengths = np.array([len(w) for w in words], np.float64)
+    mean = lengths.mean() if lengths.sum() else 1.0
+    scores = np.zeros(len(texts))
+    for word in sorted(wanted):
+        counts = np.array([w.count(word) for w in words], np.float64)
+        held = int((counts > 0).sum())
+        weight = np.log(1 + (len(texts) - held + 0.5) / (held + 0.5))
+        scores += weight * counts * 2.2 / (counts + 1.2 * (0.25 + 0.75 * lengths / mean))
+    return scores
+
+
+def _is_indexed(table: "lance.LanceDataset", column: str) -> bool:
+    kinds = {"INVERTED", "FTS"} if pa.types.is_string(table.schema.field(column).type) else {"IVF", "HNSW", "VECTOR"}
+    return any(
+        column in [str(f) for f in index.field_names] and any(kind in str(index.index_type).upper() for kind in kinds)
+        for index in table.describe_indices()
+    )
+
+
+def _prefilter(spec: QuerySpec, columns: Columns) -> str:
+    visible = ", ".join(quote_literal(uid) for uid in columns.datasets)
+    shown = f"{quote_identifier('dataset_uid')} IN ({visible})" if visible else "FALSE"
+    where = to_sql(spec.filters, columns)
+    return shown if where is None else f"({where}) AND {shown}"
+
+
+def _from_index(
+    cells: Cells, table: "lance.LanceDataset", where: str, question: dict[str, Any], value: str
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Ask an index, and find its rows among the cells; equal ranks come in table order."""
+    with filter_errors(where, table):
+        found = table.to_table(columns=["uid", value], filter=where, prefilter=True, with_row_id=True, **question)
+    ids, values = found.column("_rowid").to_numpy(), found.column(value).to_numpy().astype(np.float64)
+    order = np.lexsort((ids, values if value == "_distance" else -values))
+    row_ids = cells.table.column("_rowid").to_numpy()
+    at = np.searchsorted(row_ids, ids[order])
+    kept = at < len(row_ids)
+    kept[kept] = row_ids[at[kept]] == ids[order][kept]
+    return at[kept], values[order][kept]

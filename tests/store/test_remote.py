@@ -1,0 +1,79 @@
+"""Arrays on an object store: the same values, in a counted number of requests."""
+
+import numpy as np
+import pytest
+import zarr
+
+from raggedatlas.errors import CorruptError
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
+from raggedatlas.store.location import Location
+from raggedatlas.store.ranges import ArrayReader, read_ranges, read_slice, verify
+
+pytestmark = pytest.mark.s3
+N = 2000
+VALUES = np.random.default_rng(0).integers(0, 1000, N).astype("uint32")
+
+
+def write(location: Location) -> ArraySpec:
+    """Write the array in four shards."""
+    writer = ArrayWriter(location, "d1/csr/indices", "uint32", chunk_rows=16, shard_rows=512)
+    for part in np.array_split(VALUES, 5):
+        writer.append(part)
+    spec = writer.close()
+    assert ArraySpec.open(location, "d1/csr/indices") == spec
+    assert verify(ArrayReader(location, spec)) == ([], writer.checksum)
+    return spec
+
+
+def test_a_remote_array_reads_as_a_local_one(s3: Location) -> None:
+    """Ranges, slices and zarr-python give the values that were written."""
+    reader = ArrayReader(s3, write(s3))
+    rng = np.random.default_rng(1)
+    starts = rng.integers(0, N, 40)
+    ends = np.minimum(starts + rng.integers(0, 90, 40), N)
+    expected = np.concatenate([VALUES[a:b] for a, b in zip(starts, ends, strict=True)])
+    np.testing.assert_array_equal(read_ranges(reader, starts, ends), expected)
+    np.testing.assert_array_equal(zarr.open_group(s3.zarr_store(), mode="r")["d1/csr/indices"][:], VALUES)
+
+
+def test_requests_are_few(s3: Location, s3_server) -> None:  # noqa: ANN001
+    """A shard costs one request to write; a read costs one per touched shard, and one for each new index."""
+    before = len(s3_server.requests)
+    writer = ArrayWriter(s3, "x", "uint32", chunk_rows=16, shard_rows=512)
+    writer.append(VALUES)
+    spec = writer.close()
+    assert [method for method, _ in s3_server.requests[before:]] == ["PUT"] * 6  # 4 shards, root, zarr.json
+    reader = ArrayReader(s3, spec)
+    for asked, n_requests in (([0, 100, 1600], 4), ([3, 200, 1900], 2), ([], 0)):
+        before = len(s3_server.requests)
+        read_ranges(reader, asked, np.array(asked, int) + 20)
+        assert len(s3_server.requests) - before == n_requests
+    before = len(s3_server.requests)
+    create_group(s3, "d2/gene_expression", {"n": 1})
+    assert len(s3_server.requests) - before == 3
+
+
+def test_remote_damage_raises(s3: Location) -> None:
+    """A missing, cut or changed remote shard is named and never read as values."""
+    write(s3)
+    good = s3.read_bytes("d1/csr/indices/c/0")
+    for number, (data, message) in enumerate(
+        {
+            bytes([good[0] ^ 1]) + good[1:]: "damaged",
+            good[:5] + bytes([good[5] ^ 1]) + good[6:]: "damaged",
+            good[:-1]: "index of shard",
+            good[:100]: "cut short",
+        }.items()
+    ):
+        place = f"copy{number}"
+        for key in ("zarr.json", "c/1", "c/2", "c/3"):
+            s3.write_bytes(f"{place}/{key}", s3.read_bytes(f"d1/csr/indices/{key}"))
+        s3.write_bytes(f"{place}/c/0", data)
+        reader = ArrayReader(s3, ArraySpec.open(s3, place))
+        with pytest.raises(CorruptError, match=message):
+            read_slice(reader, 0, 20)
+        np.testing.assert_array_equal(read_slice(reader, 512, N), VALUES[512:])
+    s3.child("copy0", "c").delete_prefix()
+    with pytest.raises(CorruptError, match=r"copy4/c/0 is missing|copy0/c/0 is missing|is missing"):
+        spec = ArraySpec.open(s3, "copy0")
+        read_slice(ArrayReader(s3, ArraySpec.from_json(spec.to_json().replace("copy0", "gone"))), 0, N)

@@ -1,0 +1,93 @@
+"""Every block of code in the README and the docs runs, in order, page by page.
+
+A page's Python blocks share one namespace and its ``$ raggedatlas`` lines one folder, where ``data/`` holds the
+real files. A block that cannot run says why in a comment before it: ``<!-- not run: reason -->``.
+"""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
+BLOCK = re.compile(
+    r"(?P<excuse><!-- not run: (?P<reason>[^>]*?) ?-->\s*)?^```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```",
+    re.MULTILINE | re.DOTALL,
+)
+SHELLS = {"console", "bash", "shell", "sh"}
+COMMAND = Path(sys.executable).parent / "raggedatlas"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code of a page that is to be run."""
+
+    language: str
+    code: str
+    line: int
+
+
+def blocks_of(text: str) -> list[Block]:
+    """Find the blocks of a page that are not excused."""
+    return [
+        Block(found["language"], found["code"], text.count("\n", 0, found.start("code")) + 1)
+        for found in BLOCK.finditer(text)
+        if found["excuse"] is None
+    ]
+
+
+def commands_of(block: Block) -> list[str]:
+    """Find the calls of our command in a block, with lines that end in a backslash joined."""
+    joined = block.code.replace("\\\n", " ")
+    lines = [line.strip() for line in joined.splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ raggedatlas")]
+
+
+def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
+    """Run a block as part of its page; line numbers of errors are those of the page."""
+    code = compile("\n" * (block.line - 1) + block.code, page, "exec")
+    with redirect_stdout(io.StringIO()):
+        exec(code, namespace)
+
+
+def run_command(command: str, folder: Path) -> None:
+    """Run one line of a shell block with the command of this environment."""
+    line = command.replace("raggedatlas", f"'{COMMAND}'", 1)
+    run = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, f"{command}\n{run.stdout}{run.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_run(page: Path, tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page does what it says, from its first block to its last."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__page__"}
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
+    if blocks:
+        shutil.copytree(data_dir, tmp_path / "data")
+    for block in blocks:
+        if block.language == "python":
+            run_python(block, str(page), namespace)
+        elif block.language in SHELLS:
+            for command in commands_of(block):
+                run_command(command, tmp_path)
+
+
+def test_blocks_are_found() -> None:
+    """Blocks are found with their line; those with a reason before them are left out."""
+    text = (
+        "# Page\n```python\na = 1\n```\n"
+        "<!-- not run: needs a GPU -->\n```python\nfail()\n```\n"
+        "\n```console\n$ raggedatlas ls \\\n    atlas\n$ cd elsewhere\noutput\n```\n"
+    )
+    first, second = blocks_of(text)
+    assert (first.language, first.code, first.line) == ("python", "a = 1\n", 3)
+    assert commands_of(second) == ["raggedatlas ls      atlas"]

@@ -11,7 +11,7 @@ SERIES="${SERIES:-3.11 3.12 3.13 3.14}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 version_of() { # prints e.g. 3.11, or nothing when the command is not a working interpreter
-    "$1" -c 'import sys, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
+    "$1" -c 'import sys, ensurepip, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
 }
 
 find_python() { # prints the first interpreter of a wanted version

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def make_values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 def write_parts(writer: ArrayWriter, values: np.ndarray, cuts: list[int]) -> None:
     """Append values in parts that end at `cuts`."""
     edges = [0, *sorted(min(cut, len(values)) for cut in cuts), len(values)]
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in pairwise(edges):
         writer.append(values[start:stop])
 
 

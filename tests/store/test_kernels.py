@@ -1,5 +1,7 @@
 """Laws of the compiled loops: equal to numpy and scipy on random matrices."""
 
+from itertools import chain, pairwise
+
 import google_crc32c
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ def random_csr(n_rows: int, n_columns: int, seed: int, dtype: str) -> sparse.csr
     n_rows=st.integers(0, 6),
     n_columns=st.integers(1, 8),
     seed=st.integers(0, 100),
-    dtype=st.sampled_from(["uint8", "uint16", "int32", "float32", "float64"]),
+    dtype=st.sampled_from(["uint8", "int32", "float32", "float64"]),
     data=st.data(),
 )
 def test_remapped_columns_are_those_of_scipy(n_rows, n_columns, seed, dtype, data) -> None:  # noqa: ANN001
@@ -52,7 +54,7 @@ def test_remapped_columns_are_those_of_scipy(n_rows, n_columns, seed, dtype, dat
 def test_equal_columns_keep_their_order() -> None:
     """Two columns that map to one stay two entries, in their old order."""
     indptr, indices, values = remap_csr(
-        np.array([0, 3]), np.array([0, 1, 2]), np.array([5, 6, 7]), np.array([4, 1, 4]), 5
+        np.array([0, 3]), np.array([0, 1, 2], np.int32), np.array([5, 6, 7]), np.array([4, 1, 4]), 5
     )
     assert indptr.tolist() == [0, 3]
     assert indices.tolist() == [1, 4, 4]
@@ -74,7 +76,7 @@ rows = st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=6)
 def test_row_flags_are_those_of_python(lists: list[list[int]]) -> None:
     """Sorted and unique are what they are called, rows taken one by one."""
     indptr = np.cumsum([0, *map(len, lists)])
-    indices = np.array(sum(lists, []), dtype=np.int32)
+    indices = np.array(list(chain(*lists)), dtype=np.int32)
     ascending = all(row == sorted(row) for row in lists)
     unique = all(len(row) == len(set(row)) for row in lists)
     assert has_sorted_unique_rows(indptr, indices) == (ascending, unique)
@@ -85,12 +87,12 @@ def test_row_flags_are_those_of_python(lists: list[list[int]]) -> None:
 def test_rows_are_sorted_stably(lists: list[list[int]]) -> None:
     """Every row comes out sorted, and the order tells where each entry was, ties in their old order."""
     indptr = np.cumsum([0, *map(len, lists)])
-    indices = np.array(sum(lists, []), dtype=np.int64)
+    indices = np.array(list(chain(*lists)), dtype=np.int32)
     before = indices.copy()
     order = sort_rows(indptr, indices)
-    assert indices.tolist() == sum(map(sorted, lists), [])
+    assert indices.tolist() == list(chain(*map(sorted, lists)))
     np.testing.assert_array_equal(before[order], indices)
-    for start, stop in zip(indptr[:-1], indptr[1:], strict=True):
+    for start, stop in pairwise(indptr):
         ties = np.flatnonzero(np.diff(indices[start:stop]) == 0) + start
         assert all(order[tie] < order[tie + 1] for tie in ties)
 
@@ -99,5 +101,5 @@ def test_rows_are_sorted_stably(lists: list[list[int]]) -> None:
 @given(st.lists(st.integers(-2, 12), max_size=30))
 def test_columns_are_counted(columns: list[int]) -> None:
     """Counts are those of each column; entries outside are not counted."""
-    counts = count_columns(np.array(columns, dtype=np.int64), 10)
+    counts = count_columns(np.array(columns, dtype=np.int32), 10)
     assert counts.tolist() == [columns.count(column) for column in range(10)]

@@ -151,7 +151,7 @@ def test_a_changed_byte_is_never_read_as_a_value(damaged_shard: tuple[ArrayReade
 
 @pytest.fixture(scope="module")
 def damaged_shard(folder: Location) -> tuple[ArrayReader, Path, bytes]:
-    """A reader, its one shard file, and the good bytes of it."""
+    """Return a reader, its one shard file, and the good bytes of it."""
     values = np.arange(64, dtype="uint16") // 3
     reader = write(folder, values, "damaged", shard_rows=64)
     file = folder.path / "damaged" / "c" / "0"

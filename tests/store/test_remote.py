@@ -1,5 +1,7 @@
 """Arrays on an object store: the same values, in a counted number of requests."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import zarr
@@ -73,7 +75,7 @@ def test_remote_damage_raises(s3: Location) -> None:
         with pytest.raises(CorruptError, match=message):
             read_slice(reader, 0, 20)
         np.testing.assert_array_equal(read_slice(reader, 512, N), VALUES[512:])
-    s3.child("copy0", "c").delete_prefix()
-    with pytest.raises(CorruptError, match=r"copy4/c/0 is missing|copy0/c/0 is missing|is missing"):
-        spec = ArraySpec.open(s3, "copy0")
-        read_slice(ArrayReader(s3, ArraySpec.from_json(spec.to_json().replace("copy0", "gone"))), 0, N)
+    spec = ArraySpec.open(s3, "copy0")
+    gone = ArrayReader(s3, dataclasses.replace(spec, path="gone"))
+    with pytest.raises(CorruptError, match="gone/c/0 is missing"):
+        read_slice(gone, 0, 20)

@@ -33,19 +33,21 @@ def take_lease(catalog: Catalog, dataset_uid: str) -> None:
 
 def release_lease(catalog: Catalog, dataset_uid: str) -> None:
     """Take the note away again, once the dataset is committed or dropped; a group that is gone stays gone."""
-    if read_lease(catalog, dataset_uid) is not None:
+    if read_lease(catalog, dataset_uid):
         write_group_attributes(catalog.arrays, dataset_uid, {_ATTRIBUTE: {}})
 
 
 def read_lease(catalog: Catalog, dataset_uid: str) -> dict[str, Any] | None:
-    """Read the note of a dataset's group; None where there is none."""
+    """Read the note of a dataset's group: empty when its add has finished, None where nobody ever left one."""
     try:
         attributes = read_group_attributes(catalog.arrays, dataset_uid)
     except (NotFoundError, CorruptError):
         return None
     ours = attributes.get(_ATTRIBUTE)
-    lease = ours.get(_LEASE) if isinstance(ours, dict) else None
-    return lease if isinstance(lease, dict) else None
+    if not isinstance(ours, dict):
+        return None
+    lease = ours.get(_LEASE)
+    return lease if isinstance(lease, dict) else {}
 
 
 def lease_alive(catalog: Catalog, dataset_uid: str, grace: timedelta = GRACE) -> bool:
@@ -67,6 +69,8 @@ def lease_alive(catalog: Catalog, dataset_uid: str, grace: timedelta = GRACE) ->
         written within `grace`. Without a note, whether something was written within the last minute.
     """
     lease = read_lease(catalog, dataset_uid)
+    if lease == {}:
+        return False
     here = _this_process()
     if lease is not None and all(lease.get(key) == here[key] for key in ("host", "boot_id", "namespace")):
         return _runs(lease.get("pid"), lease.get("process_start"))

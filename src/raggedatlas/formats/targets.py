@@ -250,10 +250,12 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
     from anndata.io import write_elem
 
     value = _plain(value)
+    parent, _, name = path.rpartition("/")
+    group = group.require_group(parent) if parent else group
     with warnings.catch_warnings(), anndata.settings.override(allow_write_nullable_strings=True):
         warnings.simplefilter("ignore")
         try:
-            write_elem(group, path, value, dataset_kwargs=options)
+            write_elem(group, name, value, dataset_kwargs=options)
         except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             where = next((note for note in getattr(error, "__notes__", []) if "key" in note), path)

@@ -82,7 +82,7 @@ def plan_columns(
             continue
         stored = _stored_name(chosen[field.name], taken, explicit=chosen[field.name] != field.name)
         taken.add(stored)
-        column, note = _column(field, stored, options.cast.get(field.name))
+        column, note = _column(field, stored, (chosen[field.name], options.cast.get(field.name)))
         reason = column_conflict(table.field(stored), column) if stored in table.names else None
         if reason is not None:
             problems.append(
@@ -150,14 +150,15 @@ def _stored_name(name: str, taken: set[str], *, explicit: bool) -> str:
     return stored
 
 
-def _column(field: pa.Field, stored: str, cast: str | None) -> tuple[CellColumn, str]:
-    facts = facts_of(field) or ColumnFacts(field.name, "")
+def _column(field: pa.Field, stored: str, asked: tuple[str, str | None]) -> tuple[CellColumn, str]:
+    name, cast = asked
+    facts = replace(facts_of(field) or ColumnFacts(name, ""), name=name)
     if cast is None:
         return CellColumn(stored, stored_type(field.type), facts), ""
     if cast not in _CASTS:
         raise SchemaError(f"cast={{{field.name!r}: {cast!r}}} is not understood; use one of {sorted(_CASTS)}.")
     arrow, kind = _CASTS[cast]
-    return CellColumn(stored, arrow, ColumnFacts(field.name, kind)), f"cast to {cast} as asked"
+    return CellColumn(stored, arrow, ColumnFacts(name, kind)), f"cast to {cast} as asked"
 
 
 def _cast_for(stored: pa.DataType) -> str:

@@ -3,10 +3,10 @@
 import numpy as np
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.query.filters import to_sql
 from raggedatlas.query.parts import PartPlan, SpacePlan
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.rows import known_columns
-from raggedatlas.query.filters import to_sql
 from raggedatlas.query.spec import QuerySpec
 
 

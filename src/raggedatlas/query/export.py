@@ -78,10 +78,13 @@ def _write_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> None:
         own = space.take(rows)
         parts[name] = ReadPlan(plan.obs.take(pa.array(rows)).select(["uid"]), {name: own}, plan.n_without, plan.provenance)
     sink.begin(tuple(m for name, part in parts.items() for m in _matrices(part.single(), f"mod/{name}/")))
+    for name, space in plan.spaces.items():
+        own_row = np.where(space.present, np.cumsum(space.present), 0)
+        sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
     for name, part in parts.items():
         _write_elements(sink, part, part.single(), catalog, f"mod/{name}/")
         _write_values(sink, part.single(), f"mod/{name}/")
-    sink.element("obs", obs_frame(plan.obs))
+    sink.element("obs", _writable(obs_frame(plan.obs)))
     sink.element("uns", {"atlas": atlas_facts(plan)})
 
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from raggedatlas.catalog.cells import find_column, metadata_columns
 from raggedatlas.errors import QueryError
-from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.query.literals import Target, compare, plain_value, quote_identifier, quote_literal
 
 DATASET = "dataset"

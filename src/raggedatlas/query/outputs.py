@@ -70,9 +70,9 @@ def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) ->
 
 def assemble_mudata(md: Any, parts: "dict[str, ad.AnnData]", obs: "pd.DataFrame", uns: dict[str, Any]) -> "md.MuData":  # noqa: ANN401  (the module)
     """Put modalities under one `obs` whose order is kept."""
-    import pandas as pd
-
     from contextlib import ExitStack
+
+    import pandas as pd
 
     with ExitStack() as stack:
         if hasattr(md, "set_options"):

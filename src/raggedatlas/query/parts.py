@@ -185,6 +185,6 @@ class ReadPlan:
         return int(self.obs.num_rows)
 
     def single(self) -> SpacePlan:
-        """The only space."""
+        """Return the only space."""
         (space,) = self.spaces.values()
         return space

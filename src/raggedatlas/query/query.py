@@ -50,7 +50,7 @@ class Query:
     """
 
     catalog: Catalog = field(repr=False)
-    spec: QuerySpec = QuerySpec()
+    spec: QuerySpec = field(default_factory=QuerySpec)
 
     def where(self, condition: str | Mapping[str, Any] | Filter | None = None, **equal: Any) -> "Query":  # noqa: ANN401  (any value that people compare with)
         """Keep cells that meet a condition, beside those asked before.

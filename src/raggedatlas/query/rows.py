@@ -195,7 +195,13 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def group_codes(values: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
-    """Number the groups of a column: codes (n,) int64 into the values in order of first appearance; null is a group."""
+    """Number the groups of a column, null being one.
+
+    Returns
+    -------
+    (codes, values)
+        (n,) int64 into the values, which come in order of first appearance.
+    """
     encoded = values.combine_chunks()
     encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode(null_encoding="encode")
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -218,7 +224,7 @@ def order_rows(cells: Cells, order: Sequence[tuple[str, bool]], columns: Columns
         keys[str(i)] = values
     keys["row"] = pa.chunked_array([pa.array(np.arange(cells.n))])
     by = [(str(i), "descending" if down else "ascending") for i, (_, down) in enumerate(order)]
-    sorted_rows = pc.sort_indices(pa.table(keys), sort_keys=[*by, ("row", "ascending")], null_placement="at_end")
+    sorted_rows = pc.sort_indices(pa.table(keys), sort_keys=[*by, ("row", "ascending")])
     rows: NDArray[np.int64] = sorted_rows.to_numpy().astype(np.int64)
     return rows
 

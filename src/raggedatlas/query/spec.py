@@ -101,19 +101,19 @@ class QuerySpec:
         if self.sample is not None:
             each = "" if self.sample.by is None else f" of each {self.sample.by}"
             parts["sample"] = f"{self.sample.n}{each}, seed {self.sample.seed}"
-        if self.order:
-            parts["order_by"] = ", ".join(f"{name} descending" if down else name for name, down in self.order)
         if self.limit is not None:
             parts["limit"] = self.limit
-        if self.spaces:
-            parts["spaces"] = ", ".join(self.spaces)
+        named = {
+            "order_by": [f"{name} descending" if down else name for name, down in self.order],
+            "spaces": self.spaces,
+            "layers": self.layers,
+        }
+        parts |= {key: ", ".join(names) for key, names in named.items() if names}
         for space, names in self.features:
             shown = ", ".join(names[:20]) + (f", ... {len(names)} in all" if len(names) > 20 else "")
             parts["features" if space is None else f"features of {space}"] = shown
         if self.join != "union":
             parts["join"] = self.join if isinstance(self.join, str) else f"min_datasets={self.join}"
-        if self.layers:
-            parts["layers"] = ", ".join(self.layers)
         if self.obs is not None:
             parts["obs"] = ", ".join(self.obs)
         if self.missing != "zero":

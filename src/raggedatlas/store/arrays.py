@@ -229,7 +229,7 @@ def create_group(location: Location, path: str, attributes: Mapping[str, Any] | 
     parts = path.split("/") if path else []
     location.child(*parts)
     for n in range(len(parts) + (attributes is None)):
-        location.write_bytes("/".join([*parts[:n], "zarr.json"]), _group_metadata({}), only_if_absent=True)
+        location.ensure_bytes("/".join([*parts[:n], "zarr.json"]), _group_metadata({}))
     if attributes is not None:
         write_group_attributes(location, path, attributes)
 

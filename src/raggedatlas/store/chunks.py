@@ -199,8 +199,8 @@ def split_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk: int)
 
 @compiled
 def copy_ranges(
-    scratch: NDArray[Any],
-    out: NDArray[Any],
+    scratch: NDArray[np.uint8],
+    out: NDArray[np.uint8],
     pieces: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     bounds: tuple[int, int],
     width: int,
@@ -209,16 +209,16 @@ def copy_ranges(
 
     Parameters
     ----------
-    scratch : (chunk_rows * width,) unsigned integers
+    scratch : (chunk_rows * width,) uint8
         The decoded chunk.
-    out : (n_rows * width,) unsigned integers
+    out : (n_rows * width,) uint8
         The output.
     pieces : three (p,) int64
         First row inside the chunk, number of rows, first row in the output.
     bounds : two int
         The pieces that lie in this chunk.
     width : int
-        Elements of one row.
+        Bytes of one row.
     """
     sources, lengths, targets = pieces
     for piece in range(bounds[0], bounds[1]):
@@ -263,9 +263,9 @@ def _decode_one(
 @compiled
 def decode_chunks(
     frames: tuple[NDArray[np.uint64], NDArray[np.int64]],
-    scratch: NDArray[Any],
-    fill: NDArray[Any],
-    out: NDArray[Any],
+    scratch: NDArray[np.uint8],
+    fill: NDArray[np.uint8],
+    out: NDArray[np.uint8],
     pieces: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     codec: tuple[int, bool, int, NDArray[np.uint32]],
 ) -> tuple[int, int]:
@@ -275,12 +275,12 @@ def decode_chunks(
     ----------
     frames : (c,) uint64 and (c,) int64
         Address and size of the stored bytes of every chunk; size -1 stands for a chunk of fill values.
-    scratch : (chunk_rows * width,) unsigned integers
+    scratch : (chunk_rows * width,) uint8
         Room for one decoded chunk.
-    fill : (width,) unsigned integers
+    fill : (width,) uint8
         One row of fill values.
-    out : (n_rows * width,) unsigned integers
-        The output, same integer type as `scratch`.
+    out : (n_rows * width,) uint8
+        The output.
     pieces : (c + 1,), then three (p,) int64
         Bounds of the pieces of each chunk; then first row inside the chunk, number of rows, first row in the output.
     codec : (int, bool, int, tables)
@@ -295,8 +295,7 @@ def decode_chunks(
     bounds, sources, lengths, targets = pieces
     width = fill.size
     rows = scratch.size // width
-    n_bytes = scratch.size * scratch.itemsize
-    row_bytes = width * scratch.itemsize
+    n_bytes = scratch.size
     for chunk in range(addresses.size):
         first, last = bounds[chunk], bounds[chunk + 1]
         if sizes[chunk] < 0:
@@ -306,7 +305,7 @@ def decode_chunks(
             continue
         data = carray(_pointer(addresses[chunk]), (sizes[chunk],), np.uint8)
         whole = last == first + 1 and lengths[first] == rows
-        target = out.ctypes.data + targets[first] * row_bytes if whole else scratch.ctypes.data
+        target = out.ctypes.data + targets[first] * width if whole else scratch.ctypes.data
         status = _decode_one(data, addresses[chunk], target, n_bytes, codec)
         if status != GOOD:
             return status, chunk

@@ -244,7 +244,7 @@ def _check_v2(path: str, metadata: Mapping[str, Any]) -> StoredArray:
 def _check_axes(path: str, shape: tuple[int, ...], chunk: tuple[int, ...], shard: tuple[int, ...] | None) -> None:
     """Check shapes; arrays without axes or without elements have nothing that could grow."""
     if shape:
-        check_shapes(path, shape, tuple(max(1, size) for size in chunk), shard)
+        check_shapes(path, shape, tuple(1 if size == 0 else size for size in chunk), shard)
 
 
 def _itemsize_v3(data_type: object) -> int:

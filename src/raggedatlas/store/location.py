@@ -307,11 +307,24 @@ class Location:
                     _checked_key(self, key),
                     bytes(data),
                     mode="create" if only_if_absent else "overwrite",
-                    use_multipart=None if not only_if_absent else False,
                 )
             except AlreadyExistsError:
                 return self.read_bytes(key) == data
         return True
+
+    def ensure_bytes(self, key: str, data: bytes) -> None:
+        """Write one object where there is none; what is there already stays, unread."""
+        if self.is_local:
+            with store_errors(f"write {self.uri}/{key}"):
+                file = self._file(key)
+                if not file.exists():
+                    _write_file(file, data, only_if_absent=True)
+            return
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with store_errors(f"write {self.uri}/{key}"), contextlib.suppress(AlreadyExistsError):
+            obstore.put(self.store(), _checked_key(self, key), data, mode="create")
 
     def _file(self, key: str) -> Path:
         """Return the local file of a key, after the name and symlink checks."""

@@ -310,9 +310,9 @@ def _address(data: NDArray[np.uint8]) -> int:
     return int(data.__array_interface__["data"][0])
 
 
-def _words(array: NDArray[Any]) -> NDArray[Any]:
-    """View a contiguous array as a flat one of unsigned integers of its item size (at most 8 bytes)."""
-    return array.reshape(-1).view(f"u{min(array.dtype.itemsize, 8)}")
+def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """View a contiguous array as flat bytes, so that one compiled loop serves all element types."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def _decode_run(
@@ -329,7 +329,7 @@ def _decode_run(
 
     decoder, spec = reader.decoder, reader.spec
     scratch = np.empty(spec.chunk_shape, spec.dtype)
-    fill = _words(np.full(spec.chunk_shape[1:], spec.fill()))
+    fill = _bytes_of(np.full(spec.chunk_shape[1:], spec.fill()))
     function = kernels.blosc_addresses()[0]
     pieces = (plan.sources, plan.lengths, plan.targets)
     part = slice(run[0], run[1])
@@ -338,9 +338,9 @@ def _decode_run(
     if decoder is not None and decoder.compressor in kinds and (function or decoder.compressor == "none"):
         status, bad = kernels.decode_chunks(
             (frames.addresses[part], frames.sizes[part]),
-            _words(scratch),
+            _bytes_of(scratch),
             fill,
-            _words(out),
+            _bytes_of(out),
             (bounds, *pieces),
             (kinds[decoder.compressor], decoder.checksum, function, kernels.CRC_TABLES),
         )
@@ -353,7 +353,7 @@ def _decode_run(
         except CorruptError as error:
             raise _bad_chunk(reader, int(plan.chunks[offset + i]), str(error)) from error
         here = (int(plan.bounds[offset + i]), int(plan.bounds[offset + i + 1]))
-        kernels.copy_ranges(_words(scratch), _words(out), pieces, here, fill.size)
+        kernels.copy_ranges(_bytes_of(scratch), _bytes_of(out), pieces, here, fill.size)
 
 
 def _decode_one(
@@ -364,7 +364,7 @@ def _decode_one(
 
     size = int(frames.sizes[i])
     if size < 0 or decoder is None:
-        _words(scratch).reshape(-1, fill.size)[:] = fill
+        _bytes_of(scratch).reshape(-1, fill.size)[:] = fill
         return
     raw = (ctypes.c_uint8 * size).from_address(int(frames.addresses[i]))
     decoder(memoryview(raw), scratch)
@@ -378,7 +378,7 @@ def _decode_foreign(reader: ArrayReader, plan: _Plan, chunks: range, out: NDArra
 
     array = open_array(reader.location.zarr_store(), path=reader.spec.path, mode="r")
     rows = reader.spec.chunk_shape[0]
-    width = _words(np.empty(reader.spec.row_shape, reader.spec.dtype)).size
+    width = _bytes_of(np.empty(reader.spec.row_shape, reader.spec.dtype)).size
     for i in chunks:
         start = int(plan.chunks[i]) * rows
         try:
@@ -387,7 +387,7 @@ def _decode_foreign(reader: ArrayReader, plan: _Plan, chunks: range, out: NDArra
             raise _bad_chunk(reader, int(plan.chunks[i]), str(error)) from error
         here = (int(plan.bounds[i]), int(plan.bounds[i + 1]))
         pieces = (plan.sources, plan.lengths, plan.targets)
-        kernels.copy_ranges(_words(values), _words(out), pieces, here, width)
+        kernels.copy_ranges(_bytes_of(values), _bytes_of(out), pieces, here, width)
 
 
 def _bad_chunk(reader: ArrayReader, chunk: int, fault: str) -> CorruptError:

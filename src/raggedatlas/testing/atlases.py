@@ -15,7 +15,7 @@ from raggedatlas.catalog.features import read_registry, register_features
 from raggedatlas.catalog.layouts import ensure_layout
 from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.model.frames import ColumnFacts
-from raggedatlas.model.ids import feature_uid, new_uid, new_uids
+from raggedatlas.model.ids import feature_uids, new_uid, new_uids
 from raggedatlas.model.pointers import PointerKind, SparseZarrPointer, pointer_field
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.store.arrays import ArrayWriter, create_group
@@ -65,7 +65,7 @@ def write_dataset(
     16
     """
     uid = new_uid()
-    uids = [feature_uid("human", SPACE, gene) for gene in genes]
+    uids = feature_uids("human", SPACE, genes)
     record, indptr = None, np.zeros(1, np.int64)
     for step in ("lease", "arrays", "features", "layout", "columns", "cells", "record"):
         if step == "lease":

@@ -1,7 +1,7 @@
 """Every block of code in the README and the docs runs, in order, page by page.
 
-A page's Python blocks share one namespace and its ``$ raggedatlas`` lines one folder, where ``data/`` holds the
-real files. A block that cannot run says why in a comment before it: ``<!-- not run: reason -->``.
+A page's Python blocks share one namespace and its ``$ raggedatlas`` lines one folder, where ``tests/data/``
+holds the real files. A block that cannot run says why in a comment before it: ``<!-- not run: reason -->``.
 """
 
 import io
@@ -72,7 +72,7 @@ def test_pages_run(page: Path, tmp_path: Path, data_dir: Path, monkeypatch: pyte
     namespace: dict[str, Any] = {"__name__": "__page__"}
     blocks = blocks_of(page.read_text(encoding="utf-8"))
     if blocks:
-        shutil.copytree(data_dir, tmp_path / "data")
+        shutil.copytree(data_dir, tmp_path / "tests" / "data")
     for block in blocks:
         if block.language == "python":
             run_python(block, str(page), namespace)

@@ -70,7 +70,9 @@ def aggregate(spec: QuerySpec, catalog: Catalog, by: Sequence[str]) -> "ad.AnnDa
         raise QueryError(f"aggregate adds up one layer, the query names {list(spec.layers)}; choose one with layer=...")
     plan = plan_read(replace(spec, obs=tuple(c for c in by if c != DATASET)), catalog)
     if len(plan.spaces) != 1:
-        raise QueryError(f"aggregate reads one feature space, the query names {list(plan.spaces)}; name one with .spaces(...).")
+        raise QueryError(
+            f"aggregate reads one feature space, the query names {list(plan.spaces)}; name one with .spaces(...)."
+        )
     space = plan.single()
     refuse_arrays(space, "A table of groups")
     codes, obs = _number_groups(_frame_of(plan.obs, by, known_columns(catalog)), by)
@@ -131,7 +133,11 @@ def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFra
             at = name
         else:
             stored = columns.stored(name)
-            at = next(f.name for f in obs.schema if f.name == stored or (facts_of(f) or ColumnFacts("", "")).name == stored or f.name == name)
+            at = next(
+                f.name
+                for f in obs.schema
+                if f.name == stored or (facts_of(f) or ColumnFacts("", "")).name == stored or f.name == name
+            )
         column = obs.column(at)
         if pa.types.is_nested(column.type):
             raise QueryError(f"Groups cannot be made of {name!r}, which holds {column.type}.")
@@ -152,8 +158,8 @@ def _number_groups(frame: "pd.DataFrame", by: Sequence[str]) -> "tuple[NDArray[n
     first = np.full(n_groups, -1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]
     obs = frame.iloc[first].reset_index(drop=True)
-    text = [obs[name].astype(object).where(obs[name].notna(), "(missing)").astype(str) for name in by]
-    names = text[0].str.cat(text[1:], sep="_") if len(text) > 1 else text[0]
+    text = [["(missing)" if gone else str(v) for v, gone in zip(obs[n], obs[n].isna(), strict=True)] for n in by]
+    names = ["_".join(parts) for parts in zip(*text, strict=True)]
     obs["n_cells"] = np.bincount(codes, minlength=n_groups)
-    obs.index = pd.Index(names.to_numpy(dtype=object), name=None)
+    obs.index = pd.Index(names, dtype=object)
     return codes, obs

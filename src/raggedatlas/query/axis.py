@@ -96,7 +96,9 @@ class FeatureRows:
     def _plain_rows(self, layout_uid: str) -> NDArray[np.int64]:
         layout = self.layouts.get(layout_uid)
         if layout is None:
-            raise CorruptError(f"The feature list {layout_uid} of {self.registry.space!r} is not in the atlas; run validate().")
+            raise CorruptError(
+                f"The feature list {layout_uid} of {self.registry.space!r} is not in the atlas; run validate()."
+            )
         index = layout.global_index
         inside = (index >= 0) & (index < len(self._row_of_index))
         rows = np.full(len(index), -1, np.int64)
@@ -177,7 +179,7 @@ def _count_datasets(
     return counts
 
 
-def check_join(join: object, min_datasets: int | None) -> str | int:
+def check_join(join: object, min_datasets: object) -> str | int:
     """Read the arguments of `Query.join`.
 
     Raises

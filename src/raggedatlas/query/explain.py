@@ -24,7 +24,8 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
         f"{catalog.location.uri} at {at}",
         f"asked: {spec.describe()}",
         f"filter: {to_sql(spec.filters, known_columns(catalog)) or 'none'}",
-        f"cells: {plan.n_cells:,}" + (f" ({plan.n_without:,} more have none of these spaces)" if plan.n_without else ""),
+        f"cells: {plan.n_cells:,}"
+        + (f" ({plan.n_without:,} more have none of these spaces)" if plan.n_without else ""),
     ]
     for space in plan.spaces.values():
         lines += _space_lines(space, spec)
@@ -46,7 +47,9 @@ def _space_lines(space: SpacePlan, spec: QuerySpec) -> list[str]:
 
 
 def _part_line(space: SpacePlan, part: PartPlan) -> str:
-    read = np.bincount(part.code[part.code >= 0], weights=(part.end - part.start)[part.code >= 0], minlength=len(part.groups))
+    read = np.bincount(
+        part.code[part.code >= 0], weights=(part.end - part.start)[part.code >= 0], minlength=len(part.groups)
+    )
     touched = np.unique(part.code[part.code >= 0])
     arrays = len(touched) * (len(part.layers) + (1 if space.sparse else 0))
     n_bytes = sum(int(read[g]) * part.groups[g].entry_bytes for g in touched.tolist())

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +56,9 @@ def write(spec: QuerySpec, catalog: Catalog, path: str, options: Mapping[str, An
         names = tuple(m.name for m in modalities(catalog).values() if m.space.rank == 1)
     plan = plan_read(spec, catalog, spaces=names)
     if len(plan.spaces) != 1 and not multimodal:
-        raise QueryError(f"{path} holds one feature space, the query names {list(plan.spaces)}; write a .h5mu, or name one with .spaces(...).")
+        raise QueryError(
+            f"{path} holds one feature space, the query names {list(plan.spaces)}; write a .h5mu, or name one with .spaces(...)."
+        )
     for space in plan.spaces.values():
         refuse_arrays(space, str(path))
     sink = open_sink(path, **options)
@@ -76,7 +78,9 @@ def _write_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> None:
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
         own = space.take(rows)
-        parts[name] = ReadPlan(plan.obs.take(pa.array(rows)).select(["uid"]), {name: own}, plan.n_without, plan.provenance)
+        parts[name] = ReadPlan(
+            plan.obs.take(pa.array(rows)).select(["uid"]), {name: own}, plan.n_without, plan.provenance
+        )
     sink.begin(tuple(m for name, part in parts.items() for m in _matrices(part.single(), f"mod/{name}/")))
     for name, space in plan.spaces.items():
         own_row = np.where(space.present, np.cumsum(space.present), 0)
@@ -96,8 +100,10 @@ def _write_space(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog,
 
 def _matrices(space: SpacePlan, prefix: str) -> tuple[SinkMatrix, ...]:
     shape = (len(space.present), space.n_cols)
-    form = "csr" if space.sparse else "dense"
-    return tuple(SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape) for layer, dtype in space.dtypes.items())
+    form: Literal["csr", "dense"] = "csr" if space.sparse else "dense"
+    return tuple(
+        SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape) for layer, dtype in space.dtypes.items()
+    )
 
 
 def _key(space: SpacePlan, layer: str, prefix: str) -> str:
@@ -126,7 +132,11 @@ def _write_values(sink: Sink, space: SpacePlan, prefix: str) -> None:
 
 def _single(block: Block, layer: str) -> Block:
     values = {"values": block.layers[layer]}
-    return CsrBlock(block.indptr, block.indices, values, block.n_cols) if isinstance(block, CsrBlock) else DenseBlock(values)
+    return (
+        CsrBlock(block.indptr, block.indices, values, block.n_cols)
+        if isinstance(block, CsrBlock)
+        else DenseBlock(values)
+    )
 
 
 def _writable(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)

@@ -97,7 +97,9 @@ class Filter:
 
     def __bool__(self) -> bool:
         """Refuse ``and``, ``or``, ``not`` and chained comparisons, which Python would decide at once."""
-        raise QueryError(f"The filter {self!r} has no truth value by itself; combine filters with '&', '|' and '~', in parentheses.")
+        raise QueryError(
+            f"The filter {self!r} has no truth value by itself; combine filters with '&', '|' and '~', in parentheses."
+        )
 
     def to_sql(self, columns: Columns, depth: int = 0) -> str:
         """Write the condition as SQL, every name and value quoted.
@@ -108,11 +110,15 @@ class Filter:
             For an unknown column, a value that does not fit its column, or nesting beyond all use.
         """
         if depth > _DEEPEST:
-            raise QueryError(f"The filter nests more than {_DEEPEST} levels deep; use col(...).isin([...]) for lists of values.")
+            raise QueryError(
+                f"The filter nests more than {_DEEPEST} levels deep; use col(...).isin([...]) for lists of values."
+            )
         return self._sql(columns, depth)
 
     def _sql(self, columns: Columns, depth: int) -> str:
-        raise QueryError(f"{type(self).__name__} is no complete filter; compare a column, e.g. col('cell_type') == 'B'.")
+        raise QueryError(
+            f"{type(self).__name__} is no complete filter; compare a column, e.g. col('cell_type') == 'B'."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +164,9 @@ class Column:
     def isin(self, values: Iterable[Any]) -> "Filter":
         """Be one of some values; None among them also takes missing values."""
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-            raise QueryError(f"col({self.name!r}).isin takes a list of values, got {values!r}; write col({self.name!r}) == {values!r}.")
+            raise QueryError(
+                f"col({self.name!r}).isin takes a list of values, got {values!r}; write col({self.name!r}) == {values!r}."
+            )
         listed = [None if v is None else plain_value(v) for v in values]
         members: Filter = Membership(self.name, tuple(v for v in listed if v is not None))
         return members | IsNull(self.name) if None in listed else members
@@ -233,7 +241,9 @@ class Membership(Filter):
         return f"{target.sql} IN ({', '.join(literals)})" if literals else f"{target.sql} <> {target.sql}"
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self.values[:8])) + (f", ... {len(self.values)} in all" if len(self.values) > 8 else "")
+        shown = ", ".join(map(repr, self.values[:8])) + (
+            f", ... {len(self.values)} in all" if len(self.values) > 8 else ""
+        )
         return f"col({self.column!r}).isin([{shown}])"
 
 
@@ -338,9 +348,10 @@ def as_filter(condition: "str | Mapping[str, Any] | Filter") -> Filter:
         if not condition.strip():
             raise QueryError("where('') holds no condition; leave it out, or write e.g. where(\"cell_type = 'B'\").")
         return Sql(condition)
-    if isinstance(condition, Mapping) and condition:
+    if isinstance(condition, Mapping):
         parts = [_from_item(str(name), value) for name, value in condition.items()]
-        return parts[0] if len(parts) == 1 else Combination("AND", tuple(parts))
+        if parts:
+            return parts[0] if len(parts) == 1 else Combination("AND", tuple(parts))
     raise QueryError(
         f"where takes SQL text, a mapping such as {{'cell_type': ['B', 'T']}}, or an expression such as col('n') > 3; got {condition!r}."
     )
@@ -362,12 +373,14 @@ def _from_item(name: str, value: Any) -> Filter:  # noqa: ANN401  (any value tha
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):
         values: Iterable[Any] = value.tolist() if isinstance(value, np.ndarray) else value
         return Column(name).isin(values)
-    return Column(name) == value
+    return IsNull(name) if value is None else Comparison(name, "==", plain_value(value))
 
 
 def _combine(word: str, left: Filter, right: object) -> Filter:
     if not isinstance(right, Filter):
-        raise QueryError(f"{right!r} is no filter; write comparisons in parentheses, e.g. (col('a') == 1) & (col('b') == 2).")
+        raise QueryError(
+            f"{right!r} is no filter; write comparisons in parentheses, e.g. (col('a') == 1) & (col('b') == 2)."
+        )
     parts: list[Filter] = []
     for side in (left, right):
         parts.extend(side.parts if isinstance(side, Combination) and side.word == word else [side])

@@ -64,7 +64,9 @@ def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
     for name in [*front, *(n for n in table.column_names if n not in {*front, "redirect"})]:
         values = table.column(name)
         if pa.types.is_list(values.type):
-            values = pa.chunked_array([[None if v is None else "|".join(map(str, v)) for v in values.to_pylist()]], pa.string())
+            values = pa.chunked_array(
+                [[None if v is None else "|".join(map(str, v)) for v in values.to_pylist()]], pa.string()
+            )
         if pa.types.is_string(values.type):
             values = values.fill_null("")
         columns[name] = arrow_to_series(values, ColumnFacts(name, "")).set_axis(range(len(rows)))
@@ -89,4 +91,5 @@ def _text_index(column: pa.ChunkedArray, name: str) -> "pd.Index[str]":
     series = arrow_to_series(column, ColumnFacts(name, "string"))
     import pandas as pd
 
-    return pd.Index(series, name=name)
+    index: pd.Index[str] = pd.Index(series, name=name)
+    return index

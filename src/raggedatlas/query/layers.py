@@ -92,7 +92,9 @@ def pointer_of(record: DatasetRecord) -> str:
     return record.pointer or record.feature_space
 
 
-def choose_layers(modality: Modality, datasets: Sequence[str], asked: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
+def choose_layers(
+    modality: Modality, datasets: Sequence[str], asked: Sequence[str], names: Mapping[str, str]
+) -> tuple[str, ...]:
     """Decide which layers to read.
 
     Parameters
@@ -206,6 +208,8 @@ def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arra
     if kind is PointerKind.SPARSE:
         found = {layer: reader(f"csr/layers/{layer}") for layer in layers}
         return GroupPlan(record.zarr_group, record.layout_uid, reader("csr/indices"), found)
-    found = {layer: reader(f"layers/{layer}", *([LEGACY] if layer == LEGACY or not record.layers else [])) for layer in layers}
+    found = {
+        layer: reader(f"layers/{layer}", *([LEGACY] if layer == LEGACY or not record.layers else []))
+        for layer in layers
+    }
     return GroupPlan(record.zarr_group, record.layout_uid, None, found)
-

@@ -1,6 +1,6 @@
 """Quoting: the one place where names and values of people become SQL text."""
 
-import datetime
+import datetime as dt
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +81,7 @@ def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people co
 
     Parameters
     ----------
-    value : str, bool, int, float, datetime.datetime or datetime.date
+    value : str, bool, int, float, datetime or date
         Or the NumPy scalar of one.
 
     Raises
@@ -101,13 +101,13 @@ def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people co
         return f"CAST('{value}' AS BIGINT)" if value == -(2**63) else str(value)
     if isinstance(value, float):
         return repr(value)
-    if isinstance(value, datetime.datetime):
+    if isinstance(value, dt.datetime):
         return f"timestamp '{value.isoformat(sep=' ')}'"
     if isinstance(value, np.datetime64):
         return f"timestamp '{str(value).replace('T', ' ')}'"
-    if isinstance(value, datetime.date):
+    if isinstance(value, dt.date):
         return f"date '{value.isoformat()}'"
-    return "'" + value.replace("'", "''") + "'"
+    return "'" + str(value).replace("'", "''") + "'"
 
 
 def plain_value(value: Any) -> Any:  # noqa: ANN401  (any value that people compare with)
@@ -130,11 +130,13 @@ def plain_value(value: Any) -> Any:  # noqa: ANN401  (any value that people comp
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise QueryError(f"A filter cannot compare with {value!r}: it is no Unicode text ({error.reason}).") from error
+            raise QueryError(
+                f"A filter cannot compare with {value!r}: it is no Unicode text ({error.reason})."
+            ) from error
         return str(value)
-    if isinstance(value, datetime.datetime):
-        return value.astimezone(datetime.UTC).replace(tzinfo=None) if value.tzinfo else value
-    if isinstance(value, bool | int | float | datetime.date):
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo else value
+    if isinstance(value, bool | int | float | dt.date):
         return value
     raise QueryError(
         f"A filter cannot compare with {type(value).__name__} ({value!r}); use text, a number, True or False, a date or a time."
@@ -171,8 +173,8 @@ def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  
         "boolean": isinstance(value, bool),
         "integer": number,
         "float": number,
-        "time": isinstance(value, datetime.date | np.datetime64),
-        "date": isinstance(value, datetime.date),
+        "time": isinstance(value, dt.date | np.datetime64),
+        "date": isinstance(value, dt.date),
     }.get(family, False)
     if not fits:
         raise QueryError(
@@ -182,7 +184,7 @@ def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  
         return _compare_integer(column, operator, value)
     if family == "float":
         value = float(np.float32(value)) if column.kind == "float32" else _as_float(value)
-    if family == "date" and isinstance(value, datetime.datetime):
+    if family == "date" and isinstance(value, dt.datetime):
         value = value.date()
     return f"{column.sql} {operator} {quote_literal(value)}"
 
@@ -203,7 +205,9 @@ def _compare_integer(column: Target, operator: str, value: float) -> str:
     lowest, highest = _BOUNDS[str(column.type)]
     if whole < lowest or whole > highest:
         below = whole > highest
-        return _always(column, holds=operator == "<>" or (operator in {"<", "<="} if below else operator in {">", ">="}))
+        return _always(
+            column, holds=operator == "<>" or (operator in {"<", "<="} if below else operator in {">", ">="})
+        )
     return f"{column.sql} {operator} {quote_literal(whole)}"
 
 

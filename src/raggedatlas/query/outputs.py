@@ -1,6 +1,7 @@
 """Plan -> AnnData and MuData in memory, with what each dataset measured and where the result comes from."""
 
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,29 +59,32 @@ def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) ->
     try:
         import mudata as md
     except ImportError as error:
-        raise MissingExtraError("to_mudata needs the package mudata; install it with: pip install 'raggedatlas[mudata]'.") from error
+        raise MissingExtraError(
+            "to_mudata needs the package mudata; install it with: pip install 'raggedatlas[mudata]'."
+        ) from error
     check_size(list(plan.spaces.values()), max_bytes)
     parts = {}
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
-        sub = ReadPlan(plan.obs.take(pa.array(rows)).select(["uid"]), {name: space.take(rows)}, plan.n_without, plan.provenance)
+        sub = ReadPlan(
+            plan.obs.take(pa.array(rows)).select(["uid"]), {name: space.take(rows)}, plan.n_without, plan.provenance
+        )
         parts[name] = _anndata(sub, sub.single(), catalog)
     return assemble_mudata(md, parts, obs_frame(plan.obs), {"atlas": atlas_facts(plan)})
 
 
-def assemble_mudata(md: Any, parts: "dict[str, ad.AnnData]", obs: "pd.DataFrame", uns: dict[str, Any]) -> "md.MuData":  # noqa: ANN401  (the module)
-    """Put modalities under one `obs` whose order is kept."""
-    from contextlib import ExitStack
-
-    import pandas as pd
-
-    with ExitStack() as stack:
-        if hasattr(md, "set_options"):
-            stack.enter_context(md.set_options(pull_on_update=False))
-        made = md.MuData(parts)
-        made = made[obs.index.to_numpy()].copy() if not made.obs_names.equals(obs.index) else made
-    for name in obs.columns:
-        made.obs[name] = obs[name].to_numpy() if not isinstance(obs[name].dtype, pd.CategoricalDtype) else obs[name].array
+def assemble_mudata(
+    md: Any,  # noqa: ANN401  (the module, imported in one place)
+    parts: "dict[str, ad.AnnData]",
+    obs: "pd.DataFrame",
+    uns: dict[str, Any],
+) -> "md.MuData":
+    """Put modalities under one `obs` whose order and dtypes are kept."""
+    with warnings.catch_warnings():
+        # mudata warns of its own use of pandas, and of names that two modalities share, which is no fault here.
+        warnings.simplefilter("ignore")
+        made = md.MuData(parts, obs=obs[[]].copy())
+        made.obs = obs
     made.uns.update(uns)
     return made
 
@@ -100,7 +104,9 @@ def measured_frame(space: SpacePlan, var: "pd.DataFrame") -> "pd.DataFrame":
     """Say which layout measured which feature, (n_vars, n_layouts) bool, layouts as columns."""
     import pandas as pd
 
-    return pd.DataFrame(np.ascontiguousarray(space.measured.T), index=var.index, columns=pd.Index(list(space.layouts), dtype=object))
+    return pd.DataFrame(
+        np.ascontiguousarray(space.measured.T), index=var.index, columns=pd.Index(list(space.layouts), dtype=object)
+    )
 
 
 def registry_of(space: SpacePlan, catalog: Catalog) -> Registry | None:
@@ -117,7 +123,9 @@ def refuse_arrays(space: SpacePlan, what: str) -> None:
         Naming the way out.
     """
     if space.space.rank != 1:
-        raise QueryError(f"{what} holds one vector per cell, {space.name!r} has arrays of {space.space.rank} axes; read it with .batches(n).")
+        raise QueryError(
+            f"{what} holds one vector per cell, {space.name!r} has arrays of {space.space.rank} axes; read it with .batches(n)."
+        )
 
 
 def check_size(spaces: list[SpacePlan], max_bytes: int | None) -> int:

@@ -70,7 +70,9 @@ def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None
     return ReadPlan(obs, planned, n_without, provenance(spec, catalog))
 
 
-def plan_rows(spec: QuerySpec, catalog: Catalog, columns: Columns, pointers: Sequence[str] = ()) -> tuple[Cells, pa.Table]:
+def plan_rows(
+    spec: QuerySpec, catalog: Catalog, columns: Columns, pointers: Sequence[str] = ()
+) -> tuple[Cells, pa.Table]:
     """Choose the cells of a query.
 
     Returns
@@ -92,7 +94,11 @@ def plan_rows(spec: QuerySpec, catalog: Catalog, columns: Columns, pointers: Seq
 
 def obs_table(cells: Cells, columns: Columns, metadata: Sequence[str]) -> pa.Table:
     """Put the metadata of cells under the names of their files."""
-    arrays: list[pa.ChunkedArray | pa.Array] = [cells.table.column("uid"), cells.table.column("cell_name"), cells.names()]
+    arrays: list[pa.ChunkedArray | pa.Array] = [
+        cells.table.column("uid"),
+        cells.table.column("cell_name"),
+        cells.names(),
+    ]
     fields = [pa.field("uid", pa.string()), pa.field("cell_name", pa.string()), pa.field(DATASET, arrays[2].type)]
     facts = metadata_columns(columns.schema)
     used = {f.name for f in fields}
@@ -101,7 +107,9 @@ def obs_table(cells: Cells, columns: Columns, metadata: Sequence[str]) -> pa.Tab
         name = original if original and original not in used else stored
         used.add(name)
         arrays.append(cells.table.column(stored))
-        fields.append(pa.field(name, arrays[-1].type, metadata=facts[stored].to_metadata() if stored in facts else None))
+        fields.append(
+            pa.field(name, arrays[-1].type, metadata=facts[stored].to_metadata() if stored in facts else None)
+        )
     for name in cells.rank.column_names:
         arrays.append(cells.rank.column(name))
         fields.append(cells.rank.schema.field(name))
@@ -139,7 +147,9 @@ def find_modality(known: Mapping[str, Modality], name: str, catalog: Catalog) ->
     if len(of_space) == 1:
         return of_space[0]
     if of_space:
-        raise QueryError(f"Several pointer columns point into {name!r}; name one of {sorted(m.name for m in of_space)}.")
+        raise QueryError(
+            f"Several pointer columns point into {name!r}; name one of {sorted(m.name for m in of_space)}."
+        )
     raise QueryError(f"No dataset of {catalog.location.uri} has the feature space {name!r}; there are {sorted(known)}.")
 
 
@@ -155,7 +165,9 @@ def usual_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Catalo
     if len(known) == 1:
         return tuple(known)
     if not known:
-        raise QueryError(f"The atlas {catalog.location.uri} holds no dataset at this version; add one and take a snapshot.")
+        raise QueryError(
+            f"The atlas {catalog.location.uri} holds no dataset at this version; add one and take a snapshot."
+        )
     raise QueryError(f"The datasets hold {sorted(known)}; name one with .spaces(...).")
 
 
@@ -202,7 +214,11 @@ def _layers_for(spec: QuerySpec, modality: Modality, known: Mapping[str, Modalit
 
 
 def _plan_space(
-    spec: QuerySpec, catalog: Catalog, modality: Modality, cells: CellPointers, wanted: tuple[Sequence[str] | None, tuple[str, ...]]
+    spec: QuerySpec,
+    catalog: Catalog,
+    modality: Modality,
+    cells: CellPointers,
+    wanted: tuple[Sequence[str] | None, tuple[str, ...]],
 ) -> SpacePlan:
     asked, layers = wanted
     names = {uid: records[0].name for uid, records in modality.records.items()}
@@ -301,8 +317,7 @@ def join_dtypes(stored: set[np.dtype[np.generic]], *, nan: bool = False) -> np.d
     joined = np.result_type(*stored, *([np.float32] if any(d.kind == "f" for d in stored) or nan else []))
     joined = np.dtype(np.uint8) if joined == np.dtype(bool) else joined
     if joined.kind == "f":
-        digits = np.finfo(joined).nmant + 1
-        if any(d.kind in "iu" and np.iinfo(d).max > 2**digits for d in stored):
+        largest = 2 ** (np.finfo(str(joined)).nmant + 1)
+        if any(d.kind in "iu" and np.iinfo(str(d)).max > largest for d in stored):
             return None
     return joined
-

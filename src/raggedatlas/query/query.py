@@ -139,7 +139,9 @@ class Query:
         listed = _listed("order_by", columns)
         down = [descending] * len(listed) if isinstance(descending, bool) else list(descending)
         if len(down) != len(listed):
-            raise QueryError(f"order_by got {len(listed)} columns and {len(down)} values of descending; give one, or one for each.")
+            raise QueryError(
+                f"order_by got {len(listed)} columns and {len(down)} values of descending; give one, or one for each."
+            )
         known = known_columns(self.catalog)
         for name in listed:
             if name != DATASET:
@@ -166,7 +168,9 @@ class Query:
             known_columns(self.catalog).stored(by)
         return self._with(sample=Sample(_count("sample", n), by, int(seed)))
 
-    def search(self, query: str | Sequence[float] | np.ndarray[Any, Any], *, column: str, k: int = 10, metric: str = "l2") -> "Query":
+    def search(
+        self, query: str | Sequence[float] | np.ndarray[Any, Any], *, column: str, k: int = 10, metric: str = "l2"
+    ) -> "Query":
         """Rank cells, and keep the best k of those that the filters keep.
 
         Parameters
@@ -187,7 +191,9 @@ class Query:
         """
         if metric not in METRICS:
             raise QueryError(f"search knows the metrics {METRICS}, not {metric!r}.")
-        asked: str | tuple[float, ...] = query if isinstance(query, str) else tuple(np.asarray(query, np.float64).ravel().tolist())
+        asked: str | tuple[float, ...] = (
+            query if isinstance(query, str) else tuple(np.asarray(query, np.float64).ravel().tolist())
+        )
         if not asked or (not isinstance(asked, str) and not np.isfinite(asked).all()):
             raise QueryError("search needs some text, or a vector of finite numbers.")
         found = Search(asked, column, _count("search", k), metric)
@@ -231,7 +237,9 @@ class Query:
         """
         plan = plan_read(self.spec, self.catalog)
         if len(plan.spaces) != 1:
-            raise QueryError(f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...).")
+            raise QueryError(
+                f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...)."
+            )
         return outputs.to_anndata(plan, self.catalog, max_bytes)
 
     def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":
@@ -334,7 +342,9 @@ class Query:
     def _repr_html_(self) -> str:
         from html import escape
 
-        rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in self.spec.to_dict().items())
+        rows = "".join(
+            f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in self.spec.to_dict().items()
+        )
         return f"<b>{escape(repr(self).split(': ', 1)[0])}</b><table>{rows}</table>"
 
     def _with(self, **changes: Any) -> "Query":  # noqa: ANN401  (fields of the spec)

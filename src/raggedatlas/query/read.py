@@ -96,7 +96,11 @@ def _one_block(blocks: Sequence[Block], space: SpacePlan) -> Block:
     if len(blocks) == 1:
         block = blocks[0]
         ordered = {layer: block.layers[layer] for layer in space.layers}
-        return CsrBlock(block.indptr, block.indices, ordered, block.n_cols) if isinstance(block, CsrBlock) else DenseBlock(ordered)
+        return (
+            CsrBlock(block.indptr, block.indices, ordered, block.n_cols)
+            if isinstance(block, CsrBlock)
+            else DenseBlock(ordered)
+        )
     if space.sparse:
         return _join_patterns([b for b in blocks if isinstance(b, CsrBlock)], space.layers)
     found = {layer: values for block in blocks for layer, values in block.layers.items()}
@@ -148,13 +152,17 @@ def _read_group(space: SpacePlan, group: GroupPlan, starts: NDArray[np.int64], e
     try:
         if len(group.layers) == 1:
             ((layer, reader),) = group.layers.items()
-            bounds, columns, values = remap_csr(indptr, local, read_ranges(reader, starts, ends), column_map, space.n_cols)
+            bounds, columns, values = remap_csr(
+                indptr, local, read_ranges(reader, starts, ends), column_map, space.n_cols
+            )
             layers[layer] = values
         else:
             bounds, columns, at = remap_csr(indptr, local, np.arange(len(local)), column_map, space.n_cols)
             layers = {layer: read_ranges(reader, starts, ends)[at] for layer, reader in group.layers.items()}
     except IndexError as error:
-        raise CorruptError(f"The group {group.path} names a feature that its list {group.layout_uid} has not got: {error}") from error
+        raise CorruptError(
+            f"The group {group.path} names a feature that its list {group.layout_uid} has not got: {error}"
+        ) from error
     ascending, unique = has_sorted_unique_rows(bounds, columns)
     if not ascending:
         order = sort_rows(bounds, columns)
@@ -190,7 +198,11 @@ def _with_unmeasured(block: CsrBlock, column_map: NDArray[np.int64]) -> CsrBlock
 
 
 def _place_rows(
-    pieces: Sequence[CsrBlock], places: Sequence[NDArray[np.int64]], n: int, dtypes: Mapping[str, np.dtype[Any]], n_cols: int
+    pieces: Sequence[CsrBlock],
+    places: Sequence[NDArray[np.int64]],
+    n: int,
+    dtypes: Mapping[str, np.dtype[Any]],
+    n_cols: int,
 ) -> CsrBlock:
     """Join pieces whose rows belong at given places; rows without a piece stay empty."""
     lengths = np.zeros(n, np.int64)
@@ -221,7 +233,9 @@ def _read_dense(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> De
             if space.space.has_features:
                 column_map = space.column_maps[part.groups[group].layout_uid]
                 if values.shape[1:] != column_map.shape:
-                    raise CorruptError(f"The group {part.groups[group].path} has {values.shape[1:]} columns, its list {len(column_map)}.")
+                    raise CorruptError(
+                        f"The group {part.groups[group].path} has {values.shape[1:]} columns, its list {len(column_map)}."
+                    )
                 kept = np.flatnonzero(column_map >= 0)
                 out[np.ix_(here, column_map[kept])] = values[:, kept]
             else:

@@ -58,7 +58,9 @@ class Cells:
         names = list(self.datasets.values())
         distinct = list(dict.fromkeys(names))
         position = {name: i for i, name in enumerate(distinct)}
-        codes = np.array([position[name] for name in names], np.int32)[self.dataset_code] if names else self.dataset_code
+        codes = (
+            np.array([position[name] for name in names], np.int32)[self.dataset_code] if names else self.dataset_code
+        )
         return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(distinct, pa.string()))
 
     def column(self, columns: Columns, name: str) -> pa.ChunkedArray:
@@ -109,7 +111,9 @@ def metadata_names(columns: Columns, asked: Sequence[str] | None) -> tuple[str, 
     return tuple(dict.fromkeys(name for name in found if name not in {"uid", "cell_name"}))
 
 
-def read_cells(catalog: Catalog, spec: QuerySpec, columns: Columns, more: Sequence[str], pointers: Sequence[str]) -> Cells:
+def read_cells(
+    catalog: Catalog, spec: QuerySpec, columns: Columns, more: Sequence[str], pointers: Sequence[str]
+) -> Cells:
     """Read the cells that the filters keep, in table order; cells of datasets without a record are invisible.
 
     Parameters
@@ -220,7 +224,9 @@ def order_rows(cells: Cells, order: Sequence[tuple[str, bool]], columns: Columns
         if facts is not None and facts.ordered and facts.categories:
             values = pc.index_in(values, value_set=pa.array(facts.categories).cast(values.type))
         if pa.types.is_nested(values.type):
-            raise QueryError(f"order_by({name!r}): a column of {values.type} has no order; name a column of numbers, text or times.")
+            raise QueryError(
+                f"order_by({name!r}): a column of {values.type} has no order; name a column of numbers, text or times."
+            )
         keys[str(i)] = values
     keys["row"] = pa.chunked_array([pa.array(np.arange(cells.n))])
     by = [(str(i), "descending" if down else "ascending") for i, (_, down) in enumerate(order)]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
@@ -29,7 +30,9 @@ _BLOCK_ROWS = 65_536
 _WORD = re.compile(r"\w+")
 
 
-def search_columns(search: Search | None, columns: Columns, known: Mapping[str, Modality]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def search_columns(
+    search: Search | None, columns: Columns, known: Mapping[str, Modality]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Say what a search needs of the cell table: stored columns, and pointer columns.
 
     Raises
@@ -42,7 +45,9 @@ def search_columns(search: Search | None, columns: Columns, known: Mapping[str, 
     if search.column in known:
         modality = known[search.column]
         if isinstance(search.query, str) or modality.space.has_features or modality.space.rank != 1:
-            raise QueryError(f"{search.column!r} cannot be searched: only vectors are found in embeddings, and text in text columns.")
+            raise QueryError(
+                f"{search.column!r} cannot be searched: only vectors are found in embeddings, and text in text columns."
+            )
         return (), modality.pointers
     target = columns.target(search.column)
     if isinstance(search.query, str):
@@ -50,11 +55,15 @@ def search_columns(search: Search | None, columns: Columns, known: Mapping[str, 
             raise QueryError(f"search({search.query!r}) needs a text column; {target.name!r} holds {target.type}.")
         return (target.name,), ()
     if not _holds_vectors(target.type):
-        raise QueryError(f"A vector cannot be searched for in {target.name!r}, which holds {target.type}; name an embedding or a column of vectors.")
+        raise QueryError(
+            f"A vector cannot be searched for in {target.name!r}, which holds {target.type}; name an embedding or a column of vectors."
+        )
     return (target.name,), ()
 
 
-def rank_cells(cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, known: Mapping[str, Modality]) -> Cells:
+def rank_cells(
+    cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, known: Mapping[str, Modality]
+) -> Cells:
     """Keep the best cells of a search, best first; equal ones in table order.
 
     Returns
@@ -103,9 +112,8 @@ def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) ->
 
 
 def _holds_vectors(kind: pa.DataType) -> bool:
-    return (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(
-        kind.value_type
-    )
+    listed = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_large_list(kind)
+    return bool(listed and pa.types.is_floating(kind.value_type))
 
 
 def _best(values: NDArray[np.float64], k: int) -> NDArray[np.int64]:
@@ -155,9 +163,11 @@ def _nearest_column(
     values = np.full(cells.n, np.nan)
     stored = cells.table.column(column).combine_chunks()
     valid = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
-    lengths = set(stored.value_lengths().drop_null().unique().to_pylist()) if not pa.types.is_fixed_size_list(stored.type) else {stored.type.list_size}
+    lengths = set(pc.list_value_length(stored).drop_null().unique().to_pylist())
     if len(lengths) > 1:
-        raise QueryError(f"The vectors of {search.column!r} have different lengths: {sorted(lengths)}; choose cells that agree with .where(...).")
+        raise QueryError(
+            f"The vectors of {search.column!r} have different lengths: {sorted(lengths)}; choose cells that agree with .where(...)."
+        )
     if len(valid):
         width = lengths.pop()
         flat = stored.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(len(valid), width)

@@ -96,9 +96,7 @@ def measure(system: System, op: str, campaign: Campaign, atlas: Path) -> dict[st
     command = [str(system.python), str(system.script), op]
     command += ["--data", str(campaign.data), "--atlas", str(atlas)]
     command += ["--repeats", str(campaign.repeats)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=child_environment(), check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return lines[-1][:200]
@@ -191,11 +189,7 @@ def limit(op: str, sides: list[Measured], rate: float, total_nnz: int) -> str:
     if op in ("import", "open", "count"):
         return "-"
     figures = [f for side in sides for f in side.figures]
-    nnz = (
-        total_nnz
-        if op in ("add", "add_csc", "genes")
-        else max((f["nnz"] for f in figures), default=0)
-    )
+    nnz = total_nnz if op in ("add", "add_csc", "genes") else max((f["nnz"] for f in figures), default=0)
     return f"{nnz * BYTES_PER_NNZ / rate:.4f}"
 
 
@@ -246,9 +240,7 @@ def disagreements(results: Results, systems: list[System]) -> list[str]:
     found = []
     for op in OPERATIONS:
         answers = {
-            s.name: json.dumps(f["answer"], sort_keys=True)
-            for s in systems
-            for f in results[s.name, op].figures
+            s.name: json.dumps(f["answer"], sort_keys=True) for s in systems for f in results[s.name, op].figures
         }
         if len(set(answers.values())) > 1:
             found.append(f"- {op}: " + "; ".join(f"{k} {v}" for k, v in sorted(answers.items())))
@@ -277,9 +269,7 @@ def versions(python: Path) -> str:
         "print(platform.python_version(), *(f'{p} {have[p]}' for p in sys.argv[1:] if p in have),"
         " sep=', ')"
     )
-    done = subprocess.run(
-        [str(python), "-c", code, *PACKAGES], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([str(python), "-c", code, *PACKAGES], capture_output=True, text=True, check=False)
     return "Python " + done.stdout.strip()
 
 
@@ -325,7 +315,8 @@ def page(systems: list[System], campaign: Campaign, made: Made, results: Results
     if broken := failures(results):
         parts.append(["Failed:", "", *broken])
     differing = disagreements(results, systems)
-    parts.append(["Different answers:", "", *differing] if differing else ["All answers agree."])
+    agreement = "Answers agree wherever more than one was given."
+    parts.append(["Different answers:", "", *differing] if differing else [agreement])
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 

@@ -271,9 +271,7 @@ def _write_frames(
         index=[f"d{dataset}-{i:07d}" for i in range(recipe.cells)],
     )
     chosen = dataset_genes(recipe, dataset)
-    var = pd.DataFrame(
-        {"gene_symbol": [f"GENE{i}" for i in chosen]}, index=gene_ids(recipe)[chosen].astype(object)
-    )
+    var = pd.DataFrame({"gene_symbol": [f"GENE{i}" for i in chosen]}, index=gene_ids(recipe)[chosen].astype(object))
     write_elem(file, "obs", obs)
     write_elem(file, "var", var)
     for name in ("obsm", "varm", "obsp", "varp", "layers", "uns"):
@@ -327,9 +325,7 @@ def make(out: Path, recipe: Recipe) -> Made:
 def read_manifest(folder: Path) -> Made:
     """Read what :func:`make` noted beside its files."""
     raw = json.loads((folder / MANIFEST).read_text())
-    recipe: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in raw.pop("recipe").items()
-    }
+    recipe: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.pop("recipe").items()}
     return Made(recipe=Recipe(**recipe), **raw)
 
 
@@ -343,9 +339,7 @@ def main() -> None:
     started = time.perf_counter()
     made = make(asked.out, Recipe(cells=asked.cells, seed=asked.seed))
     for name, cells, genes, nnz in zip(made.files, made.cells, made.genes, made.nnz, strict=True):
-        print(
-            f"{name}: {cells:,} cells x {genes:,} genes, {nnz:,} nnz, {nnz / cells:,.0f} per cell"
-        )
+        print(f"{name}: {cells:,} cells x {genes:,} genes, {nnz:,} nnz, {nnz / cells:,.0f} per cell")
     off = made.nnz_per_cell / EXPECTED_NNZ_PER_CELL - 1
     print(
         f"mean {made.nnz_per_cell:,.0f} nnz per cell ({off:+.1%} of the reference "

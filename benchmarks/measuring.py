@@ -4,8 +4,6 @@ Needs nothing but the standard library until a measurement asks for more, so tha
 measured beside it are the package's own. Linux only (reads ``/proc``).
 """
 
-# ruff: noqa: ANN401 - the measured libraries are not typed here
-
 from __future__ import annotations
 
 import argparse

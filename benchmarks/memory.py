@@ -57,9 +57,7 @@ def main() -> None:
     asked = parser.parse_args()
     ours = System("raggedatlas", Path(sys.executable), HERE / "ours.py")
     if not asked.json:
-        print(
-            "| cells | matrix in memory, MB | peak anonymous memory, MB | of the matrix | seconds |"
-        )
+        print("| cells | matrix in memory, MB | peak anonymous memory, MB | of the matrix | seconds |")
         print("| --- | --- | --- | --- | --- |")
     for factor in asked.factors:
         cells = asked.cells * factor

@@ -3,8 +3,6 @@
 ``python benchmarks/ours.py OP --data FOLDER --atlas FOLDER`` prints one JSON line.
 """
 
-# ruff: noqa: ANN401 - the measured libraries are not typed here
-
 from __future__ import annotations
 
 import sys

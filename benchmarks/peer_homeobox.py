@@ -3,8 +3,6 @@
 ``python benchmarks/peer_homeobox.py OP --data FOLDER --atlas FOLDER`` prints one JSON line.
 """
 
-# ruff: noqa: ANN401 - the measured libraries are not typed here
-
 from __future__ import annotations
 
 import sys
@@ -71,9 +69,7 @@ def _add_file(atlas: Any, path: Path) -> int:
     obs = adata.obs
     adata.obs = obs.assign(cell_type=obs["cell_type"].astype(str), donor=obs["donor"].astype(str))
     record = hox.DatasetSchema(zarr_group=path.stem, feature_space=SPACE, n_rows=adata.n_obs)
-    cells = hox.add_from_anndata(
-        atlas, adata, field_name=SPACE, zarr_layer="counts", dataset_record=record
-    )
+    cells = hox.add_from_anndata(atlas, adata, field_name=SPACE, zarr_layer="counts", dataset_record=record)
     adata.file.close()
     return int(cells)
 

@@ -4,8 +4,6 @@
 once and checks its answer, so that the measurements cannot rot.
 """
 
-# ruff: noqa: ANN401 - the measured libraries are not typed here
-
 from __future__ import annotations
 
 import subprocess
@@ -24,9 +22,7 @@ import raggedatlas as ra
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
-SMALL = Recipe(
-    cells=400, genes=(3_000, 2_500, 2_000, 1_800), universe=3_000, cell_types=4, donors=2
-)
+SMALL = Recipe(cells=400, genes=(3_000, 2_500, 2_000, 1_800), universe=3_000, cell_types=4, donors=2)
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +59,7 @@ def expected(data: Path, made: Made) -> list[ad.AnnData]:
 def test_maker_is_a_function_of_its_recipe(data: Path, tmp_path: Path) -> None:
     """The same recipe makes the same matrices, with rows sorted by local gene index."""
     make(tmp_path, SMALL)
-    for first, again in zip(
-        expected(data, make(data, SMALL)), expected(tmp_path, make(data, SMALL)), strict=True
-    ):
+    for first, again in zip(expected(data, make(data, SMALL)), expected(tmp_path, make(data, SMALL)), strict=True):
         np.testing.assert_array_equal(first.X.data, again.X.data)
         np.testing.assert_array_equal(first.X.indices, again.X.indices)
         assert first.X.has_canonical_format

@@ -44,7 +44,7 @@ install() {
     if fast_installer; then
         uv pip install --quiet --python "$py" "$@"
     else
-        "$py" -m pip install --quiet "$@"
+        "$py" -m pip install --quiet --quiet --no-compile "$@"
     fi
 }
 
@@ -71,7 +71,7 @@ make_environment() {
     fi
     echo "Preparing $VENV (versions of $LOCK); the first time takes some minutes." >&2
     [ -x "$py" ] || "$base" -m venv "$VENV"
-    install --requirement "$LOCK"
+    install --no-deps --requirement "$LOCK"
     install --no-deps --no-build-isolation --editable .
     echo "$stamp" >"$VENV/raggedatlas.stamp"
 }

@@ -30,7 +30,7 @@ def in_memory(array: np.ndarray, chunk: int) -> Any:
 
 def in_hdf5(array: np.ndarray, chunk: int) -> Any:
     file = h5py.File(uuid4().hex, "w", driver="core", backing_store=False)
-    chunks = (chunk, *array.shape[1:]) if array.size else None
+    chunks = (min(chunk, len(array)), *array.shape[1:]) if array.size else None
     return file.create_dataset("x", data=array, chunks=chunks, compression="gzip" if chunks else None, maxshape=None)
 
 

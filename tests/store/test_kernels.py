@@ -2,22 +2,13 @@
 
 from itertools import chain, pairwise
 
-import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from raggedatlas.store.chunks import CRC_TABLES, crc32c
 from raggedatlas.store.kernels import count_columns, has_sorted_unique_rows, remap_csr, sort_rows
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=70))
-def test_crc32c_is_that_of_google(data: bytes) -> None:
-    """The compiled checksum equals the library's for any length."""
-    assert crc32c(np.frombuffer(data, np.uint8), CRC_TABLES) == google_crc32c.value(data)
 
 
 def random_csr(n_rows: int, n_columns: int, seed: int, dtype: str) -> sparse.csr_matrix:

@@ -106,6 +106,7 @@ def widen(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa
         Pointer columns, as `pointer_field` makes them.
     """
     schema = catalog.tables.schema(CELLS)
+    columns = _once(columns)
     fresh = [
         pa.field(c.stored, c.type, metadata=c.facts.to_metadata()) for c in columns if c.stored not in schema.names
     ]
@@ -124,6 +125,16 @@ def widen(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa
 
     if joined(catalog.tables.schema(CELLS)):
         catalog.tables.update_field_metadata(CELLS, joined)
+
+
+def _once(columns: Sequence[CellColumn]) -> list[CellColumn]:
+    found: dict[str, CellColumn] = {}
+    for column in columns:
+        known = found.get(column.stored)
+        found[column.stored] = (
+            column if known is None else CellColumn(known.stored, known.type, join_facts(known.facts, column.facts))
+        )
+    return list(found.values())
 
 
 def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:

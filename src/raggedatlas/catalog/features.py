@@ -439,27 +439,27 @@ def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
     columns: dict[str, Any] = {name: old.column(name) for name in old.column_names}
     changed = np.zeros(old.num_rows, bool)
-    aliases = [set(names or ()) for names in old.column("aliases").to_pylist()]
-    before = [len(names) for names in aliases]
-    if "aliases" in given.column_names:
-        for names, more in zip(aliases, given.column("aliases").to_pylist(), strict=True):
-            names.update(more or ())
-    if "symbol" in given.column_names:
-        for names, was, now in zip(
-            aliases, old.column("symbol").to_pylist(), given.column("symbol").to_pylist(), strict=True
-        ):
-            if was and now and was != now:
-                names.add(was)
     for name in set(given.column_names) - {*_PROTECTED, "aliases"}:
         was = old.column(name)
         now = pc.coalesce(given.column(name).cast(was.type), was)
-        differs = pc.fill_null(pc.not_equal(now, was), fill_value=False).to_numpy() | (
-            was.is_null().to_numpy() & now.is_valid().to_numpy()
-        )
-        changed |= differs
+        differs = pc.fill_null(pc.not_equal(now, was), fill_value=False).to_numpy()
+        changed |= differs | (was.is_null().to_numpy() & now.is_valid().to_numpy())
         columns[name] = now
-    changed |= np.array([len(names) for names in aliases], dtype=int) != np.array(before, dtype=int)
-    columns["aliases"] = pa.array([sorted(names) for names in aliases], old.schema.field("aliases").type)
-    return pa.table([columns[name] for name in old.column_names], schema=old.schema).filter(
-        pa.array(changed, pa.bool_())
-    )
+    aliases, gained = _joined_aliases(old, given)
+    columns["aliases"] = pa.array(aliases, old.schema.field("aliases").type)
+    kept = pa.array(changed | gained, pa.bool_())
+    return pa.table([columns[name] for name in old.column_names], schema=old.schema).filter(kept)
+
+
+def _joined_aliases(old: pa.Table, given: pa.Table) -> tuple[list[list[str]], NDArray[np.bool_]]:
+    aliases = [names or [] for names in old.column("aliases").to_pylist()]
+    gained = np.zeros(len(aliases), bool)
+    more = given.column("aliases").to_pylist() if "aliases" in given.column_names else [None] * len(aliases)
+    was = old.column("symbol").to_pylist()
+    now = given.column("symbol").to_pylist() if "symbol" in given.column_names else was
+    for row, names in enumerate(aliases):
+        fresh = {*(more[row] or ())} | ({was[row]} if was[row] and now[row] and was[row] != now[row] else set())
+        if not fresh <= set(names):
+            aliases[row] = sorted(fresh.union(names))
+            gained[row] = True
+    return aliases, gained

@@ -1,6 +1,7 @@
 """Checks of a group's arrays against its record: as described, as there, and byte by byte."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -26,6 +27,11 @@ def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
         If one of them makes no sense.
     """
     return {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
+
+
+def described_paths(record: DatasetRecord) -> list[str]:
+    """Name the arrays that a record describes; none where the description does not parse (rule ``array-spec``)."""
+    return sorted(_parse(record.arrays))
 
 
 def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Problem]:
@@ -71,7 +77,7 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
 def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
     """Check that every array of a record is there, by its metadata object alone (rule ``missing-array``)."""
     problems = []
-    for path in sorted(record.array_specs):
+    for path in described_paths(record):
         try:
             arrays.read_bytes(f"{record.zarr_group}/{path}/zarr.json")
         except NotFoundError:
@@ -101,7 +107,7 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     except (AtlasError, ValueError, TypeError, KeyError):
         return []
     problems: list[Problem] = []
-    checksums = json.loads(record.checksums)
+    checksums = _parse(record.checksums)
     sound = set()
     for path, spec in specs.items():
         found = _check_array(catalog.arrays, record.zarr_group, path, spec, checksums.get(path))
@@ -149,3 +155,11 @@ def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) ->
     if n == 0:
         return []
     return [Problem("pointer-bounds", record.zarr_group, f"{n:,} pointers are not where csr/indptr has their rows", _BACK)]
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

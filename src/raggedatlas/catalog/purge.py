@@ -17,7 +17,7 @@ from raggedatlas.catalog.versions import (
     refuse_running,
     untag_everywhere,
 )
-from raggedatlas.errors import ConflictError, NotFoundError
+from raggedatlas.errors import ConflictError, CorruptError, NotFoundError
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
 from raggedatlas.model.reports import UpkeepReport
 from raggedatlas.store.tables import Tables
@@ -73,6 +73,21 @@ def unfinished_purge(catalog: Catalog) -> dict[str, str | int] | None:
     """Give the mark of a purge under way: dataset uid, and the versions of both tables that are the true tip."""
     mark: dict[str, str | int] | None = json.loads(catalog.tip().tables.metadata(VERSIONS).get(_MARK) or "null")
     return mark
+
+
+def refuse_unfinished(catalog: Catalog) -> None:
+    """Refuse to go on while a purge is half done.
+
+    Raises
+    ------
+    CorruptError
+        Naming the dataset and the way out.
+    """
+    unfinished = unfinished_purge(catalog)
+    if unfinished is not None:
+        raise CorruptError(
+            f"The purge of dataset {unfinished['uid']} in {catalog.location.uri} was not finished; run repair() first [unfinished-purge]."
+        )
 
 
 def _purge(catalog: Catalog, uid: str) -> UpkeepReport:

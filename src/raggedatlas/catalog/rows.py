@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.inspection import described_paths
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import Problem
@@ -52,7 +53,7 @@ class _Seen:
         if self.n != record.n_cells:
             text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}"
             found.append(Problem("cell-count", record.zarr_group, text, drop))
-        elif self.n_entries != record.n_entries and "csr/indices" in record.array_specs and not self.outside:
+        elif self.n_entries != record.n_entries and "csr/indices" in described_paths(record) and not self.outside:
             text = f"the cells' ranges hold {self.n_entries:,} entries together, the group has {record.n_entries:,}"
             found.append(Problem("pointer-bounds", record.zarr_group, text, drop))
         return found

@@ -8,6 +8,7 @@ from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog, open_catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.difference import diff
+from raggedatlas.catalog.purge import refuse_unfinished
 from raggedatlas.catalog.upkeep import optimize
 from raggedatlas.catalog.versions import (
     cells_per_dataset,
@@ -68,6 +69,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     """
     catalog.require_tip("snapshot")
     check_label(label)
+    refuse_unfinished(catalog)
     _refuse_taken(list_versions(catalog), label, catalog)
     optimize(catalog)
     draft, tag = _hold(catalog)
@@ -168,6 +170,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
         If an `add` is under way, whose cells would be lost.
     """
     catalog.require_tip("restore")
+    refuse_unfinished(catalog)
     record = find_version(catalog, version)
     then = open_snapshot(catalog, record)
     refuse_running(catalog, "restore")

@@ -13,7 +13,7 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.frames import frame_length, read_frame
 from raggedatlas.formats.anndata.memory import describe_value, object_parts
 from raggedatlas.formats.anndata.stored import describe_node, stored_parts
-from raggedatlas.formats.containers import Container, attribute, is_array, open_hdf5, open_zarr
+from raggedatlas.formats.containers import Container, attribute, is_array, open_hdf5, open_zarr, readable
 from raggedatlas.formats.parts import Part, Parts, PartsSource
 from raggedatlas.formats.rows import DenseRows, Place
 
@@ -46,7 +46,8 @@ def mudata_source(path: str | Path) -> PartsSource:
     path = Path(path)
     container = open_zarr(path) if path.is_dir() else open_hdf5(path)
     try:
-        parts = _stored(container)
+        with readable(container.uri, "its structure"):
+            parts = _stored(container)
         return PartsSource(parts, name=path.stem, uri=str(path), format="h5mu", close=container.close)
     except BaseException:
         container.close()

@@ -7,7 +7,7 @@ from typing import Any, cast
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.anndata.sink import h5ad_sink, h5mu_sink, zarr_sink
 from raggedatlas.formats.anndata.source import h5ad_source, object_source, zarr_source
-from raggedatlas.formats.containers import attribute, open_hdf5
+from raggedatlas.formats.containers import attribute, open_hdf5, readable
 from raggedatlas.formats.marketmatrix import find_part
 from raggedatlas.formats.mudata import mudata_object_source, mudata_source
 from raggedatlas.formats.tenx import is_tenx, tenx_h5_source, tenx_mtx_source
@@ -140,11 +140,10 @@ def detect(path: Path) -> str:
         raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
     container = open_hdf5(path)
     try:
-        if attribute(container.root, "encoding-type") == "MuData" or path.suffix == ".h5mu":
-            return "h5mu"
-        if container.get("obs") is not None:
-            return "h5ad"
-        return "10x-h5" if is_tenx(container) else "h5ad"
+        with readable(container.uri, "its structure"):
+            if attribute(container.root, "encoding-type") == "MuData" or path.suffix == ".h5mu":
+                return "h5mu"
+            return "10x-h5" if container.get("obs") is None and is_tenx(container) else "h5ad"
     finally:
         container.close()
 

@@ -407,7 +407,7 @@ def _checked_pointers(stored: Any, n_entries: int, place: Place, what: str) -> N
         said = f"start at {int(pointers[0]):,} instead of 0"
     elif len(wrong):
         row = int(wrong[0]) - 1
-        said = f"go down after {place.cell(row) if what == 'row' else f'column {row:,}'}"
+        said = f"go down at {place.cell(row) if what == 'row' else f'column {row:,}'}"
     else:
         over = np.flatnonzero(pointers > n_entries)
         at = int(over[0]) - 1 if len(over) else len(pointers) - 2

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5
+from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5, readable
 from raggedatlas.formats.marketmatrix import MarketRows, find_part, read_table
 from raggedatlas.formats.parts import SPACES, Part, Parts, PartsSource
 from raggedatlas.formats.rows import ColumnsOf, CsrRows, Place, RowReader, SparseArrays
@@ -41,8 +41,9 @@ def tenx_h5_source(path: str | Path, genome: str | None = None) -> PartsSource:
     path = Path(path)
     container = open_hdf5(path)
     try:
-        group = "matrix" if container.get("matrix") is not None else _genome_group(container, genome)
-        parts = _h5_parts(container, group)
+        with readable(container.uri, "its structure"):
+            group = "matrix" if container.get("matrix") is not None else _genome_group(container, genome)
+            parts = _h5_parts(container, group)
         return PartsSource(parts, name=path.stem, uri=str(path), format="10x-h5", close=container.close)
     except BaseException:
         container.close()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raggedatlas.ingest.values import canonical, to_csr
 from raggedatlas.model.batch import Block, CsrBlock
@@ -34,14 +35,33 @@ def walk(source: Source, info: MatrixInfo) -> Iterator[tuple[int, Block]]:
         row += block.n_rows
 
 
-def entry_hash(source: Source, info: MatrixInfo) -> str:
+class Stream:
+    """A running hash of numbers that come in blocks."""
+
+    def __init__(self) -> None:
+        """Start with nothing taken in."""
+        self._state = np.array([0x243F6A8885A308D3, 0x13198A2E03707344], np.uint64)
+
+    def update(self, values: NDArray[Any]) -> None:
+        """Take in the bits of some numbers of at most eight bytes each."""
+        from raggedatlas.ingest.kernels import mix
+
+        flat = np.ascontiguousarray(values).reshape(-1)
+        mix(flat.view(f"u{flat.dtype.itemsize}"), self._state)
+
+    def digest(self) -> bytes:
+        """Give the hash of everything so far, 16 bytes."""
+        return self._state.tobytes()
+
+
+def entry_hash(source: Source, info: MatrixInfo) -> bytes:
     """Hash which entries a matrix has, whatever their values; two layers with equal hashes can share their indices."""
-    digest = hashlib.sha256()
+    lengths, columns = Stream(), Stream()
     for row, block in walk(source, info):
         sparse, _ = canonical(to_csr(block), info.key, row, sum_duplicates=True)
-        digest.update(np.diff(sparse.indptr).data)
-        digest.update(np.ascontiguousarray(sparse.indices).data)
-    return digest.hexdigest()
+        lengths.update(np.diff(sparse.indptr))
+        columns.update(sparse.indices)
+    return lengths.digest() + columns.digest()
 
 
 class ContentHash:
@@ -57,6 +77,7 @@ class ContentHash:
 
     def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
         """Start with what is known before the values."""
+        self._lengths, self._columns, self._values = Stream(), Stream(), Stream()
         self._digest = hashlib.sha256()
         for uid in features:
             self._digest.update(uid.encode() + b"\0")
@@ -74,11 +95,13 @@ class ContentHash:
     def update(self, block: Block) -> None:
         """Add the next rows, in canonical form, with the layer ``"values"``."""
         if isinstance(block, CsrBlock):
-            self._digest.update(np.diff(block.indptr).data)
-            self._digest.update(np.ascontiguousarray(block.indices, dtype=np.uint32).data)
-        values = np.ascontiguousarray(block.layers["values"])
-        self._digest.update(values.reshape(-1).view(np.uint8).data)
+            self._lengths.update(np.diff(block.indptr))
+            self._columns.update(block.indices)
+        self._values.update(block.layers["values"])
 
     def hexdigest(self) -> str:
         """Give the hash of everything so far, 32 hex digits."""
-        return self._digest.hexdigest()[:32]
+        digest = self._digest.copy()
+        for stream in (self._lengths, self._columns, self._values):
+            digest.update(stream.digest())
+        return digest.hexdigest()[:32]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
+from raggedatlas.catalog.cells import CellColumn
 from raggedatlas.errors import NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, plan_columns
 from raggedatlas.ingest.identity import Features, identify
@@ -106,7 +107,9 @@ class IngestPlan:
         return f"{self.uid}/{group.pointer}"
 
 
-def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> IngestPlan:
+def plan_ingest(
+    catalog: Catalog, source: Source, options: IngestOptions, coming: Sequence[CellColumn] = ()
+) -> IngestPlan:
     """Decide what an `add` will write.
 
     Parameters
@@ -117,6 +120,8 @@ def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> Ing
         What is to be added; only its metadata is read.
     options : IngestOptions
         The caller's choices.
+    coming : sequence of CellColumn
+        Columns of sources that are to be committed together with this one.
 
     Raises
     ------
@@ -140,6 +145,8 @@ def plan_ingest(catalog: Catalog, source: Source, options: IngestOptions) -> Ing
             f"{_where(schema)} has {schema.n_cells} cells by its matrices but {cells.num_rows} rows of obs; mend the file."
         )
     table = catalog.tables.schema(CELLS)
+    fresh = {c.stored: pa.field(c.stored, c.type) for c in coming if c.stored not in table.names}
+    table = pa.schema([*table, *fresh.values()])
     columns, column_reports = plan_columns(cells.schema, table, options, [g.pointer for g in groups])
     name, name_notes = _dataset_name(catalog, schema, options)
     notes = [*name_notes, *(note for g in groups if g.features is not None for note in g.features.notes)]
@@ -303,7 +310,7 @@ def _same_entries(source: Source, layers: Sequence[LayerPlan]) -> list[list[Laye
         return [list(layers)]
     from raggedatlas.ingest.patterns import entry_hash
 
-    found: dict[str, list[LayerPlan]] = {}
+    found: dict[bytes, list[LayerPlan]] = {}
     for layer in layers:
         found.setdefault(entry_hash(source, layer.info), []).append(layer)
     return list(found.values())

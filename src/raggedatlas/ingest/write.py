@@ -88,11 +88,10 @@ def add_sources(
     reports: list[IngestReport] = []
     staged: list[Staged] = []
     refused: list[AtlasError] = []
-    seen: dict[str, str] = {}
     openers = list(sources)
     for opener in openers:
         try:
-            done = _stage(catalog, opener, options, progress, seen)
+            done = _stage(catalog, opener, options, progress, staged)
         except AtlasError as error:
             if len(openers) == 1:
                 raise
@@ -100,7 +99,6 @@ def add_sources(
             continue
         reports.append(done if isinstance(done, IngestReport) else done.report)
         if isinstance(done, Staged):
-            seen[done.content_hash] = done.plan.name
             staged.append(done)
         if sum(s.plan.schema.n_cells for s in staged) >= COMMIT_CELLS:
             _commit(catalog, staged, progress)
@@ -115,13 +113,13 @@ def add_sources(
 
 
 def _stage(
-    catalog: Catalog, opener: Callable[[], Source], options: IngestOptions, progress: Progress, seen: dict[str, str]
+    catalog: Catalog, opener: Callable[[], Source], options: IngestOptions, progress: Progress, staged: Sequence[Staged]
 ) -> Staged | IngestReport:
     source = opener()
     try:
         progress("plan", 0, 1)
-        plan = plan_ingest(catalog, source, options)
-        same, content = _same_content(catalog, source, plan, seen)
+        plan = plan_ingest(catalog, source, options, [c.column for s in staged for c in s.plan.columns])
+        same, content = _same_content(catalog, source, plan, {s.content_hash: s.plan.name for s in staged})
         if same and options.on_duplicate == "skip":
             return _report(plan, (), content or "", "skipped", [f"the same content is in the atlas as {same[0]}"])
         replaces = _judge_duplicates(catalog, plan, same, options)

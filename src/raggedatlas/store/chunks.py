@@ -1,4 +1,4 @@
-"""Compiled loops over chunks, without the GIL: pieces, crc32c, and Blosc by function pointer.
+"""Compiled loops over chunks, without the GIL: pieces, and Blosc and crc32c by function pointer.
 
 This module imports numba at the top, so it is imported inside functions only.
 """
@@ -6,8 +6,9 @@ This module imports numba at the top, so it is imported inside functions only.
 # ruff: noqa: ANN401, PLR0917, TID253 - numba's code generators are called with objects of no public type
 
 import ctypes
+import importlib
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -23,41 +24,39 @@ GOOD, BAD_CHECKSUM, BAD_SIZE, BAD_FRAME = 0, 1, 2, 3
 PLAIN, BLOSC = 0, 1
 
 
-def _make_crc_tables() -> NDArray[np.uint32]:
-    """Return the eight tables of a crc32c that takes eight bytes a step."""
-    tables = np.zeros((8, 256), dtype=np.uint32)
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-        tables[0, byte] = value
-    for step in range(1, 8):
-        before = tables[step - 1]
-        tables[step] = (before >> 8) ^ tables[0][before & 0xFF]
-    return tables
-
-
-CRC_TABLES = _make_crc_tables()
 _LZ4 = ctypes.create_string_buffer(b"lz4")
 LZ4_NAME = ctypes.addressof(_LZ4)
 """Address of the name of the codec that is written."""
 
 
-@cache
-def blosc_addresses() -> tuple[int, int]:
-    """Return the addresses of Blosc's decompress and compress functions in numcodecs, or (0, 0).
+class NativeFunctions(NamedTuple):
+    """Addresses of the C functions that the kernels call."""
 
-    The wheel exports them without promising to; where it does not, callers go through numcodecs chunk by chunk.
+    decompress: int
+    compress: int
+    crc32c: int
+
+
+@cache
+def native_functions() -> NativeFunctions | None:
+    """Return the addresses of Blosc's functions in numcodecs and of crc32c in google-crc32c.
+
+    Their wheels export them without promising to; where one is missing, the answer is None and callers go through the
+    Python functions of both packages, chunk by chunk.
     """
     from numcodecs import blosc
 
     try:
+        checksum = importlib.import_module("google_crc32c._crc32c")
         library = ctypes.CDLL(blosc.__file__)
-        found = (library.blosc_decompress_ctx, library.blosc_compress_ctx)
-    except (OSError, AttributeError):
-        return 0, 0
-    first, second = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found)
-    return first, second
+        found = (
+            library.blosc_decompress_ctx,
+            library.blosc_compress_ctx,
+            ctypes.CDLL(checksum.__file__).crc32c_extend,
+        )
+    except (ImportError, OSError, AttributeError):
+        return None
+    return NativeFunctions(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found))
 
 
 def _make_pointer(typing_context: Any, address: Any) -> Any:
@@ -98,18 +97,7 @@ def _make_blosc_compress(
         byte_pointer, word, number = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
         kind = ir.FunctionType(
             number,
-            [
-                number,
-                number,
-                word,
-                word,
-                byte_pointer,
-                byte_pointer,
-                word,
-                byte_pointer,
-                word,
-                number,
-            ],
+            [number, number, word, word, byte_pointer, byte_pointer, word, byte_pointer, word, number],
         )
         function, name, width, size, source, target, room = arguments
         call = builder.inttoptr(function, kind.as_pointer())
@@ -121,39 +109,35 @@ def _make_blosc_compress(
     return types.int32(*(types.uint64,) * 7), generate
 
 
+def _make_crc32c(typing_context: Any, function: Any, source: Any, size: Any) -> Any:
+    """Call ``uint32_t crc32c_extend(0, data, size)`` at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte_pointer, word, number = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
+        kind = ir.FunctionType(number, [number, byte_pointer, word])
+        call = builder.inttoptr(arguments[0], kind.as_pointer())
+        source = builder.inttoptr(arguments[1], byte_pointer)
+        return builder.call(call, [ir.Constant(number, 0), source, arguments[2]])
+
+    return types.uint32(types.uint64, types.uint64, types.uint64), generate
+
+
+def _make_copy(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
+    """Copy bytes between two addresses; numba does not vectorise such a loop over indexed bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, source = (builder.inttoptr(item, cgutils.voidptr_t) for item in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.uint64), generate
+
+
 _pointer: Any = intrinsic(_make_pointer)
+_copy: Any = intrinsic(_make_copy)
+_crc32c: Any = intrinsic(_make_crc32c)
 _blosc_decompress: Any = intrinsic(_make_blosc_decompress)
 _blosc_compress: Any = intrinsic(_make_blosc_compress)
-
-
-@compiled
-def crc32c(data: NDArray[np.uint8], tables: NDArray[np.uint32]) -> int:
-    """Return the crc32c of (n,) uint8 `data`; `tables` is `CRC_TABLES`."""
-    crc = np.uint32(0xFFFFFFFF)
-    n_words = data.size // 8
-    mask = np.uint32(0xFF)
-    for word in range(n_words):
-        i = word * 8
-        low = (
-            np.uint32(data[i])
-            | (np.uint32(data[i + 1]) << np.uint32(8))
-            | (np.uint32(data[i + 2]) << np.uint32(16))
-            | (np.uint32(data[i + 3]) << np.uint32(24))
-        )
-        low ^= crc
-        crc = (
-            tables[7, low & mask]
-            ^ tables[6, (low >> np.uint32(8)) & mask]
-            ^ tables[5, (low >> np.uint32(16)) & mask]
-            ^ tables[4, low >> np.uint32(24)]
-            ^ tables[3, data[i + 4]]
-            ^ tables[2, data[i + 5]]
-            ^ tables[1, data[i + 6]]
-            ^ tables[0, data[i + 7]]
-        )
-    for i in range(n_words * 8, data.size):
-        crc = (crc >> np.uint32(8)) ^ tables[0, (crc ^ np.uint32(data[i])) & mask]
-    return int(crc ^ np.uint32(0xFFFFFFFF))
 
 
 @compiled
@@ -222,9 +206,9 @@ def copy_ranges(
     """
     sources, lengths, targets = pieces
     for piece in range(bounds[0], bounds[1]):
-        source, target = sources[piece] * width, targets[piece] * width
-        for i in range(lengths[piece] * width):
-            out[target + i] = scratch[source + i]
+        source = scratch.ctypes.data + sources[piece] * width
+        target = out.ctypes.data + targets[piece] * width
+        _copy(np.uint64(target), np.uint64(source), np.uint64(lengths[piece] * width))
 
 
 @compiled
@@ -240,23 +224,25 @@ def _decode_one(
     address: int,
     target: int,
     n_bytes: int,
-    codec: tuple[int, bool, int, NDArray[np.uint32]],
+    codec: tuple[int, bool, int, int],
 ) -> int:
     """Check and decode one chunk to an address that has room for `n_bytes`; return a status."""
-    kind, checksum, function, tables = codec
+    kind, checksum, decompress, crc32c = codec
     size = data.size
     if checksum:
         size -= 4
-        if size < 0 or crc32c(data[:size], tables) != _uint32_at(data, size):
+        if size < 0:
+            return BAD_CHECKSUM
+        if np.int64(_crc32c(np.uint64(crc32c), np.uint64(address), np.uint64(size))) != _uint32_at(data, size):
             return BAD_CHECKSUM
     if kind == PLAIN:
         if size != n_bytes:
             return BAD_SIZE
-        carray(_pointer(np.uint64(target)), (n_bytes,), np.uint8)[:] = data[:size]
+        _copy(np.uint64(target), np.uint64(address), np.uint64(n_bytes))
         return GOOD
     if size < 16 or _uint32_at(data, 4) != n_bytes or _uint32_at(data, 12) != size:
         return BAD_SIZE
-    done = _blosc_decompress(np.uint64(function), np.uint64(address), np.uint64(target), np.uint64(n_bytes))
+    done = _blosc_decompress(np.uint64(decompress), np.uint64(address), np.uint64(target), np.uint64(n_bytes))
     return GOOD if done == n_bytes else BAD_FRAME
 
 
@@ -267,7 +253,7 @@ def decode_chunks(
     fill: NDArray[np.uint8],
     out: NDArray[np.uint8],
     pieces: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
-    codec: tuple[int, bool, int, NDArray[np.uint32]],
+    codec: tuple[int, bool, int, int],
 ) -> tuple[int, int]:
     """Check and decode a run of chunks and copy their pieces to the output.
 
@@ -283,8 +269,8 @@ def decode_chunks(
         The output.
     pieces : (c + 1,), then three (p,) int64
         Bounds of the pieces of each chunk; then first row inside the chunk, number of rows, first row in the output.
-    codec : (int, bool, int, tables)
-        PLAIN or BLOSC, whether a crc32c follows, address of the Blosc function, `CRC_TABLES`.
+    codec : (int, bool, int, int)
+        PLAIN or BLOSC, whether a crc32c follows, addresses of Blosc's decompress and of crc32c.
 
     Returns
     -------
@@ -319,7 +305,7 @@ def encode_chunks(
     values: NDArray[np.uint8],
     n_bytes: int,
     width: int,
-    codec: tuple[int, int, NDArray[np.uint32]],
+    codec: tuple[int, int, int],
     out: NDArray[np.uint8],
 ) -> NDArray[np.int64]:
     """Encode a run of chunks with Blosc lz4, byte shuffle and crc32c, one behind the other.
@@ -332,8 +318,8 @@ def encode_chunks(
         Bytes of one chunk.
     width : int
         Bytes of one element, for the shuffle.
-    codec : (int, int, tables)
-        Address of the Blosc function, address of the codec's name, `CRC_TABLES`.
+    codec : (int, int, int)
+        Addresses of Blosc's compress, of the codec's name and of crc32c.
     out : uint8
         Room for ``c * (n_bytes + 20)`` bytes.
 
@@ -342,12 +328,12 @@ def encode_chunks(
     (c,) int64
         Stored bytes of every chunk; -1 from the first that failed on.
     """
-    function, name, tables = codec
+    compress, name, crc32c = codec
     sizes = np.full(values.size // n_bytes, -1, np.int64)
     position = 0
     for chunk in range(sizes.size):
         done = _blosc_compress(
-            np.uint64(function),
+            np.uint64(compress),
             np.uint64(name),
             np.uint64(width),
             np.uint64(n_bytes),
@@ -357,7 +343,8 @@ def encode_chunks(
         )
         if done <= 0:
             return sizes
-        crc = np.int64(crc32c(out[position : position + done], tables))
+        stored = np.uint64(out.ctypes.data + position)
+        crc = np.int64(_crc32c(np.uint64(crc32c), stored, np.uint64(done)))
         for byte in range(4):
             out[position + done + byte] = (crc >> (8 * byte)) & 0xFF
         sizes[chunk] = done + 4

@@ -330,19 +330,19 @@ def _decode_run(
     decoder, spec = reader.decoder, reader.spec
     scratch = np.empty(spec.chunk_shape, spec.dtype)
     fill = _bytes_of(np.full(spec.chunk_shape[1:], spec.fill()))
-    function = kernels.blosc_addresses()[0]
+    native = kernels.native_functions()
     pieces = (plan.sources, plan.lengths, plan.targets)
     part = slice(run[0], run[1])
     bounds = plan.bounds[offset + run[0] : offset + run[1] + 1]
     kinds = {"none": kernels.PLAIN, "blosc": kernels.BLOSC}
-    if decoder is not None and decoder.compressor in kinds and (function or decoder.compressor == "none"):
+    if decoder is not None and decoder.compressor in kinds and native is not None:
         status, bad = kernels.decode_chunks(
             (frames.addresses[part], frames.sizes[part]),
             _bytes_of(scratch),
             fill,
             _bytes_of(out),
             (bounds, *pieces),
-            (kinds[decoder.compressor], decoder.checksum, function, kernels.CRC_TABLES),
+            (kinds[decoder.compressor], decoder.checksum, native.decompress, native.crc32c),
         )
         if status != kernels.GOOD:
             raise _bad_chunk(reader, int(plan.chunks[offset + run[0] + bad]), _FAULTS[status])

@@ -472,7 +472,7 @@ def lance_errors(place: str) -> Iterator[None]:
     except AtlasError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        text = str(error)
+        text = str(error).split("\n", 1)[0]
         if any(word in text for word in _CONFLICTS) or "Conflict" in type(error).__name__:
             raise ConflictError(f"Another writer changed {place} at the same time: {text}") from error
         raise StoreError(f"{place}: {text}. Check that the place exists, is writable, and has space left.") from error

@@ -93,8 +93,8 @@ class _Object:
         adata, place = self.adata, self._place(key)
         if not adata.is_view:
             return rows_of(get(adata), place)
-        width = get(adata[:1]).shape[1:]
-        return SlicedRows(lambda start, stop: get(adata[start:stop]), (adata.n_obs, *width), place)
+        width = get(_slice(adata, 0, 1)).shape[1:]
+        return SlicedRows(lambda start, stop: get(_slice(adata, start, stop)), (adata.n_obs, *width), place)
 
     def _place(self, key: str) -> Place:
         uri = str(self.adata.filename) if self.adata.isbacked else "the AnnData in memory"
@@ -160,7 +160,15 @@ def _item(group: str, name: str, adata: Any) -> Any:  # noqa: ANN401
 
 
 def _has_x(adata: "AnnData") -> bool:
-    return adata[:1].X is not None
+    return _slice(adata, 0, 1).X is not None
+
+
+def _slice(view: Any, start: int, stop: int) -> Any:  # noqa: ANN401
+    """Take rows of a view; a view of a backed object cannot be sliced by anndata 0.12, so what it views is."""
+    if not view.isbacked:
+        return view[start:stop]
+    whole = view._adata_ref
+    return whole[np.arange(whole.n_obs)[view._oidx][start:stop], view._vidx]
 
 
 def _plain(frame: Any) -> "pd.DataFrame":  # noqa: ANN401  (a view's frame is of a subclass)

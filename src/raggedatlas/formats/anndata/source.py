@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.memory import object_parts
 from raggedatlas.formats.anndata.stored import stored_parts
-from raggedatlas.formats.containers import Container, open_hdf5, open_zarr
+from raggedatlas.formats.containers import Container, open_hdf5, open_zarr, readable
 from raggedatlas.formats.parts import PartsSource
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def object_source(adata: "AnnData") -> PartsSource:
 
 def _stored_source(container: Container, path: Path, form: str) -> PartsSource:
     try:
-        parts = stored_parts(container)
+        with readable(container.uri, "its structure"):
+            parts = stored_parts(container)
         return PartsSource(parts, name=path.stem, uri=str(path), format=form, close=container.close)
     except BaseException:
         container.close()

@@ -1,0 +1,84 @@
+"""Many processes at once: nothing lost, nothing twice, every snapshot whole."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from raggedatlas.catalog import checks, snapshots, upkeep
+from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog
+from raggedatlas.catalog.datasets import read_records
+from raggedatlas.testing.atlases import SPACE
+
+ADD = """
+import sys
+import numpy as np
+from raggedatlas.catalog.catalog import open_catalog
+from raggedatlas.store.location import Location
+from raggedatlas.testing.atlases import write_dataset
+catalog, me = open_catalog(Location(sys.argv[1])), int(sys.argv[2])
+for i in range(4):
+    genes = [f"g{(me + i + k) % 9}" for k in range(5)] + [f"own{me}-{i}"]
+    write_dataset(catalog, f"{me}-{i}", genes, np.full((6, 6), 1 + i, "u1"), {"kind": [str(me)] * 6, f"only{me}": [i] * 6})
+"""
+
+SNAPSHOT = """
+import sys
+from raggedatlas.catalog.catalog import open_catalog
+from raggedatlas.catalog.snapshots import snapshot
+from raggedatlas.store.location import Location
+catalog = open_catalog(Location(sys.argv[1]))
+for _ in range(int(sys.argv[2])):
+    print(snapshot(catalog).version)
+"""
+
+
+def run(catalog: Catalog, jobs: Sequence[tuple[str, int]]) -> list[str]:
+    """Run scripts at once, each in a process of its own, and return what they print."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", script, catalog.location.uri, str(number)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for script, number in jobs
+    ]
+    said = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0] * len(jobs), "\n".join(errors for _, errors in said)
+    return [printed for printed, _ in said]
+
+
+def test_parallel_snapshots_get_different_numbers(two: tuple[Catalog, str, str]) -> None:
+    """Four processes that snapshot at once record as many snapshots as they took, each with its own number."""
+    catalog = two[0]
+    printed = run(catalog, [(SNAPSHOT, 3)] * 4)
+    numbers = sorted(int(line) for text in printed for line in text.split())
+    assert numbers == list(range(1, 13))
+    records = snapshots.list_versions(catalog)
+    assert [record.version for record in records] == numbers
+    for record in records:
+        assert catalog.tables.tags(CELLS)[record.tag] == record.table_versions[CELLS]
+        assert not checks.validate(catalog.at(record), "rows")
+
+
+@pytest.mark.timeout(600)
+def test_four_add_while_a_fifth_snapshots(atlas: Catalog) -> None:
+    """Nothing is lost, no feature is twice there, indices are contiguous, and every snapshot opens and validates."""
+    run(atlas, [*((ADD, i) for i in range(4)), (SNAPSHOT, 5)])
+    records = read_records(atlas)
+    assert len(records) == len({record.uid for record in records}) == 16
+    assert atlas.tables.count(CELLS) == 96
+    upkeep.optimize(atlas)
+    assert checks.validate(atlas, "deep") == []
+    index = atlas.tables.read(f"{SPACE}_registry", ["global_index"]).column(0).to_pylist()
+    assert sorted(index) == list(range(9 + 16))
+    layouts = atlas.tables.read(LAYOUTS, ["layout_uid", "local_index"]).to_pylist()
+    assert len(layouts) == len({tuple(row.values()) for row in layouts})
+    found = snapshots.list_versions(atlas)
+    assert [record.version for record in found] == [1, 2, 3, 4, 5]
+    for record in found:
+        view = atlas.at(record)
+        assert not [p for p in checks.validate(view, "deep") if not checks.is_note(p)]
+        assert record.n_cells == 6 * record.n_datasets == 6 * len(read_records(view))

@@ -1,0 +1,223 @@
+"""Optimize, drop, gc, repair: what is needed stays, what nothing needs goes."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from raggedatlas.catalog import checks, leases, snapshots, upkeep
+from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
+from raggedatlas.catalog.datasets import read_records
+from raggedatlas.errors import NotFoundError
+from raggedatlas.store.arrays import create_group, read_group_attributes, write_group_attributes
+from raggedatlas.testing.atlases import SPACE, write_dataset
+
+Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
+Two = tuple[Catalog, str, str]
+NOW = timedelta(0)
+HOUR = timedelta(hours=1)
+
+
+def kill_writer(catalog: Catalog, uid: str) -> None:
+    """Make a lease look like that of a process on this machine that has ended."""
+    lease = leases.read_lease(catalog, uid)
+    assert lease
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead = {**lease, "pid": int(child.stdout)}
+    write_group_attributes(catalog.arrays, uid, {"raggedatlas": {"ingest": dead}})
+
+
+def test_optimize_assigns_indices_and_settles_every_table(two: Two) -> None:
+    """Afterwards indices are 0..N-1 in registry and layouts, each table is one fragment, and every index covers it."""
+    catalog = two[0]
+    upkeep.optimize(catalog)
+    assert checks.validate(catalog, "deep") == []
+    registry = catalog.tables.read(f"{SPACE}_registry", ["global_index"]).column(0).to_pylist()
+    assert sorted(registry) == [0, 1, 2, 3]
+    for name in (CELLS, DATASETS, LAYOUTS, f"{SPACE}_registry"):
+        assert catalog.tables.settled(name)
+    assert catalog.tables.indices(CELLS) == {"uid_btree_idx": ["uid"], "dataset_uid_btree_idx": ["dataset_uid"]}
+    assert set(catalog.tables.indices(LAYOUTS)) == {"layout_uid_btree_idx", "feature_uid_btree_idx", "feature_uid_fts_idx"}
+
+
+def test_optimize_twice_writes_nothing(two: Two) -> None:
+    """Where nothing changed, no table gets a new version."""
+    catalog = two[0]
+    upkeep.optimize(catalog)
+    before = {name: catalog.tables.version(name) for name in catalog.tables.names()}
+    upkeep.optimize(catalog)
+    assert {name: catalog.tables.version(name) for name in catalog.tables.names()} == before
+
+
+def test_optimize_keeps_row_order(two: Two) -> None:
+    """Compaction and indexes change no row and no order."""
+    catalog = two[0]
+    for i in range(4):
+        write_dataset(catalog, f"m{i}", ["A", f"G{i}"], np.ones((5, 2), "u1"))
+    before = catalog.tables.read(CELLS)
+    upkeep.optimize(catalog)
+    assert catalog.tables.read(CELLS).equals(before)
+
+
+def test_indices_never_change(two: Two) -> None:
+    """A feature keeps its index through later adds; new ones count on."""
+    catalog = two[0]
+    assert upkeep.reindex(catalog) == 4
+    before = catalog.tables.read(f"{SPACE}_registry", ["uid", "global_index"])
+    write_dataset(catalog, "c", ["0", "A", "ZZ"], np.ones((2, 3), "u1"))
+    assert upkeep.reindex(catalog, SPACE) == 2
+    after = catalog.tables.read(f"{SPACE}_registry", ["uid", "global_index"])
+    assert after.slice(0, 4).equals(before)
+    assert sorted(after.column("global_index").to_pylist()) == list(range(6))
+    assert catalog.tables.count(LAYOUTS, "global_index IS NULL") == 0
+    with pytest.raises(NotFoundError, match="no features"):
+        upkeep.reindex(catalog, "embedding")
+    with pytest.raises(NotFoundError):
+        upkeep.reindex(catalog, "nonsense")
+    assert upkeep.reindex(catalog, "protein_abundance") == 0
+
+
+def test_a_dropped_dataset_is_gone_now_and_there_before(two: Two) -> None:
+    """Drop takes records and cells from the tip, by name or uid; snapshots keep them."""
+    catalog, first, second = two
+    view = catalog.at(snapshots.snapshot(catalog))
+    report = upkeep.drop_dataset(catalog, "a")
+    assert (report.n_cells, report.groups) == (30, (f"{first}/{SPACE}",))
+    assert [r.uid for r in read_records(catalog)] == [second]
+    assert catalog.tables.count(CELLS) == 20
+    assert not checks.validate(catalog, "deep")
+    assert not checks.validate(view, "deep")
+    with pytest.raises(NotFoundError):
+        upkeep.drop_dataset(catalog, "a")
+
+
+def test_a_killed_drop_is_finished_by_repair(two: Two, dying: Dying) -> None:
+    """Between the two deletes the dataset is invisible but uncleared; repair removes its cells and arrays."""
+    catalog, first, _ = two
+    with dying(1) as done:
+        upkeep.drop_dataset(catalog, first)
+    assert done == [f"delete {DATASETS}"]
+    assert {p.rule for p in checks.validate(catalog, "rows") if not checks.is_note(p)} == set()
+    report = upkeep.repair(catalog)
+    assert (report.n_cells, report.groups) == (30, (first,))
+    assert catalog.tables.count(CELLS) == 20
+
+
+def test_gc_frees_only_what_nothing_reaches(two: Two) -> None:
+    """A dropped dataset's arrays go once no snapshot has it; a dry run says so and removes nothing."""
+    catalog, first, second = two
+    snapshots.snapshot(catalog)
+    upkeep.drop_dataset(catalog, first)
+    assert upkeep.gc(catalog, dry_run=False).groups == ()
+    snapshots.delete_version(catalog, 1)
+    size = catalog.arrays.child(first).size()
+    dry = upkeep.gc(catalog)
+    assert (dry.groups, dry.dry_run, dry.n_bytes) == ((first,), True, size)
+    assert catalog.arrays.child(first).exists()
+    assert upkeep.gc(catalog, dry_run=False).groups == (first,)
+    assert catalog.arrays.list_children() == [second]
+    assert not checks.validate(catalog, "deep")
+
+
+@pytest.mark.parametrize("last", ["lease", "arrays", "features", "layout", "columns", "cells"])
+def test_what_a_killed_add_leaves_is_swept(two: Two, last: str) -> None:
+    """While the writer lives nothing of it is touched; once it is dead, repair removes cells and arrays, gc arrays."""
+    catalog, first, second = two
+    uid = write_dataset(catalog, "half", ["A", "Q"], np.ones((4, 2), "u1"), {"more": ["t"] * 4}, last=last)  # type: ignore[arg-type]
+    for report in (upkeep.repair(catalog), upkeep.gc(catalog, dry_run=False, grace=NOW)):
+        assert (report.groups, report.kept, report.n_cells) == ((), (uid,), 0)
+    kill_writer(catalog, uid)
+    assert upkeep.gc(catalog).groups == (uid,)
+    report = upkeep.repair(catalog)
+    assert (report.groups, report.n_cells) == ((uid,), 4 if last == "cells" else 0)
+    assert sorted(catalog.arrays.list_children()) == sorted([first, second])
+    assert not checks.validate(catalog, "deep") or {p.rule for p in checks.validate(catalog, "deep")} == {"unassigned-index"}
+    snapshots.snapshot(catalog)
+
+
+def test_gc_leaves_names_that_are_not_ours(two: Two) -> None:
+    """Only folders named like datasets are looked at."""
+    catalog = two[0]
+    create_group(catalog.arrays, "notes", {"by": "somebody"})
+    assert upkeep.gc(catalog, dry_run=False, grace=NOW).groups == ()
+    assert "notes" in catalog.arrays.list_children()
+
+
+def test_stray_tags_are_removed_and_lost_ones_come_back(two: Two) -> None:
+    """Tags without a snapshot go, young provisional ones stay, a snapshot's missing tag is put back."""
+    catalog = two[0]
+    record = snapshots.snapshot(catalog)
+    version = catalog.tables.version(CELLS)
+    young = f"pending-{int(datetime.now(UTC).timestamp())}-abcd"
+    for tag in ("pending-1000-abcd", young, "atlas-v77", "mine"):
+        catalog.tables.tag(CELLS, tag, version)
+    catalog.tables.untag(CELLS, record.tag)
+    dry = upkeep.gc(catalog)
+    assert len(dry.notes) == 2
+    upkeep.gc(catalog, dry_run=False)
+    assert set(catalog.tables.tags(CELLS)) == {record.tag, young, "mine"}
+
+
+def test_repair_reports_missing_arrays_and_clears_half_made_tables(two: Two) -> None:
+    """Missing arrays are named with the way out; a table folder without a version is removed after the grace."""
+    catalog, first, _ = two
+    catalog.arrays.child(first).delete_prefix()
+    catalog.tables.location.child("ghost.lance").write_bytes("data/x.lance", b"x")
+    assert not any("ghost" in note for note in upkeep.repair(catalog).notes)
+    notes = upkeep.repair(catalog, NOW).notes
+    assert any("ghost" in note for note in notes)
+    assert any(first in note and "drop_dataset" in note for note in notes)
+    assert "ghost" not in catalog.tables.names()
+    assert len(read_records(catalog)) == 2
+
+
+def test_a_lease_lives_as_long_as_its_process(atlas: Catalog) -> None:
+    """Same machine: the very process. Other machine: fresh objects. None: the last minute. Finished: never."""
+    uid = "0123456789abcdef"
+    assert not leases.lease_alive(atlas, uid)
+    leases.take_lease(atlas, uid)
+    lease = leases.read_lease(atlas, uid)
+    assert lease is not None
+    assert lease["pid"] == os.getpid()
+    assert leases.lease_alive(atlas, uid, NOW)
+    cases = {
+        "process_start": ("1", HOUR, False),
+        "pid": (-1, HOUR, False),
+        "host": ("elsewhere", HOUR, True),
+        "boot_id": ("another", HOUR, True),
+        "namespace": ("pid:[1]", NOW, False),
+    }
+    for key, (value, grace, alive) in cases.items():
+        write_group_attributes(atlas.arrays, uid, {"raggedatlas": {"ingest": {**lease, key: value}}})
+        assert leases.lease_alive(atlas, uid, grace) is alive, key
+    write_group_attributes(atlas.arrays, uid, {})
+    assert leases.lease_alive(atlas, uid, NOW)
+    leases.take_lease(atlas, uid)
+    leases.release_lease(atlas, uid)
+    leases.release_lease(atlas, uid)
+    assert not leases.lease_alive(atlas, uid)
+    assert read_group_attributes(atlas.arrays, uid) == {"raggedatlas": {}}
+    atlas.arrays.write_bytes(f"{uid}/zarr.json", b"{")
+    assert leases.read_lease(atlas, uid) is None
+    leases.release_lease(atlas, "ffffffffffffffff")
+    assert "ffffffffffffffff" not in atlas.arrays.list_children()
+
+
+def test_without_proc_a_process_is_looked_up_by_number(atlas: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system tells no start times, a running number counts as alive and a free one as dead."""
+    monkeypatch.setattr(leases, "_text", lambda path: "")
+    monkeypatch.setattr(leases.Path, "exists", lambda path: False)
+    uid = "0123456789abcdef"
+    leases.take_lease(atlas, uid)
+    assert leases.lease_alive(atlas, uid, NOW)
+    lease = leases.read_lease(atlas, uid)
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead = json.loads(json.dumps({**(lease or {}), "pid": int(child.stdout)}))
+    write_group_attributes(atlas.arrays, uid, {"raggedatlas": {"ingest": dead}})
+    assert not leases.lease_alive(atlas, uid, HOUR)

@@ -1,0 +1,146 @@
+"""MuData: files are read without its package, objects with it, and what we write opens in it."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.mudata import mudata_object_source, mudata_source
+from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.model.batch import CsrBlock
+from raggedatlas.model.contracts import SinkMatrix
+from raggedatlas.model.frames import arrow_to_frame
+
+mudata = pytest.importorskip("mudata")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+def two_modalities() -> Any:
+    """Cells a, b, d with RNA and b, c, d (in another order) with protein."""
+    rna = ad.AnnData(
+        sp.csr_matrix(np.arange(6, dtype=np.float32).reshape(3, 2)),
+        obs=pd.DataFrame({"n": [1, 2, 3], "flag": [True, False, True], "shared": list("xyz")}, index=list("abd")),
+        var=pd.DataFrame(index=["g1", "g2"]),
+    )
+    prot = ad.AnnData(
+        np.arange(3, dtype=np.float32).reshape(3, 1),
+        obs=pd.DataFrame({"kind": pd.Categorical(["T", "B", "T"])}, index=list("dcb")),
+        var=pd.DataFrame(index=["p1"]),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return mudata.MuData({"rna": rna, "prot": prot})
+
+
+def check(source: Any) -> None:
+    """State what the two modalities are, by cell name."""
+    schema = source.describe()
+    assert {m.key: m.space for m in schema.matrices} == {"mod/rna/X": "gene_expression", "mod/prot/X": "protein_abundance"}
+    cells = arrow_to_frame(source.cells())
+    names = np.array(cells.index)
+    assert sorted(names) == list("abcd")
+    for modality, expected in (("rna", ["a", "b", "d"]), ("prot", ["d", "c", "b"])):
+        assert names[source.present(f"mod/{modality}/X")].tolist() == expected
+    assert cells.loc["d", "prot:kind"] == "T"
+    assert cells.loc["a", "rna:n"] == 1
+    assert pd.isna(cells.loc["c", "rna:n"])
+    assert source.features("mod/prot/var").column(0).to_pylist() == ["p1"]
+    source.close()
+
+
+def test_file_and_object_say_the_same(tmp_path: Path) -> None:
+    """A file gives one row per global cell, presence by obsmap and prefixed columns; so does the object."""
+    mdata = two_modalities()
+    mdata.write(tmp_path / "x.h5mu")
+    check(mudata_source(tmp_path / "x.h5mu"))
+    check(open_source(mdata))
+
+
+def test_zarr_folder_of_a_mudata(tmp_path: Path) -> None:
+    """A MuData that was written as a Zarr folder reads as its file."""
+    two_modalities().write_zarr(tmp_path / "x.zarr")
+    check(open_source(tmp_path / "x.zarr"))
+
+
+def test_view_of_an_object_is_placed_by_names() -> None:
+    """A view's modalities are placed among the view's cells."""
+    view = two_modalities()[["b", "d"]]
+    source = mudata_object_source(view)
+    names = np.array(arrow_to_frame(source.cells()).index)
+    for key in ("mod/rna/X", "mod/prot/X"):
+        cells = source.present(key)
+        found = names if cells is None else names[cells]
+        assert sorted(found) == ["b", "d"]
+
+
+def test_real_file() -> None:
+    """The real file has expression for fewer cells than it has cells, and a modality without a matrix, which is listed."""
+    source = open_source(DATA / "wu2020.h5mu")
+    schema = source.describe()
+    gex = schema.matrix("mod/gex/X")
+    assert gex is not None
+    assert gex.space == "gene_expression"
+    with h5py.File(DATA / "wu2020.h5mu") as file:
+        n_cells, positions = file["obs/_index"].shape[0], file["obsmap/gex"][()]
+        stored = sp.csr_matrix(tuple(file[f"mod/gex/X/{n}"][()] for n in ("data", "indices", "indptr")), shape=gex.shape)
+    assert schema.n_cells == n_cells
+    present = source.present("mod/gex/X")
+    assert present is not None
+    np.testing.assert_array_equal(positions[present], np.arange(1, gex.shape[0] + 1))
+    blocks = [b for (b,) in source.blocks(("mod/gex/X",), 33)]
+    assert all(isinstance(b, CsrBlock) for b in blocks)
+    np.testing.assert_array_equal(np.concatenate([b.layers["values"] for b in blocks]), stored.data)
+    assert schema.left_out["mod/airr"] == "modality without a matrix"
+    source.close()
+
+
+def test_matrices_of_different_heights_are_not_read_in_step(tmp_path: Path) -> None:
+    """Modalities with different numbers of rows must be walked one by one, and this is said."""
+    mdata = mudata.MuData({"rna": two_modalities().mod["rna"], "prot": two_modalities().mod["prot"][:2].copy()})
+    with pytest.raises(SourceError, match="one by one"):
+        open_source(mdata).blocks(("mod/rna/X", "mod/prot/X"), 2)
+
+
+def test_obsmap_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """An obsmap that repeats a row is told by its modality."""
+    two_modalities().write(tmp_path / "x.h5mu")
+    with h5py.File(tmp_path / "x.h5mu", "r+") as file:
+        file["obsmap/rna"][...] = 1
+    with pytest.raises(SourceError, match="obsmap/rna"):
+        mudata_source(tmp_path / "x.h5mu")
+
+
+def test_what_we_write_opens_in_mudata(tmp_path: Path) -> None:
+    """Two modalities over partly shared cells come back in mudata with their matrices, maps and frames."""
+    sink = open_sink(tmp_path / "x.h5mu")
+    matrix = sp.csr_array(np.arange(1, 7, dtype=np.float32).reshape(3, 2))
+    sink.begin((SinkMatrix.of("mod/rna/X", "csr", "f4", (3, 2)), SinkMatrix.of("mod/prot/X", "csr", "f4", (3, 2))))
+    for key in ("mod/rna/X", "mod/prot/X"):
+        sink.write(key, CsrBlock(matrix.indptr.astype(np.int64), matrix.indices, {"values": matrix.data}, 2))
+    sink.element("obs", pd.DataFrame({"donor": list("1122")}, index=list("abcd")))
+    for name, cells, features in (("rna", "abd", ["g1", "g2"]), ("prot", "bcd", ["p1", "p2"])):
+        sink.element(f"mod/{name}/obs", pd.DataFrame(index=list(cells)))
+        sink.element(f"mod/{name}/var", pd.DataFrame(index=features))
+        sink.element(f"obsmap/{name}", np.array([list(cells).index(c) + 1 if c in cells else 0 for c in "abcd"], np.uint32))
+    sink.element("uns", {"atlas": {"uri": "somewhere"}})
+    sink.commit()
+    found = mudata.read_h5mu(tmp_path / "x.h5mu")
+    assert list(found.mod) == ["rna", "prot"]
+    assert sorted(found.obs_names) == list("abcd")
+    assert found.obs.loc["c", "donor"] == "2"
+    assert list(found.var_names) == ["g1", "g2", "p1", "p2"]
+    np.testing.assert_array_equal(found["prot"].X.toarray(), matrix.toarray())
+    assert found["prot"].obs_names.tolist() == list("bcd")
+    assert (tmp_path / "x.h5mu").read_bytes()[:6] == b"MuData"
+    source = open_source(tmp_path / "x.h5mu")
+    assert source.present("mod/prot/X").tolist() == [1, 2, 3]
+    source.close()

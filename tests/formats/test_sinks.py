@@ -1,0 +1,228 @@
+"""Sinks: what they write opens equal in anndata and mudata, and nothing is visible before the end."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
+from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.model.batch import CsrBlock, DenseBlock
+from raggedatlas.model.contracts import Sink, SinkMatrix
+from raggedatlas.model.frames import arrow_to_frame
+
+ENDINGS = [("x.h5ad", {}), ("x.h5ad", {"compression": None}), ("x.h5ad", {"compression": "lzf"}), ("x.zarr", {}), ("x.zarr", {"zarr_format": 2})]
+
+
+def read_back(path: Path) -> ad.AnnData:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ad.read_h5ad(path) if path.suffix == ".h5ad" else ad.read_zarr(path)
+
+
+def frames(n_obs: int, n_var: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    obs = pd.DataFrame(
+        {
+            "kind": pd.Categorical.from_codes(np.arange(n_obs) % 3 - 1, ["T", "B", "NK"], ordered=True),
+            "n": np.arange(n_obs, dtype=np.int16),
+            "text": [f"t{i}" for i in range(n_obs)],
+            "maybe": pd.array([None, *range(1, n_obs)], dtype="Int32"),
+        },
+        index=[f"cell{i}" for i in range(n_obs)],
+    )
+    return obs, pd.DataFrame(index=[f"g{i}" for i in range(n_var)])
+
+
+def pour(sink: Sink, matrices: dict[str, Any], step: int) -> None:
+    """Write matrices in blocks."""
+    sink.begin(tuple(SinkMatrix.of(k, "csr" if sp.issparse(m) else "dense", m.dtype, m.shape) for k, m in matrices.items()))
+    for key, matrix in matrices.items():
+        for start in range(0, matrix.shape[0], step):
+            part = matrix[start : start + step]
+            if sp.issparse(part):
+                block = CsrBlock(part.indptr.astype(np.int64), part.indices, {"values": part.data}, part.shape[1])
+                sink.write(key, block)
+            else:
+                sink.write(key, DenseBlock({"values": part}))
+
+
+@pytest.mark.parametrize(("name", "options"), ENDINGS)
+@given(
+    dtype=st.sampled_from(["bool", "uint8", "int32", "int64", "float32", "float64"]),
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 7)),
+    step=st.integers(1, 9),
+)
+@settings(max_examples=10, deadline=None)
+def test_what_is_written_opens_equal(tmp_path_factory: pytest.TempPathFactory, name: str, options: Any, dtype: str, shape: Any, step: int) -> None:
+    """Sparse and dense matrices of any dtype, frames and uns come back equal from anndata and from our own source."""
+    path = tmp_path_factory.mktemp("out") / name
+    rng = np.random.default_rng(0)
+    dense = rng.integers(0, 2, shape).astype(dtype)
+    matrices = {"X": sp.csr_array(dense), "layers/dense": dense, "obsm/e": dense[:, :1].astype(np.float64), "obsm/s": sp.csr_array(dense)}
+    obs, var = frames(*shape)
+    sink = open_sink(path, **options)
+    pour(sink, matrices, step)
+    for key, value in {"obs": obs, "var": var, "uns": {"atlas": {"query": "all", "n": 3}}, "varm/v": np.ones((shape[1], 2))}.items():
+        sink.element(key, value)
+    assert sink.commit() == str(path)
+    found = read_back(path)
+    np.testing.assert_array_equal(found.X.toarray(), dense)
+    assert found.X.format == "csr"
+    assert found.X.dtype == dtype
+    assert found.X.indptr.dtype == np.int32
+    np.testing.assert_array_equal(found.layers["dense"], dense)
+    np.testing.assert_array_equal(found.obsm["s"].toarray(), dense)
+    assert found.uns["atlas"]["query"] == "all"
+    pd.testing.assert_frame_equal(found.obs, obs, check_index_type=False)
+    source = open_source(path)
+    ours = arrow_to_frame(source.cells())
+    pd.testing.assert_frame_equal(ours, obs, check_index_type=False)
+    ((block,),) = source.blocks(("X",), 100)
+    np.testing.assert_array_equal(block.layers["values"], matrices["X"].data)
+    source.close()
+
+
+def test_raw_keeps_its_own_features(tmp_path: Path) -> None:
+    """raw/X with raw/var comes back as raw."""
+    sink = open_sink(tmp_path / "x.h5ad")
+    pour(sink, {"X": np.ones((3, 2)), "raw/X": sp.csr_array(np.eye(3, 4))}, 2)
+    obs, var = frames(3, 2)
+    for key, value in {"obs": obs, "var": var, "raw/var": frames(3, 4)[1]}.items():
+        sink.element(key, value)
+    sink.commit()
+    found = read_back(tmp_path / "x.h5ad")
+    np.testing.assert_array_equal(found.raw.X.toarray(), np.eye(3, 4))
+    assert list(found.raw.var_names) == ["g0", "g1", "g2", "g3"]
+
+
+def test_text_is_written_as_plain_string_arrays(tmp_path: Path) -> None:
+    """Index and text columns are string-array, which every reader since 0.8 knows; text with holes is nullable."""
+    sink = open_sink(tmp_path / "x.h5ad")
+    obs, var = frames(3, 2)
+    obs["holes"] = pd.array(["a", None, "c"], dtype="string")
+    sink.begin(())
+    sink.element("obs", obs)
+    sink.element("var", var)
+    sink.commit()
+    with h5py.File(tmp_path / "x.h5ad") as file:
+        kinds = {name: file[f"obs/{name}"].attrs["encoding-type"] for name in ("_index", "text", "holes", "kind/categories")}
+    assert kinds == {"_index": "string-array", "text": "string-array", "holes": "nullable-string-array", "kind/categories": "string-array"}
+    assert read_back(tmp_path / "x.h5ad").obs["holes"].isna().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("name", ["x.h5ad", "x.zarr", "x.h5mu"])
+def test_nothing_is_visible_before_commit_or_after_abort(tmp_path: Path, name: str) -> None:
+    """Until commit the name does not exist; abort leaves the folder as it was."""
+    sink = open_sink(tmp_path / name)
+    key = "mod/rna/X" if name == "x.h5mu" else "X"
+    pour(sink, {key: np.ones((3, 2))}, 2)
+    assert not (tmp_path / name).exists()
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x.h5ad", "x.zarr"])
+def test_existing_files_are_kept_unless_said_otherwise(tmp_path: Path, name: str) -> None:
+    """An existing target is refused by name, and replaced whole with overwrite=True."""
+    for value in (1.0, 2.0):
+        sink = open_sink(tmp_path / name, overwrite=value == 2.0)
+        pour(sink, {"X": np.full((2, 2), value)}, 2)
+        for key, frame in zip(("obs", "var"), frames(2, 2), strict=True):
+            sink.element(key, frame)
+        sink.commit()
+    with pytest.raises(DuplicateError, match="overwrite=True"):
+        open_sink(tmp_path / name)
+    assert read_back(tmp_path / name).X.max() == 2.0
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def bad_calls() -> dict[str, Any]:
+    def unannounced(sink: Sink) -> None:
+        sink.write("layers/none", DenseBlock({"values": np.ones((1, 2))}))
+
+    def too_wide(sink: Sink) -> None:
+        sink.write("X", DenseBlock({"values": np.ones((1, 3))}))
+
+    def lossy(sink: Sink) -> None:
+        sink.write("X", DenseBlock({"values": np.ones((1, 2), np.complex64)}))
+
+    def short(sink: Sink) -> None:
+        sink.element("obs", frames(3, 2)[0])
+        sink.element("var", frames(3, 2)[1])
+        sink.commit()
+
+    def without_obs(sink: Sink) -> None:
+        sink.write("X", DenseBlock({"values": np.ones((3, 2))}))
+        sink.commit()
+
+    def misfit(sink: Sink) -> None:
+        sink.write("X", DenseBlock({"values": np.ones((3, 2))}))
+        sink.element("obs", frames(4, 2)[0])
+        sink.element("var", frames(4, 2)[1])
+        sink.commit()
+
+    def unknown_type(sink: Sink) -> None:
+        sink.element("uns", {"deep": {"odd": object()}})
+
+    def outside(sink: Sink) -> None:
+        sink.element("uns/../../x", 1)
+
+    return {
+        "was not announced": unannounced,
+        "takes dense rows of shape": too_wide,
+        "cannot take complex64": lossy,
+        "received 0 of its 3 rows": short,
+        "obs was not written": without_obs,
+        "ask for": misfit,
+        "odd": unknown_type,
+        "no key": outside,
+    }
+
+
+@pytest.mark.parametrize("said", list(bad_calls()))
+def test_wrong_use_is_refused_by_name(tmp_path: Path, said: str) -> None:
+    """Each way to misuse a sink is told, and nothing becomes visible."""
+    sink = open_sink(tmp_path / "x.h5ad")
+    sink.begin((SinkMatrix.of("X", "dense", "f8", (3, 2)),))
+    with pytest.raises(SchemaError, match=said):
+        bad_calls()[said](sink)
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_places_and_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """An unknown ending, option, compression or format and an absent folder are told."""
+    with pytest.raises(SourceError, match=r"\.h5ad, \.h5mu, \.zarr"):
+        open_sink(tmp_path / "x.csv")
+    with pytest.raises(SourceError, match="zarr_format"):
+        open_sink(tmp_path / "x.h5ad", zarr_format=2)
+    with pytest.raises(SourceError, match="compression"):
+        open_sink(tmp_path / "x.h5ad", compression="zip")
+    with pytest.raises(SourceError, match="choose 2 or 3"):
+        open_sink(tmp_path / "x.zarr", zarr_format=4)
+    with pytest.raises(StoreError, match="make it first"):
+        open_sink(tmp_path / "absent" / "x.h5ad")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pointers_turn_64_bit_when_they_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row pointers are int64 for matrices so wide that their columns are."""
+    sink = open_sink(tmp_path / "x.zarr")
+    sink.begin((SinkMatrix.of("obsm/wide", "csr", "f4", (1, 2**31)),))
+    sink.write("obsm/wide", CsrBlock(np.array([0, 1]), np.array([2**31 - 1]), {"values": np.ones(1, np.float32)}, 2**31))
+    for key, frame in zip(("obs", "var"), frames(1, 1), strict=True):
+        sink.element(key, frame)
+    sink.commit()
+    source = open_source(tmp_path / "x.zarr")
+    ((block,),) = source.blocks(("obsm/wide",), 1)
+    assert isinstance(block, CsrBlock)
+    assert block.indices.tolist() == [2**31 - 1]
+    source.close()

@@ -1,0 +1,208 @@
+"""10x count files: HDF5 of both ages and Market-matrix folders, compared with h5py and SciPy on the same bytes."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+
+from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats import marketmatrix, spill
+from raggedatlas.formats.parts import PartsSource
+from raggedatlas.formats.registry import open_source
+from raggedatlas.formats.tenx import tenx_h5_source, tenx_mtx_source
+from raggedatlas.model.batch import CsrBlock
+
+DATA = Path(__file__).parent.parent / "data"
+MATRIX = sp.random_array((5, 7), density=0.5, rng=np.random.default_rng(3), format="csr")
+MATRIX.data = np.arange(1, MATRIX.nnz + 1)
+"""Five cells by seven features."""
+
+
+def whole(source: PartsSource, key: str, n_rows: int = 2) -> Any:
+    parts = []
+    for (block,) in source.blocks((key,), n_rows):
+        assert isinstance(block, CsrBlock)
+        parts.append(sp.csr_array((block.layers["values"], block.indices, block.indptr), shape=(block.n_rows, block.n_cols)))
+    return sp.vstack(parts).toarray()
+
+
+def write_h5(path: Path, types: list[str] | None) -> None:
+    """Write the matrix as Cell Ranger 3 does, or as Cell Ranger 2 without types."""
+    with h5py.File(path, "w") as file:
+        group = file.create_group("matrix" if types else "GRCh38")
+        for name in ("data", "indices", "indptr"):
+            group[name] = getattr(MATRIX, name).astype(np.int64)
+        group["shape"] = np.array([7, 5], np.int32)
+        group["barcodes"] = np.array([f"BC{i}-1".encode() for i in range(5)])
+        ids, names = np.array([f"ENSG{i}".encode() for i in range(7)]), np.array([f"G{i}".encode() for i in range(7)])
+        if types:
+            features = group.create_group("features")
+            features["id"], features["name"] = ids, names
+            features["feature_type"] = np.array([t.encode() for t in types])
+            features["genome"] = np.array([b"GRCh38"] * 7)
+            features["_all_tag_keys"] = np.array([b"genome"])
+        else:
+            group["genes"], group["gene_names"] = ids, names
+
+
+def write_mtx(folder: Path, *, packed: bool, header: str = "", types: bool = True) -> None:
+    """Write the matrix as a folder of Cell Ranger 3 (packed) or 2."""
+    ending = ".gz" if packed else ""
+    opener: Any = gzip.open if packed else open
+    folder.mkdir(exist_ok=True)
+    coo = sp.coo_array(MATRIX)
+    lines = [header or "%%MatrixMarket matrix coordinate integer general", "%made by hand", f"7 5 {coo.nnz}"]
+    lines += [f"{c + 1} {r + 1} {v}" for r, c, v in zip(*coo.coords, coo.data, strict=True)]
+    third = "\tGene Expression" if types else ""
+    for name, text in {
+        "matrix.mtx": "\n".join(lines),
+        "barcodes.tsv": "\n".join(f"BC{i}-1" for i in range(5)),
+        "features.tsv" if packed else "genes.tsv": "\n".join(f"ENSG{i}\tG{i}{third}" for i in range(7)),
+    }.items():
+        with opener(folder / f"{name}{ending}", "wt") as file:
+            file.write(text + "\n")
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in DATA.glob("*.h5")))
+@pytest.mark.parametrize("n_rows", [100, 10_000])
+def test_real_files_equal_their_bytes(name: str, n_rows: int) -> None:
+    """A real run gives its cells, ids, symbols and counts, whatever the block size."""
+    with h5py.File(DATA / name) as file:
+        group = file["matrix"]
+        shape = group["shape"][()]
+        expected = sp.csr_array(tuple(group[n][()] for n in ("data", "indices", "indptr")), shape=(shape[1], shape[0]))
+        barcodes = [b.decode() for b in group["barcodes"]]
+        ids = [i.decode() for i in group["features/id"]]
+    source = open_source(DATA / name)
+    blocks = [b for (b,) in source.blocks(("X",), n_rows)]
+    np.testing.assert_array_equal(np.concatenate([b.layers["values"] for b in blocks]), expected.data)
+    np.testing.assert_array_equal(np.concatenate([b.indices for b in blocks]), expected.indices)
+    assert source.cells().column("_index").to_pylist() == barcodes
+    features = source.features("var")
+    assert features.column("_index").to_pylist() == ids
+    assert features.column_names == ["_index", "symbol", "feature_types", "genome"]
+    assert source.describe().matrices[0].space == "gene_expression"
+    source.close()
+
+
+def test_each_feature_type_is_a_matrix(tmp_path: Path) -> None:
+    """Genes, antibodies, peaks and others become matrices of their own, whose columns together are all."""
+    types = ["Gene Expression", "Antibody Capture", "Peaks", "Gene Expression", "CRISPR Guide Capture", "Peaks", "Peaks"]
+    write_h5(tmp_path / "x.h5", types)
+    source = tenx_h5_source(tmp_path / "x.h5")
+    spaces = {m.key: m.space for m in source.describe().matrices}
+    assert spaces == {
+        "X:Gene Expression": "gene_expression",
+        "X:Antibody Capture": "protein_abundance",
+        "X:Peaks": "chromatin_accessibility",
+        "X:CRISPR Guide Capture": "",
+    }
+    for matrix in source.describe().matrices:
+        columns = np.flatnonzero(np.array(types) == matrix.key[2:])
+        np.testing.assert_array_equal(whole(source, matrix.key), MATRIX.toarray()[:, columns])
+        assert source.features(matrix.features).column(0).to_pylist() == [f"ENSG{i}" for i in columns]
+    for genes, peaks in source.blocks(("X:Gene Expression", "X:Peaks"), 2):
+        assert genes.n_rows == peaks.n_rows
+    source.close()
+
+
+def test_cell_ranger_2(tmp_path: Path) -> None:
+    """The older layout reads alike; of two genomes one must be chosen."""
+    write_h5(tmp_path / "x.h5", None)
+    source = open_source(tmp_path / "x.h5")
+    np.testing.assert_array_equal(whole(source, "X"), MATRIX.toarray())
+    assert source.features("var").column("symbol").to_pylist()[0] == "G0"
+    source.close()
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        file.copy("GRCh38", "mm10")
+    with pytest.raises(SourceError, match="genome="):
+        open_source(tmp_path / "x.h5")
+    chosen = open_source(tmp_path / "x.h5", genome="mm10")
+    assert set(chosen.features("var").column("genome").to_pylist()) == {"mm10"}
+    chosen.close()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("band", [64, 128 << 20])
+def test_market_folder_equals_scipys_reading(tmp_path: Path, packed: bool, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, packed or plain, read in small pieces and through files, equals what SciPy reads."""
+    monkeypatch.setattr(spill, "BAND_BYTES", band)
+    monkeypatch.setattr(marketmatrix, "TEXT", 50)
+    write_mtx(tmp_path / "run", packed=packed)
+    source = open_source(tmp_path / "run")
+    expected = scipy.io.mmread(tmp_path / "run" / ("matrix.mtx.gz" if packed else "matrix.mtx")).T.toarray()
+    np.testing.assert_array_equal(whole(source, "X"), expected)
+    np.testing.assert_array_equal(whole(source, "X", 5), expected)
+    assert source.cells().column(0).to_pylist()[4] == "BC4-1"
+    assert source.features("var").column_names[:2] == ["_index", "symbol"]
+    source.close()
+
+
+def damage(folder: Path, name: str) -> str:
+    """Break a folder in one way, and return what must be said."""
+    path = folder / "matrix.mtx"
+    text = path.read_text()
+    if name == "cut":
+        path.write_text("\n".join(text.splitlines()[:-2]) + "\n")
+        return "cut short"
+    if name == "words":
+        path.write_text(text.replace("\n1 ", "\none ", 1) if "\n1 " in text else text + "x y z\n")
+        return "not 3 numbers"
+    if name == "outside":
+        lines = text.splitlines()
+        path.write_text("\n".join([*lines[:-1], "8 1 1"]) + "\n")
+        return "outside its shape"
+    if name == "header":
+        path.write_text("%%MatrixMarket matrix array real general\n" + text)
+        return "header"
+    if name == "other run":
+        (folder / "barcodes.tsv").write_text("A\nB\n")
+        return "tables beside it"
+    if name == "ragged table":
+        (folder / "genes.tsv").write_text("A\tB\nC\n")
+        return "as many"
+    path.write_text(text.replace("7 5 ", "7 x ", 1))
+    return "size line"
+
+
+@pytest.mark.parametrize("name", ["cut", "words", "outside", "header", "other run", "ragged table", "size"])
+def test_damaged_market_folders_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    """Each way for a folder to be wrong is told with the file."""
+    write_mtx(tmp_path / "run", packed=False)
+    said = damage(tmp_path / "run", name)
+    with pytest.raises(SourceError, match=said):
+        source = tenx_mtx_source(tmp_path / "run")
+        list(source.blocks(("X",), 10))
+
+
+def test_a_cut_gzip_is_refused(tmp_path: Path) -> None:
+    """A packed file that ends early is told."""
+    write_mtx(tmp_path / "run", packed=True)
+    path = tmp_path / "run" / "matrix.mtx.gz"
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(SourceError, match="cut short"):
+        list(tenx_mtx_source(tmp_path / "run").blocks(("X",), 10))
+
+
+def test_absent_tables_are_named(tmp_path: Path) -> None:
+    """A folder without its features says so."""
+    write_mtx(tmp_path / "run", packed=False)
+    (tmp_path / "run" / "genes.tsv").unlink()
+    with pytest.raises(NotFoundError, match=r"features\.tsv or genes\.tsv"):
+        tenx_mtx_source(tmp_path / "run")
+
+
+def test_tables_that_do_not_fit_an_h5_are_refused(tmp_path: Path) -> None:
+    """Too few barcodes or ids are told with the element."""
+    for name in ("barcodes", "features/id"):
+        write_h5(tmp_path / "x.h5", ["Gene Expression"] * 7)
+        with h5py.File(tmp_path / "x.h5", "r+") as file:
+            del file[f"matrix/{name}"]
+            file[f"matrix/{name}"] = np.array([b"A"])
+        with pytest.raises(SourceError, match=f"matrix/{name}"):
+            tenx_h5_source(tmp_path / "x.h5")

@@ -28,7 +28,8 @@ def rules(catalog: Catalog, level: checks.Level) -> set[str]:
 
 def change_record(catalog: Catalog, uid: str, **changes: object) -> None:
     rows = [
-        (record.model_copy(update=changes) if record.uid == uid else record).model_dump() for record in read_records(catalog)
+        (record.model_copy(update=changes) if record.uid == uid else record).model_dump()
+        for record in read_records(catalog)
     ]
     table = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
     assert catalog.tables.overwrite_if(DATASETS, table, catalog.tables.version(DATASETS))
@@ -230,7 +231,9 @@ def test_missing_arrays_and_shards_are_found(two: Two, path: str) -> None:
 def test_deep_finds_every_flipped_byte(two: Two) -> None:
     """Whichever byte of whichever shard is flipped, ``deep`` finds damage and names the group."""
     catalog, first, _ = two
-    files = [file for path in ("csr/indices", "csr/indptr", "csr/layers/counts") for file in files_of(catalog, first, path)]
+    files = [
+        file for path in ("csr/indices", "csr/indptr", "csr/layers/counts") for file in files_of(catalog, first, path)
+    ]
 
     @given(data=st.data())
     def flip(data: st.DataObject) -> None:
@@ -292,7 +295,9 @@ def test_an_undescribed_array_is_found(two: Two) -> None:
 
 
 @given(n_cells=st.integers(1, 12), n_genes=st.integers(1, 6), seed=st.integers(0, 99))
-def test_whatever_is_added_validates(tmp_path_factory: pytest.TempPathFactory, n_cells: int, n_genes: int, seed: int) -> None:
+def test_whatever_is_added_validates(
+    tmp_path_factory: pytest.TempPathFactory, n_cells: int, n_genes: int, seed: int
+) -> None:
     """Datasets of any shape, with empty rows and columns, are sound at every level."""
     from raggedatlas.catalog.catalog import create_catalog
     from raggedatlas.store.location import Location

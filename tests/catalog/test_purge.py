@@ -45,7 +45,10 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, still_there: bool) -> Non
     third = make_history(catalog, first)
     if still_there:
         snapshots.restore(catalog, "two")
-    kept = {r.label: catalog.at(r).tables.read(CELLS, where=f"dataset_uid <> '{first}'") for r in snapshots.list_versions(catalog)}
+    kept = {
+        r.label: catalog.at(r).tables.read(CELLS, where=f"dataset_uid <> '{first}'")
+        for r in snapshots.list_versions(catalog)
+    }
     tip = catalog.tables.read(CELLS, where=f"dataset_uid <> '{first}'")
     assert any(uid.encode() in bytes_of(catalog) for uid in gone)
     report = purge.purge(catalog, "a")

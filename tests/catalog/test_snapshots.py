@@ -91,7 +91,11 @@ def test_labels_are_words_and_unique(two: Two) -> None:
     for label in ("", " ", "7"):
         with pytest.raises(NameRefusedError):
             snapshots.snapshot(catalog, label)
-    assert snapshots.find_version(catalog, "1") == snapshots.find_version(catalog, "draft") == snapshots.find_version(catalog)
+    assert (
+        snapshots.find_version(catalog, "1")
+        == snapshots.find_version(catalog, "draft")
+        == snapshots.find_version(catalog)
+    )
     with pytest.raises(NotFoundError, match=r"1 \(draft\)"):
         snapshots.find_version(catalog, 2)
 
@@ -141,7 +145,7 @@ def test_a_commit_that_seemed_to_fail_is_recorded_once(two: Two, monkeypatch: py
     """When the acknowledgement of the recording commit is lost, there is exactly one record."""
     catalog = two[0]
     original = Tables.overwrite_if
-    lost = []
+    lost: list[bool] = []
 
     def forgetful(self: Tables, *args: object) -> bool:
         done = original(self, *args)  # type: ignore[arg-type]
@@ -156,7 +160,9 @@ def test_a_commit_that_seemed_to_fail_is_recorded_once(two: Two, monkeypatch: py
     assert snapshots.list_versions(catalog) == [record]
 
 
-def test_a_dataset_dropped_while_versions_are_chosen_is_not_half_there(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_dropped_while_versions_are_chosen_is_not_half_there(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A drop between the reading of the inventory and of the cells leads to another choice."""
     catalog, first, second = two
     original = versions.registry_tables

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +44,11 @@ def test_optimize_assigns_indices_and_settles_every_table(two: Two) -> None:
     for name in (CELLS, DATASETS, LAYOUTS, f"{SPACE}_registry"):
         assert catalog.tables.settled(name)
     assert catalog.tables.indices(CELLS) == {"uid_btree_idx": ["uid"], "dataset_uid_btree_idx": ["dataset_uid"]}
-    assert set(catalog.tables.indices(LAYOUTS)) == {"layout_uid_btree_idx", "feature_uid_btree_idx", "feature_uid_fts_idx"}
+    assert set(catalog.tables.indices(LAYOUTS)) == {
+        "layout_uid_btree_idx",
+        "feature_uid_btree_idx",
+        "feature_uid_fts_idx",
+    }
 
 
 def test_optimize_twice_writes_nothing(two: Two) -> None:
@@ -137,7 +142,9 @@ def test_what_a_killed_add_leaves_is_swept(two: Two, last: str) -> None:
     report = upkeep.repair(catalog)
     assert (report.groups, report.n_cells) == ((uid,), 4 if last == "cells" else 0)
     assert sorted(catalog.arrays.list_children()) == sorted([first, second])
-    assert not checks.validate(catalog, "deep") or {p.rule for p in checks.validate(catalog, "deep")} == {"unassigned-index"}
+    assert not checks.validate(catalog, "deep") or {p.rule for p in checks.validate(catalog, "deep")} == {
+        "unassigned-index"
+    }
     snapshots.snapshot(catalog)
 
 
@@ -212,7 +219,7 @@ def test_a_lease_lives_as_long_as_its_process(atlas: Catalog) -> None:
 def test_without_proc_a_process_is_looked_up_by_number(atlas: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system tells no start times, a running number counts as alive and a free one as dead."""
     monkeypatch.setattr(leases, "_text", lambda path: "")
-    monkeypatch.setattr(leases.Path, "exists", lambda path: False)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
     uid = "0123456789abcdef"
     leases.take_lease(atlas, uid)
     assert leases.lease_alive(atlas, uid, NOW)

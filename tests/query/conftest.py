@@ -1,5 +1,6 @@
 """A small atlas of three datasets that do not share their genes, and the same content as plain frames."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,24 +84,38 @@ def make_file(name: str, n: int, seed: int) -> ad.AnnData:
     return file
 
 
-@pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    """Three datasets in a snapshot."""
-    files = {name: make_file(name, n, seed) for name, n, seed in (("first", 23, 1), ("second", 17, 2), ("third", 19, 3))}
-    catalog = create_catalog(Location(str(tmp_path_factory.mktemp("query") / "atlas")))
+def build(folder: Path, files: dict[str, ad.AnnData]) -> Catalog:
+    """Add files to a new atlas, and give it at its tip."""
+    catalog = create_catalog(Location(str(folder)))
     for name, file in files.items():
         spaces = {"obsm/X_pca": "embedding"} | ({"obsm/proteins": "protein_abundance"} if name in PROTEINS else {})
         add(catalog, file.copy(), {"name": name, "spaces": spaces}, False)
+    return catalog
+
+
+def freeze(catalog: Catalog) -> Query:
+    """Take a snapshot, and query it."""
+    return Query(open_snapshot(catalog, snapshot(catalog)))
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """Three datasets in a snapshot."""
+    files = {
+        name: make_file(name, n, seed) for name, n, seed in (("first", 23, 1), ("second", 17, 2), ("third", 19, 3))
+    }
+    catalog = build(tmp_path_factory.mktemp("query") / "atlas", files)
     return Small(open_snapshot(catalog, snapshot(catalog, "small")), files)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def query(small: Small) -> Query:
     """A query of the small atlas without conditions."""
     return small.query
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """A folder to write to."""
-    return tmp_path
+def own(tmp_path: Path) -> tuple[Catalog, Callable[[Catalog], Query]]:
+    """An atlas of two datasets that a test may change, and what takes a snapshot of it."""
+    files = {name: make_file(name, n, seed) for name, n, seed in (("first", 9, 4), ("third", 8, 5))}
+    return build(tmp_path / "atlas", files), freeze

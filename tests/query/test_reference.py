@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from raggedatlas.query.filters import Filter, col
 
 Predicate = tuple[Filter, Any]
-OPERATORS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+OPERATORS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 WHOLE = [-(2**63), -(2**70), -1, 0, 1, 3, 2.5, -0.5, 3.0, 2**63 - 1, 2**64]
 TEXTS = ["B", "T", "NK", "", "zzz", "it's", "D1", "50%_`x`", "_", "%", "first", "second"]
 
@@ -86,7 +93,10 @@ def expected_genes(small: Any, datasets: list[str], join: Any, asked: list[str] 
 
 def expected_values(small: Any, cells: pd.DataFrame, layer: str, genes: list[str], fill: float) -> np.ndarray[Any, Any]:
     rows = [
-        small.values(name, layer).loc[group.index.get_level_values(1)].reindex(columns=genes, fill_value=fill).to_numpy(float)
+        small.values(name, layer)
+        .loc[group.index.get_level_values(1)]
+        .reindex(columns=genes, fill_value=fill)
+        .to_numpy(float)
         for name, group in cells.groupby(level=0, sort=False)
     ]
     return np.concatenate(rows) if rows else np.empty((0, len(genes)))
@@ -121,7 +131,9 @@ def test_values_equal_those_of_the_files(
         assert list(result.var_names) == genes
     assert list(result.obs["cell_name"]) == list(cells.index.get_level_values(1))
     fill = np.nan if missing == "nan" else 0.0
-    for layer, matrix in zip(layers or ["counts"], [result.X, *(result.layers[name] for name in layers[1:])], strict=True):
+    for layer, matrix in zip(
+        layers or ["counts"], [result.X, *(result.layers[name] for name in layers[1:])], strict=True
+    ):
         values = expected_values(small, cells, layer, list(result.var_names), fill)
         np.testing.assert_array_equal(matrix.toarray(), values.astype(matrix.dtype))
         assert matrix.has_canonical_format
@@ -132,7 +144,11 @@ def test_values_equal_those_of_the_files(
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["cell_type", "score", "dataset", "stage", "percent.mt"]), st.booleans()), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(st.sampled_from(["cell_type", "score", "dataset", "stage", "percent.mt"]), st.booleans()),
+        min_size=1,
+        max_size=3,
+    ),
     st.none() | st.integers(0, 70),
 )
 def test_order_equals_a_stable_sort(small: Any, keys: list[tuple[str, bool]], limit: int | None) -> None:
@@ -146,7 +162,11 @@ def test_order_equals_a_stable_sort(small: Any, keys: list[tuple[str, bool]], li
     assert list(zip(found["dataset"], found["cell_name"], strict=True)) == list(expected.index[:limit])
 
 
-@given(predicates, st.sampled_from(["counts", "lognorm"]), st.lists(st.sampled_from(["cell_type", "dataset", "flag", "donor"]), min_size=1, max_size=2, unique=True))
+@given(
+    predicates,
+    st.sampled_from(["counts", "lognorm"]),
+    st.lists(st.sampled_from(["cell_type", "dataset", "flag", "donor"]), min_size=1, max_size=2, unique=True),
+)
 def test_aggregates_equal_those_of_pandas(small: Any, predicate: Predicate, layer: str, by: list[str]) -> None:
     """Sums, means over measured cells, non-zero and measured counts per group equal a computation cell by cell."""
     cells = chosen(small, predicate)
@@ -180,6 +200,11 @@ def test_metadata_comes_back_as_it_was(small: Any) -> None:
     source = small.files["first"].obs
     for name in source.columns:
         pd.testing.assert_series_equal(
-            found[name], source[name], check_names=False, check_index_type=False, check_dtype=name != "n", check_index=False
+            found[name],
+            source[name],
+            check_names=False,
+            check_index_type=False,
+            check_dtype=name != "n",
+            check_index=False,
         )
     assert list(small.query.to_pandas()["cell_type"].cat.categories) == ["T", "B", "NK", "unused"]

@@ -105,7 +105,9 @@ def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Pro
             continue
         wrong = [f.name for f in schema if f.name not in there.names or there.field(f.name).type != f.type]
         if wrong:
-            problems.append(Problem("table-columns", name, f"the columns {wrong} are missing or have another type", _COPY))
+            problems.append(
+                Problem("table-columns", name, f"the columns {wrong} are missing or have another type", _COPY)
+            )
     return problems
 
 
@@ -119,7 +121,11 @@ def _check_pinned(catalog: Catalog) -> list[Problem]:
     spaces = catalog.spaces()
     for column, (space, kind) in pointer_columns(catalog.tables.schema(CELLS)).items():
         if space not in spaces:
-            problems.append(Problem("unknown-space", CELLS, f"column {column!r} points into the unknown feature space {space!r}", _COPY))
+            problems.append(
+                Problem(
+                    "unknown-space", CELLS, f"column {column!r} points into the unknown feature space {space!r}", _COPY
+                )
+            )
         elif spaces[space].kind is not kind:
             text = f"column {column!r} holds {kind.value} pointers into the {spaces[space].kind.value} space {space!r}"
             problems.append(Problem("space-kind", CELLS, text, _COPY))
@@ -151,14 +157,23 @@ def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[P
     problems = []
     for group, n in Counter(record.zarr_group for record in records).items():
         if n > 1:
-            problems.append(Problem("duplicate-record", DATASETS, f"{n} records name the group {group!r}", "Run restore() of a snapshot."))
+            problems.append(
+                Problem(
+                    "duplicate-record",
+                    DATASETS,
+                    f"{n} records name the group {group!r}",
+                    "Run restore() of a snapshot.",
+                )
+            )
     for record in records:
         space = spaces.get(record.feature_space)
         if space is None:
             text = f"its feature space {record.feature_space!r} is unknown"
             problems.append(Problem("unknown-space", record.zarr_group, text, "Define it with register_space()."))
         elif space.has_features and space.name not in registries:
-            problems.append(Problem("missing-registry", space.registry, f"the features of {record.zarr_group} are not there", _COPY))
+            problems.append(
+                Problem("missing-registry", space.registry, f"the features of {record.zarr_group} are not there", _COPY)
+            )
         parts = record.zarr_group.split("/")
         if len(parts) != 2 or parts[0] != record.uid or any(not NAME.fullmatch(part) or ".." in part for part in parts):
             text = f"the group {record.zarr_group!r} is not below its dataset {record.uid!r}"
@@ -205,7 +220,14 @@ def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Regist
         text = "its feature indices are not those of the registry"
         problems.append(Problem("layout-index", place, text, "Restore the atlas from a copy."))
     if (has < 0).any():
-        problems.append(Problem("unassigned-index", place, f"{int((has < 0).sum()):,} of its features have no index yet", "Run optimize()."))
+        problems.append(
+            Problem(
+                "unassigned-index",
+                place,
+                f"{int((has < 0).sum()):,} of its features have no index yet",
+                "Run optimize().",
+            )
+        )
     return problems
 
 

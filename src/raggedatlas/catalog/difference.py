@@ -41,11 +41,10 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
     was, now = (group_by_dataset(read_records(view)) for view in (before, after))
     columns = [metadata_columns(view.tables.schema(CELLS)) for view in (before, after)]
     cells = _compare_cells(before, after, sorted(set(columns[0]) & set(columns[1])))
-    registries = [
-        {space: read_registry(view, space) for space in registry_tables(view)} for view in (before, after)
-    ]
+    registries = [{space: read_registry(view, space) for space in registry_tables(view)} for view in (before, after)]
     features = {
-        space: _compare_features(registries[0].get(space), registries[1].get(space)) for space in sorted({*registries[0], *registries[1]})
+        space: _compare_features(registries[0].get(space), registries[1].get(space))
+        for space in sorted({*registries[0], *registries[1]})
     }
     return Difference(
         old=records[0].version,
@@ -100,8 +99,10 @@ def _differs(old: pa.Array, new: pa.Array) -> NDArray[np.bool_]:
     """Compare value by value; two missing values are equal, and so are two NaN."""
     if old.type != new.type or pa.types.is_nested(old.type):
         return np.array([not _equal(a, b) for a, b in zip(old.to_pylist(), new.to_pylist(), strict=True)], dtype=bool)
-    same = pc.fill_null(pc.equal(old, new), False).to_numpy(zero_copy_only=False)
-    both_null = old.is_null(nan_is_null=True).to_numpy(zero_copy_only=False) & new.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+    same = pc.equal(old, new).fill_null(fill_value=False).to_numpy(zero_copy_only=False)
+    both_null = old.is_null(nan_is_null=True).to_numpy(zero_copy_only=False) & new.is_null(nan_is_null=True).to_numpy(
+        zero_copy_only=False
+    )
     mixed = old.is_null().to_numpy(zero_copy_only=False) != new.is_null().to_numpy(zero_copy_only=False)
     differs: NDArray[np.bool_] = ~(same | (both_null & ~mixed))
     return differs
@@ -111,7 +112,9 @@ def _equal(a: Any, b: Any) -> bool:  # noqa: ANN401  (values of any column)
     return bool(a == b or (a != a and b != b))  # noqa: PLR0124  (NaN)
 
 
-def _compare_features(old: Registry | None, new: Registry | None) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def _compare_features(
+    old: Registry | None, new: Registry | None
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     was = {} if old is None else _rows(old)
     now = {} if new is None else _rows(new)
     added = [uid for uid in now if uid not in was]

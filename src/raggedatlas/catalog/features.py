@@ -408,9 +408,10 @@ def _drop_repeated(catalog: Catalog) -> None:
 
 def _merge_fresh(catalog: Catalog, table: str, changes: Any) -> int:  # noqa: ANN401  (a function of no arguments)
     def once() -> int:
+        version = catalog.tables.version(table)
         rows, n = changes()
         if rows.num_rows:
-            catalog.tables.merge(table, ["uid"], rows, update=True, retry=False)
+            catalog.tables.merge(table, ["uid"], rows, update=True, retry=False, read_version=version)
         return int(n)
 
     return catalog.tables.retry(table, once)

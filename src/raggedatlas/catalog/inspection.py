@@ -83,7 +83,9 @@ def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
         except NotFoundError:
             problems.append(Problem("missing-array", record.zarr_group, f"the array {path} is not there", _BACK))
         except AtlasError as error:
-            problems.append(Problem("missing-array", record.zarr_group, f"the array {path} cannot be read: {error}", _BACK))
+            problems.append(
+                Problem("missing-array", record.zarr_group, f"the array {path} cannot be read: {error}", _BACK)
+            )
     return problems
 
 
@@ -127,7 +129,11 @@ def _check_array(arrays: Location, group: str, path: str, spec: ArraySpec, check
     try:
         there = ArraySpec.open(arrays, f"{group}/{path}")
         if there != spec:
-            return [Problem("array-metadata", group, f"{path}/zarr.json is not what was written: {there}, not {spec}", _BACK)]
+            return [
+                Problem(
+                    "array-metadata", group, f"{path}/zarr.json is not what was written: {there}, not {spec}", _BACK
+                )
+            ]
         damaged, found = verify(ArrayReader(arrays, spec))
     except AtlasError as error:
         return [Problem("array-damaged", group, str(error), _BACK)]
@@ -154,7 +160,9 @@ def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) ->
     n = int(np.count_nonzero((indptr[row] != start) | (indptr[row + 1] != end)))
     if n == 0:
         return []
-    return [Problem("pointer-bounds", record.zarr_group, f"{n:,} pointers are not where csr/indptr has their rows", _BACK)]
+    return [
+        Problem("pointer-bounds", record.zarr_group, f"{n:,} pointers are not where csr/indptr has their rows", _BACK)
+    ]
 
 
 def _parse(text: str) -> dict[str, Any]:

@@ -54,7 +54,9 @@ def purge(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
     unfinished = unfinished_purge(catalog)
     uid = uid_or_name if unfinished is not None and unfinished["uid"] == uid_or_name else _find(catalog, uid_or_name)
     if unfinished is not None and unfinished["uid"] != uid:
-        raise ConflictError(f"The purge of {unfinished['uid']} in {catalog.location.uri} was not finished; run repair() first.")
+        raise ConflictError(
+            f"The purge of {unfinished['uid']} in {catalog.location.uri} was not finished; run repair() first."
+        )
     if unfinished is None:
         refuse_running(catalog, "purge")
     return _purge(catalog, uid)
@@ -163,7 +165,9 @@ def _rewrite_records(catalog: Catalog, uid: str, version: int) -> int:
     rows = rows.filter(pc.not_equal(rows.column("uid"), uid)).cast(DATASETS_SCHEMA)
     at = catalog.tables.version(DATASETS)
     if not catalog.tables.overwrite_if(DATASETS, rows, at):
-        raise ConflictError(f"Somebody wrote to {catalog.location.uri} during a purge, which needs it alone; run repair() to finish it.")
+        raise ConflictError(
+            f"Somebody wrote to {catalog.location.uri} during a purge, which needs it alone; run repair() to finish it."
+        )
     return catalog.tables.version(DATASETS)
 
 

@@ -47,9 +47,15 @@ class _Seen:
         record, found = self.record, []
         drop = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again, or restore() a snapshot."
         if self.outside:
-            found.append(Problem("pointer-bounds", record.zarr_group, f"{self.outside:,} pointers lie outside the arrays", drop))
+            found.append(
+                Problem("pointer-bounds", record.zarr_group, f"{self.outside:,} pointers lie outside the arrays", drop)
+            )
         if self.repeated:
-            found.append(Problem("pointer-rows", record.zarr_group, f"{self.repeated:,} cells share a row with another cell", drop))
+            found.append(
+                Problem(
+                    "pointer-rows", record.zarr_group, f"{self.repeated:,} cells share a row with another cell", drop
+                )
+            )
         if self.n != record.n_cells:
             text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}"
             found.append(Problem("cell-count", record.zarr_group, text, drop))
@@ -127,7 +133,7 @@ def _take_pointers(
 
 def _check_uids(uids: list[pa.Array]) -> list[Problem]:
     every = pa.chunked_array(uids, pa.string())
-    bad = pc.sum(pc.invert(pc.fill_null(pc.match_substring_regex(every, "^[0-9a-f]{16}$"), False))).as_py() or 0
+    bad = len(every) - (pc.sum(pc.match_substring_regex(every, "^[0-9a-f]{16}$")).as_py() or 0)
     problems = []
     if bad:
         problems.append(Problem("cell-uid", CELLS, f"{bad:,} cell uids are not 16 hex digits", "Restore a snapshot."))
@@ -137,6 +143,11 @@ def _check_uids(uids: list[pa.Array]) -> list[Problem]:
         twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
         shown = pc.struct_field(twice, "values").to_pylist()[:3]
         problems.append(
-            Problem("duplicate-uid", CELLS, f"{n_twice:,} cells bear the uid of another cell, e.g. {shown}", "Restore a snapshot.")
+            Problem(
+                "duplicate-uid",
+                CELLS,
+                f"{n_twice:,} cells bear the uid of another cell, e.g. {shown}",
+                "Restore a snapshot.",
+            )
         )
     return problems

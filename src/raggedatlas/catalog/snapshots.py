@@ -35,7 +35,16 @@ from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_n
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.store.location import Location
 
-__all__ = ["delete_version", "diff", "find_version", "list_versions", "open_latest", "open_snapshot", "restore", "snapshot"]
+__all__ = [
+    "delete_version",
+    "diff",
+    "find_version",
+    "list_versions",
+    "open_latest",
+    "open_snapshot",
+    "restore",
+    "snapshot",
+]
 
 _ATTEMPTS = 20
 
@@ -137,7 +146,9 @@ def open_latest(
         view = replace(view, arrays=arrays)
     if schema is not None:
         there = view.tables.schema(CELLS)
-        wrong = [f.name for f in schema.arrow_schema() if f.name not in there.names or there.field(f.name).type != f.type]
+        wrong = [
+            f.name for f in schema.arrow_schema() if f.name not in there.names or there.field(f.name).type != f.type
+        ]
         if wrong:
             raise SchemaError(
                 f"{schema.__name__} names the columns {wrong}, which the cells of {location.uri} lack or hold in another type; "
@@ -238,13 +249,17 @@ def _refuse_problems(pinned: Catalog) -> None:
     if problems:
         shown = "; ".join(str(problem) for problem in problems[:3])
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise CorruptError(f"No snapshot was taken, because {pinned.location.uri} is not sound: {shown}{more}. Run validate() and repair().")
+        raise CorruptError(
+            f"No snapshot was taken, because {pinned.location.uri} is not sound: {shown}{more}. Run validate() and repair()."
+        )
 
 
 def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog: Catalog) -> None:
     taken = next((r for r in records if label is not None and r.label == label), None)
     if taken is not None:
-        raise DuplicateError(f"Snapshot {taken.version} of {catalog.location.uri} is labelled {label!r} already; choose another label.")
+        raise DuplicateError(
+            f"Snapshot {taken.version} of {catalog.location.uri} is labelled {label!r} already; choose another label."
+        )
 
 
 def _record(catalog: Catalog, draft: AtlasVersionRecord) -> AtlasVersionRecord:

@@ -52,7 +52,8 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
     if not catalog.tables.settled(LAYOUTS):
         sync_layouts(catalog)
     changed = []
-    for name in (CELLS, DATASETS, LAYOUTS, *registry_tables(catalog).values()):
+    names = (CELLS, DATASETS, LAYOUTS, *registry_tables(catalog).values())
+    for name in names:
         try:
             if tidy_table(catalog, name):
                 changed.append(name)
@@ -60,9 +61,9 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
         except ConflictError:
             notes.append(f"{name}: others were writing; left for the next time")
     freed = 0
-    if changed:
+    if changed or keep < KEEP:
         notes += heal_tags(catalog)
-        freed = clean_up(catalog, [*changed, VERSIONS], keep, notes)
+        freed = clean_up(catalog, [*(changed if keep >= KEEP else names), VERSIONS], keep, notes)
     return UpkeepReport(n_bytes=freed, notes=tuple(notes))
 
 
@@ -129,9 +130,7 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
     )
 
 
-def gc(
-    catalog: Catalog, *, dry_run: bool = True, grace: timedelta = GRACE, keep: timedelta = KEEP
-) -> UpkeepReport:
+def gc(catalog: Catalog, *, dry_run: bool = True, grace: timedelta = GRACE, keep: timedelta = KEEP) -> UpkeepReport:
     """Free what no kept snapshot, no dataset of the tip and no running `add` reaches.
 
     Parameters
@@ -212,7 +211,9 @@ def unreached(catalog: Catalog, grace: timedelta) -> tuple[list[str], list[str]]
     groups = [name for name in catalog.arrays.list_children() if UID.fullmatch(name) and name not in before]
     alive = [uid for uid in groups if lease_alive(catalog, uid, grace)]
     reached = _reached(catalog) if groups else set()
-    return [uid for uid in groups if uid not in reached and uid not in alive], [uid for uid in alive if uid not in reached]
+    return [uid for uid in groups if uid not in reached and uid not in alive], [
+        uid for uid in alive if uid not in reached
+    ]
 
 
 def _reached(catalog: Catalog) -> set[str]:

@@ -102,7 +102,9 @@ def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]
         if new is old or tables.overwrite_if(VERSIONS, versions_to_table(new), at):
             return
         time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
-    raise ConflictError(f"Other writers kept changing the snapshots of {catalog.location.uri}; nothing was recorded. Run it again.")
+    raise ConflictError(
+        f"Other writers kept changing the snapshots of {catalog.location.uri}; nothing was recorded. Run it again."
+    )
 
 
 def registry_tables(catalog: Catalog) -> dict[str, str]:
@@ -204,7 +206,9 @@ def refuse_running(catalog: Catalog, action: str) -> None:
         Naming the datasets that are being added.
     """
     known = {record.uid for record in read_records(catalog)}
-    fresh = dict.fromkeys([*cells_per_dataset(catalog), *(c for c in catalog.arrays.list_children() if UID.fullmatch(c))])
+    fresh = dict.fromkeys(
+        [*cells_per_dataset(catalog), *(c for c in catalog.arrays.list_children() if UID.fullmatch(c))]
+    )
     running = [uid for uid in fresh if uid not in known and UID.fullmatch(uid) and lease_alive(catalog, uid)]
     if running:
         raise ConflictError(

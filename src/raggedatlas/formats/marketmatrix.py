@@ -47,7 +47,7 @@ class MarketHeader:
 
 
 class MarketRows:
-    """The rows of a coordinate file of features by cells; memory: about five times `spill.BAND_BYTES`.
+    """The rows of a coordinate file of features by cells; memory: about ten times `spill.BAND_BYTES`.
 
     Parameters
     ----------
@@ -152,7 +152,9 @@ def find_part(folder: Path, *names: str) -> Path:
         for candidate in (folder / name, folder / f"{name}.gz"):
             if candidate.is_file():
                 return candidate
-    raise NotFoundError(f"{folder} has no {' or '.join(names)} (plain or .gz); a 10x folder needs it beside matrix.mtx.")
+    raise NotFoundError(
+        f"{folder} has no {' or '.join(names)} (plain or .gz); a 10x folder needs it beside matrix.mtx."
+    )
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:

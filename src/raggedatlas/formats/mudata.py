@@ -104,7 +104,13 @@ def _stored(container: Container) -> Parts:
     matrices = []
     for key in [k for k in container.names("obsm") if k not in mods]:
         node = container.get(f"obsm/{key}")
-        if is_array(node) and node.shape and len(node.shape) > 1 and node.dtype.kind in "biuf" and node.shape[0] == n_cells:
+        if (
+            is_array(node)
+            and node.shape
+            and len(node.shape) > 1
+            and node.dtype.kind in "biuf"
+            and node.shape[0] == n_cells
+        ):
             place = Place(container.uri, f"obsm/{key}", lambda row: str(read_frame(container, "obs").index[row]))
             matrices.append(Part.of(f"obsm/{key}", DenseRows(node, place)))
         else:
@@ -197,7 +203,9 @@ def _cells(whole: Parts, mods: Mapping[str, Parts], cells_of: Mapping[str, NDArr
             key = f"{name}:{column}"
             if key not in frame.columns:
                 added[key] = _spread(own[column], rows)
-    return pd.concat([frame, pd.DataFrame({k: v.set_axis(frame.index) for k, v in added.items()}, index=frame.index)], axis=1)
+    return pd.concat(
+        [frame, pd.DataFrame({k: v.set_axis(frame.index) for k, v in added.items()}, index=frame.index)], axis=1
+    )
 
 
 def _spread(column: "pd.Series[Any]", rows: NDArray[np.int64]) -> "pd.Series[Any]":

@@ -77,7 +77,9 @@ class Parts:
         """Put a prefix such as ``"mod/rna/"`` before every key."""
         matrices = tuple(
             Part(
-                replace(part.info, key=prefix + part.info.key, features=part.info.features and prefix + part.info.features),
+                replace(
+                    part.info, key=prefix + part.info.key, features=part.info.features and prefix + part.info.features
+                ),
                 part.rows,
             )
             for part in self.matrices
@@ -115,7 +117,12 @@ class PartsSource:
         self._parts, self._close = parts, close
         self._rows = {part.info.key: part.rows for part in parts.matrices}
         self._schema = SourceSchema(
-            name, uri, parts.n_cells, tuple(p.info for p in parts.matrices), dict(sorted(parts.left_out.items())), format
+            name,
+            uri,
+            parts.n_cells,
+            tuple(p.info for p in parts.matrices),
+            dict(sorted(parts.left_out.items())),
+            format,
         )
 
     def describe(self) -> SourceSchema:

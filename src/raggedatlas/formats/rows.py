@@ -16,7 +16,7 @@ from raggedatlas.model.contracts import MatrixForm
 BLOCK_BYTES = 256 << 20
 """A step down the rows stops early rather than take more than this (one row is always taken)."""
 
-ENTRIES = 1 << 22
+ENTRIES = 1 << 20
 """Entries of a CSC matrix read at once."""
 
 
@@ -221,7 +221,7 @@ class CsrRows:
 
 
 class CscRows:
-    """A CSC matrix turned to rows in one pass; memory: about five times `spill.BAND_BYTES`, then as for CSR.
+    """A CSC matrix turned to rows in one pass; memory: about ten times `spill.BAND_BYTES`, then as for CSR.
 
     Entries beyond one band wait in temporary files until `close`. Entries of a row come by column.
 
@@ -276,7 +276,10 @@ class CscRows:
         indptr = _checked_pointers(self._arrays.indptr, self.n_entries, self._place, "column")
         for start in range(0, self.n_entries, ENTRIES):
             stop = min(start + ENTRIES, self.n_entries)
-            columns = np.searchsorted(indptr, np.arange(start, stop), side="right") - 1
+            first = int(np.searchsorted(indptr, start, side="right")) - 1
+            last = int(np.searchsorted(indptr, stop, side="left"))
+            edges = np.clip(indptr[first : last + 1], start, stop)
+            columns = np.repeat(np.arange(first, last), edges[1:] - edges[:-1])
             rows = self._indices.read(start, stop)
             wrong = np.flatnonzero((rows < 0) | (rows >= self.shape[0]))
             if len(wrong):

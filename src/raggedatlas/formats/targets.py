@@ -221,8 +221,7 @@ class ZarrTarget:
         """Consolidate its metadata and move it to its name."""
         import zarr
 
-        with writable(self.path), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with writable(self.path), warnings.catch_warnings(action="ignore"):
             zarr.consolidate_metadata(self._root.store)
             old = self._hidden.with_name(f"{self._hidden.name}.old")
             if self._overwrite and self.path.exists():
@@ -252,8 +251,7 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
     value = _plain(value)
     parent, _, name = path.rpartition("/")
     group = group.require_group(parent) if parent else group
-    with warnings.catch_warnings(), anndata.settings.override(allow_write_nullable_strings=True):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), anndata.settings.override(allow_write_nullable_strings=True):
         try:
             write_elem(group, name, value, dataset_kwargs=options)
         except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:

@@ -93,7 +93,9 @@ def _genome_group(container: Container, genome: str | None) -> str:
         return genomes[0]
     if not genomes:
         raise SourceError(f"{container.uri}: there is neither a group 'matrix' nor a genome; it is no 10x count file.")
-    raise SourceError(f"{container.uri} holds the genomes {genomes}, and {genome!r} was asked for; choose one with genome=.")
+    raise SourceError(
+        f"{container.uri} holds the genomes {genomes}, and {genome!r} was asked for; choose one with genome=."
+    )
 
 
 def _h5_parts(container: Container, group: str) -> Parts:

@@ -70,6 +70,11 @@ def plan_columns(
         If a chosen column is not in the file.
     """
     offered = [f for f in cells if f.name != INDEX]
+    absent = sorted(set(options.cast) - {f.name for f in offered})
+    if absent:
+        raise NotFoundError(
+            f"cast={{...}} names {absent}, which are no obs columns of the source; it has {[f.name for f in offered]}."
+        )
     chosen = _chosen(offered, options)
     taken = {*FILLED, *spaces, *pointer_columns(table)}
     plans, reports = [], []
@@ -129,7 +134,7 @@ def _chosen(offered: Sequence[pa.Field], options: IngestOptions) -> Mapping[str,
             )
         return {name: name for name in names}
     wanted = dict(options.obs) if isinstance(options.obs, Mapping) else {name: name for name in options.obs}
-    absent = sorted({*wanted, *options.cast} - set(names))
+    absent = sorted(set(wanted) - set(names))
     if absent:
         raise NotFoundError(f"The source has no obs columns {absent}; it has {names}.")
     if isinstance(options.obs, Mapping):

@@ -124,13 +124,13 @@ def _commit(catalog: Catalog, record: DatasetRecord, made: Mapping[str, ArrayWri
     checksums = {path: writer.checksum for path, writer in made.items()}
 
     def once() -> None:
+        version = catalog.tables.version(DATASETS)
         rows = catalog.tables.read(DATASETS, where=f"zarr_group = '{record.zarr_group}'").to_pylist()
         for row in rows:
             row["arrays"] = json.dumps(json.loads(row["arrays"]) | specs, sort_keys=True)
             row["checksums"] = json.dumps(json.loads(row["checksums"]) | checksums, sort_keys=True)
-        catalog.tables.merge(
-            DATASETS, ["zarr_group"], pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA), update=True, retry=False
-        )
+        changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
+        catalog.tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
 
     catalog.tables.retry(DATASETS, once)
 

@@ -1,9 +1,10 @@
 """Write the matrices of one group, block by block, in bounded memory; the values decide dtypes and layer names."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,10 @@ from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan
 from raggedatlas.ingest.values import LayerFit, canonical, to_csr
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
+from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
+from raggedatlas.store.codecs import is_exact
 
 
 @dataclass
@@ -32,6 +35,8 @@ class WrittenGroup:
         Where it is.
     layers : dict
         Layer name -> the plan it came from.
+    stored : dict
+        Layer name -> dtype that it is stored in.
     specs, checksums : dict
         Path below the group -> array description, checksum.
     indptr : (n_rows + 1,) int64 or None
@@ -45,6 +50,7 @@ class WrittenGroup:
     group: GroupPlan
     path: str
     layers: dict[str, LayerPlan] = field(default_factory=dict)
+    stored: dict[str, np.dtype[Any]] = field(default_factory=dict)
     specs: dict[str, ArraySpec] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
     indptr: NDArray[np.int64] | None = None
@@ -59,20 +65,29 @@ class WrittenGroup:
         return json.dumps({path: json.loads(spec.to_json()) for path, spec in self.specs.items()}, sort_keys=True)
 
 
-class _Renamed(Exception):
-    """Later values belied the layer names that the first block suggested; carries the right ones."""
+class _BeliedError(Exception):
+    """Later values belied the layer names or dtypes that earlier ones suggested; carries the right ones by matrix."""
 
-    def __init__(self, names: dict[str, str]) -> None:
+    def __init__(self, right: Mapping[str, "_Form"]) -> None:
         super().__init__()
-        self.names = names
+        self.right = right
+
+
+class _Form(NamedTuple):
+    """Name and dtype of a layer, once all its values are known."""
+
+    name: str
+    dtype: np.dtype[Any]
 
 
 class _LayerWriter:
     """One layer's values on their way: fitted, then appended in the smallest exact dtype, widened when need be."""
 
-    def __init__(self, plan: LayerPlan, group: GroupPlan, options: IngestOptions) -> None:
+    def __init__(self, source: Source, plan: LayerPlan, group: GroupPlan, options: IngestOptions) -> None:
         self.plan = plan
         self.name = ""
+        self.known: np.dtype[Any] | None = None
+        self.belied = False
         counted = group.space.is_counts
         self.compact = counted
         self.fit = LayerFit(
@@ -81,6 +96,7 @@ class _LayerWriter:
             must_count=plan.name == COUNTS,
             may_be_signed=not counted or bool(plan.name),
             keep_nonfinite=options.nonfinite == "keep" or not counted,
+            place=partial(_named, source, plan.info),
         )
         self.writer: ArrayWriter | None = None
 
@@ -89,15 +105,34 @@ class _LayerWriter:
         if self.plan.name:
             return self.plan.name
         wanted = COUNTS if group.space.is_counts and self.fit.counts else self.plan.otherwise
-        return wanted if wanted not in taken else self.plan.otherwise
+        wanted = wanted if wanted not in taken else self.plan.otherwise
+        name, n = wanted, 2
+        while name in taken:
+            name, n = f"{wanted}_{n}", n + 1
+        return name
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype that holds every value so far."""
+        if self.known is not None:
+            return self.known
+        return self.fit.stored if self.compact else _numeric(self.plan.info.dtype)
 
     def append(self, catalog: Catalog, path: str, values: NDArray[Any]) -> None:
-        """Append values, in the dtype that fits all values so far."""
-        dtype = self.fit.stored if self.compact else _numeric(self.plan.info.dtype)
+        """Append values, in the dtype that fits all values so far.
+
+        Whole floats may have gone to an unsigned type that the float type does not hold in general (uint32, float32); when
+        a fraction follows, the layer is written anew.
+        """
+        dtype = self.dtype
         if self.writer is None:
             self.writer = ArrayWriter(catalog.arrays, path, dtype, row_shape=values.shape[1:], profile=catalog.codec())
-        elif self.writer.dtype != dtype:
+        elif self.writer.dtype != dtype and is_exact(self.writer.dtype, dtype):
             self.writer.promote(dtype)
+        elif self.writer.dtype != dtype:
+            self.belied = True
+        if self.belied:
+            return
         self.writer.append(np.ascontiguousarray(values, dtype=dtype))
 
 
@@ -131,20 +166,20 @@ def write_group(
     """
     try:
         return _write(catalog, source, plan, options, progress, (taken, {}, content))
-    except _Renamed as renamed:
+    except _BeliedError as belied:
         if not options.dry_run:
             catalog.arrays.child(*plan[0].split("/")).delete_prefix()
-        return _write(catalog, source, plan, options, progress, (taken, renamed.names, None))
+        return _write(catalog, source, plan, options, progress, (taken, belied.right, None))
 
 
 def _write(
     catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress,
-    state: tuple[set[str], dict[str, str], ContentHash | None],
+    state: tuple[set[str], Mapping[str, _Form], ContentHash | None],
 ) -> WrittenGroup:  # fmt: skip
     path, group = plan
     taken, forced, content = state
     written = WrittenGroup(group, path)
-    layers = [_LayerWriter(p, group, options) for p in group.layers]
+    layers = [_LayerWriter(source, p, group, options) for p in group.layers]
     sparse = group.space.kind is PointerKind.SPARSE
     prefix = "csr/layers" if sparse else "layers"
     if not options.dry_run:
@@ -159,9 +194,9 @@ def _write(
     )
     bounds = [np.zeros(1, np.int64)]
     for blocks in _steps(source, [p.info for p in group.layers]):
-        for layer, block in zip(layers, blocks, strict=True):
+        ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [to_dense(b) for b in blocks]
+        for layer, block in zip(layers, ready, strict=True):
             layer.fit.observe(block, written.n_rows)
-        ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [_dense(b) for b in blocks]
         if content is not None:
             content.update(ready[0])
         _name_layers(layers, group, taken, forced)
@@ -208,7 +243,8 @@ def _aligned(blocks: tuple[Block, ...], written: WrittenGroup, options: IngestOp
     return ready
 
 
-def _dense(block: Block) -> DenseBlock:
+def to_dense(block: Block) -> DenseBlock:
+    """Turn a block into the dense form in which it is stored and hashed, booleans as 0 and 1."""
     if isinstance(block, DenseBlock):
         values = block.layers["values"]
         return DenseBlock({"values": values.astype(np.uint8) if values.dtype == bool else values})
@@ -218,25 +254,33 @@ def _dense(block: Block) -> DenseBlock:
     return DenseBlock({"values": matrix.toarray()})
 
 
-def _name_layers(layers: list[_LayerWriter], group: GroupPlan, taken: set[str], forced: dict[str, str]) -> None:
+def _named(source: Source, info: MatrixInfo, row: int, column: int) -> str:
+    present = source.present(info.key)
+    cell = source.cells().column(INDEX)[row if present is None else int(present[row])].as_py()
+    feature = f"{source.features(info.features).column(INDEX)[column].as_py()!r} " if info.features else ""
+    return f"cell {cell!r} (row {row}), feature {feature}(column {column}, both counted from 0)"
+
+
+def _name_layers(layers: list[_LayerWriter], group: GroupPlan, taken: set[str], right: Mapping[str, _Form]) -> None:
     used = set(taken) | {layer.plan.name for layer in layers if layer.plan.name}
     for layer in layers:
         if not layer.name:
-            layer.name = forced.get(layer.plan.info.key) or layer.decide(group, used)
+            form = right.get(layer.plan.info.key)
+            layer.name, layer.known = (layer.decide(group, used), None) if form is None else form
             used.add(layer.name)
 
 
 def _judge(layers: list[_LayerWriter], group: GroupPlan, taken: set[str]) -> None:
-    final: dict[str, str] = {}
+    final: dict[str, _Form] = {}
     used = set(taken) | {layer.plan.name for layer in layers if layer.plan.name}
     for layer in layers:
         layer.fit.judge()
-        final[layer.plan.info.key] = layer.decide(group, used)
-        used.add(final[layer.plan.info.key])
-    if any(layer.name and layer.name != final[layer.plan.info.key] for layer in layers):
-        raise _Renamed(final)
+        form = final[layer.plan.info.key] = _Form(layer.decide(group, used), layer.dtype)
+        used.add(form.name)
+    if any(layer.belied or layer.name != final[layer.plan.info.key].name for layer in layers if layer.name):
+        raise _BeliedError(final)
     for layer in layers:
-        layer.name = final[layer.plan.info.key]
+        layer.name = final[layer.plan.info.key].name
 
 
 def _close(catalog: Catalog, written: WrittenGroup, layers: list[_LayerWriter], indices: ArrayWriter | None) -> None:
@@ -247,7 +291,8 @@ def _close(catalog: Catalog, written: WrittenGroup, layers: list[_LayerWriter], 
         )
         writers["csr/indptr"].append(written.indptr)
     for layer in layers:
-        written.layers[layer.name] = layer.plan
+        written.layers[layer.name] = replace(layer.plan, info=replace(layer.plan.info, dtype=layer.fit.returned))
+        written.stored[layer.name] = layer.dtype
         if layer.writer is not None:
             writers[layer.writer.path.removeprefix(f"{written.path}/")] = layer.writer
     for path, writer in writers.items():

@@ -1,14 +1,16 @@
 """What an `add` will write, decided from metadata alone; every refusal that needs no values is made here."""
 
+import re
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
-from raggedatlas.catalog.cells import CellColumn
-from raggedatlas.errors import NotFoundError, SchemaError, SourceError
-from raggedatlas.ingest.columns import ColumnPlan, plan_columns
+from raggedatlas.catalog.cells import metadata_columns
+from raggedatlas.errors import NameRefusedError, NotFoundError, SchemaError, SourceError
+from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
 from raggedatlas.ingest.identity import Features, identify
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
@@ -19,6 +21,7 @@ from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 
 COUNTS = "counts"
+_UNFIT = re.compile(r"\.{2,}|[/\\\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class IngestPlan:
 
 
 def plan_ingest(
-    catalog: Catalog, source: Source, options: IngestOptions, coming: Sequence[CellColumn] = ()
+    catalog: Catalog, source: Source, options: IngestOptions, coming: "Sequence[IngestPlan]" = ()
 ) -> IngestPlan:
     """Decide what an `add` will write.
 
@@ -120,8 +123,8 @@ def plan_ingest(
         What is to be added; only its metadata is read.
     options : IngestOptions
         The caller's choices.
-    coming : sequence of CellColumn
-        Columns of sources that are to be committed together with this one.
+    coming : sequence of IngestPlan
+        Sources that are to be committed together with this one.
 
     Raises
     ------
@@ -145,10 +148,12 @@ def plan_ingest(
             f"{_where(schema)} has {schema.n_cells} cells by its matrices but {cells.num_rows} rows of obs; mend the file."
         )
     table = catalog.tables.schema(CELLS)
-    fresh = {c.stored: pa.field(c.stored, c.type) for c in coming if c.stored not in table.names}
+    also = [c.column for plan in coming for c in plan.columns]
+    fresh = {c.stored: pa.field(c.stored, c.type) for c in also if c.stored not in table.names}
     table = pa.schema([*table, *fresh.values()])
-    columns, column_reports = plan_columns(cells.schema, table, options, [g.pointer for g in groups])
-    name, name_notes = _dataset_name(catalog, schema, options)
+    columns, column_reports = plan_columns(cells.schema, table, options, [*spaces, *(g.pointer for g in groups)])
+    _check_values(columns, cells, table)
+    name, name_notes = _dataset_name(catalog, schema, options, {plan.name for plan in coming})
     notes = [*name_notes, *(note for g in groups if g.features is not None for note in g.features.notes)]
     return IngestPlan(
         new_uid(),
@@ -163,6 +168,16 @@ def plan_ingest(
     )
 
 
+def _check_values(columns: Sequence[ColumnPlan], cells: pa.Table, table: pa.Schema) -> None:
+    for plan in columns:
+        values, stored = column_values(plan, cells), plan.column.stored
+        if values.null_count and stored in table.names and not table.field(stored).nullable:
+            raise SchemaError(
+                f"The column {plan.source!r} lacks a value in {values.null_count:,} cells, but the schema needs {stored!r} in every cell; "
+                "fill it in, or name another column with obs={...}."
+            )
+
+
 def _where(schema: SourceSchema) -> str:
     return schema.uri or schema.name or "The source"
 
@@ -175,6 +190,12 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
             f"layers={picked!r} is not understood; pass 'auto', a list of matrices, or {{matrix: layer name}}."
         )
     names: dict[str, str] = dict(picked) if isinstance(picked, Mapping) else {}
+    owners = {k.split("/")[1] for k in keys if k.startswith("mod/")} | {m.features for m in schema.matrices}
+    astray = sorted(set(options.spaces) - set(keys) - owners)
+    if astray:
+        raise NotFoundError(
+            f"{_where(schema)} has no matrix or modality {astray} to give a feature space; it has {keys}."
+        )
     sides = [k for k in options.spaces if k in keys]
     wanted = sides if isinstance(picked, str) else list(dict.fromkeys([*picked, *sides]))
     absent = sorted(set(wanted) - set(keys))
@@ -209,8 +230,12 @@ def _layer(info: MatrixInfo, name: str | None) -> LayerPlan:
         if column_name(name) != name:
             raise SchemaError(f"The layer name {name!r} for {info.key} may hold only letters, digits and '_'.")
         return LayerPlan(info, name, name)
+    if "/" in info.key.partition("layers/")[2]:
+        raise NameRefusedError(
+            f"The layer {info.key} has a '/' in its name; name it with layers={{{info.key!r}: 'name'}}."
+        )
     parts = info.key.split("/")
-    if parts[-1] == "X":
+    if parts[-1] == "X" and "layers" not in parts:
         return LayerPlan(info, "", "raw" if "raw" in parts[:-1] else "X")
     if _is_side(info.key):
         return LayerPlan(info, "", "X")
@@ -268,12 +293,14 @@ def _plan_groups(
     for layer in layers:
         by_features.setdefault(layer.info.features, []).append(layer)
     groups: list[GroupPlan] = []
+    used = set(metadata_columns(catalog.tables.schema(CELLS)))
     for key, members in by_features.items():
         features = _identify(catalog, source, space, key, members[0].info, options) if space.has_features else None
         sparse = space.kind is PointerKind.SPARSE
         for together in _same_entries(source, members) if sparse else _same_shape(members):
             slug = column_name(together[0].info.key.replace("/X", "").replace("layers/", "").replace("obsm/", ""))
-            pointer = space.name if not groups else f"{space.name}__{slug}"
+            pointer = _free(space.name if not groups else f"{space.name}__{slug}", used)
+            used.add(pointer)
             layout = "" if features is None else layout_uid(features.uids)
             groups.append(GroupPlan(space, pointer, tuple(together), features, layout))
     return groups
@@ -287,15 +314,23 @@ def _identify(
             f"The columns of {info.key} have no names, which the feature space {space.name!r} needs; give them names in the file, or use a "
             "space without features such as 'embedding'."
         )
-    extra: tuple[str, ...] = ()
+    extra: list[pa.Field] = []
     if catalog.tables.has(space.registry):
-        extra = tuple(set(catalog.tables.schema(space.registry).names) - set(FeatureBaseSchema.arrow_schema().names))
+        own = set(FeatureBaseSchema.arrow_schema().names)
+        extra = [f for f in catalog.tables.schema(space.registry) if f.name not in own]
     var = source.features(key)
     if var.num_rows != info.shape[1]:
         raise SourceError(
             f"{info.key} has {info.shape[1]} columns but {key} names {var.num_rows} features; mend the file."
         )
-    return identify(var, space.name, options.feature_id_of(space.name), options.organism, extra)
+    lacking = [
+        f.name for f in extra if not f.nullable and (f.name not in var.column_names or var.column(f.name).null_count)
+    ]
+    if lacking:
+        raise SchemaError(
+            f"The registry of {space.name!r} needs {lacking} for every feature, which {key} lacks; add such columns to the file's var."
+        )
+    return identify(var, space.name, options.feature_id_of(space.name), options.organism, [f.name for f in extra])
 
 
 def _same_shape(layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
@@ -316,13 +351,24 @@ def _same_entries(source: Source, layers: Sequence[LayerPlan]) -> list[list[Laye
     return list(found.values())
 
 
-def _dataset_name(catalog: Catalog, schema: SourceSchema, options: IngestOptions) -> tuple[str, list[str]]:
-    if options.name is not None:
-        return options.name, []
-    base = name = schema.name or "dataset"
-    if options.on_duplicate == "replace":
-        return base, []
-    taken, n = set(catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()), 2
+def _free(wanted: str, taken: AbstractSet[str], joint: str = "_") -> str:
+    name, n = wanted, 2
     while name in taken:
-        name, n = f"{base}-{n}", n + 1
+        name, n = f"{wanted}{joint}{n}", n + 1
+    return name
+
+
+def _dataset_name(
+    catalog: Catalog, schema: SourceSchema, options: IngestOptions, coming: AbstractSet[str]
+) -> tuple[str, list[str]]:
+    if options.name is not None:
+        if not options.name.strip() or _UNFIT.search(options.name):
+            raise NameRefusedError(
+                f"name={options.name!r} cannot name a dataset: it may not be empty or hold '/', '\\', '..' or control characters; "
+                "choose another name."
+            )
+        return options.name, []
+    base = _UNFIT.sub("_", schema.name) or "dataset"
+    there = catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()
+    name = _free(base, coming if options.on_duplicate == "replace" else coming | set(there), "-")
     return name, [f"the name {base!r} is taken; this dataset is called {name!r}"] if name != base else []

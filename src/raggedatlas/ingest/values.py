@@ -1,5 +1,6 @@
 """The value policy: integers become the smallest exact unsigned type, floats stay what they are, strange values are refused."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,12 @@ from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.model.batch import Block, CsrBlock
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
+SIGNED = (np.int8, np.int16, np.int32, np.int64)
 _TWO_64 = 2.0**64
+
+
+def _by_number(row: int, column: int) -> str:
+    return f"cell {row}, feature {column} (both counted from 0)"
 
 
 @dataclass
@@ -29,6 +35,8 @@ class LayerFit:
         Whether negative integers may stay, as in a layer of differences or an embedding.
     keep_nonfinite : bool
         Whether NaN and infinities may stay.
+    place : callable
+        Names the cell and feature of a row and column, for messages.
 
     Notes
     -----
@@ -41,6 +49,7 @@ class LayerFit:
     must_count: bool = False
     may_be_signed: bool = False
     keep_nonfinite: bool = False
+    place: Callable[[int, int], str] = _by_number
     low: float = 0
     high: float = 0
     whole: bool = True
@@ -57,8 +66,18 @@ class LayerFit:
     def stored(self) -> np.dtype[Any]:
         """The smallest dtype that holds every value so far exactly."""
         if not self.counts:
-            return self.dtype if self.dtype.kind != "b" else np.dtype(np.uint8)
+            return self.returned if self.dtype.kind != "b" else np.dtype(np.uint8)
         return next(np.dtype(t) for t in UNSIGNED if self.high <= np.iinfo(t).max)
+
+    @property
+    def returned(self) -> np.dtype[Any]:
+        """The source's dtype, or the next integer dtype that holds the values where summed entries outgrew it."""
+        if self.dtype.kind == "f" or (self.dtype.kind == "b" and self.high <= 1):
+            return self.dtype
+        wider = UNSIGNED if self.dtype.kind in "bu" else SIGNED
+        same = (self.dtype,) if self.dtype.kind != "b" else ()
+        bounds = ((np.dtype(t), np.iinfo(t)) for t in (*same, *wider))
+        return next(t for t, info in bounds if info.min <= self.low and self.high <= info.max)
 
     def observe(self, block: Block, first_row: int) -> None:
         """Take note of a block's values.
@@ -98,7 +117,7 @@ class LayerFit:
             if not self.keep_nonfinite:
                 row, column = locate(block, strange)
                 raise ValuesError(
-                    f"{self.key} holds {values[strange]} at cell {first_row + row}, feature {column} (both counted from 0); a matrix of "
+                    f"{self.key} holds {values[strange]} at {self.place(first_row + row, column)}; a matrix of "
                     "values must be finite. Mend the file, or pass nonfinite='keep' to keep such values as they are."
                 )
         self._extend(float(low), float(high))
@@ -126,9 +145,8 @@ class LayerFit:
         if self.negative_at is not None and (
             self.must_count or (self.whole and self.finite and not self.may_be_signed)
         ):
-            cell, feature = self.negative_at
             raise ValuesError(
-                f"{self.key} holds {self.negative_value:g} at cell {cell}, feature {feature} (both counted from 0); counts cannot be "
+                f"{self.key} holds {self.negative_value:g} at {self.place(*self.negative_at)}; counts cannot be "
                 "negative. Mend the file, leave the matrix out with layers=[...], or store differences as floats with fractions."
             )
         if self.must_count and not self.counts:

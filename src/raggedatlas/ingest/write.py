@@ -1,5 +1,6 @@
 """The write protocol: arrays first, unreferenced; then features, layouts, columns, cells; the records last."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,9 @@ from raggedatlas.catalog.frames import write_frame
 from raggedatlas.catalog.layouts import ensure_layout
 from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.catalog.upkeep import drop_dataset
-from raggedatlas.errors import AtlasError, DuplicateError, SourceError
+from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
-from raggedatlas.ingest.groups import WrittenGroup, write_group
+from raggedatlas.ingest.groups import WrittenGroup, to_dense, write_group
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
 from raggedatlas.ingest.patterns import ContentHash, walk
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan, plan_ingest
@@ -89,21 +90,25 @@ def add_sources(
     staged: list[Staged] = []
     refused: list[AtlasError] = []
     openers = list(sources)
-    for opener in openers:
-        try:
-            done = _stage(catalog, opener, options, progress, staged)
-        except AtlasError as error:
-            if len(openers) == 1:
-                raise
-            refused.append(error)
-            continue
-        reports.append(done if isinstance(done, IngestReport) else done.report)
-        if isinstance(done, Staged):
-            staged.append(done)
-        if sum(s.plan.schema.n_cells for s in staged) >= COMMIT_CELLS:
-            _commit(catalog, staged, progress)
-            staged = []
-    _commit(catalog, staged, progress)
+    try:
+        for opener in openers:
+            try:
+                done = _stage(catalog, opener, options, progress, staged)
+            except AtlasError as error:
+                if len(openers) == 1:
+                    raise
+                refused.append(error)
+                continue
+            reports.append(done if isinstance(done, IngestReport) else done.report)
+            if isinstance(done, Staged):
+                staged.append(done)
+            if sum(s.plan.schema.n_cells for s in staged) >= COMMIT_CELLS:
+                _commit(catalog, staged, progress)
+                staged = []
+        _commit(catalog, staged, progress)
+    except BaseException:
+        _discard(catalog, staged)
+        raise
     if refused:
         lines = "; ".join(str(error) for error in refused)
         raise SourceError(
@@ -112,15 +117,25 @@ def add_sources(
     return reports
 
 
+def _discard(catalog: Catalog, staged: Sequence[Staged]) -> None:
+    """Remove what is staged and did not become visible; where the inventory cannot be read, `repair` will do so."""
+    with contextlib.suppress(AtlasError):
+        visible = {record.uid for record in read_records(catalog)}
+        for uid in [s.plan.uid for s in staged if s.plan.uid not in visible]:
+            catalog.tables.delete(CELLS, f"dataset_uid = '{uid}'")
+            catalog.arrays.child(uid).delete_prefix()
+
+
 def _stage(
     catalog: Catalog, opener: Callable[[], Source], options: IngestOptions, progress: Progress, staged: Sequence[Staged]
 ) -> Staged | IngestReport:
     source = opener()
     try:
         progress("plan", 0, 1)
-        plan = plan_ingest(catalog, source, options, [c.column for s in staged for c in s.plan.columns])
-        same, content = _same_content(catalog, source, plan, {s.content_hash: s.plan.name for s in staged})
-        if same and options.on_duplicate == "skip":
+        plan = plan_ingest(catalog, source, options, [s.plan for s in staged])
+        twins = {s.content_hash: s.plan.name for s in staged}
+        same, content = _same_content(catalog, source, plan, twins)
+        if same and (options.on_duplicate == "skip" or (options.on_duplicate == "replace" and content in twins)):
             return _report(plan, (), content or "", "skipped", [f"the same content is in the atlas as {same[0]}"])
         replaces = _judge_duplicates(catalog, plan, same, options)
         if options.dry_run:
@@ -159,7 +174,7 @@ def _same_content(
         if main.space.kind is PointerKind.SPARSE:
             content.update(canonical(to_csr(block), info.key, row, sum_duplicates=True)[0])
         else:
-            content.update(block)
+            content.update(to_dense(block))
     text = content.hexdigest()
     uids = {r.uid: None for r in alike if r.content_hash == text}
     return (*uids, *([seen[text]] if text in seen else [])), text
@@ -195,11 +210,13 @@ def _write_groups(
 ) -> tuple[tuple[WrittenGroup, ...], str]:
     content = _content_hash(plan)
     taken: dict[str, set[str]] = {}
+    for group in plan.groups:
+        taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
     written = []
     for i, group in enumerate(plan.groups):
         done = write_group(
             catalog, source, (plan.group_path(group), group), options, progress,
-            taken=taken.setdefault(group.space.name, set()), content=content if i == 0 else None,
+            taken=taken[group.space.name], content=content if i == 0 else None,
         )  # fmt: skip
         written.append(replace(done, n_new_features=_count_new(catalog, group)))
     return tuple(written), content.hexdigest()
@@ -243,7 +260,9 @@ def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress) -> N
     commit_records(catalog, [record for s in staged for record in _records(s)])
     progress("records", 1, 1)
     for one in staged:
-        release_lease(catalog, one.plan.uid)
+        # The dataset is visible now; a note that stays behind does no harm.
+        with contextlib.suppress(StoreError):
+            release_lease(catalog, one.plan.uid)
         for uid in one.replaces:
             drop_dataset(catalog, uid)
     progress("done", 1, 1)
@@ -368,8 +387,7 @@ def _report(
 
 
 def _layer_report(written: WrittenGroup, name: str, key: str, dtype: str) -> ColumnReport:
-    spec = next((s for path, s in written.specs.items() if path.endswith(f"layers/{name}")), None)
     stored = f"{written.group.space.name}/{name}"
-    if spec is not None and str(spec.dtype) != dtype:
-        return ColumnReport(key, "cast", stored, f"{dtype} held exactly as {spec.dtype}")
+    if str(written.stored[name]) != dtype:
+        return ColumnReport(key, "cast", stored, f"{dtype} held exactly as {written.stored[name]}")
     return ColumnReport(key, "kept", stored)

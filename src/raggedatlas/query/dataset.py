@@ -103,8 +103,13 @@ class Dataset:
         return arrow_to_frame(read_frame(self.catalog, self.uid, "obs"))
 
     def var(self, space: str | None = None) -> "pd.DataFrame":
-        """Give the file's own var of a feature space, with its index, columns, dtypes and categories."""
-        return arrow_to_frame(read_frame(self.catalog, self.uid, f"var.{self._main(space).pointer}"))
+        """Give the file's own var of a feature space, with its index, columns, dtypes and categories; columns without names count."""
+        record = self._main(space)
+        if not record.layout_uid:
+            import pandas as pd
+
+            return pd.DataFrame(index=pd.RangeIndex(record.n_features).astype(str))
+        return arrow_to_frame(read_frame(self.catalog, self.uid, f"var.{record.pointer}"))
 
     def to_anndata(self, space: str | None = None) -> "AnnData":
         """Give the dataset back as it was added: its own names, frames, matrix forms and dtypes.
@@ -159,14 +164,15 @@ class Dataset:
         rows = self.catalog.tables.read(CELLS, [record.pointer], where=f"dataset_uid = '{self.uid}'")
         struct = rows.column(record.pointer).combine_chunks()
         at = pc.struct_field(struct, "zarr_row" if "zarr_row" in [f.name for f in struct.type] else "position")
-        return np.flatnonzero(at.is_valid().to_numpy(zero_copy_only=False))
+        cells = np.flatnonzero(at.is_valid().to_numpy(zero_copy_only=False))
+        return cells[np.argsort(at.drop_null().to_numpy())]
 
     def _place(self, parts: dict[str, Any], key: str, matrix: Any, record: DatasetRecord) -> None:  # noqa: ANN401
         pieces = key.split("/")
         if "raw" in pieces[:-1]:
             features = arrow_to_frame(read_frame(self.catalog, self.uid, f"var.{record.pointer}"))
             parts["raw"] = (matrix, features)
-        elif pieces[-1].startswith("X") or "obsm" in pieces:
+        elif "layers" not in pieces[:-1]:
             parts.setdefault("X", matrix)
         else:
             parts["layers"][pieces[-1]] = matrix
@@ -183,10 +189,14 @@ class Dataset:
 
                 parts = [self._read(specs[path]) for path in (f"csr/layers/{layer}", "csr/indices", "csr/indptr")]
                 values, indices = parts[0].astype(fact["dtype"], copy=False), parts[1].astype(np.int32)
+                # SciPy turns no half-precision matrix into another form; float32 holds its values.
+                halves = fact["dtype"] == "float16" and fact["form"] != "csr"
+                values = values.astype(np.float32) if halves else values
                 matrix: Any = csr_matrix((values, indices, parts[2]), shape=shape)
-                found[fact["key"]] = (
+                matrix = (
                     matrix.tocsc() if fact["form"] == "csc" else matrix.toarray() if fact["form"] == "dense" else matrix
                 )
+                found[fact["key"]] = matrix.astype(np.float16) if halves else matrix
             else:
                 matrix = self._read(specs[f"layers/{layer}"]).astype(fact["dtype"], copy=False)
                 if fact["form"] != "dense":

@@ -64,9 +64,7 @@ def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
     for name in [*front, *(n for n in table.column_names if n not in {*front, "redirect"})]:
         values = table.column(name)
         if pa.types.is_list(values.type):
-            values = pa.chunked_array(
-                [[None if v is None else "|".join(map(str, v)) for v in values.to_pylist()]], pa.string()
-            )
+            values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
         if pa.types.is_string(values.type):
             values = values.fill_null("")
         columns[name] = arrow_to_series(values, ColumnFacts(name, "")).set_axis(range(len(rows)))

@@ -172,34 +172,60 @@ def _anndata(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> "ad.AnnData"
 
 
 def _matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
-    blocks = [read_part(space, part, rows) for rows in row_blocks(space)]
-    if not blocks:
-        blocks = [read_part(space, part, np.empty(0, np.int64))]
     if space.sparse:
-        return _join_sparse([b for b in blocks if isinstance(b, CsrBlock)])
-    dense = [b for b in blocks if isinstance(b, DenseBlock)]
+        return _sparse_matrices(space, part)
+    blocks = [read_part(space, part, rows) for rows in row_blocks(space)]
+    dense = [b for b in blocks or [read_part(space, part, np.empty(0, np.int64))] if isinstance(b, DenseBlock)]
     return {layer: np.concatenate([b.layers[layer] for b in dense]) for layer in part.layers}
 
 
-def _join_sparse(blocks: list[CsrBlock]) -> dict[str, Any]:
-    """Put blocks under each other, layer by layer, freeing each block's values on the way."""
+def _sparse_matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
+    """Read block by block into arrays that are as large as the result can become."""
     import scipy.sparse as sp
 
-    n_entries = sum(len(b.indices) for b in blocks)
-    n_rows = sum(b.n_rows for b in blocks)
-    index = np.dtype(np.int32 if max(n_entries, blocks[0].n_cols) <= np.iinfo(np.int32).max else np.int64)
-    indptr = np.zeros(n_rows + 1, index)
-    row, entry = 0, 0
-    for block in blocks:
-        indptr[row + 1 : row + block.n_rows + 1] = block.indptr[1:] + entry
-        row, entry = row + block.n_rows, entry + len(block.indices)
-    indices = np.concatenate([b.indices for b in blocks]).astype(index, copy=False)
+    most = _most_entries(space, part)
+    n_rows = len(space.present)
+    index = np.dtype(np.int32 if max(most, space.n_cols) <= np.iinfo(np.int32).max else np.int64)
+    indptr, indices = np.zeros(n_rows + 1, index), np.empty(most, index)
+    layers: dict[str, NDArray[Any]] = {layer: np.empty(most, space.dtypes[layer]) for layer in part.layers}
+    entry = 0
+    for rows in row_blocks(space):
+        block = read_part(space, part, rows)
+        assert isinstance(block, CsrBlock)
+        stop = entry + len(block.indices)
+        indptr[rows[0] + 1 : rows[-1] + 2] = block.indptr[1:] + entry
+        indices[entry:stop] = block.indices
+        for layer, values in block.layers.items():
+            layers[layer][entry:stop] = values
+        entry = stop
     matrices = {}
-    for i, layer in enumerate(blocks[0].layers):
-        values: NDArray[Any] = np.concatenate([b.layers[layer] for b in blocks])
-        shared = (indices, indptr) if i == 0 else (indices.copy(), indptr.copy())
-        matrix = sp.csr_matrix((n_rows, blocks[0].n_cols), dtype=values.dtype)
-        matrix.data, (matrix.indices, matrix.indptr) = values, shared
+    for i, (layer, values) in enumerate(layers.items()):
+        last = i == len(layers) - 1
+        columns, bounds = (_cut(indices, entry), indptr) if last else (indices[:entry].copy(), indptr.copy())
+        matrix = sp.csr_matrix((n_rows, space.n_cols), dtype=values.dtype)
+        matrix.data, matrix.indices, matrix.indptr = _cut(values, entry), columns, bounds
         matrix.has_sorted_indices = matrix.has_canonical_format = True
         matrices[layer] = matrix
     return matrices
+
+
+def _most_entries(space: SpacePlan, part: PartPlan) -> int:
+    """Bound the entries of a result: exact unless columns are left out or NaN is put in."""
+    entries = np.minimum(part.end - part.start, space.n_cols)
+    if space.nan:
+        absent = [
+            space.n_cols - len(np.unique(m[m >= 0]))
+            for m in map(space.column_maps.get, _layouts(part))
+            if m is not None
+        ]
+        entries = entries + np.array([*absent, 0])[part.code]
+    return int(entries.sum())
+
+
+def _layouts(part: PartPlan) -> list[str]:
+    return [group.layout_uid for group in part.groups]
+
+
+def _cut(values: NDArray[Any], n: int) -> NDArray[Any]:
+    """Keep the first n values, in memory of their own if much would be held for nothing."""
+    return values if n == len(values) else values[:n].copy() if n < len(values) // 2 else values[:n]

@@ -153,6 +153,19 @@ class SpacePlan:
                 total += width * (self.n_cols or _values_per_row(part))
         return total
 
+    def work_bytes(self) -> NDArray[np.int64]:
+        """Estimate the bytes that reading each row takes: what is decoded of the widest part, and the row in the result.
+
+        Returns
+        -------
+        (n_cells,) int64
+        """
+        decoded = np.zeros(len(self.present), np.int64)
+        for part in self.parts:
+            stored = max((group.entry_bytes for group in part.groups), default=0)
+            np.maximum(decoded, (part.end - part.start) * stored, out=decoded)
+        return decoded + self.row_bytes()
+
 
 def _values_per_row(part: PartPlan) -> int:
     return max((int(np.prod(r.spec.row_shape)) for g in part.groups for r in g.layers.values()), default=0)

@@ -52,7 +52,12 @@ class Query:
     catalog: Catalog = field(repr=False)
     spec: QuerySpec = field(default_factory=QuerySpec)
 
-    def where(self, condition: str | Mapping[str, Any] | Filter | None = None, **equal: Any) -> "Query":  # noqa: ANN401  (any value that people compare with)
+    def where(
+        self,
+        condition: str | Mapping[str, Any] | Filter | None = None,
+        /,
+        **equal: Any,  # noqa: ANN401  (any value that people compare with)
+    ) -> "Query":
         """Keep cells that meet a condition, beside those asked before.
 
         Parameters

@@ -1,7 +1,8 @@
 """Read cells of a plan: one read per group and array, columns mapped, rows put back into the asked order."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,13 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
 from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan
-from raggedatlas.store.ranges import read_ranges, read_rows
+from raggedatlas.store.ranges import ArrayReader, read_ranges, read_rows
+from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_groups
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+_ENTRIES_PER_THREAD = 2**19
 
 BLOCK_BYTES = 64 * 2**20
 """About how many bytes of a result one step holds when a query is streamed."""
@@ -82,8 +89,8 @@ def read_part(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> Bloc
 
 
 def row_blocks(space: SpacePlan, n_bytes: int = BLOCK_BYTES) -> Iterator[NDArray[np.int64]]:
-    """Cut all cells of a space into runs of about so many bytes, at least one cell each."""
-    total = np.cumsum(space.row_bytes())
+    """Cut all cells of a space into runs that take about so many bytes to read, at least one cell each."""
+    total = np.cumsum(space.work_bytes())
     start, n = 0, len(total)
     while start < n:
         before = int(total[start - 1]) if start else 0
@@ -125,58 +132,144 @@ def _join_patterns(blocks: Sequence[CsrBlock], layers: Sequence[str]) -> CsrBloc
 
 def _read_sparse(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> CsrBlock:
     code = part.code[rows]
-    pieces: list[CsrBlock] = []
-    places: list[NDArray[np.int64]] = []
-    for group in np.unique(code[code >= 0]).tolist():
-        here = np.flatnonzero(code == group)
-        pieces.append(_read_group(space, part.groups[group], part.start[rows[here]], part.end[rows[here]]))
-        places.append(here)
-    dtypes = {layer: space.dtypes[layer] for layer in part.layers}
+    groups = [(g, np.flatnonzero(code == g)) for g in np.unique(code[code >= 0]).tolist()]
+    if not space.nan:
+        return _read_groups(space, part, rows, groups)
+    pieces = []
+    for group, here in groups:
+        block = _read_groups(space, part, rows[here], [(group, np.arange(len(here)))])
+        pieces.append(_with_unmeasured(block, space.column_maps[part.groups[group].layout_uid]))
     if not pieces:
-        empty = {layer: np.empty(0, dtype) for layer, dtype in dtypes.items()}
-        return CsrBlock(np.zeros(len(rows) + 1, np.int64), np.empty(0, np.int32), empty, space.n_cols)
-    if len(pieces) == 1 and pieces[0].n_rows == len(rows):
-        return pieces[0]
-    return _place_rows(pieces, places, len(rows), dtypes, space.n_cols)
+        return _read_groups(space, part, rows, [])
+    return _place_rows(pieces, [here for _, here in groups], len(rows), space.n_cols)
 
 
-def _read_group(space: SpacePlan, group: GroupPlan, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> CsrBlock:
-    from raggedatlas.store.kernels import has_sorted_unique_rows, remap_csr, sort_rows
+def _read_groups(
+    space: SpacePlan, part: PartPlan, rows: NDArray[np.int64], groups: Sequence[tuple[int, NDArray[np.int64]]]
+) -> CsrBlock:
+    """Read cells of several groups into one block; each group comes with the places of its cells."""
+    from raggedatlas.query.kernels import SORTED
 
-    assert group.indices is not None
-    indptr = np.zeros(len(starts) + 1, np.int64)
-    np.cumsum(ends - starts, out=indptr[1:])
-    local = read_ranges(group.indices, starts, ends)
-    column_map = space.column_maps[group.layout_uid]
+    starts = [part.start[rows[here]] for _, here in groups]
+    ends = [part.end[rows[here]] for _, here in groups]
+    bounds = [_bounds(first, last) for first, last in zip(starts, ends, strict=True)]
+    offsets = np.cumsum([0, *(int(b[-1]) for b in bounds)])
+    lengths = np.zeros(len(rows), np.int64)
+    plans = [part.groups[group] for group, _ in groups]
+    each = _one_by_one if all(_is_local(plan) for plan in plans) else map_groups
+    stored = each(lambda i: _stored_columns(plans[i], starts[i], ends[i]), range(len(groups)))
+    for (_, here), plan, bound, local in zip(groups, plans, bounds, stored, strict=True):
+        lengths[here] = _count_kept(space, plan, bound, local)
+    indptr = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(lengths, out=indptr[1:])
+    indices = np.empty(int(indptr[-1]), _index_dtype(space.n_cols))
+    at = np.empty(len(indices), np.int64)
+    state = SORTED
+    for (group, here), bound, local, offset in zip(groups, bounds, stored, offsets, strict=False):
+        found = _fill(space, part.groups[group], (bound, local), indptr[:-1][here], int(offset), (indices, at))
+        state = max(state, found)
+    in_place = len(groups) == 1 and state == SORTED and len(at) == offsets[-1]
     layers: dict[str, NDArray[Any]] = {}
-    try:
-        if len(group.layers) == 1:
-            ((layer, reader),) = group.layers.items()
-            bounds, columns, values = remap_csr(
-                indptr, local, read_ranges(reader, starts, ends), column_map, space.n_cols
-            )
-            layers[layer] = values
-        else:
-            bounds, columns, at = remap_csr(indptr, local, np.arange(len(local)), column_map, space.n_cols)
-            layers = {layer: read_ranges(reader, starts, ends)[at] for layer, reader in group.layers.items()}
-    except IndexError as error:
+    for layer in part.layers:
+        stream = np.empty(int(offsets[-1]), space.dtypes[layer])
+        jobs = [
+            (plan.layers[layer], starts[i], ends[i], stream[offsets[i] : offsets[i + 1]])
+            for i, plan in enumerate(plans)
+        ]
+        each(lambda job: _read_into(*job), jobs)
+        layers[layer] = stream if in_place else stream[at]
+    return CsrBlock(indptr, indices, layers, space.n_cols)
+
+
+def _is_local(group: GroupPlan) -> bool:
+    return group.indices is None or group.indices.location.is_local
+
+
+def _one_by_one(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Read groups in turn: on a disk the threads of one read are enough."""
+    return [function(item) for item in items]
+
+
+def _bounds(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    bounds = np.zeros(len(starts) + 1, np.int64)
+    np.cumsum(ends - starts, out=bounds[1:])
+    return bounds
+
+
+def _index_dtype(n_cols: int) -> np.dtype[Any]:
+    return np.dtype(np.int32 if n_cols <= np.iinfo(np.int32).max else np.int64)
+
+
+def _stored_columns(group: GroupPlan, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[Any]:
+    assert group.indices is not None
+    local = read_ranges(group.indices, starts, ends)
+    if local.dtype.kind != "u":
+        # A negative column becomes a huge one, which is refused like any other that is outside.
+        local = local.astype(np.uint64)
+    return local
+
+
+def _read_into(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[Any]) -> None:
+    if np.dtype(reader.spec.dtype) == out.dtype:
+        read_ranges(reader, starts, ends, out=out)
+    else:
+        out[...] = read_ranges(reader, starts, ends)
+
+
+def _count_kept(
+    space: SpacePlan, group: GroupPlan, bounds: NDArray[np.int64], local: NDArray[Any]
+) -> NDArray[np.int64]:
+    from raggedatlas.query.kernels import count_rows
+
+    counts = np.zeros(len(bounds) - 1, np.int64)
+    if not count_rows(bounds, local, space.column_maps[group.layout_uid] >= 0, counts):
         raise CorruptError(
-            f"The group {group.path} names a feature that its list {group.layout_uid} has not got: {error}"
-        ) from error
-    ascending, unique = has_sorted_unique_rows(bounds, columns)
-    if not ascending:
-        order = sort_rows(bounds, columns)
-        layers = {layer: values[order] for layer, values in layers.items()}
-    if not unique:
-        raise CorruptError(f"The group {group.path} names a feature twice in one cell; add its source again.")
-    layers = {layer: values.astype(space.dtypes[layer], copy=False) for layer, values in layers.items()}
-    block = CsrBlock(bounds, columns, layers, space.n_cols)
-    return _with_unmeasured(block, space.column_maps[group.layout_uid]) if space.nan else block
+            f"The group {group.path} names a feature that its list {group.layout_uid} has not got; run validate()."
+        )
+    return counts
+
+
+def _fill(
+    space: SpacePlan,
+    group: GroupPlan,
+    rows: tuple[NDArray[np.int64], NDArray[Any]],
+    targets: NDArray[np.int64],
+    offset: int,
+    found: tuple[NDArray[Any], NDArray[np.int64]],
+) -> int:
+    from raggedatlas.query.kernels import REPEATED, fill_rows
+
+    column_map = space.column_maps[group.layout_uid].astype(found[0].dtype)
+    bounds, local = rows
+
+    def fill(span: tuple[int, int]) -> int:
+        first, last = span
+        own = (bounds[first : last + 1], local)
+        return int(fill_rows(own, column_map, targets[first:last], offset, found, _scratch(space.n_cols)))
+
+    state = max(map_decode(fill, _spans(bounds)), default=0)
+    if state == REPEATED:
+        raise CorruptError(f"The group {group.path} names a feature twice in one cell; run validate().")
+    return state
+
+
+def _spans(bounds: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Cut rows into runs of about equally many entries, one for each thread where there are enough."""
+    n = min(DECODE_THREADS, 1 + int(bounds[-1]) // _ENTRIES_PER_THREAD)
+    cuts = np.searchsorted(bounds, np.linspace(0, int(bounds[-1]), n + 1)[1:-1])
+    edges = [0, *cuts.tolist(), len(bounds) - 1]
+    return [(first, last) for first, last in pairwise(edges) if last > first]
+
+
+def _scratch(n_cols: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    from raggedatlas.query.kernels import BIT_PLACES
+
+    return np.zeros(n_cols // 64 + 1, np.uint64), np.empty(n_cols, np.int64), BIT_PLACES
 
 
 def _with_unmeasured(block: CsrBlock, column_map: NDArray[np.int64]) -> CsrBlock:
     """Add an explicit NaN for every column that the layout did not measure."""
-    from raggedatlas.store.kernels import sort_rows
+    from raggedatlas.query.kernels import fill_rows
 
     absent = np.setdiff1d(np.arange(block.n_cols), column_map)
     if not len(absent):
@@ -185,25 +278,21 @@ def _with_unmeasured(block: CsrBlock, column_map: NDArray[np.int64]) -> CsrBlock
     indptr = block.indptr + k * np.arange(n + 1)
     old = np.arange(len(block.indices)) + k * np.repeat(np.arange(n), np.diff(block.indptr))
     new = (indptr[1:, None] - k + np.arange(k)).ravel()
-    indices = np.empty(int(indptr[-1]), block.indices.dtype)
-    indices[old] = block.indices
-    indices[new] = np.tile(absent, n)
-    order = sort_rows(indptr, indices)
+    mixed = np.empty(int(indptr[-1]), np.uint32)
+    mixed[old] = block.indices
+    mixed[new] = np.tile(absent, n)
+    indices, order = np.empty(len(mixed), block.indices.dtype), np.empty(len(mixed), np.int64)
+    same = np.arange(block.n_cols, dtype=block.indices.dtype)
+    fill_rows((indptr, mixed), same, indptr[:-1].copy(), 0, (indices, order), _scratch(block.n_cols))
     layers = {}
     for layer, values in block.layers.items():
-        wide = np.full(len(indices), np.nan, values.dtype)
+        wide = np.full(len(mixed), np.nan, values.dtype)
         wide[old] = values
         layers[layer] = wide[order]
     return CsrBlock(indptr, indices, layers, block.n_cols)
 
 
-def _place_rows(
-    pieces: Sequence[CsrBlock],
-    places: Sequence[NDArray[np.int64]],
-    n: int,
-    dtypes: Mapping[str, np.dtype[Any]],
-    n_cols: int,
-) -> CsrBlock:
+def _place_rows(pieces: Sequence[CsrBlock], places: Sequence[NDArray[np.int64]], n: int, n_cols: int) -> CsrBlock:
     """Join pieces whose rows belong at given places; rows without a piece stay empty."""
     lengths = np.zeros(n, np.int64)
     for piece, place in zip(pieces, places, strict=True):
@@ -211,7 +300,7 @@ def _place_rows(
     indptr = np.zeros(n + 1, np.int64)
     np.cumsum(lengths, out=indptr[1:])
     indices = np.empty(int(indptr[-1]), pieces[0].indices.dtype)
-    layers = {layer: np.empty(len(indices), dtype) for layer, dtype in dtypes.items()}
+    layers = {layer: np.empty(len(indices), values.dtype) for layer, values in pieces[0].layers.items()}
     for piece, place in zip(pieces, places, strict=True):
         at = np.repeat(indptr[place] - piece.indptr[:-1], np.diff(piece.indptr)) + np.arange(len(piece.indices))
         indices[at] = piece.indices

@@ -216,11 +216,12 @@ def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
 
 
 def _is_indexed(table: "lance.LanceDataset", column: str) -> bool:
-    kinds = {"INVERTED", "FTS"} if pa.types.is_string(table.schema.field(column).type) else {"IVF", "HNSW", "VECTOR"}
-    return any(
-        column in [str(f) for f in index.field_names] and any(kind in str(index.index_type).upper() for kind in kinds)
-        for index in table.describe_indices()
-    )
+    """Tell whether an index can answer: one over vectors, or over the words of texts rather than whole values."""
+    own = [index for index in table.describe_indices() if column in [str(f) for f in index.field_names]]
+    if not pa.types.is_string(table.schema.field(column).type):
+        return any(kind in str(index.index_type).upper() for index in own for kind in ("IVF", "HNSW", "VECTOR"))
+    texts = [index for index in own if str(index.index_type).upper() in {"INVERTED", "FTS"}]
+    return bool(texts) and all(index.details.get("base_tokenizer") != "raw" for index in texts)
 
 
 def _prefilter(spec: QuerySpec, columns: Columns) -> str:

@@ -22,6 +22,7 @@ from raggedatlas.store.kernels import compiled
 
 GOOD, BAD_CHECKSUM, BAD_SIZE, BAD_FRAME = 0, 1, 2, 3
 PLAIN, BLOSC = 0, 1
+BLOSC_OVERHEAD = 16
 
 
 _LZ4 = ctypes.create_string_buffer(b"lz4")
@@ -89,9 +90,8 @@ def _make_blosc_compress(
     size: Any,
     source: Any,
     target: Any,
-    room: Any,
 ) -> Any:
-    """Call ``int blosc_compress_ctx(5, 1, width, size, src, dest, room, name, 0, 1)`` at an address."""
+    """Call ``int blosc_compress_ctx(5, 1, width, size, src, dest, size + 16, name, 0, 1)`` at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte_pointer, word, number = ir.IntType(8).as_pointer(), ir.IntType(64), ir.IntType(32)
@@ -99,14 +99,15 @@ def _make_blosc_compress(
             number,
             [number, number, word, word, byte_pointer, byte_pointer, word, byte_pointer, word, number],
         )
-        function, name, width, size, source, target, room = arguments
+        function, name, width, size, source, target = arguments
+        room = builder.add(size, ir.Constant(word, BLOSC_OVERHEAD))
         call = builder.inttoptr(function, kind.as_pointer())
         name, source, target = (builder.inttoptr(item, byte_pointer) for item in (name, source, target))
         level, shuffle, threads = (ir.Constant(number, value) for value in (5, 1, 1))
         block = ir.Constant(word, 0)
         return builder.call(call, [level, shuffle, width, size, source, target, room, name, block, threads])
 
-    return types.int32(*(types.uint64,) * 7), generate
+    return types.int32(*(types.uint64,) * 6), generate
 
 
 def _make_crc32c(typing_context: Any, function: Any, source: Any, size: Any) -> Any:
@@ -127,7 +128,8 @@ def _make_copy(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target, source = (builder.inttoptr(item, cgutils.voidptr_t) for item in arguments[:2])
-        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        copy: Any = cgutils.raw_memcpy
+        copy(builder, target, source, arguments[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64, types.uint64), generate
@@ -339,7 +341,6 @@ def encode_chunks(
             np.uint64(n_bytes),
             np.uint64(values.ctypes.data + chunk * n_bytes),
             np.uint64(out.ctypes.data + position),
-            np.uint64(n_bytes + 16),
         )
         if done <= 0:
             return sizes

@@ -1,303 +1,45 @@
-"""The one seam to Lance tables: create, read in row order, append, merge, tag, compact, clean up."""
+"""The one seam to Lance tables: their rows (`TableRows`), tags, compaction, indexes, clean-up."""
 
-import contextlib
-import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
-from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError, StoreError
-from raggedatlas.model.ids import check_name
-from raggedatlas.store.location import Location
+from raggedatlas.errors import CorruptError
+from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.store.table_rows import TableRows, filter_errors, plain
 
 if TYPE_CHECKING:
     import lance
 
-T = TypeVar("T")
+__all__ = ["Tables", "filter_errors", "plain"]
 
-FILE_FORMAT: Literal["2.2"] = "2.2"
-"""Lance file format that both pylance and lancedb read (decided in the design)."""
-
-_CONFLICTS = ("conflict", "concurrent", "Retryable", "retries")
-_ATTEMPTS = 40
-
-_FTS: dict[str, Any] = {
-    "base_tokenizer": "raw", "lower_case": False, "stem": False, "remove_stop_words": False, "ascii_folding": False,
-    "with_position": False,
-}  # fmt: skip
-"""Full-text indexes here are on uids: whole values, as they stand."""
+_WHOLE: dict[str, Any] = {
+    "base_tokenizer": "raw",
+    "lower_case": False,
+    "stem": False,
+    "remove_stop_words": False,
+    "ascii_folding": False,
+}
+"""Full-text indexes on uids know whole values, as they stand; those on other columns know words."""
 
 
 @dataclass(frozen=True)
-class Tables:
-    """The tables of one atlas, at their tip or pinned to one snapshot.
+class Tables(TableRows):
+    """The tables of one atlas: rows, and what keeps them in order. `TableRows` describes the parameters.
 
-    Parameters
-    ----------
-    location : Location
-        The folder ``lance_db``.
-    pinned : mapping of str to int, or None
-        Table name -> Lance version; None reads and writes the tip.
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas.store.location import Location
+    >>> tables = Tables(Location(tempfile.mkdtemp()))
+    >>> tables.names()
+    []
     """
-
-    location: Location
-    pinned: Mapping[str, int] | None = None
-    _opened: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave open handles behind when pickled."""
-        return {"location": self.location, "pinned": self.pinned, "_opened": {}}
-
-    def uri(self, name: str) -> str:
-        """Give the address of a table."""
-        return f"{self.location.lance_uri()}/{check_name(name, 'table')}.lance"
-
-    def names(self) -> list[str]:
-        """List the tables that exist, sorted."""
-        if self.pinned is not None:
-            return sorted(self.pinned)
-        return sorted(n.removesuffix(".lance") for n in self.location.list_children() if n.endswith(".lance"))
-
-    def open(self, name: str) -> "lance.LanceDataset":
-        """Open a table: at its pinned version (kept open), or at its newest.
-
-        Raises
-        ------
-        NotFoundError
-            If the table, or the pinned version of it, is not there.
-        """
-        import lance
-
-        if name in self._opened:
-            opened: lance.LanceDataset = self._opened[name]
-            return opened
-        version = None if self.pinned is None else self.pinned.get(name)
-        if self.pinned is not None and version is None:
-            raise NotFoundError(f"The snapshot has no table {name!r}; it names {sorted(self.pinned)}.")
-        try:
-            with lance_errors(self.uri(name)):
-                table = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
-        except StoreError as error:
-            if "not found" not in str(error).lower():
-                raise
-            at = "" if version is None else f" at version {version}"
-            raise NotFoundError(
-                f"There is no table {name!r}{at} in {self.location.uri}; check the address, or run validate() and repair()."
-            ) from error
-        if self.pinned is not None:
-            self._opened[name] = table
-        return table
-
-    def has(self, name: str) -> bool:
-        """Tell whether a table exists."""
-        try:
-            self.open(name)
-        except NotFoundError:
-            return False
-        return True
-
-    def create(self, name: str, schema: pa.Schema) -> None:
-        """Create an empty table; one that is there already with these columns and no rows is taken over.
-
-        Raises
-        ------
-        StoreError
-            If a table of that name holds rows or other columns.
-        """
-        import lance
-
-        try:
-            with lance_errors(self.uri(name)):
-                lance.write_dataset(
-                    schema.empty_table(),
-                    self.uri(name),
-                    schema=schema,
-                    mode="create",
-                    storage_options=self.location.lance_options(),
-                    data_storage_version=FILE_FORMAT,
-                    enable_stable_row_ids=True,
-                )
-        except StoreError as error:
-            if "already exists" not in str(error):
-                raise
-            there = self.open(name)
-            if there.count_rows() or there.schema.names != schema.names:
-                raise
 
     def settled(self, name: str) -> bool:
         """Tell whether a table has nothing to compact: at most one fragment, and no deleted row in it."""
         fragments = self.open(name).get_fragments()
         return len(fragments) < 2 and not any(f.num_deletions for f in fragments)
-
-    def schema(self, name: str) -> pa.Schema:
-        """Give a table's schema with its field metadata."""
-        return self.open(name).schema
-
-    def version(self, name: str) -> int:
-        """Give the version of a table that `open` opens."""
-        return int(self.open(name).version)
-
-    def count(self, name: str, where: str | None = None) -> int:
-        """Count rows.
-
-        Raises
-        ------
-        QueryError
-            If `where` does not parse or names an unknown column.
-        """
-        table = self.open(name)
-        with filter_errors(where, table):
-            return int(table.count_rows(filter=closed(where)))
-
-    def read(
-        self, name: str, columns: Sequence[str] | None = None, where: str | None = None, *, row_ids: bool = False
-    ) -> pa.Table:
-        """Read rows in table order: the order in which they were first added, whatever compaction did since.
-
-        Parameters
-        ----------
-        name : str
-            Table.
-        columns : sequence of str, or None
-            Columns to read, in this order; None reads all.
-        where : str or None
-            SQL filter.
-        row_ids : bool
-            Whether to keep the column ``_rowid`` of stable row ids.
-
-        Raises
-        ------
-        QueryError
-            If `where` does not parse or names an unknown column.
-        """
-        table = self.open(name)
-        with filter_errors(where, table):
-            rows = table.to_table(columns=None if columns is None else list(columns), filter=closed(where), with_row_id=True)
-        ids = rows.column("_rowid").to_numpy()
-        rows = rows if row_ids else rows.drop_columns(["_rowid"])
-        if len(ids) > 1 and not bool(np.all(ids[1:] > ids[:-1])):
-            rows = rows.take(pa.array(np.argsort(ids, kind="stable")))
-        return rows
-
-    def batches(self, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Walk over some columns of all rows, a bounded number of rows at a time."""
-        with lance_errors(self.uri(name)):
-            yield from self.open(name).to_batches(columns=list(columns))
-
-    def append(self, name: str, rows: pa.Table) -> int:
-        """Add rows in one commit, and return the version it made."""
-        import lance
-
-        if rows.num_rows == 0:
-            return self.version(name)
-
-        def once() -> int:
-            done = lance.write_dataset(
-                plain(rows), self.uri(name), mode="append", storage_options=self.location.lance_options(),
-                data_storage_version=FILE_FORMAT,
-            )  # fmt: skip
-            return int(done.version)
-
-        return self.retry(name, once)
-
-    def merge(self, name: str, on: Sequence[str], rows: pa.Table, *, update: bool, retry: bool = True) -> int:
-        """Insert the rows whose key is new, and with `update` overwrite those whose key is there, in one commit.
-
-        Parameters
-        ----------
-        name : str
-            Table.
-        on : sequence of str
-            Key columns.
-        rows : pyarrow.Table
-            New rows.
-        update : bool
-            Whether to overwrite.
-        retry : bool
-            Whether to run again after a lost race; without, the caller does so with rows read afresh.
-
-        Returns
-        -------
-        int
-            Number of rows inserted.
-        """
-
-        def once() -> int:
-            merge = self.open(name).merge_insert(list(on)).when_not_matched_insert_all().conflict_retries(0)
-            stats = (merge.when_matched_update_all() if update else merge).execute(plain(rows))
-            return int(stats["num_inserted_rows"])
-
-        if rows.num_rows == 0:
-            return 0
-        if retry:
-            return self.retry(name, once)
-        with lance_errors(self.uri(name)):
-            return once()
-
-    def delete_rows(self, name: str, row_ids: NDArray[np.uint64]) -> None:
-        """Delete rows by their stable row ids, in one commit."""
-        if len(row_ids):
-            where = f"_rowid IN ({', '.join(map(str, row_ids.tolist()))})"
-            self.retry(name, lambda: self.open(name).delete(where))
-
-    def delete(self, name: str, where: str) -> int:
-        """Delete rows in one commit, and return how many."""
-
-        def once() -> int:
-            table = self.open(name)
-            n = int(table.count_rows(filter=where))
-            if n:
-                table.delete(where)
-            return n
-
-        return self.retry(name, once)
-
-    def add_columns(self, name: str, fields: Sequence[pa.Field]) -> None:
-        """Add the columns that the table lacks, null in every row; columns that another writer added meanwhile are taken as they are."""
-
-        def once() -> None:
-            table = self.open(name)
-            missing = [f.with_nullable(nullable=True) for f in fields if f.name not in table.schema.names]
-            if missing:
-                table.add_columns(pa.schema(missing))
-
-        self.retry(name, once)
-
-    def update_field_metadata(self, name: str, change: Callable[[pa.Schema], Mapping[str, Mapping[bytes, bytes]]]) -> None:
-        """Change field metadata by a function of the current schema, again if another writer came between."""
-
-        def once() -> None:
-            table = self.open(name)
-            updates = change(table.schema)
-            if updates:
-                table.update_field_metadata(
-                    {column: {k.decode(): v.decode() for k, v in facts.items()} for column, facts in updates.items()}
-                )
-
-        self.retry(name, once)
-
-    def overwrite_if(self, name: str, rows: pa.Table, read_version: int) -> bool:
-        """Replace all rows if nobody has committed since `read_version`; tell whether that was so."""
-        import lance
-
-        uri, options = self.uri(name), self.location.lance_options()
-        with lance_errors(uri):
-            fragments = lance.fragment.write_fragments(rows, uri, mode="append", storage_options=options)
-        operation = lance.LanceOperation.Overwrite(rows.schema, fragments)
-        try:
-            with lance_errors(uri):
-                lance.LanceDataset.commit(
-                    uri, operation, read_version=read_version, max_retries=0, storage_options=options, enable_stable_row_ids=True
-                )
-        except ConflictError:
-            return False
-        return True
 
     def restore(self, name: str, version: int) -> int:
         """Make an old version the newest, and return the version it became."""
@@ -310,26 +52,6 @@ class Tables:
 
         return self.retry(name, once)
 
-    def retry(self, name: str, action: Callable[[], T]) -> T:
-        """Run an action again while it loses races against other writers.
-
-        Raises
-        ------
-        ConflictError
-            When it has lost too often.
-        """
-        chance = random.Random()
-        for attempt in range(_ATTEMPTS):
-            try:
-                with lance_errors(self.uri(name)):
-                    return action()
-            except ConflictError:
-                time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
-        raise ConflictError(
-            f"Other writers kept changing table {name!r} of {self.location.uri} while this call tried {_ATTEMPTS} times; "
-            "nothing of it is visible. Run it again."
-        )
-
     def tags(self, name: str) -> dict[str, int]:
         """List a table's tags with the versions they keep."""
         with lance_errors(self.uri(name)):
@@ -339,10 +61,12 @@ class Tables:
         """Keep a version for ever under a tag; a tag that is there is moved."""
         with lance_errors(self.uri(name)):
             tags = self.open(name).tags
-            if tag in tags.list():
-                tags.update(tag, version)
-            else:
+            try:
                 tags.create(tag, version)
+            except ValueError as error:
+                if "already exists" not in str(error):
+                    raise
+                tags.update(tag, version)
 
     def untag(self, name: str, tag: str) -> None:
         """Remove a tag."""
@@ -402,7 +126,7 @@ class Tables:
     def index(self, name: str, column: str, kind: str, *, rebuild: bool = False) -> bool:
         """Build a scalar (``BTREE``, ``BITMAP``) or full-text (``FTS``) index, or bring it up to date; tell if there was need."""
         index_name = f"{column}_{kind.lower()}_idx"
-        options = _FTS if kind == "FTS" else {}
+        options = _WHOLE if kind == "FTS" and column.endswith("uid") else {}
         stored: Any = "INVERTED" if kind == "FTS" else kind
 
         def once() -> bool:
@@ -434,62 +158,6 @@ class Tables:
             return int(stats.bytes_removed)
 
         return self.retry(name, once)
-
-    def metadata(self, name: str) -> dict[str, str]:
-        """Read the table's own key-value metadata."""
-        return dict(self.open(name).metadata)
-
-    def update_metadata(self, name: str, values: Mapping[str, str]) -> None:
-        """Change keys of the table's own key-value metadata."""
-        self.retry(name, lambda: self.open(name).update_metadata(dict(values)))
-
-
-def plain(rows: pa.Table) -> pa.Table:
-    """Cast dictionary columns to their values: narrow dictionaries do not survive compaction in Lance.
-
-    Examples
-    --------
-    >>> plain(pa.table({"t": pa.array(["B", "T"]).dictionary_encode()})).schema.field("t").type
-    DataType(string)
-    """
-    for i, column in enumerate(rows.schema):
-        if pa.types.is_dictionary(column.type):
-            value = column.with_type(column.type.value_type)
-            rows = rows.set_column(i, value, rows.column(i).cast(value.type))
-    return rows
-
-
-def closed(where: str | None) -> str | None:
-    """Put a filter in parentheses, so that one with a stray end (``;``, ``--``) does not parse."""
-    return None if where is None else f"({where})"
-
-
-@contextlib.contextmanager
-def lance_errors(place: str) -> Iterator[None]:
-    """Turn Lance's errors into ours: `ConflictError` for lost races, `StoreError` for the rest."""
-    try:
-        yield
-    except AtlasError:
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        text = str(error).split("\n", 1)[0]
-        if any(word in text for word in _CONFLICTS) or "Conflict" in type(error).__name__:
-            raise ConflictError(f"Another writer changed {place} at the same time: {text}") from error
-        raise StoreError(f"{place}: {text}. Check that the place exists, is writable, and has space left.") from error
-
-
-@contextlib.contextmanager
-def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[None]:
-    """Turn errors of a filter into `QueryError`, which lists the columns there are."""
-    try:
-        yield
-    except (ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, AtlasError):
-            raise
-        if where is None:
-            raise StoreError(f"{table.uri}: {error}. Run validate() to see what is missing.") from error
-        reason = str(error).split(", /")[0].removeprefix("Invalid user input: ")
-        raise QueryError(f"The filter {where!r} cannot be used: {reason}. Columns are {table.schema.names}.") from error
 
 
 def _indices(table: "lance.LanceDataset") -> list[dict[str, Any]]:

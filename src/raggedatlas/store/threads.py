@@ -1,4 +1,4 @@
-"""The thread pools of a process: one for decoding, one for waiting on object stores."""
+"""The thread pools of a process: for decoding, for waiting on object stores, for reading several remote groups."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -28,6 +28,11 @@ def map_decode(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
 def map_requests(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
     """Apply `function` to every item on the threads that wait for object stores, at most 16 at once."""
     return _map("requests", function, items)
+
+
+def map_groups(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Apply `function` to every item on threads of their own, at most 16 at once; it may use the other pools in turn."""
+    return _map("groups", function, items)
 
 
 def _map(kind: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:

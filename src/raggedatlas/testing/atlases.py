@@ -91,11 +91,13 @@ def write_dataset(
     return uid
 
 
-def _write_arrays(catalog: Catalog, uid: str, name: str, counts: NDArray[Any]) -> tuple[DatasetRecord, NDArray[np.int64]]:
+def _write_arrays(
+    catalog: Catalog, uid: str, name: str, counts: NDArray[Any]
+) -> tuple[DatasetRecord, NDArray[np.int64]]:
     group = f"{uid}/{SPACE}"
     rows, indices = np.nonzero(counts)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(counts)))]).astype(np.int64)
-    parts = {
+    parts: dict[str, NDArray[Any]] = {
         "csr/indices": indices.astype(np.uint32),
         "csr/indptr": indptr,
         "csr/layers/counts": counts[rows, indices],

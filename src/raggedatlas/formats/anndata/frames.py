@@ -90,8 +90,7 @@ def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any 
     """
     from anndata.io import read_elem
 
-    with warnings.catch_warnings(), readable(container.uri, path):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), readable(container.uri, path):
         try:
             return read_elem(container.get(path))
         except unknown_encoding() as error:

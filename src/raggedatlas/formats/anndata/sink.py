@@ -101,7 +101,9 @@ class TreeSink:
         """
         for matrix in matrices:
             if matrix.dtype.kind not in "biuf":
-                raise SchemaError(f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written.")
+                raise SchemaError(
+                    f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written."
+                )
             self._seen(matrix.key)
             self._writers[matrix.key] = WRITERS[matrix.form](self._target, matrix)
 
@@ -188,12 +190,16 @@ class TreeSink:
 
     def _length(self, key: str) -> int:
         if key not in self._lengths:
-            raise SchemaError(f"{key} was not written; every AnnData needs it. Call element({key!r}, frame) before commit().")
+            raise SchemaError(
+                f"{key} was not written; every AnnData needs it. Call element({key!r}, frame) before commit()."
+            )
         return self._lengths[key]
 
     def _check_shape(self, key: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if shape != expected:
-            raise SchemaError(f"{key} has shape {shape}, but the tables beside it ask for {expected}; give frames that fit.")
+            raise SchemaError(
+                f"{key} has shape {shape}, but the tables beside it ask for {expected}; give frames that fit."
+            )
 
     def _finish_mudata(self) -> None:
         n_obs = self._length("obs")

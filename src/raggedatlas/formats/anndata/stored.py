@@ -266,7 +266,11 @@ def describe_node(node: Any) -> str:  # noqa: ANN401
     encoding = attribute(node, "encoding-type")
     if is_array(node):
         shape = "" if not node.shape else f" {tuple(node.shape)}"
-        return f"{encoding or 'array'}{shape} {node.dtype}" if encoding not in ("string", "string-array") else encoding + shape
+        return (
+            f"{encoding or 'array'}{shape} {node.dtype}"
+            if encoding not in ("string", "string-array")
+            else encoding + shape
+        )
     stated = node.attrs.get("shape")
     shape = "" if stated is None else f" {tuple(int(n) for n in stated)}"
     return f"{encoding or 'group'}{shape}"

@@ -1,0 +1,89 @@
+"""The command itself: its options, and how errors end it."""
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from raggedatlas import __version__
+from raggedatlas.cli.options import DEBUG
+from raggedatlas.cli.printing import complain
+from raggedatlas.errors import AtlasError
+
+DONE, WRONG, MISUSED = 0, 1, 2
+
+BUILD, LOOK, ASK, TIME, CARE = "Build", "Look", "Ask", "Snapshots", "Care"
+
+
+class Commands(TyperGroup):
+    """All verbs, with errors told in one line."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (typer does not export the class)
+        """Run a verb; an error that was raised on purpose, or by the system, ends it with exit code 1."""
+        try:
+            done = super().invoke(ctx)
+            sys.stdout.flush()
+            return done
+        except BrokenPipeError:
+            # The reader has gone, for instance `head`; what is left must not fail again when Python flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(DONE) from None
+        except (AtlasError, OSError) as error:
+            if ctx.meta.get(DEBUG):
+                raise
+            complain(str(error) or type(error).__name__)
+            raise typer.Exit(WRONG) from None
+
+    def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  (as the parent has it)
+        """Parse, run and exit; a command that is not understood is told in one line too."""
+        exits = extra.pop("standalone_mode", True)
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False})
+        except typer.Abort:
+            complain("stopped")
+            code = WRONG
+        except typer.TyperException as error:
+            code = _misused(error)
+        if not exits:
+            return code
+        sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _misused(error: Any) -> int:  # noqa: ANN401  (typer exports only the root of these classes)
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "raggedatlas"
+    complain(f"{error.format_message().rstrip('.')}. See {path} --help.")
+    return MISUSED
+
+
+app = typer.Typer(
+    name="raggedatlas",
+    cls=Commands,
+    help="One store for single-cell and spatial atlases whose datasets do not share their features.",
+    epilog="Start with: raggedatlas create pbmc.atlas",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"raggedatlas {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Print the help when no verb is given."""
+    ctx.meta[DEBUG] = debug
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit(MISUSED)

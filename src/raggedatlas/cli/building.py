@@ -1,0 +1,136 @@
+"""Verbs that build: ``create`` and ``add``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from raggedatlas.cli.app import BUILD, app
+from raggedatlas.cli.options import Place, pairs, unfold
+from raggedatlas.cli.printing import progress, show, show_json, show_table
+
+if TYPE_CHECKING:
+    from raggedatlas.model.reports import IngestReport
+
+
+def _many(metavar: str, text: str) -> Any:  # noqa: ANN401  (an option of typer)
+    return typer.Option(metavar=metavar, help=f"{text}; repeatable.", show_default=False)
+
+
+@dataclass(frozen=True)
+class AddOptions:
+    """What is added, and how."""
+
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="h5ad, h5mu, AnnData zarr, 10x h5, Market-matrix folder, or a folder of these.", show_default=False
+        ),
+    ]
+    name: Annotated[str | None, typer.Option(help="Name of the dataset; else the file's.", show_default=False)] = None
+    on_duplicate: Annotated[
+        Literal["error", "skip", "replace"], typer.Option(help="What to do with content that is there already.")
+    ] = "error"
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and report; write nothing.")] = False
+    obs: Annotated[
+        list[str], _many("COLUMN or OLD=NEW", "Take only these cell columns; with =, rename these and take all")
+    ] = field(default_factory=list)
+    cast: Annotated[list[str], _many("COLUMN=TYPE", "Convert a column to str, int, float or bool")] = field(
+        default_factory=list
+    )
+    layer: Annotated[
+        list[str], _many("KEY or KEY=NAME", "Take only these matrices (X, raw/X, layers/spliced), and name the layer")
+    ] = field(default_factory=list)
+    space: Annotated[list[str], _many("KEY=SPACE", "Feature space of a matrix or modality")] = field(
+        default_factory=list
+    )
+    feature_id: Annotated[list[str], _many("COLUMN or SPACE=COLUMN", "Column that holds the feature ids, or index")] = (
+        field(default_factory=list)
+    )
+    organism: Annotated[str, typer.Option(help="Organism; auto reads it off Ensembl ids.")] = "auto"
+    nonfinite: Annotated[Literal["refuse", "keep"], typer.Option(help="What to do with NaN and infinities.")] = "refuse"
+    duplicate_entries: Annotated[
+        Literal["sum", "refuse"], typer.Option(help="What to do where a sparse row names a column twice.")
+    ] = "sum"
+    max_columns: Annotated[int, typer.Option(min=0, help="More cell columns than this ask for a choice.")] = 200
+
+    def choices(self) -> dict[str, Any]:
+        """Give the keyword arguments of `RaggedAtlas.add`."""
+        found: dict[str, Any] = {
+            "on_duplicate": self.on_duplicate,
+            "dry_run": self.dry_run,
+            "organism": self.organism,
+            "nonfinite": self.nonfinite,
+            "duplicate_entries": self.duplicate_entries,
+            "max_columns": self.max_columns,
+            "cast": pairs(self.cast, "--cast"),
+            "spaces": pairs(self.space, "--space"),
+        }
+        if self.obs:
+            found["obs"] = _all_or_none(self.obs, "--obs")
+        if self.layer:
+            found["layers"] = _all_or_none(self.layer, "--layer")
+        if self.feature_id:
+            ids = _all_or_none(self.feature_id, "--feature-id")
+            if not isinstance(ids, dict) and len(ids) > 1:
+                raise typer.BadParameter(
+                    "one column at most, or SPACE=COLUMN for each space", param_hint="--feature-id"
+                )
+            found["feature_id"] = ids if isinstance(ids, dict) else ids[0]
+        return found
+
+
+def _all_or_none(given: list[str], option: str) -> dict[str, str] | list[str]:
+    named = [text for text in given if "=" in text]
+    if named and len(named) < len(given):
+        raise typer.BadParameter("write all of them with =, or none", param_hint=option)
+    return pairs(given, option) if named else given
+
+
+@app.command(rich_help_panel=BUILD, epilog="Example: raggedatlas create pbmc.atlas")
+@unfold
+def create(place: Place) -> None:
+    """Create an empty atlas."""
+    from raggedatlas.atlas import RaggedAtlas
+
+    atlas = RaggedAtlas.create(place.atlas, storage_options=place.storage_options)
+    if place.as_json:
+        show_json({"uri": atlas.uri})
+    else:
+        show(f"Created {atlas.uri}")
+
+
+@app.command(rich_help_panel=BUILD, epilog="Example: raggedatlas add pbmc.atlas a.h5ad b.h5ad --organism human")
+@unfold
+def add(place: Place, options: AddOptions) -> None:
+    """Add files; what is refused leaves the atlas as it was."""
+    choices = options.choices()
+    atlas = place.open()
+    source: str | list[str] = options.files if len(options.files) > 1 else options.files[0]
+    with progress("add") as callback:
+        added = atlas.add(source, options.name, progress=callback, **choices)
+    reports = added if isinstance(added, list) else [added]
+    if place.as_json:
+        show_json([report.to_dict() for report in reports])
+    else:
+        _show_reports(reports)
+
+
+def _show_reports(reports: "Sequence[IngestReport]") -> None:
+    rows = [
+        {
+            "dataset": r.name,
+            "status": r.status,
+            "cells": r.n_cells,
+            "features": [s.n_features for s in r.spaces],
+            "new": [s.n_new_features for s in r.spaces],
+            "layers": [f"{s.space}/{layer}" for s in r.spaces for layer in s.layers],
+        }
+        for r in reports
+    ]
+    show_table(rows, ["dataset", "status", "cells", "features", "new", "layers"], empty="Nothing to add.")
+    for report in reports:
+        told = repr(report).split("\n")[1 + len(report.spaces) :]
+        if told:
+            show("\n".join(["", report.name, *told]))

@@ -1,0 +1,143 @@
+"""Verbs that look: ``ls``, ``info``, ``features``, ``find``."""
+
+from typing import Annotated, Any
+
+import typer
+
+from raggedatlas.cli.app import LOOK, WRONG, app
+from raggedatlas.cli.options import At, Place, Space, unfold
+from raggedatlas.cli.printing import complain, show, show_facts, show_json, show_table
+
+
+@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas ls pbmc.atlas")
+@unfold
+def ls(place: Place, at: At = None) -> None:
+    """List the datasets."""
+    rows = dataset_rows(place.open_at(at).list_datasets())
+    if place.as_json:
+        show_json(rows)
+    else:
+        show_table(
+            [short(row) for row in rows], SHORT, empty=f"No datasets yet; run: raggedatlas add {place.atlas} FILE"
+        )
+
+
+SHORT = ["name", "cells", "features", "layers", "added", "uid"]
+
+
+def dataset_rows(listed: Any) -> list[dict[str, Any]]:  # noqa: ANN401  (a frame; pandas is heavy)
+    """Give the listing of an atlas as rows."""
+    rows: list[dict[str, Any]] = listed.reset_index().to_dict("records")
+    return rows
+
+
+def short(row: dict[str, Any]) -> dict[str, Any]:
+    """Give what fits on a line of a terminal."""
+    counts = [int(n) for n in row["n_features"].split(", ") if n]
+    return {
+        "name": row["name"],
+        "cells": row["n_cells"],
+        "features": counts[0] if len(counts) == 1 else counts,
+        "layers": row["layers"],
+        "added": str(row["created_at"])[:16].replace("T", " "),
+        "uid": row["uid"],
+    }
+
+
+@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas info pbmc.atlas --at first")
+@unfold
+def info(place: Place, at: At = None) -> None:
+    """Say what is in an atlas: counts, feature spaces, cell columns, snapshots."""
+    from raggedatlas.catalog.catalog import CELLS
+    from raggedatlas.catalog.cells import metadata_columns
+    from raggedatlas.catalog.features import read_registry
+    from raggedatlas.catalog.snapshots import list_versions
+    from raggedatlas.catalog.versions import registry_tables
+    from raggedatlas.query.dataset import list_datasets
+
+    catalog = place.catalog(at)
+    listed = list_datasets(catalog)
+    used = {name for names in listed["spaces"] for name in names.split(", ")}
+    columns = metadata_columns(catalog.tables.schema(CELLS))
+    facts: dict[str, Any] = {
+        "atlas": catalog.location.uri,
+        "at": "newest state" if catalog.snapshot is None else f"snapshot {catalog.snapshot.version}",
+        "datasets": len(listed),
+        "cells": int(listed["n_cells"].sum()),
+        "features": {s: read_registry(catalog, s).table.num_rows for s in registry_tables(catalog) if s in used},
+        "spaces without features": sorted(used - set(registry_tables(catalog))),
+        "columns": [facts.name for facts in columns.values()],
+        "snapshots": [record.label or record.version for record in list_versions(catalog)],
+    }
+    if place.as_json:
+        show_json(facts)
+        return
+    counts = [f"{space}: {n:,}" for space, n in facts["features"].items()]
+    show_facts({**{k: v for k, v in facts.items() if v != []}, "features": counts or "none"})
+
+
+@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas features pbmc.atlas CD79A MS4A1")
+@unfold
+def features(
+    place: Place,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Symbols, ids or uids; none lists the registry.", show_default=False)
+    ] = None,
+    space: Space = "gene_expression",
+    at: At = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many to list.")] = 20,
+) -> None:
+    """Look features up, or list them; exit code 1 if a name is unknown or ambiguous."""
+    from raggedatlas.catalog.features import read_registry
+
+    registry = read_registry(place.catalog(at), space)
+    columns = ["uid", "feature_id", "symbol", "organism", "global_index"]
+    if not names:
+        rows = registry.table.slice(0, limit).select(columns).to_pylist()
+        if place.as_json:
+            show_json(rows)
+            return
+        show_table(rows, columns, empty=f"No features in {space}.")
+        if registry.table.num_rows > len(rows) > 0:
+            show(f"... {registry.table.num_rows:,} in all")
+        return
+    found = registry.resolve(names)
+    ambiguous = dict(found.ambiguous or {})
+    asked = [name for name in names if name not in found.unknown and name not in ambiguous]
+    at_row = [registry.row_of[uid] for uid in found.uids]
+    rows = [
+        {"asked": name, "matched by": how, **row}
+        for name, how, row in zip(
+            asked, found.matched_by, registry.table.take(at_row).select(columns).to_pylist(), strict=True
+        )
+    ]
+    if place.as_json:
+        show_json({"found": rows, "unknown": found.unknown, "ambiguous": ambiguous})
+    else:
+        show_table(rows, ["asked", "matched by", *columns], empty="None of these is known.")
+    if found.unknown:
+        complain(f"unknown in {space}: {', '.join(found.unknown)}")
+    for name, ids in ambiguous.items():
+        complain(f"{name} may be any of {', '.join(ids)}; use an id")
+    if found.unknown or ambiguous:
+        raise typer.Exit(WRONG)
+
+
+@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas find pbmc.atlas CD79A MS4A1")
+@unfold
+def find(
+    place: Place,
+    names: Annotated[list[str], typer.Argument(help="Symbols, ids or uids.", show_default=False)],
+    space: Space = "gene_expression",
+    some: Annotated[bool, typer.Option("--any", help="Any of them is enough.")] = False,
+    at: At = None,
+) -> None:
+    """Find the datasets that measured features; reads no values."""
+    atlas = place.open_at(at)
+    found = atlas.find_datasets_with_features(names, space=space, every=not some)
+    titles = atlas.list_datasets()["name"].to_dict()
+    rows = [{"uid": uid, "name": titles.get(uid), "measured": list(measured)} for uid, measured in found.items()]
+    if place.as_json:
+        show_json(rows)
+    else:
+        show_table(rows, ["name", "uid", "measured"], empty="No dataset measured them.")

@@ -1,0 +1,187 @@
+"""What the command prints: tables, facts, JSON, complaints, progress."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_UNBOUND = 100_000
+_WHOLE = 1e15
+_GAP = 2
+_NARROWEST = 12
+
+
+def complain(message: str) -> None:
+    """Say on stderr, in one line, what is wrong."""
+    say(f"raggedatlas: {' '.join(message.splitlines())}")
+
+
+def say(line: str) -> None:
+    """Say on stderr what goes on."""
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Print text on stdout as it is, control characters aside."""
+    print("\n".join(printable(line) for line in text.split("\n")))
+
+
+def show_json(document: Any) -> None:  # noqa: ANN401  (any document)
+    """Print one JSON document on stdout; what JSON does not know becomes null or text."""
+    print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def printable(value: object) -> str:
+    r"""Write a value on one line without control characters, which a file's names might hold.
+
+    Examples
+    --------
+    >>> printable("a\x1b[2J\nb")
+    'a?[2J?b'
+    """
+    return "".join(c if c.isprintable() else "?" for c in text_of(value))
+
+
+def text_of(value: object) -> str:
+    """Write a value for a table.
+
+    Examples
+    --------
+    >>> text_of(12345), text_of(0.1234567), text_of(float("nan")), text_of(None), text_of(["a", "b"])
+    ('12,345', '0.1235', '', '', 'a, b')
+    """
+    value = plain(value)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) < _WHOLE else f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(text_of(item) for item in value)
+    return str(value)
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401  (any value)
+    """Give a value as JSON knows it; missing values and infinities become None."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if hasattr(value, "item") and not hasattr(value, "__len__"):
+        return plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return None if str(value) in {"NaT", "<NA>"} else str(value)
+
+
+def console() -> "Console":
+    """Make a console for stdout: as wide as the terminal, and without bound where there is none."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUND)
+
+
+def show_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str) -> None:
+    """Print rows as an aligned table; what a terminal is too narrow for is cut, never wrapped.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Values by column.
+    columns : sequence of str
+        Which, in which order; numbers are set to the right.
+    empty : str
+        What to say when there are no rows.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        if empty:
+            show(empty)
+        return
+    out = console()
+    texts = {column: [printable(row[column]) for row in rows] for column in columns}
+    widths = fit_widths([max(map(len, [printable(column), *texts[column]])) for column in columns], out.width)
+    kept = list(columns)[: len(widths)]
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column, width in zip(kept, widths, strict=True):
+        numbers = all(isinstance(plain(row[column]), int | float | None) for row in rows)
+        justify: Literal["left", "right"] = "right" if numbers else "left"
+        table.add_column(Text(printable(column)), justify=justify, width=width, no_wrap=True, overflow="ellipsis")
+    for row in zip(*[texts[column] for column in kept], strict=True):
+        table.add_row(*map(Text, row))
+    with out.capture() as captured:
+        out.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    if len(kept) < len(columns):
+        left = f"... and {len(columns) - len(kept):,} more columns: {', '.join(map(printable, columns[len(kept) :]))}"
+        show(left if len(left) <= out.width else f"{left[: out.width - 1]}…")
+
+
+def fit_widths(wanted: Sequence[int], total: int) -> list[int]:
+    """Choose the widths of columns: the widest give way first; columns for which there is no room are left out at the end.
+
+    Examples
+    --------
+    >>> fit_widths([10, 40, 5], 40), fit_widths([10, 40, 5], 100), fit_widths([20, 20, 20], 30)
+    ([10, 21, 5], [10, 40, 5], [14, 14])
+    """
+    widths = list(wanted)
+    while widths and sum(min(width, _NARROWEST) + _GAP for width in widths) - _GAP > total:
+        widths.pop()
+    while widths and sum(width + _GAP for width in widths) - _GAP > total:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def show_facts(facts: Mapping[str, Any]) -> None:
+    """Print named facts, one a line, aligned."""
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {printable(value)}")
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Give a callback ``(step, done, total)`` that draws a bar on a terminal, and writes plain lines elsewhere; all on stderr."""
+    if not sys.stderr.isatty():
+        yield _lines(title)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    meter = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with meter:
+        task = meter.add_task(title, total=None)
+
+        def draw(step: str, done: int, total: int) -> None:
+            meter.update(task, description=f"{title}: {step}", completed=done, total=total)
+
+        yield draw
+
+
+def _lines(title: str) -> Callable[[str, int, int], None]:
+    """Write a line at every tenth of a step that has parts."""
+    last: list[object] = [None]
+
+    def write(step: str, done: int, total: int) -> None:
+        tenth = (step, 10 * done // max(total, 1))
+        if total > 1 and tenth != last[0]:
+            last[0] = tenth
+            say(f"{title}: {step} {done:,} of {total:,}")
+
+    return write

@@ -1,0 +1,107 @@
+"""Verbs of snapshots: ``snapshot``, ``versions``, ``checkout``, ``diff``, ``restore``."""
+
+from typing import Annotated
+
+import typer
+
+from raggedatlas.cli.app import TIME, app
+from raggedatlas.cli.looking import SHORT, dataset_rows, short
+from raggedatlas.cli.options import Place, unfold, version_of
+from raggedatlas.cli.printing import show, show_facts, show_json, show_table
+
+Snapshot = Annotated[str, typer.Argument(help="Number or label of a snapshot.", show_default=False)]
+
+
+@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas snapshot pbmc.atlas --label first")
+@unfold
+def snapshot(
+    place: Place, label: Annotated[str | None, typer.Option(help="A name for it.", show_default=False)] = None
+) -> None:
+    """Record the state of everything, for ever; queries ask a snapshot."""
+    number = place.open().snapshot(label)
+    if place.as_json:
+        show_json({"version": number, "label": label})
+    else:
+        show(f"Snapshot {number}{f' ({label})' if label else ''} of {place.atlas}")
+
+
+@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas versions pbmc.atlas")
+@unfold
+def versions(place: Place) -> None:
+    """List the snapshots, oldest first."""
+    records = place.open().list_versions()
+    if place.as_json:
+        show_json([record.model_dump() for record in records])
+        return
+    rows = [
+        {
+            "snapshot": str(r.version),
+            "label": r.label,
+            "created": r.created_at[:16].replace("T", " "),
+            "datasets": r.n_datasets,
+            "cells": r.n_cells,
+        }
+        for r in records
+    ]
+    columns = ["snapshot", "label", "created", "datasets", "cells"]
+    show_table(rows, columns, empty=f"No snapshots yet; run: raggedatlas snapshot {place.atlas}")
+
+
+@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas checkout pbmc.atlas first")
+@unfold
+def checkout(place: Place, version: Snapshot) -> None:
+    """Say what a snapshot holds; --at puts it to query, export, ls and info."""
+    view = place.open().checkout(version_of(version))
+    rows = dataset_rows(view.list_datasets())
+    if place.as_json:
+        show_json({**view.record.model_dump(), "datasets": rows})
+        return
+    record = view.record
+    show_facts(
+        {
+            "snapshot": str(record.version),
+            "label": record.label or "none",
+            "created": record.created_at,
+            "cells": record.n_cells,
+            "datasets": record.n_datasets,
+            "tables": [f"{table} at {number}" for table, number in record.table_versions.items()],
+        }
+    )
+    show("")
+    show_table([short(row) for row in rows], SHORT, empty="No datasets.")
+
+
+@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas diff pbmc.atlas 1 2")
+@unfold
+def diff(place: Place, old: Snapshot, new: Snapshot) -> None:
+    """Say what changed between two snapshots."""
+    found = place.open().diff(version_of(old), version_of(new))
+    if place.as_json:
+        show_json(found.to_dict())
+        return
+    facts = {
+        "datasets added": list(found.datasets_added),
+        "datasets removed": list(found.datasets_removed),
+        "cells added": found.cells_added,
+        "cells removed": found.cells_removed,
+        "cells changed": found.cells_changed,
+        "columns added": list(found.columns_added),
+        "columns removed": list(found.columns_removed),
+    }
+    for what in ("added", "removed", "changed"):
+        for space, names in getattr(found, f"features_{what}").items():
+            more = f", ... ({len(names):,} in all)" if len(names) > 5 else ""
+            facts[f"{space} features {what}"] = ", ".join(names[:5]) + more
+    told = {name: value for name, value in facts.items() if value}
+    show_facts(told) if told else show(f"Snapshots {old} and {new} do not differ.")
+
+
+@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas restore pbmc.atlas first")
+@unfold
+def restore(place: Place, version: Snapshot) -> None:
+    """Make a snapshot's cells and datasets the newest state again; all snapshots stay."""
+    place.open().restore(version_of(version))
+    if place.as_json:
+        show_json({"restored": version_of(version)})
+    else:
+        show(f"The newest state of {place.atlas} is that of snapshot {version} again.")

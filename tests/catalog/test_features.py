@@ -1,0 +1,212 @@
+"""Registries, layouts and columns: stable identities, asked order, corrections that are never ignored."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.catalog import features, upkeep
+from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog
+from raggedatlas.catalog.cells import (
+    CellColumn,
+    column_conflict,
+    find_column,
+    fit_values,
+    join_facts,
+    metadata_columns,
+    widen,
+)
+from raggedatlas.catalog.layouts import ensure_layout, read_layouts
+from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
+from raggedatlas.model.frames import ColumnFacts, facts_of
+from raggedatlas.model.ids import feature_uids, layout_uid
+from raggedatlas.testing.atlases import SPACE, write_dataset
+
+Two = tuple[Catalog, str, str]
+VALUES = st.lists(st.sampled_from("abcdefg"), unique=True).map(tuple)
+
+
+def uid_of(name: str) -> str:
+    [uid] = feature_uids("human", SPACE, [name])
+    return uid
+
+
+def test_names_resolve_in_the_asked_order(two: Two) -> None:
+    """Uid, id, symbol and alias all find a feature; unknown and repeated names are refused by name."""
+    catalog = two[0]
+    features.register_features(
+        catalog, SPACE, pa.table({"uid": [uid_of("A")], "symbol": ["Alpha"], "aliases": [["alef"]]})
+    )
+    registry = features.read_registry(catalog, SPACE)
+    assert list(registry.require(["D", "alef", uid_of("C")])) == [uid_of(name) for name in "DAC"]
+    found = registry.resolve([uid_of("B"), "C", "Alpha", "A", "alef", "nope"])
+    assert found.uids == tuple(uid_of(name) for name in "BCAAA")
+    assert found.matched_by == ("uid", "id", "symbol", "id", "alias")
+    assert found.unknown == ("nope",)
+    with pytest.raises(FeatureError, match="nope"):
+        registry.require(["A", "nope"])
+    with pytest.raises(FeatureError, match="more than once"):
+        registry.require(["A", "Alpha"])
+    assert registry.names_of([uid_of("A"), "unknown"]) == ["Alpha", "unknown"]
+
+
+def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
+    """Registering a feature again corrects it, keeps its index, and keeps its old symbol as an alias."""
+    catalog = two[0]
+    upkeep.reindex(catalog)
+    before = features.read_registry(catalog, SPACE)
+    n = features.register_features(
+        catalog, SPACE, pa.table({"uid": [uid_of("B"), uid_of("N")], "symbol": ["Beta", "N"]})
+    )
+    assert n == 1
+    after = features.read_registry(catalog, SPACE)
+    assert after.global_index[after.row_of[uid_of("B")]] == before.global_index[before.row_of[uid_of("B")]]
+    assert after.resolve(["Beta", "B"]).uids == (uid_of("B"),) * 2
+    version = catalog.tables.version(f"{SPACE}_registry")
+    assert features.register_features(catalog, SPACE, pa.table({"uid": [uid_of("B")], "symbol": ["Beta"]})) == 0
+    assert catalog.tables.version(f"{SPACE}_registry") == version
+    with pytest.raises(SchemaError, match="colour"):
+        features.register_features(catalog, SPACE, pa.table({"uid": ["x"], "colour": ["red"]}))
+
+
+def test_merged_features_answer_as_one(two: Two) -> None:
+    """After a merge the old name leads to the new feature, chains end, circles are refused, indices stay."""
+    catalog = two[0]
+    upkeep.reindex(catalog)
+    index = features.read_registry(catalog, SPACE).global_index.tolist()
+    features.merge_features(catalog, SPACE, {"A": "B"})
+    features.merge_features(catalog, SPACE, {"B": "D"})
+    registry = features.read_registry(catalog, SPACE)
+    assert registry.resolve(["A", "B", "D"]).uids == (uid_of("D"),) * 3
+    assert registry.global_index.tolist() == index
+    with pytest.raises(FeatureError, match="themselves"):
+        features.merge_features(catalog, SPACE, {"C": "C"})
+    assert len(features.find_datasets_with_features(catalog, SPACE, ["D"])) == 2
+
+
+def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
+    """All or any of some names, by any kind of name, before and after optimize."""
+    catalog, first, second = two
+    for _ in range(2):
+        assert features.find_datasets_with_features(catalog, SPACE, ["B"]) == {first: ("B",), second: ("B",)}
+        assert features.find_datasets_with_features(catalog, SPACE, [uid_of("B"), "A"]) == {first: (uid_of("B"), "A")}
+        assert features.find_datasets_with_features(catalog, SPACE, ["D", "A"], every=False) == {
+            first: ("A",),
+            second: ("D",),
+        }
+        assert features.find_datasets_with_features(catalog, SPACE, ["D", "A"]) == {}
+        upkeep.optimize(catalog)
+    with pytest.raises(FeatureError):
+        features.find_datasets_with_features(catalog, SPACE, ["nope"])
+    with pytest.raises(NotFoundError, match="no features"):
+        features.read_registry(catalog, "embedding")
+
+
+@given(rounds=st.lists(st.lists(st.sampled_from("abcdefghij"), min_size=1, unique=True), min_size=1, max_size=5))
+def test_indices_are_dense_and_final(tmp_path_factory: pytest.TempPathFactory, rounds: list[list[str]]) -> None:
+    """However features arrive, indices are 0..N-1 and never change."""
+    from raggedatlas.catalog.catalog import create_catalog
+    from raggedatlas.store.location import Location
+
+    catalog = create_catalog(Location(str(tmp_path_factory.mktemp("index") / "atlas")))
+    catalog.add_space(catalog.space(SPACE))
+    given_so_far: dict[str, int] = {}
+    for names in rounds:
+        features.register_features(catalog, SPACE, pa.table({"uid": names}))
+        features.reindex_registry(catalog, SPACE)
+        registry = features.read_registry(catalog, SPACE)
+        now = dict(zip(registry.uids.tolist(), registry.global_index.tolist(), strict=True))
+        assert sorted(now.values()) == list(range(len(now)))
+        assert {uid: now[uid] for uid in given_so_far} == given_so_far
+        given_so_far = now
+
+
+def test_layouts_are_shared_and_read_in_column_order(two: Two) -> None:
+    """Equal lists are stored once, any order of rows reads back in column order, repeated rows vanish at optimize."""
+    catalog = two[0]
+    uids = [uid_of(name) for name in "CAB"]
+    none = np.full(3, -1)
+    uid = ensure_layout(catalog, uids, none)
+    assert uid == ensure_layout(catalog, uids, none) == layout_uid(uids)
+    rows = catalog.tables.read(LAYOUTS, where=f"layout_uid = '{uid}'")
+    catalog.tables.append(LAYOUTS, rows.take([2, 0, 1]))
+    found = read_layouts(catalog, [uid, "", "missing"])
+    assert list(found) == [uid]
+    assert found[uid].features.tolist() == uids
+    assert found[uid].global_index.tolist() == [-1, -1, -1]
+    upkeep.optimize(catalog)
+    assert catalog.tables.count(LAYOUTS, f"layout_uid = '{uid}'") == 3
+    assert (read_layouts(catalog, [uid])[uid].global_index >= 0).all()
+    assert ensure_layout(catalog, [], np.array([], int)) == layout_uid([])
+
+
+@given(old=VALUES, new=VALUES, ordered=st.tuples(st.booleans(), st.booleans()))
+def test_joined_categories_hold_both_and_invent_no_order(
+    old: tuple[str, ...], new: tuple[str, ...], ordered: tuple[bool, bool]
+) -> None:
+    """Every category is there once, the older order stands, and "ordered" is claimed only where both agree."""
+    a = ColumnFacts("c", "categorical", old, ordered=ordered[0])
+    b = ColumnFacts("c", "categorical", new, ordered=ordered[1])
+    joined = join_facts(a, b)
+    assert joined.categories is not None
+    assert sorted(joined.categories) == sorted({*old, *new})
+    assert [v for v in joined.categories if v in old] == list(old)
+    if joined.ordered:
+        assert ordered == (True, True)
+        assert [v for v in joined.categories if v in new] == list(new)
+    assert join_facts(a, a).categories == old
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("int32", "int64", "int64"),
+        ("int32", "float32", "float64"),
+        ("bool", "int8", "int8"),
+        ("string", "string", "string"),
+        ("categorical", "string", "string"),
+        ("Int64", "int64", ""),
+    ],
+)
+def test_joined_kinds_hold_both(old: str, new: str, kind: str) -> None:
+    """Two kinds of number join to what holds both; text stays text; what has no join is left open."""
+    assert join_facts(ColumnFacts("c", old), ColumnFacts("c", new)).kind == kind
+
+
+def test_widening_adds_columns_once(two: Two) -> None:
+    """New columns are null in older rows, keep their file's name as a fact, and join with what was there."""
+    catalog = two[0]
+    facts = ColumnFacts("percent.mt", "categorical", ("lo",))
+    column = CellColumn("percent_mt", pa.string(), facts)
+    widen(catalog, [column], [])
+    widen(catalog, [CellColumn("percent_mt", pa.string(), ColumnFacts("percent.mt", "categorical", ("hi",)))], [])
+    schema = catalog.tables.schema(CELLS)
+    stored = facts_of(schema.field("percent_mt"))
+    assert stored is not None
+    assert stored.categories == ("lo", "hi")
+    assert find_column(schema, "percent.mt") == find_column(schema, "percent_mt") == "percent_mt"
+    assert find_column(schema, "nope") is None
+    assert {"kind", "percent_mt"} == set(metadata_columns(schema))
+    assert catalog.tables.count(CELLS, "percent_mt IS NULL") == 50
+    version = catalog.tables.version(CELLS)
+    widen(catalog, [column], [])
+    assert catalog.tables.version(CELLS) == version
+
+
+def test_values_fit_exactly_or_not_at_all() -> None:
+    """A cast that would change a value is refused with the mend; types of one family do not clash."""
+    assert fit_values("n", pa.chunked_array([[1, 2]]), pa.float64()).to_pylist() == [1.0, 2.0]
+    with pytest.raises(SchemaError, match="rename it"):
+        fit_values("n", pa.chunked_array([[1.5]]), pa.int64())
+    number, text = CellColumn("n", pa.int64(), ColumnFacts("n", "")), CellColumn("n", pa.string(), ColumnFacts("n", ""))
+    assert column_conflict(pa.field("n", pa.float64()), number) is None
+    assert "string" in str(column_conflict(pa.field("n", pa.int64()), text))
+
+
+def test_a_third_dataset_brings_its_columns(two: Two) -> None:
+    """A later dataset's columns are null before it and its genes count on."""
+    catalog = two[0]
+    write_dataset(catalog, "c", ["A", "E"], np.ones((3, 2), "u1"), {"score": [0.5, None, 1.0]})
+    rows = catalog.tables.read(CELLS, ["score"]).column(0).to_pylist()
+    assert rows == [None] * 50 + [0.5, None, 1.0]

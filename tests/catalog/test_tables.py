@@ -1,0 +1,228 @@
+"""The seam to Lance: order, checked commits, tags, compaction, clean-up, errors that say the place."""
+
+import pickle
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.errors import (
+    ConflictError,
+    CorruptError,
+    NameRefusedError,
+    NotFoundError,
+    QueryError,
+    StoreError,
+)
+from raggedatlas.store.location import Location
+from raggedatlas.store.tables import Tables, plain
+
+SCHEMA = pa.schema([pa.field("uid", pa.string(), nullable=False), ("n", pa.int64())])
+
+
+def rows(*pairs: tuple[str, int | None]) -> pa.Table:
+    return pa.table({"uid": [uid for uid, _ in pairs], "n": [n for _, n in pairs]}, schema=SCHEMA)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    made = Tables(Location(str(tmp_path / "lance_db")))
+    made.create("t", SCHEMA)
+    return made
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_rows_keep_the_order_in_which_they_came(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int
+) -> None:
+    """Appends, deletes, updates, compaction and indexes leave the order of first arrival."""
+    tables = Tables(Location(str(tmp_path_factory.mktemp("order") / "db")))
+    tables.create("t", SCHEMA)
+    rng = np.random.default_rng(seed)
+    expected: list[tuple[str, int | None]] = []
+    for i, size in enumerate(sizes):
+        fresh: list[tuple[str, int | None]] = [(f"{i}-{k}", int(rng.integers(5))) for k in range(size)]
+        tables.append("t", rows(*fresh))
+        expected += fresh
+        gone = {uid for uid, _ in expected if rng.random() < 0.2}
+        for uid in gone:
+            tables.delete("t", f"uid = '{uid}'")
+        expected = [pair for pair in expected if pair[0] not in gone]
+        if expected:
+            at = int(rng.integers(len(expected)))
+            expected[at] = (expected[at][0], 99)
+            tables.merge("t", ["uid"], rows(expected[at]), update=True)
+        if rng.random() < 0.5:
+            tables.index("t", "uid", "BTREE")
+            tables.compact("t", everything=bool(rng.integers(2)))
+    read = tables.read("t").to_pylist()
+    assert [(row["uid"], row["n"]) for row in read] == expected
+    walked = [uid for batch in tables.batches("t", ["uid"]) for uid in batch.column("uid").to_pylist()]
+    assert sorted(walked) == sorted(uid for uid, _ in expected)
+
+
+def test_a_checked_commit_is_made_once(tables: Tables) -> None:
+    """Of two overwrites that read the same version, one wins; metadata and old versions stay."""
+    tables.update_metadata("t", {"k": "v"})
+    at = tables.version("t")
+    assert tables.overwrite_if("t", rows(("a", 1)), at)
+    assert not tables.overwrite_if("t", rows(("b", 2)), at)
+    assert tables.read("t").to_pylist() == [{"uid": "a", "n": 1}]
+    assert tables.metadata("t") == {"k": "v"}
+    assert Tables(tables.location, {"t": at}).count("t") == 0
+    assert tables.overwrite_if("t", rows(), tables.version("t"))
+    assert tables.count("t") == 0
+
+
+def test_tagged_versions_outlive_clean_up(tables: Tables) -> None:
+    """Clean-up of everything leaves tagged versions and the newest; untagged ones are gone, and opening them says so."""
+    versions = [tables.append("t", rows((str(i), i))) for i in range(4)]
+    tables.tag("t", "keep", versions[1])
+    tables.tag("t", "keep", versions[2])
+    assert tables.tags("t") == {"keep": versions[2]}
+    assert tables.clean_up("t", timedelta(0)) > 0
+    assert Tables(tables.location, {"t": versions[2]}).count("t") == 3
+    assert tables.count("t") == 4
+    with pytest.raises(NotFoundError, match=f"version {versions[0]}"):
+        Tables(tables.location, {"t": versions[0]}).read("t")
+    tables.untag("t", "keep")
+    assert tables.tags("t") == {}
+    with pytest.raises(StoreError):
+        tables.tag("t", "x", 999)
+
+
+def test_compaction_says_whether_there_was_need(tables: Tables) -> None:
+    """A second compaction or index does nothing; ``everything`` rewrites single deletions too."""
+    assert tables.settled("t")
+    assert not tables.index("t", "uid", "BTREE")
+    for i in range(3):
+        tables.append("t", rows(*((f"{i}-{k}", k) for k in range(50))))
+    assert not tables.settled("t")
+    assert tables.index("t", "uid", "BTREE")
+    assert not tables.index("t", "uid", "BTREE")
+    assert tables.compact("t")
+    assert not tables.compact("t")
+    assert tables.settled("t")
+    tables.delete("t", "uid = '1-1'")
+    assert not tables.compact("t")
+    assert tables.compact("t", everything=True)
+    assert tables.settled("t")
+    tables.delete("t", "true")
+    assert tables.index("t", "uid", "BTREE", rebuild=True)
+    assert tables.indices("t") == {}
+
+
+def test_a_compaction_that_does_not_read_back_is_undone(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When rewritten rows cannot be read, the version before is restored and the error says so."""
+    import lance
+
+    for i in range(3):
+        tables.append("t", rows((str(i), i)))
+    before = tables.read("t")
+
+    def broken(self: object) -> object:
+        raise OSError("does not decode")
+
+    monkeypatch.setattr(lance.fragment.LanceFragment, "to_batches", broken)
+    with pytest.raises(CorruptError, match="restored"):
+        tables.compact("t")
+    monkeypatch.undo()
+    assert tables.read("t").equals(before)
+    assert not tables.settled("t")
+
+
+def test_pinned_tables_never_move(tables: Tables) -> None:
+    """A pinned table reads its version whatever is written later, also after pickling; others are not there."""
+    at = tables.append("t", rows(("a", 1)))
+    pinned = Tables(tables.location, {"t": at})
+    assert pinned.count("t") == 1
+    tables.append("t", rows(("b", 2)))
+    assert pinned.count("t") == 1
+    assert pickle.loads(pickle.dumps(pinned)).read("t").num_rows == 1
+    assert (pinned.names(), pinned.version("t")) == (["t"], at)
+    with pytest.raises(NotFoundError, match="no table 'u'"):
+        pinned.open("u")
+
+
+def test_filters_are_closed_and_errors_name_columns(tables: Tables) -> None:
+    """A filter that does not parse, ends early, or names an unknown column is refused with the columns there are."""
+    tables.append("t", rows(("a", 1)))
+    for where in ("n >", "nope = 1", "n = 1 or so", "n ! 1", "", "'n"):
+        with pytest.raises(QueryError, match=r"uid.*n"):
+            tables.read("t", where=where)
+        with pytest.raises(QueryError):
+            tables.count("t", where)
+    for where in ("n = 1) or so", "n = 1) --", "n = 1 /* x", "n = 1; DROP TABLE t", "(n = 1", "n = 1) OR (n = 2"):
+        with pytest.raises(QueryError, match="one expression"):
+            tables.read("t", where=where)
+    assert tables.count("t", "uid <> ') -- ;' AND (n = 1 OR uid = 'it''s)')") == 1
+    assert tables.read("t", ["n"], "n = 1", row_ids=True).column_names == ["n", "_rowid"]
+
+
+def test_creation_takes_over_only_what_is_empty_and_alike(tables: Tables) -> None:
+    """Creating again is fine while the table is empty and has these columns, and refused after."""
+    tables.create("t", SCHEMA)
+    with pytest.raises(StoreError):
+        tables.create("t", pa.schema([("other", pa.int64())]))
+    tables.append("t", rows(("a", 1)))
+    with pytest.raises(StoreError):
+        tables.create("t", SCHEMA)
+    with pytest.raises(NameRefusedError):
+        tables.create("../t", SCHEMA)
+    with pytest.raises(NotFoundError):
+        tables.read("missing")
+
+
+def test_nothing_given_writes_nothing(tables: Tables) -> None:
+    """Empty appends, merges, deletes and column lists make no version."""
+    at = tables.version("t")
+    assert tables.append("t", rows()) == at
+    assert tables.merge("t", ["uid"], rows(), update=True) == 0
+    assert tables.delete("t", "n = 1") == 0
+    tables.delete_rows("t", np.array([], np.uint64))
+    tables.add_columns("t", [pa.field("n", pa.int64())])
+    tables.update_field_metadata("t", lambda schema: {})
+    assert tables.version("t") == at
+
+
+def test_merges_insert_or_correct(tables: Tables) -> None:
+    """A merge counts what it inserted, and overwrites only when asked to."""
+    tables.append("t", rows(("a", 1)))
+    assert tables.merge("t", ["uid"], rows(("a", 9), ("b", 2)), update=False) == 1
+    assert tables.merge("t", ["uid"], rows(("a", 5), ("c", 3)), update=True) == 1
+    assert tables.read("t").to_pydict() == {"uid": ["a", "b", "c"], "n": [5, 2, 3]}
+    ids = tables.read("t", row_ids=True).column("_rowid").to_numpy()
+    tables.delete_rows("t", ids[:2])
+    assert tables.read("t").to_pydict() == {"uid": ["c"], "n": [3]}
+
+
+def test_retries_end(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An action that always loses ends in an error that says so; other errors pass at once."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    tried = []
+
+    def losing() -> None:
+        tried.append(1)
+        raise RuntimeError("Commit conflict for version 3")
+
+    with pytest.raises(ConflictError, match="Run it again"):
+        tables.retry("t", losing)
+    assert len(tried) > 10
+
+    def failing() -> None:
+        raise OSError("No space left on device")
+
+    with pytest.raises(StoreError, match="No space left"):
+        tables.retry("t", failing)
+
+
+def test_dictionaries_are_written_as_values(tables: Tables) -> None:
+    """Narrow dictionary columns become plain ones, which compaction does not harm."""
+    wide = pa.table({"uid": ["a", "b"], "n": pa.array([1, 2], pa.int64()).dictionary_encode()})
+    assert plain(wide).schema.field("n").type == pa.int64()
+    tables.append("t", wide)
+    assert tables.read("t").to_pydict() == {"uid": ["a", "b"], "n": [1, 2]}

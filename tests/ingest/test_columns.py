@@ -1,0 +1,166 @@
+"""Laws of cell columns: every one stands in the report, none changes a value, every refusal names its mend."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.errors import NotFoundError, SchemaError
+from raggedatlas.model.pointers import SparseZarrPointer
+from raggedatlas.model.schemas import HoxBaseSchema
+
+
+class Wanted(HoxBaseSchema):
+    """A schema with one column that every file must bring, and one that it may."""
+
+    cell_type: str
+    age: int | None = None
+    gene_expression: SparseZarrPointer | None = None
+
+
+def with_obs(seed: int = 0, **columns) -> ad.AnnData:
+    n = len(next(iter(columns.values())))
+    x = np.random.default_rng(seed).poisson(1, (n, 3)).astype(np.float32)
+    obs = pd.DataFrame(columns, index=[f"c{i}" for i in range(n)])
+    return ad.AnnData(x, obs=obs, var=pd.DataFrame(index=["a", "b", "c"]))
+
+
+def cells(atlas: RaggedAtlas) -> pd.DataFrame:
+    frame: pd.DataFrame = atlas._catalog.tables.read("cells").to_pandas()
+    return frame
+
+
+def test_every_column_stands_in_the_report(atlas) -> None:  # noqa: ANN001
+    """Kept, renamed and left-out columns are listed one by one, with where they are now."""
+    given = with_obs(**{"percent.mt": [1.0, 2.0], "uid": ["x", "y"], "n": [1, 2], "gene_expression": [1, 2]})
+    report = atlas.add(given, "d", progress=False)
+    assert {(c.name, c.fate, c.stored_as) for c in report.columns} == {
+        ("percent.mt", "renamed", "percent_mt"),
+        ("uid", "renamed", "obs_uid"),
+        ("n", "kept", "n"),
+        ("gene_expression", "renamed", "obs_gene_expression"),
+    }
+    report = atlas.add(with_obs(1, a=[1, 2], b=[1, 2]), "e", obs=["b"], progress=False)
+    assert [(c.name, c.fate) for c in report.columns] == [("a", "left out"), ("b", "kept")]
+    assert list(atlas.dataset("e").obs.columns) == ["a", "b"]
+    report = atlas.add(with_obs(2, a=[1, 2], b=[1, 2]), "f", obs={"a": "z"}, progress=False)
+    assert [(c.name, c.fate, c.stored_as) for c in report.columns] == [("a", "renamed", "z"), ("b", "kept", "b")]
+
+
+def test_names_that_meet_in_one_file_stay_apart(atlas) -> None:  # noqa: ANN001
+    """Two columns whose table names would be equal get different ones, and both keep their values."""
+    report = atlas.add(with_obs(**{"a.b": [1, 2], "a_b": [3, 4], "a b": [5, 6]}), "d", progress=False)
+    stored = [c.stored_as for c in report.columns]
+    assert len(set(stored)) == 3
+    assert cells(atlas)[stored].to_numpy().tolist() == [[1, 3, 5], [2, 4, 6]]
+
+
+def test_a_later_column_is_null_for_earlier_cells(atlas) -> None:  # noqa: ANN001
+    """A column that comes with a later file is null in the cells that were there, and the other way round."""
+    atlas.add(with_obs(old=["x", "y"]), "d", progress=False)
+    atlas.add(with_obs(1, new=pd.Categorical(["p", "q"])), "e", progress=False)
+    frame = cells(atlas)
+    assert frame["old"].isna().tolist() == [False, False, True, True]
+    assert frame["new"].isna().tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([1, 2], ["a", "b"]),
+        (["a", "b"], [1, 2]),
+        ([1, 2], [0.5, 1.5]),
+        ([True, False], [1, 2]),
+        (["a", "b"], [True, False]),
+    ],
+)
+def test_a_type_conflict_is_refused_with_its_mend(atlas, unchanged, first, second) -> None:  # noqa: ANN001
+    """A column of another type is refused; the message says how to rename and how to cast, and renaming works."""
+    atlas.add(with_obs(c=first), "d", progress=False)
+    with unchanged(atlas), pytest.raises(SchemaError, match=r"Rename it with obs=\{'c': 'c_2'\} or cast it with cast="):
+        atlas.add(with_obs(1, c=second), "e", progress=False)
+    report = atlas.add(with_obs(1, c=second), "e", obs={"c": "c_2"}, progress=False)
+    assert report.columns[0].stored_as == "c_2"
+
+
+def test_values_that_do_not_fit_are_refused_before_anything_is_written(atlas, unchanged) -> None:  # noqa: ANN001
+    """An integer that a column of floats cannot hold is refused, and leaves the atlas as it was."""
+    atlas.add(with_obs(c=[0.5, 1.5]), "d", progress=False)
+    atlas.add(with_obs(1, c=[1, 2]), "e", progress=False)
+    with unchanged(atlas), pytest.raises(SchemaError, match="without changing a value"):
+        atlas.add(with_obs(2, c=[2**53 + 1, 0]), "f", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("cast", "given", "expected"),
+    [
+        ("str", [1, 2], ["1", "2"]),
+        ("int", [1.0, 2.0], [1, 2]),
+        ("float", [1, 2], [1.0, 2.0]),
+        ("str", [True, False], ["true", "false"]),
+    ],
+)
+def test_a_cast_is_done_and_reported(atlas, cast, given, expected) -> None:  # noqa: ANN001
+    """cast= changes the stored type alone; the file's own frame keeps its own."""
+    report = atlas.add(with_obs(c=given), "d", cast={"c": cast}, progress=False)
+    assert report.columns[0].fate == "cast"
+    assert cells(atlas)["c"].tolist() == expected
+    assert atlas.dataset("d").obs["c"].tolist() == given
+
+
+@pytest.mark.parametrize(
+    ("choices", "error", "message"),
+    [
+        ({"obs": ["nope"]}, NotFoundError, r"no obs columns \['nope'\]"),
+        ({"obs": {"nope": "x"}}, NotFoundError, r"no obs columns \['nope'\]"),
+        ({"obs": "some"}, SchemaError, "not understood"),
+        ({"cast": {"nope": "str"}}, NotFoundError, "nope"),
+        ({"cast": {"c": "complex"}}, SchemaError, "not understood"),
+        ({"cast": {"c": "int"}}, SchemaError, "without changing a value"),
+        ({"obs": {"c": "uid"}}, SchemaError, "taken"),
+        ({"obs": {"c": "embedding"}}, SchemaError, "taken"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(atlas, unchanged, choices, error, message) -> None:  # noqa: ANN001
+    """Unknown columns and casts, and names that the atlas needs, are refused by name."""
+    with unchanged(atlas), pytest.raises(error, match=message):
+        atlas.add(with_obs(c=["a", "b"]), "d", progress=False, **choices)
+
+
+def test_many_columns_ask_for_a_choice(atlas, unchanged) -> None:  # noqa: ANN001
+    """More than 200 columns are refused until some are chosen; the others stay in the dataset's own frame."""
+    given = with_obs(**{f"c{i}": [i, i] for i in range(201)})
+    with unchanged(atlas), pytest.raises(SchemaError, match="201 obs columns"):
+        atlas.add(given, "d", progress=False)
+    report = atlas.add(given, "d", obs=["c7"], progress=False)
+    assert sum(c.fate == "kept" for c in report.columns) == 1
+    assert len(report.columns) == 201
+    pd.testing.assert_frame_equal(atlas.dataset("d").obs, given.obs)
+
+
+def test_required_columns_are_asked_for(tmp_path, unchanged) -> None:  # noqa: ANN001
+    """With a schema class, a file without a required column is refused, and mapping one of its own mends it."""
+    atlas = RaggedAtlas.create(str(tmp_path / "typed"), Wanted)
+    given = with_obs(kind=["T", "B"], age=[3, 4])
+    with unchanged(atlas), pytest.raises(SchemaError, match="'cell_type'"):
+        atlas.add(given, "d", progress=False)
+    atlas.add(given, "d", obs={"kind": "cell_type"}, progress=False)
+    again = RaggedAtlas.open(str(tmp_path / "typed"))
+    again.add(with_obs(1, cell_type=["T", "T"], more=[1, 2]), "e", progress=False)
+    frame = cells(again)
+    assert frame["cell_type"].tolist() == ["T", "B", "T", "T"]
+    assert frame["age"].isna().tolist() == [False, False, True, True]
+
+
+def test_missing_values_in_a_required_column_are_refused(tmp_path, unchanged) -> None:  # noqa: ANN001
+    """A required column may not be null in any cell."""
+    atlas = RaggedAtlas.create(str(tmp_path / "typed"), Wanted)
+    with unchanged(atlas), pytest.raises(SchemaError, match="cell_type"):
+        atlas.add(with_obs(cell_type=["T", None]), "d", progress=False)
+
+
+def test_columns_that_mix_types_are_refused(atlas, unchanged) -> None:  # noqa: ANN001
+    """A column of text and numbers is refused with the cast that mends it."""
+    with unchanged(atlas), pytest.raises(SchemaError, match="mixes"):
+        atlas.add(with_obs(c=pd.Series(["a", 1], dtype=object, index=["c0", "c1"])), "d", progress=False)

@@ -1,0 +1,114 @@
+"""Laws of the column-sorted copy: equal to SciPy's, idempotent, in bounded bands, safe to interrupt."""
+
+import json
+import tempfile
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.errors import NotFoundError, QueryError
+from raggedatlas.ingest import csc
+from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.ranges import ArrayReader, read_slice
+
+
+def make(n: int, m: int, density: float, seed: int) -> ad.AnnData:
+    x = sp.random(n, m, density, "csr", np.float32, random_state=seed)
+    x.data = np.ceil(x.data * 300)
+    obs, var = pd.DataFrame(index=[f"c{i}" for i in range(n)]), pd.DataFrame(index=[f"g{j}" for j in range(m)])
+    return ad.AnnData(x, obs=obs, var=var, layers={"half": x * 0.5})
+
+
+def read_csc(atlas: RaggedAtlas, name: str, layer: str) -> sp.csc_matrix:
+    record = atlas.dataset(name).records[0]
+
+    def read(path: str) -> np.ndarray:
+        spec = ArraySpec.from_json(json.dumps(record.array_specs[path]))
+        return read_slice(ArrayReader(atlas._catalog.arrays, spec), 0, spec.shape[0])
+
+    parts = (read(f"csc/layers/{layer}"), read("csc/indices").astype(np.int64), read("csc/indptr"))
+    return sp.csc_matrix(parts, shape=(record.n_cells, record.n_features))
+
+
+def assert_copied(atlas: RaggedAtlas, file: ad.AnnData, layers: dict[str, str]) -> None:
+    for stored, key in layers.items():
+        expected = sp.csc_matrix(file.X if key == "X" else file.layers[key])
+        found = read_csc(atlas, "d", stored)
+        np.testing.assert_array_equal(found.indptr, expected.indptr)
+        np.testing.assert_array_equal(found.indices, expected.indices)
+        np.testing.assert_array_equal(found.data.astype(np.float32), expected.data)
+
+
+@given(
+    n=st.integers(1, 30), m=st.integers(1, 12), density=st.floats(0, 1), seed=st.integers(0, 99),
+    band=st.integers(1, 60), step=st.integers(1, 60),
+)  # fmt: skip
+def test_the_copy_equals_scipys(n, m, density, seed, band, step) -> None:  # noqa: ANN001
+    """Whatever the bands and steps, indptr, indices and values are those of tocsc()."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csc, "BAND_ENTRIES", band)
+        patch.setattr(csc, "STEP_ENTRIES", step)
+        atlas = RaggedAtlas.create(f"{folder}/a")
+        file = make(n, m, density, seed)
+        atlas.add(file, "d", progress=False)
+        layers = dict(zip(atlas.dataset("d").records[0].layers, ["X", "half"], strict=True))
+        assert set(atlas.add_csc("d")) == set(layers)
+        assert_copied(atlas, file, layers)
+        assert [p for p in atlas.validate("deep") if p.rule != "unassigned-index"] == []
+
+
+def test_it_is_idempotent_and_takes_a_second_layer_later(atlas, unchanged) -> None:  # noqa: ANN001
+    """Copied layers are left alone; a further layer shares the indices that are there."""
+    file = make(20, 6, 0.4, 0)
+    atlas.add(file, "d", progress=False)
+    assert atlas.add_csc("d", layers=["counts"]) == ("counts",)
+    with unchanged(atlas):
+        assert atlas.add_csc("d", layers=["counts"]) == ()
+    assert atlas.add_csc("d") == ("half",)
+    with unchanged(atlas):
+        assert atlas.add_csc("d") == ()
+    assert_copied(atlas, file, {"counts": "X", "half": "half"})
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_it_can_be_interrupted_and_run_again(atlas, monkeypatch, at) -> None:  # noqa: ANN001
+    """A copy that dies after any of its arrays is not seen, and the next run makes it whole."""
+    file = make(20, 6, 0.4, 0)
+    atlas.add(file, "d", progress=False)
+    original, calls = csc._Sorter.write, []
+
+    def dying(self, path, layer):  # noqa: ANN001, ANN202
+        calls.append(path)
+        done = original(self, path, layer)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(csc._Sorter, "write", dying)
+        with pytest.raises(KeyboardInterrupt):
+            atlas.add_csc("d")
+    assert "csc/indptr" not in atlas.dataset("d").records[0].array_specs
+    np.testing.assert_array_equal(atlas.dataset("d").to_anndata().X.toarray(), file.X.toarray())
+    assert set(atlas.add_csc("d")) == {"counts", "half"}
+    assert_copied(atlas, file, {"counts": "X", "half": "half"})
+
+
+def test_what_cannot_be_copied_is_refused(atlas, unchanged) -> None:  # noqa: ANN001
+    """A dense space, an unknown dataset, space or layer: refused by name."""
+    atlas.add(make(5, 3, 0.5, 0), "d", progress=False)
+    with unchanged(atlas):
+        with pytest.raises(QueryError, match="dense"):
+            atlas.add_csc("d", space="embedding")
+        with pytest.raises(NotFoundError, match="nope"):
+            atlas.add_csc("nope")
+        with pytest.raises(NotFoundError, match="nope"):
+            atlas.add_csc("d", layers=["nope"])
+        with pytest.raises(NotFoundError):
+            atlas.add_csc("d", space="chromatin_accessibility")

@@ -1,0 +1,214 @@
+"""Laws of filters: whatever people type is quoted; what cannot be answered is refused by name."""
+
+import datetime as dt
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.errors import QueryError
+from raggedatlas.query.filters import Columns, as_filter, col, to_sql
+from raggedatlas.query.literals import Target, compare, quote_identifier, quote_literal
+from raggedatlas.query.query import Query
+
+SCHEMA = pa.schema(
+    [
+        ("uid", pa.string()),
+        ("dataset_uid", pa.string()),
+        ("n", pa.int8()),
+        ("when", pa.timestamp("us")),
+        ("v", pa.list_(pa.float32())),
+    ]
+)
+COLUMNS = Columns(SCHEMA, {"d1": "one", "d2": "two"})
+
+
+@given(st.text())
+def test_any_text_compares_with_itself_only(query: Query, text: str) -> None:
+    """A text chooses the cells that hold exactly this text, whatever quotes, ends or wildcards stand in it."""
+    donors = query.to_pandas()["donor"]
+    for asked in (
+        query.where({"donor": text}),
+        query.where(col("donor").isin([text, "D1"])),
+        query.where(col("donor").contains(text)),
+    ):
+        found = asked.to_pandas()["donor"]
+        assert set(found.dropna()) <= {text, "D1"} | {d for d in donors.dropna() if text in d}
+    assert query.where({"donor": text}).count() == sum(d == text for d in donors.dropna())
+    assert query.where({"dataset": text}).count() == sum(d == text for d in query.to_pandas()["dataset"])
+
+
+@given(st.text())
+def test_any_name_is_a_column_or_refused(query: Query, name: str) -> None:
+    """A name that is no column is refused with the columns there are; it never becomes SQL."""
+    known = {
+        *query.to_pandas().columns,
+        "uid",
+        "dataset_uid",
+        "percent_mt",
+        "gene_expression",
+        "protein_abundance",
+        "embedding",
+    }
+    if name not in known | {"gene_expression__scaled"}:
+        with pytest.raises(QueryError, match="There is no column"):
+            query.where({name: "x"})
+
+
+@given(st.text(alphabet="abn=<>()'\"`;-/* 01,._\\\n", max_size=30))
+def test_any_sql_answers_or_is_refused(query: Query, text: str) -> None:
+    """SQL text either is a condition or raises QueryError; the atlas stays as it was."""
+    try:
+        n = query.where(text).where("donor = 'D1'").count()
+    except QueryError:
+        n = 0
+    assert n <= query.where("donor = 'D1'").count()
+
+
+@pytest.mark.parametrize(
+    "text", ["n > 1) OR (1 = 1", "n = 1; DROP TABLE cells", "n = 1 --", "nope = 1", "n >", "'", "1", " "]
+)
+def test_sql_that_is_no_condition_is_refused(query: Query, text: str) -> None:
+    """Text that does not parse, escapes its parentheses or names an unknown column is refused."""
+    with pytest.raises(QueryError):
+        query.where(text).count()
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -np.inf, object(), b"x", "\ud800", np.datetime64("NaT", "ns"), 1j]
+)
+def test_values_without_a_literal_are_refused(value: Any) -> None:
+    """What no column can be compared with never reaches the atlas."""
+    with pytest.raises(QueryError, match="compare"):
+        quote_literal(value)
+
+
+def test_literals_of_every_kind() -> None:
+    """Every kind of value has one spelling."""
+    spelled = {
+        "a'b": "'a''b'",
+        True: "TRUE",
+        np.bool_(False): "FALSE",
+        np.int8(-3): "-3",
+        -(2**63): "CAST('-9223372036854775808' AS BIGINT)",
+        2.5: "2.5",
+        1e-300: "1e-300",
+        dt.date(2024, 2, 29): "date '2024-02-29'",
+        dt.datetime(2024, 2, 29, 1, 2, 3, 4): "timestamp '2024-02-29 01:02:03.000004'",
+        np.datetime64("2024-02-29T01", "ns"): "timestamp '2024-02-29 01:00:00.000000000'",
+        dt.datetime(2024, 1, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2))): "timestamp '2024-01-01 00:00:00'",
+    }
+    assert [quote_literal(value) for value in spelled] == list(spelled.values())
+    assert quote_identifier("a`b") == "`a``b`"
+
+
+@given(
+    st.integers(-400, 400) | st.floats(-400, 400).map(lambda v: round(v * 2) / 2),
+    st.sampled_from(["=", "<>", "<", "<=", ">", ">="]),
+)
+def test_numbers_beyond_a_column_compare_as_numbers(value: float, operator: str) -> None:
+    """A comparison of an int8 column is never out of its range and never with a fraction."""
+    sql = compare(Target("n", pa.int8()), operator, value)
+    literal = sql.rsplit(" ", 1)[1]
+    assert literal == "`n`" or -128 <= int(literal) <= 127
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: col("n") == "3",
+        lambda: col("n") > True,
+        lambda: col("when") < 3,
+        lambda: col("v") == 1.0,
+        lambda: col("uid") == 1,
+        lambda: col("n").contains("x"),
+        lambda: col("dataset") == 3,
+        lambda: col("nn") == 3,
+    ],
+)
+def test_values_that_do_not_fit_their_column_are_refused(make: Any) -> None:
+    """A comparison between kinds is refused when it is written as SQL."""
+    with pytest.raises(QueryError):
+        make().to_sql(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bool(col("n") == 3),
+        lambda: bool(col("n")),
+        lambda: 1 < col("n") < 3,
+        lambda: (col("n") == 3) & True,
+        lambda: col("n").isin("abc"),
+        lambda: col("uid").startswith(3),
+        lambda: as_filter(""),
+        lambda: as_filter({}),
+        lambda: as_filter(3),  # type: ignore[arg-type]
+        lambda: as_filter({"n": {"a": 1}}),
+        lambda: col("n") < None,
+    ],
+)
+def test_misuse_is_refused_at_once(make: Any) -> None:
+    """What Python would quietly turn into something else is refused."""
+    with pytest.raises(QueryError):
+        make()
+
+
+def test_nesting_has_an_end() -> None:
+    """A filter nested beyond all use is refused instead of exhausting a stack; long flat ones pass."""
+    deep = col("n") == 1
+    for _ in range(100):
+        deep = ~deep
+    with pytest.raises(QueryError, match="levels deep"):
+        deep.to_sql(COLUMNS)
+    wide = col("n") == 0
+    for i in range(1000):
+        wide = wide | (col("n") == i % 100)
+    assert wide.to_sql(COLUMNS).count("OR") == 1000
+
+
+def test_dataset_names_become_uids() -> None:
+    """The virtual column `dataset` is translated; unknown names choose nothing."""
+    assert (col("dataset") == "two").to_sql(COLUMNS) == "`dataset_uid` IN ('d2')"
+    assert col("dataset").startswith("o").to_sql(COLUMNS) == "`dataset_uid` IN ('d1')"
+    assert col("dataset").isin(["three"]).to_sql(COLUMNS) == "FALSE"
+    assert col("dataset").is_null().to_sql(COLUMNS) == "FALSE"
+
+
+def test_conditions_join_with_and(query: Query) -> None:
+    """Conditions accumulate; a mapping, an expression, SQL and keywords say the same."""
+    asked = query.where({"cell_type": ["B", "T"]}).where(col("percent.mt") < 0.5).where("donor = 'D1'")
+    said = query.where((col("cell_type").isin(["T", "B"])) & (col("percent.mt") < 0.5), donor="D1")
+    assert asked.count() == said.count() > 0
+    assert to_sql([], COLUMNS) is None
+    with pytest.raises(QueryError):
+        query.where()
+
+
+def test_missing_values_are_asked_for_by_none(query: Query) -> None:
+    """None in a mapping, a list or a comparison means missing, NaN included."""
+    frame = query.to_pandas()
+    assert query.where({"donor": None}).count() == frame["donor"].isna().sum()
+    assert query.where(score=None).count() == frame["score"].isna().sum() > 0
+    assert query.where({"donor": ["D1", None]}).count() == (frame["donor"].isna() | (frame["donor"] == "D1")).sum()
+    assert query.where(col("donor") != None).count() == frame["donor"].notna().sum()  # noqa: E711
+    assert query.where(col("protein_abundance").is_null()).count() == (frame["dataset"] == "second").sum()
+
+
+def test_a_near_miss_is_named(query: Query) -> None:
+    """An unknown column is refused with the columns and the nearest."""
+    with pytest.raises(QueryError, match=r"Did you mean 'cell_type'.*percent\.mt"):
+        query.where({"celltype": "B"})
+
+
+def test_filters_travel() -> None:
+    """Filters pickle, and say what they are."""
+    said = (col("n") > 3) & ~(col("uid").startswith("a") | col("n").is_null()) & col("n").isin(range(20))
+    again = pickle.loads(pickle.dumps(said))
+    assert again.to_sql(COLUMNS) == said.to_sql(COLUMNS)
+    assert repr(again) == repr(said)
+    assert "20 in all" in repr(said)

@@ -1,0 +1,129 @@
+"""Laws of the plan: types that hold every value, compiled loops that equal NumPy, refusals of what does not fit."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.catalog.catalog import create_catalog
+from raggedatlas.catalog.snapshots import open_snapshot, snapshot
+from raggedatlas.errors import CorruptError, QueryError
+from raggedatlas.ingest.add import add
+from raggedatlas.query.kernels import BIT_PLACES, MOVED, REPEATED, SORTED, count_rows, fill_rows
+from raggedatlas.query.plan import join_dtypes, plan_read
+from raggedatlas.query.query import Query
+from raggedatlas.query.read import read_cells
+from raggedatlas.store.location import Location
+
+DTYPES = [
+    np.dtype(name) for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int32", "int64", "float32", "float64")
+]
+
+
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_joined_dtypes_hold_every_value(size: int, nan: bool) -> None:
+    """The extreme values of every stored type come through the joined type, or there is none."""
+    for stored in itertools.combinations(DTYPES, size):
+        joined = join_dtypes(set(stored), nan=nan)
+        extremes = [v for d in stored if d.kind in "iu" for v in (int(np.iinfo(d).min), int(np.iinfo(d).max))]
+        if joined is None:
+            assert max(extremes) > 2**53
+            continue
+        assert all(int(np.array(v).astype(joined)) == v for v in extremes)
+        assert joined.kind == "f" if nan or any(d.kind == "f" for d in stored) else joined.kind in "iu"
+
+
+@given(st.lists(st.lists(st.integers(0, 199), unique=True, max_size=120), max_size=6), st.data())
+def test_rows_come_out_sorted(rows: list[list[int]], data: st.DataObject) -> None:
+    """Mapped columns of every row are sorted, left-out ones gone, and each entry knows where it came from."""
+    order = data.draw(st.permutations(range(200)))
+    column_map = np.array(order, np.int32)
+    column_map[data.draw(st.sets(st.integers(0, 199)).map(sorted))] = -1
+    indptr = np.cumsum([0, *map(len, rows)]).astype(np.int64)
+    local = np.array([c for row in rows for c in row], np.uint16)
+    counts = np.zeros(len(rows), np.int64)
+    assert count_rows(indptr, local, column_map >= 0, counts)
+    targets = np.cumsum([0, *counts])[:-1].astype(np.int64)
+    indices, at = np.empty(counts.sum(), np.int32), np.empty(counts.sum(), np.int64)
+    scratch = (np.zeros(200 // 64 + 1, np.uint64), np.empty(200, np.int64), BIT_PLACES)
+    state = fill_rows((indptr, local), column_map, targets, 7, (indices, at), scratch)
+    expected = [sorted(column_map[row][column_map[row] >= 0].tolist()) for row in rows]
+    assert indices.tolist() == [c for row in expected for c in row]
+    assert (column_map[local[at - 7]] == indices).all()
+    assert state in {SORTED, MOVED}
+    assert not scratch[0].any()
+
+
+@pytest.mark.parametrize("width", [3, 100])
+def test_bad_columns_are_noticed(width: int) -> None:
+    """A column beyond the map, or twice in a row, is reported, never read."""
+    indptr = np.array([0, width], np.int64)
+    local = np.arange(width, dtype=np.uint32)[::-1].copy()
+    assert not count_rows(indptr, local, np.ones(width - 1, bool), np.zeros(1, np.int64))
+    local[0] = local[1]
+    scratch = (np.zeros(4, np.uint64), np.empty(width, np.int64), BIT_PLACES)
+    found = (np.empty(width, np.int32), np.empty(width, np.int64))
+    assert (
+        fill_rows((indptr, local), np.arange(width, dtype=np.int32), np.zeros(1, np.int64), 0, found, scratch)
+        == REPEATED
+    )
+
+
+def test_damaged_groups_are_refused(query: Query) -> None:
+    """A group that does not fit its feature list is refused by name."""
+    space = plan_read(query.where(dataset="first").spec, query.catalog).single()
+    ((layout, column_map),) = space.column_maps.items()
+    short = dataclasses.replace(space, column_maps={layout: column_map[:2]})
+    with pytest.raises(CorruptError, match="has not got"):
+        read_cells(short, np.arange(20))
+    folded = dataclasses.replace(space, column_maps={layout: np.zeros_like(column_map)})
+    with pytest.raises(CorruptError, match="twice"):
+        read_cells(folded, np.arange(20))
+
+
+def vectors(n: int, width: tuple[int, ...], key: str) -> ad.AnnData:
+    file = ad.AnnData(np.ones((n, 2), np.float32), var=pd.DataFrame(index=["g1", "g2"]))
+    file.obs_names = [f"c{i}" for i in range(n)]
+    file.obsm[key] = np.arange(n * int(np.prod(width)), dtype=np.float32).reshape(n, *width)
+    return file
+
+
+def test_vectors_of_different_width_are_refused(tmp_path: Path) -> None:
+    """Embeddings that do not agree are refused, and each can be had by itself."""
+    catalog = create_catalog(Location(str(tmp_path / "atlas")))
+    for name, width in (("a", 3), ("b", 4)):
+        add(catalog, vectors(width, (width,), "X_pca"), {"name": name, "spaces": {"obsm/X_pca": "embedding"}}, False)
+    query = Query(open_snapshot(catalog, snapshot(catalog))).spaces("embedding")
+    with pytest.raises(QueryError, match="different shapes"):
+        query.to_anndata()
+    assert query.where(dataset="b").to_anndata().shape == (4, 4)
+
+
+def test_tiles_come_in_batches(tmp_path: Path) -> None:
+    """Image tiles keep their axes in batches; AnnData refuses them with the way out."""
+    catalog = create_catalog(Location(str(tmp_path / "atlas")))
+    file = vectors(5, (2, 3, 4), "tiles")
+    add(catalog, file, {"name": "a", "spaces": {"obsm/tiles": "image_tiles"}}, False)
+    query = Query(open_snapshot(catalog, snapshot(catalog))).spaces("image_tiles")
+    found: list[Any] = [b.spaces["image_tiles"].block.layers for b in query.batches(2)]
+    assert [next(iter(layers.values())).shape for layers in found] == [(2, 2, 3, 4), (2, 2, 3, 4), (1, 2, 3, 4)]
+    np.testing.assert_array_equal(np.concatenate([next(iter(layers.values())) for layers in found]), file.obsm["tiles"])
+    with pytest.raises(QueryError, match="batches"):
+        query.to_anndata()
+
+
+def test_an_atlas_without_datasets_says_so(tmp_path: Path) -> None:
+    """Nothing was added: the refusal says it; counts and tables are empty."""
+    query = Query(create_catalog(Location(str(tmp_path / "atlas"))))
+    assert query.count() == 0
+    assert len(query.to_pandas()) == 0
+    with pytest.raises(QueryError, match="no dataset"):
+        query.to_anndata()

@@ -1,0 +1,134 @@
+"""An object store that loses acknowledgements or is busy: every write happens once."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import raggedatlas as ra
+from raggedatlas.testing.annotated import GENES, small_anndata
+from raggedatlas.testing.buckets import Remote
+
+pytestmark = pytest.mark.s3
+
+GROUP = r"zarr_store/[0-9a-f]{16}"
+LOST_IN_ADD = {
+    "lease": GROUP + r"/zarr\.json$",
+    "shard": r"/csr/indices/c/0$",
+    "shard of values": r"/csr/layers/counts/c/0$",
+    "array metadata": r"/csr/indptr/zarr\.json$",
+    "frame": GROUP + r"/\w*frames?/",
+    "data of cells": r"/cells\.lance/data/",
+    "transaction of cells": r"/cells\.lance/_transactions/",
+    "commit of cells": r"/cells\.lance/_versions/",
+    "commit of records": r"/datasets\.lance/_versions/",
+    "commit of features": r"/gene_expression_registry\.lance/_versions/",
+    "commit of layouts": r"/_feature_layouts\.lance/_versions/",
+}
+LOST_IN_SNAPSHOT = {
+    "data of snapshots": r"/atlas_versions\.lance/data/",
+    "commit of snapshots": r"/atlas_versions\.lance/_versions/",
+    "provisional tag": r"/_refs/tags/pending",
+    "tag": r"/_refs/tags/atlas-v",
+}
+LOST_IN_OPTIMIZE = {
+    "compaction of cells": r"/cells\.lance/_versions/",
+    "indices of features": r"/gene_expression_registry\.lance/_versions/",
+}
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An atlas of one dataset, in a folder."""
+    folder = tmp_path_factory.mktemp("begun") / "my.atlas"
+    atlas = ra.RaggedAtlas.create(str(folder))
+    atlas.add(small_anndata(1, 6), "first", organism="human")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def complete(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An atlas of two datasets without a snapshot, in a folder."""
+    folder = tmp_path_factory.mktemp("complete") / "my.atlas"
+    shutil.copytree(begun, folder)
+    add_second(ra.RaggedAtlas.open(str(folder)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tidy(complete: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, optimized."""
+    folder = tmp_path_factory.mktemp("tidy") / "my.atlas"
+    shutil.copytree(complete, folder)
+    ra.RaggedAtlas.open(str(folder)).optimize()
+    return folder
+
+
+def add_second(atlas: ra.RaggedAtlas) -> None:
+    """Add a dataset with other genes and a new column."""
+    atlas.add(small_anndata(2, 6, GENES[5:15], extra="age"), "second", organism="human")
+
+
+def assert_one_copy(remote: Remote, folder: Path) -> None:
+    """Two datasets of six cells each, one snapshot of them, and nothing wrong."""
+    atlas = ra.RaggedAtlas.open(str(remote.download(folder)))
+    listed = atlas.list_datasets()
+    assert listed["name"].tolist() == ["first", "second"]
+    assert listed["n_cells"].tolist() == [6, 6]
+    if not atlas.list_versions():
+        atlas.snapshot("both")
+    assert [(record.version, record.label) for record in atlas.list_versions()] == [(1, "both")]
+    assert atlas.validate("deep") == []
+    assert atlas.gc().groups == ()
+    result = atlas.checkout("both").query().to_anndata()
+    assert result.obs["dataset"].tolist() == ["first"] * 6 + ["second"] * 6
+    assert result.obs.index.is_unique
+    assert sorted(result.var["symbol"]) == sorted(GENES[:15])
+    assert result.X.sum() == small_anndata(1, 6).X.sum() + small_anndata(2, 6, GENES[5:15]).X.sum()
+    for table, version in atlas.checkout("both").record.table_versions.items():
+        assert atlas._catalog.tables.tags(table) == {"atlas-v1": version}
+
+
+@pytest.mark.parametrize("pattern", LOST_IN_ADD.values(), ids=LOST_IN_ADD)
+def test_a_lost_acknowledgement_in_add(remote: Remote, begun: Path, tmp_path: Path, pattern: str) -> None:
+    """The server has done a write of `add` and its answer is lost: there is one dataset, with each row once."""
+    remote.upload(begun)
+    atlas = ra.RaggedAtlas.open(remote.uri, storage_options=remote.options)
+    remote.proxy.cut_after("PUT", pattern)
+    add_second(atlas)
+    assert len(remote.proxy.lost) == 1
+    assert_one_copy(remote, tmp_path)
+
+
+@pytest.mark.parametrize("pattern", LOST_IN_OPTIMIZE.values(), ids=LOST_IN_OPTIMIZE)
+def test_a_lost_acknowledgement_in_optimize(remote: Remote, complete: Path, tmp_path: Path, pattern: str) -> None:
+    """The server has done a write of `optimize` and its answer is lost: nothing is lost or doubled."""
+    remote.upload(complete)
+    atlas = ra.RaggedAtlas.open(remote.uri, storage_options=remote.options)
+    remote.proxy.cut_after("PUT", pattern)
+    atlas.optimize()
+    assert len(remote.proxy.lost) == 1
+    assert_one_copy(remote, tmp_path)
+
+
+@pytest.mark.parametrize("pattern", LOST_IN_SNAPSHOT.values(), ids=LOST_IN_SNAPSHOT)
+def test_a_lost_acknowledgement_in_snapshot(remote: Remote, tidy: Path, tmp_path: Path, pattern: str) -> None:
+    """The server has done a write of `snapshot` and its answer is lost: there is one record, and it is held."""
+    remote.upload(tidy)
+    atlas = ra.RaggedAtlas.open(remote.uri, storage_options=remote.options)
+    remote.proxy.cut_after("PUT", pattern)
+    assert atlas.snapshot("both") == 1
+    assert len(remote.proxy.lost) == 1
+    assert_one_copy(remote, tmp_path)
+
+
+def test_a_busy_store(remote: Remote, begun: Path, tidy: Path, tmp_path: Path) -> None:
+    """Every fourth request is answered 503: everything takes place all the same, once."""
+    for before, act in ((begun, add_second), (tidy, lambda atlas: atlas.snapshot("both"))):
+        there = Remote.make(remote.proxy)
+        there.upload(before)
+        atlas = ra.RaggedAtlas.open(there.uri, storage_options=there.options)
+        remote.proxy.fail_every = 4
+        act(atlas)
+        assert sum(request.status == 503 for request in remote.proxy.requests) > 10
+        assert_one_copy(there, tmp_path / before.parent.name)

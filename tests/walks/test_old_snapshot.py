@@ -1,0 +1,81 @@
+"""Snapshots do not rot: clean-up of the strictest kind leaves what they name, and removes what nothing names."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import lance
+import numpy as np
+import pytest
+
+import raggedatlas as ra
+from raggedatlas.catalog.catalog import CELLS, DATASETS, open_catalog
+from raggedatlas.catalog.snapshots import list_versions
+from raggedatlas.catalog.upkeep import gc, optimize
+from raggedatlas.store.location import Location
+from raggedatlas.testing.annotated import GENES, small_anndata
+
+NOW = timedelta(0)
+
+
+def clean_by_optimize(folder: str) -> None:
+    catalog = open_catalog(Location(folder))
+    optimize(catalog, keep=NOW)
+
+
+def clean_by_gc(folder: str) -> None:
+    gc(open_catalog(Location(folder)), dry_run=False, grace=NOW, keep=NOW)
+
+
+def clean_by_lance(folder: str) -> None:
+    for table in Path(folder, "lance_db").glob("*.lance"):
+        lance.dataset(str(table)).cleanup_old_versions(older_than=NOW, error_if_tagged_old_versions=False)
+
+
+@pytest.mark.parametrize("clean", [clean_by_optimize, clean_by_gc, clean_by_lance])
+def test_an_old_snapshot_reads_equal(tmp_path: Path, clean: Callable[[str], None]) -> None:
+    """Clean-up that keeps no unnamed version at all, so one of any age, leaves a snapshot's answer as it was.
+
+    The versions between snapshots are gone afterwards: this clean-up does remove what no snapshot names.
+    """
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "old.atlas"))
+    atlas.add(small_anndata(1), "first", organism="human")
+    number = atlas.snapshot("then")
+    before = atlas.checkout(number).query().to_anndata()
+    named = {table: {r.table_versions[table] for r in list_versions(atlas._catalog)} for table in (CELLS, DATASETS)}
+    for seed in (2, 3):
+        atlas.add(small_anndata(seed, genes=GENES[5:20], extra="age"), f"later-{seed}", organism="human")
+    atlas.drop_dataset("first")
+    unnamed = {table: atlas._catalog.tables.version(table) for table in (CELLS, DATASETS)}
+    atlas.add(small_anndata(4), "last", organism="human")
+    atlas.optimize()
+    clean(atlas.uri)
+    clean(atlas.uri)
+
+    after = ra.RaggedAtlas.open(atlas.uri).checkout("then").query().to_anndata()
+    np.testing.assert_array_equal(after.X.toarray(), before.X.toarray())
+    assert after.obs.equals(before.obs)
+    assert after.var.equals(before.var)
+    assert after.varm["measured"].equals(before.varm["measured"])
+    reopened = ra.RaggedAtlas.open(atlas.uri)
+    assert reopened.validate("deep") == []
+    assert reopened.list_datasets()["name"].tolist() == ["later-2", "later-3", "last"]
+    for table in (CELLS, DATASETS):
+        there = {entry["version"] for entry in lance.dataset(atlas._catalog.tables.uri(table)).versions()}
+        assert named[table] <= there
+        if clean is not clean_by_optimize:
+            assert unnamed[table] not in there
+
+
+def test_an_untagged_version_would_rot(tmp_path: Path) -> None:
+    """Without its tags the same snapshot is lost to the same clean-up, and the error names the table."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "old.atlas"))
+    atlas.add(small_anndata(1), "first", organism="human")
+    record = atlas.checkout(atlas.snapshot("then")).record
+    atlas.add(small_anndata(2), "second", organism="human")
+    atlas.optimize()
+    for table in record.table_versions:
+        atlas._catalog.tables.untag(table, record.tag)
+    clean_by_lance(atlas.uri)
+    with pytest.raises(ra.AtlasError, match=r"table '\w+' at version"):
+        ra.RaggedAtlas.open(atlas.uri).checkout("then").query().to_anndata()

@@ -1,0 +1,136 @@
+"""The whole main job on an object store, in a number of requests that is held (docs/reference/requests.md)."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anndata
+import numpy as np
+import pytest
+
+import raggedatlas as ra
+from raggedatlas.catalog.checks import is_note
+from raggedatlas.errors import StoreError
+from raggedatlas.testing.annotated import GENES, small_anndata
+from raggedatlas.testing.buckets import Remote
+from raggedatlas.testing.proxy import FaultyProxy
+
+pytestmark = [
+    pytest.mark.s3,
+    pytest.mark.filterwarnings("ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"),
+]
+
+
+def test_the_walk(remote: Remote, data_dir: Path, tmp_path: Path) -> None:
+    """Everything that a person does with a folder works with the address of a bucket, and gives the same."""
+    homes = {"remote": (remote.uri, remote.options), "local": (str(tmp_path / "local.atlas"), None)}
+    results: dict[str, Any] = {}
+    for home, (uri, options) in homes.items():
+        atlas = ra.RaggedAtlas.create(uri, storage_options=options)
+        atlas.add(data_dir / "lung_C144.h5")
+        atlas.add(data_dir / "pbmc_10k_protein_v3.h5ad", organism="human")
+        atlas.snapshot("first")
+        view = ra.RaggedAtlas.checkout_latest(uri, storage_options=options)
+        query = view.query().where("n_genes > 1000 OR n_genes IS NULL").features("CD79A", "SFTPC")
+        results[home] = query.to_anndata()
+        if home == "remote":
+            query.write(str(tmp_path / "out.h5ad"))
+            written = anndata.read_h5ad(tmp_path / "out.h5ad")
+            np.testing.assert_array_equal(written.X.toarray(), results[home].X.toarray())
+            assert view.validate("deep") == []
+    ours, theirs = results["remote"], results["local"]
+    np.testing.assert_array_equal(ours.X.toarray(), theirs.X.toarray())
+    assert ours.obs["cell_name"].tolist() == theirs.obs["cell_name"].tolist()
+    np.testing.assert_array_equal(np.asarray(ours.varm["measured"]), np.asarray(theirs.varm["measured"]))
+    assert sorted(map(tuple, np.asarray(ours.varm["measured"]).T.tolist())) == [(True, False), (True, True)]
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An atlas of three datasets and a snapshot, in a folder."""
+    folder = tmp_path_factory.mktemp("three") / "my.atlas"
+    atlas = ra.RaggedAtlas.create(str(folder))
+    for seed in (1, 2, 3):
+        source = small_anndata(seed, 400 if seed == 1 else 10, GENES[seed : seed + 12])
+        atlas.add(source, f"d{seed}", organism="human")
+    atlas.snapshot()
+    return folder
+
+
+def test_dropped_datasets_leave_the_bucket(remote: Remote, three: Path) -> None:
+    """A dataset that no snapshot holds is freed by gc, a purged one at once and from the snapshots too."""
+    remote.upload(three)
+    atlas = ra.RaggedAtlas.open(remote.uri, storage_options=remote.options)
+    arrays = atlas._catalog.arrays
+    kept = arrays.list_children()
+    uid = atlas.add(small_anndata(4), "d4", organism="human").dataset_uid
+    atlas.drop_dataset("d4")
+    assert atlas.gc().groups == (uid,)
+    atlas.gc(dry_run=False)
+    assert arrays.list_children() == kept
+    purged = atlas.list_datasets().index[1]
+    atlas.purge("d2")
+    assert arrays.list_children() == sorted(set(kept) - {purged})
+    assert atlas.checkout(1).list_datasets()["name"].tolist() == ["d1", "d3"]
+    assert [problem for problem in atlas.validate("deep") if not is_note(problem)] == []
+
+
+def cost(proxy: FaultyProxy, action: Callable[[], object]) -> int:
+    """Count the requests of an action."""
+    before = len(proxy.requests)
+    action()
+    return len(proxy.requests) - before
+
+
+def test_a_query_makes_few_requests(remote: Remote, three: Path) -> None:
+    """Opening a snapshot and reading k cells of g groups make at most the requests that the reference page says."""
+    remote.upload(three)
+    opened = {"storage_options": remote.options}
+    n_tables = len(list(three.glob("lance_db/*.lance")))
+    view = ra.RaggedAtlas.checkout_latest(remote.uri, **opened)
+    assert len(remote.proxy.requests) <= 2 + n_tables
+    query = view.query()
+    n_groups, n_arrays = 3, 2
+    assert cost(remote.proxy, query.to_anndata) <= 16 + 2 * n_groups * n_arrays
+    for asked, groups in (
+        (query, 3),
+        (query.where({"cell_type": "B"}), 3),
+        (query.where({"dataset": ["d1", "d2"]}).features("GENE5"), 2),
+        (query.where({"dataset": "d1"}).sample(50, seed=1), 1),
+        (query.limit(1), 1),
+    ):
+        assert cost(remote.proxy, asked.to_anndata) <= 4 + groups * n_arrays
+    assert cost(remote.proxy, lambda: query.count("dataset")) <= 2
+
+
+def test_writes_make_few_requests(remote: Remote, three: Path) -> None:
+    """Making, adding, dropping and pinning make at most the requests that the reference page says."""
+    opened = {"storage_options": remote.options}
+    assert cost(remote.proxy, lambda: ra.RaggedAtlas.create(remote.uri, **opened)) <= 30
+    remote = Remote.make(remote.proxy)
+    remote.upload(three)
+    atlas = ra.RaggedAtlas.open(remote.uri, **opened)
+    assert cost(remote.proxy, lambda: atlas.add(small_anndata(4), "d4", organism="human")) <= 140
+    assert cost(remote.proxy, lambda: atlas.drop_dataset("d3")) <= 30
+    assert cost(remote.proxy, atlas.snapshot) <= 600
+    assert cost(remote.proxy, atlas.snapshot) <= 250
+
+
+def test_groups_are_read_side_by_side(remote: Remote, three: Path) -> None:
+    """The latency of an object store is not paid once for each group: several requests are under way at once."""
+    remote.upload(three)
+    query = ra.RaggedAtlas.checkout_latest(remote.uri, storage_options=remote.options).query()
+    before = query.to_anndata()
+    remote.proxy.latency, remote.proxy.most_at_once = 0.05, 0
+    after = query.to_anndata()
+    assert remote.proxy.most_at_once > 1
+    np.testing.assert_array_equal(before.X.toarray(), after.X.toarray())
+
+
+def test_a_store_without_conditional_puts_is_refused(remote: Remote) -> None:
+    """A store that ignores create-if-absent would lose rows; `create` refuses it, names it, and leaves nothing."""
+    remote.proxy.ignore_conditions = True
+    with pytest.raises(StoreError, match=rf"{remote.uri} accepted two create-if-absent writes.*conditional writes"):
+        ra.RaggedAtlas.create(remote.uri, storage_options=remote.options)
+    remote.proxy.ignore_conditions = False
+    ra.RaggedAtlas.create(remote.uri, storage_options=remote.options)

@@ -1,0 +1,152 @@
+"""Any sequence of calls leaves an atlas that equals a plain model of it, in all its kept snapshots too."""
+
+import datetime as dt
+import tempfile
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import raggedatlas as ra
+from raggedatlas.catalog.checks import is_note
+from raggedatlas.errors import DuplicateError
+from raggedatlas.testing.annotated import GENES, small_anndata
+
+Model = dict[str, Any]
+
+gene_lists = st.lists(st.sampled_from(GENES), min_size=5, max_size=15, unique=True)
+extra_columns = st.none() | st.sampled_from(["age", "score", "percent.mt"])
+
+
+def assert_equal(view: Any, model: Model) -> None:
+    """Compare what a view answers with what the model holds: rows, values, columns and what was measured."""
+    assert view.list_datasets()["name"].tolist() == list(model)
+    if not model:
+        return
+    result = view.query().to_anndata()
+    genes = sorted({gene for source in model.values() for gene in source.var_names})
+    symbols = result.var["symbol"].tolist()
+    assert sorted(symbols) == genes
+    assert result.obs["dataset"].tolist() == [name for name, source in model.items() for _ in range(source.n_obs)]
+    assert result.obs["cell_name"].tolist() == [cell for source in model.values() for cell in source.obs_names]
+    uids = view.list_datasets().index
+    start = 0
+    for uid, (_name, source) in zip(uids, model.items(), strict=True):
+        rows = slice(start, start + source.n_obs)
+        start += source.n_obs
+        expected = np.zeros((source.n_obs, len(symbols)), np.float32)
+        where = [symbols.index(gene) for gene in source.var_names]
+        expected[:, where] = source.X.toarray()
+        np.testing.assert_array_equal(result.X[rows].toarray(), expected)
+        for column in source.obs.columns:
+            pd.testing.assert_series_equal(
+                result.obs[column].iloc[rows].astype(source.obs[column].dtype).reset_index(drop=True),
+                source.obs[column].reset_index(drop=True),
+            )
+        layout = result.obs["layout_uid"].iloc[rows].unique()
+        assert len(layout) == 1, uid
+        measured = np.asarray(result.varm["measured"][layout[0]])
+        np.testing.assert_array_equal(np.flatnonzero(measured), sorted(where))
+
+
+class AtlasMachine(RuleBasedStateMachine):
+    """An atlas in a folder beside a model in memory."""
+
+    snapshots = Bundle("snapshots")
+
+    @initialize()
+    def create(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.atlas = ra.RaggedAtlas.create(f"{self.folder.name}/machine.atlas")
+        self.tip: Model = {}
+        self.kept: dict[int, Model] = {}
+        self.added = 0
+
+    def teardown(self) -> None:
+        if not hasattr(self, "folder"):
+            return
+        try:
+            for version, model in self.kept.items():
+                assert_equal(self.atlas.checkout(version), model)
+            assert [problem for problem in self.atlas.validate("rows") if not is_note(problem)] == []
+        finally:
+            self.folder.cleanup()
+
+    @rule(n_cells=st.integers(5, 20), genes=gene_lists, extra=extra_columns)
+    def add(self, n_cells: int, genes: list[str], extra: str | None) -> None:
+        self.added += 1
+        source = small_anndata(self.added, n_cells, genes, extra)
+        self.atlas.add(source, f"data-{self.added}", organism="human")
+        self.tip[f"data-{self.added}"] = source
+
+    @precondition(lambda self: self.tip)
+    @rule(data=st.data())
+    def add_again(self, data: st.DataObject) -> None:
+        source = self.tip[data.draw(st.sampled_from(sorted(self.tip)))]
+        with pytest.raises(DuplicateError):
+            self.atlas.add(source, "another name", organism="human")
+
+    @precondition(lambda self: self.tip)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.tip)))
+        self.atlas.drop_dataset(name)
+        del self.tip[name]
+
+    @rule()
+    def optimize(self) -> None:
+        self.atlas.optimize()
+
+    @rule(target=snapshots)
+    def snapshot(self) -> int:
+        version = self.atlas.snapshot()
+        assert version not in self.kept
+        self.kept[version] = dict(self.tip)
+        return version
+
+    @rule(version=snapshots)
+    def checkout(self, version: int) -> None:
+        assert_equal(self.atlas.checkout(version), self.kept[version])
+
+    @rule(version=snapshots)
+    def restore(self, version: int) -> None:
+        self.atlas.restore(version)
+        self.tip = dict(self.kept[version])
+
+    @rule()
+    def gc(self) -> None:
+        self.atlas.gc(dry_run=False, grace=dt.timedelta(0))
+
+    @rule()
+    def reopen(self) -> None:
+        self.atlas = ra.RaggedAtlas.open(self.atlas.uri)
+
+    @invariant()
+    def the_tip_is_the_model(self) -> None:
+        if hasattr(self, "tip"):
+            assert self.atlas.list_datasets()["name"].tolist() == list(self.tip)
+            assert self.atlas.list_datasets()["n_cells"].tolist() == [source.n_obs for source in self.tip.values()]
+
+
+def test_any_walk_equals_the_model() -> None:
+    """Whatever is called in whatever order, the tip and every kept snapshot equal the model."""
+    run_state_machine_as_test(
+        AtlasMachine,
+        settings=settings(
+            max_examples=max(15, settings().max_examples // 10),
+            stateful_step_count=12,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        ),
+    )

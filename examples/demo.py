@@ -15,7 +15,20 @@ import raggedatlas as ra
 mpl.use("Agg")
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
-MARKERS = ["CD3D", "IL7R", "NKG7", "CD79A", "MS4A1", "CD14", "LYZ", "FCGR3A", "HLA-DRA", "MARCO", "SFTPC", "MIR1302-2HG"]
+MARKERS = [
+    "CD3D",
+    "IL7R",
+    "NKG7",
+    "CD79A",
+    "MS4A1",
+    "CD14",
+    "LYZ",
+    "FCGR3A",
+    "HLA-DRA",
+    "MARCO",
+    "SFTPC",
+    "MIR1302-2HG",
+]
 
 
 def step(title: str) -> None:
@@ -41,7 +54,9 @@ def draw(view: ra.AtlasView, path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(12, 5.2), width_ratios=[1, 2.1], layout="constrained")
     for axis, result, column in ((axes[0], counts, "dataset"), (axes[1], known, "cell_type")):
         measured = result.layers["n_measured"]
-        share = np.divide(result.layers["count_nonzero"], measured, out=np.full(measured.shape, np.nan), where=measured > 0)
+        share = np.divide(
+            result.layers["count_nonzero"], measured, out=np.full(measured.shape, np.nan), where=measured > 0
+        )
         image = axis.imshow(share.T, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         gene, group = np.nonzero(measured.T == 0)
         axis.scatter(group, gene, marker="x", color="0.45", s=22, linewidths=1)
@@ -49,7 +64,7 @@ def draw(view: ra.AtlasView, path: Path) -> None:
         axis.set_yticks(range(result.n_vars), result.var["symbol"])
         axis.set_title(f"by {column.replace('_', ' ')}")
     figure.colorbar(image, ax=axes, label="share of cells with the gene")
-    figure.suptitle("Detected, not detected, and not measured (×)")
+    figure.suptitle("Detected, not detected, and not measured (x)")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -9,6 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 VENV="${VENV:-.venv}"
 SERIES="${SERIES:-3.11 3.12 3.13 3.14}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+unset PYTHONDONTWRITEBYTECODE # without compiled files every fresh process of the tests pays for the imports again
 
 version_of() { # prints e.g. 3.11, or nothing when the command is not a working interpreter
     "$1" -c 'import sys, ensurepip, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true

@@ -2,23 +2,22 @@
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from raggedatlas.catalog.catalog import CELLS, Catalog, create_catalog, open_catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate, Progress
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import Difference, IngestReport, Problem, UpkeepReport
+from raggedatlas.model.reports import Difference, Problem, UpkeepReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.query.dataset import Dataset, describe, describe_html, list_datasets
 from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from raggedatlas.query.dataset import Dataset
     from raggedatlas.query.query import Query
 
 Level = Literal["quick", "rows", "deep"]
@@ -56,8 +55,6 @@ class _Readable:
         pandas.DataFrame
             One row per dataset, in the order of adding, indexed by uid: name, n_cells, spaces, layers, n_features, source, created_at.
         """
-        from raggedatlas.query.dataset import list_datasets
-
         return list_datasets(self._catalog)
 
     def dataset(self, uid_or_name: str) -> "Dataset":
@@ -68,8 +65,6 @@ class _Readable:
         NotFoundError
             If no dataset, or more than one, goes by that name.
         """
-        from raggedatlas.query.dataset import Dataset
-
         return Dataset.find(self._catalog, uid_or_name)
 
     def features(self, space: str = "gene_expression") -> "pd.DataFrame":
@@ -235,22 +230,16 @@ class RaggedAtlas(_Readable):
         arrays = None if store is None else Location(str(store), options)
         return AtlasView(open_latest(Location(address, options), schema=schema, arrays=arrays))
 
-    @overload
     def add(
-        self, source: str, name: str | None = None, *, on_duplicate: OnDuplicate = "error", dry_run: bool = False,
-        progress: Progress | bool | None = None, **choices: Unpack[AddChoices],
-    ) -> IngestReport: ...  # fmt: skip
-
-    @overload
-    def add(
-        self, source: Any, name: str | None = None, *, on_duplicate: OnDuplicate = "error", dry_run: bool = False,  # noqa: ANN401
-        progress: Progress | bool | None = None, **choices: Unpack[AddChoices],
-    ) -> Any: ...  # noqa: ANN401  # fmt: skip
-
-    def add(
-        self, source: Any, name: str | None = None, *, on_duplicate: OnDuplicate = "error", dry_run: bool = False,
-        progress: Progress | bool | None = None, **choices: Unpack[AddChoices],
-    ) -> Any:  # fmt: skip
+        self,
+        source: Any,  # noqa: ANN401  (anything that can be added)
+        name: str | None = None,
+        *,
+        on_duplicate: OnDuplicate = "error",
+        dry_run: bool = False,
+        progress: Progress | bool | None = None,
+        **choices: Unpack[AddChoices],
+    ) -> Any:  # noqa: ANN401  (a report, or a list of them)
         """Add a file, a folder of files, or an object in memory; nothing of it is visible before all of it is.
 
         Parameters
@@ -457,10 +446,10 @@ class RaggedAtlas(_Readable):
 
     def __repr__(self) -> str:
         """Say where it is and what is in it."""
-        return _describe(self, "RaggedAtlas")
+        return describe(self._catalog, "RaggedAtlas")
 
     def _repr_html_(self) -> str:
-        return _describe_html(self, "RaggedAtlas")
+        return describe_html(self._catalog, "RaggedAtlas")
 
 
 class AtlasView(_Readable):
@@ -504,32 +493,8 @@ class AtlasView(_Readable):
 
     def __repr__(self) -> str:
         """Say where it is and what is in it."""
-        return _describe(
-            self, f"AtlasView of snapshot {self.version}{f' ({self.record.label})' if self.record.label else ''}"
-        )
+        label = f" ({self.record.label})" if self.record.label else ""
+        return describe(self._catalog, f"AtlasView of snapshot {self.version}{label}")
 
     def _repr_html_(self) -> str:
-        return _describe_html(self, f"AtlasView of snapshot {self.version}")
-
-
-def _describe(atlas: _Readable, what: str) -> str:
-    listed = atlas.list_datasets()
-    lines = [
-        f"{what} at {atlas.uri}: {len(listed):,} datasets, {int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"
-    ]
-    shown = listed.head(10)
-    lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
-    if len(listed) > len(shown):
-        lines.append(f"  ... and {len(listed) - len(shown)} more")
-    return "\n".join(lines)
-
-
-def _describe_html(atlas: _Readable, what: str) -> str:
-    listed = atlas.list_datasets()
-    columns = ["name", "n_cells", "spaces", "layers", "n_features"]
-    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>"
-        for _, row in listed.head(20).iterrows()
-    )
-    return f"<p><b>{escape(what)}</b> at <code>{escape(atlas.uri)}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>"
+        return describe_html(self._catalog, f"AtlasView of snapshot {self.version}")

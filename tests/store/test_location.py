@@ -167,7 +167,7 @@ def test_a_store_that_ignores_conditional_puts_is_refused(s3: Location, monkeypa
     """A store that takes two create-if-absent writes of one key loses rows, so it is refused by name."""
     put = obstore.put
 
-    def careless(store, key, data, *, mode=None, **options):  # noqa: ANN001, ANN003, ANN202
+    def careless(store, key, data, *, mode=None, **options):  # noqa: ANN001, ANN202
         return put(store, key, data, **options)
 
     monkeypatch.setattr(obstore, "put", careless)

@@ -218,3 +218,30 @@ class Dataset:
         from html import escape
 
         return f"<code>{escape(repr(self))}</code>"
+
+
+def describe(catalog: Catalog, what: str) -> str:
+    """Say in lines where an atlas is and what is in it."""
+    listed = list_datasets(catalog)
+    lines = [
+        f"{what} at {catalog.location.uri}: {len(listed):,} datasets, {int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"
+    ]
+    shown = listed.head(10)
+    lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
+    if len(listed) > len(shown):
+        lines.append(f"  ... and {len(listed) - len(shown)} more")
+    return "\n".join(lines)
+
+
+def describe_html(catalog: Catalog, what: str) -> str:
+    """Say the same as HTML, every text escaped."""
+    from html import escape
+
+    listed = list_datasets(catalog)
+    columns = ["name", "n_cells", "spaces", "layers", "n_features"]
+    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>"
+        for _, row in listed.head(20).iterrows()
+    )
+    return f"<p><b>{escape(what)}</b> at <code>{escape(catalog.location.uri)}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>"

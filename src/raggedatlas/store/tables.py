@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from raggedatlas.errors import CorruptError
+from raggedatlas.errors import ConflictError, CorruptError
 from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.store.table_rows import TableRows, filter_errors, plain
 
@@ -54,8 +54,16 @@ class Tables(TableRows):
 
     def tags(self, name: str) -> dict[str, int]:
         """List a table's tags with the versions they keep."""
-        with lance_errors(self.uri(name)):
-            return {tag: int(entry["version"]) for tag, entry in self.open(name).tags.list().items()}
+
+        def once() -> dict[str, int]:
+            try:
+                return {tag: int(entry["version"]) for tag, entry in self.open(name).tags.list().items()}
+            except (OSError, ValueError) as error:
+                if "not found" not in str(error).lower():
+                    raise
+                raise ConflictError(f"A tag of {self.uri(name)} was removed while they were listed: {error}") from error
+
+        return self.retry(name, once)
 
     def tag(self, name: str, tag: str, version: int) -> None:
         """Keep a version for ever under a tag; a tag that is there is moved."""

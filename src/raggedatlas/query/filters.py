@@ -80,7 +80,7 @@ class Filter:
     Examples
     --------
     >>> (col("cell_type") == "B") & ~(col("n_genes") < 200)
-    (col('cell_type') == 'B') & ~(col('n_genes') < 200)
+    (col('cell_type') == 'B') & (~(col('n_genes') < 200))
     """
 
     def __and__(self, other: "Filter") -> "Filter":

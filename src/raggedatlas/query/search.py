@@ -199,7 +199,7 @@ def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
 
     Examples
     --------
-    >>> text_scores(["B cell", "T cell, naive", None], "naive t").argmax()
+    >>> int(text_scores(["B cell", "T cell, naive", None], "naive t").argmax())
     1
     """
     wanted = set(_WORD.findall(query.casefold()))

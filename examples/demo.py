@@ -91,7 +91,7 @@ def main(folder: Path) -> None:
     step("Export, one h5ad of four datasets, in bounded memory")
     target = folder / "lung_and_blood.h5ad"
     print(view.query().where("cell_type IS NULL").write(str(target)), f"{target.stat().st_size / 2**20:.1f} MiB")
-    step("Give one dataset back as it was")
+    step("Give one dataset back: its own matrices, obs and var")
     print(view.dataset("pbmc68k_reduced").to_anndata())
     picture = folder / "markers.png"
     draw(view, picture)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,12 @@ PACKAGES = ("homeobox", "lancedb", "pylance", "zarr", "anndata", "numpy", "numba
 
 @dataclass(frozen=True)
 class System:
-    """One of the two sides: its name, its interpreter and the script that measures it."""
+    """One side: its name, its interpreter, the script that measures it, and what else it may import."""
 
     name: str
     python: Path
     script: Path
+    path: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -76,27 +78,36 @@ Results = dict[tuple[str, str], Measured]
 
 @dataclass(frozen=True)
 class Campaign:
-    """What is measured: data, working folder, number of rounds, repeats inside a process."""
+    """What is measured: data, working folder, rounds, repeats inside a process, and its longest time in seconds."""
 
     data: Path
     work: Path
     rounds: int
     repeats: int
+    limit: float = 3_600.0
 
 
-def child_environment() -> dict[str, str]:
+def child_environment(*path: Path) -> dict[str, str]:
     """Give a measured process our environment, but let it keep compiled modules."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    source = str(HERE.parent / "src")
-    return {**kept, "PYTHONPATH": source, "PYTHONWARNINGS": "ignore"}
+    found = os.pathsep.join(str(p) for p in (HERE.parent / "src", *path))
+    return {**kept, "PYTHONPATH": found, "PYTHONWARNINGS": "ignore"}
 
 
-def measure(system: System, op: str, campaign: Campaign, atlas: Path) -> dict[str, Any] | str:
+def measure(
+    system: System, op: str, campaign: Campaign, atlas: Path, setting: Mapping[str, Any] | None = None
+) -> dict[str, Any] | str:
     """Run one operation in a fresh process; its figure, or the last line of what went wrong."""
     command = [str(system.python), str(system.script), op]
     command += ["--data", str(campaign.data), "--atlas", str(atlas)]
-    command += ["--repeats", str(campaign.repeats)]
-    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    command += ["--repeats", str(campaign.repeats), "--setting", json.dumps(dict(setting or {}))]
+    environment = child_environment(*system.path)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False, timeout=campaign.limit
+        )
+    except subprocess.TimeoutExpired:
+        return f"given up after {campaign.limit:g} s"
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return lines[-1][:200]
@@ -151,10 +162,10 @@ def spread(values: list[float], digits: int = 3) -> str:
     """Median and, of several values, their range."""
     if not values:
         return "-"
-    middle = f"{statistics.median(values):.{digits}f}"
+    middle = f"{statistics.median(values):,.{digits}f}"
     if len(values) == 1:
         return middle
-    return f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+    return f"{middle} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
 def ratio(ours: list[float], peer: list[float]) -> str:
@@ -261,7 +272,7 @@ def row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def versions(python: Path) -> str:
+def versions(python: Path, packages: Sequence[str] = PACKAGES, path: Sequence[Path] = ()) -> str:
     """Interpreter and package versions of one environment."""
     code = (
         "import sys, platform, importlib.metadata as m\n"
@@ -269,7 +280,8 @@ def versions(python: Path) -> str:
         "print(platform.python_version(), *(f'{p} {have[p]}' for p in sys.argv[1:] if p in have),"
         " sep=', ')"
     )
-    done = subprocess.run([str(python), "-c", code, *PACKAGES], capture_output=True, text=True, check=False)
+    command = [str(python), "-c", code, *packages]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(*path), check=False)
     return "Python " + done.stdout.strip()
 
 

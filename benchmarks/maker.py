@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MANIFEST = "manifest.json"
+ONE = "dataset1.h5ad"
+"""The one dataset for systems that are measured on one."""
 EXPECTED_NNZ_PER_CELL = 2336
 _BLOCK = 2_000
 _HDF5_CHUNK = 1 << 18
@@ -198,7 +200,8 @@ def blocks(recipe: Recipe, dataset: int) -> Iterator[Block]:
         yield draw_block(recipe, dataset, start, tables)
 
 
-def _open_matrix(group: h5py.Group, shape: tuple[int, int]) -> None:
+def open_matrix(group: h5py.Group, shape: tuple[int, int]) -> None:
+    """Begin an empty CSR matrix of float32 counts and int32 indices; its row pointers come last."""
     group.attrs["encoding-type"] = "csr_matrix"
     group.attrs["encoding-version"] = "0.1.0"
     group.attrs["shape"] = np.asarray(shape, dtype=np.int64)
@@ -206,7 +209,8 @@ def _open_matrix(group: h5py.Group, shape: tuple[int, int]) -> None:
         group.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(_HDF5_CHUNK,))
 
 
-def _append(dataset: h5py.Dataset, values: NDArray[Any]) -> None:
+def append(dataset: h5py.Dataset, values: NDArray[Any]) -> None:
+    """Lengthen a one-dimensional dataset."""
     start = dataset.shape[0]
     dataset.resize((start + values.size,))
     dataset[start:] = values
@@ -231,10 +235,10 @@ def write_dataset(recipe: Recipe, dataset: int, path: Path) -> tuple[int, float]
         file.attrs["encoding-type"] = "anndata"
         file.attrs["encoding-version"] = "0.1.0"
         matrix = file.create_group("X")
-        _open_matrix(matrix, (recipe.cells, recipe.genes[dataset]))
+        open_matrix(matrix, (recipe.cells, recipe.genes[dataset]))
         for block in blocks(recipe, dataset):
-            _append(matrix["data"], block.counts)
-            _append(matrix["indices"], block.indices)
+            append(matrix["data"], block.counts)
+            append(matrix["indices"], block.indices)
             owner = np.repeat(np.arange(block.lengths.size), block.lengths)
             totals.append(np.bincount(owner, block.counts, block.lengths.size).astype(np.float64))
             lengths.append(block.lengths)

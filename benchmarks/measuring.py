@@ -45,6 +45,7 @@ class Figure:
     bytes_in_arrays: int = 0
     process_seconds: float = 0.0
     process_cpu_seconds: float = 0.0
+    peak_threads: int = 0
     answer: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -57,16 +58,18 @@ class Asked:
     data: Path
     atlas: Path
     repeats: int
+    setting: dict[str, Any] = field(default_factory=dict)
 
 
 class MemoryWatch:
-    """Sample the anonymous resident memory of this process, every few milliseconds."""
+    """Sample the anonymous memory and the number of threads of this process, every few milliseconds."""
 
     def __init__(self, interval: float = 0.01) -> None:
         self._interval = interval
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.peak_kib = 0
+        self.peak_threads = 0
 
     def __enter__(self) -> MemoryWatch:
         self._thread.start()
@@ -75,26 +78,45 @@ class MemoryWatch:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self.peak_kib = max(self.peak_kib, anonymous_kib())
+        self._look(watching=0)
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval):
-            self.peak_kib = max(self.peak_kib, anonymous_kib())
+            self._look(watching=1)
+
+    def _look(self, watching: int) -> None:
+        text = _status()
+        self.peak_kib = max(self.peak_kib, _number(text, b"RssAnon:"))
+        self.peak_threads = max(self.peak_threads, _number(text, b"Threads:") - watching)
+
+
+def _status() -> bytes:
+    status = os.open("/proc/self/status", os.O_RDONLY)
+    try:
+        return os.read(status, 8192)
+    finally:
+        os.close(status)
+
+
+def _number(status: bytes, field_name: bytes) -> int:
+    _, _, rest = status.partition(field_name)
+    return int(rest.split(None, 1)[0]) if rest else 0
 
 
 def anonymous_kib() -> int:
     """Anonymous resident memory of this process, in KiB (``RssAnon``)."""
-    status = os.open("/proc/self/status", os.O_RDONLY)
-    try:
-        text = os.read(status, 8192)
-    finally:
-        os.close(status)
-    _, _, rest = text.partition(b"RssAnon:")
-    return int(rest.split(None, 1)[0]) if rest else 0
+    return _number(_status(), b"RssAnon:")
+
+
+def threads_alive() -> int:
+    """Threads of this process, without the one that watches it."""
+    return _number(_status(), b"Threads:") - 1
 
 
 def bytes_on_disk(folder: Path) -> int:
-    """Sum of the sizes of all files below a folder; 0 where it does not exist."""
+    """Sum of the sizes of all files below a folder, or the size of a file; 0 where nothing is."""
+    if folder.is_file():
+        return folder.stat().st_size
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
@@ -136,11 +158,13 @@ def run(system: str, measures: Mapping[str, Callable[[Asked, Figure], None]]) ->
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--atlas", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--setting", type=json.loads, default={}, help="what else an operation takes, as JSON")
     asked = Asked(**vars(parser.parse_args()))
     figure = Figure(system=system, op=asked.op, idle_anon_rss_mb=anonymous_kib() / 1024)
     with MemoryWatch() as watch:
         measures[asked.op](asked, figure)
     figure.peak_anon_rss_mb = watch.peak_kib / 1024
+    figure.peak_threads = watch.peak_threads
     figure.bytes_on_disk = bytes_on_disk(asked.atlas)
     figure.bytes_in_arrays = bytes_on_disk(asked.atlas / "zarr_store")
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -30,7 +30,7 @@ def measure_add(asked: Asked, figure: Figure) -> None:
 
     made = measuring.manifest(asked.data)
     with measuring.timed(figure):
-        atlas = ra.RaggedAtlas.create(str(asked.atlas))
+        atlas = ra.RaggedAtlas.create(str(asked.atlas), **asked.setting)
         for name in made["files"]:
             atlas.add(str(asked.data / name))
         added = time.perf_counter()

@@ -1,49 +1,102 @@
 #!/usr/bin/env bash
-# Makes .venv-peers, the environment of benchmarks/peer_homeobox.py, from a Python >= 3.12.
-# Where it cannot be made it says why and ends with 0: the benchmarks then measure us alone.
+# Makes the environments of the systems that the benchmarks measure beside us, one by one; what cannot be
+# installed is skipped with the reason, which is also kept in the environment's missing.txt.
+#   benchmarks/peers.sh         .venv-peers with homeobox, for compare.py
+#   benchmarks/peers.sh loader  also annbatch and cellstream there, torch in .venv-peers-torch (5.5 GB with what it
+#                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml and slafdb in .venv-peers-3.11
+# PEERS_PYTHON names the interpreter of .venv-peers (>= 3.12), PEERS_PYTHON_311 the one of .venv-peers-3.11.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-venv=.venv-peers
-pins=requirements/peers-3.13.txt
+what="${1:-compare}"
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+unset PYTHONDONTWRITEBYTECODE PYTHONPATH
 
-skip() { # reason
-    echo "peers skipped: $1"
-    rm -rf "$venv"
-    exit 0
+note() { # folder system reason: remembered for the benchmark, told to the person
+    mkdir -p "$1"
+    touch "$1/missing.txt"
+    sed -i "/^$2:/d" "$1/missing.txt"
+    if [ -n "$3" ]; then
+        echo "$2: $3" >>"$1/missing.txt"
+        echo "$2 skipped: $3"
+    fi
 }
 
-candidates() { # every interpreter worth trying, 3.13 first: the pins were resolved with it
+candidates() { # the named interpreter, then every one of the wanted minor versions, best first
     local minor
-    for minor in 13 14 12; do
-        [ -n "${PEERS_PYTHON:-}" ] && [ "$minor" = 13 ] && echo "$PEERS_PYTHON"
+    [ -n "$1" ] && echo "$1"
+    for minor in $2; do
         command -v "python3.$minor"
         ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3."$minor".*/bin/python 2>/dev/null
         command -v uv >/dev/null && uv python find --no-python-downloads "3.$minor" 2>/dev/null
     done
-    command -v python3
 }
 
 # A pyenv shim exists for versions that are not switched on, so each candidate is run.
-usable() {
-    "$1" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1
+usable() { # python, wanted minor versions
+    "$1" -c 'import sys, venv, ensurepip; sys.exit(str(sys.version_info[1]) not in sys.argv[1].split())' "$2" >/dev/null 2>&1
 }
 
-if [ -x "$venv/bin/python" ] && cmp -s "$pins" "$venv/pins.txt"; then
-    echo "$venv is up to date"
-    exit 0
-fi
-python=""
-while read -r candidate; do
-    if usable "$candidate"; then
-        python=$candidate
-        break
+environment() { # folder, pins, named interpreter, wanted minor versions; false, with the reason told, where it cannot be made
+    local venv=$1 pins=$2 python
+    if [ -x "$venv/bin/python" ] && cmp -s "$pins" "$venv/pins.txt"; then
+        return 0
     fi
-done < <(candidates)
-[ -n "$python" ] || skip "no Python >= 3.12 with venv found; set PEERS_PYTHON to one"
-rm -rf "$venv"
-"$python" -m venv "$venv" || skip "$python cannot make a virtual environment"
-"$venv/bin/python" -m pip install --quiet --requirement "$pins" || skip "the pinned packages could not be installed"
-"$venv/bin/python" -m compileall -q "$venv/lib" >/dev/null 2>&1
-"$venv/bin/python" -W ignore -c 'import homeobox' || skip "homeobox does not import"
-cp "$pins" "$venv/pins.txt"
-echo "$venv is ready ($("$venv/bin/python" --version))"
+    rm -rf "$venv"
+    while read -r python; do
+        if usable "$python" "$4"; then
+            "$python" -m venv "$venv" && cp "$pins" "$venv/pins.txt" && return 0
+            rm -rf "$venv"
+        fi
+    done < <(candidates "$3" "$4")
+    return 1
+}
+
+peer() { # folder, pins, system, module, requirements...
+    local venv=$1 pins=$2 system=$3 module=$4
+    shift 4
+    if ! [ -x "$venv/bin/python" ]; then
+        note "$venv" "$system" "no Python with venv found for ${venv#.}; set PEERS_PYTHON or PEERS_PYTHON_311"
+    elif grep -q "^$system$" "$venv/ready.txt" 2>/dev/null; then
+        echo "$system is ready in $venv"
+    elif ! "$venv/bin/python" -m pip install --quiet --constraint "$pins" "$@" 2>"$venv/pip.log"; then
+        note "$venv" "$system" "$(grep -m1 '^ERROR' "$venv/pip.log" | cut -c1-200 || echo "pip could not install it")"
+    elif ! "$venv/bin/python" -W ignore -c "import $module" 2>"$venv/pip.log"; then
+        note "$venv" "$system" "it does not import: $(tail -1 "$venv/pip.log" | cut -c1-200)"
+    else
+        note "$venv" "$system" ""
+        echo "$system" >>"$venv/ready.txt"
+        echo "$system is ready in $venv ($("$venv/bin/python" --version))"
+    fi
+}
+
+# Beside the environment and not in it: homeobox imports torch where it finds it, which compare.py would then time.
+torch() { # folder, pins
+    local folder=$1 pins=$2 free
+    cmp -s "$pins" "$folder/pins.txt" && return
+    free=$(df --output=avail -BG . | tail -1 | tr -dc 0-9)
+    if [ "${PEERS_TORCH:-yes}" = no ]; then
+        echo "torch left out; homeobox's datasets are driven without its DataLoader"
+    elif [ "$free" -lt 14 ]; then
+        echo "torch left out: it needs 14 GB to install, $free GB are free; homeobox's datasets are driven without its DataLoader"
+    elif rm -rf "$folder" && .venv-peers/bin/python -m pip install --quiet --target "$folder" --constraint "$pins" torch; then
+        cp "$pins" "$folder/pins.txt"
+        echo "torch is ready in $folder"
+    else
+        rm -rf "$folder"
+        echo "torch could not be installed; homeobox's datasets are driven without its DataLoader"
+    fi
+}
+
+pins=requirements/peers-3.13.txt
+environment .venv-peers "$pins" "${PEERS_PYTHON:-}" "13 14 12"
+peer .venv-peers "$pins" homeobox homeobox homeobox
+if [ "$what" = loader ]; then
+    peer .venv-peers "$pins" annbatch "annbatch, zarrs" annbatch zarrs
+    peer .venv-peers "$pins" cellstream cellstream cellstream
+    [ -x .venv-peers/bin/python ] && torch .venv-peers-torch requirements/peers-torch-3.13.txt
+    pins=requirements/peers-3.11.txt
+    environment .venv-peers-3.11 "$pins" "${PEERS_PYTHON_311:-}" 11
+    peer .venv-peers-3.11 "$pins" tiledbsoma-ml tiledbsoma_ml tiledbsoma-ml torch
+    peer .venv-peers-3.11 "$pins" slafdb slaf.ml.dataloaders slafdb torch psutil # which its loader needs and does not ask for
+fi
+exit 0

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.errors import AtlasError
     from raggedatlas.formats.registry import open_sink, open_source
+    from raggedatlas.loader.dataset import CellDataset
+    from raggedatlas.loader.loader import Loader
     from raggedatlas.model.pointers import DenseZarrPointer, PointerKind, SparseZarrPointer
     from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, FeatureLayout
     from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema, PointerField
@@ -27,12 +29,14 @@ _HOMES = {
     "AtlasError": "raggedatlas.errors",
     "AtlasVersionRecord": "raggedatlas.model.records",
     "AtlasView": "raggedatlas.atlas",
+    "CellDataset": "raggedatlas.loader.dataset",
     "DatasetRecord": "raggedatlas.model.records",
     "DenseZarrPointer": "raggedatlas.model.pointers",
     "FeatureBaseSchema": "raggedatlas.model.schemas",
     "FeatureLayout": "raggedatlas.model.records",
     "FeatureSpace": "raggedatlas.model.spaces",
     "HoxBaseSchema": "raggedatlas.model.schemas",
+    "Loader": "raggedatlas.loader.loader",
     "PointerField": "raggedatlas.model.schemas",
     "PointerKind": "raggedatlas.model.pointers",
     "Query": "raggedatlas.query.query",
@@ -48,12 +52,14 @@ __all__ = [
     "AtlasError",
     "AtlasVersionRecord",
     "AtlasView",
+    "CellDataset",
     "DatasetRecord",
     "DenseZarrPointer",
     "FeatureBaseSchema",
     "FeatureLayout",
     "FeatureSpace",
     "HoxBaseSchema",
+    "Loader",
     "PointerField",
     "PointerKind",
     "Query",

@@ -4,7 +4,7 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from raggedatlas.catalog.catalog import CELLS, Catalog, create_catalog, open_catalog
+from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, Catalog, create_catalog, open_catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate, Progress
 from raggedatlas.model.records import AtlasVersionRecord
@@ -161,7 +161,7 @@ class RaggedAtlas(_Readable):
         *,
         registries: Mapping[str, type[FeatureBaseSchema]] | None = None,
         spaces: Sequence[FeatureSpace] = (),
-        codec: str = "standard",
+        codec: str = DEFAULT_CODEC,
         storage_options: Mapping[str, str] | None = None,
     ) -> "RaggedAtlas":
         """Create an empty atlas, all of it or nothing.
@@ -176,15 +176,15 @@ class RaggedAtlas(_Readable):
             Feature space -> a subclass of `FeatureBaseSchema`.
         spaces : sequence of FeatureSpace
             Feature spaces beyond the built-in ones.
-        codec : str
-            ``"standard"``: arrays that every Zarr v3 reader opens.
+        codec : {"packed", "standard", "archive"}
+            ``packed`` reads fastest, ``standard`` is opened by every Zarr v3 reader, ``archive`` is smallest; kept for ever.
         storage_options : mapping of str to str, or None
             Credentials and endpoint of an object store.
 
         Raises
         ------
         StoreError
-            If an atlas is there, the place cannot be written, or the object store ignores conditional puts.
+            If the codec is unknown, an atlas is there, the place cannot be written, or the object store ignores conditional puts.
         """
         location = Location(str(uri), dict(storage_options or {}))
         return cls(create_catalog(location, cell_schema, registries=registries, spaces=spaces, codec=codec))

@@ -259,7 +259,7 @@ def test_deep_finds_arrays_that_were_exchanged(two: Two) -> None:
 
     def write(path: str, values: np.ndarray[Any, Any]) -> None:
         catalog.arrays.child(first, SPACE, *path.split("/")).delete_prefix()
-        writer = ArrayWriter(catalog.arrays, f"{record.zarr_group}/{path}", values.dtype)
+        writer = ArrayWriter(catalog.arrays, f"{record.zarr_group}/{path}", values.dtype, profile=catalog.codec())
         writer.append(values)
         writer.close()
 

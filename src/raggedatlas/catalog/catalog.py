@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import AtlasError, NotFoundError, ReadOnlyError, SchemaError, StoreError
@@ -12,6 +13,7 @@ from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, VERSIONS_SCHEMA, AtlasVersionRecord
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import BUILT_IN, FeatureSpace, known_spaces
+from raggedatlas.store.encoders import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.tables import Tables
 
@@ -20,6 +22,9 @@ CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "a
 
 FORMAT = "1"
 _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
+
+DEFAULT_CODEC = "packed"
+"""Codec profile of an atlas that is created without naming one."""
 
 BASE_CELLS = pa.schema(
     [
@@ -119,7 +124,10 @@ class Catalog:
         return spaces[name]
 
     def codec(self) -> str:
-        """Return the name of the codec profile that new arrays are written with."""
+        """Return the name of the codec profile that new arrays are written with.
+
+        It was chosen when the atlas was created; an atlas without a choice has ``"standard"``.
+        """
         return self.tables.metadata(DATASETS).get(_CODEC_KEY, "standard")
 
     def add_space(self, space: FeatureSpace, registry: type[FeatureBaseSchema] = FeatureBaseSchema) -> None:
@@ -152,7 +160,7 @@ def create_catalog(
     *,
     registries: Mapping[str, type[FeatureBaseSchema]] | None = None,
     spaces: Iterable[FeatureSpace] = (),
-    codec: str = "standard",
+    codec: str = DEFAULT_CODEC,
 ) -> Catalog:
     """Create an empty atlas, all of it or nothing.
 
@@ -167,13 +175,15 @@ def create_catalog(
     spaces : iterable of FeatureSpace
         Further spaces to know from the start.
     codec : str
-        Codec profile of new arrays.
+        Codec profile of every array that will be written.
 
     Raises
     ------
     StoreError
-        If an atlas is there already, the place cannot be written, or the object store ignores conditional puts.
+        If the codec profile is unknown, an atlas is there already, the place cannot be written, or the object store
+        ignores conditional puts.
     """
+    chunk_encoder(codec, np.uint32)
     catalog = _catalog(location)
     if is_atlas(location):
         raise StoreError(

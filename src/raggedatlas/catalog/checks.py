@@ -56,7 +56,7 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
         ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
         ``duplicate-feature``, ``global-index``, ``unassigned-index`` (note); rows: ``missing-array``, ``pointer-bounds``,
         ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (note);
-        deep: ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``layout-hash``.
+        deep: ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``layout-hash``.
     """
     problems: list[Problem] = []
     if not catalog.read_only:

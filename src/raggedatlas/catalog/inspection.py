@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import AtlasError, NotFoundError
-from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.records import COLUMNS, DatasetRecord
 from raggedatlas.model.reports import Problem
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.arrays import ArraySpec
@@ -58,7 +58,7 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
     problems = [wrong(f"the array {path} is not described") for path in sorted(wanted - set(specs))]
     lengths = dict.fromkeys(wanted & set(specs), length)
     lengths |= {path: record.n_entries for path in specs if path.startswith(("csc/layers/", "csc/indices"))}
-    lengths |= {"csr/indptr": record.n_cells + 1, "csc/indptr": record.n_features + 1}
+    lengths |= {"csr/indptr": record.n_cells + 1, "csc/indptr": record.n_features + 1, COLUMNS: record.n_features}
     for path, n in lengths.items():
         if path in specs and specs[path].n_rows != n:
             problems.append(wrong(f"{path} has {specs[path].n_rows:,} rows where {n:,} are expected"))
@@ -102,7 +102,7 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     Returns
     -------
     list of Problem
-        Rules ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``pointer-bounds``.
+        Rules ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
     """
     try:
         specs = read_specs(record)
@@ -120,6 +120,11 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
         if path in sound and (beyond := _count_beyond(catalog.arrays, specs[path], limit)):
             text = f"{beyond:,} entries of {path} are {limit:,} or more"
             problems.append(Problem("feature-bounds", record.zarr_group, text, _BACK))
+    if COLUMNS in sound:
+        columns = read_slice(ArrayReader(catalog.arrays, specs[COLUMNS]), 0, record.n_features)
+        if not np.array_equal(np.sort(columns), np.arange(record.n_features)):
+            text = f"{COLUMNS} does not give every column of the file a place of its own"
+            problems.append(Problem("column-order", record.zarr_group, text, _BACK))
     if "csr/indptr" in sound and record.pointer:
         problems += _check_pointers(catalog, record, specs["csr/indptr"])
     return problems

@@ -1,5 +1,6 @@
 """Ordered feature lists shared between datasets (seed 000, ``_feature_layouts``)."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import LAYOUTS, Catalog
 from raggedatlas.model.ids import layout_uid
-from raggedatlas.model.records import LAYOUTS_SCHEMA
+from raggedatlas.model.records import LAYOUTS_SCHEMA, DatasetRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,49 @@ class Layout:
     uid: str
     features: NDArray[np.object_]
     global_index: NDArray[np.int64]
+
+
+def feature_set(feature_uids: Iterable[str]) -> str:
+    """Hash which features there are, whatever their order; a record keeps it among its facts.
+
+    Examples
+    --------
+    >>> feature_set(["b", "a"]) == feature_set(["a", "b"])
+    True
+    """
+    return layout_uid(sorted(feature_uids))
+
+
+def records_with_features(
+    catalog: Catalog, records: Iterable[DatasetRecord], space: str, n_features: int, wanted: str
+) -> list[DatasetRecord]:
+    """Choose the records of a space that hold exactly some features, in any order.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Where the layouts of records that do not keep the hash of their features are looked up.
+    records : iterable of DatasetRecord
+        The inventory.
+    space : str
+        Feature space.
+    n_features : int
+        How many columns there are.
+    wanted : str
+        What `feature_set` gives for them; empty for a space without features.
+
+    Returns
+    -------
+    list of DatasetRecord
+        In the order in which they came.
+    """
+    alike = [r for r in records if r.feature_space == space and r.n_features == n_features]
+    if not wanted:
+        return [r for r in alike if not r.layout_uid]
+    kept: dict[str, str | None] = {r.zarr_group: json.loads(r.facts).get("feature_set") for r in alike}
+    older = read_layouts(catalog, {r.layout_uid for r in alike if kept[r.zarr_group] is None})
+    of_layout = {uid: feature_set(layout.features.tolist()) for uid, layout in older.items()}
+    return [r for r in alike if (kept[r.zarr_group] or of_layout.get(r.layout_uid)) == wanted]
 
 
 def ensure_layout(catalog: Catalog, feature_uids: Sequence[str], global_index: NDArray[np.int64]) -> str:

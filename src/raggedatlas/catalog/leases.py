@@ -9,7 +9,7 @@ from typing import Any
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.model.records import utc_now
-from raggedatlas.store.arrays import create_group, read_group_attributes, write_group_attributes
+from raggedatlas.store.groups import create_group, read_group_attributes, write_group_attributes
 
 GRACE = timedelta(hours=1)
 """How long the arrays of a writer that cannot be asked may stand still before it counts as dead."""

@@ -54,6 +54,9 @@ class AddOptions:
         Literal["sum", "refuse"], typer.Option(help="What to do where a sparse row names a column twice.")
     ] = "sum"
     max_columns: Annotated[int, typer.Option(min=0, help="More cell columns than this ask for a choice.")] = 200
+    column_order: Annotated[
+        Literal["detected", "file"], typer.Option(help="How sparse columns are kept: detected is smallest.")
+    ] = "detected"
 
     def choices(self) -> dict[str, Any]:
         """Give the keyword arguments of `RaggedAtlas.add`."""
@@ -64,6 +67,7 @@ class AddOptions:
             "nonfinite": self.nonfinite,
             "duplicate_entries": self.duplicate_entries,
             "max_columns": self.max_columns,
+            "column_order": self.column_order,
             "cast": pairs(self.cast, "--cast"),
             "spaces": pairs(self.space, "--space"),
         }
@@ -88,13 +92,23 @@ def _all_or_none(given: list[str], option: str) -> dict[str, str] | list[str]:
     return pairs(given, option) if named else given
 
 
+Codec = Annotated[
+    Literal["packed", "standard", "archive"] | None,
+    typer.Option(
+        help="How arrays are written: packed (the default) reads fastest, standard needs no plug-in, archive is smallest.",
+        show_default=False,
+    ),
+]
+
+
 @app.command(rich_help_panel=BUILD, epilog="Example: raggedatlas create pbmc.atlas")
 @unfold
-def create(place: Place) -> None:
+def create(place: Place, codec: Codec = None) -> None:
     """Create an empty atlas."""
     from raggedatlas.atlas import RaggedAtlas
+    from raggedatlas.catalog.catalog import DEFAULT_CODEC
 
-    atlas = RaggedAtlas.create(place.atlas, storage_options=place.storage_options)
+    atlas = RaggedAtlas.create(place.atlas, codec=codec or DEFAULT_CODEC, storage_options=place.storage_options)
     if place.as_json:
         show_json({"uri": atlas.uri})
     else:

@@ -68,6 +68,7 @@ def info(place: Place, at: At = None) -> None:
         "spaces without features": sorted(used - set(registry_tables(catalog))),
         "columns": [facts.name for facts in columns.values()],
         "snapshots": [record.label or record.version for record in list_versions(catalog)],
+        "codec": catalog.codec(),
     }
     if place.as_json:
         show_json(facts)

@@ -148,15 +148,26 @@ class PartsSource:
             )
         return frame_to_arrow(read())
 
-    def blocks(self, keys: tuple[str, ...], n_rows: int) -> Iterator[tuple[Block, ...]]:
+    def blocks(
+        self, keys: tuple[str, ...], n_rows: int, rows: tuple[int, int] | None = None
+    ) -> Iterator[tuple[Block, ...]]:
         """Walk down the rows of matrices with as many rows each, at most `n_rows` a step, fewer where rows are long.
+
+        Parameters
+        ----------
+        keys : tuple of str
+            Which matrices.
+        n_rows : int
+            Most rows of a step.
+        rows : tuple of int or None
+            First row and the one after the last; None walks over all.
 
         Raises
         ------
         NotFoundError
             If there is no such matrix.
         SourceError
-            If the matrices differ in their number of rows, or are damaged.
+            If the matrices differ in their number of rows, there are no such rows, or they are damaged.
         """
         if n_rows < 1:
             raise SourceError(f"{n_rows} rows a step are asked for; at least 1 is needed.")
@@ -166,7 +177,11 @@ class PartsSource:
             raise SourceError(
                 f"The matrices {list(keys)} have {sorted(heights)} rows and cannot be read in step; read them one by one."
             )
-        return _walk(readers, heights.pop() if heights else 0, n_rows)
+        height = heights.pop() if heights else 0
+        start, stop = rows or (0, height)
+        if not 0 <= start <= stop <= height:
+            raise SourceError(f"Rows {start:,} to {stop:,} of {list(keys)} are asked for; there are {height:,}.")
+        return _walk(readers, start, stop, n_rows)
 
     def present(self, key: str) -> "np.ndarray[Any, np.dtype[np.int64]] | None":
         """Return which cell each row of a matrix belongs to, or None when row i is cell i."""
@@ -188,10 +203,9 @@ class PartsSource:
         return self._rows[key]
 
 
-def _walk(readers: list[RowReader], height: int, n_rows: int) -> Iterator[tuple[Block, ...]]:
-    start = 0
-    while start < height:
-        stop = min(start + n_rows, height)
+def _walk(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterator[tuple[Block, ...]]:
+    while start < end:
+        stop = min(start + n_rows, end)
         for reader in readers:
             stop = reader.stop(start, stop)
         yield tuple(reader.read(start, stop) for reader in readers)

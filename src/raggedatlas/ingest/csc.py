@@ -1,9 +1,11 @@
 """The column-sorted copy of a sparse group: streamed, idempotent, layer by layer."""
 
+import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,23 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.catalog.datasets import find_dataset
-from raggedatlas.errors import NotFoundError, QueryError
+from raggedatlas.errors import CorruptError, NotFoundError, QueryError
+from raggedatlas.ingest.patterns import as_bits
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.groups import create_group
+from raggedatlas.store.overlap import read_ahead, write_behind
 from raggedatlas.store.ranges import ArrayReader, read_slice
 
-BAND_ENTRIES = 16 * 2**20
-"""Entries that are held and sorted at once; the bound on memory is a small multiple of this many values and row numbers."""
+BAND_BYTES = 192 * 2**20
+"""Row numbers and values of the columns that are gathered in memory at once; memory is bounded by a small multiple."""
 
-STEP_ENTRIES = 4 * 2**20
+STEP_ENTRIES = 2**20
+"""Entries that are read at once."""
+
+Entries = tuple[NDArray[Any], list[NDArray[Any]]]
+"""Columns of some entries, uint32, and one array for each array of the copy, in the order of the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +102,38 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, wanted: Sequence[str]) 
     if not missing:
         return []
     group = catalog.arrays.child(*record.zarr_group.split("/"))
-    targets = [f"csc/layers/{layer}" for layer in missing]
-    if "csc/indptr" not in specs:
-        targets += ["csc/indptr", "csc/indices"]
-    for path in targets:
+    first_time = "csc/indptr" not in specs
+    sources = {f"csc/layers/{layer}": f"csr/layers/{layer}" for layer in missing}
+    kinds = {path: np.dtype(specs[source].dtype) for path, source in sources.items()}
+    if first_time:
+        kinds = {"csc/indices": np.dtype(np.uint32)} | kinds
+    for path in [*kinds, *(["csc/indptr"] if first_time else [])]:
         group.child(*path.split("/")).delete_prefix()
     create_group(catalog.arrays, f"{record.zarr_group}/csc/layers")
-    indptr = _read_all(catalog, specs["csr/indptr"])
-    sorter = _Sorter(catalog, record, specs, indptr)
+
+    def writer(path: str, dtype: np.dtype[Any]) -> ArrayWriter:
+        return ArrayWriter(catalog.arrays, f"{record.zarr_group}/{path}", dtype, profile=catalog.codec())
+
+    matrix = _Matrix(catalog, specs, [sources.get(path) for path in kinds])
+    bounds = matrix.column_bounds(record.n_features)
     made: dict[str, ArrayWriter] = {}
-    if "csc/indptr" in targets:
-        made["csc/indptr"] = ArrayWriter(
-            catalog.arrays, f"{record.zarr_group}/csc/indptr", np.int64, profile=catalog.codec()
-        )
-        made["csc/indptr"].append(sorter.column_bounds)
-        made["csc/indices"] = sorter.write(f"{record.zarr_group}/csc/indices", None)
-    for layer in missing:
-        made[f"csc/layers/{layer}"] = sorter.write(f"{record.zarr_group}/csc/layers/{layer}", layer)
-    _commit(catalog, record, made)
+    if first_time:
+        made["csc/indptr"] = writer("csc/indptr", np.dtype(np.int64))
+        made["csc/indptr"].append(bounds)
+    writers = {path: writer(path, dtype) for path, dtype in kinds.items()}
+    bands = _bands(bounds, BAND_BYTES // sum(dtype.itemsize for dtype in kinds.values()))
+    with write_behind() as later:
+        for band, entries in _by_band(matrix, bands):
+            starts = bounds[band.first : band.last + 1] - bounds[band.first]
+            columns = starts[:-1][starts[1:] > starts[:-1]]
+            later(partial(_append, writers.values(), _gathered(entries, band, starts, list(kinds.values())), columns))
+    _commit(catalog, record, made | writers)
     return missing
 
 
-def _read_all(catalog: Catalog, spec: ArraySpec) -> NDArray[Any]:
-    values: NDArray[Any] = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.shape[0])
-    return values
+def _append(writers: Iterable[ArrayWriter], arrays: Sequence[NDArray[Any]], columns: NDArray[np.int64]) -> None:
+    for writer, values in zip(writers, arrays, strict=True):
+        writer.append(values, columns)
 
 
 def _commit(catalog: Catalog, record: DatasetRecord, made: Mapping[str, ArrayWriter]) -> None:
@@ -135,71 +152,155 @@ def _commit(catalog: Catalog, record: DatasetRecord, made: Mapping[str, ArrayWri
     catalog.tables.retry(DATASETS, once)
 
 
-class _Sorter:
-    """Sorts a group's entries by column, in bands that fit in memory; further bands wait on disk."""
+@dataclass(frozen=True)
+class _Matrix:
+    """The entries of a sparse group as they are stored: by row.
 
-    def __init__(
-        self, catalog: Catalog, record: DatasetRecord, specs: Mapping[str, ArraySpec], indptr: NDArray[np.int64]
-    ) -> None:
-        self.catalog, self.specs, self.indptr = catalog, specs, indptr
-        counts = np.zeros(record.n_features, np.int64)
-        for _, indices in self._walk("csr/indices"):
-            counts += np.bincount(indices, minlength=record.n_features)
-        self.column_bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        self.bands = _bands(self.column_bounds)
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    specs : mapping of str to ArraySpec
+        The group's arrays.
+    sources : sequence of str or None
+        For each array of the copy the array it is taken from; None stands for the row numbers.
+    """
 
-    def write(self, path: str, layer: str | None) -> ArrayWriter:
-        """Write the row numbers (`layer` None) or a layer's values in column order."""
-        dtype = np.dtype(np.uint32) if layer is None else self.specs[f"csr/layers/{layer}"].dtype
-        writer = ArrayWriter(self.catalog.arrays, path, dtype, profile=self.catalog.codec())
-        with tempfile.TemporaryDirectory(prefix="raggedatlas-csc-") as folder:
-            files = self._spill(Path(folder), layer, np.dtype(dtype))
-            for band, (columns, values) in zip(self.bands, files, strict=True):
-                at = np.fromfile(columns, np.uint32)
-                order = np.argsort(at, kind="stable")
-                writer.append(np.fromfile(values, dtype)[order])
-                if len(at) != band.n_entries:
-                    raise NotFoundError(
-                        f"{path}: {len(at)} of {band.n_entries} entries were read back; run validate('deep')."
-                    )
-        return writer
+    catalog: Catalog
+    specs: Mapping[str, ArraySpec]
+    sources: Sequence[str | None]
 
-    def _spill(self, folder: Path, layer: str | None, dtype: np.dtype[Any]) -> list[tuple[Path, Path]]:
-        files = [(folder / f"{i}.columns", folder / f"{i}.values") for i in range(len(self.bands))]
-        for columns, values in files:
-            columns.touch()
-            values.touch()
-        values_at = None if layer is None else ArrayReader(self.catalog.arrays, self.specs[f"csr/layers/{layer}"])
-        for start, indices in self._walk("csr/indices"):
-            stop = start + len(indices)
-            kept = self._rows(start, stop) if values_at is None else read_slice(values_at, start, stop)
-            for band, (columns, values) in zip(self.bands, files, strict=True):
-                inside = slice(None) if len(self.bands) == 1 else (indices >= band.first) & (indices < band.last)
-                with columns.open("ab") as file:
-                    indices[inside].astype(np.uint32, copy=False).tofile(file)
-                with values.open("ab") as file:
-                    kept[inside].astype(dtype, copy=False).tofile(file)
-        return files
+    def column_bounds(self, n_columns: int) -> NDArray[np.int64]:
+        """Count the entries of every column: where each begins and the last ends, (n_columns + 1,) int64."""
+        from raggedatlas.store.kernels import count_columns
 
-    def _rows(self, start: int, stop: int) -> NDArray[np.uint32]:
-        first = int(np.searchsorted(self.indptr, start, side="right")) - 1
-        last = int(np.searchsorted(self.indptr, stop, side="left"))
-        bounds = np.clip(self.indptr[first : last + 1], start, stop)
-        return np.repeat(np.arange(first, last, dtype=np.uint32), np.diff(bounds))
-
-    def _walk(self, path: str) -> Iterator[tuple[int, NDArray[Any]]]:
-        reader = ArrayReader(self.catalog.arrays, self.specs[path])
-        n = self.specs[path].shape[0]
+        bounds = np.zeros(n_columns + 1, np.int64)
+        reader, n = self._reader("csr/indices"), self.specs["csr/indices"].n_rows
         for start in range(0, n, STEP_ENTRIES):
-            yield start, read_slice(reader, start, min(n, start + STEP_ENTRIES))
+            bounds[1:] += count_columns(read_slice(reader, start, min(n, start + STEP_ENTRIES)), n_columns)
+        np.cumsum(bounds, out=bounds)
+        if bounds[-1] != n:
+            raise CorruptError(
+                f"{self.specs['csr/indices'].path}: {n - bounds[-1]:,} entries are beyond column {n_columns - 1:,}; run validate('deep')."
+            )
+        return bounds
+
+    def entries(self) -> Iterator[Entries]:
+        """Walk down all entries, at most `STEP_ENTRIES` a step."""
+        readers = [None if path is None else self._reader(path) for path in self.sources]
+        indices, pointers = self._reader("csr/indices"), self._reader("csr/indptr")
+        indptr: NDArray[np.int64] = read_slice(pointers, 0, pointers.spec.n_rows)
+        n = indices.spec.n_rows
+        for start in range(0, n, STEP_ENTRIES):
+            stop = min(n, start + STEP_ENTRIES)
+            columns = read_slice(indices, start, stop)
+            yield columns, [_rows(indptr, start, stop) if r is None else read_slice(r, start, stop) for r in readers]
+
+    def _reader(self, path: str) -> ArrayReader:
+        return ArrayReader(self.catalog.arrays, self.specs[path])
 
 
-def _bands(bounds: NDArray[np.int64]) -> list[Band]:
+def _rows(indptr: NDArray[np.int64], start: int, stop: int) -> NDArray[np.uint32]:
+    first = int(np.searchsorted(indptr, start, side="right")) - 1
+    last = int(np.searchsorted(indptr, stop, side="left"))
+    bounds = np.clip(indptr[first : last + 1], start, stop)
+    return np.repeat(np.arange(first, last, dtype=np.uint32), np.diff(bounds))
+
+
+def _bands(bounds: NDArray[np.int64], n_entries: int) -> list[Band]:
     bands, first = [], 0
     n = len(bounds) - 1
     while first < n:
-        last = int(np.searchsorted(bounds, bounds[first] + BAND_ENTRIES, side="right")) - 1
+        last = int(np.searchsorted(bounds, bounds[first] + n_entries, side="right")) - 1
         last = min(n, max(first + 1, last))
         bands.append(Band(first, last, int(bounds[last] - bounds[first])))
         first = last
     return bands
+
+
+def _by_band(matrix: _Matrix, bands: Sequence[Band]) -> Iterator[tuple[Band, Iterator[Entries]]]:
+    """Give each band its entries, in the order of the rows; those of several bands wait in temporary files."""
+    if len(bands) < 2:
+        for band in bands:
+            with contextlib.closing(read_ahead(matrix.entries())) as entries:
+                yield band, entries
+        return
+    band_of = np.repeat(np.arange(len(bands), dtype=np.uint32), [band.last - band.first for band in bands])
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="raggedatlas-csc-"))
+        files = [Path(folder) / str(i) for i in range(len(bands))]
+        lengths: list[list[int]] = [[] for _ in bands]
+        kinds: list[np.dtype[Any]] = []
+        ahead = stack.enter_context(contextlib.closing(read_ahead(matrix.entries())))
+        for columns, arrays in ahead:
+            kinds = [columns.dtype, *(a.dtype for a in arrays)]
+            edges, parted = _sorted(band_of[columns], [columns, *arrays], len(bands))
+            for i in np.flatnonzero(np.diff(edges)).tolist():
+                lengths[i].append(int(edges[i + 1] - edges[i]))
+                with files[i].open("ab") as file:
+                    for part in parted:
+                        part[edges[i] : edges[i + 1]].tofile(file)
+        for band, path, pieces in zip(bands, files, lengths, strict=True):
+            yield band, _read_back(path, pieces, kinds)
+
+
+def _read_back(path: Path, lengths: Sequence[int], kinds: Sequence[np.dtype[Any]]) -> Iterator[Entries]:
+    if not lengths:
+        return
+    with path.open("rb") as file:
+        for n in lengths:
+            columns, *arrays = (np.fromfile(file, kind, n) for kind in kinds)
+            yield columns, arrays
+
+
+def _gathered(
+    entries: Iterator[Entries], band: Band, starts: NDArray[np.int64], kinds: Sequence[np.dtype[Any]]
+) -> list[NDArray[Any]]:
+    """Put the entries of a band in the order of their columns, those of one column in the order in which they come.
+
+    Each step is sorted by itself first, in the processor's cache, so that memory is written in runs.
+
+    Parameters
+    ----------
+    entries : iterator of Entries
+        What to put in order.
+    band : Band
+        Its columns.
+    starts : (n_columns + 1,) int64
+        Where each column of the band begins and the last ends.
+    kinds : sequence of numpy dtype
+        Of the arrays.
+    """
+    from raggedatlas.ingest.kernels import move_runs
+
+    out = [np.empty(int(starts[-1]), kind) for kind in kinds]
+    taken = starts[:-1].copy()
+    for columns, arrays in entries:
+        runs, parted = _sorted(columns - np.uint32(band.first), arrays, len(taken))
+        after = taken + np.diff(runs)
+        if (after > starts[1:]).any():
+            raise CorruptError("The entries of a sparse group changed while they were sorted; run validate('deep').")
+        for values, target in zip(parted, out, strict=True):
+            move_runs(as_bits(values), runs, taken, as_bits(target))
+        taken = after
+    if not np.array_equal(taken, starts[1:]):
+        raise CorruptError("Entries of a sparse group were lost while they were sorted; run validate('deep').")
+    return out
+
+
+def _sorted(
+    columns: NDArray[Any], arrays: Sequence[NDArray[Any]], n_columns: int
+) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
+    """Sort one step's arrays by column, stably: where each column begins and the last ends, and the arrays."""
+    from raggedatlas.ingest.kernels import claim_places, scatter
+    from raggedatlas.store.kernels import count_columns
+
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(count_columns(columns, n_columns))])
+    if starts[-1] != len(columns):
+        raise CorruptError("A sparse group has entries beyond its columns; run validate('deep').")
+    places = np.empty(len(columns), np.int64)
+    claim_places(columns, starts[:-1].copy(), places)
+    out = [np.empty_like(values) for values in arrays]
+    for values, target in zip(arrays, out, strict=True):
+        scatter(as_bits(values), places, as_bits(target))
+    return starts, out

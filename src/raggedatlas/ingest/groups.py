@@ -1,5 +1,6 @@
 """Write the matrices of one group, block by block, in bounded memory; the values decide dtypes and layer names."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,11 @@ from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
+from raggedatlas.model.records import COLUMNS
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.codecs import is_exact
+from raggedatlas.store.groups import create_group
+from raggedatlas.store.overlap import read_ahead, write_behind
 
 
 @dataclass
@@ -118,13 +122,13 @@ class _LayerWriter:
             return self.known
         return self.fit.stored if self.compact else _numeric(self.plan.info.dtype)
 
-    def append(self, catalog: Catalog, path: str, values: NDArray[Any]) -> None:
-        """Append values, in the dtype that fits all values so far.
+    def append(self, catalog: Catalog, path: str, values: NDArray[Any], breaks: NDArray[np.int64] | None) -> None:
+        """Append values in the dtype that fits all values so far.
 
         Whole floats may have gone to an unsigned type that the float type does not hold in general (uint32, float32); when
         a fraction follows, the layer is written anew.
         """
-        dtype = self.dtype
+        dtype = values.dtype
         if self.writer is None:
             self.writer = ArrayWriter(catalog.arrays, path, dtype, row_shape=values.shape[1:], profile=catalog.codec())
         elif self.writer.dtype != dtype and is_exact(self.writer.dtype, dtype):
@@ -133,7 +137,7 @@ class _LayerWriter:
             self.belied = True
         if self.belied:
             return
-        self.writer.append(np.ascontiguousarray(values, dtype=dtype))
+        self.writer.append(values, breaks)
 
 
 def write_group(
@@ -181,41 +185,61 @@ def _write(
     written = WrittenGroup(group, path)
     layers = [_LayerWriter(source, p, group, options) for p in group.layers]
     sparse = group.space.kind is PointerKind.SPARSE
-    prefix = "csr/layers" if sparse else "layers"
-    if not options.dry_run:
-        create_group(
-            catalog.arrays, path, {"raggedatlas": {"feature_space": group.space.name, "kind": group.space.kind.value}}
-        )
-        create_group(catalog.arrays, f"{path}/{prefix}")
-    indices = (
-        None
-        if options.dry_run or not sparse
-        else ArrayWriter(catalog.arrays, f"{path}/csr/indices", np.uint32, profile=catalog.codec())
-    )
+    arrays = None if options.dry_run else _Arrays(catalog, path, group)
     bounds = [np.zeros(1, np.int64)]
-    for blocks in _steps(source, [p.info for p in group.layers]):
-        ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [to_dense(b) for b in blocks]
-        for layer, block in zip(layers, ready, strict=True):
-            layer.fit.observe(block, written.n_rows)
-        if content is not None:
-            content.update(ready[0])
-        _name_layers(layers, group, taken, forced)
-        if sparse and isinstance(ready[0], CsrBlock):
-            bounds.append(ready[0].indptr[1:] + bounds[-1][-1])
-            if indices is not None:
-                indices.append(ready[0].indices)
-        if not options.dry_run:
+    steps = read_ahead(_steps(source, [p.info for p in group.layers]))
+    with contextlib.closing(steps), write_behind() as later:
+        for blocks in steps:
+            ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [to_dense(b) for b in blocks]
             for layer, block in zip(layers, ready, strict=True):
-                layer.append(catalog, f"{path}/{prefix}/{layer.name}", block.layers["values"])
-        written.n_rows += ready[0].n_rows
-        written.n_entries += ready[0].layers["values"].size
-        progress("block", written.n_rows, group.layers[0].info.shape[0])
+                layer.fit.observe(block, written.n_rows)
+            if content is not None:
+                content.update(ready[0])
+            _name_layers(layers, group, taken, forced)
+            if isinstance(ready[0], CsrBlock):
+                bounds.append(ready[0].indptr[1:] + bounds[-1][-1])
+            if arrays is not None:
+                later(partial(arrays.append, ready, [(layer, layer.dtype) for layer in layers]))
+            written.n_rows += ready[0].n_rows
+            written.n_entries += ready[0].layers["values"].size
+            progress("block", written.n_rows, group.layers[0].info.shape[0])
     _judge(layers, group, taken)
     written.indptr = np.concatenate(bounds) if sparse else None
-    _close(catalog, written, layers, indices)
+    _close(catalog, written, layers, arrays)
     taken.update(written.layers)
     written.present = source.present(group.layers[0].info.key)
     return written
+
+
+class _Arrays:
+    """The arrays of a group that is being written."""
+
+    def __init__(self, catalog: Catalog, path: str, group: GroupPlan) -> None:
+        self.catalog, self.group = catalog, group
+        sparse = group.space.kind is PointerKind.SPARSE
+        self.layers_path = f"{path}/csr/layers" if sparse else f"{path}/layers"
+        facts = {"feature_space": group.space.name, "kind": group.space.kind.value}
+        create_group(catalog.arrays, path, {"raggedatlas": facts})
+        create_group(catalog.arrays, self.layers_path)
+        profile = catalog.codec()
+        self.indices = (
+            ArrayWriter(catalog.arrays, f"{path}/csr/indices", np.uint32, profile=profile) if sparse else None
+        )
+
+    def append(self, blocks: Sequence[Block], layers: Sequence[tuple[_LayerWriter, np.dtype[Any]]]) -> None:
+        """Append the next rows, each layer in the dtype that held every value when they were looked at."""
+        values = [
+            np.ascontiguousarray(block.layers["values"], dtype=dtype)
+            for block, (_, dtype) in zip(blocks, layers, strict=True)
+        ]
+        rows = None
+        if self.indices is not None and isinstance(blocks[0], CsrBlock):
+            columns, values = in_stored_order(blocks[0], values, self.group.columns)
+            bounds = blocks[0].indptr
+            rows = bounds[:-1][bounds[1:] > bounds[:-1]]
+            self.indices.append(columns, rows)
+        for (layer, _), part in zip(layers, values, strict=True):
+            layer.append(self.catalog, f"{self.layers_path}/{layer.name}", part, rows)
 
 
 def _numeric(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -241,6 +265,41 @@ def _aligned(blocks: tuple[Block, ...], written: WrittenGroup, options: IngestOp
                 f"{written.group.layers[0].info.key} and its layers changed while they were read; let nothing write the source and add it again."
             )
     return ready
+
+
+def in_stored_order(
+    block: CsrBlock, values: list[NDArray[Any]], columns: NDArray[np.int64] | None
+) -> tuple[NDArray[np.uint32], list[NDArray[Any]]]:
+    """Renumber the columns of some rows and sort each row by the new numbers; layers that share their entries are sorted once.
+
+    Parameters
+    ----------
+    block : CsrBlock
+        Canonical rows.
+    values : list of (n_entries,) arrays
+        Layers.
+    columns : (n_cols,) int64 or None
+        Stored column of every column; None changes nothing.
+
+    Returns
+    -------
+    tuple
+        Stored columns, ascending in each row, and the layers.
+
+    Examples
+    --------
+    >>> block = CsrBlock(np.array([0, 2]), np.array([0, 2], np.uint32), {}, 3)
+    >>> in_stored_order(block, [np.array([7, 9])], np.array([2, 1, 0]))
+    (array([0, 2], dtype=uint32), [array([9, 7])])
+    """
+    if columns is None:
+        return block.indices, values
+    from raggedatlas.store.kernels import remap_csr
+
+    single = len(values) == 1
+    carried = values[0] if single else np.arange(block.indices.size)
+    _, moved, carried = remap_csr(block.indptr, block.indices, carried, columns, block.n_cols)
+    return moved.astype(np.uint32, copy=False), [carried] if single else [v[carried] for v in values]
 
 
 def to_dense(block: Block) -> DenseBlock:
@@ -283,13 +342,19 @@ def _judge(layers: list[_LayerWriter], group: GroupPlan, taken: set[str]) -> Non
         layer.name = final[layer.plan.info.key].name
 
 
-def _close(catalog: Catalog, written: WrittenGroup, layers: list[_LayerWriter], indices: ArrayWriter | None) -> None:
-    writers = {} if indices is None else {"csr/indices": indices}
-    if indices is not None and written.indptr is not None:
+def _close(catalog: Catalog, written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | None) -> None:
+    writers = {}
+    if arrays is not None and arrays.indices is not None and written.indptr is not None:
+        writers["csr/indices"] = arrays.indices
         writers["csr/indptr"] = ArrayWriter(
             catalog.arrays, f"{written.path}/csr/indptr", np.int64, profile=catalog.codec()
         )
         writers["csr/indptr"].append(written.indptr)
+        if written.group.columns is not None:
+            writers[COLUMNS] = ArrayWriter(
+                catalog.arrays, f"{written.path}/{COLUMNS}", np.uint32, profile=catalog.codec()
+            )
+            writers[COLUMNS].append(written.group.columns.astype(np.uint32))
     for layer in layers:
         written.layers[layer.name] = replace(layer.plan, info=replace(layer.plan.info, dtype=layer.fit.returned))
         written.stored[layer.name] = layer.dtype

@@ -1,9 +1,11 @@
 """Who a matrix's columns are: ids, symbols, versions, organism, and the registry rows that follow."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import FeatureError, NotFoundError
@@ -106,12 +108,14 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
         *(f"{space}: {note}" for note in notes),
     ]
     uids = tuple(feature_uids(known, space, ids))
-    aliases = [[text] if text != identifier else [] for text, identifier in zip(given, ids, strict=True)]
+    named = [text != identifier for text, identifier in zip(given, ids, strict=True)]
+    bounds = pa.array(np.cumsum([0, *named]), pa.int32())
+    aliases = pa.ListArray.from_arrays(bounds, pa.array(list(itertools.compress(given, named)), pa.string()))
     columns: dict[str, Any] = {
         "uid": pa.array(uids, pa.string()),
         "feature_id": pa.array(ids, pa.string()),
         "symbol": pa.array([s or i for s, i in zip(symbols, ids, strict=True)], pa.string()),
-        "aliases": pa.array(aliases, pa.list_(pa.string())),
+        "aliases": aliases,
         "organism": pa.array([known] * len(ids), pa.string()),
     }
     columns |= {name: var.column(name) for name in extra if name in var.column_names and name not in columns}

@@ -1,4 +1,4 @@
-"""Compiled loops over blocks of values: what the value policy asks about, dense to sparse, and a fast running hash."""
+"""Compiled loops over blocks: what the value policy asks about, order of rows, dense to sparse, and a fast running hash."""
 
 from typing import Any
 
@@ -37,6 +37,39 @@ def scan_floats(values: NDArray[Any]) -> tuple[float, float, int, int, int]:
 
 
 @numba.njit(nogil=True, cache=True)
+def scan_whole(values: NDArray[Any]) -> tuple[int, int, bool]:
+    """Scan floats that are probably all whole numbers; several times faster than `scan_floats`, which says where others are.
+
+    Returns
+    -------
+    tuple
+        Smallest and largest value, and whether all values are whole and within 32 bits; if not, the first two mean nothing.
+    """
+    low, high, strange = np.int32(0x7FFFFFFF), np.int32(-0x80000000), 0
+    for i in range(values.size):
+        v = values[i]
+        inside = abs(v) < 2147483520.0
+        whole = np.int32(v if inside else values.dtype.type(0))
+        strange |= (not inside) | (whole != v)
+        low, high = min(low, whole), max(high, whole)
+    return int(low), int(high), strange == 0
+
+
+@numba.njit(nogil=True, cache=True)
+def rows_ascend(indptr: NDArray[np.int64], indices: NDArray[Any]) -> bool:
+    """Tell whether the columns of every row ascend strictly."""
+    before, after = indices[:-1], indices[1:]
+    falls = 0
+    for i in range(before.size):
+        falls += after[i] <= before[i]
+    for row in range(1, indptr.size - 1):
+        at = indptr[row]
+        if indptr[row - 1] < at < indices.size:
+            falls -= indices[at] <= indices[at - 1]
+    return falls == 0
+
+
+@numba.njit(nogil=True, cache=True)
 def dense_to_csr(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[Any]]:
     """Collect the values of a 2-D array that are not zero, row by row.
 
@@ -65,6 +98,49 @@ def dense_to_csr(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.ui
 
 
 @numba.njit(nogil=True, cache=True)
+def claim_places(columns: NDArray[Any], taken: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+    """Give every entry the next free place of its column.
+
+    Parameters
+    ----------
+    columns : (n,) unsigned integers
+        Column of each entry; the caller has checked that each is below the length of `taken`.
+    taken : (n_columns,) int64
+        Next free place of each column, moved on in place.
+    places : (n,) int64
+        Filled with the place of each entry.
+    """
+    for i in range(columns.size):
+        column = columns[i]
+        places[i] = taken[column]
+        taken[column] += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def scatter(values: NDArray[Any], places: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Put every value at its place, which the caller has checked."""
+    for i in range(values.size):
+        out[places[i]] = values[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def move_runs(values: NDArray[Any], starts: NDArray[np.int64], at: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copy run i, ``values[starts[i]:starts[i + 1]]``, to ``out[at[i]:]``; the caller has checked that there is room."""
+    for run in range(at.size):
+        shift = at[run] - starts[run]
+        for i in range(starts[run], starts[run + 1]):
+            out[i + shift] = values[i]
+
+
+@numba.njit(inline="always")
+def _mixed(first: np.uint64, second: np.uint64, value: np.uint64) -> tuple[np.uint64, np.uint64]:
+    first = (first ^ value) * np.uint64(0x9E3779B97F4A7C15)
+    first ^= first >> np.uint64(29)
+    second = (second + value) * np.uint64(0xD6E8FEB86659FD93)
+    return first, (second << np.uint64(31)) | (second >> np.uint64(33))
+
+
+@numba.njit(nogil=True, cache=True)
 def mix(values: NDArray[Any], state: NDArray[np.uint64]) -> None:
     """Take unsigned integers into a running 128-bit hash, one after the other; where blocks begin makes no difference.
 
@@ -79,9 +155,15 @@ def mix(values: NDArray[Any], state: NDArray[np.uint64]) -> None:
     """
     first, second = state[0], state[1]
     for i in range(values.size):
-        v = np.uint64(values[i])
-        first = (first ^ v) * np.uint64(0x9E3779B97F4A7C15)
-        first ^= first >> np.uint64(29)
-        second = (second + v) * np.uint64(0xD6E8FEB86659FD93)
-        second = (second << np.uint64(31)) | (second >> np.uint64(33))
+        first, second = _mixed(first, second, np.uint64(values[i]))
     state[0], state[1] = first, second
+
+
+@numba.njit(nogil=True, cache=True)
+def mix_both(one: NDArray[Any], of_one: NDArray[np.uint64], two: NDArray[Any], of_two: NDArray[np.uint64]) -> None:
+    """Do what `mix` does, for two arrays of one length at a time: each step of one fills the wait for the other's."""
+    a, b, c, d = of_one[0], of_one[1], of_two[0], of_two[1]
+    for i in range(one.size):
+        a, b = _mixed(a, b, np.uint64(one[i]))
+        c, d = _mixed(c, d, np.uint64(two[i]))
+    of_one[0], of_one[1], of_two[0], of_two[1] = a, b, c, d

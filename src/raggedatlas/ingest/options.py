@@ -35,6 +35,10 @@ class AddChoices(TypedDict, total=False):
         What to do where a sparse row names a column twice.
     max_columns : int
         More obs columns than this ask for a choice.
+    column_order : {"detected", "file"}
+        How a sparse group keeps its columns: those first that many cells detect, which is smallest, or as the file has
+        them. Detected order follows a dataset with the same features where there is one. What `dataset` gives back is in
+        the file's order either way.
     """
 
     obs: Literal["all"] | Sequence[str] | Mapping[str, str]
@@ -46,6 +50,7 @@ class AddChoices(TypedDict, total=False):
     nonfinite: Literal["refuse", "keep"]
     duplicate_entries: Literal["sum", "refuse"]
     max_columns: int
+    column_order: Literal["detected", "file"]
 
 
 OnDuplicate = Literal["error", "skip", "replace"]
@@ -77,6 +82,7 @@ class IngestOptions:
     nonfinite: Literal["refuse", "keep"] = "refuse"
     duplicate_entries: Literal["sum", "refuse"] = "sum"
     max_columns: int = 200
+    column_order: Literal["detected", "file"] = "detected"
 
     def feature_id_of(self, space: str) -> str:
         """Say where the ids of a space's features stand."""

@@ -3,12 +3,15 @@
 import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
 from raggedatlas.catalog.cells import metadata_columns
+from raggedatlas.catalog.layouts import feature_set
 from raggedatlas.errors import NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
 from raggedatlas.ingest.identity import Features, identify
@@ -16,7 +19,7 @@ from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
 from raggedatlas.model.ids import column_name, layout_uid, new_uid
 from raggedatlas.model.pointers import PointerKind
-from raggedatlas.model.reports import ColumnReport
+from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 
@@ -58,7 +61,13 @@ class GroupPlan:
     features : Features or None
         The columns; None for spaces without features.
     layout : str
-        Layout uid; empty for spaces without features.
+        Layout uid, of the stored order; empty for spaces without features.
+    feature_set : str
+        Hash of the features in no order; empty for spaces without features.
+    columns : (width,) int64 or None
+        Stored column of every column of the file; None where they are the same.
+    column_order : {"file", "detected", "shared"}
+        Where the stored order comes from.
     """
 
     space: FeatureSpace
@@ -66,11 +75,34 @@ class GroupPlan:
     layers: tuple[LayerPlan, ...]
     features: Features | None
     layout: str = ""
+    feature_set: str = ""
+    columns: NDArray[np.int64] | None = field(default=None, compare=False)
+    column_order: ColumnOrder = "file"
 
     @property
     def width(self) -> int:
         """Number of columns (the first axis of a cell's value)."""
         return self.layers[0].info.shape[1] if len(self.layers[0].info.shape) > 1 else 1
+
+    @property
+    def stored_uids(self) -> tuple[str, ...]:
+        """Feature uids in the order of the stored columns."""
+        uids = () if self.features is None else self.features.uids
+        return uids if self.columns is None else tuple(uids[i] for i in np.argsort(self.columns).tolist())
+
+    def reordered(self, columns: NDArray[np.int64], column_order: ColumnOrder) -> "GroupPlan":
+        """Return the same group with other stored columns.
+
+        Parameters
+        ----------
+        columns : (width,) int64
+            Stored column of every column of the file.
+        column_order : {"file", "detected", "shared"}
+            Where the order comes from.
+        """
+        same = bool((columns == np.arange(len(columns))).all())
+        made = replace(self, columns=None if same else columns, column_order=column_order)
+        return replace(made, layout=layout_uid(made.stored_uids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +333,8 @@ def _plan_groups(
             slug = column_name(together[0].info.key.replace("/X", "").replace("layers/", "").replace("obsm/", ""))
             pointer = _free(space.name if not groups else f"{space.name}__{slug}", used)
             used.add(pointer)
-            layout = "" if features is None else layout_uid(features.uids)
-            groups.append(GroupPlan(space, pointer, tuple(together), features, layout))
+            hashes = ("", "") if features is None else (layout_uid(features.uids), feature_set(features.uids))
+            groups.append(GroupPlan(space, pointer, tuple(together), features, *hashes))
     return groups
 
 

@@ -108,9 +108,14 @@ class LayerFit:
             self._observe_floats(block, values, first_row)
 
     def _observe_floats(self, block: Block, values: NDArray[Any], first_row: int) -> None:
-        from raggedatlas.ingest.kernels import scan_floats
+        from raggedatlas.ingest.kernels import scan_floats, scan_whole
 
         wide = values.astype(np.float32) if values.dtype.itemsize < 4 else values
+        if self.whole:
+            smallest, largest, whole = scan_whole(wide)
+            if whole and smallest >= 0:
+                self._extend(smallest, largest)
+                return
         low, high, fractional, strange, negative = scan_floats(wide)
         if strange >= 0:
             self.finite = False
@@ -216,11 +221,14 @@ def canonical(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool
     SourceError
         If a row names a column twice and `sum_duplicates` is false.
     """
+    from raggedatlas.ingest.kernels import rows_ascend
     from raggedatlas.store.kernels import has_sorted_unique_rows, sort_rows
 
+    if rows_ascend(block.indptr, block.indices):
+        four = block.indices.dtype.itemsize == 4
+        indices = block.indices.view(np.uint32) if four else block.indices.astype(np.uint32)
+        return CsrBlock(block.indptr, indices, block.layers, block.n_cols), 0
     is_sorted, unique = has_sorted_unique_rows(block.indptr, block.indices)
-    if is_sorted and unique:
-        return CsrBlock(block.indptr, block.indices.astype(np.uint32, copy=False), block.layers, block.n_cols), 0
     indices, values = block.indices.astype(np.uint32), block.layers["values"]
     if not is_sorted:
         values = values[sort_rows(block.indptr, indices)]

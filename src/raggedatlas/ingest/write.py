@@ -14,13 +14,14 @@ from raggedatlas.catalog.cells import cell_rows, widen
 from raggedatlas.catalog.datasets import commit_records, group_by_dataset, read_records
 from raggedatlas.catalog.features import read_registry, register_features
 from raggedatlas.catalog.frames import write_frame
-from raggedatlas.catalog.layouts import ensure_layout
+from raggedatlas.catalog.layouts import ensure_layout, records_with_features
 from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.catalog.upkeep import drop_dataset
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.groups import WrittenGroup, to_dense, write_group
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
+from raggedatlas.ingest.order import order_columns
 from raggedatlas.ingest.patterns import ContentHash, walk
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan, plan_ingest
 from raggedatlas.ingest.values import canonical, to_csr
@@ -138,6 +139,7 @@ def _stage(
         if same and (options.on_duplicate == "skip" or (options.on_duplicate == "replace" and content in twins)):
             return _report(plan, (), content or "", "skipped", [f"the same content is in the atlas as {same[0]}"])
         replaces = _judge_duplicates(catalog, plan, same, options)
+        plan = order_columns(catalog, source, plan, [s.plan for s in staged], options)
         if options.dry_run:
             groups = _write_groups(catalog, source, plan, options, progress)
             return _report(plan, groups[0], groups[1], "dry run", [])
@@ -162,10 +164,8 @@ def _same_content(
     catalog: Catalog, source: Source, plan: IngestPlan, seen: dict[str, str]
 ) -> tuple[tuple[str, ...], str | None]:
     main = plan.groups[0]
-    alike = [
-        r for r in read_records(catalog)
-        if r.n_cells == plan.schema.n_cells and r.layout_uid == main.layout and r.feature_space == main.space.name
-    ]  # fmt: skip
+    records = [r for r in read_records(catalog) if r.n_cells == main.layers[0].info.shape[0]]
+    alike = records_with_features(catalog, records, main.space.name, main.width, main.feature_set)
     if not alike and not seen:
         return (), None
     content = _content_hash(plan)
@@ -278,8 +278,8 @@ def _register(catalog: Catalog, group: GroupPlan) -> int:
 def _lay_out(catalog: Catalog, group: GroupPlan) -> None:
     if group.features is not None:
         registry = read_registry(catalog, group.space.name)
-        rows = np.array([registry.row_of[uid] for uid in group.features.uids], dtype=np.int64)
-        ensure_layout(catalog, group.features.uids, registry.global_index[rows])
+        rows = np.array([registry.row_of[uid] for uid in group.stored_uids], dtype=np.int64)
+        ensure_layout(catalog, group.stored_uids, registry.global_index[rows])
 
 
 def _cells(schema: pa.Schema, staged: Staged) -> pa.Table:
@@ -350,6 +350,8 @@ def _records(staged: Staged) -> list[DatasetRecord]:
                     for name, p in written.layers.items()
                 },
                 left_out=dict(plan.schema.left_out),
+                column_order=written.group.column_order,
+                feature_set=written.group.feature_set,
             ),
         )
         for written in staged.groups
@@ -377,6 +379,7 @@ def _report(
         spaces=tuple(
             SpaceReport(
                 w.group.space.name, w.path, w.group.layout, tuple(w.layers), w.group.width, w.n_new_features, w.n_entries,
+                column_order=w.group.column_order,
             )
             for w in groups
         ),

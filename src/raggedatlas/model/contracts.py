@@ -91,11 +91,13 @@ class Source(Protocol):
         """Return one row per column of a matrix, in column order: the index as the first column; facts as field metadata."""
         ...
 
-    def blocks(self, keys: tuple[str, ...], n_rows: int) -> Iterator[tuple[Block, ...]]:
+    def blocks(
+        self, keys: tuple[str, ...], n_rows: int, rows: tuple[int, int] | None = None
+    ) -> Iterator[tuple[Block, ...]]:
         """Walk down the rows of some matrices together, at most `n_rows` rows a step, each as one block with the layer ``"values"``.
 
-        Sparse matrices and dense ones that are read as such come in the form they have in the source, CSC as CSR; entries of
-        a row come in the source's order, duplicates included. Every call starts at the first row.
+        The walk is over ``rows[0]`` to ``rows[1]`` (exclusive), or over all rows where `rows` is None. Sparse matrices and dense ones that are read as such come in the form they have in the source, CSC as CSR; entries of
+        a row come in the source's order, duplicates included. Every call is a walk of its own.
         """
         ...
 

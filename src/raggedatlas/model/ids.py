@@ -109,7 +109,7 @@ def split_version(identifier: str) -> tuple[str, str | None]:
     >>> split_version("RP11-34P13.7")
     ('RP11-34P13.7', None)
     """
-    match = _VERSIONED.fullmatch(identifier) if identifier.startswith("ENS") else None
+    match = _VERSIONED.fullmatch(identifier) if identifier.startswith("ENS") and "." in identifier else None
     if match is None:
         return identifier, None
     return match["id"] + (match["rest"] or ""), match["version"]

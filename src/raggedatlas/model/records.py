@@ -88,6 +88,9 @@ class DatasetRecord(BaseModel):
         return specs
 
 
+COLUMNS = "columns"
+"""Array of a sparse group whose columns are not in the file's order: the stored column of every column of the file, (n_features,) uint32."""
+
 DATASETS_SCHEMA = pa.schema(
     [
         pa.field("uid", pa.string(), nullable=False),

@@ -5,7 +5,16 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any, Literal
 
+ColumnOrder = Literal["file", "detected", "shared"]
+
 Fate = Literal["kept", "renamed", "cast", "refused", "left out"]
+
+
+_ORDERS: dict[ColumnOrder, str] = {
+    "file": "",
+    "detected": ", columns ordered by detection",
+    "shared": ", columns ordered as in a layout that is there",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,9 @@ class SpaceReport:
         Columns, columns that the registry did not know, and stored entries.
     n_bytes : int
         Bytes of the arrays on disk.
+    column_order : {"file", "detected", "shared"}
+        How the stored columns are ordered: as in the file, by how many cells detect them, or as in the layout of a dataset
+        with the same features.
     """
 
     space: str
@@ -54,6 +66,7 @@ class SpaceReport:
     n_new_features: int
     n_entries: int
     n_bytes: int = 0
+    column_order: ColumnOrder = "file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +111,7 @@ class IngestReport:
         lines = [f"{self.name}: {self.status}, {self.n_cells:,} cells, dataset {self.dataset_uid or '(none)'}"]
         lines += [
             f"  {s.space} ({', '.join(s.layers)}): {s.n_features:,} features ({s.n_new_features:,} new), {s.n_entries:,} entries"
+            f"{_ORDERS[s.column_order]}"
             for s in self.spaces
         ]
         for title, rows in (("columns", self.columns), ("elements", self.elements)):

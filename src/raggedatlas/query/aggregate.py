@@ -17,7 +17,7 @@ from raggedatlas.query.frames import var_frame
 from raggedatlas.query.outputs import atlas_facts, measured_frame, refuse_arrays, registry_of
 from raggedatlas.query.parts import SpacePlan
 from raggedatlas.query.plan import plan_read, plan_rows
-from raggedatlas.query.read import read_part, row_blocks
+from raggedatlas.query.read import PartReader
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
 
@@ -92,8 +92,7 @@ def _add_up(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -> tuple[
     sums = np.zeros((n_groups, space.n_cols))
     nonzero = np.zeros((n_groups, space.n_cols), np.int64)
     (part,) = space.parts
-    for rows in row_blocks(space):
-        block = read_part(space, part, rows)
+    for rows, block in PartReader(space, part).read_blocks():
         groups = codes[rows]
         (values,) = block.layers.values()
         if isinstance(block, CsrBlock):

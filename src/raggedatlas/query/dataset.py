@@ -12,13 +12,14 @@ from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_re
 from raggedatlas.catalog.frames import read_frame
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.frames import arrow_to_frame
-from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.records import COLUMNS, DatasetRecord
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.ranges import ArrayReader, read_slice
 
 if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
+    from numpy.typing import NDArray
 
 
 def list_datasets(catalog: Catalog) -> "pd.DataFrame":
@@ -48,6 +49,30 @@ def list_datasets(catalog: Catalog) -> "pd.DataFrame":
         )
     columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]
     return pd.DataFrame(rows, columns=columns).set_index("uid")
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """Which entries the layers of a sparse group have, in the file's column order, and where their stored values are."""
+
+    indptr: "NDArray[np.int64]"
+    indices: "NDArray[np.int32]"
+    order: "NDArray[np.int64] | None"
+    shape: tuple[int, int]
+    shared: bool
+
+    def matrix(self, values: "NDArray[Any]", form: str) -> Any:  # noqa: ANN401  (sparse or dense)
+        """Make one layer, in the form that the file had."""
+        from scipy.sparse import csr_matrix
+
+        # SciPy turns no half-precision matrix into another form; float32 holds its values.
+        halves = values.dtype == np.float16 and form != "csr"
+        values = values if self.order is None else values[self.order]
+        values = values.astype(np.float32) if halves else values
+        indices, indptr = (a.copy() if self.shared else a for a in (self.indices, self.indptr))
+        made = csr_matrix((values, indices, indptr), shape=self.shape)
+        turned = made.tocsc() if form == "csc" else made.toarray() if form == "dense" else made
+        return turned.astype(np.float16) if halves else turned
 
 
 @dataclass(frozen=True)
@@ -179,32 +204,33 @@ class Dataset:
 
     def _matrices(self, record: DatasetRecord) -> dict[str, Any]:
         specs = {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
-        shape = (record.n_cells, record.n_features)
         facts = json.loads(record.facts)["layers"]
+        entries = self._entries(record, specs) if "csr/indices" in specs else None
         found = {}
         for layer in record.layers:
             fact = facts[layer]
-            if "csr/indices" in specs:
-                from scipy.sparse import csr_matrix
-
-                parts = [self._read(specs[path]) for path in (f"csr/layers/{layer}", "csr/indices", "csr/indptr")]
-                values, indices = parts[0].astype(fact["dtype"], copy=False), parts[1].astype(np.int32)
-                # SciPy turns no half-precision matrix into another form; float32 holds its values.
-                halves = fact["dtype"] == "float16" and fact["form"] != "csr"
-                values = values.astype(np.float32) if halves else values
-                matrix: Any = csr_matrix((values, indices, parts[2]), shape=shape)
-                matrix = (
-                    matrix.tocsc() if fact["form"] == "csc" else matrix.toarray() if fact["form"] == "dense" else matrix
-                )
-                found[fact["key"]] = matrix.astype(np.float16) if halves else matrix
-            else:
-                matrix = self._read(specs[f"layers/{layer}"]).astype(fact["dtype"], copy=False)
-                if fact["form"] != "dense":
+            dtype, form = np.dtype(fact["dtype"]), fact["form"]
+            if entries is None:
+                matrix: Any = self._read(specs[f"layers/{layer}"]).astype(dtype, copy=False)
+                if form != "dense":
                     from scipy.sparse import csc_matrix, csr_matrix
 
-                    matrix = (csc_matrix if fact["form"] == "csc" else csr_matrix)(matrix)
+                    matrix = (csc_matrix if form == "csc" else csr_matrix)(matrix)
                 found[fact["key"]] = matrix
+                continue
+            values = self._read(specs[f"csr/layers/{layer}"])
+            found[fact["key"]] = entries.matrix(values.astype(dtype, copy=False), form)
         return found
+
+    def _entries(self, record: DatasetRecord, specs: dict[str, ArraySpec]) -> "_Entries":
+        from raggedatlas.store.kernels import remap_csr
+
+        indptr, indices = self._read(specs["csr/indptr"]), self._read(specs["csr/indices"])
+        shape, order = (record.n_cells, record.n_features), None
+        if COLUMNS in specs:
+            of_file = np.argsort(self._read(specs[COLUMNS]))
+            _, indices, order = remap_csr(indptr, indices, np.arange(len(indices)), of_file, record.n_features)
+        return _Entries(indptr, indices.astype(np.int32, copy=False), order, shape, len(record.layers) > 1)
 
     def _read(self, spec: ArraySpec) -> Any:  # noqa: ANN401  (an array of the stored dtype)
         return read_slice(ArrayReader(self.catalog.arrays, spec), 0, spec.shape[0])

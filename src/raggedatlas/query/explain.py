@@ -3,6 +3,7 @@
 import numpy as np
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.query.columns import prefer_columns
 from raggedatlas.query.filters import to_sql
 from raggedatlas.query.parts import PartPlan, SpacePlan
 from raggedatlas.query.plan import plan_read
@@ -54,4 +55,9 @@ def _part_line(space: SpacePlan, part: PartPlan) -> str:
     arrays = len(touched) * (len(part.layers) + (1 if space.sparse else 0))
     n_bytes = sum(int(read[g]) * part.groups[g].entry_bytes for g in touched.tolist())
     what = "entries" if space.sparse else "rows"
-    return f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} {what}, {n_bytes:,} bytes decoded"
+    copies = len(prefer_columns(space, part))
+    by_column = f"; {copies:,} groups by column, from their column-sorted copies" if copies else ""
+    return (
+        f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} {what}, "
+        f"{n_bytes:,} bytes decoded{by_column}"
+    )

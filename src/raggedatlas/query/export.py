@@ -16,7 +16,7 @@ from raggedatlas.query.frames import layout_column, obs_frame, var_frame
 from raggedatlas.query.outputs import atlas_facts, measured_frame, refuse_arrays, registry_of
 from raggedatlas.query.parts import ReadPlan, SpacePlan
 from raggedatlas.query.plan import modalities, plan_read
-from raggedatlas.query.read import read_part, row_blocks
+from raggedatlas.query.read import PartReader
 from raggedatlas.query.spec import QuerySpec
 
 MULTIMODAL = ".h5mu"
@@ -124,8 +124,7 @@ def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catal
 
 def _write_values(sink: Sink, space: SpacePlan, prefix: str) -> None:
     for part in space.parts:
-        for rows in row_blocks(space):
-            block = read_part(space, part, rows)
+        for _, block in PartReader(space, part).read_blocks():
             for layer in part.layers:
                 sink.write(_key(space, layer, prefix), _single(block, layer))
 

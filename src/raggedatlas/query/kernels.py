@@ -171,3 +171,48 @@ def _walk_bits(
             out += 1
             bits = rest
     return repeated
+
+
+@_compiled
+def count_places(places: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
+    """Count the entries of every place; False if one has more than an int64 can count, or is beyond `counts`.
+
+    Parameters
+    ----------
+    places : (n,) int64
+        Output row of every entry, -1 where it is not wanted.
+    counts : (n_rows,) int64
+        Added to.
+    """
+    for i in range(places.size):
+        if places[i] >= counts.size:
+            return False
+        if places[i] >= 0:
+            counts[places[i]] += 1
+    return True
+
+
+@_compiled
+def fill_places(
+    entries: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]],
+    cursor: NDArray[np.int64],
+    out: tuple[NDArray[Any], NDArray[Any]],
+) -> None:
+    """Write entries that come column by column into their rows, so that the columns of every row ascend.
+
+    Parameters
+    ----------
+    entries : three (n,) arrays
+        Output row (-1 where it is not wanted), column and value.
+    cursor : (n_rows,) int64
+        First output entry of every row; moved on.
+    out : (indices, values)
+        Output.
+    """
+    places, columns, values = entries
+    for i in range(places.size):
+        row = places[i]
+        if row >= 0:
+            out[0][cursor[row]] = columns[i]
+            out[1][cursor[row]] = values[i]
+            cursor[row] += 1

@@ -11,7 +11,7 @@ from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.query.parts import GroupPlan, PartPlan
+from raggedatlas.query.parts import ColumnCopy, GroupPlan, PartPlan
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import ArrayReader
@@ -207,7 +207,12 @@ def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arra
 
     if kind is PointerKind.SPARSE:
         found = {layer: reader(f"csr/layers/{layer}") for layer in layers}
-        return GroupPlan(record.zarr_group, record.layout_uid, reader("csr/indices"), found)
+        copied = [f"csc/layers/{layer}" for layer in layers]
+        copy = None
+        if all(path in specs for path in ("csr/indptr", "csc/indptr", "csc/indices", *copied)):
+            values = {layer: reader(f"csc/layers/{layer}") for layer in layers}
+            copy = ColumnCopy(reader("csr/indptr"), reader("csc/indptr"), reader("csc/indices"), values)
+        return GroupPlan(record.zarr_group, record.layout_uid, reader("csr/indices"), found, copy)
     found = {
         layer: reader(f"layers/{layer}", *([LEGACY] if layer == LEGACY or not record.layers else []))
         for layer in layers

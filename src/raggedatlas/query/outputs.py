@@ -14,7 +14,7 @@ from raggedatlas.errors import LimitError, MissingExtraError, QueryError
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.query.frames import layout_column, obs_frame, var_frame
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan
-from raggedatlas.query.read import read_part, row_blocks
+from raggedatlas.query.read import PartReader, row_blocks
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -174,30 +174,38 @@ def _anndata(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> "ad.AnnData"
 def _matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
     if space.sparse:
         return _sparse_matrices(space, part)
-    blocks = [read_part(space, part, rows) for rows in row_blocks(space)]
-    dense = [b for b in blocks or [read_part(space, part, np.empty(0, np.int64))] if isinstance(b, DenseBlock)]
+    reader = PartReader(space, part)
+    blocks = [reader.read(rows) for rows in row_blocks(space)]
+    dense = [b for b in blocks or [reader.read(np.empty(0, np.int64))] if isinstance(b, DenseBlock)]
     return {layer: np.concatenate([b.layers[layer] for b in dense]) for layer in part.layers}
 
 
 def _sparse_matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
-    """Read block by block into arrays that are as large as the result can become."""
+    """Read in one go where that takes the memory of the result, else block by block into arrays large enough for any."""
     import scipy.sparse as sp
 
-    most = _most_entries(space, part)
     n_rows = len(space.present)
+    reader = PartReader(space, part)
+    most = _most_entries(space, part)
     index = np.dtype(np.int32 if max(most, space.n_cols) <= np.iinfo(np.int32).max else np.int64)
-    indptr, indices = np.zeros(n_rows + 1, index), np.empty(most, index)
-    layers: dict[str, NDArray[Any]] = {layer: np.empty(most, space.dtypes[layer]) for layer in part.layers}
-    entry = 0
-    for rows in row_blocks(space):
-        block = read_part(space, part, rows)
+    indptr, indices, entry = np.zeros(n_rows + 1, index), np.empty(0, index), 0
+    layers: dict[str, NDArray[Any]] = {}
+    for rows, block in reader.read_blocks(whole=True):
         assert isinstance(block, CsrBlock)
         stop = entry + len(block.indices)
         indptr[rows[0] + 1 : rows[-1] + 2] = block.indptr[1:] + entry
-        indices[entry:stop] = block.indices
-        for layer, values in block.layers.items():
-            layers[layer][entry:stop] = values
+        if len(rows) == n_rows:
+            indices, layers = block.indices.astype(index, copy=False), dict(block.layers)
+        else:
+            if not layers:
+                indices = np.empty(most, index)
+                layers = {layer: np.empty(most, space.dtypes[layer]) for layer in part.layers}
+            indices[entry:stop] = block.indices
+            for layer, values in block.layers.items():
+                layers[layer][entry:stop] = values
         entry = stop
+    if not layers:
+        layers = {layer: np.empty(0, space.dtypes[layer]) for layer in part.layers}
     matrices = {}
     for i, (layer, values) in enumerate(layers.items()):
         last = i == len(layers) - 1

@@ -13,6 +13,26 @@ from raggedatlas.store.ranges import ArrayReader
 
 
 @dataclass(frozen=True)
+class ColumnCopy:
+    """The column-sorted copy of a sparse group, of which the layers of a part are all there.
+
+    Parameters
+    ----------
+    row_indptr : ArrayReader
+        Bounds of the rows in the group's own arrays, ``csr/indptr``.
+    indptr, indices : ArrayReader
+        Bounds of the columns in the copy, and the row of every entry.
+    layers : mapping of str to ArrayReader
+        Values, by layer.
+    """
+
+    row_indptr: ArrayReader
+    indptr: ArrayReader
+    indices: ArrayReader
+    layers: Mapping[str, ArrayReader]
+
+
+@dataclass(frozen=True)
 class GroupPlan:
     """One Zarr group of a part.
 
@@ -26,12 +46,15 @@ class GroupPlan:
         Columns of the entries; None for dense groups.
     layers : mapping of str to ArrayReader
         Values, by layer.
+    copy : ColumnCopy or None
+        Where the group has one.
     """
 
     path: str
     layout_uid: str
     indices: ArrayReader | None
     layers: Mapping[str, ArrayReader]
+    copy: ColumnCopy | None = None
 
     @property
     def entry_bytes(self) -> int:

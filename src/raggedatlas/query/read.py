@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
+from raggedatlas.query.columns import prefer_columns, read_columns
 from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan
+from raggedatlas.store.gather import BufferRing, RowGatherer, RowGroup, can_gather
 from raggedatlas.store.ranges import ArrayReader, read_ranges, read_rows
 from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_groups
 
@@ -57,9 +59,8 @@ def read_cells(space: SpacePlan, rows: NDArray[np.int64]) -> SpaceBatch:
     SpaceBatch
         See `read_block`.
     """
-    blocks = [read_part(space, part, rows) for part in space.parts]
     return SpaceBatch(
-        block=_one_block(blocks, space),
+        block=SpaceReader(space).read(rows),
         features=space.features.astype(str),
         present=space.present[rows],
         layout_uids=np.array([*space.layouts, ""], dtype=str)[space.layout_code[rows]],
@@ -72,20 +73,114 @@ def read_batch(plan: ReadPlan, rows: NDArray[np.int64]) -> Batch:
     return Batch(plan.obs.take(rows), {name: read_cells(space, rows) for name, space in plan.spaces.items()})
 
 
-def read_part(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> Block:
-    """Read the layers of one part for some cells.
+class PartReader:
+    """Reads the layers of one part, any cells in any order, any number of times and from any thread.
 
-    Returns
-    -------
-    CsrBlock or DenseBlock
-        Layers in their result dtypes; CSR rows sorted, no column twice.
+    Made anew in every process: it keeps memory maps.
 
-    Raises
-    ------
-    CorruptError
-        If stored bytes are not what was written.
+    Parameters
+    ----------
+    space, part : SpacePlan, PartPlan
+        From a plan.
+    threads : int
+        Threads of one call; the result does not depend on them.
+    ring : BufferRing, optional
+        Where the memory of results comes from.
     """
-    return _read_sparse(space, part, rows) if space.sparse else _read_dense(space, part, rows)
+
+    def __init__(
+        self, space: SpacePlan, part: PartPlan, threads: int = DECODE_THREADS, ring: BufferRing | None = None
+    ) -> None:
+        self.space, self.part, self.threads = space, part, threads
+        self._gatherers: dict[str, RowGatherer] = {}
+        if not space.sparse or space.nan or space.n_cols > np.iinfo(np.int32).max:
+            return
+        for layer in part.layers:
+            groups = [_row_group(space, group, layer) for group in part.groups]
+            found = [group for group in groups if group is not None]
+            if len(found) < len(groups) or not can_gather(found):
+                self._gatherers = {}
+                return
+            self._gatherers[layer] = RowGatherer(found, space.n_cols, space.dtypes[layer], threads=threads, ring=ring)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether reading all cells at once takes no more memory than the result."""
+        made = self._gatherers.values()
+        return bool(made) and all(g.complete and g.columns.is_local and g.values.is_local for g in made)
+
+    def read(self, rows: NDArray[np.int64], *, sort: bool = True) -> Block:
+        """Read some cells.
+
+        Parameters
+        ----------
+        rows : (k,) integers
+            Positions in the plan, any order; they may repeat.
+        sort : bool
+            Whether the columns of every row must ascend; leaving them as stored is faster.
+
+        Returns
+        -------
+        CsrBlock or DenseBlock
+            Layers in their result dtypes; no column twice in a row.
+
+        Raises
+        ------
+        CorruptError
+            If stored bytes are not what was written.
+        """
+        space, part = self.space, self.part
+        if not self._gatherers:
+            return _read_sparse(space, part, rows) if space.sparse else _read_dense(space, part, rows)
+        where = part.code[rows], part.start[rows], part.end[rows]
+        layers: dict[str, NDArray[Any]] = {}
+        for layer, gatherer in self._gatherers.items():
+            indptr, indices, layers[layer] = gatherer.gather(*where, sort=sort)
+        return CsrBlock(indptr, indices, layers, space.n_cols)
+
+    def read_blocks(self, *, whole: bool = False) -> Iterator[tuple[NDArray[np.int64], Block]]:
+        """Read all cells of a plan in which none repeats, in order, in runs of bounded size.
+
+        Few features of many cells come from the column-sorted copies where that decodes less.
+
+        Parameters
+        ----------
+        whole : bool
+            Whether the memory of the whole result may be taken at once.
+        """
+        n = len(self.space.present)
+        bounded = whole or int(self.space.row_bytes().sum()) <= 4 * BLOCK_BYTES
+        chosen = prefer_columns(self.space, self.part) if bounded else ()
+        if not chosen:
+            runs = iter([np.arange(n)]) if whole and self.is_exact else row_blocks(self.space)
+            return ((rows, self.read(rows)) for rows in runs)
+        rows, block = read_columns(self.space, self.part, chosen)
+        rest = np.setdiff1d(np.arange(n), rows)
+        if not len(rest):
+            return iter([(rows, block)])
+        other = self.read(rest)
+        assert isinstance(other, CsrBlock)
+        return iter([(np.arange(n), _place_rows([block, other], [rows, rest], n, self.space.n_cols))])
+
+
+class SpaceReader:
+    """Reads the cells of one space, all its parts put together; see `PartReader` for the parameters."""
+
+    def __init__(self, space: SpacePlan, threads: int = DECODE_THREADS, ring: BufferRing | None = None) -> None:
+        self.space = space
+        self.parts = [PartReader(space, part, threads, ring) for part in space.parts]
+
+    def read(self, rows: NDArray[np.int64], *, sort: bool = True) -> Block:
+        """Read some cells in the order given; see `PartReader.read`. Several parts are always sorted."""
+        alone = len(self.parts) == 1
+        return _one_block([part.read(rows, sort=sort or not alone) for part in self.parts], self.space)
+
+
+def _row_group(space: SpacePlan, group: GroupPlan, layer: str) -> RowGroup | None:
+    """Describe one group of a layer for the compiled gather."""
+    if group.indices is None or layer not in group.layers:
+        return None
+    return RowGroup(group.indices, group.layers[layer], space.column_maps[group.layout_uid])
 
 
 def row_blocks(space: SpacePlan, n_bytes: int = BLOCK_BYTES) -> Iterator[NDArray[np.int64]]:

@@ -1,7 +1,7 @@
-"""Zarr v3 arrays: what one is, writing one as a stream, and the groups above it."""
+"""Zarr v3 arrays: what one is, and writing one as a stream."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,18 +13,17 @@ from raggedatlas.store.codecs import (
     DTYPES,
     ChunkDecoder,
     chunk_decoder,
-    chunk_encoder,
     codecs_json,
     extend_checksum,
     is_exact,
     refuse_unknown_codecs,
 )
+from raggedatlas.store.encoders import NO_BREAKS, chunk_encoder, encode_run
+from raggedatlas.store.groups import create_group
 from raggedatlas.store.limits import check_chunk_bytes, check_shapes, product
 from raggedatlas.store.location import Location
-from raggedatlas.store.shards import compose_shard, encode_run, index_bytes, parse_index, shard_key
+from raggedatlas.store.shards import compose_shard, index_bytes, parse_index, shard_key
 
-SHARD_ELEMENTS = 4 * 2**20
-CHUNK_ROWS = 4096
 _ROW_CHUNK_BYTES = 64 * 2**10
 _INDEX_CODECS: list[dict[str, Any]] = [
     {"name": "bytes", "configuration": {"endian": "little"}},
@@ -209,61 +208,6 @@ def array_metadata(spec: ArraySpec) -> bytes:
     return json.dumps(metadata, indent=2).encode()
 
 
-def create_group(location: Location, path: str, attributes: Mapping[str, Any] | None = None) -> None:
-    """Write the metadata of a Zarr v3 group and of the groups above it, where they are missing.
-
-    Parameters
-    ----------
-    location : Location
-        The Zarr store.
-    path : str
-        Slash-separated path of the group; the empty string is the root.
-    attributes : mapping, optional
-        Attributes of the group itself; they replace those of a group that is there already.
-
-    Raises
-    ------
-    NameRefusedError
-        If a part of the path is not a plain name.
-    """
-    parts = path.split("/") if path else []
-    location.child(*parts)
-    for n in range(len(parts) + (attributes is None)):
-        location.ensure_bytes("/".join([*parts[:n], "zarr.json"]), _group_metadata({}))
-    if attributes is not None:
-        write_group_attributes(location, path, attributes)
-
-
-def write_group_attributes(location: Location, path: str, attributes: Mapping[str, Any]) -> None:
-    """Write the metadata of one group with these attributes, replacing what was there."""
-    location.write_bytes(f"{path}/zarr.json" if path else "zarr.json", _group_metadata(attributes))
-
-
-def read_group_attributes(location: Location, path: str) -> dict[str, Any]:
-    """Read the attributes of one group.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such group.
-    CorruptError
-        If its metadata is not that of a Zarr v3 group.
-    """
-    text = location.read_bytes(f"{path}/zarr.json" if path else "zarr.json")
-    try:
-        metadata = json.loads(text)
-        if metadata["node_type"] != "group":
-            raise CorruptError(f"{location.uri}/{path} is not a group but a {metadata['node_type']}.")
-        return dict(metadata.get("attributes") or {})
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CorruptError(f"{location.uri}/{path}/zarr.json is not Zarr v3 group metadata: {error!r}.") from error
-
-
-def _group_metadata(attributes: Mapping[str, Any]) -> bytes:
-    """Return the ``zarr.json`` of a group."""
-    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}, indent=2).encode()
-
-
 def _decode_all(spec: ArraySpec, chunks: Sequence[bytes]) -> NDArray[Any]:
     """Decode full chunks that lie one behind the other."""
     out = np.empty((len(chunks) * spec.chunk_shape[0], *spec.row_shape), spec.dtype)
@@ -293,9 +237,9 @@ class ArrayWriter:
     profile : str
         Codec profile.
     chunk_rows, shard_rows : int, optional
-        Rows of a chunk and of a shard; a shard is rounded up to whole chunks. By default 4,096 elements and 4 Mi
-        elements of 1-D arrays, about 64 KiB and 4 Mi elements of others. An array smaller than one shard gets one
-        shard (and chunk) of its own size.
+        Rows of a chunk and of a shard; a shard is rounded up to whole chunks. By default as the profile says for 1-D
+        arrays (``standard``: 4,096 and 4 Mi elements), about 64 KiB and 4 Mi elements of others. An array smaller than
+        one shard gets one shard (and chunk) of its own size.
 
     Raises
     ------
@@ -332,16 +276,18 @@ class ArrayWriter:
         self.row_shape = tuple(int(size) for size in row_shape)
         if 0 in self.row_shape:
             raise SchemaError(f"{self.path} has rows of shape {self.row_shape}, which hold no elements; leave it out.")
+        self._rest = np.empty((0, *self.row_shape), np.uint8)
         self._set_dtype(np.dtype(dtype))
         row_bytes = max(1, product(self.row_shape)) * self.dtype.itemsize
-        default = max(1, _ROW_CHUNK_BYTES // row_bytes) if self.row_shape else CHUNK_ROWS
+        default = max(1, _ROW_CHUNK_BYTES // row_bytes) if self.row_shape else self.encoder.chunk_elements
         self.chunk_rows = chunk_rows or default
-        wanted = shard_rows or max(1, SHARD_ELEMENTS // max(1, product(self.row_shape)))
+        wanted = shard_rows or max(1, self.encoder.shard_elements // max(1, product(self.row_shape)))
         self.shard_rows = -(-wanted // self.chunk_rows) * self.chunk_rows
         self.n_rows = 0
         self.n_shards = 0
         self._chunks: list[bytes] = []
-        self._rest = np.empty((0, *self.row_shape), self.dtype)
+        self._rest = self._rest.astype(self.dtype)
+        self._breaks = NO_BREAKS
         self._crc = 0
         self._open = True
         self._spec(self.chunk_rows, self.shard_rows)
@@ -351,13 +297,15 @@ class ArrayWriter:
         """crc32c of the little-endian bytes of all values so far, as eight hex digits."""
         return f"{self._crc:08x}"
 
-    def append(self, values: NDArray[Any]) -> None:
+    def append(self, values: NDArray[Any], breaks: NDArray[np.int64] | None = None) -> None:
         """Append rows.
 
         Parameters
         ----------
         values : (k, *row_shape)
             Rows of the array's dtype, or of one that it holds exactly.
+        breaks : (b,) int64, optional
+            Places in `values` where rows of a matrix begin, ascending: packed blocks that follow them are smaller.
 
         Raises
         ------
@@ -380,8 +328,10 @@ class ArrayWriter:
         self._crc = extend_checksum(self._crc, values)
         self.n_rows += len(values)
         step = self.shard_rows
+        places = NO_BREAKS if breaks is None else breaks
         for start in range(0, len(values), step):
-            self._take(values[start : start + step])
+            inside = places[np.searchsorted(places, start) : np.searchsorted(places, start + step)]
+            self._take(values[start : start + step], inside - start)
 
     def promote(self, dtype: DTypeLike) -> None:
         """Rewrite what was written so far in a wider element type, shard by shard, exactly.
@@ -392,25 +342,24 @@ class ArrayWriter:
             If the wider type cannot hold every value of the narrower one.
         """
         self._refuse_closed()
-        old, new = self.dtype, np.dtype(dtype).newbyteorder("=")
-        if old == new:
+        new = np.dtype(dtype).newbyteorder("=")
+        if self.dtype == new:
             return
-        if not is_exact(old, new):
-            raise SchemaError(f"{self.path} holds {old}; {new} cannot hold every value of it. Choose a wider type.")
+        if not is_exact(self.dtype, new):
+            raise SchemaError(f"{self.path} holds {self.dtype}; {new} cannot hold all its values. Choose a wider type.")
         before = self._spec(self.chunk_rows, self.shard_rows)
         chunks, self._chunks = self._chunks, []
-        rest = self._rest
         self._set_dtype(new)
         self._crc = 0
         for shard in range(self.n_shards):
-            stored = self._read_shard(before, shard)
-            self._crc = extend_checksum(self._crc, stored.astype(new))
-            self._put_shard(shard, self._encode(stored.astype(new)))
+            stored = self._read_shard(before, shard).astype(new)
+            self._crc = extend_checksum(self._crc, stored)
+            self._put_shard(shard, self._encode(stored))
         if chunks:
-            stored = _decode_all(before, chunks)
-            self._crc = extend_checksum(self._crc, stored.astype(new))
-            self._chunks = self._encode(stored.astype(new))
-        self._rest = rest.astype(new)
+            stored = _decode_all(before, chunks).astype(new)
+            self._crc = extend_checksum(self._crc, stored)
+            self._chunks = self._encode(stored)
+        self._rest = self._rest.astype(new)
         self._crc = extend_checksum(self._crc, self._rest)
 
     def close(self) -> ArraySpec:
@@ -422,13 +371,13 @@ class ArrayWriter:
                 self.chunk_rows = len(self._rest)
             padded = np.zeros((self.chunk_rows, *self.row_shape), self.dtype)
             padded[: len(self._rest)] = self._rest
-            self._chunks += self._encode(padded)
+            self._chunks += self._encode(padded, self._breaks)
         if not self.n_shards:
             self.shard_rows = max(1, len(self._chunks)) * self.chunk_rows
         if self._chunks:
             self._flush()
         spec = self._spec(self.chunk_rows, self.shard_rows)
-        create_group(self.location, "/".join(self.path.split("/")[:-1]))
+        create_group(self.location, self.path.rpartition("/")[0])
         self.target.write_bytes("zarr.json", array_metadata(spec))
         self._rest = self._rest[:0]
         return spec
@@ -438,29 +387,35 @@ class ArrayWriter:
         self.dtype = dtype.newbyteorder("=")
         if self.dtype.name not in DTYPES:
             raise SchemaError(f"{self.path} cannot hold {dtype}; expected one of {', '.join(DTYPES)}.")
-        self.encoder = chunk_encoder(self.profile, self.dtype)
+        self.encoder = chunk_encoder(self.profile, self.dtype, self._rest)
+        self._judged = False
 
     def _refuse_closed(self) -> None:
         """Refuse a second close and late rows."""
         if not self._open:
             raise StoreError(f"The writer of {self.path} is closed; open a new one at a new path.")
 
-    def _take(self, values: NDArray[Any]) -> None:
+    def _take(self, values: NDArray[Any], breaks: NDArray[np.int64]) -> None:
         """Encode all full chunks, keep the rest, write a shard when it is full."""
+        breaks = np.concatenate([self._breaks, breaks + len(self._rest)])
         values = np.concatenate([self._rest, values]) if len(self._rest) else values
         full = len(values) // self.chunk_rows * self.chunk_rows
         per_shard = self.shard_rows // self.chunk_rows
-        self._chunks += self._encode(values[:full])
+        self._chunks += self._encode(values[:full], breaks)
         self._rest = values[full:].copy()
+        self._breaks = breaks[breaks >= full] - full
         while len(self._chunks) >= per_shard:
             later = self._chunks[per_shard:]
             self._chunks = self._chunks[:per_shard]
             self._flush()
             self._chunks = later
 
-    def _encode(self, values: NDArray[Any]) -> list[bytes]:
-        """Encode whole chunks of rows."""
-        return encode_run(self.encoder, values, self.chunk_rows)
+    def _encode(self, values: NDArray[Any], breaks: NDArray[np.int64] = NO_BREAKS) -> list[bytes]:
+        """Encode whole chunks of rows; the first ones decide whether differences are stored."""
+        if not self._judged and len(values):
+            self.encoder = chunk_encoder(self.profile, self.dtype, values[: self.chunk_rows])
+            self._judged = True
+        return encode_run(self.encoder, values, self.chunk_rows, breaks)
 
     def _flush(self) -> None:
         """Write the gathered chunks as the next shard."""

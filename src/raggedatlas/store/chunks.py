@@ -135,11 +135,17 @@ def _make_copy(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
     return types.void(types.uint64, types.uint64, types.uint64), generate
 
 
-_pointer: Any = intrinsic(_make_pointer)
-_copy: Any = intrinsic(_make_copy)
+frame_pointer: Any = intrinsic(_make_pointer)
+copy_bytes: Any = intrinsic(_make_copy)
 _crc32c: Any = intrinsic(_make_crc32c)
 _blosc_decompress: Any = intrinsic(_make_blosc_decompress)
 _blosc_compress: Any = intrinsic(_make_blosc_compress)
+
+
+@compiled
+def crc32c_of(function: int, address: int, size: int) -> int:
+    """Return the crc32c of bytes at an address, by the function at another."""
+    return int(_crc32c(np.uint64(function), np.uint64(address), np.uint64(size)))
 
 
 @compiled
@@ -210,7 +216,7 @@ def copy_ranges(
     for piece in range(bounds[0], bounds[1]):
         source = scratch.ctypes.data + sources[piece] * width
         target = out.ctypes.data + targets[piece] * width
-        _copy(np.uint64(target), np.uint64(source), np.uint64(lengths[piece] * width))
+        copy_bytes(np.uint64(target), np.uint64(source), np.uint64(lengths[piece] * width))
 
 
 @compiled
@@ -221,7 +227,7 @@ def _uint32_at(data: NDArray[np.uint8], i: int) -> int:
 
 
 @compiled
-def _decode_one(
+def decode_frame(
     data: NDArray[np.uint8],
     address: int,
     target: int,
@@ -240,7 +246,7 @@ def _decode_one(
     if kind == PLAIN:
         if size != n_bytes:
             return BAD_SIZE
-        _copy(np.uint64(target), np.uint64(address), np.uint64(n_bytes))
+        copy_bytes(np.uint64(target), np.uint64(address), np.uint64(n_bytes))
         return GOOD
     if size < 16 or _uint32_at(data, 4) != n_bytes or _uint32_at(data, 12) != size:
         return BAD_SIZE
@@ -291,10 +297,10 @@ def decode_chunks(
                 scratch[i] = fill[i % width]
             copy_ranges(scratch, out, (sources, lengths, targets), (first, last), width)
             continue
-        data = carray(_pointer(addresses[chunk]), (sizes[chunk],), np.uint8)
+        data = carray(frame_pointer(addresses[chunk]), (sizes[chunk],), np.uint8)
         whole = last == first + 1 and lengths[first] == rows
         target = out.ctypes.data + targets[first] * width if whole else scratch.ctypes.data
-        status = _decode_one(data, addresses[chunk], target, n_bytes, codec)
+        status = decode_frame(data, addresses[chunk], target, n_bytes, codec)
         if status != GOOD:
             return status, chunk
         if not whole:

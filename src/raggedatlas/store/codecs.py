@@ -1,4 +1,4 @@
-"""The one door for codecs: how chunks are encoded, and how their bytes are checked before they are decoded."""
+"""The door for stored bytes: which codecs may be read, and how chunks are checked before they are decoded."""
 
 import json
 import struct
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from raggedatlas.errors import CorruptError, SourceError, StoreError
+from raggedatlas.errors import CorruptError, SourceError
 
 Stored: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 """Stored bytes as they come from a file, a store or a memory map."""
@@ -27,9 +27,14 @@ KNOWN_CODECS = frozenset(
         # Zarr v2 (numcodecs); as v3 extensions they carry the prefix "numcodecs."
         "adler32", "astype", "bitround", "bz2", "crc32", "delta", "fixedscaleoffset", "fletcher32", "lz4", "lzma",
         "packbits", "quantize", "shuffle", "zlib", "categorize",
+        # ours
+        "raggedatlas.packed",
     }
 )  # fmt: skip
 """Codecs that may stand in a foreign array; anything else, above all pickle, is refused by name."""
+
+PACKED = "raggedatlas.packed"
+"""Name of the packed codec in ``zarr.json``."""
 
 BLOSC_HEADER = struct.Struct("<BBBBIII")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -43,13 +48,16 @@ class ChunkDecoder:
     Parameters
     ----------
     compressor : str
-        ``"none"``, ``"blosc"`` or ``"zstd"``.
+        ``"none"``, ``"blosc"``, ``"zstd"`` or ``"packed"``.
     checksum : bool
         Whether the last four bytes are the crc32c of those before.
+    delta : bool
+        Whether differences are stored.
     """
 
     compressor: str
     checksum: bool
+    delta: bool = False
 
     def __call__(self, raw: Stored, out: NDArray[Any]) -> None:
         """Decode `raw` into the contiguous array `out`, which must have exactly the decoded size.
@@ -62,76 +70,17 @@ class ChunkDecoder:
         data = np.frombuffer(raw, dtype=np.uint8)
         if self.checksum:
             data = _without_checksum(data)
+        if self.compressor == "packed":
+            decode_packed(data, out.reshape(-1))
+            return
         try:
             _DECODERS[self.compressor](data, out.reshape(-1).view(np.uint8))
         except (RuntimeError, ValueError) as error:
             if isinstance(error, CorruptError):
                 raise
             raise CorruptError(f"A {self.compressor} frame does not decode: {error}") from error
-
-
-@dataclass(frozen=True)
-class ChunkEncoder:
-    """Encodes one chunk: bytes (little endian), Blosc lz4 with byte shuffle, crc32c.
-
-    The checksum comes last, so that a reader checks it before it decompresses anything.
-    """
-
-    itemsize: int
-
-    def __call__(self, values: NDArray[Any]) -> bytes:
-        """Return the encoded bytes of a contiguous array."""
-        import google_crc32c
-        from numcodecs import blosc
-
-        packed = blosc.compress(values.reshape(-1).view(f"u{min(self.itemsize, 8)}"), b"lz4", 5, blosc.SHUFFLE)
-        return bytes(packed) + struct.pack("<I", google_crc32c.value(packed))
-
-    def codecs(self) -> list[dict[str, Any]]:
-        """Return the codecs of a chunk as they stand in ``zarr.json``."""
-        settings = {
-            "typesize": self.itemsize,
-            "cname": "lz4",
-            "clevel": 5,
-            "shuffle": "shuffle",
-            "blocksize": 0,
-        }
-        little: dict[str, Any] = {"name": "bytes"}
-        if self.itemsize > 1:
-            little["configuration"] = {"endian": "little"}
-        return [little, {"name": "blosc", "configuration": settings}, {"name": "crc32c"}]
-
-
-def _standard_encoder(dtype: np.dtype[Any]) -> ChunkEncoder:
-    """Return the encoder of the profile every Zarr v3 reader can follow."""
-    width = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
-    return ChunkEncoder(width)
-
-
-PROFILES: dict[str, Callable[[np.dtype[Any]], ChunkEncoder]] = {"standard": _standard_encoder}
-
-
-def chunk_encoder(profile: str, dtype: DTypeLike) -> ChunkEncoder:
-    """Return the encoder of a profile for one element type.
-
-    Raises
-    ------
-    StoreError
-        If the profile is unknown.
-    """
-    if profile not in PROFILES:
-        raise StoreError(f"Unknown codec profile {profile!r}; known are {', '.join(PROFILES)}.")
-    return PROFILES[profile](np.dtype(dtype))
-
-
-def array_codecs(profile: str, dtype: DTypeLike) -> dict[str, Any]:
-    """Return the arguments of zarr-python's ``create_array`` that write with the codecs of a profile."""
-    from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec
-
-    known: dict[str, Any] = {"blosc": BloscCodec, "crc32c": Crc32cCodec}
-    first, *rest = chunk_encoder(profile, dtype).codecs()
-    compressors = [known[item["name"]].from_dict(item) for item in rest]
-    return {"serializer": BytesCodec.from_dict(first), "compressors": compressors}
+        if self.delta:
+            np.cumsum(out.reshape(-1), out=out.reshape(-1), dtype=out.dtype)
 
 
 def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
@@ -149,15 +98,19 @@ def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
     """
     refuse_unknown_codecs(codecs)
     names = [item["name"] for item in codecs]
-    endian = (codecs[0].get("configuration") or {}).get("endian", "little") if codecs else "big"
-    if not names or names.pop(0) != "bytes" or endian != "little":
-        return None
-    checksum = bool(names) and names[-1] == "crc32c"
+    settings = (codecs[0].get("configuration") or {}) if codecs else {}
+    delta = names[:1] == ["numcodecs.delta"] and settings.get("astype") in {None, settings.get("dtype")}
+    if delta:
+        names.pop(0)
+    checksum = names[-1:] == ["crc32c"]
     if checksum:
         names.pop()
-    if names not in ([], ["blosc"], ["zstd"]):
+    if names == [PACKED] and not delta:
+        return ChunkDecoder("packed", checksum)
+    endian = (codecs[delta].get("configuration") or {}).get("endian", "little") if names else "big"
+    if names[:1] != ["bytes"] or endian != "little" or names[1:] not in ([], ["blosc"], ["zstd"]):
         return None
-    return ChunkDecoder(names[0] if names else "none", checksum)
+    return ChunkDecoder(names[1] if names[1:] else "none", checksum, delta)
 
 
 def refuse_unknown_codecs(codecs: Sequence[Any], where: str = "a Zarr array") -> None:
@@ -275,6 +228,25 @@ def _decode_zstd(data: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
 
     _expect(zstd_declared_bytes(data), out, "zstd")
     zstd.decompress(data, out)
+
+
+def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:
+    """Check and unpack one packed chunk, without its checksum, into a contiguous 1-D array of exactly its size.
+
+    Raises
+    ------
+    CorruptError
+        If its head or its tables are not in order, or `out` does not fit; nothing was written then.
+    """
+    from raggedatlas.store.unpacking import check_packed, unpack_all, unpack_range
+
+    raw = np.ascontiguousarray(data)
+    if out.dtype.kind != "u" or not check_packed(raw.ctypes.data, raw.size, out.size, out.itemsize):
+        raise CorruptError(f"A packed chunk of {raw.size:,} bytes is not one of {out.size:,} {out.dtype} values.")
+    if out.itemsize == 8:
+        unpack_all(raw.ctypes.data, out.size, out)
+        return
+    unpack_range(raw.ctypes.data, (0, out.size), np.empty(264, np.uint32), np.empty(0, np.int32), out)
 
 
 _DECODERS: dict[str, Callable[[NDArray[np.uint8], NDArray[np.uint8]], None]] = {

@@ -4,13 +4,23 @@ This module imports numba at the top, so it is imported inside functions only.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from itertools import pairwise
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.store.lanes import trailing_zeros
+from raggedatlas.store.threads import DECODE_THREADS, map_decode
+
 F = TypeVar("F", bound=Callable[..., Any])
+
+Integer: TypeAlias = Any
+"""An integer of any width, as compiled code passes it."""
+
+Flag: TypeAlias = Any
+"""A truth value, as compiled code passes it."""
 
 
 def compiled(function: F) -> F:
@@ -60,10 +70,19 @@ def remap_csr(
     dtype = np.int32 if n_out <= np.iinfo(np.int32).max else np.int64
     bounds = _count_kept(indptr, indices, column_map)
     out_indices, out_values = np.empty(bounds[-1], dtype), np.empty(bounds[-1], values.dtype)
-    _fill_kept((indptr, indices), _bits(values), column_map, out_indices, _bits(out_values))
-    if not monotone:
-        order = sort_rows(bounds, out_indices)
-        out_values = out_values[order]
+    if monotone:
+        _fill_kept((indptr, indices), _bits(values), column_map, out_indices, _bits(out_values))
+        return bounds, out_indices, out_values
+    cuts = np.searchsorted(indptr, np.linspace(0, indptr[-1], 1 + min(DECODE_THREADS, indices.size >> 18))[1:-1])
+    edges = [0, *cuts.tolist(), indptr.size - 1]
+
+    def fill(span: tuple[int, int]) -> None:
+        first, last = span
+        rows = (indptr[first : last + 1], indices), (bounds[first : last + 1], out_indices)
+        scratch = np.zeros(n_out // 64 + 1, np.uint64), np.empty(n_out, np.int64)
+        _fill_sorted(rows, _bits(values), column_map, _bits(out_values), scratch)
+
+    map_decode(fill, [span for span in pairwise(edges) if span[0] < span[1]])
     return bounds, out_indices, out_values
 
 
@@ -105,6 +124,66 @@ def _sort_rows(indptr: NDArray[np.int64], indices: NDArray[Any], order: NDArray[
                 indices[first:last] = indices[first:last][local]
                 order[first:last] = local + first
                 break
+
+
+@compiled
+def _fill_sorted(
+    rows: tuple[tuple[NDArray[np.int64], NDArray[Any]], tuple[NDArray[np.int64], NDArray[Any]]],
+    values: NDArray[Any],
+    column_map: NDArray[np.int64],
+    out_values: NDArray[Any],
+    scratch: tuple[NDArray[np.uint64], NDArray[np.int64]],
+) -> None:
+    """Write the kept entries of every row by ascending column: one bit a column, then the bits in their order."""
+    (indptr, indices), (bounds, out_indices) = rows
+    words, slots = scratch
+    one = np.uint64(1)
+    for row in range(indptr.size - 1):
+        repeated, lowest, highest = False, np.int64(words.size), np.int64(-1)
+        for i in range(indptr[row], indptr[row + 1]):
+            column = column_map[indices[i]]
+            if column >= 0:
+                word = np.uint64(column) >> np.uint64(6)
+                bit = one << (np.uint64(column) & np.uint64(63))
+                repeated = repeated or (words[word] & bit) != 0
+                words[word] |= bit
+                slots[np.uint64(column)] = i
+                lowest, highest = min(lowest, np.int64(word)), max(highest, np.int64(word))
+        at = np.uint64(bounds[row])
+        for number in range(lowest, highest + 1):
+            bits = words[np.uint64(number)]
+            words[np.uint64(number)] = 0
+            while bits != 0 and not repeated:
+                place = np.uint64(number * 64 + trailing_zeros(bits))
+                out_indices[at] = place
+                out_values[at] = values[np.uint64(slots[place])]
+                at += one
+                bits &= bits - one
+        if repeated:
+            _fill_by_order(
+                (indptr[row], indptr[row + 1], bounds[row]), indices, values, column_map, out_indices, out_values
+            )
+
+
+@compiled
+def _fill_by_order(
+    span: tuple[int, int, int],
+    indices: NDArray[Any],
+    values: NDArray[Any],
+    column_map: NDArray[np.int64],
+    out_indices: NDArray[Any],
+    out_values: NDArray[Any],
+) -> None:
+    """Write a row that names a column twice; equal columns keep their order."""
+    first, last, at = span
+    columns = np.empty(last - first, np.int64)
+    for i in range(first, last):
+        columns[i - first] = column_map[indices[i]]
+    for i in np.argsort(columns, kind="mergesort"):
+        if columns[i] >= 0:
+            out_indices[at] = columns[i]
+            out_values[at] = values[first + i]
+            at += 1
 
 
 @compiled

@@ -99,7 +99,7 @@ class _Plan:
 
 
 @dataclass(frozen=True)
-class _Frames:
+class Frames:
     """The stored bytes of some chunks: addresses and sizes (-1: not stored), and what keeps them alive."""
 
     addresses: NDArray[np.uint64]
@@ -262,7 +262,7 @@ def _read_wave(reader: ArrayReader, plan: _Plan, wave: slice, out: NDArray[Any])
     if reader.decoder is None:
         _decode_foreign(reader, plan, range(wave.start, wave.start + n), out)
         return
-    frames = _fetch(reader, plan.chunks[wave])
+    frames = fetch_frames(reader, plan.chunks[wave])
     n_tasks = min(reader.threads, -(-n // _CHUNKS_PER_TASK))
     edges = [n * task // n_tasks for task in range(n_tasks + 1)]
     runs = list(pairwise(edges))
@@ -273,12 +273,12 @@ def _read_wave(reader: ArrayReader, plan: _Plan, wave: slice, out: NDArray[Any])
     map_decode(decode, runs)
 
 
-def _fetch(reader: ArrayReader, chunks: NDArray[np.int64]) -> _Frames:
-    """Find the stored bytes of chunks, ascending."""
+def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
+    """Find the stored bytes of chunks, (c,) ascending; where remote, near ones share a request."""
     shards = chunks // reader.spec.chunks_per_shard
     numbers = np.unique(shards)
     edges = np.searchsorted(shards, [*numbers.tolist(), numbers[-1] + 1])
-    frames = _Frames(np.zeros(chunks.size, np.uint64), np.zeros(chunks.size, np.int64), [])
+    frames = Frames(np.zeros(chunks.size, np.uint64), np.zeros(chunks.size, np.int64), [])
     jobs = [(int(number), slice(edges[i], edges[i + 1])) for i, number in enumerate(numbers)]
 
     def fetch(job: tuple[int, slice]) -> None:
@@ -315,11 +315,18 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
 
 
+def is_packed(reader: ArrayReader) -> bool:
+    """Tell whether an array is packed with checksums at most 4 bytes a value, so that kernels unpack it block by block."""
+    known = reader.decoder
+    small = np.dtype(reader.spec.dtype).itemsize <= 4 and len(reader.spec.shape) == 1
+    return known is not None and known.compressor == "packed" and known.checksum and small
+
+
 def _decode_run(
     reader: ArrayReader,
     plan: _Plan,
     offset: int,
-    frames: _Frames,
+    frames: Frames,
     run: tuple[int, int],
     *,
     out: NDArray[Any],
@@ -334,8 +341,16 @@ def _decode_run(
     pieces = (plan.sources, plan.lengths, plan.targets)
     part = slice(run[0], run[1])
     bounds = plan.bounds[offset + run[0] : offset + run[1] + 1]
+    if native is not None and is_packed(reader):
+        from raggedatlas.store.unpacking import unpack_pieces
+
+        plain = (frames.addresses[part], frames.sizes[part])
+        status, bad = unpack_pieces(plain, (bounds, *pieces), spec.chunk_shape[0], native.crc32c, out)
+        if status != kernels.GOOD:
+            raise bad_chunk(reader, int(plan.chunks[offset + run[0] + bad]), _FAULTS[status])
+        return
     kinds = {"none": kernels.PLAIN, "blosc": kernels.BLOSC}
-    if decoder is not None and decoder.compressor in kinds and native is not None:
+    if native is not None and decoder is not None and decoder.compressor in kinds and not decoder.delta:
         status, bad = kernels.decode_chunks(
             (frames.addresses[part], frames.sizes[part]),
             _bytes_of(scratch),
@@ -345,19 +360,19 @@ def _decode_run(
             (kinds[decoder.compressor], decoder.checksum, native.decompress, native.crc32c),
         )
         if status != kernels.GOOD:
-            raise _bad_chunk(reader, int(plan.chunks[offset + run[0] + bad]), _FAULTS[status])
+            raise bad_chunk(reader, int(plan.chunks[offset + run[0] + bad]), _FAULTS[status])
         return
     for i in range(*run):
         try:
             _decode_one(decoder, frames, i, scratch, fill)
         except CorruptError as error:
-            raise _bad_chunk(reader, int(plan.chunks[offset + i]), str(error)) from error
+            raise bad_chunk(reader, int(plan.chunks[offset + i]), str(error)) from error
         here = (int(plan.bounds[offset + i]), int(plan.bounds[offset + i + 1]))
         kernels.copy_ranges(_bytes_of(scratch), _bytes_of(out), pieces, here, fill.size)
 
 
 def _decode_one(
-    decoder: ChunkDecoder | None, frames: _Frames, i: int, scratch: NDArray[Any], fill: NDArray[Any]
+    decoder: ChunkDecoder | None, frames: Frames, i: int, scratch: NDArray[Any], fill: NDArray[Any]
 ) -> None:
     """Decode one chunk through Python, for codecs that no kernel knows."""
     import ctypes
@@ -384,13 +399,13 @@ def _decode_foreign(reader: ArrayReader, plan: _Plan, chunks: range, out: NDArra
         try:
             values = np.ascontiguousarray(array[start : start + rows], dtype=reader.spec.dtype)
         except (ValueError, RuntimeError, OSError) as error:
-            raise _bad_chunk(reader, int(plan.chunks[i]), str(error)) from error
+            raise bad_chunk(reader, int(plan.chunks[i]), str(error)) from error
         here = (int(plan.bounds[i]), int(plan.bounds[i + 1]))
         pieces = (plan.sources, plan.lengths, plan.targets)
         kernels.copy_ranges(_bytes_of(values), _bytes_of(out), pieces, here, width)
 
 
-def _bad_chunk(reader: ArrayReader, chunk: int, fault: str) -> CorruptError:
+def bad_chunk(reader: ArrayReader, chunk: int, fault: str) -> CorruptError:
     """Name a bad chunk and the file it lies in."""
     spec = reader.spec
     rows = spec.chunk_shape[0]

@@ -7,25 +7,20 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.store.codecs import ChunkEncoder, Stored
+from raggedatlas.store.codecs import Stored
 from raggedatlas.store.location import Location, store_errors
-from raggedatlas.store.threads import DECODE_THREADS, map_decode
-
-if TYPE_CHECKING:
-    from raggedatlas.store.chunks import NativeFunctions
 
 V = TypeVar("V")
 
 ABSENT = np.iinfo(np.uint64).max
 _MAPS_KEPT = 256
 _INDEXES_KEPT = 4096
-_SLAB_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -216,50 +211,6 @@ def fetch_chunks(location: Location, key: str, index: NDArray[np.int64]) -> list
     except FileNotFoundError:
         raise CorruptError(f"The shard {location.uri}/{key} is missing; restore it from a copy.") from None
     return [np.frombuffer(memoryview(item), dtype=np.uint8) for item in found]
-
-
-def encode_run(encoder: ChunkEncoder, values: NDArray[Any], chunk_rows: int) -> list[bytes]:
-    """Encode whole chunks of rows on the decoding threads.
-
-    Parameters
-    ----------
-    encoder : ChunkEncoder
-        How one chunk is encoded.
-    values : (c * chunk_rows, ...)
-        Contiguous rows.
-    chunk_rows : int
-        Rows of one chunk.
-
-    Returns
-    -------
-    list of c bytes
-    """
-    from raggedatlas.store.chunks import native_functions
-
-    n_chunks = len(values) // chunk_rows
-    if not n_chunks:
-        return []
-    native = native_functions()
-    if native is None:
-        return [encoder(values[i * chunk_rows : (i + 1) * chunk_rows]) for i in range(n_chunks)]
-    raw = values.reshape(-1).view(np.uint8)
-    n_bytes = raw.size // n_chunks
-    per_slab = max(1, min(_SLAB_BYTES // n_bytes, -(-n_chunks // DECODE_THREADS)))
-    slabs = [raw[i * n_bytes : (i + per_slab) * n_bytes] for i in range(0, n_chunks, per_slab)]
-    encoded = map_decode(lambda slab: _encode_slab(slab, n_bytes, encoder.itemsize, native), slabs)
-    return [chunk for slab in encoded for chunk in slab]
-
-
-def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "NativeFunctions") -> list[bytes]:
-    """Encode chunks that lie one behind the other."""
-    from raggedatlas.store.chunks import LZ4_NAME, encode_chunks
-
-    out = np.empty(raw.size // n_bytes * (n_bytes + 20), np.uint8)
-    sizes = encode_chunks(raw, n_bytes, width, (native.compress, LZ4_NAME, native.crc32c), out)
-    if (sizes < 0).any():
-        raise CorruptError("Blosc refused to encode a chunk; report this with the dtype and shape of the array.")
-    ends = np.cumsum(sizes).tolist()
-    return [out[start:end].tobytes() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]:

@@ -1,0 +1,81 @@
+"""What values come as: compressed rows, dense arrays, or tensors of either."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.loader import torch as tensors
+from raggedatlas.loader.batch import TensorBlock
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.store.gather import BufferRing
+
+Formed = CsrBlock | DenseBlock | TensorBlock
+
+
+def cut_rows(block: Block, start: int, stop: int) -> Block:
+    """Keep neighbouring rows; values and columns are views of the block's."""
+    if isinstance(block, DenseBlock):
+        return DenseBlock({layer: values[start:stop] for layer, values in block.layers.items()})
+    if start == 0 and stop == block.n_rows:
+        return block
+    first, last = int(block.indptr[start]), int(block.indptr[stop])
+    layers = {layer: values[first:last] for layer, values in block.layers.items()}
+    return CsrBlock(block.indptr[start : stop + 1] - first, block.indices[first:last], layers, block.n_cols)
+
+
+def dense_layers(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) -> dict[str, NDArray[Any]]:
+    """Make every layer a dense array.
+
+    Returns
+    -------
+    mapping of str to (n_rows, ...) array of `dtype`
+    """
+    if isinstance(block, DenseBlock):
+        return {layer: _cast(values, dtype) for layer, values in block.layers.items()}
+    from raggedatlas.loader.kernels import fill_dense
+
+    found = {}
+    for layer, values in block.layers.items():
+        memory = ring.take(block.n_rows * block.n_cols, values.dtype if dtype is None else dtype)
+        found[layer] = memory.reshape(block.n_rows, block.n_cols)
+        fill_dense(block.indptr, block.indices, values, found[layer])
+    return found
+
+
+def _as_stored(block: Block, dtype: np.dtype[Any] | None, _: BufferRing) -> Formed:
+    if dtype is None:
+        return block
+    layers = {layer: _cast(values, dtype) for layer, values in block.layers.items()}
+    if isinstance(block, DenseBlock):
+        return DenseBlock(layers)
+    return CsrBlock(block.indptr, block.indices, layers, block.n_cols)
+
+
+def _as_dense(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) -> Formed:
+    return DenseBlock(dense_layers(block, dtype, ring))
+
+
+def _as_tensors(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) -> Formed:
+    if isinstance(block, DenseBlock):
+        return _as_dense_tensors(block, dtype, ring)
+    return TensorBlock({layer: tensors.sparse_tensor(block, _cast(v, dtype)) for layer, v in block.layers.items()})
+
+
+def _as_dense_tensors(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) -> Formed:
+    layers = dense_layers(block, dtype, ring)
+    return TensorBlock({layer: tensors.as_tensor(values) for layer, values in layers.items()})
+
+
+def _cast(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
+    return values if dtype is None else values.astype(dtype, copy=False)
+
+
+FORMS: dict[str, Callable[[Block, np.dtype[Any] | None, BufferRing], Formed]] = {
+    "csr": _as_stored,
+    "dense": _as_dense,
+    "torch": _as_tensors,
+    "torch-dense": _as_dense_tensors,
+}
+"""How a block of numpy arrays is given to the caller; the dtype is that of the values, None for their own."""

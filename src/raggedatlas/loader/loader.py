@@ -1,0 +1,256 @@
+"""Iterate over a query in training batches, epoch after epoch, in an order that can be resumed exactly."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import QueryError
+from raggedatlas.loader.batch import SentBatch, TrainingBatch, remember_facts
+from raggedatlas.loader.dataset import CellDataset
+from raggedatlas.loader.making import BatchMaker, refuse_fork
+from raggedatlas.loader.options import Form, LoaderChoices, split_choices
+from raggedatlas.loader.order import Shuffle, count_batches, epoch_batches, read_units, worker_batches
+from raggedatlas.loader.plan import plan_batches, plan_order
+from raggedatlas.loader.prefetch import run_ahead
+from raggedatlas.loader.torch import check_device, move_ahead, torch_dataset
+from raggedatlas.query.query import Query
+from raggedatlas.store.threads import DECODE_THREADS
+
+_READ_ROWS = 512
+"""About how many cells one read takes where batches are smaller, so that small batches cost no more per cell."""
+
+
+class Loader:
+    """Training batches of a query: an iterable with a length, a new order every epoch.
+
+    Parameters
+    ----------
+    query : Query
+        Which cells, features, layers and feature spaces.
+    batch_size : int
+        Cells of a batch.
+    shuffle : {"full", "blocks"} or None
+        A uniform permutation of all cells in each epoch; blocks of neighbours, shuffled within a buffer, for stores where single
+        cells are slow to read; or the query's order.
+    seed : int
+        The same seed gives the same epochs.
+    obs : sequence of str, or None
+        Metadata columns of a batch; None takes those of ``query.obs(...)``.
+    as_ : {"csr", "dense", "torch", "torch-dense"}
+        What values come as: compressed rows, dense arrays, sparse CSR tensors or dense tensors.
+    **choices
+        See `LoaderChoices`: ranks, sampling strategies, dtype, devices, threads.
+
+    Raises
+    ------
+    QueryError, FeatureError
+        For what cannot be had as asked, before anything is read.
+    MissingExtraError
+        For tensors without PyTorch.
+
+    Notes
+    -----
+    Each iteration is the next epoch, unless `set_epoch` says otherwise. Reading runs ahead in threads, by a bounded number of
+    batches, and ends with the iteration. Any number of DataLoader workers gives the same batches in the same order.
+
+    Examples
+    --------
+    >>> loader = Loader(view.query(), 512, obs=["cell_type"], as_="torch")  # doctest: +SKIP
+    >>> for batch in loader:  # doctest: +SKIP
+    ...     loss = model(batch.X, batch.obs["cell_type"])
+    """
+
+    def __init__(
+        self,
+        query: Query,
+        batch_size: int = 512,
+        *,
+        shuffle: Shuffle = "full",
+        seed: int = 0,
+        obs: Sequence[str] | None = None,
+        as_: Form = "csr",
+        **choices: Unpack[LoaderChoices],
+    ) -> None:
+        own = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "obs": obs, "as_": as_}
+        reading, self._options = split_choices("Loader", {**choices, **own})
+        if reading.tensors:
+            check_device(reading.device, pinned=reading.pins)
+        self._plan, column = plan_batches(query, reading, self._options.strategy_column)
+        self._order = plan_order(self._plan, self._options, column)
+        self._next = (0, 0)
+        self._now: tuple[int, int] | None = None
+        self._settle()
+
+    def _settle(self) -> None:
+        """Note what belongs to this process alone."""
+        self._pid = os.getpid()
+        self._maker: BatchMaker | None = None
+        remember_facts(self._plan.facts)
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells to choose from."""
+        return self._plan.n_cells
+
+    @property
+    def features(self) -> Mapping[str, NDArray[np.object_]]:
+        """Feature uids of every feature space, in column order."""
+        return {name: facts.features for name, facts in self._plan.facts.spaces.items()}
+
+    @property
+    def categories(self) -> Mapping[str, NDArray[np.object_]]:
+        """What the codes of every metadata column mean."""
+        return self._plan.facts.categories
+
+    @property
+    def moves(self) -> bool:
+        """Whether batches are moved to a device."""
+        return self._plan.options.device is not None
+
+    @property
+    def dataset(self) -> CellDataset:
+        """The same cells for a sampler of PyTorch's: map-style, in the query's order."""
+        return CellDataset.of_plan(self._plan)
+
+    def torch_dataset(self) -> Any:  # noqa: ANN401  (a torch.utils.data.IterableDataset)
+        """Give the loader as PyTorch's DataLoader takes it.
+
+        Returns
+        -------
+        torch.utils.data.IterableDataset
+            For ``DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")``. Call `set_epoch` before each
+            epoch: workers get copies of the loader.
+        """
+        return torch_dataset(self)
+
+    def __len__(self) -> int:
+        """Count the batches of an epoch on this rank."""
+        return count_batches(self._order)
+
+    def __iter__(self) -> Iterator[TrainingBatch]:
+        """Start the next epoch."""
+        epoch, done = self._next
+        batches, device = self.iterate(), self._plan.options.device
+        return self._count(batches if device is None else move_ahead(batches, device), epoch, done)
+
+    def iterate(self, worker: int = 0, n_workers: int = 1) -> Iterator[TrainingBatch]:
+        """Start the next epoch, and give what one of several workers of this rank has of it: every `n_workers`-th batch.
+
+        Raises
+        ------
+        StoreError
+            In a forked child, where the threads and connections of its parent do not work.
+        """
+        refuse_fork(self._pid)
+        epoch, done = self._next
+        self._next, self._now = (epoch + 1, 0), (epoch, done)
+        return self._read(epoch, done, worker, n_workers)
+
+    def send(self, worker: int, n_workers: int) -> Iterator[SentBatch]:
+        """Iterate in a worker of a DataLoader: batches are pickled without what the process that trains has already."""
+        return map(SentBatch, self.iterate(worker, n_workers))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is."""
+        self._next, self._now = (_epoch(epoch), 0), None
+
+    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
+        """Say where the iteration stands, so that another process can go on from there.
+
+        Parameters
+        ----------
+        taken : int or None
+            Batches taken of the epoch that `set_epoch` named, where a DataLoader with workers counts; None counts by itself.
+
+        Returns
+        -------
+        dict
+            Of strings and numbers. The state of one rank serves all.
+        """
+        epoch, done = self._now or self._next
+        return {**self._facts(), "epoch": epoch, "batch": done if taken is None else int(taken)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where a state was taken.
+
+        Raises
+        ------
+        QueryError
+            If the state is of another query, seed, number of ranks or other choice that changes the order.
+        """
+        for name, value in self._facts().items():
+            if state.get(name) != value:
+                raise QueryError(
+                    f"The state was taken with {name} {state.get(name)!r}, this loader has {value!r}: its batches would not "
+                    "follow those before. Make the loader as it was."
+                )
+        epoch, done = _epoch(state.get("epoch")), state.get("batch")
+        if not isinstance(done, int) or not 0 <= done <= len(self):
+            raise QueryError(
+                f"The state says {done!r} batches were taken, which is beyond the {len(self):,} of an epoch."
+            )
+        self._next, self._now = (epoch, done), None
+
+    def __repr__(self) -> str:
+        """Say what is read and how."""
+        options = self._options
+        return (
+            f"Loader of {self.n_cells:,} cells, {len(self):,} batches of {options.batch_size:,} "
+            f"(shuffle={options.shuffle!r}, as_={self._plan.options.as_!r}, rank {options.rank} of {options.world_size})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process."""
+        return {name: value for name, value in self.__dict__.items() if name not in {"_maker", "_pid"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin anew in another process."""
+        self.__dict__.update(state)
+        self._settle()
+
+    def _facts(self) -> dict[str, Any]:
+        """Tell all that the order of an epoch follows from."""
+        order, share = self._order, self._order.share
+        return {
+            "query": self._plan.facts.key,
+            "n_cells": order.n_cells,
+            "seed": int(order.seed),
+            "batch_size": int(order.batch_size),
+            "shuffle": order.shuffle,
+            "blocks": [int(order.block_size), int(order.buffer_size)] if order.shuffle == "blocks" else None,
+            "strategy": order.strategy.digest(),
+            "world_size": int(share.world_size),
+            "even": share.even,
+            "drop_last": share.drop_last,
+        }
+
+    def _count(self, batches: Iterator[TrainingBatch], epoch: int, done: int) -> Iterator[TrainingBatch]:
+        for number, batch in enumerate(batches, done + 1):
+            self._now = (epoch, number)
+            yield batch
+        self._now = None
+
+    def _read(self, epoch: int, done: int, worker: int, n_workers: int) -> Iterator[TrainingBatch]:
+        options = self._options
+        threads = options.threads
+        if threads is None:
+            threads = DECODE_THREADS if n_workers == 1 else 0
+        every = epoch_batches(self._order, epoch)
+        n = len(every)
+        own = every.span(done, n) if n_workers == 1 else every.take(worker_batches(n, done, worker, n_workers))
+        units = read_units(own, options.buffer_size if options.shuffle == "blocks" else _READ_ROWS)
+        each = max(1, len(own) // max(1, len(units)))
+        ahead = max(1, threads) if options.prefetch is None else -(-options.prefetch // each)
+        maker = self._maker = self._maker or BatchMaker(self._plan)
+        read = run_ahead(lambda unit: maker.make(own.span(*unit)), units, threads, ahead)
+        for made in read:
+            yield from made
+
+
+def _epoch(epoch: Any) -> int:  # noqa: ANN401  (checked here)
+    if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or epoch < 0:
+        raise QueryError(f"Epochs are whole numbers from 0 on, not {epoch!r}.")
+    return int(epoch)

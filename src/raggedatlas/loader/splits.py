@@ -1,0 +1,204 @@
+"""Train, validation and test cells of one loader, by a hash that keeps every cell where it is."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.errors import QueryError
+from raggedatlas.loader.columns import ObsColumn
+from raggedatlas.loader.loader import Loader
+from raggedatlas.loader.making import BatchPlan
+from raggedatlas.loader.order import Share, Strategy, count_batches
+from raggedatlas.query.rows import hash_uids
+
+_OWN_SEEDS = 1 << 64
+"""`Query.sample` takes the cells whose hashes with small seeds are the lowest; a split of a sample must not see the same hashes."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How cells are shared out between training, validation and test.
+
+    Parameters
+    ----------
+    val, test : float
+        Expected share of the cells, from 0 to below 1 together; training has the others.
+    by : str or None
+        A metadata column whose values stay together, e.g. the donor; None shares out cell by cell.
+    seed : int
+        Another seed gives another split.
+
+    Notes
+    -----
+    The hash is of the cell's uid, or of the value of `by`, with the seed, and of nothing else: cells that join the atlas later, a
+    narrower query, or another machine move no cell from one part to another. Values of `by` keep their part in every atlas.
+    """
+
+    val: float = 0.1
+    test: float = 0.0
+    by: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse shares that leave nothing to train on."""
+        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
+            raise QueryError(
+                f"Split takes val and test as shares from 0 to below 1 together, not {self.val!r} and {self.test!r}."
+            )
+
+
+def split_rows(hashes: NDArray[np.uint64], split: Split) -> dict[str, NDArray[np.int64]]:
+    """Share out rows by their hashes.
+
+    Parameters
+    ----------
+    hashes : (n,) uint64
+        Evenly spread.
+    split : Split
+        The shares.
+
+    Returns
+    -------
+    mapping of str to (k,) int64
+        Rows of ``"train"``, ``"val"`` and ``"test"``, each ascending; together every row once.
+
+    Examples
+    --------
+    >>> split_rows(np.array([2**63, 1, 2**64 - 1], np.uint64), Split(val=0.25))["val"]
+    array([1])
+    """
+    place = hashes / 2.0**64
+    val, test = place < split.val, (place >= split.val) & (place < split.val + split.test)
+    chosen = {"train": ~(val | test), "val": val, "test": test}
+    return {name: np.flatnonzero(own) for name, own in chosen.items()}
+
+
+def split_loader(loader: Loader, split: Split) -> dict[str, Loader]:
+    """Make one loader several, which share features, codes and choices.
+
+    Parameters
+    ----------
+    loader : Loader
+        Of all the cells.
+    split : Split
+        The shares; its column has to be among the loader's `obs`.
+
+    Returns
+    -------
+    mapping of str to Loader
+        ``"train"`` draws its cells as `loader` does; ``"val"`` and ``"test"``, which are there if their shares are above 0, give each
+        of theirs once, in the order of the query.
+
+    Raises
+    ------
+    QueryError
+        For a column that the loader does not have or that is not known of every cell, or a part without cells.
+
+    Examples
+    --------
+    >>> loader = Loader(view.query(), obs=["cell_type", "donor"], as_="torch")  # doctest: +SKIP
+    >>> parts = split_loader(loader, Split(val=0.2, by="donor"))  # doctest: +SKIP
+    """
+    plan: BatchPlan = loader.__getstate__()["_plan"]
+    shares = {"train": 1.0, "val": split.val, "test": split.test}
+    parts = {name: rows for name, rows in split_rows(_hashes(plan, split), split).items() if shares[name]}
+    for name, rows in parts.items():
+        if not len(rows):
+            raise QueryError(
+                f"{split} leaves none of {plan.n_cells:,} cells for {name!r}; choose another seed, larger shares, or a column with "
+                "more values."
+            )
+    return {name: part_of(loader, rows, drawn=name == "train") for name, rows in parts.items()}
+
+
+def part_of(loader: Loader, rows: NDArray[np.int64], *, drawn: bool, share: Share | None = None) -> Loader:
+    """Make a loader of some of another's cells; what is read, and how, stays as it is.
+
+    Parameters
+    ----------
+    loader : Loader
+        Where the cells, features and choices come from.
+    rows : (k,) int64
+        Positions among its cells.
+    drawn : bool
+        Whether the part draws its cells as `loader` does; else it gives each once, in the order of `rows`.
+    share : Share or None
+        Which rank of how many the part is for; None keeps that of `loader`.
+
+    Returns
+    -------
+    Loader
+        At the start of its first epoch; ``batch.rows`` count within the part.
+
+    Raises
+    ------
+    QueryError
+        If no batch is left.
+    """
+    state = loader.__getstate__()
+    plan, order, options = state["_plan"], state["_order"], state["_options"]
+    strategy = Strategy()
+    if drawn:
+        values = order.strategy.values
+        strategy = replace(
+            order.strategy,
+            values=None if values is None else values[rows],
+            n_samples=options.n_samples or len(rows),
+        )
+    share = share or order.share
+    order = replace(order, n_cells=len(rows), shuffle=order.shuffle if drawn else None, strategy=strategy, share=share)
+    if not len(rows) or not count_batches(order):
+        raise QueryError(
+            f"{len(rows):,} of {plan.n_cells:,} cells in batches of {order.batch_size:,} leave no batch for rank {share.rank} of "
+            f"{share.world_size} (even={share.even!r}, drop_last={share.drop_last}); take a smaller batch_size."
+        )
+    options = replace(options, rank=share.rank, world_size=share.world_size, even=share.even, drop_last=share.drop_last)
+    part = Loader.__new__(Loader)
+    part.__setstate__(
+        {**state, "_plan": _take(plan, rows), "_order": order, "_options": options, "_next": (0, 0), "_now": None}
+    )
+    return part
+
+
+def _take(plan: BatchPlan, rows: NDArray[np.int64]) -> BatchPlan:
+    key = hashlib.blake2b(plan.facts.key.encode() + np.ascontiguousarray(rows).tobytes(), digest_size=16).hexdigest()
+    columns = {name: replace(column, values=column.values[rows]) for name, column in plan.columns.items()}
+    spaces = {name: space.take(rows) for name, space in plan.spaces.items()}
+    facts = replace(plan.facts, key=key)
+    return replace(plan, spaces=spaces, uids=plan.uids[rows], columns=columns, facts=facts)
+
+
+def _hashes(plan: BatchPlan, split: Split) -> NDArray[np.uint64]:
+    if split.by is None:
+        return hash_uids(
+            pa.chunked_array([pa.array(plan.uids.astype(str).tolist(), pa.string())]), split.seed + _OWN_SEEDS
+        )
+    if split.by not in plan.columns:
+        raise QueryError(f"The loader's obs are {list(plan.columns)}; add {split.by!r} to split by it.")
+    known, codes = _values(split.by, plan.columns[split.by])
+    texts = (f"split {split.seed} {value}".encode() for value in known)
+    return np.array([int(hashlib.sha256(text).hexdigest()[:16], 16) for text in texts], np.uint64)[codes]
+
+
+def _values(name: str, column: ObsColumn) -> tuple[list[object], NDArray[np.int64]]:
+    """Give the distinct values of a column and the code of every cell, all of them known."""
+    if column.categories is not None:
+        known, codes = column.categories.tolist(), column.values
+        missing = codes < 0
+    else:
+        distinct, codes = np.unique(column.values, return_inverse=True)
+        known, missing = distinct.tolist(), np.isnan(column.values.astype(np.float64))
+    if missing.any():
+        raise QueryError(
+            f"{int(missing.sum()):,} of {len(codes):,} cells have no {name!r} to split by; leave them out, e.g. "
+            f"query.where(~col({name!r}).is_null())."
+        )
+    return known, codes.astype(np.int64)
+
+
+Parts = Mapping[str, Loader]
+"""Name of a part -> its loader."""

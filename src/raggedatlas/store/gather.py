@@ -1,0 +1,402 @@
+"""Rows of many ragged groups in one call: chunk tables, threads, and reused memory around the compiled loop."""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError
+from raggedatlas.store.ranges import ArrayReader, bad_chunk, fetch_frames, is_packed
+from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_groups
+
+_FAULTS = {
+    1: "its crc32c does not match",
+    2: "it does not have the size it should",
+    3: "its frame does not decode",
+}
+_OUTSIDE, _REPEATED = 4, 5
+_ENTRIES_PER_THREAD = 2**19
+_SCRATCH = 264
+_INT32 = np.dtype(np.int32)
+
+
+Frames: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8]]
+"""Addresses, sizes and states of chunks."""
+
+Rows: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""In which order to read; group, first entry, end and first output entry of every row."""
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """One sparse group of a gather.
+
+    Parameters
+    ----------
+    columns, values : ArrayReader
+        Columns and values of its entries, of equal length.
+    column_map : (n_local,) integers
+        Column of the result for every stored one, -1 where it is left out.
+    """
+
+    columns: ArrayReader
+    values: ArrayReader
+    column_map: NDArray[np.int64]
+
+
+class _ChunkTable:
+    """Addresses of all chunks of one array per group; local shards are mapped when first needed and stay mapped."""
+
+    def __init__(self, readers: Sequence[ArrayReader]) -> None:
+        self.readers = readers
+        self.is_local = all(reader.folder is not None for reader in readers)
+        counts = [-(-reader.spec.n_rows // reader.spec.chunk_shape[0]) for reader in readers]
+        self.first_slot = np.cumsum([0, *counts])
+        self.groups = np.array(
+            [
+                (slot, r.spec.chunk_shape[0], _kind(r), np.dtype(r.spec.dtype).itemsize)
+                for slot, r in zip(self.first_slot.tolist(), readers, strict=False)
+            ],
+            np.int64,
+        ).reshape(len(readers), 4)
+        self.chunk_bytes = int((self.groups[:, 1] * self.groups[:, 3]).max(initial=1))
+        shards = [-(-count // r.spec.chunks_per_shard) for count, r in zip(counts, readers, strict=True)]
+        self.first_shard = np.cumsum([0, *shards])
+        self.grid = np.array(
+            [
+                (r.spec.chunks_per_shard * r.spec.chunk_shape[0], shard)
+                for r, shard in zip(readers, self.first_shard.tolist(), strict=False)
+            ],
+            np.int64,
+        ).reshape(len(readers), 2)
+        self.mapped = np.full(self.first_shard[-1], not self.is_local)
+        self.owners: list[Any] = []
+        self.lock = threading.Lock()
+        self.frames = self._fresh()
+
+    def _fresh(self) -> Frames:
+        """Return empty addresses, sizes and states; pages that are not touched cost nothing."""
+        n = int(self.first_slot[-1])
+        return np.zeros(n, np.uint64), np.zeros(n, np.int64), np.zeros(n, np.uint8)
+
+    @property
+    def shards(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Entries of a shard and first shard of every group, and which shards are mapped; of remote ones, all."""
+        return self.grid, self.mapped
+
+    def frames_of(
+        self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64]
+    ) -> tuple[Frames, list[Any]]:
+        """Return the frames of all chunks that rows touch, and what must be kept until they are read."""
+        if not self.is_local:
+            return self._fetch(group, start // self.groups[group, 1], (end - 1) // self.groups[group, 1])
+        low = self.grid[group, 1] + start // self.grid[group, 0]
+        high = self.grid[group, 1] + (end - 1) // self.grid[group, 0]
+        with self.lock:
+            for first, last in set(zip(low.tolist(), high.tolist(), strict=True)):
+                for shard in range(first, last + 1):
+                    self._map(shard)
+        return self.frames, self.owners
+
+    def _map(self, shard: int) -> None:
+        """Map one local shard."""
+        if self.mapped[shard]:
+            return
+        g = int(np.searchsorted(self.first_shard, shard, side="right")) - 1
+        per_shard = self.readers[g].spec.chunks_per_shard
+        begin = (shard - int(self.first_shard[g])) * per_shard
+        slot = int(self.first_slot[g]) + begin
+        n = min(per_shard, int(self.first_slot[g + 1]) - slot)
+        self._put(g, slot, np.arange(begin, begin + n), self.frames, self.owners)
+        self.mapped[shard] = True
+
+    def _put(
+        self, g: int, slot: int | NDArray[np.int64], chunks: NDArray[np.int64], frames: Frames, kept: list[Any]
+    ) -> None:
+        """Enter the frames of some chunks of a group."""
+        found = fetch_frames(self.readers[g], chunks)
+        at = slot + np.arange(len(chunks)) if isinstance(slot, int) else slot
+        frames[0][at], frames[1][at] = found.addresses, found.sizes
+        kept.extend(found.owners)
+
+    def _fetch(
+        self, group: NDArray[np.int32], first: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> tuple[Frames, list[Any]]:
+        """Fetch the chunks that rows touch; neighbouring rows and chunks share requests."""
+        frames, kept = self._fresh(), list[Any]()
+
+        def fetch(g: int) -> None:
+            here = group == g
+            touched = np.zeros(int(self.first_slot[g + 1] - self.first_slot[g]) + 1, np.int64)
+            np.add.at(touched, first[here], 1)
+            np.add.at(touched, last[here] + 1, -1)
+            chunks = np.flatnonzero(np.cumsum(touched)[:-1])
+            self._put(g, self.first_slot[g] + chunks, chunks, frames, kept)
+
+        map_groups(fetch, np.unique(group).tolist())
+        return frames, kept
+
+    def fault(self, slot: int, status: int) -> CorruptError:
+        """Name a bad chunk."""
+        g = int(np.searchsorted(self.first_slot, slot, side="right")) - 1
+        return bad_chunk(self.readers[g], slot - int(self.first_slot[g]), _FAULTS[status])
+
+
+class BufferRing:
+    """Memory of results that is used again once no array looks at it any more.
+
+    An array from `take` owns its memory for as long as it or any view of it lives, so a held batch never changes; only memory
+    that was let go is handed out again. Fresh memory costs a page fault for every 4 KiB, which takes as long as reading.
+
+    Parameters
+    ----------
+    n_kept : int
+        How many free pieces are kept; 0 turns reuse off.
+    """
+
+    def __init__(self, n_kept: int = 8) -> None:
+        self.n_kept = n_kept
+        # Letting go of an array can run inside `take`, in the same thread.
+        self.lock = threading.RLock()
+        self.free: list[NDArray[np.uint8]] = []
+
+    def take(self, n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an uninitialised (n,) array."""
+        n_bytes = n * dtype.itemsize
+        if not self.n_kept or n_bytes < 2**16:
+            return np.empty(n, dtype)
+        with self.lock:
+            fit = [i for i, item in enumerate(self.free) if n_bytes <= item.size <= 4 * n_bytes]
+            memory = self.free.pop(min(fit, key=lambda i: self.free[i].size)) if fit else None
+        if memory is None:
+            memory = np.empty(n_bytes + n_bytes // 8, np.uint8)
+        array = np.frombuffer(memoryview(memory.data), np.uint8, n_bytes).view(dtype)
+        # `array.base` chains end at the array that frombuffer made; when that goes, nothing can look at the memory.
+        owner = array.base
+        assert isinstance(owner, np.ndarray)
+        weakref.finalize(owner, self._give_back, memory).atexit = False
+        return array
+
+    def _give_back(self, memory: NDArray[np.uint8]) -> None:
+        """Keep memory that nothing looks at any more."""
+        with self.lock:
+            if len(self.free) < self.n_kept:
+                self.free.append(memory)
+
+
+class RowGatherer:
+    """Reads rows of ragged groups into one CSR, columns mapped, in any order and as often as asked.
+
+    Usable from several threads at once. It holds memory maps, so it is made anew in every process.
+
+    Parameters
+    ----------
+    groups : sequence of RowGroup
+        For which `can_gather` is true.
+    n_cols : int
+        Columns of the result.
+    dtype : dtype
+        Of the result's values.
+    threads : int
+        Threads of one call; the result does not depend on them.
+    ring : BufferRing, optional
+        Where the memory of results comes from; fresh memory without one.
+
+    Raises
+    ------
+    CorruptError
+        If columns and values of a group differ in length.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[RowGroup],
+        n_cols: int,
+        dtype: np.dtype[Any],
+        *,
+        threads: int = DECODE_THREADS,
+        ring: BufferRing | None = None,
+    ) -> None:
+        self.n_cols, self.dtype, self.threads = n_cols, dtype, threads
+        self.ring = ring or BufferRing(0)
+        for group in groups:
+            if group.columns.spec.n_rows != group.values.spec.n_rows:
+                raise CorruptError(f"{group.columns.name} and {group.values.name} differ in length; run validate().")
+        self.columns = _ChunkTable([group.columns for group in groups])
+        self.values = _ChunkTable([group.values for group in groups])
+        ends = [np.append(group.column_map, -2).astype(np.int32) for group in groups]
+        self.maps = np.concatenate([np.empty(0, np.int32), *ends]), np.cumsum([0, *map(len, ends)])
+        self.complete = bool((self.maps[0] != -1).all())
+        n_entries = np.array([group.columns.spec.n_rows for group in groups], np.int64)
+        kept = [int((m >= 0).sum()) for m in ends]
+        before = np.cumsum(n_entries) - n_entries
+        self.facts = np.stack([n_entries, before, np.diff(self.maps[1]) - 1, np.array(kept, np.int64)], axis=1)
+        # Bit patterns are copied where the result has the stored float type, numbers are converted elsewhere.
+        self.as_bits = bool(groups) and all(np.dtype(g.values.spec.dtype).kind == "f" for g in groups)
+
+    def gather(
+        self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, sort: bool = True
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
+        """Read rows.
+
+        Parameters
+        ----------
+        group : (n,) int32
+            Group of every row; -1 for an empty row.
+        start, end : (n,) int64
+            Entries of every row in the arrays of its group.
+        sort : bool
+            Whether the columns of every row shall ascend. If not, and no column is left out, they come as stored.
+
+        Returns
+        -------
+        (indptr, indices, values)
+            (n + 1,) int64, int32, and the result's dtype.
+
+        Raises
+        ------
+        CorruptError
+            If a range lies outside its group, a chunk is not what was written, or a column is none of its group's.
+        """
+        from raggedatlas.store.gathering import arrange_rows
+
+        n = len(group)
+        order, at = np.empty(n, np.int64), np.empty(n + 1, np.int64)
+        found, longest, mapped = arrange_rows(
+            (group, start, end), self.facts, (self.columns.shards, self.values.shards), order, at
+        )
+        if found < 0:
+            raise self._misplaced(group, start, end, row=longest, outside=found == -1)
+        order = order[:found]
+        if mapped and self.columns.is_local and self.values.is_local:
+            frames = [(table.frames, table.owners) for table in (self.columns, self.values)]
+        else:
+            touched = group[order], start[order], end[order]
+            frames = [table.frames_of(*touched) for table in (self.columns, self.values)]
+        plain = self.complete and not sort
+        total = int(at[-1])
+        indices, values = self.ring.take(total, _INT32), self.ring.take(total, self.dtype)
+        counts = np.empty(0 if plain else n, np.int64)
+        out = (indices, values.view(f"u{self.dtype.itemsize}") if self.as_bits else values, counts)
+        rows = (group, start, end, at)
+        if found and (self.threads == 1 or total < 2 * _ENTRIES_PER_THREAD):
+            self._run((order, *rows), frames, out, plain=plain, longest=longest)
+        elif found:
+            map_decode(
+                lambda run: self._run((run, *rows), frames, out, plain=plain, longest=longest),
+                _cut(order, end - start, self.threads),
+            )
+        if plain:
+            return at, indices, values
+        counts[group < 0] = 0
+        counts[start == end] = 0
+        return (at, indices, values) if int(counts.sum()) == total else _compact(at, counts, indices, values)
+
+    def _run(
+        self,
+        rows: Rows,
+        frames: Sequence[tuple[Frames, list[Any]]],
+        out: tuple[NDArray[np.int32], NDArray[Any], NDArray[np.int64]],
+        *,
+        plain: bool,
+        longest: int,
+    ) -> None:
+        """Read a run of rows in the calling thread."""
+        from raggedatlas.store.chunks import native_functions
+        from raggedatlas.store.gathering import gather_placed, gather_rows
+
+        native = native_functions()
+        assert native is not None
+        functions = (native.decompress, native.crc32c)
+        columns = (*frames[0][0], self.columns.groups, functions)
+        values = (*frames[1][0], self.values.groups, functions)
+        room = (
+            np.empty(_SCRATCH, np.uint32),
+            np.empty(self.columns.chunk_bytes, np.uint8),
+            np.empty(self.values.chunk_bytes, np.uint8),
+        )
+        if plain:
+            status, where, which = gather_rows(rows, columns, values, self.maps, out[:2], room)
+        else:
+            more = (
+                np.empty(longest, np.int32), np.empty(longest, np.uint32),
+                np.zeros(self.n_cols // 64 + 1, np.uint64), np.empty(self.n_cols + 1, np.uint32),
+            )  # fmt: skip
+            status, where, which = gather_placed(rows, columns, values, self.maps, out, (*room, *more))
+        if status in {_OUTSIDE, _REPEATED}:
+            path = self.columns.readers[int(rows[1][where])].name
+            fault = "a feature that its list has not got" if status == _OUTSIDE else "a feature twice in one cell"
+            raise CorruptError(f"{path} names {fault}; run validate().")
+        if status:
+            raise (self.values if which else self.columns).fault(where, status)
+
+    def _misplaced(
+        self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, row: int, outside: bool
+    ) -> CorruptError:
+        """Say what is wrong with the pointer of a row."""
+        g = int(group[row])
+        name = self.columns.readers[g].name
+        if outside:
+            return CorruptError(
+                f"A cell points to [{start[row]}, {end[row]}) of {name}, which has {self.facts[g, 0]} entries; run "
+                "validate()."
+            )
+        return CorruptError(
+            f"A cell points to {end[row] - start[row]:,} entries of {name}: it names a feature twice, or one that its list "
+            "has not got; run validate()."
+        )
+
+
+def _cut(order: NDArray[np.int64], lengths: NDArray[np.int64], threads: int) -> list[NDArray[np.int64]]:
+    """Cut ordered rows into runs of about equally many entries, one for each thread where there are enough."""
+    total = np.cumsum(lengths[order])
+    n = min(threads, 1 + int(total[-1]) // _ENTRIES_PER_THREAD)
+    cuts = np.searchsorted(total, np.linspace(0, int(total[-1]), n + 1)[1:-1])
+    return [run for run in np.split(order, cuts) if run.size]
+
+
+def can_gather(groups: Sequence[RowGroup]) -> bool:
+    """Tell whether the compiled gather knows the arrays of all groups; else `read_ranges` reads them."""
+    from raggedatlas.store.chunks import native_functions
+
+    if native_functions() is None:
+        return False
+    floats = {np.dtype(group.values.spec.dtype).kind == "f" for group in groups}
+    types = {group.values.spec.dtype for group in groups}
+    return (
+        all(_kind(group.columns) >= 0 and np.dtype(group.columns.spec.dtype).kind == "u" for group in groups)
+        and all(_kind(group.values) >= 0 and np.dtype(group.values.spec.dtype).kind in "uf" for group in groups)
+        and (floats == {False} or (floats == {True} and types == {"float32"}))
+    )
+
+
+def _kind(reader: ArrayReader) -> int:
+    """Return how the compiled loop reads an array's chunks; -1 where it does not."""
+    from raggedatlas.store.chunks import BLOSC, PLAIN
+    from raggedatlas.store.gathering import CHECKED, PACKED_CHUNKS
+
+    decoder, spec = reader.decoder, reader.spec
+    if is_packed(reader):
+        return PACKED_CHUNKS
+    kinds = {"none": PLAIN, "blosc": BLOSC}
+    narrow = np.dtype(spec.dtype).itemsize <= 4 and np.dtype(spec.dtype).kind in "uf" and len(spec.shape) == 1
+    if decoder is None or decoder.delta or not narrow or spec.fill().tobytes().strip(b"\0"):
+        return -1
+    return kinds[decoder.compressor] + CHECKED * decoder.checksum if decoder.compressor in kinds else -1
+
+
+def _compact(
+    at: NDArray[np.int64], counts: NDArray[np.int64], indices: NDArray[np.int32], values: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
+    """Close the gaps behind rows of which entries were left out."""
+    from raggedatlas.store.gathering import close_gaps
+
+    indptr = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=indptr[1:])
+    kept = np.empty(int(indptr[-1]), np.int32), np.empty(int(indptr[-1]), values.dtype)
+    close_gaps(at, indptr, (indices, values), kept)
+    return indptr, *kept

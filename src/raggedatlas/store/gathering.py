@@ -1,0 +1,378 @@
+"""The compiled loop of the gather: for every row find its chunks, unpack what it needs, map columns, place.
+
+This module imports numba at the top, so it is imported inside functions only.
+"""
+
+# ruff: noqa: TID253
+
+from typing import Any
+
+import numpy as np
+from numba.np.numpy_support import carray
+from numpy.typing import NDArray
+
+from raggedatlas.store.chunks import GOOD, decode_frame, frame_pointer
+from raggedatlas.store.kernels import Flag, Integer, compiled
+from raggedatlas.store.lanes import prefetch, trailing_zeros
+from raggedatlas.store.unpacking import check_chunk, unpack_range
+
+PACKED_CHUNKS = 2
+"""Kind of chunk beside PLAIN and BLOSC of `raggedatlas.store.chunks`."""
+
+CHECKED = 8
+"""Added to the kind of a chunk that ends with its crc32c; packed chunks always do."""
+
+SEEN = 1
+OUTSIDE, REPEATED = 4, 5
+_LINE = 64
+
+
+@compiled
+def arrange_rows(
+    rows: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]],
+    groups: NDArray[np.int64],
+    shards: tuple[tuple[NDArray[np.int64], NDArray[np.bool_]], tuple[NDArray[np.int64], NDArray[np.bool_]]],
+    order: NDArray[np.int64],
+    at: NDArray[np.int64],
+) -> tuple[Integer, Integer, Integer]:
+    """Check rows, bound their entries in the result, and sort those that have any by where they are stored.
+
+    Parameters
+    ----------
+    rows : three arrays
+        (n,) group, first entry and end of every row.
+    groups : (g, 4) int64
+        Entries of each group, those of the groups before it, columns that it has, and columns that are kept.
+    shards : two pairs
+        For columns and values: (g, 2) int64 of entries a shard and the group's first shard, and whether a shard is mapped.
+    order : (n,) int64
+        Filled with the rows to read.
+    at : (n + 1,) int64
+        Filled with the first output entry of every row.
+
+    Returns
+    -------
+    (int, int, int)
+        Number of rows to read, -1 and the row where one lies outside its group, -2 and the row where one has too many
+        entries; entries of the longest row; and whether all shards are mapped.
+    """
+    group, start, end = rows
+    n, longest, mapped = 0, np.int64(0), 1
+    at[0] = 0
+    keys = np.empty(group.size, np.int64)
+    for row in range(group.size):
+        g = group[row]
+        at[row + 1] = at[row]
+        if g < 0:
+            continue
+        low, high = start[row], end[row]
+        if low < 0 or high < low or high > groups[g, 0]:
+            return -1, row, 0
+        if high - low > groups[g, 2]:
+            return -2, row, 0
+        if high == low:
+            continue
+        at[row + 1] += min(high - low, groups[g, 3])
+        longest = max(longest, high - low)
+        keys[n] = groups[g, 1] + low
+        order[n] = row
+        n += 1
+        for k in range(2):
+            grid, known = shards[k]
+            first = grid[g, 1] + low // grid[g, 0]
+            for shard in range(first, grid[g, 1] + (high - 1) // grid[g, 0] + 1):
+                mapped &= known[shard]
+    if n > 1:
+        order[:n] = order[:n][np.argsort(keys[:n])]
+    return n, longest, mapped
+
+
+@compiled
+def _take(
+    array: tuple[Any, ...],
+    group: Integer,
+    span: tuple[Integer, Integer],
+    room: tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]],
+    column_map: NDArray[np.int32],
+    out: NDArray[Any],
+) -> tuple[Integer, Integer]:
+    """Read one range of one group's array into `out`; return a status and the slot of the bad chunk."""
+    addresses, sizes, states, groups, native = array
+    scratch, chunk, held = room
+    first_slot, per_chunk, kind, itemsize = groups[group]
+    start, stop = span
+    done = 0
+    while start < stop:
+        number = start // per_chunk
+        slot = first_slot + number
+        low, high = start - number * per_chunk, min(stop - number * per_chunk, per_chunk)
+        target = out[done : done + high - low]
+        address, size = np.int64(addresses[slot]), sizes[slot]
+        if kind == PACKED_CHUNKS and size >= 0:
+            if states[slot] != SEEN:
+                status = check_chunk(address, size, per_chunk, itemsize, native[1])
+                if status != GOOD:
+                    return status, slot
+                states[slot] = SEEN
+            unpack_range(address, (low, high), scratch, column_map, target)
+        else:
+            if held[0] != slot:
+                status = _decode_whole((address, size), per_chunk * itemsize, kind, native, chunk)
+                if status != GOOD:
+                    return status, slot
+                held[0] = slot
+            _copy_values(chunk, itemsize, (low, high), column_map, target)
+        done += high - low
+        start += high - low
+    return GOOD, 0
+
+
+@compiled
+def _decode_whole(
+    frame: tuple[Integer, Integer],
+    n_bytes: Integer,
+    kind: Integer,
+    native: tuple[Integer, Integer],
+    chunk: NDArray[np.uint8],
+) -> Integer:
+    """Decode a whole chunk of another codec; one that is not stored is all zero."""
+    address, size = frame
+    if size < 0:
+        chunk[:n_bytes] = 0
+        return GOOD
+    data = carray(frame_pointer(np.uint64(address)), (size,), np.uint8)
+    checksum = kind >= CHECKED
+    return int(decode_frame(data, address, chunk.ctypes.data, n_bytes, (kind & 7, checksum, native[0], native[1])))
+
+
+@compiled
+def _copy_values(
+    chunk: NDArray[np.uint8],
+    itemsize: Integer,
+    span: tuple[Integer, Integer],
+    column_map: NDArray[np.int32],
+    target: NDArray[Any],
+) -> None:
+    """Copy values of a decoded chunk, through the map where there is one."""
+    low, high = span
+    beyond = np.uint64(max(column_map.size - 1, 0))
+    if itemsize == 4:
+        words = chunk[4 * low : 4 * high].view(np.uint32)
+        for i in range(target.size):
+            target[i] = column_map[min(np.uint64(words[i]), beyond)] if column_map.size else words[i]
+    elif itemsize == 2:
+        halves = chunk[2 * low : 2 * high].view(np.uint16)
+        for i in range(target.size):
+            target[i] = column_map[min(np.uint64(halves[i]), beyond)] if column_map.size else halves[i]
+    else:
+        octets = chunk[low:high]
+        for i in range(target.size):
+            target[i] = column_map[min(np.uint64(octets[i]), beyond)] if column_map.size else octets[i]
+
+
+@compiled
+def _fetch_ahead(array: tuple[Any, ...], group: Integer, span: tuple[Integer, Integer]) -> None:
+    """Ask for the cache lines that the next row will need: the head of its chunk, and about where its blocks lie."""
+    addresses, sizes, _, groups, _ = array
+    first_slot, per_chunk, kind, _ = groups[group]
+    if kind != PACKED_CHUNKS or span[0] >= span[1]:
+        return
+    number = span[0] // per_chunk
+    slot = first_slot + number
+    address, size = np.int64(addresses[slot]), sizes[slot]
+    if size < 0:
+        return
+    for line in range(5):
+        prefetch(np.uint64(address + _LINE * line))
+    low, high = span[0] - number * per_chunk, min(span[1] - number * per_chunk, per_chunk)
+    begin, end = address + low * size // per_chunk, address + high * size // per_chunk
+    while begin < end:
+        prefetch(np.uint64(begin))
+        begin += _LINE
+
+
+@compiled
+def gather_rows(
+    rows: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    columns: tuple[Any, ...],
+    values: tuple[Any, ...],
+    maps: tuple[NDArray[np.int32], NDArray[np.int64]],
+    out: tuple[NDArray[np.int32], NDArray[Any]],
+    room: tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8]],
+) -> tuple[Integer, Integer, Integer]:
+    """Read rows of ragged groups straight into a CSR: their columns mapped, their values, nothing left out or sorted.
+
+    Parameters
+    ----------
+    rows : five arrays
+        (k,) order in which to read, then (n,) group, first entry, end and first output entry of every row.
+    columns, values : tuple
+        Addresses (uint64), sizes (int64; -1 for a chunk that is not stored) and states (uint8) of all chunks, (g, 4) int64
+        of each group (first slot, entries of a chunk, kind, bytes of an entry), and the addresses of Blosc's decompress
+        and of crc32c.
+    maps : tuple
+        Column maps (int32) one behind the other, each with a last entry -2 for columns beyond it, and their (g + 1,) bounds.
+    out : tuple
+        Columns (int32) and values.
+    room : tuple
+        (264,) uint32, and two of uint8 for one decoded chunk each.
+
+    Returns
+    -------
+    (int, int, int)
+        Status, slot of the bad chunk, and 0 where the columns, 1 where the values are bad.
+    """
+    order, group, start, stop, at = rows
+    held = np.full(2, -1, np.int64)
+    none = np.empty(0, np.int32)
+    for i in range(order.size):
+        row = order[i]
+        if i + 1 < order.size:
+            later = order[i + 1]
+            _fetch_ahead(columns, group[later], (start[later], stop[later]))
+            _fetch_ahead(values, group[later], (start[later], stop[later]))
+        g, n = group[row], stop[row] - start[row]
+        if g < 0 or n <= 0:
+            continue
+        span = (start[row], stop[row])
+        found = out[0][at[row] : at[row] + n]
+        column_map = maps[0][maps[1][g] : maps[1][g + 1]]
+        status, slot = _take(columns, g, span, (room[0], room[1], held[:1]), column_map, found)
+        if status != GOOD:
+            return status, slot, 0
+        least = np.int32(0)
+        for j in range(found.size):
+            least = min(least, found[j])
+        if least < 0:
+            return OUTSIDE, row, 0
+        status, slot = _take(values, g, span, (room[0], room[2], held[1:]), none, out[1][at[row] : at[row] + n])
+        if status != GOOD:
+            return status, slot, 1
+    return GOOD, 0, 0
+
+
+@compiled
+def gather_placed(
+    rows: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    columns: tuple[Any, ...],
+    values: tuple[Any, ...],
+    maps: tuple[NDArray[np.int32], NDArray[np.int64]],
+    out: tuple[NDArray[np.int32], NDArray[Any], NDArray[np.int64]],
+    room: tuple[
+        NDArray[np.uint32],
+        NDArray[np.uint8],
+        NDArray[np.uint8],
+        NDArray[np.int32],
+        NDArray[np.uint32],
+        NDArray[np.uint64],
+        NDArray[np.uint32],
+    ],
+) -> tuple[Integer, Integer, Integer]:
+    """Read rows as `gather_rows` does, leave out columns that map to -1, and sort every row.
+
+    Parameters
+    ----------
+    rows, columns, values, maps
+        As for `gather_rows`.
+    out : tuple
+        Columns (int32), values, and (n,) int64 for how many entries of each row were kept.
+    room : tuple
+        As for `gather_rows`, then columns (int32) and values (uint32) of the longest row, zero bits for all columns in words
+        of 64, and a slot (uint32) for every column.
+
+    Returns
+    -------
+    (int, int, int)
+        As for `gather_rows`; also `REPEATED` with a row that names a column twice.
+    """
+    order, group, start, stop, at = rows
+    scratch, chunk0, chunk1, found_room, values_room, words, slots = room
+    held = np.full(2, -1, np.int64)
+    none = np.empty(0, np.int32)
+    for i in range(order.size):
+        row = order[i]
+        g, n = group[row], stop[row] - start[row]
+        out[2][row] = 0
+        if g < 0 or n <= 0:
+            continue
+        found = found_room[:n]
+        column_map = maps[0][maps[1][g] : maps[1][g + 1]]
+        status, slot = _take(columns, g, (start[row], stop[row]), (scratch, chunk0, held[:1]), column_map, found)
+        if status != GOOD:
+            return status, slot, 0
+        first, last, kept = _span_of_kept(found)
+        if kept < 0:
+            return OUTSIDE, row, 0
+        if kept == 0:
+            continue
+        taken = values_room[: last - first]
+        span = (start[row] + first, start[row] + last)
+        status, slot = _take(values, g, span, (scratch, chunk1, held[1:]), none, taken)
+        if status != GOOD:
+            return status, slot, 1
+        place = out[0][at[row] : at[row] + kept], out[1][at[row] : at[row] + kept]
+        if not _place(found[first:last], taken, place, words, slots):
+            return REPEATED, row, 0
+        out[2][row] = kept
+    return GOOD, 0, 0
+
+
+@compiled
+def _span_of_kept(found: NDArray[np.int32]) -> tuple[Integer, Integer, Integer]:
+    """Return the first kept entry, the one behind the last, and their number; -1 for a column outside its map."""
+    first, last, kept = found.size, 0, 0
+    for j in range(found.size):
+        if found[j] >= 0:
+            first = min(first, j)
+            last = j + 1
+            kept += 1
+        elif found[j] < -1:
+            return 0, 0, -1
+    return first, last, kept
+
+
+@compiled
+def _place(
+    found: NDArray[np.int32],
+    taken: NDArray[np.uint32],
+    out: tuple[NDArray[np.int32], NDArray[Any]],
+    words: NDArray[np.uint64],
+    slots: NDArray[np.uint32],
+) -> Flag:
+    """Write the kept entries of a row by ascending column; False if a column stands there twice. Words are left zero."""
+    one, six = np.uint64(1), np.uint64(63)
+    lowest, highest = np.int64(words.size), np.int64(-1)
+    for j in range(found.size):
+        column = found[j]
+        if column >= 0:
+            place = np.uint64(column)
+            word = np.int64(column >> 6)
+            words[np.uint64(word)] |= one << (place & six)
+            slots[place] = taken[j]
+            lowest, highest = min(lowest, word), max(highest, word)
+    indices, values = out
+    at = np.uint64(0)
+    for word in range(lowest, highest + 1):  # type: ignore[assignment]
+        bits = words[np.uint64(word)]
+        words[np.uint64(word)] = 0
+        while bits != 0:
+            column = np.uint64(word * 64 + trailing_zeros(bits))
+            indices[at] = column
+            values[at] = slots[column]
+            at += one
+            bits &= bits - one
+    return np.int64(at) == indices.size
+
+
+@compiled
+def close_gaps(
+    at: NDArray[np.int64],
+    indptr: NDArray[np.int64],
+    found: tuple[NDArray[np.int32], NDArray[Any]],
+    out: tuple[NDArray[np.int32], NDArray[Any]],
+) -> None:
+    """Copy rows that begin at `at` to where `indptr` says."""
+    for row in range(indptr.size - 1):
+        n = indptr[row + 1] - indptr[row]
+        out[0][indptr[row] : indptr[row + 1]] = found[0][at[row] : at[row] + n]
+        out[1][indptr[row] : indptr[row + 1]] = found[1][at[row] : at[row] + n]

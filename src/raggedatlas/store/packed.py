@@ -1,0 +1,81 @@
+"""The packed codec as zarr-python knows it: registered by entry point, so that any zarr-python reads packed arrays.
+
+Only zarr-python imports this module, when it meets a packed array.
+"""
+
+# ruff: noqa: TID253
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from zarr.abc.codec import ArrayBytesCodec
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import Buffer, NDBuffer
+
+from raggedatlas.errors import CorruptError, SchemaError
+from raggedatlas.store.codecs import PACKED, decode_packed
+
+
+@dataclass(frozen=True)
+class PackedCodec(ArrayBytesCodec):
+    """Blocks of about 256 unsigned integers packed to as few bits as they need; lossless for any content.
+
+    Every chunk is self-contained; ``docs/reference/packed-codec.md`` describes it byte by byte. It takes no settings and
+    stands where the ``bytes`` codec does, best followed by ``crc32c``.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> array = zarr.create_array(
+    ...     {}, shape=(5,), chunks=(5,), dtype="uint32", serializer=PackedCodec(), compressors=None
+    ... )
+    >>> array[:] = np.array([3, 1, 4, 1, 5])
+    >>> array[1:4].tolist()
+    [1, 4, 1]
+    """
+
+    is_fixed_size = False
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "PackedCodec":
+        """Make the codec from ``zarr.json``."""
+        if data.get("configuration"):
+            raise SchemaError(f"The codec {PACKED} takes no settings, got {data['configuration']}.")
+        return cls()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give what stands in ``zarr.json``."""
+        return {"name": PACKED}
+
+    def validate(self, *, shape: tuple[int, ...], dtype: Any, chunk_grid: Any) -> None:  # noqa: ANN401 (zarr-python's)
+        """Refuse element types that are no unsigned integers."""
+        kind = _native(dtype)
+        if kind.kind != "u":
+            raise SchemaError(f"The codec {PACKED} holds unsigned integers, not {kind}; choose another codec.")
+
+    def compute_encoded_size(self, input_byte_length: int, _chunk_spec: ArraySpec) -> int:
+        """Refuse to foretell a size, which depends on the values."""
+        raise CorruptError(f"The size of a chunk in the codec {PACKED} depends on its values.")
+
+    async def _encode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> Buffer | None:
+        """Pack a chunk."""
+        from raggedatlas.store.packing import encode_packed, packed_bound
+
+        values = np.ascontiguousarray(chunk_array.as_numpy_array()).reshape(-1)
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        out = np.empty(packed_bound(values.size, values.itemsize), np.uint8)
+        used = encode_packed(values, np.empty(0, np.int64), out)
+        return chunk_spec.prototype.buffer.from_bytes(out[:used].tobytes())
+
+    async def _decode_single(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> NDBuffer:
+        """Check and unpack a chunk."""
+        out = np.empty(chunk_spec.shape, _native(chunk_spec.dtype))
+        decode_packed(np.ascontiguousarray(chunk_bytes.as_numpy_array()).view(np.uint8), out.reshape(-1))
+        return chunk_spec.prototype.nd_buffer.from_numpy_array(out)
+
+
+def _native(dtype: Any) -> np.dtype[Any]:  # noqa: ANN401 (zarr-python's, of which 3.0 and 3.1 have different ones)
+    """Return numpy's dtype of an element type."""
+    found: np.dtype[Any] = dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else np.dtype(dtype)
+    return found

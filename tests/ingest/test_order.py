@@ -1,0 +1,192 @@
+"""Laws of the stored column order: frequent first, shared by equal feature sets, invisible in what comes back."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.catalog.catalog import DATASETS
+from raggedatlas.catalog.layouts import feature_set, read_layouts
+from raggedatlas.errors import DuplicateError, SchemaError, StoreError
+from raggedatlas.formats.registry import open_source
+from raggedatlas.ingest import order
+from raggedatlas.model.contracts import MatrixInfo
+from raggedatlas.model.records import DATASETS_SCHEMA
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.testing.anndatas import assert_same
+
+GENES = ["rare", "common", "absent", "half", "also_half"]
+PRESENT = {"rare": 1, "common": 8, "absent": 0, "half": 4, "also_half": 4}
+
+
+def made(genes: list[str], n: int = 8) -> ad.AnnData:
+    """Cell i has gene g where i < PRESENT[g], with values that tell entries apart; a layer shares the entries, raw has more genes."""
+    x = np.array([[(i + 1) * (GENES.index(g) + 1) * (i < PRESENT[g]) for g in genes] for i in range(n)], np.float32)
+    obs, var = pd.DataFrame(index=[f"c{i}" for i in range(n)]), pd.DataFrame({"n": range(len(genes))}, index=genes)
+    adata = ad.AnnData(sp.csr_matrix(x), obs=obs, var=var, layers={"part": sp.csr_matrix(x / 2)})
+    more = pd.DataFrame(index=["extra", *reversed(genes)])
+    adata.raw = ad.AnnData(sp.csr_matrix(np.hstack([np.ones((n, 1), np.float32), x[:, ::-1]])), obs=obs, var=more)
+    return adata
+
+
+def stored_names(atlas: RaggedAtlas, name: str, group: int = 0) -> list[str]:
+    record = atlas.dataset(name).records[group]
+    uids = read_layouts(atlas._catalog, [record.layout_uid])[record.layout_uid].features
+    return [atlas.features().loc[uid, "feature_id"] for uid in uids]
+
+
+def read(atlas: RaggedAtlas, name: str, path: str) -> np.ndarray:
+    record = atlas.dataset(name).records[0]
+    spec = ArraySpec.from_json(json.dumps(record.array_specs[path]))
+    return read_slice(ArrayReader(atlas._catalog.arrays, spec), 0, spec.n_rows)
+
+
+@given(st.lists(st.integers(0, 5), max_size=30))
+def test_ranks_are_places_by_falling_count(counts: list[int]) -> None:
+    """Every column gets one place; counts fall along the places; equal ones stay in the file's order."""
+    places = order.rank_columns(np.array(counts, np.int64))
+    ranked = np.argsort(places)
+    assert sorted(places) == list(range(len(counts)))
+    assert ranked.tolist() == sorted(range(len(counts)), key=lambda j: (-counts[j], j))
+
+
+def test_frequent_genes_come_first_and_every_row_ascends(atlas: RaggedAtlas) -> None:
+    """The layout lists genes by falling number of cells, the absent last; stored rows ascend; the report says so."""
+    report = atlas.add(made(GENES), "d", progress=False)
+    assert stored_names(atlas, "d") == ["common", "half", "also_half", "rare", "absent"]
+    indices, indptr = read(atlas, "d", "csr/indices"), read(atlas, "d", "csr/indptr")
+    assert all((np.diff(indices[a:b]) > 0).all() for a, b in pairwise(indptr))
+    assert {s.column_order for s in report.spaces} == {"detected"}
+    assert "columns ordered by detection" in repr(report)
+    assert_same(made(GENES), atlas.dataset("d").to_anndata())
+    assert [p for p in atlas.validate("deep") if p.rule != "unassigned-index"] == []
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_same_genes_in_any_order_share_one_layout(atlas: RaggedAtlas, tmp_path: Path, together: bool) -> None:
+    """Added together or one by one: one layout for X and one for raw, and each file comes back in its own order."""
+    orders = [GENES, GENES[::-1], sorted(GENES)]
+    files = [made(genes) for genes in orders]
+    for i, file in enumerate(files):
+        file.X[0, orders[i].index("common")] = 90 + i  # other values, so that they are other datasets
+        file.write_h5ad(tmp_path / f"{i}.h5ad")
+    paths = [tmp_path / f"{i}.h5ad" for i in range(3)]
+    reports = atlas.add(paths, progress=False) if together else [atlas.add(p, progress=False) for p in paths]
+    assert [{s.column_order for s in r.spaces} for r in reports] == [{"detected"}, {"shared"}, {"shared"}]
+    for group in (0, 1):
+        assert len({atlas.dataset(str(i)).records[group].layout_uid for i in range(3)}) == 1
+    for i, path in enumerate(paths):
+        assert_same(ad.read_h5ad(path), atlas.dataset(str(i)).to_anndata())
+    view = atlas.checkout(atlas.snapshot())
+    found = view.query().where("dataset_uid = '" + atlas.dataset("2").uid + "'").layers("counts").to_anndata()
+    cells, ids = found.obs["cell_name"].tolist(), found.var["feature_id"].tolist()
+    at = np.ix_([cells.index(c) for c in files[2].obs_names], [ids.index(g) for g in orders[2]])
+    np.testing.assert_array_equal(found.X.toarray()[at], files[2].X.toarray())
+
+
+def test_the_files_order_can_be_kept(atlas: RaggedAtlas) -> None:
+    """With column_order="file" nothing is renumbered, and the same content is still recognised either way."""
+    report = atlas.add(made(GENES), "d", column_order="file", progress=False)
+    assert stored_names(atlas, "d") == GENES
+    assert {s.column_order for s in report.spaces} == {"file"}
+    assert "columns" not in atlas.dataset("d").records[0].array_specs
+    with pytest.raises(DuplicateError, match="same cells"):
+        atlas.add(made(GENES), "e", progress=False)
+    other = atlas.add(made(GENES[::-1]), "other", progress=False)
+    assert {s.column_order for s in other.spaces} == {"shared"}
+    assert stored_names(atlas, "other") == GENES
+    assert_same(made(GENES[::-1]), atlas.dataset("other").to_anndata())
+
+
+def test_a_record_without_the_hash_of_its_features_is_still_found(atlas: RaggedAtlas) -> None:
+    """An atlas written before records kept it: duplicates are refused and the layout is shared all the same."""
+    atlas.add(made(GENES), "d", column_order="file", progress=False)
+    rows = atlas._catalog.tables.read(DATASETS).to_pylist()
+    for row in rows:
+        facts = json.loads(row["facts"])
+        layout = read_layouts(atlas._catalog, [row["layout_uid"]])[row["layout_uid"]]
+        assert facts.pop("feature_set") == feature_set(layout.features.tolist())
+        facts.pop("column_order")
+        row["facts"] = json.dumps(facts)
+    pa_rows = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
+    atlas._catalog.tables.merge(DATASETS, ["zarr_group"], pa_rows, update=True)
+    with pytest.raises(DuplicateError, match="same cells"):
+        atlas.add(made(GENES), "e", progress=False)
+    atlas.add(made(GENES[::-1]), "other", progress=False)
+    assert stored_names(atlas, "other") == GENES
+
+
+def test_older_snapshots_and_restored_datasets_come_back_in_the_files_order(atlas: RaggedAtlas) -> None:
+    """The order is kept with the dataset: after drop, restore and in old snapshots it is the file's again."""
+    atlas.add(made(GENES), "d", progress=False)
+    first = atlas.snapshot()
+    atlas.drop_dataset("d")
+    atlas.add(made(GENES[::-1]), "later", progress=False)
+    assert_same(made(GENES), atlas.checkout(first).dataset("d").to_anndata())
+    atlas.restore(first)
+    assert_same(made(GENES), atlas.dataset("d").to_anndata())
+
+
+def test_a_large_matrix_is_sampled_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of rows spread from the first to the last, the same each time, and no more entries than asked; small: all rows."""
+    info = MatrixInfo("X", "csr", np.dtype("f4"), (100_000, 50), "var", n_entries=10**9)
+    runs, limit = order.plan_sample(info)
+    assert runs[0][0] == 0
+    assert runs[-1][1] == 100_000
+    assert len(runs) == order.SLABS
+    assert sum(stop - start for start, stop in runs) * 10_000 <= order.SAMPLE_ENTRIES
+    assert limit * order.SLABS <= 2 * order.SAMPLE_ENTRIES
+    made(GENES).write_h5ad(tmp_path / "a.h5ad")
+    source = open_source(tmp_path / "a.h5ad")
+    main = source.describe().matrices[0]
+    assert order.sample_counts(source, main).tolist() == [1, 8, 0, 4, 4]
+    monkeypatch.setattr(order, "SAMPLE_ENTRIES", 5)
+    monkeypatch.setattr(order, "SLABS", 2)
+    assert order.sample_counts(source, main).tolist() == order.sample_counts(source, main).tolist() == [1, 2, 0, 1, 1]
+    source.close()
+
+
+def test_a_damaged_order_is_found(atlas: RaggedAtlas) -> None:
+    """An array `columns` that gives two columns one place is a problem of its own."""
+    atlas.add(made(GENES), "d", progress=False)
+    record = atlas.dataset("d").records[0]
+    path = f"{record.zarr_group}/columns"
+    atlas._catalog.arrays.child(*path.split("/")).delete_prefix()
+    writer = ArrayWriter(atlas._catalog.arrays, path, np.uint32, profile=atlas._catalog.codec())
+    writer.append(np.array([0, 0, 1, 2, 3], np.uint32))
+    writer.close()
+    row = record.model_dump()
+    row["checksums"] = json.dumps(json.loads(record.checksums) | {"columns": writer.checksum})
+    rows = pa.Table.from_pylist([row], schema=DATASETS_SCHEMA)
+    atlas._catalog.tables.merge(DATASETS, ["zarr_group"], rows, update=True)
+    assert {p.rule for p in atlas.validate("deep")} - {"unassigned-index"} == {"column-order"}
+
+
+def test_the_codec_is_kept_with_the_atlas(tmp_path: Path) -> None:
+    """Every later writer uses the codec that `create` named; an unknown one is refused before anything is made."""
+    place = str(tmp_path / "a")
+    with pytest.raises(StoreError, match="nope"):
+        RaggedAtlas.create(place, codec="nope")
+    assert not Path(place).exists()
+    RaggedAtlas.create(place, codec="standard")
+    atlas = RaggedAtlas.open(place)
+    assert atlas._catalog.codec() == "standard"
+    atlas.add(made(GENES), "d", progress=False)
+    specs = atlas.dataset("d").records[0].array_specs
+    assert all(json.loads(spec["codecs"])[0]["name"] == "bytes" for spec in specs.values())
+
+
+def test_an_order_that_is_not_understood_is_refused(atlas: RaggedAtlas, unchanged) -> None:  # noqa: ANN001
+    """column_order takes two words."""
+    with unchanged(atlas), pytest.raises(SchemaError, match="column_order"):
+        atlas.add(made(GENES), "d", column_order="size", progress=False)

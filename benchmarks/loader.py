@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ def heading(run: Run, missing: dict[str, str], rate: float) -> list[str]:
         f"during one measurement; load average at the end {os.getloadavg()[0]:.1f}",
         f"- data: {len(made.files)} datasets, {sum(made.cells):,} cells, genes "
         f"{' / '.join(f'{g:,}' for g in made.genes)}, {sum(made.nnz):,} non-zeros ({made.nnz_per_cell:,.0f} per cell)",
-        f"- {wanted.rounds} rounds, a fresh process per measurement, systems taking turns; each reads its files once, "
+        f"- rounds: {wanted.rounds}; a fresh process per measurement, systems taking turns; each reads its files once, "
         "takes a few batches, and is then timed over whole epochs, or up to "
         f"{wanted.pace['seconds']:g} s where it does not work in bursts; medians and ranges",
         "- a ratio against a system with several settings is against its best one",
@@ -104,7 +105,10 @@ def sit(asked: argparse.Namespace, folder: Path) -> tuple[str, str]:
     wanted = Wanted(frozenset(asked.only), systems, asked.rounds, limit=asked.limit, pace=pace)
     compile_first(wanted, folder / "compiling")
     run = Run(wanted, made, folder)
-    run_all(run)
+    try:
+        run_all(run)
+    except KeyboardInterrupt:
+        print("stopped early; the page holds what was measured until then", flush=True)
     rate = memcpy_rate()
     sitting = run.sitting()
     extra: dict[str, Any] = {
@@ -155,6 +159,7 @@ def arguments() -> argparse.ArgumentParser:
 def main() -> None:
     """Measure, print, and keep what is asked for."""
     asked = arguments().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stopped either way, it still reports
     with tempfile.TemporaryDirectory(prefix="raggedatlas-loader-") as work:
         folder = asked.keep or Path(work)
         folder.mkdir(parents=True, exist_ok=True)

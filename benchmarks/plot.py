@@ -112,7 +112,7 @@ def _draw_memory(axes: Axes, bars: Sequence[Bar]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: _amount(value))
     for place, value in enumerate(held):
         axes.text(value * 1.1, place, _amount(value), va="center", fontsize=9)
-    axes.set_xlabel("peak memory of the process, log scale", fontsize=9)
+    axes.set_xlabel("peak memory, log scale", fontsize=9)
     _tidy(axes)
 
 

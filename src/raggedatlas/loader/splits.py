@@ -1,7 +1,6 @@
 """Train, validation and test cells of one loader, by a hash that keeps every cell where it is."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +12,7 @@ from raggedatlas.loader.columns import ObsColumn
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.making import BatchPlan
 from raggedatlas.loader.order import Share, Strategy, count_batches
+from raggedatlas.query.query import Query
 from raggedatlas.query.rows import hash_uids
 
 _OWN_SEEDS = 1 << 64
@@ -103,7 +103,7 @@ def split_loader(loader: Loader, split: Split) -> dict[str, Loader]:
     >>> loader = Loader(view.query(), obs=["cell_type", "donor"], as_="torch")  # doctest: +SKIP
     >>> parts = split_loader(loader, Split(val=0.2, by="donor"))  # doctest: +SKIP
     """
-    plan: BatchPlan = loader.__getstate__()["_plan"]
+    plan = plan_of(loader)
     shares = {"train": 1.0, "val": split.val, "test": split.test}
     parts = {name: rows for name, rows in split_rows(_hashes(plan, split), split).items() if shares[name]}
     for name, rows in parts.items():
@@ -164,6 +164,39 @@ def part_of(loader: Loader, rows: NDArray[np.int64], *, drawn: bool, share: Shar
     return part
 
 
+def plan_of(loader: Loader) -> BatchPlan:
+    """Give what a loader reads."""
+    plan: BatchPlan = loader.__getstate__()["_plan"]
+    return plan
+
+
+def align_query(query: Query, loader: Loader) -> Query:
+    """Let a query read what a loader reads: the same feature spaces, features, and layers.
+
+    Parameters
+    ----------
+    query : Query
+        Which cells.
+    loader : Loader
+        What of them.
+
+    Returns
+    -------
+    Query
+        Features that none of its datasets measured are there too, as ones that nobody measured.
+
+    Raises
+    ------
+    QueryError
+        If an output is asked for and its datasets lack a layer.
+    """
+    spaces = plan_of(loader).spaces
+    layers = tuple(dict.fromkeys(layer for space in spaces.values() for layer in space.layers))
+    features = tuple((name, tuple(space.features.tolist())) for name, space in spaces.items() if len(space.features))
+    asked = replace(query.spec, spaces=tuple(spaces), layers=layers, features=features, join="union")
+    return Query(query.catalog, asked)
+
+
 def _take(plan: BatchPlan, rows: NDArray[np.int64]) -> BatchPlan:
     key = hashlib.blake2b(plan.facts.key.encode() + np.ascontiguousarray(rows).tobytes(), digest_size=16).hexdigest()
     columns = {name: replace(column, values=column.values[rows]) for name, column in plan.columns.items()}
@@ -198,7 +231,3 @@ def _values(name: str, column: ObsColumn) -> tuple[list[object], NDArray[np.int6
             f"query.where(~col({name!r}).is_null())."
         )
     return known, codes.astype(np.int64)
-
-
-Parts = Mapping[str, Loader]
-"""Name of a part -> its loader."""

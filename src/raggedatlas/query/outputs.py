@@ -193,7 +193,7 @@ def _sparse_matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
     for rows, block in reader.read_blocks(whole=True):
         assert isinstance(block, CsrBlock)
         stop = entry + len(block.indices)
-        indptr[rows[0] + 1 : rows[-1] + 2] = block.indptr[1:] + entry
+        indptr[1:][rows] = block.indptr[1:] + entry
         if len(rows) == n_rows:
             indices, layers = block.indices.astype(index, copy=False), dict(block.layers)
         else:

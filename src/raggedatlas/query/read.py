@@ -98,7 +98,7 @@ class PartReader:
         for layer in part.layers:
             groups = [_row_group(space, group, layer) for group in part.groups]
             found = [group for group in groups if group is not None]
-            if len(found) < len(groups) or not can_gather(found):
+            if len(found) < len(groups) or not can_gather(found, space.dtypes[layer]):
                 self._gatherers = {}
                 return
             self._gatherers[layer] = RowGatherer(found, space.n_cols, space.dtypes[layer], threads=threads, ring=ring)

@@ -238,6 +238,7 @@ def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:
     CorruptError
         If its head or its tables are not in order, or `out` does not fit; nothing was written then.
     """
+    from raggedatlas.store.elements import TYPE_CODES
     from raggedatlas.store.unpacking import check_packed, unpack_all, unpack_range
 
     raw = np.ascontiguousarray(data)
@@ -246,7 +247,10 @@ def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:
     if out.itemsize == 8:
         unpack_all(raw.ctypes.data, out.size, out)
         return
-    unpack_range(raw.ctypes.data, (0, out.size), np.empty(264, np.uint32), np.empty(0, np.int32), out)
+    scratch = np.empty(264, np.uint32)
+    unpack_range(
+        raw.ctypes.data, (0, out.size), scratch.ctypes.data, (0, 0), (out.ctypes.data, TYPE_CODES[out.dtype.name])
+    )
 
 
 _DECODERS: dict[str, Callable[[NDArray[np.uint8], NDArray[np.uint8]], None]] = {

@@ -221,6 +221,8 @@ class RowGatherer:
         threads: int = DECODE_THREADS,
         ring: BufferRing | None = None,
     ) -> None:
+        from raggedatlas.store.elements import TYPE_CODES
+
         self.n_cols, self.dtype, self.threads = n_cols, dtype, threads
         self.ring = ring or BufferRing(0)
         for group in groups:
@@ -235,8 +237,9 @@ class RowGatherer:
         kept = [int((m >= 0).sum()) for m in ends]
         before = np.cumsum(n_entries) - n_entries
         self.facts = np.stack([n_entries, before, np.diff(self.maps[1]) - 1, np.array(kept, np.int64)], axis=1)
-        # Bit patterns are copied where the result has the stored float type, numbers are converted elsewhere.
+        # Stored floats are copied as bit patterns, numbers are converted to the result's type.
         self.as_bits = bool(groups) and all(np.dtype(g.values.spec.dtype).kind == "f" for g in groups)
+        self.code = TYPE_CODES["uint32" if self.as_bits else dtype.name]
 
     def gather(
         self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, sort: bool = True
@@ -320,7 +323,7 @@ class RowGatherer:
             np.empty(self.values.chunk_bytes, np.uint8),
         )
         if plain:
-            status, where, which = gather_rows(rows, columns, values, self.maps, out[:2], room)
+            status, where, which = gather_rows(rows, columns, values, self.maps, (*out[:2], self.code), room)
         else:
             more = (
                 np.empty(longest, np.int32), np.empty(longest, np.uint32),
@@ -359,18 +362,19 @@ def _cut(order: NDArray[np.int64], lengths: NDArray[np.int64], threads: int) -> 
     return [run for run in np.split(order, cuts) if run.size]
 
 
-def can_gather(groups: Sequence[RowGroup]) -> bool:
-    """Tell whether the compiled gather knows the arrays of all groups; else `read_ranges` reads them."""
+def can_gather(groups: Sequence[RowGroup], dtype: np.dtype[Any]) -> bool:
+    """Tell whether the compiled gather knows the arrays of all groups and the result's type; else `read_ranges` reads."""
     from raggedatlas.store.chunks import native_functions
+    from raggedatlas.store.elements import TYPE_CODES
 
-    if native_functions() is None:
+    if native_functions() is None or dtype.name not in TYPE_CODES:
         return False
     floats = {np.dtype(group.values.spec.dtype).kind == "f" for group in groups}
     types = {group.values.spec.dtype for group in groups}
     return (
         all(_kind(group.columns) >= 0 and np.dtype(group.columns.spec.dtype).kind == "u" for group in groups)
         and all(_kind(group.values) >= 0 and np.dtype(group.values.spec.dtype).kind in "uf" for group in groups)
-        and (floats == {False} or (floats == {True} and types == {"float32"}))
+        and (floats <= {False} or types == {dtype.name} == {"float32"})
     )
 
 

@@ -12,8 +12,9 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import GOOD, decode_frame, frame_pointer
+from raggedatlas.store.elements import write_mapped, write_values
 from raggedatlas.store.kernels import Flag, Integer, compiled
-from raggedatlas.store.lanes import prefetch, trailing_zeros
+from raggedatlas.store.lanes import BLOCK, prefetch, trailing_zeros
 from raggedatlas.store.unpacking import check_chunk, unpack_range
 
 PACKED_CHUNKS = 2
@@ -92,21 +93,26 @@ def _take(
     array: tuple[Any, ...],
     group: Integer,
     span: tuple[Integer, Integer],
-    room: tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]],
-    column_map: NDArray[np.int32],
-    out: NDArray[Any],
+    room: tuple[Integer, Integer, NDArray[np.int64], Integer],
+    column_map: tuple[Integer, Integer],
+    out: tuple[Integer, Integer],
 ) -> tuple[Integer, Integer]:
-    """Read one range of one group's array into `out`; return a status and the slot of the bad chunk."""
+    """Read one range of one group's array to an address; return a status and the slot of the bad chunk.
+
+    `room` has the address of 264 uint32, that of a decoded chunk, and the slots that are decoded there with the place of
+    this array's own among them.
+    """
     addresses, sizes, states, groups, native = array
-    scratch, chunk, held = room
-    first_slot, per_chunk, kind, itemsize = groups[group]
+    scratch, chunk, held, which = room
+    first_slot, per_chunk = groups[group, 0], groups[group, 1]
+    kind, itemsize = groups[group, 2], groups[group, 3]
     start, stop = span
-    done = 0
+    target, code = out
+    width = np.int64(4) if column_map[1] or code == 4 else np.int64(1) << min(code, 3)
     while start < stop:
         number = start // per_chunk
         slot = first_slot + number
         low, high = start - number * per_chunk, min(stop - number * per_chunk, per_chunk)
-        target = out[done : done + high - low]
         address, size = np.int64(addresses[slot]), sizes[slot]
         if kind == PACKED_CHUNKS and size >= 0:
             if states[slot] != SEEN:
@@ -114,67 +120,74 @@ def _take(
                 if status != GOOD:
                     return status, slot
                 states[slot] = SEEN
-            unpack_range(address, (low, high), scratch, column_map, target)
+            unpack_range(address, (low, high), scratch, column_map, (target, code))
         else:
-            if held[0] != slot:
+            if held[which] != slot:
                 status = _decode_whole((address, size), per_chunk * itemsize, kind, native, chunk)
                 if status != GOOD:
                     return status, slot
-                held[0] = slot
-            _copy_values(chunk, itemsize, (low, high), column_map, target)
-        done += high - low
+                held[which] = slot
+            _copy_values(chunk + low * itemsize, itemsize, high - low, scratch, column_map, (target, code))
+        target += (high - low) * width
         start += high - low
     return GOOD, 0
 
 
 @compiled
 def _decode_whole(
-    frame: tuple[Integer, Integer],
-    n_bytes: Integer,
-    kind: Integer,
-    native: tuple[Integer, Integer],
-    chunk: NDArray[np.uint8],
+    frame: tuple[Integer, Integer], n_bytes: Integer, kind: Integer, native: tuple[Integer, Integer], chunk: Integer
 ) -> Integer:
-    """Decode a whole chunk of another codec; one that is not stored is all zero."""
+    """Decode a whole chunk of another codec to an address; one that is not stored is all zero."""
     address, size = frame
     if size < 0:
-        chunk[:n_bytes] = 0
+        carray(frame_pointer(np.uint64(chunk)), (n_bytes,), np.uint8)[:] = 0
         return GOOD
     data = carray(frame_pointer(np.uint64(address)), (size,), np.uint8)
-    checksum = kind >= CHECKED
-    return int(decode_frame(data, address, chunk.ctypes.data, n_bytes, (kind & 7, checksum, native[0], native[1])))
+    return decode_frame(data, address, chunk, n_bytes, (kind & 7, kind >= CHECKED, native[0], native[1]))
 
 
 @compiled
 def _copy_values(
-    chunk: NDArray[np.uint8],
+    source: Integer,
     itemsize: Integer,
-    span: tuple[Integer, Integer],
-    column_map: NDArray[np.int32],
-    target: NDArray[Any],
+    n: Integer,
+    scratch: Integer,
+    column_map: tuple[Integer, Integer],
+    out: tuple[Integer, Integer],
 ) -> None:
-    """Copy values of a decoded chunk, through the map where there is one."""
-    low, high = span
-    beyond = np.uint64(max(column_map.size - 1, 0))
-    if itemsize == 4:
-        words = chunk[4 * low : 4 * high].view(np.uint32)
-        for i in range(target.size):
-            target[i] = column_map[min(np.uint64(words[i]), beyond)] if column_map.size else words[i]
-    elif itemsize == 2:
-        halves = chunk[2 * low : 2 * high].view(np.uint16)
-        for i in range(target.size):
-            target[i] = column_map[min(np.uint64(halves[i]), beyond)] if column_map.size else halves[i]
-    else:
-        octets = chunk[low:high]
-        for i in range(target.size):
-            target[i] = column_map[min(np.uint64(octets[i]), beyond)] if column_map.size else octets[i]
+    """Copy decoded values to an address, through the map where there is one, in pieces that fit the scratch."""
+    target, code = out
+    width = np.int64(4) if column_map[1] or code == 4 else np.int64(1) << min(code, 3)
+    none = np.uint32(0)
+    while n > 0:
+        step = min(n, BLOCK)
+        place = frame_pointer(np.uint64(source))
+        words = carray(frame_pointer(np.uint64(scratch)), (step,), np.uint32)
+        at = scratch
+        if itemsize == 4:
+            at = source
+        elif itemsize == 2:
+            halves = carray(place, (step,), np.uint16)
+            for i in range(step):
+                words[i] = halves[i]
+        else:
+            octets = carray(place, (step,), np.uint8)
+            for i in range(step):
+                words[i] = octets[i]
+        if column_map[1]:
+            write_mapped(at, step, none, column_map, target)
+        else:
+            write_values(at, step, none, target, code)
+        source += step * itemsize
+        target += step * width
+        n -= step
 
 
 @compiled
 def _fetch_ahead(array: tuple[Any, ...], group: Integer, span: tuple[Integer, Integer]) -> None:
     """Ask for the cache lines that the next row will need: the head of its chunk, and about where its blocks lie."""
     addresses, sizes, _, groups, _ = array
-    first_slot, per_chunk, kind, _ = groups[group]
+    first_slot, per_chunk, kind = groups[group, 0], groups[group, 1], groups[group, 2]
     if kind != PACKED_CHUNKS or span[0] >= span[1]:
         return
     number = span[0] // per_chunk
@@ -197,7 +210,7 @@ def gather_rows(
     columns: tuple[Any, ...],
     values: tuple[Any, ...],
     maps: tuple[NDArray[np.int32], NDArray[np.int64]],
-    out: tuple[NDArray[np.int32], NDArray[Any]],
+    out: tuple[NDArray[np.int32], NDArray[Any], Integer],
     room: tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8]],
 ) -> tuple[Integer, Integer, Integer]:
     """Read rows of ragged groups straight into a CSR: their columns mapped, their values, nothing left out or sorted.
@@ -213,7 +226,7 @@ def gather_rows(
     maps : tuple
         Column maps (int32) one behind the other, each with a last entry -2 for columns beyond it, and their (g + 1,) bounds.
     out : tuple
-        Columns (int32) and values.
+        Columns (int32), values, and the element type of the values by `raggedatlas.store.elements.TYPE_CODES`.
     room : tuple
         (264,) uint32, and two of uint8 for one decoded chunk each.
 
@@ -224,7 +237,8 @@ def gather_rows(
     """
     order, group, start, stop, at = rows
     held = np.full(2, -1, np.int64)
-    none = np.empty(0, np.int32)
+    own = (room[0].ctypes.data, room[1].ctypes.data, held, 0), (room[0].ctypes.data, room[2].ctypes.data, held, 1)
+    column_maps, bounds = maps
     for i in range(order.size):
         row = order[i]
         if i + 1 < order.size:
@@ -232,23 +246,29 @@ def gather_rows(
             _fetch_ahead(columns, group[later], (start[later], stop[later]))
             _fetch_ahead(values, group[later], (start[later], stop[later]))
         g, n = group[row], stop[row] - start[row]
-        if g < 0 or n <= 0:
-            continue
         span = (start[row], stop[row])
-        found = out[0][at[row] : at[row] + n]
-        column_map = maps[0][maps[1][g] : maps[1][g + 1]]
-        status, slot = _take(columns, g, span, (room[0], room[1], held[:1]), column_map, found)
+        column_map = column_maps.ctypes.data + 4 * bounds[g], bounds[g + 1] - bounds[g]
+        found = out[0].ctypes.data + 4 * at[row]
+        status, slot = _take(columns, g, span, own[0], column_map, (found, 2))
         if status != GOOD:
             return status, slot, 0
-        least = np.int32(0)
-        for j in range(found.size):
-            least = min(least, found[j])
-        if least < 0:
+        if _least(found, n) < 0:
             return OUTSIDE, row, 0
-        status, slot = _take(values, g, span, (room[0], room[2], held[1:]), none, out[1][at[row] : at[row] + n])
+        target = out[1].ctypes.data + out[1].itemsize * at[row]
+        status, slot = _take(values, g, span, own[1], (0, 0), (target, out[2]))
         if status != GOOD:
             return status, slot, 1
     return GOOD, 0, 0
+
+
+@compiled
+def _least(address: Integer, n: Integer) -> Integer:
+    """Return the smallest of n int32 at an address, or 0."""
+    values = carray(frame_pointer(np.uint64(address)), (n,), np.int32)
+    least = np.int32(0)
+    for i in range(n):
+        least = min(least, values[i])
+    return least
 
 
 @compiled
@@ -288,40 +308,40 @@ def gather_placed(
     order, group, start, stop, at = rows
     scratch, chunk0, chunk1, found_room, values_room, words, slots = room
     held = np.full(2, -1, np.int64)
-    none = np.empty(0, np.int32)
+    own = (scratch.ctypes.data, chunk0.ctypes.data, held, 0), (scratch.ctypes.data, chunk1.ctypes.data, held, 1)
+    column_maps, bounds = maps
     for i in range(order.size):
         row = order[i]
+        if i + 1 < order.size:
+            later = order[i + 1]
+            _fetch_ahead(columns, group[later], (start[later], stop[later]))
         g, n = group[row], stop[row] - start[row]
         out[2][row] = 0
-        if g < 0 or n <= 0:
-            continue
-        found = found_room[:n]
-        column_map = maps[0][maps[1][g] : maps[1][g + 1]]
-        status, slot = _take(columns, g, (start[row], stop[row]), (scratch, chunk0, held[:1]), column_map, found)
+        column_map = column_maps.ctypes.data + 4 * bounds[g], bounds[g + 1] - bounds[g]
+        span = (start[row], stop[row])
+        status, slot = _take(columns, g, span, own[0], column_map, (found_room.ctypes.data, 2))
         if status != GOOD:
             return status, slot, 0
-        first, last, kept = _span_of_kept(found)
+        first, last, kept = _span_of_kept(found_room, n)
         if kept < 0:
             return OUTSIDE, row, 0
         if kept == 0:
             continue
-        taken = values_room[: last - first]
         span = (start[row] + first, start[row] + last)
-        status, slot = _take(values, g, span, (scratch, chunk1, held[1:]), none, taken)
+        status, slot = _take(values, g, span, own[1], (0, 0), (values_room.ctypes.data, 2))
         if status != GOOD:
             return status, slot, 1
-        place = out[0][at[row] : at[row] + kept], out[1][at[row] : at[row] + kept]
-        if not _place(found[first:last], taken, place, words, slots):
+        if not _place((found_room, values_room), (first, last, at[row]), out[:2], words, slots):
             return REPEATED, row, 0
         out[2][row] = kept
     return GOOD, 0, 0
 
 
 @compiled
-def _span_of_kept(found: NDArray[np.int32]) -> tuple[Integer, Integer, Integer]:
-    """Return the first kept entry, the one behind the last, and their number; -1 for a column outside its map."""
-    first, last, kept = found.size, 0, 0
-    for j in range(found.size):
+def _span_of_kept(found: NDArray[np.int32], n: Integer) -> tuple[Integer, Integer, Integer]:
+    """Return the first kept of n entries, the one behind the last, and their number; -1 for a column outside its map."""
+    first, last, kept = n, 0, 0
+    for j in range(n):
         if found[j] >= 0:
             first = min(first, j)
             last = j + 1
@@ -333,35 +353,45 @@ def _span_of_kept(found: NDArray[np.int32]) -> tuple[Integer, Integer, Integer]:
 
 @compiled
 def _place(
-    found: NDArray[np.int32],
-    taken: NDArray[np.uint32],
+    taken: tuple[NDArray[np.int32], NDArray[np.uint32]],
+    span: tuple[Integer, Integer, Integer],
     out: tuple[NDArray[np.int32], NDArray[Any]],
     words: NDArray[np.uint64],
     slots: NDArray[np.uint32],
 ) -> Flag:
-    """Write the kept entries of a row by ascending column; False if a column stands there twice. Words are left zero."""
-    one, six = np.uint64(1), np.uint64(63)
-    lowest, highest = np.int64(words.size), np.int64(-1)
-    for j in range(found.size):
-        column = found[j]
+    """Write the kept entries of a row by ascending column; False if a column stands there twice. Words are left zero.
+
+    `taken` has columns from the row's first entry on and values from `span`'s first on; `span` ends with the first output
+    entry.
+    """
+    found, read = taken
+    indices, values = out
+    first, last, start = span
+    one, six, low_bits = np.uint64(1), np.uint64(6), np.uint64(63)
+    lowest, highest, kept = np.uint64(words.size), np.uint64(0), np.uint64(0)
+    for j in range(last - first):
+        column = found[np.uint64(first + j)]
         if column >= 0:
             place = np.uint64(column)
-            word = np.int64(column >> 6)
-            words[np.uint64(word)] |= one << (place & six)
-            slots[place] = taken[j]
+            word = place >> six
+            words[word] |= one << (place & low_bits)
+            slots[place] = read[j]
             lowest, highest = min(lowest, word), max(highest, word)
-    indices, values = out
-    at = np.uint64(0)
-    for word in range(lowest, highest + 1):  # type: ignore[assignment]
-        bits = words[np.uint64(word)]
-        words[np.uint64(word)] = 0
+            kept += one
+    at = np.uint64(start)
+    word = lowest
+    while word <= highest:
+        bits = words[word]
+        words[word] = 0
+        begin = word << six
         while bits != 0:
-            column = np.uint64(word * 64 + trailing_zeros(bits))
-            indices[at] = column
-            values[at] = slots[column]
+            column_at = begin + np.uint64(trailing_zeros(bits))
+            indices[at] = column_at
+            values[at] = slots[column_at]
             at += one
             bits &= bits - one
-    return np.int64(at) == indices.size
+        word += one
+    return at == np.uint64(start) + kept
 
 
 @compiled

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import BAD_CHECKSUM, BAD_SIZE, GOOD, crc32c_of
+from raggedatlas.store.elements import write_mapped, write_values
 from raggedatlas.store.kernels import Flag, Integer, compiled
 from raggedatlas.store.lanes import (
     BLOCK,
@@ -18,6 +19,7 @@ from raggedatlas.store.lanes import (
     load,
     popcount,
     spread_byte,
+    store,
     unpack_full,
     unpack_position,
 )
@@ -134,51 +136,50 @@ def _is_sound(body: Integer, entry: tuple[Integer, Integer, Integer], ascending:
 
 
 @compiled
-def _unpack_lanes(body: Integer, n: Integer, width: Integer, scratch: NDArray[np.uint32]) -> None:
+def _unpack_lanes(body: Integer, n: Integer, width: Integer, scratch: Integer) -> None:
     """Unpack the values of eight lanes; fewer than 32 positions one by one."""
-    target = np.int64(scratch.ctypes.data)
     if n > BLOCK - LANES:
-        unpack_full(width, np.uint64(body), np.uint64(target))
+        unpack_full(width, np.uint64(body), np.uint64(scratch))
         return
     mask = np.uint32((np.int64(1) << width) - 1)
     bit = np.int64(0)
     for position in range((n + LANES - 1) // LANES):
         shift = bit & 31
         crosses = np.uint8(shift + width > 32)
-        source = np.uint64(body + (bit >> 5) * 4 * LANES) if width else np.uint64(target)
-        unpack_position(source, np.uint32(shift), crosses, mask, np.uint64(target + 4 * LANES * position))
+        source = np.uint64(body + (bit >> 5) * 4 * LANES) if width else np.uint64(scratch)
+        unpack_position(source, np.uint32(shift), crosses, mask, np.uint64(scratch + 4 * LANES * position))
         bit += width
 
 
 @compiled
-def _unpack_stream(body: Integer, n: Integer, width: Integer, scratch: NDArray[np.uint32]) -> None:
+def _unpack_stream(body: Integer, n: Integer, width: Integer, scratch: Integer) -> None:
     """Unpack a stream of bits; the zero bytes behind the last block keep the loads inside the chunk."""
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-    bit = np.uint64(0)
-    for i in range(n):
+    bit, target = np.uint64(0), np.uint64(scratch)
+    for _ in range(n):
         word = load(np.uint64(body) + (bit >> np.uint64(3)), 8)
-        scratch[i] = np.uint32((word >> (bit & np.uint64(7))) & mask)
+        store(target, 4, (word >> (bit & np.uint64(7))) & mask)
         bit += np.uint64(width)
+        target += np.uint64(4)
 
 
 @compiled
-def _unpack_bitmap(body: Integer, n_bytes: Integer, base: Integer, scratch: NDArray[np.uint32]) -> None:
+def _unpack_bitmap(body: Integer, n_bytes: Integer, base: Integer, scratch: Integer) -> None:
     """Write base and place of every set bit, eight slots a byte of which the next byte overwrites the unused ones."""
-    found = np.uint64(0)
+    target, end = np.uint64(scratch), np.uint64(scratch + 4 * BLOCK)
+    places = np.uint64(BIT_PLACES.ctypes.data)
     first = np.uint32(base)
     for i in range(n_bytes):
         byte = np.uint64(byte_at(np.uint64(body + i)))
-        spread_byte(
-            np.uint64(BIT_PLACES.ctypes.data) + byte * np.uint64(32),
-            first,
-            np.uint64(scratch.ctypes.data) + found * np.uint64(4),
-        )
-        found = min(found + np.uint64(popcount(byte)), np.uint64(BLOCK))
-        first += np.uint32(8)
+        spread_byte(places + (byte << np.uint64(5)), first, target)
+        target += np.uint64(popcount(byte)) << np.uint64(2)
+        if target > end:
+            return
+        first = np.uint32(first + np.uint32(8))
 
 
 @compiled
-def _patch(body: Integer, entry: tuple[Integer, Integer, Integer], out: NDArray[Any]) -> None:
+def _patch(body: Integer, entry: tuple[Integer, Integer, Integer], out: Integer, out_bytes: Integer) -> None:
     """Add what did not fit the width of a block."""
     n, kind, third = entry
     width = kind & 63
@@ -187,8 +188,8 @@ def _patch(body: Integer, entry: tuple[Integer, Integer, Integer], out: NDArray[
     highs = places + third
     shift = np.uint64(width)
     for i in range(third):
-        at = np.uint64(byte_at(np.uint64(places + i)))
-        out[at] = out[at] | (load(np.uint64(highs + i * size), size) << shift)
+        at = np.uint64(out + byte_at(np.uint64(places + i)) * out_bytes)
+        store(at, out_bytes, load(at, out_bytes) | (load(np.uint64(highs + i * size), size) << shift))
 
 
 @compiled
@@ -198,7 +199,7 @@ def unpack_narrow(
     entry: tuple[Integer, Integer, Integer],
     ascending: Flag,
     itemsize: Integer,
-    scratch: NDArray[np.uint32],
+    scratch: Integer,
 ) -> Integer:
     """Unpack one checked block of values of at most 4 bytes.
 
@@ -212,12 +213,12 @@ def unpack_narrow(
         Whether the chunk ascends.
     itemsize : int
         Width of the values.
-    scratch : (264,) uint32
-        The result, short of what is returned.
+    scratch : int
+        Address of 264 uint32 for the result, short of what is returned.
 
     Returns
     -------
-    int
+    uint32
         What to add to every value.
     """
     n, kind, third = entry
@@ -227,15 +228,15 @@ def unpack_narrow(
         return np.uint32(0)
     if width == RAW:
         for i in range(n):
-            scratch[i] = load(np.uint64(body + i * itemsize), itemsize)
+            store(np.uint64(scratch + 4 * i), 4, load(np.uint64(body + i * itemsize), itemsize))
     elif n < STREAM_BELOW:
         _unpack_stream(body, n, width, scratch)
     else:
         _unpack_lanes(body, n, width, scratch)
     if third:
-        _patch(body, entry, scratch)
+        _patch(body, entry, scratch, 4)
     if ascending:
-        add_up(np.uint64(scratch.ctypes.data), np.uint32(base), n)
+        add_up(np.uint64(scratch), np.uint32(base), n)
         return np.uint32(0)
     return np.uint32(base)
 
@@ -252,29 +253,27 @@ def unpack_wide(
     """Unpack one checked block of values of 8 bytes into `out`, (256,) uint64; `scratch` is (264,) uint32."""
     n, kind, third = entry
     width = kind & 63
-    if width == BITMAP:
-        _unpack_bitmap(body, third, 0, scratch)
-        for i in range(n):
-            out[i] = np.uint64(base) + scratch[i]
-        return
     if width == RAW:
         for i in range(n):
             out[i] = load(np.uint64(body + 8 * i), 8)
     else:
-        if n < STREAM_BELOW:
-            _unpack_stream(body, n, width, scratch)
+        if width == BITMAP:
+            _unpack_bitmap(body, third, 0, scratch.ctypes.data)
+        elif n < STREAM_BELOW:
+            _unpack_stream(body, n, width, scratch.ctypes.data)
         else:
-            _unpack_lanes(body, n, width, scratch)
+            _unpack_lanes(body, n, width, scratch.ctypes.data)
         for i in range(n):
             out[i] = scratch[i]
-        _patch(body, entry, out)
+        if width != BITMAP:
+            _patch(body, entry, out.ctypes.data, 8)
     value = np.uint64(base)
     for i in range(n):
-        if ascending:
+        if ascending and width != BITMAP:
             value += out[i]
             out[i] = value + np.uint64(i)
         else:
-            out[i] += value
+            out[i] += np.uint64(base)
 
 
 @compiled
@@ -314,11 +313,13 @@ def seek(address: Integer, first: Integer) -> tuple[Integer, Integer, Integer]:
 def unpack_range(
     address: Integer,
     span: tuple[Integer, Integer],
-    scratch: NDArray[np.uint32],
-    column_map: NDArray[np.int32],
-    out: NDArray[Any],
+    scratch: Integer,
+    column_map: tuple[Integer, Integer],
+    out: tuple[Integer, Integer],
 ) -> None:
     """Unpack some values of a checked chunk of at most 4 bytes a value; only the blocks that hold them are touched.
+
+    Addresses instead of arrays keep counted references, which two threads would fight over, out of the loop.
 
     Parameters
     ----------
@@ -326,12 +327,12 @@ def unpack_range(
         Where the chunk lies.
     span : (int, int)
         First value and the one behind the last, inside the chunk.
-    scratch : (264,) uint32
-        Room.
-    column_map : (m + 1,) int32, or empty
-        Where it is not empty, every value is replaced by its entry, those from m on by the last one.
-    out : (k,) integers
-        Output, at least as wide as the values.
+    scratch : int
+        Address of room for 264 uint32.
+    column_map : (int, int)
+        Address and length of a map, see `write_mapped`; length 0 for none.
+    out : (int, int)
+        Address of the output, and its element type by `raggedatlas.store.elements.TYPE_CODES`, at least as wide as the values.
     """
     first, last = span
     n_blocks = np.int64(load(np.uint64(address + 8), 4))
@@ -341,21 +342,18 @@ def unpack_range(
     ascending = (flags & ASCENDING) != 0
     base_bytes, itemsize = np.int64(1) << (flags >> 3 & 3), np.int64(1) << (flags & 3)
     block, start, position = seek(address, first)
-    beyond = np.uint32(column_map.size - 1)
-    at = 0
+    target, code = out
+    width = np.int64(4) if column_map[1] or code == 4 else np.int64(1) << min(code, 3)
     while start < last:
         entry = entry_at(table, n_blocks, block)
         base = load(np.uint64(payload + position), base_bytes)
         more = unpack_narrow(payload + position + base_bytes, base, entry, ascending, itemsize, scratch)
         low, high = max(first - start, 0), min(last - start, entry[0])
-        source, target = scratch[low:high], out[at : at + high - low]
-        if column_map.size:
-            for i in range(target.size):
-                target[i] = column_map[np.uint64(min(np.uint32(source[i] + more), beyond))]
+        if column_map[1]:
+            write_mapped(scratch + 4 * low, high - low, more, column_map, target)
         else:
-            for i in range(target.size):
-                target[i] = source[i] + more
-        at += high - low
+            write_values(scratch + 4 * low, high - low, more, target, code)
+        target += (high - low) * width
         position += block_bytes(entry[0], entry[1], entry[2], base_bytes, itemsize)
         start += entry[0]
         block += 1
@@ -427,7 +425,8 @@ def unpack_pieces(
     """
     addresses, sizes = frames
     bounds, sources, lengths, targets = pieces
-    scratch, no_map = np.empty(BLOCK + LANES, np.uint32), np.empty(0, np.int32)
+    scratch = np.empty(BLOCK + LANES, np.uint32)
+    code = byte_class(8 * out.itemsize)
     for chunk in range(addresses.size):
         if sizes[chunk] >= 0:
             status = check_chunk(addresses[chunk], sizes[chunk], per_chunk, out.itemsize, crc32c)
@@ -439,5 +438,7 @@ def unpack_pieces(
                 target[:] = 0
             elif target.size:
                 first = sources[piece]
-                unpack_range(np.int64(addresses[chunk]), (first, first + target.size), scratch, no_map, target)
+                span = first, first + target.size
+                place = target.ctypes.data, code
+                unpack_range(np.int64(addresses[chunk]), span, scratch.ctypes.data, (0, 0), place)
     return GOOD, 0

@@ -38,8 +38,8 @@ def make_view(folder: Path) -> ra.AtlasView:
 def train_classifier(view: ra.AtlasView, epochs: int = 30) -> dict[str, Any]:
     """Learn the labels of the annotated cells by a linear model, rare types as often as common ones."""
     labelled = view.query().where("cell_type IS NOT NULL").layers("raw")
-    loader = ra.Loader(labelled, 32, obs=["cell_type"], as_="torch-dense", balance="cell_type", seed=1)
-    parts = split_loader(loader, Split(val=0.25))
+    loader = ra.Loader(labelled, 32, obs=["cell_type", "cell_name"], as_="torch-dense", balance="cell_type", seed=1)
+    parts = split_loader(loader, Split(val=0.25, by="cell_name"))
     n_genes, types = len(loader.features["gene_expression"]), loader.categories["cell_type"]
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(n_genes, len(types)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
@@ -88,8 +88,8 @@ def train_vae(view: ra.AtlasView, epochs: int = 40, n_genes: int = 1000) -> dict
     query = view.query().where({"dataset": [*BLOOD, *LUNG]})
     detected = np.asarray(query.aggregate("dataset").layers["count_nonzero"].max(axis=0)).ravel()
     genes = query.to_anndata().var["uid"].to_numpy()[np.argsort(-detected, kind="stable")[:n_genes]]
-    loader = ra.Loader(query.features(list(genes)), 64, obs=["dataset"], as_="torch-dense", seed=1)
-    parts = split_loader(loader, Split(val=0.2))
+    loader = ra.Loader(query.features(list(genes)), 64, obs=["dataset", "cell_name"], as_="torch-dense", seed=1)
+    parts = split_loader(loader, Split(val=0.2, by="cell_name"))
     model = Vae(n_genes)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     curves: dict[str, list[float]] = {"train": [], "val": []}
@@ -150,6 +150,7 @@ def main(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     torch.manual_seed(1)
+    torch.set_num_threads(1)  # models this small gain nothing from more, and the loader reads meanwhile
     view = make_view(folder)
     classifier = train_classifier(view)
     print(f"classifier: accuracy {classifier['curves']['val'][-1]:.2f} on held-out cells")

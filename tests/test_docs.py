@@ -1,7 +1,8 @@
 """Every block of code in the README and the docs runs, in order, page by page.
 
 A page's Python blocks share one namespace and its ``$ raggedatlas`` lines one folder, where ``tests/data/``
-holds the real files. A block that cannot run says why in a comment before it: ``<!-- not run: reason -->``.
+holds the real files. A block that cannot run says why in a comment before it: ``<!-- not run: reason -->``. One that
+needs more than the tests' own packages names the modules, ``<!-- needs: torch -->``, and runs where they are installed.
 """
 
 import io
@@ -9,8 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
 BLOCK = re.compile(
-    r"(?P<excuse><!-- not run: (?P<reason>[^>]*?) ?-->\s*)?^```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```",
+    r"(?P<excuse><!-- not run: (?P<reason>[^>]*?) ?-->\s*)?(?:<!-- needs: (?P<needs>[\w, ]*?) ?-->\s*)?^```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```",
     re.MULTILINE | re.DOTALL,
 )
 SHELLS = {"console", "bash", "shell", "sh"}
@@ -33,12 +36,23 @@ class Block:
     language: str
     code: str
     line: int
+    needs: tuple[str, ...] = ()
+
+    @property
+    def runnable(self) -> bool:
+        """Whether the modules that the block needs are installed."""
+        return all(find_spec(name) for name in self.needs)
 
 
 def blocks_of(text: str) -> list[Block]:
     """Find the blocks of a page that are not excused."""
     return [
-        Block(found["language"], found["code"], text.count("\n", 0, found.start("code")) + 1)
+        Block(
+            found["language"],
+            found["code"],
+            text.count("\n", 0, found.start("code")) + 1,
+            tuple((found["needs"] or "").replace(",", " ").split()),
+        )
         for found in BLOCK.finditer(text)
         if found["excuse"] is None
     ]
@@ -54,7 +68,9 @@ def commands_of(block: Block) -> list[str]:
 def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
     """Run a block as part of its page; line numbers of errors are those of the page."""
     code = compile("\n" * (block.line - 1) + block.code, page, "exec")
-    with redirect_stdout(io.StringIO()):
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        if block.needs:  # packages beyond our locks warn of what we cannot mend
+            warnings.simplefilter("ignore")
         exec(code, namespace)
 
 
@@ -73,7 +89,7 @@ def test_pages_run(page: Path, tmp_path: Path, data_dir: Path, monkeypatch: pyte
     blocks = blocks_of(page.read_text(encoding="utf-8"))
     if blocks:
         shutil.copytree(data_dir, tmp_path / "tests" / "data")
-    for block in blocks:
+    for block in filter(lambda block: block.runnable, blocks):
         if block.language == "python":
             run_python(block, str(page), namespace)
         elif block.language in SHELLS:
@@ -82,12 +98,15 @@ def test_pages_run(page: Path, tmp_path: Path, data_dir: Path, monkeypatch: pyte
 
 
 def test_blocks_are_found() -> None:
-    """Blocks are found with their line; those with a reason before them are left out."""
+    """Blocks are found with their line; those with a reason before them, or a module that is not there, are left out."""
     text = (
         "# Page\n```python\na = 1\n```\n"
         "<!-- not run: needs a GPU -->\n```python\nfail()\n```\n"
         "\n```console\n$ raggedatlas ls \\\n    atlas\n$ cd elsewhere\noutput\n```\n"
+        "<!-- needs: json, no_such_module -->\n```python\nfail()\n```\n<!-- needs: json -->\n```python\n```\n"
     )
-    first, second = blocks_of(text)
+    first, second, third, fourth = blocks_of(text)
     assert (first.language, first.code, first.line) == ("python", "a = 1\n", 3)
     assert commands_of(second) == ["raggedatlas ls      atlas"]
+    assert (third.needs, third.runnable) == (("json", "no_such_module"), False)
+    assert (fourth.needs, fourth.runnable) == (("json",), True)

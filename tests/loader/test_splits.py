@@ -79,7 +79,9 @@ def test_values_stay_together(small: Any) -> None:
 
 
 def _values(part: Loader, by: str) -> set[Any]:
-    return {value for batch in part for value in (batch.labels(by) if by in batch.categories else batch.obs[by].tolist())}
+    return {
+        value for batch in part for value in (batch.labels(by) if by in batch.categories else batch.obs[by].tolist())
+    }
 
 
 def _splits(loader: Loader, split: Split) -> bool:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.loader.batch import TrainingBatch
+from raggedatlas.loader.columns import ObsColumn
 from raggedatlas.loader.lightning import AtlasDataModule, ModuleChoices
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.splits import plan_of
@@ -224,7 +225,7 @@ class ScviDataModule(AtlasDataModule):
         """Turn a batch into the tensors that scvi-tools names, each with as many rows as the batch has cells."""
         torch, keys = require_torch(), self._keys
         nothing = torch.zeros((len(batch), 1), dtype=torch.int64)
-        made = {"X": batch.X, "batch": nothing, "labels": nothing, "ind_x": torch.from_numpy(batch.rows)[:, None]}
+        made = {"X": batch.X, "batch": nothing, "labels": nothing}
         for name, key in (("batch", keys["batch_key"]), ("sample", keys["sample_key"])):
             if key is not None:
                 made[name] = batch.obs[key][:, None]
@@ -280,18 +281,7 @@ class ScviDataModule(AtlasDataModule):
         numbers = [*filter(None, [self._keys["size_factor_key"]]), *self._lists["continuous_covariate_keys"]]
         codes = [*filter(None, (self._keys[name] for name in _KEYS)), *self._lists["categorical_covariate_keys"]]
         for key in (*codes, *numbers):
-            column = plan.columns[key]
-            if (column.categories is None) != (key in numbers):
-                raise QueryError(
-                    f"The column {key!r} holds {'numbers' if column.categories is None else 'categories'}, not what its key takes: "
-                    "size factors and continuous covariates are numbers, other keys name categories. Numbers become categories "
-                    f"with categories={{{key!r}: [...]}}."
-                )
-            missing = int(
-                (column.values < 0).sum()
-                if column.categories is not None
-                else np.isnan(column.values.astype(float)).sum()
-            )
+            missing = _count_missing(key, plan.columns[key], numeric=key in numbers)
             if missing and key != self._keys["labels_key"]:
                 raise QueryError(
                     f"{missing:,} of {plan.n_cells:,} cells have no {key!r}, or one that the training cells do not have; leave them out, "
@@ -324,6 +314,18 @@ class TensorBatches:
 
 
 _NO_FIELD: dict[str, Any] = {"data_registry": {}, "state_registry": {}, "summary_stats": {}}
+
+
+def _count_missing(key: str, column: ObsColumn, *, numeric: bool) -> int:
+    """Count the cells without a value, and refuse a column of the wrong kind."""
+    if numeric != (column.categories is None):
+        held = "numbers" if column.categories is None else "categories"
+        raise QueryError(
+            f"The column {key!r} holds {held}, not what its key takes: size factors and continuous covariates are numbers, other "
+            f"keys name categories. Numbers become categories with categories={{{key!r}: [...]}}."
+        )
+    missing = np.isnan(column.values.astype(np.float64)) if numeric else column.values < 0
+    return int(missing.sum())
 
 
 def _field(name: str, key: str | None, state: dict[str, Any], stats: dict[str, int]) -> dict[str, Any]:

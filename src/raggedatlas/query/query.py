@@ -18,7 +18,7 @@ from raggedatlas.query.axis import check_join
 from raggedatlas.query.filters import DATASET, Filter, as_filter, to_sql
 from raggedatlas.query.frames import obs_frame
 from raggedatlas.query.plan import find_modality, modalities, plan_read, plan_rows
-from raggedatlas.query.read import read_batch
+from raggedatlas.query.read import read_batches
 from raggedatlas.query.rows import known_columns, metadata_names
 from raggedatlas.query.search import METRICS
 from raggedatlas.query.spec import Missing, QuerySpec, Sample, Search
@@ -285,7 +285,7 @@ class Query:
         if _count("batches", n) == 0:
             raise QueryError("batches(0) would never end; ask for at least one cell a batch.")
         plan = plan_read(self.spec, self.catalog)
-        return (read_batch(plan, np.arange(start, min(start + n, plan.n_cells))) for start in range(0, plan.n_cells, n))
+        return read_batches(plan, n)
 
     def aggregate(self, by: str | Sequence[str], layer: str | None = None) -> "ad.AnnData":
         """Add up values per group of cells, in bounded memory.

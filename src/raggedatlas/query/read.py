@@ -24,53 +24,17 @@ BLOCK_BYTES = 64 * 2**20
 """About how many bytes of a result one step holds when a query is streamed."""
 
 
-def read_block(plan: ReadPlan, space: str, start: int, stop: int) -> SpaceBatch:
-    """Read neighbouring cells of one space.
-
-    Parameters
-    ----------
-    plan : ReadPlan
-        From `plan_read`.
-    space : str
-        A name in ``plan.spaces``.
-    start, stop : int
-        Half-open range of cells in the order of the result.
-
-    Returns
-    -------
-    SpaceBatch
-        Layers share one pattern of entries: where they differ on disk, entries that a layer lacks are 0.
-    """
-    return read_cells(plan.spaces[space], np.arange(start, min(stop, plan.n_cells)))
-
-
 def read_cells(space: SpacePlan, rows: NDArray[np.int64]) -> SpaceBatch:
-    """Read some cells of one space, in the order given; rows may repeat.
-
-    Parameters
-    ----------
-    space : SpacePlan
-        Of a plan.
-    rows : (k,) integers
-        Positions in the plan.
-
-    Returns
-    -------
-    SpaceBatch
-        See `read_block`.
-    """
-    return SpaceBatch(
-        block=SpaceReader(space).read(rows),
-        features=space.features.astype(str),
-        present=space.present[rows],
-        layout_uids=np.array([*space.layouts, ""], dtype=str)[space.layout_code[rows]],
-        measured=dict(zip(space.layouts, space.measured, strict=True)),
-    )
+    """Read some cells of one space once; see `SpaceReader.read_batch`."""
+    return SpaceReader(space).read_batch(rows)
 
 
-def read_batch(plan: ReadPlan, rows: NDArray[np.int64]) -> Batch:
-    """Read some cells of every space of a plan, aligned to one table of metadata."""
-    return Batch(plan.obs.take(rows), {name: read_cells(space, rows) for name, space in plan.spaces.items()})
+def read_batches(plan: ReadPlan, n: int) -> Iterator[Batch]:
+    """Read the cells of every space of a plan in order, n at a time, aligned to one table of metadata."""
+    readers = {name: SpaceReader(space) for name, space in plan.spaces.items()}
+    for start in range(0, plan.n_cells, n):
+        rows = np.arange(start, min(start + n, plan.n_cells))
+        yield Batch(plan.obs.take(rows), {name: reader.read_batch(rows) for name, reader in readers.items()})
 
 
 class PartReader:
@@ -174,6 +138,28 @@ class SpaceReader:
         """Read some cells in the order given; see `PartReader.read`. Several parts are always sorted."""
         alone = len(self.parts) == 1
         return _one_block([part.read(rows, sort=sort or not alone) for part in self.parts], self.space)
+
+    def read_batch(self, rows: NDArray[np.int64]) -> SpaceBatch:
+        """Read some cells, in the order given, with what their layouts measured; rows may repeat.
+
+        Parameters
+        ----------
+        rows : (k,) integers
+            Positions in the plan.
+
+        Returns
+        -------
+        SpaceBatch
+            Layers share one pattern of entries: where they differ on disk, entries that a layer lacks are 0.
+        """
+        space = self.space
+        return SpaceBatch(
+            block=self.read(rows),
+            features=space.features.astype(str),
+            present=space.present[rows],
+            layout_uids=np.array([*space.layouts, ""], dtype=str)[space.layout_code[rows]],
+            measured=dict(zip(space.layouts, space.measured, strict=True)),
+        )
 
 
 def _row_group(space: SpacePlan, group: GroupPlan, layer: str) -> RowGroup | None:

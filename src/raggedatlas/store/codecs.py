@@ -248,9 +248,8 @@ def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:
         unpack_all(raw.ctypes.data, out.size, out)
         return
     scratch = np.empty(264, np.uint32)
-    unpack_range(
-        raw.ctypes.data, (0, out.size), scratch.ctypes.data, (0, 0), (out.ctypes.data, TYPE_CODES[out.dtype.name])
-    )
+    code = TYPE_CODES[out.dtype.name]
+    unpack_range.ctypes(raw.ctypes.data, 0, out.size, scratch.ctypes.data, 0, 0, out.ctypes.data, code)
 
 
 _DECODERS: dict[str, Callable[[NDArray[np.uint8], NDArray[np.uint8]], None]] = {

@@ -3,13 +3,14 @@
 This module imports numba at the top, so it is imported inside functions only.
 """
 
-# ruff: noqa: TID253
+# ruff: noqa: PLR0917, TID253 - functions that are called at an address take plain numbers
 
 import numpy as np
 from numba.np.numpy_support import carray
 
 from raggedatlas.store.chunks import frame_pointer
-from raggedatlas.store.kernels import Integer, compiled
+from raggedatlas.store.kernels import Integer, address_function, compiled
+from raggedatlas.store.lanes import BLOCK
 
 TYPE_CODES = {"uint8": 0, "uint16": 1, "uint32": 2, "uint64": 3, "float32": 4, "float64": 5}
 """Element types that unpacked values are written in."""
@@ -75,3 +76,55 @@ def write_mapped(source: Integer, n: Integer, more: Integer, column_map: tuple[I
     beyond = np.uint32(column_map[1] - 1)
     for i in range(n):
         target[i] = columns[np.uint64(min(np.uint32(values[i] + more), beyond))]
+
+
+@address_function(8)
+def copy_values(
+    source: Integer,
+    itemsize: Integer,
+    n: Integer,
+    scratch: Integer,
+    column_map: Integer,
+    map_size: Integer,
+    out: Integer,
+    code: Integer,
+) -> Integer:
+    """Copy decoded values to an address, through a map where there is one, in pieces that fit the scratch.
+
+    Parameters
+    ----------
+    source, itemsize, n : int
+        Address of the values, their width (1, 2 or 4), and how many they are.
+    scratch : int
+        Address of room for 256 uint32.
+    column_map, map_size, out, code : int
+        As `write_mapped` and `write_values` take them; length 0 for no map.
+
+    Returns
+    -------
+    int
+        0.
+    """
+    width = np.int64(4) if map_size or code == 4 else np.int64(1) << min(code, 3)
+    none = np.uint32(0)
+    while n > 0:
+        step = min(n, BLOCK)
+        place = frame_pointer(np.uint64(source))
+        words = carray(frame_pointer(np.uint64(scratch)), (step,), np.uint32)
+        at = source if itemsize == 4 else scratch
+        if itemsize == 2:
+            halves = carray(place, (step,), np.uint16)
+            for i in range(step):
+                words[i] = halves[i]
+        elif itemsize == 1:
+            octets = carray(place, (step,), np.uint8)
+            for i in range(step):
+                words[i] = octets[i]
+        if map_size:
+            write_mapped(at, step, none, (column_map, map_size), out)
+        else:
+            write_values(at, step, none, out, code)
+        source += step * itemsize
+        out += step * width
+        n -= step
+    return 0

@@ -268,13 +268,13 @@ class RowGatherer:
         from raggedatlas.store.gathering import arrange_rows
 
         n = len(group)
-        order, at = np.empty(n, np.int64), np.empty(n + 1, np.int64)
+        order, places, at = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n + 1, np.int64)
         found, longest, mapped = arrange_rows(
-            (group, start, end), self.facts, (self.columns.shards, self.values.shards), order, at
+            (group, start, end), self.facts, (self.columns.shards, self.values.shards), (order, places), at
         )
         if found < 0:
             raise self._misplaced(group, start, end, row=longest, outside=found == -1)
-        order = order[:found]
+        order = order[:found][np.argsort(places[:found])]
         if mapped and self.columns.is_local and self.values.is_local:
             frames = [(table.frames, table.owners) for table in (self.columns, self.values)]
         else:
@@ -310,11 +310,14 @@ class RowGatherer:
     ) -> None:
         """Read a run of rows in the calling thread."""
         from raggedatlas.store.chunks import native_functions
+        from raggedatlas.store.elements import copy_values
         from raggedatlas.store.gathering import gather_placed, gather_rows
+        from raggedatlas.store.unpacking import check_chunk, unpack_range
 
         native = native_functions()
         assert native is not None
-        functions = (native.decompress, native.crc32c)
+        ours = check_chunk.address, unpack_range.address, copy_values.address
+        functions = (native.decompress, native.crc32c, *ours)
         columns = (*frames[0][0], self.columns.groups, functions)
         values = (*frames[1][0], self.values.groups, functions)
         room = (

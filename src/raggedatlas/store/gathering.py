@@ -12,10 +12,8 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import GOOD, decode_frame, frame_pointer
-from raggedatlas.store.elements import write_mapped, write_values
 from raggedatlas.store.kernels import Flag, Integer, compiled
-from raggedatlas.store.lanes import BLOCK, prefetch, trailing_zeros
-from raggedatlas.store.unpacking import check_chunk, unpack_range
+from raggedatlas.store.lanes import call5, call8, prefetch, trailing_zeros
 
 PACKED_CHUNKS = 2
 """Kind of chunk beside PLAIN and BLOSC of `raggedatlas.store.chunks`."""
@@ -33,10 +31,10 @@ def arrange_rows(
     rows: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]],
     groups: NDArray[np.int64],
     shards: tuple[tuple[NDArray[np.int64], NDArray[np.bool_]], tuple[NDArray[np.int64], NDArray[np.bool_]]],
-    order: NDArray[np.int64],
+    order: tuple[NDArray[np.int64], NDArray[np.int64]],
     at: NDArray[np.int64],
 ) -> tuple[Integer, Integer, Integer]:
-    """Check rows, bound their entries in the result, and sort those that have any by where they are stored.
+    """Check rows, bound their entries in the result, and list those that have any with where they are stored.
 
     Parameters
     ----------
@@ -46,8 +44,8 @@ def arrange_rows(
         Entries of each group, those of the groups before it, columns that it has, and columns that are kept.
     shards : two pairs
         For columns and values: (g, 2) int64 of entries a shard and the group's first shard, and whether a shard is mapped.
-    order : (n,) int64
-        Filled with the rows to read.
+    order : two (n,) int64
+        Filled with the rows to read, and with the place of each among the entries of all groups.
     at : (n + 1,) int64
         Filled with the first output entry of every row.
 
@@ -60,7 +58,6 @@ def arrange_rows(
     group, start, end = rows
     n, longest, mapped = 0, np.int64(0), 1
     at[0] = 0
-    keys = np.empty(group.size, np.int64)
     for row in range(group.size):
         g = group[row]
         at[row + 1] = at[row]
@@ -75,16 +72,14 @@ def arrange_rows(
             continue
         at[row + 1] += min(high - low, groups[g, 3])
         longest = max(longest, high - low)
-        keys[n] = groups[g, 1] + low
-        order[n] = row
+        order[0][n] = row
+        order[1][n] = groups[g, 1] + low
         n += 1
         for k in range(2):
             grid, known = shards[k]
             first = grid[g, 1] + low // grid[g, 0]
             for shard in range(first, grid[g, 1] + (high - 1) // grid[g, 0] + 1):
                 mapped &= known[shard]
-    if n > 1:
-        order[:n] = order[:n][np.argsort(keys[:n])]
     return n, longest, mapped
 
 
@@ -116,18 +111,19 @@ def _take(
         address, size = np.int64(addresses[slot]), sizes[slot]
         if kind == PACKED_CHUNKS and size >= 0:
             if states[slot] != SEEN:
-                status = check_chunk(address, size, per_chunk, itemsize, native[1])
+                status = call5(native[2], (address, size, per_chunk, itemsize, np.int64(native[1])))
                 if status != GOOD:
                     return status, slot
                 states[slot] = SEEN
-            unpack_range(address, (low, high), scratch, column_map, (target, code))
+            call8(native[3], (address, low, high, scratch, column_map[0], column_map[1], target, code))
         else:
             if held[which] != slot:
                 status = _decode_whole((address, size), per_chunk * itemsize, kind, native, chunk)
                 if status != GOOD:
                     return status, slot
                 held[which] = slot
-            _copy_values(chunk + low * itemsize, itemsize, high - low, scratch, column_map, (target, code))
+            source = chunk + low * itemsize
+            call8(native[4], (source, itemsize, high - low, scratch, column_map[0], column_map[1], target, code))
         target += (high - low) * width
         start += high - low
     return GOOD, 0
@@ -144,43 +140,6 @@ def _decode_whole(
         return GOOD
     data = carray(frame_pointer(np.uint64(address)), (size,), np.uint8)
     return decode_frame(data, address, chunk, n_bytes, (kind & 7, kind >= CHECKED, native[0], native[1]))
-
-
-@compiled
-def _copy_values(
-    source: Integer,
-    itemsize: Integer,
-    n: Integer,
-    scratch: Integer,
-    column_map: tuple[Integer, Integer],
-    out: tuple[Integer, Integer],
-) -> None:
-    """Copy decoded values to an address, through the map where there is one, in pieces that fit the scratch."""
-    target, code = out
-    width = np.int64(4) if column_map[1] or code == 4 else np.int64(1) << min(code, 3)
-    none = np.uint32(0)
-    while n > 0:
-        step = min(n, BLOCK)
-        place = frame_pointer(np.uint64(source))
-        words = carray(frame_pointer(np.uint64(scratch)), (step,), np.uint32)
-        at = scratch
-        if itemsize == 4:
-            at = source
-        elif itemsize == 2:
-            halves = carray(place, (step,), np.uint16)
-            for i in range(step):
-                words[i] = halves[i]
-        else:
-            octets = carray(place, (step,), np.uint8)
-            for i in range(step):
-                words[i] = octets[i]
-        if column_map[1]:
-            write_mapped(at, step, none, column_map, target)
-        else:
-            write_values(at, step, none, target, code)
-        source += step * itemsize
-        target += step * width
-        n -= step
 
 
 @compiled
@@ -221,8 +180,8 @@ def gather_rows(
         (k,) order in which to read, then (n,) group, first entry, end and first output entry of every row.
     columns, values : tuple
         Addresses (uint64), sizes (int64; -1 for a chunk that is not stored) and states (uint8) of all chunks, (g, 4) int64
-        of each group (first slot, entries of a chunk, kind, bytes of an entry), and the addresses of Blosc's decompress
-        and of crc32c.
+        of each group (first slot, entries of a chunk, kind, bytes of an entry), and the addresses of Blosc's decompress,
+        crc32c, `check_chunk`, `unpack_range` and `copy_values`.
     maps : tuple
         Column maps (int32) one behind the other, each with a last entry -2 for columns beyond it, and their (g + 1,) bounds.
     out : tuple

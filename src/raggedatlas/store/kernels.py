@@ -29,6 +29,12 @@ def compiled(function: F) -> F:
     return cast("F", make(function))
 
 
+def address_function(n: int) -> Callable[[Callable[..., Integer]], Any]:
+    """Compile a function of n int64 that returns one, once, to be called at its ``address`` or through its ``ctypes``."""
+    make: Any = numba.cfunc(numba.types.int64(*(numba.types.int64,) * n), cache=True)
+    return cast("Callable[[Callable[..., Integer]], Any]", make)
+
+
 def remap_csr(
     indptr: NDArray[np.int64],
     indices: NDArray[Any],

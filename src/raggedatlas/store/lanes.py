@@ -200,6 +200,25 @@ def _make_spread_byte(typing_context: Any, places: Any, first: Any, target: Any)
     return types.void(types.uint64, types.uint32, types.uint64), generate
 
 
+def _make_call(n: int) -> Any:
+    """Make the intrinsic that calls a function of n int64, which returns an int64, at an address.
+
+    What is called so is compiled once and not copied into every caller, which keeps compiling short.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(_LONG, [_LONG] * n)
+        function = builder.inttoptr(arguments[0], kind.as_pointer())
+        values = [builder.extract_value(arguments[1], i) for i in range(n)]
+        return builder.call(function, values)
+
+    def typed(typing_context: Any, function: Any, values: Any) -> Any:
+        values = types.UniTuple(types.int64, n)  # type: ignore[no-untyped-call]
+        return types.int64(types.int64, values), generate
+
+    return intrinsic(typed)
+
+
 def _make_load(typing_context: Any, address: Any, n_bytes: Any) -> Any:
     """Load a little-endian number of 1, 2, 4 or 8 bytes from any address."""
 
@@ -304,6 +323,11 @@ def _make_popcount(typing_context: Any, value: Any) -> Any:
 pack_full: Any = intrinsic(_make_pack_full)
 unpack_full: Any = intrinsic(_make_unpack_full)
 unpack_position: Any = intrinsic(_make_unpack_position)
+call3: Any = _make_call(3)
+"""Call a function of three int64 at an address with a tuple of them."""
+
+call5: Any = _make_call(5)
+call8: Any = _make_call(8)
 add_up: Any = intrinsic(_make_add_up)
 spread_byte: Any = intrinsic(_make_spread_byte)
 load: Any = intrinsic(_make_load)

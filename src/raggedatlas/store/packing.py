@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import copy_bytes
-from raggedatlas.store.kernels import Flag, Integer, compiled
-from raggedatlas.store.lanes import BLOCK, LANES, leading_zeros, pack_full, store
+from raggedatlas.store.kernels import Flag, Integer, address_function, compiled
+from raggedatlas.store.lanes import BLOCK, LANES, call3, leading_zeros, pack_full, store
 
 HEAD_BYTES = 16
 MAGIC, VERSION = 0x7072, 1
@@ -188,13 +188,20 @@ def _differences(values: NDArray[Any], ascending: Flag, base: Integer, x: NDArra
     return 64 - leading_zeros(np.uint64(most))
 
 
+@address_function(3)
+def _pack_lanes(width: Integer, source: Integer, target: Integer) -> Integer:
+    """Pack 256 uint32 into eight lanes."""
+    pack_full(width, np.uint64(source), np.uint64(target))
+    return 0
+
+
 @compiled
 def _encode_block(
     values: NDArray[Any],
     ascending: Flag,
     base_bytes: Integer,
     address: Integer,
-    scratch: tuple[NDArray[Any], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint64]],
+    scratch: tuple[NDArray[Any], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint64], Integer],
 ) -> tuple[Integer, Integer, Integer]:
     """Write the payload of one block at an address; return its kind, its third byte, and its size."""
     n = values.size
@@ -223,7 +230,7 @@ def _encode_block(
         _pack_stream(low, n, width, body)
     else:
         low[n:] = 0
-        pack_full(width, np.uint64(low.ctypes.data), np.uint64(words.ctypes.data))
+        call3(scratch[4], (width, low.ctypes.data, words.ctypes.data))
         copy_bytes(np.uint64(body), np.uint64(words.ctypes.data), np.uint64(body_bytes(n, width)))
     if beyond:
         _pack_exceptions(x, n, (width, beyond, size), body + body_bytes(n, width))
@@ -248,12 +255,14 @@ def encode_packed(values: NDArray[Any], breaks: NDArray[np.int64], out: NDArray[
         Bytes written.
     """
     x = np.empty(BLOCK, np.uint64 if values.itemsize == 8 else np.uint32)
-    return int(_encode(values, breaks, x, out))
+    return int(_encode(values, breaks, x, out, _pack_lanes.address))
 
 
 @compiled
-def _encode(values: NDArray[Any], breaks: NDArray[np.int64], x: NDArray[Any], out: NDArray[np.uint8]) -> Integer:
-    """Pack one chunk; `x` has room for the differences of a block."""
+def _encode(
+    values: NDArray[Any], breaks: NDArray[np.int64], x: NDArray[Any], out: NDArray[np.uint8], lanes: Integer
+) -> Integer:
+    """Pack one chunk; `x` has room for the differences of a block, `lanes` is the address of `_pack_lanes`."""
     n, itemsize = values.size, values.itemsize
     ascending = is_ascending(values)
     stops = np.empty(n // 8 + n // _SHORT + 2, np.int64)
@@ -268,7 +277,13 @@ def _encode(values: NDArray[Any], breaks: NDArray[np.int64], x: NDArray[Any], ou
     store(np.uint64(address + 8), 4, np.uint64(n_blocks))
     table = HEAD_BYTES + SKIP_BYTES * ((n_blocks + SKIP - 1) // SKIP)
     payload = table + 3 * n_blocks
-    scratch = x, np.zeros(BLOCK, np.uint32), np.empty(BLOCK, np.uint32), np.empty(_MOST_SPAN // 64 + 1, np.uint64)
+    scratch = (
+        x,
+        np.zeros(BLOCK, np.uint32),
+        np.empty(BLOCK, np.uint32),
+        np.empty(_MOST_SPAN // 64 + 1, np.uint64),
+        lanes,
+    )
     start, position = 0, 0
     for block in range(n_blocks):
         if block % SKIP == 0:

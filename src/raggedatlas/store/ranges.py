@@ -342,10 +342,11 @@ def _decode_run(
     part = slice(run[0], run[1])
     bounds = plan.bounds[offset + run[0] : offset + run[1] + 1]
     if native is not None and is_packed(reader):
-        from raggedatlas.store.unpacking import unpack_pieces
+        from raggedatlas.store.unpacking import check_chunk, unpack_pieces, unpack_range
 
         plain = (frames.addresses[part], frames.sizes[part])
-        status, bad = unpack_pieces(plain, (bounds, *pieces), spec.chunk_shape[0], native.crc32c, out)
+        functions = (native.crc32c, check_chunk.address, unpack_range.address)
+        status, bad = unpack_pieces(plain, (bounds, *pieces), spec.chunk_shape[0], functions, out)
         if status != kernels.GOOD:
             raise bad_chunk(reader, int(plan.chunks[offset + run[0] + bad]), _FAULTS[status])
         return

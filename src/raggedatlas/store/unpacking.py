@@ -3,6 +3,8 @@
 This module imports numba at the top, so it is imported inside functions only.
 """
 
+# ruff: noqa: PLR0917 - functions that are called at an address take plain numbers
+
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,14 @@ from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import BAD_CHECKSUM, BAD_SIZE, GOOD, crc32c_of
 from raggedatlas.store.elements import write_mapped, write_values
-from raggedatlas.store.kernels import Flag, Integer, compiled
+from raggedatlas.store.kernels import Flag, Integer, address_function, compiled
 from raggedatlas.store.lanes import (
     BLOCK,
     LANES,
     add_up,
     byte_at,
+    call5,
+    call8,
     load,
     popcount,
     spread_byte,
@@ -309,14 +313,17 @@ def seek(address: Integer, first: Integer) -> tuple[Integer, Integer, Integer]:
         block += 1
 
 
-@compiled
+@address_function(8)
 def unpack_range(
     address: Integer,
-    span: tuple[Integer, Integer],
+    first: Integer,
+    last: Integer,
     scratch: Integer,
-    column_map: tuple[Integer, Integer],
-    out: tuple[Integer, Integer],
-) -> None:
+    column_map: Integer,
+    map_size: Integer,
+    out: Integer,
+    code: Integer,
+) -> Integer:
     """Unpack some values of a checked chunk of at most 4 bytes a value; only the blocks that hold them are touched.
 
     Addresses instead of arrays keep counted references, which two threads would fight over, out of the loop.
@@ -325,16 +332,20 @@ def unpack_range(
     ----------
     address : int
         Where the chunk lies.
-    span : (int, int)
+    first, last : int
         First value and the one behind the last, inside the chunk.
     scratch : int
         Address of room for 264 uint32.
-    column_map : (int, int)
+    column_map, map_size : int
         Address and length of a map, see `write_mapped`; length 0 for none.
-    out : (int, int)
+    out, code : int
         Address of the output, and its element type by `raggedatlas.store.elements.TYPE_CODES`, at least as wide as the values.
+
+    Returns
+    -------
+    int
+        0.
     """
-    first, last = span
     n_blocks = np.int64(load(np.uint64(address + 8), 4))
     table = address + HEAD_BYTES + SKIP_BYTES * ((n_blocks + SKIP - 1) // SKIP)
     payload = table + 3 * n_blocks
@@ -342,21 +353,22 @@ def unpack_range(
     ascending = (flags & ASCENDING) != 0
     base_bytes, itemsize = np.int64(1) << (flags >> 3 & 3), np.int64(1) << (flags & 3)
     block, start, position = seek(address, first)
-    target, code = out
-    width = np.int64(4) if column_map[1] or code == 4 else np.int64(1) << min(code, 3)
+    target = out
+    width = np.int64(4) if map_size or code == 4 else np.int64(1) << min(code, 3)
     while start < last:
         entry = entry_at(table, n_blocks, block)
         base = load(np.uint64(payload + position), base_bytes)
         more = unpack_narrow(payload + position + base_bytes, base, entry, ascending, itemsize, scratch)
         low, high = max(first - start, 0), min(last - start, entry[0])
-        if column_map[1]:
-            write_mapped(scratch + 4 * low, high - low, more, column_map, target)
+        if map_size:
+            write_mapped(scratch + 4 * low, high - low, more, (column_map, map_size), target)
         else:
             write_values(scratch + 4 * low, high - low, more, target, code)
         target += (high - low) * width
         position += block_bytes(entry[0], entry[1], entry[2], base_bytes, itemsize)
         start += entry[0]
         block += 1
+    return 0
 
 
 @compiled
@@ -379,7 +391,7 @@ def unpack_all(address: Integer, n: Integer, out: NDArray[np.uint64]) -> None:
         start += entry[0]
 
 
-@compiled
+@address_function(5)
 def check_chunk(address: Integer, size: Integer, n: Integer, itemsize: Integer, crc32c: Integer) -> Integer:
     """Check the crc32c at the end of a packed chunk and then its head; return a status of `raggedatlas.store.chunks`.
 
@@ -402,7 +414,7 @@ def unpack_pieces(
     frames: tuple[NDArray[np.uint64], NDArray[np.int64]],
     pieces: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     per_chunk: Integer,
-    crc32c: Integer,
+    functions: tuple[Integer, Integer, Integer],
     out: NDArray[Any],
 ) -> tuple[Integer, Integer]:
     """Check a run of packed chunks of at most 4 bytes a value and unpack pieces of them.
@@ -413,8 +425,8 @@ def unpack_pieces(
         As `raggedatlas.store.chunks.decode_chunks` takes them; a chunk that is not stored is all zero.
     per_chunk : int
         Values of a chunk.
-    crc32c : int
-        Address of the function that computes it.
+    functions : three int
+        Addresses of crc32c, `check_chunk` and `unpack_range`.
     out : (n,) unsigned integers
         The output, of the array's dtype.
 
@@ -429,7 +441,8 @@ def unpack_pieces(
     code = byte_class(8 * out.itemsize)
     for chunk in range(addresses.size):
         if sizes[chunk] >= 0:
-            status = check_chunk(addresses[chunk], sizes[chunk], per_chunk, out.itemsize, crc32c)
+            chunk_facts = np.int64(addresses[chunk]), sizes[chunk], per_chunk, out.itemsize, functions[0]
+            status = call5(functions[1], chunk_facts)
             if status != GOOD:
                 return status, chunk
         for piece in range(bounds[chunk], bounds[chunk + 1]):
@@ -438,7 +451,11 @@ def unpack_pieces(
                 target[:] = 0
             elif target.size:
                 first = sources[piece]
-                span = first, first + target.size
-                place = target.ctypes.data, code
-                unpack_range(np.int64(addresses[chunk]), span, scratch.ctypes.data, (0, 0), place)
+                call8(
+                    functions[2],
+                    (
+                        np.int64(addresses[chunk]), first, first + target.size, scratch.ctypes.data,
+                        0, 0, target.ctypes.data, code,
+                    ),
+                )  # fmt: skip
     return GOOD, 0

@@ -249,7 +249,7 @@ def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:
         return
     scratch = np.empty(264, np.uint32)
     code = TYPE_CODES[out.dtype.name]
-    unpack_range.ctypes(raw.ctypes.data, 0, out.size, scratch.ctypes.data, 0, 0, out.ctypes.data, code)
+    unpack_range.ctypes(raw.ctypes.data, 0, out.size, scratch.ctypes.data, 0, out.ctypes.data, code)
 
 
 _DECODERS: dict[str, Callable[[NDArray[np.uint8], NDArray[np.uint8]], None]] = {

@@ -78,16 +78,9 @@ def write_mapped(source: Integer, n: Integer, more: Integer, column_map: tuple[I
         target[i] = columns[np.uint64(min(np.uint32(values[i] + more), beyond))]
 
 
-@address_function(8)
+@address_function(7)
 def copy_values(
-    source: Integer,
-    itemsize: Integer,
-    n: Integer,
-    scratch: Integer,
-    column_map: Integer,
-    map_size: Integer,
-    out: Integer,
-    code: Integer,
+    source: Integer, itemsize: Integer, n: Integer, scratch: Integer, column_map: Integer, out: Integer, form: Integer
 ) -> Integer:
     """Copy decoded values to an address, through a map where there is one, in pieces that fit the scratch.
 
@@ -97,15 +90,16 @@ def copy_values(
         Address of the values, their width (1, 2 or 4), and how many they are.
     scratch : int
         Address of room for 256 uint32.
-    column_map, map_size, out, code : int
-        As `write_mapped` and `write_values` take them; length 0 for no map.
+    column_map, out, form : int
+        Address of a map or 0, address of the output, and its element type or the entries of the map, as
+        `raggedatlas.store.unpacking.unpack_range` takes them.
 
     Returns
     -------
     int
         0.
     """
-    width = np.int64(4) if map_size or code == 4 else np.int64(1) << min(code, 3)
+    width = np.int64(4) if column_map or form == 4 else np.int64(1) << min(form, 3)
     none = np.uint32(0)
     while n > 0:
         step = min(n, BLOCK)
@@ -120,10 +114,10 @@ def copy_values(
             octets = carray(place, (step,), np.uint8)
             for i in range(step):
                 words[i] = octets[i]
-        if map_size:
-            write_mapped(at, step, none, (column_map, map_size), out)
+        if column_map:
+            write_mapped(at, step, none, (column_map, form), out)
         else:
-            write_values(at, step, none, out, code)
+            write_values(at, step, none, out, form)
         source += step * itemsize
         out += step * width
         n -= step

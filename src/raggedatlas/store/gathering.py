@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import GOOD, decode_frame, frame_pointer
 from raggedatlas.store.kernels import Flag, Integer, compiled
-from raggedatlas.store.lanes import call5, call8, prefetch, trailing_zeros
+from raggedatlas.store.lanes import call5, call7, prefetch, trailing_zeros
 
 PACKED_CHUNKS = 2
 """Kind of chunk beside PLAIN and BLOSC of `raggedatlas.store.chunks`."""
@@ -103,7 +103,8 @@ def _take(
     kind, itemsize = groups[group, 2], groups[group, 3]
     start, stop = span
     target, code = out
-    width = np.int64(4) if column_map[1] or code == 4 else np.int64(1) << min(code, 3)
+    form = column_map[1] if column_map[0] else code
+    width = np.int64(4) if column_map[0] or code == 4 else np.int64(1) << min(code, 3)
     while start < stop:
         number = start // per_chunk
         slot = first_slot + number
@@ -115,7 +116,7 @@ def _take(
                 if status != GOOD:
                     return status, slot
                 states[slot] = SEEN
-            call8(native[3], (address, low, high, scratch, column_map[0], column_map[1], target, code))
+            call7(native[3], (address, low, high, scratch, column_map[0], target, form))
         else:
             if held[which] != slot:
                 status = _decode_whole((address, size), per_chunk * itemsize, kind, native, chunk)
@@ -123,7 +124,7 @@ def _take(
                     return status, slot
                 held[which] = slot
             source = chunk + low * itemsize
-            call8(native[4], (source, itemsize, high - low, scratch, column_map[0], column_map[1], target, code))
+            call7(native[4], (source, itemsize, high - low, scratch, column_map[0], target, form))
         target += (high - low) * width
         start += high - low
     return GOOD, 0

@@ -327,7 +327,7 @@ call3: Any = _make_call(3)
 """Call a function of three int64 at an address with a tuple of them."""
 
 call5: Any = _make_call(5)
-call8: Any = _make_call(8)
+call7: Any = _make_call(7)
 add_up: Any = intrinsic(_make_add_up)
 spread_byte: Any = intrinsic(_make_spread_byte)
 load: Any = intrinsic(_make_load)

@@ -19,7 +19,7 @@ from raggedatlas.store.lanes import (
     add_up,
     byte_at,
     call5,
-    call8,
+    call7,
     load,
     popcount,
     spread_byte,
@@ -313,16 +313,15 @@ def seek(address: Integer, first: Integer) -> tuple[Integer, Integer, Integer]:
         block += 1
 
 
-@address_function(8)
+@address_function(7)
 def unpack_range(
     address: Integer,
     first: Integer,
     last: Integer,
     scratch: Integer,
     column_map: Integer,
-    map_size: Integer,
     out: Integer,
-    code: Integer,
+    form: Integer,
 ) -> Integer:
     """Unpack some values of a checked chunk of at most 4 bytes a value; only the blocks that hold them are touched.
 
@@ -336,10 +335,13 @@ def unpack_range(
         First value and the one behind the last, inside the chunk.
     scratch : int
         Address of room for 264 uint32.
-    column_map, map_size : int
-        Address and length of a map, see `write_mapped`; length 0 for none.
-    out, code : int
-        Address of the output, and its element type by `raggedatlas.store.elements.TYPE_CODES`, at least as wide as the values.
+    column_map : int
+        Address of a map, see `write_mapped`; 0 for none.
+    out : int
+        Address of the output.
+    form : int
+        The output's element type by `raggedatlas.store.elements.TYPE_CODES`, at least as wide as the values; with a map, how
+        many entries that has.
 
     Returns
     -------
@@ -354,16 +356,16 @@ def unpack_range(
     base_bytes, itemsize = np.int64(1) << (flags >> 3 & 3), np.int64(1) << (flags & 3)
     block, start, position = seek(address, first)
     target = out
-    width = np.int64(4) if map_size or code == 4 else np.int64(1) << min(code, 3)
+    width = np.int64(4) if column_map or form == 4 else np.int64(1) << min(form, 3)
     while start < last:
         entry = entry_at(table, n_blocks, block)
         base = load(np.uint64(payload + position), base_bytes)
         more = unpack_narrow(payload + position + base_bytes, base, entry, ascending, itemsize, scratch)
         low, high = max(first - start, 0), min(last - start, entry[0])
-        if map_size:
-            write_mapped(scratch + 4 * low, high - low, more, (column_map, map_size), target)
+        if column_map:
+            write_mapped(scratch + 4 * low, high - low, more, (column_map, form), target)
         else:
-            write_values(scratch + 4 * low, high - low, more, target, code)
+            write_values(scratch + 4 * low, high - low, more, target, form)
         target += (high - low) * width
         position += block_bytes(entry[0], entry[1], entry[2], base_bytes, itemsize)
         start += entry[0]
@@ -451,11 +453,7 @@ def unpack_pieces(
                 target[:] = 0
             elif target.size:
                 first = sources[piece]
-                call8(
-                    functions[2],
-                    (
-                        np.int64(addresses[chunk]), first, first + target.size, scratch.ctypes.data,
-                        0, 0, target.ctypes.data, code,
-                    ),
-                )  # fmt: skip
+                end = first + target.size
+                piece_facts = np.int64(addresses[chunk]), first, end, scratch.ctypes.data, 0, target.ctypes.data, code
+                call7(functions[2], piece_facts)
     return GOOD, 0

@@ -201,7 +201,7 @@ def _encode_block(
     ascending: Flag,
     base_bytes: Integer,
     address: Integer,
-    scratch: tuple[NDArray[Any], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint64], Integer],
+    scratch: tuple[NDArray[Any], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint64], Integer, Integer],
 ) -> tuple[Integer, Integer, Integer]:
     """Write the payload of one block at an address; return its kind, its third byte, and its size."""
     n = values.size
@@ -209,7 +209,8 @@ def _encode_block(
     base = np.uint64(values[0]) if ascending else _least(values)
     most = _differences(values, ascending, base, x)
     width, beyond, size = _choose_width(x, most)
-    raw = n * values.itemsize
+    itemsize = scratch[5]
+    raw = n * itemsize
     packed = body_bytes(n, width) + beyond * (1 + (1 << size)) if width >= 0 else raw + 1
     span = np.int64(min(np.uint64(values[n - 1]) - base, np.uint64(_MOST_SPAN))) + 1
     bitmap = (span + 7) >> 3 if ascending and span <= _MOST_SPAN else raw + 1
@@ -217,7 +218,7 @@ def _encode_block(
     body = address + base_bytes
     if raw < packed and raw < bitmap:
         for i in range(n):
-            store(np.uint64(body + i * values.itemsize), values.itemsize, np.uint64(x[i]))
+            store(np.uint64(body + i * itemsize), itemsize, np.uint64(x[i]))
         return RAW, 0, base_bytes + raw
     if bitmap < packed:
         _pack_bitmap(values, bits)
@@ -254,16 +255,26 @@ def encode_packed(values: NDArray[Any], breaks: NDArray[np.int64], out: NDArray[
     int
         Bytes written.
     """
-    x = np.empty(BLOCK, np.uint64 if values.itemsize == 8 else np.uint32)
-    return int(_encode(values, breaks, x, out, _pack_lanes.address))
+    wide = np.dtype(np.uint64 if values.itemsize == 8 else np.uint32)
+    # Narrow values are widened first, so that one compiled variant serves three types.
+    plain = values.astype(wide, copy=False)
+    return int(_encode((plain, values.itemsize), breaks, np.empty(BLOCK, wide), out, _pack_lanes.address))
 
 
 @compiled
 def _encode(
-    values: NDArray[Any], breaks: NDArray[np.int64], x: NDArray[Any], out: NDArray[np.uint8], lanes: Integer
+    chunk: tuple[NDArray[Any], Integer],
+    breaks: NDArray[np.int64],
+    x: NDArray[Any],
+    out: NDArray[np.uint8],
+    lanes: Integer,
 ) -> Integer:
-    """Pack one chunk; `x` has room for the differences of a block, `lanes` is the address of `_pack_lanes`."""
-    n, itemsize = values.size, values.itemsize
+    """Pack one chunk, given with the width of its elements.
+
+    `x` has room for the differences of a block, `lanes` is the address of `_pack_lanes`.
+    """
+    values, itemsize = chunk
+    n = values.size
     ascending = is_ascending(values)
     stops = np.empty(n // 8 + n // _SHORT + 2, np.int64)
     n_blocks, largest = _cut(values, ascending, breaks, stops)
@@ -277,13 +288,8 @@ def _encode(
     store(np.uint64(address + 8), 4, np.uint64(n_blocks))
     table = HEAD_BYTES + SKIP_BYTES * ((n_blocks + SKIP - 1) // SKIP)
     payload = table + 3 * n_blocks
-    scratch = (
-        x,
-        np.zeros(BLOCK, np.uint32),
-        np.empty(BLOCK, np.uint32),
-        np.empty(_MOST_SPAN // 64 + 1, np.uint64),
-        lanes,
-    )
+    words = np.zeros(BLOCK, np.uint32), np.empty(BLOCK, np.uint32), np.empty(_MOST_SPAN // 64 + 1, np.uint64)
+    scratch = x, words[0], words[1], words[2], lanes, itemsize
     start, position = 0, 0
     for block in range(n_blocks):
         if block % SKIP == 0:

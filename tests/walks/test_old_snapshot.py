@@ -11,30 +11,32 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.catalog.catalog import CELLS, DATASETS, open_catalog
 from raggedatlas.catalog.snapshots import list_versions
-from raggedatlas.catalog.upkeep import gc, optimize
+from raggedatlas.catalog.upkeep import GRACE, KEEP, gc, optimize
 from raggedatlas.store.location import Location
 from raggedatlas.testing.annotated import GENES, small_anndata
 
-NOW = timedelta(0)
+EIGHT_DAYS = timedelta(days=8)
+LATER = KEEP - EIGHT_DAYS
+"""An age that every version has reached, if the clock of a clean-up with the default age stands eight days ahead."""
 
 
 def clean_by_optimize(folder: str) -> None:
     catalog = open_catalog(Location(folder))
-    optimize(catalog, keep=NOW)
+    optimize(catalog, keep=LATER)
 
 
 def clean_by_gc(folder: str) -> None:
-    gc(open_catalog(Location(folder)), dry_run=False, grace=NOW, keep=NOW)
+    gc(open_catalog(Location(folder)), dry_run=False, grace=GRACE - EIGHT_DAYS, keep=LATER)
 
 
 def clean_by_lance(folder: str) -> None:
     for table in Path(folder, "lance_db").glob("*.lance"):
-        lance.dataset(str(table)).cleanup_old_versions(older_than=NOW, error_if_tagged_old_versions=False)
+        lance.dataset(str(table)).cleanup_old_versions(older_than=LATER, error_if_tagged_old_versions=False)
 
 
 @pytest.mark.parametrize("clean", [clean_by_optimize, clean_by_gc, clean_by_lance])
 def test_an_old_snapshot_reads_equal(tmp_path: Path, clean: Callable[[str], None]) -> None:
-    """Clean-up that keeps no unnamed version at all, so one of any age, leaves a snapshot's answer as it was.
+    """A snapshot that is eight days old, by the clean-up's clock, answers as it did.
 
     The versions between snapshots are gone afterwards: this clean-up does remove what no snapshot names.
     """

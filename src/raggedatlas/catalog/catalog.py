@@ -1,9 +1,10 @@
 """The atlas as tables and arrays, at its tip or at a snapshot; created all at once or not at all."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +21,12 @@ from raggedatlas.store.tables import Tables
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
 """Table names (seed 000; the last one marks a complete atlas and is created last)."""
 
+T = TypeVar("T")
+
 FORMAT = "1"
 _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
+
+_REMEMBERED = 3
 
 DEFAULT_CODEC = "packed"
 """Codec profile of an atlas that is created without naming one."""
@@ -68,6 +73,27 @@ class Catalog:
     def read_only(self) -> bool:
         """Whether this is a snapshot."""
         return self.snapshot is not None
+
+    def remember(self, kind: str, facts: Hashable, make: Callable[[], T]) -> T:
+        """Return what was made before of the same facts, or make it; only a snapshot remembers, and the last few of a kind.
+
+        Parameters
+        ----------
+        kind, facts : str, hashable
+            What it is, and all that it depends on beside the snapshot.
+        make : callable
+            Makes it; nobody may change the result.
+        """
+        if not self.read_only:
+            return make()
+        known: dict[Hashable, T] = self._memo.setdefault(kind, {})  # type: ignore[assignment]
+        if facts not in known:
+            made = make()
+            while len(known) >= _REMEMBERED:
+                known.pop(next(iter(known)), None)
+            known[facts] = made
+            return made
+        return known[facts]
 
     def require_tip(self, action: str) -> None:
         """Refuse a write on a snapshot.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError
 from raggedatlas.loader.torch import each_part
-from raggedatlas.model.batch import CsrBlock, DenseBlock
+from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class SpaceRows:
             return self.block.layers[name]
         import scipy.sparse as sp
 
-        parts = (self.block.layers[name], self.block.indices, self.block.indptr)
-        matrix = sp.csr_array(parts, shape=(self.block.n_rows, self.block.n_cols))
+        block = self.block
+        matrix = assemble_csr(sp.csr_array, (block.layers[name], block.indices, block.indptr), block.n_cols)
         matrix.has_sorted_indices = self.sorted
         return matrix
 

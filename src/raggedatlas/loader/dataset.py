@@ -93,12 +93,17 @@ class CellDataset:
             return self._read(np.array([index]))
         if isinstance(index, slice):
             return self._read(np.arange(*index.indices(n)))
-        rows = np.atleast_1d(np.asarray(index))
+        rows = np.array(index, ndmin=1)
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
             raise QueryError(f"Cells are asked for by whole numbers, not {index!r}.")
-        if rows.size and not -n <= int(rows.min()) <= int(rows.max()) < n:
-            raise NotFoundError(f"The dataset has {n:,} cells; {rows[(rows < -n) | (rows >= n)][0]} is none of them.")
-        return self._read(np.where(rows < 0, rows + n, rows).astype(np.int64))
+        low, high = (int(rows.min()), int(rows.max())) if rows.size else (0, 0)
+        if low < 0 or high >= max(n, 1):
+            if low < -n or high >= n:
+                raise NotFoundError(
+                    f"The dataset has {n:,} cells; {rows[(rows < -n) | (rows >= n)][0]} is none of them."
+                )
+            rows = np.where(rows < 0, rows + n, rows)
+        return self._read(rows.astype(np.int64, copy=False))
 
     def __getitems__(self, indices: Sequence[int]) -> TrainingBatch:
         """Read several cells as one batch, as PyTorch's DataLoader asks for them."""

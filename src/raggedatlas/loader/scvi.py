@@ -12,10 +12,8 @@ from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.columns import ObsColumn
 from raggedatlas.loader.lightning import AtlasDataModule, ModuleChoices
 from raggedatlas.loader.loader import Loader
-from raggedatlas.loader.splits import plan_of
 from raggedatlas.loader.torch import require_torch
-from raggedatlas.query.frames import var_frame
-from raggedatlas.query.outputs import registry_of
+from raggedatlas.query.outputs import var_of
 from raggedatlas.query.parts import SpacePlan
 from raggedatlas.query.query import Query
 
@@ -140,9 +138,7 @@ class ScviDataModule(AtlasDataModule):
     @cached_property
     def var_names(self) -> NDArray[np.object_]:
         """Names of the genes, as `Query.to_anndata` has them, (n_vars,) object."""
-        names: NDArray[np.object_] = var_frame(
-            registry_of(self._space, self._query.catalog), self._space
-        ).index.to_numpy(object)
+        names: NDArray[np.object_] = var_of(self._space, self._query.catalog).index.to_numpy(object)
         return names
 
     @property
@@ -162,7 +158,7 @@ class ScviDataModule(AtlasDataModule):
     def labels_(self) -> NDArray[np.object_]:
         """The label of every cell of the query, (n_obs,) object."""
         key = self._keys["labels_key"]
-        codes = np.full(self.n_obs, -1) if key is None else plan_of(self.loader()).columns[key].values
+        codes = np.full(self.n_obs, -1) if key is None else self.loader().plan.columns[key].values
         found: NDArray[np.object_] = self.labels[np.where(codes < 0, self._unlabeled, codes)]
         return found
 
@@ -242,7 +238,7 @@ class ScviDataModule(AtlasDataModule):
 
     @property
     def _space(self) -> SpacePlan:
-        return next(iter(plan_of(self.loader()).spaces.values()))
+        return next(iter(self.loader().plan.spaces.values()))
 
     @property
     def _unlabeled(self) -> int:
@@ -273,7 +269,7 @@ class ScviDataModule(AtlasDataModule):
     def _load(self, query: Query, choices: Mapping[str, Any]) -> Loader:
         """Plan, and refuse keys that are no codes, or not known of every cell."""
         loader = super()._load(query, choices)
-        plan = plan_of(loader)
+        plan = loader.plan
         if len(plan.spaces) != 1 or not next(iter(plan.spaces.values())).sparse:
             raise QueryError(
                 f"ScviDataModule reads one space of counts, not {list(plan.spaces)}; name it with .spaces(...)."

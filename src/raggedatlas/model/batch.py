@@ -1,7 +1,9 @@
 """The currency between readers and writers: blocks of rows, sparse or dense."""
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,6 +57,41 @@ class DenseBlock:
 
 
 Block = CsrBlock | DenseBlock
+
+
+def assemble_csr(kind: Any, parts: tuple[Any, Any, Any], n_cols: int) -> Any:  # noqa: ANN401  (SciPy has no types)
+    """Make a SciPy matrix of arrays that are known to fit, without the copies that its constructor makes.
+
+    The constructor widens columns to the type of the bounds, and copies what is a small part of larger memory.
+
+    Parameters
+    ----------
+    kind : type
+        `scipy.sparse.csr_array` or `scipy.sparse.csr_matrix`.
+    parts : (n_entries,) values, (n_entries,) integer columns, (n_rows + 1,) integer bounds
+        What it is made of; the bounds take the type of the columns where they fit.
+    n_cols : int
+        Number of columns.
+
+    Returns
+    -------
+    csr_array or csr_matrix
+        On the same memory as values and columns.
+    """
+    values, indices, indptr = parts
+    made = copy.copy(_empty_csr(kind, len(indptr) - 1, n_cols))
+    fits = indptr.dtype == indices.dtype or indptr[-1] <= np.iinfo(indices.dtype).max
+    made.data, made.indices = values, indices
+    made.indptr = indptr.astype(indices.dtype, copy=False) if fits else indptr
+    return made
+
+
+@lru_cache(maxsize=8)
+def _empty_csr(kind: Any, n_rows: int, n_cols: int) -> Any:  # noqa: ANN401  (SciPy has no types)
+    """Make what is copied for every batch of one shape: a constructor takes longer than reading a cell."""
+    made = kind((n_rows, n_cols))
+    made.indptr = made.indptr[:0].copy()
+    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from raggedatlas.errors import QueryError
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.frames import ColumnFacts, arrow_to_series, facts_of
 from raggedatlas.query.filters import DATASET, Columns
-from raggedatlas.query.frames import var_frame
-from raggedatlas.query.outputs import atlas_facts, measured_frame, refuse_arrays, registry_of
+from raggedatlas.query.outputs import atlas_facts, measured_frame, refuse_arrays, var_of
 from raggedatlas.query.parts import SpacePlan
 from raggedatlas.query.plan import plan_read, plan_rows
 from raggedatlas.query.read import PartReader
@@ -79,7 +78,7 @@ def aggregate(spec: QuerySpec, catalog: Catalog, by: Sequence[str]) -> "ad.AnnDa
     sums, nonzero = _add_up(space, codes, len(obs))
     measured = _count_measured(space, codes, len(obs))
     mean = np.divide(sums, measured, out=np.full(sums.shape, np.nan), where=measured > 0)
-    var = var_frame(registry_of(space, catalog), space)
+    var = var_of(space, catalog)
     layers = {"sum": sums, "mean": mean, "count_nonzero": nonzero, "n_measured": measured}
     made = ad.AnnData(X=None, obs=obs, var=var, shape=sums.shape if not len(obs) else None, layers=layers)
     if space.space.has_features:

@@ -12,8 +12,8 @@ from raggedatlas.errors import QueryError
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import Sink, SinkMatrix
-from raggedatlas.query.frames import layout_column, obs_frame, var_frame
-from raggedatlas.query.outputs import atlas_facts, measured_frame, refuse_arrays, registry_of
+from raggedatlas.query.frames import layout_column, obs_frame
+from raggedatlas.query.outputs import atlas_facts, measured_frame, refuse_arrays, var_of
 from raggedatlas.query.parts import ReadPlan, SpacePlan
 from raggedatlas.query.plan import modalities, plan_read
 from raggedatlas.query.read import PartReader
@@ -112,7 +112,7 @@ def _key(space: SpacePlan, layer: str, prefix: str) -> str:
 
 def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog, prefix: str) -> None:
     obs = obs_frame(plan.obs)
-    var = var_frame(registry_of(space, catalog), space)
+    var = var_of(space, catalog)
     if space.space.has_features:
         obs["layout_uid"] = layout_column(space)
     sink.element(f"{prefix}obs", _writable(obs))

@@ -9,9 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import LimitError, MissingExtraError, QueryError
-from raggedatlas.model.batch import CsrBlock, DenseBlock
+from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr
 from raggedatlas.query.frames import layout_column, obs_frame, var_frame
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan
 from raggedatlas.query.read import PartReader, row_blocks
@@ -109,9 +109,13 @@ def measured_frame(space: SpacePlan, var: "pd.DataFrame") -> "pd.DataFrame":
     )
 
 
-def registry_of(space: SpacePlan, catalog: Catalog) -> Registry | None:
-    """Give the registry of a space, or None if its columns have no names."""
-    return read_registry(catalog, space.space.name) if space.space.has_features else None
+def var_of(space: SpacePlan, catalog: Catalog) -> "pd.DataFrame":
+    """Describe the columns of a space, see `var_frame`; the caller owns the frame."""
+    registry = read_registry(catalog, space.space.name) if space.space.has_features else None
+    # The features are kept with the frame, so that no other array can have their identity.
+    facts = (space.space.name, space.n_cols, id(space.features))
+    _, frame = catalog.remember("var", facts, lambda: (space.features, var_frame(registry, space)))
+    return frame.copy()
 
 
 def refuse_arrays(space: SpacePlan, what: str) -> None:
@@ -161,7 +165,7 @@ def _anndata(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> "ad.AnnData"
     for part in space.parts:
         layers |= _matrices(space, part)
     obs = obs_frame(plan.obs)
-    var = var_frame(registry_of(space, catalog), space)
+    var = var_of(space, catalog)
     first, *others = space.layers
     made = ad.AnnData(X=layers[first], obs=obs, var=var, layers={name: layers[name] for name in others})
     if space.space.has_features:
@@ -210,8 +214,7 @@ def _sparse_matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
     for i, (layer, values) in enumerate(layers.items()):
         last = i == len(layers) - 1
         columns, bounds = (_cut(indices, entry), indptr) if last else (indices[:entry].copy(), indptr.copy())
-        matrix = sp.csr_matrix((n_rows, space.n_cols), dtype=values.dtype)
-        matrix.data, matrix.indices, matrix.indptr = _cut(values, entry), columns, bounds
+        matrix = assemble_csr(sp.csr_matrix, (_cut(values, entry), columns, bounds), space.n_cols)
         matrix.has_sorted_indices = matrix.has_canonical_format = True
         matrices[layer] = matrix
     return matrices

@@ -256,10 +256,14 @@ def _axis(
         return Axis(np.empty(0, object), {}, (), np.empty((0, 0), bool))
     per_dataset = [tuple(part.groups[i].layout_uid for part in parts) for i in range(len(parts[0].groups))]
     registry = read_registry(catalog, modality.space.name)
-    features = FeatureRows(registry, read_layouts(catalog, {uid for uids in per_dataset for uid in uids}))
-    uids = None if asked is None else registry.require(list(asked))
+    uids = None if asked is None else tuple(registry.require(list(asked)))
     join = "intersection" if spec.missing == "drop" else spec.join
-    return build_axis(features, per_dataset, main=[uids_[0] for uids_ in per_dataset], join=join, asked=uids)
+
+    def build() -> Axis:
+        features = FeatureRows(registry, read_layouts(catalog, {uid for uids in per_dataset for uid in uids}))
+        return build_axis(features, per_dataset, main=[uids[0] for uids in per_dataset], join=join, asked=uids)
+
+    return catalog.remember("axis", (modality.space.name, tuple(per_dataset), join, uids), build)
 
 
 def _any_missing(axis: Axis, parts: Sequence[PartPlan]) -> bool:

@@ -21,6 +21,7 @@ _FAULTS = {
 _OUTSIDE, _REPEATED = 4, 5
 _ENTRIES_PER_THREAD = 2**19
 _SCRATCH = 264
+_SEARCH_BELOW = 32
 _INT32 = np.dtype(np.int32)
 
 
@@ -29,6 +30,9 @@ Frames: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint
 
 Rows: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 """In which order to read; group, first entry, end and first output entry of every row."""
+
+Room: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8]]
+"""Scratch of one thread: for a block, and for a decoded chunk of columns and of values."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,12 @@ class _ChunkTable:
             return self._fetch(group, start // self.groups[group, 1], (end - 1) // self.groups[group, 1])
         low = self.grid[group, 1] + start // self.grid[group, 0]
         high = self.grid[group, 1] + (end - 1) // self.grid[group, 0]
+        begun = (
+            np.bincount(low, minlength=len(self.mapped)) - np.bincount(high + 1, minlength=len(self.mapped) + 1)[:-1]
+        )
         with self.lock:
-            for first, last in set(zip(low.tolist(), high.tolist(), strict=True)):
-                for shard in range(first, last + 1):
-                    self._map(shard)
+            for shard in np.flatnonzero((np.cumsum(begun) > 0) & ~self.mapped).tolist():
+                self._map(shard)
         return self.frames, self.owners
 
     def _map(self, shard: int) -> None:
@@ -174,12 +180,11 @@ class BufferRing:
             memory = self.free.pop(min(fit, key=lambda i: self.free[i].size)) if fit else None
         if memory is None:
             memory = np.empty(n_bytes + n_bytes // 8, np.uint8)
-        array = np.frombuffer(memoryview(memory.data), np.uint8, n_bytes).view(dtype)
-        # `array.base` chains end at the array that frombuffer made; when that goes, nothing can look at the memory.
-        owner = array.base
-        assert isinstance(owner, np.ndarray)
+        # Chains of `base` end at the array that frombuffer made; when that goes, nothing can look at the memory. It is as
+        # large as the result: SciPy copies what is a small part of its base.
+        owner = np.frombuffer(memoryview(memory.data), dtype, n)
         weakref.finalize(owner, self._give_back, memory).atexit = False
-        return array
+        return owner.view()
 
     def _give_back(self, memory: NDArray[np.uint8]) -> None:
         """Keep memory that nothing looks at any more."""
@@ -231,8 +236,10 @@ class RowGatherer:
         self.columns = _ChunkTable([group.columns for group in groups])
         self.values = _ChunkTable([group.values for group in groups])
         ends = [np.append(group.column_map, -2).astype(np.int32) for group in groups]
-        self.maps = np.concatenate([np.empty(0, np.int32), *ends]), np.cumsum([0, *map(len, ends)])
-        self.complete = bool((self.maps[0] != -1).all())
+        whole = np.array([-1 not in m for m in ends], np.bool_)
+        self.maps = np.concatenate([np.empty(0, np.int32), *ends]), np.cumsum([0, *map(len, ends)]), whole
+        self.complete = bool(whole.all())
+        self.picks = _few_columns(groups)
         n_entries = np.array([group.columns.spec.n_rows for group in groups], np.int64)
         kept = [int((m >= 0).sum()) for m in ends]
         before = np.cumsum(n_entries) - n_entries
@@ -240,6 +247,7 @@ class RowGatherer:
         # Stored floats are copied as bit patterns, numbers are converted to the result's type.
         self.as_bits = bool(groups) and all(np.dtype(g.values.spec.dtype).kind == "f" for g in groups)
         self.code = TYPE_CODES["uint32" if self.as_bits else dtype.name]
+        self.own = threading.local()
 
     def gather(
         self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, sort: bool = True
@@ -274,7 +282,7 @@ class RowGatherer:
         )
         if found < 0:
             raise self._misplaced(group, start, end, row=longest, outside=found == -1)
-        order = order[:found][np.argsort(places[:found])]
+        order = order[:found][np.argsort(places[:found])] if found > 1 else order[:found]
         if mapped and self.columns.is_local and self.values.is_local:
             frames = [(table.frames, table.owners) for table in (self.columns, self.values)]
         else:
@@ -283,10 +291,11 @@ class RowGatherer:
         plain = self.complete and not sort
         total = int(at[-1])
         indices, values = self.ring.take(total, _INT32), self.ring.take(total, self.dtype)
-        counts = np.empty(0 if plain else n, np.int64)
+        counts = np.zeros(0 if plain else n, np.int64)
         out = (indices, values.view(f"u{self.dtype.itemsize}") if self.as_bits else values, counts)
         rows = (group, start, end, at)
-        if found and (self.threads == 1 or total < 2 * _ENTRIES_PER_THREAD):
+        work = total if plain else int((end[order] - start[order]).sum())
+        if found and (self.threads == 1 or work < 2 * _ENTRIES_PER_THREAD):
             self._run((order, *rows), frames, out, plain=plain, longest=longest)
         elif found:
             map_decode(
@@ -295,8 +304,6 @@ class RowGatherer:
             )
         if plain:
             return at, indices, values
-        counts[group < 0] = 0
-        counts[start == end] = 0
         return (at, indices, values) if int(counts.sum()) == total else _compact(at, counts, indices, values)
 
     def _run(
@@ -309,36 +316,47 @@ class RowGatherer:
         longest: int,
     ) -> None:
         """Read a run of rows in the calling thread."""
-        from raggedatlas.store.chunks import native_functions
-        from raggedatlas.store.elements import copy_values
-        from raggedatlas.store.gathering import gather_placed, gather_rows
-        from raggedatlas.store.unpacking import check_chunk, unpack_range
+        from raggedatlas.store.gathering import gather_rows
+        from raggedatlas.store.picking import pick_range, read_places
+        from raggedatlas.store.placing import gather_placed
 
-        native = native_functions()
-        assert native is not None
-        ours = check_chunk.address, unpack_range.address, copy_values.address
-        functions = (native.decompress, native.crc32c, *ours)
+        functions, room = self._settled()
         columns = (*frames[0][0], self.columns.groups, functions)
         values = (*frames[1][0], self.values.groups, functions)
-        room = (
-            np.empty(_SCRATCH, np.uint32),
-            np.empty(self.columns.chunk_bytes, np.uint8),
-            np.empty(self.values.chunk_bytes, np.uint8),
-        )
         if plain:
-            status, where, which = gather_rows(rows, columns, values, self.maps, (*out[:2], self.code), room)
+            status, where, which = gather_rows(rows, columns, values, self.maps[:2], (*out[:2], self.code), room)
         else:
+            slot = self.dtype if self.dtype.itemsize < 4 else np.dtype(np.uint32)
             more = (
-                np.empty(longest, np.int32), np.empty(longest, np.uint32),
-                np.zeros(self.n_cols // 64 + 1, np.uint64), np.empty(self.n_cols + 1, np.uint32),
+                np.empty(longest + 8, np.int32), np.empty(longest + 8, np.uint32), np.zeros(self.n_cols // 64 + 1, np.uint64),
+                np.empty(self.n_cols + 1, slot), np.empty(3 * (longest + 512), np.int64),
             )  # fmt: skip
-            status, where, which = gather_placed(rows, columns, values, self.maps, out, (*room, *more))
+            picks = *self.picks, (pick_range.address, read_places.address)
+            status, where, which = gather_placed(rows, (columns, values), self.maps, picks, out, (*room, *more))
         if status in {_OUTSIDE, _REPEATED}:
             path = self.columns.readers[int(rows[1][where])].name
             fault = "a feature that its list has not got" if status == _OUTSIDE else "a feature twice in one cell"
             raise CorruptError(f"{path} names {fault}; run validate().")
         if status:
             raise (self.values if which else self.columns).fault(where, status)
+
+    def _settled(self) -> tuple[tuple[int, ...], Room]:
+        """Return the addresses that the loop calls and the calling thread's scratch, made when it first reads."""
+        if not hasattr(self.own, "settled"):
+            from raggedatlas.store.chunks import native_functions
+            from raggedatlas.store.elements import copy_values
+            from raggedatlas.store.unpacking import check_chunk, unpack_range
+
+            native = native_functions()
+            assert native is not None
+            ours = check_chunk.address, unpack_range.address, copy_values.address
+            room = (
+                np.empty(_SCRATCH, np.uint32),
+                *(np.empty(t.chunk_bytes, np.uint8) for t in (self.columns, self.values)),
+            )
+            self.own.settled = (native.decompress, native.crc32c, *ours), room
+        found: tuple[tuple[int, ...], Room] = self.own.settled
+        return found
 
     def _misplaced(
         self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, row: int, outside: bool
@@ -363,6 +381,19 @@ def _cut(order: NDArray[np.int64], lengths: NDArray[np.int64], threads: int) -> 
     n = min(threads, 1 + int(total[-1]) // _ENTRIES_PER_THREAD)
     cuts = np.searchsorted(total, np.linspace(0, int(total[-1]), n + 1)[1:-1])
     return [run for run in np.split(order, cuts) if run.size]
+
+
+def _few_columns(groups: Sequence[RowGroup]) -> tuple[NDArray[np.uint32], NDArray[np.int32], NDArray[np.int64]]:
+    """List the kept columns, and what they map to, of packed groups that keep so few that searching is faster than mapping."""
+    wanted, targets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    bounds = [0]
+    for group in groups:
+        kept = np.flatnonzero(group.column_map >= 0)
+        if _SEARCH_BELOW * len(kept) <= len(group.column_map) and is_packed(group.columns) and is_packed(group.values):
+            wanted.append(kept)
+            targets.append(group.column_map[kept])
+        bounds.append(sum(map(len, wanted)))
+    return np.concatenate(wanted).astype(np.uint32), np.concatenate(targets).astype(np.int32), np.array(bounds)
 
 
 def can_gather(groups: Sequence[RowGroup], dtype: np.dtype[Any]) -> bool:
@@ -400,7 +431,7 @@ def _compact(
     at: NDArray[np.int64], counts: NDArray[np.int64], indices: NDArray[np.int32], values: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
     """Close the gaps behind rows of which entries were left out."""
-    from raggedatlas.store.gathering import close_gaps
+    from raggedatlas.store.placing import close_gaps
 
     indptr = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=indptr[1:])

@@ -12,8 +12,8 @@ from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import GOOD, decode_frame, frame_pointer
-from raggedatlas.store.kernels import Flag, Integer, compiled
-from raggedatlas.store.lanes import call5, call7, prefetch, trailing_zeros
+from raggedatlas.store.kernels import Integer, compiled
+from raggedatlas.store.lanes import byte_at, call5, call7, prefetch, store
 
 PACKED_CHUNKS = 2
 """Kind of chunk beside PLAIN and BLOSC of `raggedatlas.store.chunks`."""
@@ -84,7 +84,20 @@ def arrange_rows(
 
 
 @compiled
-def _take(
+def check_chunk_once(
+    state: Integer, facts: tuple[Integer, Integer, Integer, Integer, Integer], function: Integer
+) -> Integer:
+    """Check a packed chunk when it is first read, by `check_chunk` at an address; `state` is the address of a byte."""
+    if byte_at(np.uint64(state)) == SEEN:
+        return GOOD
+    status = call5(function, facts)
+    if status == GOOD:
+        store(np.uint64(state), 1, np.uint64(SEEN))
+    return status
+
+
+@compiled
+def take(
     array: tuple[Any, ...],
     group: Integer,
     span: tuple[Integer, Integer],
@@ -111,11 +124,10 @@ def _take(
         low, high = start - number * per_chunk, min(stop - number * per_chunk, per_chunk)
         address, size = np.int64(addresses[slot]), sizes[slot]
         if kind == PACKED_CHUNKS and size >= 0:
-            if states[slot] != SEEN:
-                status = call5(native[2], (address, size, per_chunk, itemsize, np.int64(native[1])))
-                if status != GOOD:
-                    return status, slot
-                states[slot] = SEEN
+            facts = address, size, per_chunk, itemsize, np.int64(native[1])
+            status = check_chunk_once(states.ctypes.data + slot, facts, native[2])
+            if status != GOOD:
+                return status, slot
             call7(native[3], (address, low, high, scratch, column_map[0], target, form))
         else:
             if held[which] != slot:
@@ -144,7 +156,7 @@ def _decode_whole(
 
 
 @compiled
-def _fetch_ahead(array: tuple[Any, ...], group: Integer, span: tuple[Integer, Integer]) -> None:
+def fetch_ahead(array: tuple[Any, ...], group: Integer, span: tuple[Integer, Integer]) -> None:
     """Ask for the cache lines that the next row will need: the head of its chunk, and about where its blocks lie."""
     addresses, sizes, _, groups, _ = array
     first_slot, per_chunk, kind = groups[group, 0], groups[group, 1], groups[group, 2]
@@ -203,166 +215,29 @@ def gather_rows(
         row = order[i]
         if i + 1 < order.size:
             later = order[i + 1]
-            _fetch_ahead(columns, group[later], (start[later], stop[later]))
-            _fetch_ahead(values, group[later], (start[later], stop[later]))
+            fetch_ahead(columns, group[later], (start[later], stop[later]))
+            fetch_ahead(values, group[later], (start[later], stop[later]))
         g, n = group[row], stop[row] - start[row]
         span = (start[row], stop[row])
         column_map = column_maps.ctypes.data + 4 * bounds[g], bounds[g + 1] - bounds[g]
         found = out[0].ctypes.data + 4 * at[row]
-        status, slot = _take(columns, g, span, own[0], column_map, (found, 2))
+        status, slot = take(columns, g, span, own[0], column_map, (found, 2))
         if status != GOOD:
             return status, slot, 0
-        if _least(found, n) < 0:
+        if least(found, n) < 0:
             return OUTSIDE, row, 0
         target = out[1].ctypes.data + out[1].itemsize * at[row]
-        status, slot = _take(values, g, span, own[1], (0, 0), (target, out[2]))
+        status, slot = take(values, g, span, own[1], (0, 0), (target, out[2]))
         if status != GOOD:
             return status, slot, 1
     return GOOD, 0, 0
 
 
 @compiled
-def _least(address: Integer, n: Integer) -> Integer:
+def least(address: Integer, n: Integer) -> Integer:
     """Return the smallest of n int32 at an address, or 0."""
     values = carray(frame_pointer(np.uint64(address)), (n,), np.int32)
     least = np.int32(0)
     for i in range(n):
         least = min(least, values[i])
     return least
-
-
-@compiled
-def gather_placed(
-    rows: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
-    columns: tuple[Any, ...],
-    values: tuple[Any, ...],
-    maps: tuple[NDArray[np.int32], NDArray[np.int64]],
-    out: tuple[NDArray[np.int32], NDArray[Any], NDArray[np.int64]],
-    room: tuple[
-        NDArray[np.uint32],
-        NDArray[np.uint8],
-        NDArray[np.uint8],
-        NDArray[np.int32],
-        NDArray[np.uint32],
-        NDArray[np.uint64],
-        NDArray[np.uint32],
-    ],
-) -> tuple[Integer, Integer, Integer]:
-    """Read rows as `gather_rows` does, leave out columns that map to -1, and sort every row.
-
-    Parameters
-    ----------
-    rows, columns, values, maps
-        As for `gather_rows`.
-    out : tuple
-        Columns (int32), values, and (n,) int64 for how many entries of each row were kept.
-    room : tuple
-        As for `gather_rows`, then columns (int32) and values (uint32) of the longest row, zero bits for all columns in words
-        of 64, and a slot (uint32) for every column.
-
-    Returns
-    -------
-    (int, int, int)
-        As for `gather_rows`; also `REPEATED` with a row that names a column twice.
-    """
-    order, group, start, stop, at = rows
-    scratch, chunk0, chunk1, found_room, values_room, words, slots = room
-    held = np.full(2, -1, np.int64)
-    own = (scratch.ctypes.data, chunk0.ctypes.data, held, 0), (scratch.ctypes.data, chunk1.ctypes.data, held, 1)
-    column_maps, bounds = maps
-    for i in range(order.size):
-        row = order[i]
-        if i + 1 < order.size:
-            later = order[i + 1]
-            _fetch_ahead(columns, group[later], (start[later], stop[later]))
-        g, n = group[row], stop[row] - start[row]
-        out[2][row] = 0
-        column_map = column_maps.ctypes.data + 4 * bounds[g], bounds[g + 1] - bounds[g]
-        span = (start[row], stop[row])
-        status, slot = _take(columns, g, span, own[0], column_map, (found_room.ctypes.data, 2))
-        if status != GOOD:
-            return status, slot, 0
-        first, last, kept = _span_of_kept(found_room, n)
-        if kept < 0:
-            return OUTSIDE, row, 0
-        if kept == 0:
-            continue
-        span = (start[row] + first, start[row] + last)
-        status, slot = _take(values, g, span, own[1], (0, 0), (values_room.ctypes.data, 2))
-        if status != GOOD:
-            return status, slot, 1
-        if not _place((found_room, values_room), (first, last, at[row]), out[:2], words, slots):
-            return REPEATED, row, 0
-        out[2][row] = kept
-    return GOOD, 0, 0
-
-
-@compiled
-def _span_of_kept(found: NDArray[np.int32], n: Integer) -> tuple[Integer, Integer, Integer]:
-    """Return the first kept of n entries, the one behind the last, and their number; -1 for a column outside its map."""
-    first, last, kept = n, 0, 0
-    for j in range(n):
-        if found[j] >= 0:
-            first = min(first, j)
-            last = j + 1
-            kept += 1
-        elif found[j] < -1:
-            return 0, 0, -1
-    return first, last, kept
-
-
-@compiled
-def _place(
-    taken: tuple[NDArray[np.int32], NDArray[np.uint32]],
-    span: tuple[Integer, Integer, Integer],
-    out: tuple[NDArray[np.int32], NDArray[Any]],
-    words: NDArray[np.uint64],
-    slots: NDArray[np.uint32],
-) -> Flag:
-    """Write the kept entries of a row by ascending column; False if a column stands there twice. Words are left zero.
-
-    `taken` has columns from the row's first entry on and values from `span`'s first on; `span` ends with the first output
-    entry.
-    """
-    found, read = taken
-    indices, values = out
-    first, last, start = span
-    one, six, low_bits = np.uint64(1), np.uint64(6), np.uint64(63)
-    lowest, highest, kept = np.uint64(words.size), np.uint64(0), np.uint64(0)
-    for j in range(last - first):
-        column = found[np.uint64(first + j)]
-        if column >= 0:
-            place = np.uint64(column)
-            word = place >> six
-            words[word] |= one << (place & low_bits)
-            slots[place] = read[j]
-            lowest, highest = min(lowest, word), max(highest, word)
-            kept += one
-    at = np.uint64(start)
-    word = lowest
-    while word <= highest:
-        bits = words[word]
-        words[word] = 0
-        begin = word << six
-        while bits != 0:
-            column_at = begin + np.uint64(trailing_zeros(bits))
-            indices[at] = column_at
-            values[at] = slots[column_at]
-            at += one
-            bits &= bits - one
-        word += one
-    return at == np.uint64(start) + kept
-
-
-@compiled
-def close_gaps(
-    at: NDArray[np.int64],
-    indptr: NDArray[np.int64],
-    found: tuple[NDArray[np.int32], NDArray[Any]],
-    out: tuple[NDArray[np.int32], NDArray[Any]],
-) -> None:
-    """Copy rows that begin at `at` to where `indptr` says."""
-    for row in range(indptr.size - 1):
-        n = indptr[row + 1] - indptr[row]
-        out[0][indptr[row] : indptr[row + 1]] = found[0][at[row] : at[row] + n]
-        out[1][indptr[row] : indptr[row + 1]] = found[1][at[row] : at[row] + n]

@@ -20,6 +20,9 @@ POSITIONS = 32
 BLOCK = LANES * POSITIONS
 """Values of a full block."""
 
+SIXTEEN = 16
+"""Values that `first_not_below` looks at."""
+
 _WORD = ir.IntType(32)
 _LONG = ir.IntType(64)
 _BYTE = ir.IntType(8)
@@ -200,6 +203,23 @@ def _make_spread_byte(typing_context: Any, places: Any, first: Any, target: Any)
     return types.void(types.uint64, types.uint32, types.uint64), generate
 
 
+def _make_first_not_below(typing_context: Any, address: Any, value: Any) -> Any:
+    """Return the first of 16 uint32 at an address that is not below a value; 16 if all are."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, value = arguments
+        kind, mask = ir.VectorType(_WORD, SIXTEEN), ir.IntType(SIXTEEN)
+        words = builder.load(builder.inttoptr(address, kind.as_pointer()), align=4)
+        one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
+        every = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_WORD, SIXTEEN), [0] * SIXTEEN))
+        reached = builder.bitcast(builder.icmp_unsigned(">=", words, every), mask)
+        found = builder.cttz(builder.zext(reached, _WORD), ir.Constant(ir.IntType(1), 0))
+        none = builder.icmp_unsigned("==", reached, ir.Constant(mask, 0))
+        return builder.zext(builder.select(none, ir.Constant(_WORD, SIXTEEN), found), _LONG)
+
+    return types.int64(types.uint64, types.uint32), generate
+
+
 def _make_call(n: int) -> Any:
     """Make the intrinsic that calls a function of n int64, which returns an int64, at an address.
 
@@ -333,6 +353,7 @@ spread_byte: Any = intrinsic(_make_spread_byte)
 load: Any = intrinsic(_make_load)
 store: Any = intrinsic(_make_store)
 byte_at: Any = intrinsic(_make_byte)
+first_not_below: Any = intrinsic(_make_first_not_below)
 prefetch: Any = intrinsic(_make_prefetch)
 trailing_zeros: Any = intrinsic(_make_trailing)
 leading_zeros: Any = intrinsic(_make_leading)

@@ -64,7 +64,7 @@ def block_bytes(n: Integer, kind: Integer, third: Integer, base_bytes: Integer, 
         return base_bytes + body_bytes(n, width) + third * (1 + (1 << (kind >> 6)))
     if width == BITMAP:
         return base_bytes + third
-    return base_bytes + n * itemsize if width == RAW else -1
+    return base_bytes + n * itemsize if width == RAW and third == 0 else -1
 
 
 @compiled
@@ -127,8 +127,10 @@ def _is_sound(body: Integer, entry: tuple[Integer, Integer, Integer], ascending:
     count, kind, third = entry
     width = kind & 63
     if width == BITMAP:
-        bits = 0
-        for i in range(third):
+        bits, whole = 0, third & ~7
+        for i in range(0, whole, 8):
+            bits += popcount(load(np.uint64(body + i), 8))
+        for i in range(whole, third):
             bits += popcount(np.uint64(byte_at(np.uint64(body + i))))
         return ascending and bits == count and byte_at(np.uint64(body)) & 1 == 1
     if width <= MOST_WIDTH:

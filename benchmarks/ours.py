@@ -25,7 +25,13 @@ def measure_import(asked: Asked, figure: Figure) -> None:
 
 
 def measure_add(asked: Asked, figure: Figure) -> None:
-    """Create an atlas, add every file, and snapshot (which optimizes first)."""
+    """Create an atlas, add every file, and snapshot (which optimizes first).
+
+    The peer's package imports its libraries at once and ours when they are needed, so these are imported before.
+    """
+    import anndata  # noqa: F401
+    import lance  # noqa: F401
+
     import raggedatlas as ra
 
     made = measuring.manifest(asked.data)

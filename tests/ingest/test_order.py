@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import DATASETS
 from raggedatlas.catalog.layouts import feature_set, read_layouts
-from raggedatlas.errors import DuplicateError, SchemaError, StoreError
+from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import order
+from raggedatlas.ingest import groups, order
+from raggedatlas.ingest.groups import in_stored_order
+from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixInfo
 from raggedatlas.model.records import DATASETS_SCHEMA
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
@@ -190,3 +192,27 @@ def test_an_order_that_is_not_understood_is_refused(atlas: RaggedAtlas, unchange
     """column_order takes two words."""
     with unchanged(atlas), pytest.raises(SchemaError, match="column_order"):
         atlas.add(made(GENES), "d", column_order="size", progress=False)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.uint32, np.int64])
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.6])
+def test_entries_move_to_their_stored_columns(dtype: type, density: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renumbering is choosing the columns of a matrix in another order, for every layer, whoever does which rows."""
+    monkeypatch.setattr(groups, "SPAN_ENTRIES", 50)
+    rng = np.random.default_rng(3)
+    m = sp.random(70, 130, density, "csr", np.float32, rng, data_rvs=lambda n: rng.integers(1, 200, n))
+    places = rng.permutation(130)
+    block = CsrBlock(m.indptr.astype(np.int64), m.indices.astype(np.uint32), {"values": m.data}, 130)
+    columns, (stored, halves) = in_stored_order(block, [(m.data, dtype), (m.data / 2, np.float32)], places)
+    assert (columns.dtype, stored.dtype, halves.dtype) == (np.uint32, dtype, np.float32)
+    wanted = m[:, np.argsort(places)].sorted_indices()
+    np.testing.assert_array_equal(columns, wanted.indices)
+    np.testing.assert_array_equal(stored, wanted.data)
+    np.testing.assert_array_equal(halves, wanted.data / 2)
+
+
+def test_a_column_beyond_the_map_is_refused() -> None:
+    """A source that names a column that it does not have is refused, not followed out of bounds."""
+    block = CsrBlock(np.array([0, 1]), np.array([3], np.uint32), {}, 3)
+    with pytest.raises(SourceError, match="column 3"):
+        in_stored_order(block, [(np.ones(1), np.uint8)], np.array([2, 0, 1]))

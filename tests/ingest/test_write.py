@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError, ValuesError
+from raggedatlas.ingest import write
 from raggedatlas.store import location
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.anndatas import assert_same
@@ -340,3 +341,12 @@ def test_a_read_only_atlas_is_refused(tmp_path) -> None:  # noqa: ANN001
         else:
             for folder in [p for p in (tmp_path / "atlas").rglob("*") if p.is_dir()]:
                 folder.chmod(0o755)
+
+
+def test_datasets_that_share_no_commit_are_all_there(atlas, monkeypatch) -> None:  # noqa: ANN001
+    """However many datasets go in with one commit, each is in the atlas with its cells."""
+    monkeypatch.setattr(write, "COMMIT_DATASETS", 2)
+    reports = atlas.add([plain(i, 3 + i) for i in range(5)], progress=False)
+    assert sorted(atlas.list_datasets()["name"]) == sorted(r.name for r in reports)
+    for i, report in enumerate(reports):
+        assert_same(plain(i, 3 + i), atlas.dataset(report.name).to_anndata())

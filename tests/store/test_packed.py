@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SchemaError
+from raggedatlas.store import chunks as compiled
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.codecs import decode_packed
-from raggedatlas.store.encoders import PROFILES, array_codecs
+from raggedatlas.store.encoders import PROFILES, PackedEncoder, array_codecs, encode_packed_chunk, encode_run
 from raggedatlas.store.location import Location
 from raggedatlas.store.packing import encode_packed, packed_bound
 from raggedatlas.store.ranges import ArrayReader, read_ranges, verify
@@ -196,6 +197,15 @@ def test_wrong_width_or_length_is_refused() -> None:
             unpack(raw, n, dtype)
 
 
+def test_plain_blocks_have_no_exceptions() -> None:
+    """A plain block that claims exceptions is refused: their places would lie behind the chunk."""
+    raw = bytearray(pack(np.random.default_rng(3).integers(0, 2**32, 100, "u4")))
+    assert raw[24:27] == bytes([99, 34, 0])
+    raw[26] = 190
+    with pytest.raises(CorruptError, match="packed chunk"):
+        unpack(bytes(raw), 100, "u4")
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 def test_zarr_python_reads_and_writes(profile: str, dtype: str, tmp_path: Path) -> None:
@@ -245,3 +255,21 @@ def test_damaged_packed_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(bytes(raw))
     with pytest.raises(CorruptError, match=r"c/0.*crc32c"):
         read_ranges(reader, [0], [10])
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_run_of_chunks_is_each_chunk_by_itself(dtype: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many chunks are packed in one call, every one has the bytes and checksum that it has alone, row breaks and all."""
+    if not native:
+        monkeypatch.setattr(compiled, "native_functions", lambda: None)
+    rng = np.random.default_rng(5)
+    chunk, n_chunks = 600, 35
+    values = rng.geometric(0.05, chunk * n_chunks).astype(dtype)
+    values[: 9 * chunk] = np.sort(values[: 9 * chunk])
+    breaks = np.flatnonzero(rng.random(values.size) < 0.01)
+    alone = [
+        encode_packed_chunk(values[at : at + chunk], breaks[(breaks >= at) & (breaks < at + chunk)] - at)
+        for at in range(0, values.size, chunk)
+    ]
+    assert encode_run(PackedEncoder(values.itemsize, chunk), values, chunk, breaks) == alone

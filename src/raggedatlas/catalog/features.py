@@ -446,10 +446,24 @@ def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
         differs = pc.fill_null(pc.not_equal(now, was), fill_value=False).to_numpy()
         changed |= differs | (was.is_null().to_numpy() & now.is_valid().to_numpy())
         columns[name] = now
-    aliases, gained = _joined_aliases(old, given)
-    columns["aliases"] = pa.array(aliases, old.schema.field("aliases").type)
-    kept = pa.array(changed | gained, pa.bool_())
+    if _may_gain_aliases(old, given):
+        aliases, gained = _joined_aliases(old, given)
+        columns["aliases"] = pa.array(aliases, old.schema.field("aliases").type)
+        changed |= gained
+    kept = pa.array(changed, pa.bool_())
     return pa.table([columns[name] for name in old.column_names], schema=old.schema).filter(kept)
+
+
+def _may_gain_aliases(old: pa.Table, given: pa.Table) -> bool:
+    """Tell whether any row is given an alias or another symbol, without making a Python object of every row."""
+    if old.column("aliases").null_count:
+        return True
+    offered = given.column("aliases") if "aliases" in given.column_names else None
+    if offered is not None and pc.sum(pc.list_value_length(offered)).as_py():
+        return True
+    if "symbol" not in given.column_names:
+        return False
+    return bool(pc.any(pc.not_equal(given.column("symbol"), old.column("symbol"))).as_py())
 
 
 def _joined_aliases(old: pa.Table, given: pa.Table) -> tuple[list[list[str]], NDArray[np.bool_]]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, SourceError
+from raggedatlas.formats.chunks import direct_rows
 from raggedatlas.formats.containers import readable
 from raggedatlas.formats.spill import RowSpill
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
@@ -80,11 +81,15 @@ class DownwardArray:
         self.shape: tuple[int, ...] = tuple(array.shape)
         self.dtype = _plain_dtype(array.dtype, place)
         self._step = self._chunk_rows()
+        with readable(place.uri, place.element):
+            self._direct = direct_rows(array)
         self._held: tuple[int, NDArray[Any]] | None = None
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows ``[start, stop)`` in the machine's byte order."""
         with readable(self._place.uri, self._place.element):
+            if self._direct is not None:
+                return np.asarray(self._direct.read(start, stop), dtype=self.dtype)
             if not self._step:
                 return np.asarray(self._array[start:stop], dtype=self.dtype)
             return self._aligned(start, stop)

@@ -5,15 +5,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import SourceError
 from raggedatlas.ingest.options import IngestOptions, Progress
-from raggedatlas.ingest.patterns import ContentHash, block_rows
+from raggedatlas.ingest.patterns import ContentHash, as_bits, block_rows
 from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan
 from raggedatlas.ingest.values import LayerFit, canonical, to_csr
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
@@ -25,6 +26,10 @@ from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.codecs import is_exact
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.overlap import read_ahead, write_behind
+from raggedatlas.store.threads import DECODE_THREADS, map_decode
+
+SPAN_ENTRIES = 2**18
+"""Entries that a thread renumbers at once, at least."""
 
 
 @dataclass
@@ -228,16 +233,15 @@ class _Arrays:
 
     def append(self, blocks: Sequence[Block], layers: Sequence[tuple[_LayerWriter, np.dtype[Any]]]) -> None:
         """Append the next rows, each layer in the dtype that held every value when they were looked at."""
-        values = [
-            np.ascontiguousarray(block.layers["values"], dtype=dtype)
-            for block, (_, dtype) in zip(blocks, layers, strict=True)
-        ]
+        fitted = [(block.layers["values"], dtype) for block, (_, dtype) in zip(blocks, layers, strict=True)]
         rows = None
         if self.indices is not None and isinstance(blocks[0], CsrBlock):
-            columns, values = in_stored_order(blocks[0], values, self.group.columns)
+            columns, values = in_stored_order(blocks[0], fitted, self.group.columns)
             bounds = blocks[0].indptr
             rows = bounds[:-1][bounds[1:] > bounds[:-1]]
             self.indices.append(columns, rows)
+        else:
+            values = [np.ascontiguousarray(part, dtype=dtype) for part, dtype in fitted]
         for (layer, _), part in zip(layers, values, strict=True):
             layer.append(self.catalog, f"{self.layers_path}/{layer.name}", part, rows)
 
@@ -268,16 +272,16 @@ def _aligned(blocks: tuple[Block, ...], written: WrittenGroup, options: IngestOp
 
 
 def in_stored_order(
-    block: CsrBlock, values: list[NDArray[Any]], columns: NDArray[np.int64] | None
+    block: CsrBlock, layers: Sequence[tuple[NDArray[Any], DTypeLike]], columns: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.uint32], list[NDArray[Any]]]:
-    """Renumber the columns of some rows and sort each row by the new numbers; layers that share their entries are sorted once.
+    """Renumber the columns of some rows, sort each row by the new numbers, and give each layer its stored dtype.
 
     Parameters
     ----------
     block : CsrBlock
         Canonical rows.
-    values : list of (n_entries,) arrays
-        Layers.
+    layers : sequence of ((n_entries,) array, dtype)
+        Values, and a dtype that holds them all exactly.
     columns : (n_cols,) int64 or None
         Stored column of every column; None changes nothing.
 
@@ -286,20 +290,40 @@ def in_stored_order(
     tuple
         Stored columns, ascending in each row, and the layers.
 
+    Raises
+    ------
+    SourceError
+        If a column is beyond the map.
+
     Examples
     --------
     >>> block = CsrBlock(np.array([0, 2]), np.array([0, 2], np.uint32), {}, 3)
-    >>> in_stored_order(block, [np.array([7, 9])], np.array([2, 1, 0]))
-    (array([0, 2], dtype=uint32), [array([9, 7])])
+    >>> in_stored_order(block, [(np.array([7.0, 9.0]), np.uint8)], np.array([2, 1, 0]))
+    (array([0, 2], dtype=uint32), [array([9, 7], dtype=uint8)])
     """
-    if columns is None:
-        return block.indices, values
-    from raggedatlas.store.kernels import remap_csr
+    from raggedatlas.ingest.kernels import place_rows
 
-    single = len(values) == 1
-    carried = values[0] if single else np.arange(block.indices.size)
-    _, moved, carried = remap_csr(block.indptr, block.indices, carried, columns, block.n_cols)
-    return moved.astype(np.uint32, copy=False), [carried] if single else [v[carried] for v in values]
+    if columns is None:
+        return block.indices, [np.ascontiguousarray(values, dtype=dtype) for values, dtype in layers]
+    places = columns.astype(np.uint32)
+    moved = np.empty(block.indices.size, np.uint32)
+    stored = [np.empty(block.indices.size, dtype) for _, dtype in layers]
+
+    def place(span: tuple[int, int]) -> None:
+        indptr = block.indptr[span[0] : span[1] + 1]
+        part = slice(int(indptr[0]), int(indptr[-1]))
+        given = block.indices[part]
+        if given.size and int(given.max()) >= places.size:
+            raise SourceError(f"A block names column {int(given.max()):,}, outside its {places.size:,} columns.")
+        for (values, dtype), out in zip(layers, stored, strict=True):
+            bits = as_bits(values[part].astype(dtype, copy=False))
+            place_rows((indptr, given), bits, places, moved[part], as_bits(out[part]))
+
+    n_spans = max(1, min(2 * DECODE_THREADS, block.indices.size // SPAN_ENTRIES))
+    cuts = np.searchsorted(block.indptr, np.linspace(0, block.indptr[-1], n_spans + 1)[1:-1])
+    edges = [0, *cuts.tolist(), block.n_rows]
+    map_decode(place, [span for span in pairwise(edges) if span[0] < span[1]])
+    return moved, stored
 
 
 def to_dense(block: Block) -> DenseBlock:

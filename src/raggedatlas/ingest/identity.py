@@ -46,11 +46,14 @@ class Features:
         `uid`, `feature_id`, `symbol`, `aliases`, `organism`, and columns of the file that the registry has too.
     notes : tuple of str
         What was decided, for the report.
+    frame : pyarrow.Table
+        The features as the source has them, index first.
     """
 
     uids: tuple[str, ...]
     rows: pa.Table
     notes: tuple[str, ...]
+    frame: pa.Table
 
 
 def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: Sequence[str] = ()) -> Features:
@@ -96,7 +99,7 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
             f"{len(empty)} of {len(given)} features of {space!r} have no id in {_said(source)} (the first is column {empty[0]}, counted from 0); "
             "name another column with feature_id=..."
         )
-    split = [split_version(text) for text in given]
+    split = [split_version(text) if "." in text else (text, None) for text in given]
     ids, notes = _apart([base for base, _ in split], _said(source))
     symbol_source = _symbol_column(var, source)
     symbols = _texts(var, symbol_source) if symbol_source else list(ids)
@@ -119,7 +122,7 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
         "organism": pa.array([known] * len(ids), pa.string()),
     }
     columns |= {name: var.column(name) for name in extra if name in var.column_names and name not in columns}
-    return Features(uids, pa.table(columns), tuple(notes))
+    return Features(uids, pa.table(columns), tuple(notes), var)
 
 
 def _id_column(var: pa.Table, feature_id: str) -> str:

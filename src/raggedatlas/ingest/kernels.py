@@ -6,6 +6,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.store.kernels import walk_bits
+
 
 @numba.njit(nogil=True, cache=True)
 def scan_floats(values: NDArray[Any]) -> tuple[float, float, int, int, int]:
@@ -130,6 +132,45 @@ def move_runs(values: NDArray[Any], starts: NDArray[np.int64], at: NDArray[np.in
         shift = at[run] - starts[run]
         for i in range(starts[run], starts[run + 1]):
             out[i + shift] = values[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def place_rows(
+    rows: tuple[NDArray[np.int64], NDArray[np.uint32]],
+    values: NDArray[Any],
+    places: NDArray[np.uint32],
+    out_columns: NDArray[np.uint32],
+    out_values: NDArray[Any],
+) -> None:
+    """Renumber the columns of rows and sort each row by the new numbers: one bit a column, then the bits in their order.
+
+    Parameters
+    ----------
+    rows : (indptr, columns)
+        Bounds, from any start, (n + 1,) int64; and the columns from there on, each below the length of `places` and at most
+        once in a row, both of which the caller has checked.
+    values : (n_entries,) unsigned integers
+        The values, or their bits.
+    places : (n_columns,) uint32
+        A permutation: new number of each column.
+    out_columns, out_values : (n_entries,) uint32, as `values`
+        Filled.
+    """
+    indptr, columns = rows
+    one, six, start = np.uint64(1), np.uint64(6), indptr[0]
+    words = np.zeros((places.size + 63) // 64, np.uint64)
+    slots, found = np.empty(places.size, values.dtype), np.empty(places.size + 8, np.uint32)
+    for row in range(indptr.size - 1):
+        first, last = indptr[row] - start, indptr[row + 1] - start
+        for i in range(first, last):
+            place = np.uint64(places[columns[i]])
+            words[place >> six] |= one << (place & np.uint64(63))
+            slots[place] = values[i]
+        walk_bits(words, found)
+        row_columns, row_values = out_columns[first:last], out_values[first:last]
+        for i in range(last - first):
+            row_columns[i] = found[i]
+            row_values[i] = slots[found[i]]
 
 
 @numba.njit(inline="always")

@@ -99,8 +99,7 @@ class ContentHash:
         """Start with what is known before the values."""
         self._lengths, self._columns, self._values = Stream(), Stream(), Stream()
         self._digest = hashlib.sha256()
-        for uid in features:
-            self._digest.update(uid.encode() + b"\0")
+        self._digest.update("\0".join([*features, ""]).encode())
         for field, column in zip(cells.schema, cells.columns, strict=True):
             self._digest.update(field.name.encode() + b"\0" + (field.metadata or {}).get(FACTS_KEY, b"") + b"\0")
             self._update_column(column.combine_chunks())

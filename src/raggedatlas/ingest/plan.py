@@ -88,7 +88,7 @@ class GroupPlan:
     def stored_uids(self) -> tuple[str, ...]:
         """Feature uids in the order of the stored columns."""
         uids = () if self.features is None else self.features.uids
-        return uids if self.columns is None else tuple(uids[i] for i in np.argsort(self.columns).tolist())
+        return uids if self.columns is None else tuple(np.array(uids, object)[np.argsort(self.columns)].tolist())
 
     def reordered(self, columns: NDArray[np.int64], column_order: ColumnOrder) -> "GroupPlan":
         """Return the same group with other stored columns.

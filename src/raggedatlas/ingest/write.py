@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, Catalog, facts_json
 from raggedatlas.catalog.cells import cell_rows, widen
@@ -34,6 +35,9 @@ from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 
 COMMIT_CELLS = 500_000
 """Many small datasets share one commit until they have this many cells together."""
+
+COMMIT_DATASETS = 100
+"""Most datasets that share one commit: until then the names of all their features are kept in memory."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def add_sources(
             reports.append(done if isinstance(done, IngestReport) else done.report)
             if isinstance(done, Staged):
                 staged.append(done)
-            if sum(s.plan.schema.n_cells for s in staged) >= COMMIT_CELLS:
+            if len(staged) >= COMMIT_DATASETS or sum(s.plan.schema.n_cells for s in staged) >= COMMIT_CELLS:
                 _commit(catalog, staged, progress)
                 staged = []
         _commit(catalog, staged, progress)
@@ -149,7 +153,7 @@ def _stage(
             take_lease(catalog, plan.uid)
             written, content_hash = _write_groups(catalog, source, plan, options, progress)
             progress("arrays", 1, 1)
-            _write_frames(catalog, source, plan)
+            _write_frames(catalog, plan)
             progress("frames", 1, 1)
         except BaseException:
             place.delete_prefix()
@@ -227,15 +231,16 @@ def _count_new(catalog: Catalog, group: GroupPlan) -> int:
         return 0
     if not catalog.tables.has(group.space.registry):
         return len(group.features.uids)
-    known = read_registry(catalog, group.space.name).row_of
-    return sum(uid not in known for uid in group.features.uids)
+    known = read_registry(catalog, group.space.name).table.column("uid")
+    there = pc.sum(pc.is_in(pa.array(group.features.uids, pa.string()), value_set=known.combine_chunks())).as_py()
+    return len(group.features.uids) - int(there or 0)
 
 
-def _write_frames(catalog: Catalog, source: Source, plan: IngestPlan) -> None:
+def _write_frames(catalog: Catalog, plan: IngestPlan) -> None:
     write_frame(catalog, plan.uid, "obs", plan.cells)
     for group in plan.groups:
         if group.features is not None:
-            write_frame(catalog, plan.uid, f"var.{group.pointer}", source.features(group.layers[0].info.features))
+            write_frame(catalog, plan.uid, f"var.{group.pointer}", group.features.frame)
 
 
 def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress) -> None:
@@ -278,8 +283,9 @@ def _register(catalog: Catalog, group: GroupPlan) -> int:
 def _lay_out(catalog: Catalog, group: GroupPlan) -> None:
     if group.features is not None:
         registry = read_registry(catalog, group.space.name)
-        rows = np.array([registry.row_of[uid] for uid in group.stored_uids], dtype=np.int64)
-        ensure_layout(catalog, group.stored_uids, registry.global_index[rows])
+        uids = group.stored_uids
+        rows = pc.index_in(pa.array(uids, pa.string()), value_set=registry.table.column("uid").combine_chunks())
+        ensure_layout(catalog, uids, registry.global_index[rows.to_numpy()])
 
 
 def _cells(schema: pa.Schema, staged: Staged) -> pa.Table:

@@ -69,13 +69,8 @@ def feature_uids(organism: str, namespace: str, identifiers: Iterable[str]) -> l
     >>> feature_uids("Human", "gene_expression", ["ENSG00000105369"])
     ['75bd9972429b821b']
     """
-    start = hashlib.sha256(b"".join(part.strip().lower().encode() + b"\0" for part in (organism, namespace)))
-    uids = []
-    for identifier in identifiers:
-        digest = start.copy()
-        digest.update(identifier.encode() + b"\0")
-        uids.append(digest.hexdigest()[:16])
-    return uids
+    start = "".join(f"{part.strip().lower()}\0" for part in (organism, namespace))
+    return [hashlib.sha256(f"{start}{identifier}\0".encode()).hexdigest()[:16] for identifier in identifiers]
 
 
 def layout_uid(uids: Iterable[str]) -> str:
@@ -96,7 +91,7 @@ def layout_uid(uids: Iterable[str]) -> str:
     >>> layout_uid(["a", "b"]) == layout_uid(["ab"]), layout_uid(["a", "b"]) == layout_uid(["b", "a"])
     (False, False)
     """
-    return hashlib.sha256("".join(f"{uid}\0" for uid in uids).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join([*uids, ""]).encode()).hexdigest()[:16]
 
 
 def split_version(identifier: str) -> tuple[str, str | None]:

@@ -397,13 +397,20 @@ class ArrayWriter:
 
     def _take(self, values: NDArray[Any], breaks: NDArray[np.int64]) -> None:
         """Encode all full chunks, keep the rest, write a shard when it is full."""
-        breaks = np.concatenate([self._breaks, breaks + len(self._rest)])
-        values = np.concatenate([self._rest, values]) if len(self._rest) else values
-        full = len(values) // self.chunk_rows * self.chunk_rows
-        per_shard = self.shard_rows // self.chunk_rows
+        kept, step = len(self._rest), self.chunk_rows
+        if kept:
+            head = np.concatenate([self._rest, values[: step - kept]])
+            if len(head) < step:
+                self._rest, self._breaks = head, np.concatenate([self._breaks, breaks + kept])
+                return
+            inside = breaks[: np.searchsorted(breaks, step - kept)]
+            self._chunks += self._encode(head, np.concatenate([self._breaks, inside + kept]))
+            values, breaks = values[step - kept :], breaks[len(inside) :] - (step - kept)
+        full = len(values) // step * step
+        per_shard = self.shard_rows // step
         self._chunks += self._encode(values[:full], breaks)
         self._rest = values[full:].copy()
-        self._breaks = breaks[breaks >= full] - full
+        self._breaks = breaks[np.searchsorted(breaks, full) :] - full
         while len(self._chunks) >= per_shard:
             later = self._chunks[per_shard:]
             self._chunks = self._chunks[:per_shard]

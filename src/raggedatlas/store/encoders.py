@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raggedatlas.store.chunks import NativeFunctions
 
 _SLAB_BYTES = 4 * 2**20
+_SLAB_CHUNKS = 16
 _CRC: dict[str, Any] = {"name": "crc32c"}
 NO_BREAKS = np.empty(0, np.int64)
 """No row is known to begin anywhere."""
@@ -204,15 +205,9 @@ def encode_run(
     if not n_chunks:
         return []
     starts = list(range(0, n_chunks * chunk_rows, chunk_rows))
-    if isinstance(encoder, PackedEncoder):
-        edges = np.searchsorted(breaks, [*starts, n_chunks * chunk_rows])
-
-        def pack(i: int) -> bytes:
-            inside = breaks[edges[i] : edges[i + 1]] - starts[i]
-            return encode_packed_chunk(values[starts[i] : starts[i] + chunk_rows], inside)
-
-        return map_decode(pack, range(n_chunks))
     native = native_functions()
+    if isinstance(encoder, PackedEncoder):
+        return _pack_run(values[: n_chunks * chunk_rows].reshape(-1), chunk_rows, breaks, native)
     if native is None or encoder.name != "lz4" or encoder.delta:
         return map_decode(lambda start: encoder(values[start : start + chunk_rows]), starts)
     raw = values.reshape(-1).view(np.uint8)
@@ -221,6 +216,28 @@ def encode_run(
     slabs = [raw[i * n_bytes : (i + per_slab) * n_bytes] for i in range(0, n_chunks, per_slab)]
     encoded = map_decode(lambda slab: _encode_slab(slab, n_bytes, encoder.itemsize, native), slabs)
     return [chunk for slab in encoded for chunk in slab]
+
+
+def _pack_run(
+    values: NDArray[Any], chunk_rows: int, breaks: NDArray[np.int64], native: "NativeFunctions | None"
+) -> list[bytes]:
+    """Pack chunks, some at a time where the checksum can be called from compiled code."""
+    from raggedatlas.store.packing import encode_packed_run
+
+    n_chunks = values.size // chunk_rows
+    per_slab = 1 if native is None else max(1, min(_SLAB_CHUNKS, -(-n_chunks // DECODE_THREADS)))
+    starts = list(range(0, n_chunks, per_slab))
+    edges = np.searchsorted(breaks, np.array([*starts, n_chunks]) * chunk_rows)
+
+    def pack(i: int) -> list[bytes]:
+        first = starts[i] * chunk_rows
+        part = values[first : first + per_slab * chunk_rows]
+        inside = breaks[edges[i] : edges[i + 1]] - first
+        if native is None:
+            return [encode_packed_chunk(part, inside)]
+        return encode_packed_run(part, chunk_rows, inside, native.crc32c)
+
+    return [chunk for slab in map_decode(pack, range(len(starts))) for chunk in slab]
 
 
 def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "NativeFunctions") -> list[bytes]:

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.store.lanes import trailing_zeros
+from raggedatlas.store.lanes import popcount, trailing_zeros
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -190,6 +190,38 @@ def _fill_by_order(
             out_indices[at] = columns[i]
             out_values[at] = values[first + i]
             at += 1
+
+
+@compiled
+def walk_bits(words: NDArray[np.uint64], out: NDArray[Any]) -> Integer:
+    """List the set bits, ascending, and clear them; return how many.
+
+    Eight bits of a word are listed whether they are set or not: that is faster than to guess wrongly how many are.
+
+    Parameters
+    ----------
+    words : (n_words,) uint64
+        Left zero.
+    out : (n_set + 8,) integers
+        Numbers of the bits; up to eight behind the last are overwritten.
+    """
+    n, one, eight = np.uint64(0), np.uint64(1), np.uint64(8)
+    for w in range(words.size):
+        bits = words[w]
+        if bits == 0:
+            continue
+        words[w] = 0
+        first, count, at = np.int64(64 * w), np.uint64(popcount(bits)), n
+        n += count
+        while True:
+            for k in range(8):
+                out[at + np.uint64(k)] = first + trailing_zeros(bits)
+                bits &= bits - one
+            if count <= eight:
+                break
+            count -= eight
+            at += eight
+    return np.int64(n)
 
 
 @compiled

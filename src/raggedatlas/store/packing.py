@@ -3,12 +3,13 @@
 This module imports numba at the top, so it is imported inside functions only.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.store.chunks import copy_bytes
+from raggedatlas.store.chunks import copy_bytes, crc32c_of
 from raggedatlas.store.kernels import Flag, Integer, address_function, compiled
 from raggedatlas.store.lanes import BLOCK, LANES, call3, leading_zeros, pack_full, store
 
@@ -51,9 +52,13 @@ def _next_stop(
     """Return where the block that begins at `start` ends; `at` is the first break beyond it."""
     stop = min(start + BLOCK, values.size)
     if ascending:
-        part = values[start:stop]
-        for i in range(part.size - 1):
-            if part[i + 1] <= part[i]:
+        before, after = values[start : stop - 1], values[start + 1 : stop]
+        falls = 0
+        for i in range(after.size):
+            falls += after[i] <= before[i]
+        # Counting has no branch and most blocks have no fall; where there is one, it is looked for.
+        for i in range(after.size if falls else 0):
+            if after[i] <= before[i]:
                 return start + i + 1
         return stop
     while at < breaks.size and breaks[at] < stop:
@@ -155,19 +160,21 @@ def _pack_bitmap(values: NDArray[Any], bits: NDArray[np.uint64]) -> None:
 
 @compiled
 def _pack_exceptions(
-    x: NDArray[np.uint64], n: Integer, choice: tuple[Integer, Integer, Integer], address: Integer
+    x: NDArray[Any], places: NDArray[np.uint32], choice: tuple[Integer, Integer, Integer], address: Integer
 ) -> None:
-    """Write the places of values that are too wide, then what of them does not fit."""
+    """Write the places of values that are too wide, then what of them does not fit; `places` is room for the places."""
     width, beyond, size = choice
     highs = address + beyond
     shift = np.uint64(width)
-    for i in range(n):
-        high = np.uint64(x[i]) >> shift
-        if high:
-            store(np.uint64(address), 1, np.uint64(i))
-            store(np.uint64(highs), 1 << size, high)
-            address += 1
-            highs += 1 << size
+    small = x.dtype.type((np.uint64(1) << shift) - np.uint64(1))
+    found = 0
+    # Without a branch: which values are too wide cannot be foretold.
+    for i in range(x.size):
+        places[found] = i
+        found += x[i] > small
+    for i in range(beyond):
+        store(np.uint64(address + i), 1, np.uint64(places[i]))
+        store(np.uint64(highs + (i << size)), 1 << size, np.uint64(x[places[i]]) >> shift)
 
 
 @compiled
@@ -234,7 +241,7 @@ def _encode_block(
         call3(scratch[4], (width, low.ctypes.data, words.ctypes.data))
         copy_bytes(np.uint64(body), np.uint64(words.ctypes.data), np.uint64(body_bytes(n, width)))
     if beyond:
-        _pack_exceptions(x, n, (width, beyond, size), body + body_bytes(n, width))
+        _pack_exceptions(x, low, (width, beyond, size), body + body_bytes(n, width))
     return width | (size << 6 if beyond else 0), beyond, base_bytes + packed
 
 
@@ -309,3 +316,55 @@ def _encode(
     out[payload + position : total] = 0
     store(np.uint64(address + 12), 4, np.uint64(total))
     return int(total)
+
+
+def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64], crc32c: int) -> list[bytes]:
+    """Pack whole chunks, each with its crc32c behind it, in one call that holds no lock.
+
+    Parameters
+    ----------
+    values : (c * chunk,) unsigned integers
+        Chunks, one behind the other.
+    chunk : int
+        Values of one chunk.
+    breaks : (k,) int64
+        Places in `values`, ascending, as `encode_packed` takes them.
+    crc32c : int
+        Address of the checksum function, as `native_functions` gives it.
+
+    Returns
+    -------
+    list of c bytes
+    """
+    n_chunks = values.size // chunk
+    wide = np.dtype(np.uint64 if values.itemsize == 8 else np.uint32)
+    plain = values.astype(wide, copy=False)
+    out = np.empty(n_chunks * (packed_bound(chunk, values.itemsize) + 4), np.uint8)
+    ends = np.zeros(n_chunks + 1, np.int64)
+    _encode_run((plain, values.itemsize, chunk), breaks, out, ends, (_pack_lanes.address, crc32c))
+    return [out[start:end].tobytes() for start, end in pairwise(ends.tolist())]
+
+
+@compiled
+def _encode_run(
+    chunks: tuple[NDArray[Any], Integer, Integer],
+    breaks: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    ends: NDArray[np.int64],
+    addresses: tuple[Integer, Integer],
+) -> None:
+    """Pack chunk after chunk and note where each ends."""
+    values, itemsize, chunk = chunks
+    lanes, crc32c = addresses
+    x = np.empty(BLOCK, values.dtype)
+    last = 0
+    for i in range(ends.size - 1):
+        first = last
+        while last < breaks.size and breaks[last] < (i + 1) * chunk:
+            last += 1
+        at = ends[i]
+        part = values[i * chunk : (i + 1) * chunk], itemsize
+        n = _encode(part, breaks[first:last] - i * chunk, x, out[at:], lanes)
+        crc = crc32c_of(crc32c, np.int64(out.ctypes.data) + at, n)
+        store(np.uint64(out.ctypes.data + at + n), 4, np.uint64(crc))
+        ends[i + 1] = at + n + 4

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import GOOD
 from raggedatlas.store.gathering import OUTSIDE, REPEATED, check_chunk_once, fetch_ahead, least, take
-from raggedatlas.store.kernels import Flag, Integer, compiled
-from raggedatlas.store.lanes import BLOCK, call5, call7, load, popcount, store, trailing_zeros
+from raggedatlas.store.kernels import Flag, Integer, compiled, walk_bits
+from raggedatlas.store.lanes import BLOCK, call5, call7, load, store
 
 _ABSENT = -1
 
@@ -232,37 +232,12 @@ def _place(
                 place = np.uint64(column)
                 words[place >> six] |= one << (place & low_bits)
                 slots[place] = read[np.uint64(j)]
-    n = _walk_bits(words, found)
+    n = walk_bits(words, found)
     indices, values = out[0][start : start + n], out[1][start : start + n]
     for j in range(n):
         indices[j] = found[j]
         values[j] = slots[np.uint64(found[j])]
     return n == kept
-
-
-@compiled
-def _walk_bits(words: NDArray[np.uint64], out: NDArray[np.int32]) -> Integer:
-    """List the set bits, ascending, and clear them; return how many. Up to eight behind the last are overwritten.
-
-    Eight bits of a word are listed whether they are set or not: that is faster than to guess wrongly how many are.
-    """
-    n, one, eight = np.uint64(0), np.uint64(1), np.uint64(8)
-    for w in range(words.size):
-        bits = words[w]
-        if bits == 0:
-            continue
-        words[w] = 0
-        first, count, at = np.int64(64 * w), np.uint64(popcount(bits)), n
-        n += count
-        while True:
-            for k in range(8):
-                out[at + np.uint64(k)] = first + trailing_zeros(bits)
-                bits &= bits - one
-            if count <= eight:
-                break
-            count -= eight
-            at += eight
-    return np.int64(n)
 
 
 @compiled

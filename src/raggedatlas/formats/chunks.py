@@ -1,0 +1,254 @@
+"""Chunks of an HDF5 dataset read past its library: located once, fetched with `pread`, decoded on several threads."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.deflate import inflate, unshuffle
+from raggedatlas.store.threads import DECODE_THREADS, map_decode
+
+SMALLEST = 1 << 12
+"""Chunks of fewer bytes are left to HDF5's library, whose loop over them is cheaper than ours."""
+
+SPAN_BYTES = 1 << 20
+"""What one thread takes at once, decoded, at least."""
+
+LARGEST_BAND = 1 << 28
+"""A row of chunks of more bytes is left to HDF5's library."""
+
+_DEFLATE, _SHUFFLE = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Where the chunks of a dataset lie, by their place in the grid; a size of -1 where none was written."""
+
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    plain: NDArray[np.bool_]
+
+
+class DirectRows:
+    """Rows of an HDF5 dataset, from the file itself; walked downward, each chunk is decoded once.
+
+    Parameters
+    ----------
+    dataset : h5py.Dataset
+        One that `direct_rows` found fit.
+    chunks : tuple of int
+        Its chunks; of a contiguous one, a number of rows and its other axes.
+    placed : _Placed
+        Where they lie.
+    filters : tuple of int
+        Filters in the order they were applied.
+    """
+
+    def __init__(self, dataset: Any, chunks: tuple[int, ...], placed: _Placed, filters: tuple[int, ...]) -> None:  # noqa: ANN401
+        self._dataset, self._placed, self._filters = dataset, placed, filters
+        self.shape: tuple[int, ...] = tuple(dataset.shape)
+        self._chunks, self._dtype = chunks, dataset.dtype
+        self._grid = tuple(-(-n // c) for n, c in zip(self.shape, chunks, strict=True))
+        self._across = int(np.prod(self._grid[1:], dtype=np.int64))
+        self._step = chunks[0]
+        self._row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self._dtype.itemsize
+        self._whole_rows = self._across == 1 and self.shape[1:] == chunks[1:]
+        self._held: tuple[int, NDArray[Any]] | None = None
+        self._descriptor = -1
+
+    def read(self, start: int, stop: int) -> NDArray[Any]:
+        """Return rows ``[start, stop)`` in the type that the file has.
+
+        Raises
+        ------
+        OSError, ValueError
+            If the file is cut short or a chunk damaged.
+        SourceError
+            If the file was closed.
+        """
+        out = np.empty((stop - start, *self.shape[1:]), self._dtype)
+        if not out.size:
+            return out
+        self._descriptor = self._opened()
+        first, last = start // self._step, -(-stop // self._step)
+        if self._whole_rows and not self._filters:
+            self._spread(first, last, lambda a, b: self._copy(a, b, start, out))
+            return out
+        kept: dict[int, NDArray[Any]] = {} if self._held is None else dict((self._held,))
+        # Only the bands at both ends can be needed again, the last one by the next block.
+        for band in {first, last - 1} - set(kept):
+            low = band * self._step
+            if low < start or low + self._step > stop:
+                kept[band] = np.empty((min(self._step, self.shape[0] - low), *self.shape[1:]), self._dtype)
+        old = self._held[0] if self._held is not None else -1
+
+        def decode(a: int, b: int) -> None:
+            for band in range(a, b):
+                low = band * self._step
+                if band != old:
+                    whole = kept.get(band)
+                    self._band(band, out[low - start : low - start + self._step] if whole is None else whole)
+                if band in kept:
+                    end = min(low + self._step, stop, self.shape[0])
+                    begin = max(low, start)
+                    out[begin - start : end - start] = kept[band][begin - low : end - low]
+
+        self._spread(first, last, decode)
+        self._held = (last - 1, kept[last - 1]) if last - 1 in kept else None
+        return out
+
+    def _opened(self) -> int:
+        if not self._dataset.id.valid:
+            raise SourceError("The file was closed while its matrices were still read; open it again.")
+        return int(self._dataset.file.id.get_vfd_handle())
+
+    def _spread(self, first: int, last: int, work: Callable[[int, int], None]) -> None:
+        """Give runs of bands to the threads."""
+        band_bytes = self._step * max(self._row_bytes, 1)
+        n = min(last - first, 4 * DECODE_THREADS, max(1, (last - first) * band_bytes // SPAN_BYTES))
+        edges = np.linspace(first, last, n + 1).astype(int).tolist()
+        map_decode(lambda span: work(*span), list(pairwise(edges)))
+
+    def _copy(self, first: int, last: int, start: int, out: NDArray[Any]) -> None:
+        """Read bands that are stored as they are, neighbours in the file at once."""
+        stop = start + len(out)
+        rows = np.arange(first, last) * self._step
+        low, high = np.maximum(rows, start), np.minimum(rows + self._step, stop)
+        offsets = self._placed.offsets[first:last] + (low - rows) * self._row_bytes
+        sizes = (high - low) * self._row_bytes
+        absent = self._placed.sizes[first:last] < 0
+        joined = (offsets[1:] == offsets[:-1] + sizes[:-1]) & ~absent[1:] & ~absent[:-1]
+        edges = [0, *(np.flatnonzero(~joined) + 1).tolist(), last - first]
+        for a, b in pairwise(edges):
+            part = out[low[a] - start : high[b - 1] - start]
+            if absent[a]:
+                part[...] = self._dataset.fillvalue
+            else:
+                self._fetch_into(int(offsets[a]), part.reshape(-1).view(np.uint8).data)
+
+    def _band(self, band: int, out: NDArray[Any]) -> None:
+        """Decode one row of chunks."""
+        for i in range(self._across):
+            tile = self._tile(band * self._across + i, out if self._whole_rows else None)
+            if tile is None:
+                continue
+            corner = np.unravel_index(i, self._grid[1:])
+            spans = [slice(c * w, c * w + w) for c, w in zip(corner, self._chunks[1:], strict=True)]
+            target = out[(slice(None), *spans)]
+            target[...] = tile[tuple(slice(n) for n in target.shape)]
+
+    def _tile(self, number: int, out: NDArray[Any] | None) -> NDArray[Any] | None:
+        """Decode one chunk, into `out` where it fills that whole."""
+        if out is not None and len(out) != self._step:
+            out = None
+        tile = np.empty(self._chunks, self._dtype) if out is None else out
+        size = int(self._placed.sizes[number])
+        if size < 0:
+            tile[...] = self._dataset.fillvalue
+        else:
+            data: Any = self._fetch(int(self._placed.offsets[number]), size)
+            filters = () if self._placed.plain[number] else self._filters
+            if _DEFLATE in filters:
+                data = inflate(data, tile.nbytes)
+            if len(data) != tile.nbytes:
+                raise ValueError(f"a chunk has {len(data):,} bytes instead of {tile.nbytes:,}")
+            if _SHUFFLE in filters:
+                unshuffle(data, tile.reshape(-1))
+            else:
+                tile.reshape(-1)[...] = np.frombuffer(data, self._dtype)
+        return None if out is not None else tile
+
+    def _fetch(self, offset: int, size: int) -> NDArray[np.uint8]:
+        room = np.empty(size, np.uint8)
+        self._fetch_into(offset, room.data)
+        return room
+
+    def _fetch_into(self, offset: int, room: memoryview) -> None:
+        while len(room):
+            # HDF5 keeps the descriptor; reading at an offset does not move it.
+            n = os.preadv(self._descriptor, [room], offset)
+            if not n:
+                raise OSError("the file ends within a chunk")
+            room, offset = room[n:], offset + n
+
+
+def direct_rows(array: Any) -> DirectRows | None:  # noqa: ANN401  (any array)
+    """Find where the chunks of an HDF5 dataset lie, if it can be read past the library.
+
+    Parameters
+    ----------
+    array : h5py.Dataset or anything
+        What is to be read.
+
+    Returns
+    -------
+    DirectRows or None
+        None for what must be left to its own library: other kinds of arrays, other filters than gzip and shuffle,
+        tiny chunks, files that are being written, types that HDF5 and NumPy lay out differently.
+    """
+    if type(array).__module__.partition(".")[0] != "h5py" or not _plain_file(array) or not _plain_type(array):
+        return None
+    plist = array.id.get_create_plist()
+    filters = tuple(plist.get_filter(i)[0] for i in range(plist.get_nfilters()))
+    if array.chunks is None:
+        offset = array.id.get_offset()
+        return None if offset is None or filters else _contiguous(array, int(offset))
+    if filters not in ((), (_DEFLATE,), (_SHUFFLE, _DEFLATE)):
+        return None
+    chunk_bytes = int(np.prod(array.chunks, dtype=object)) * array.dtype.itemsize
+    band_bytes = chunk_bytes * int(
+        np.prod([-(-n // c) for n, c in zip(array.shape[1:], array.chunks[1:], strict=True)])
+    )
+    if chunk_bytes < SMALLEST or band_bytes > LARGEST_BAND:
+        return None
+    placed = _located(array, filters)
+    return None if placed is None else DirectRows(array, tuple(array.chunks), placed, filters)
+
+
+def _plain_file(dataset: Any) -> bool:  # noqa: ANN401
+    file = dataset.file
+    # Chunks that a writer still holds in memory are not in the file.
+    return bool(
+        dataset.shape and dataset.size and file.mode == "r" and file.driver == "sec2" and not dataset.is_virtual
+    )
+
+
+def _plain_type(dataset: Any) -> bool:  # noqa: ANN401
+    import h5py
+
+    dtype = dataset.dtype
+    return bool(dtype.kind in "iuf" and dtype.itemsize <= 8 and dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))
+
+
+def _contiguous(dataset: Any, offset: int) -> DirectRows | None:  # noqa: ANN401
+    row_bytes = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
+    step = max(1, SPAN_BYTES // max(1, row_bytes))
+    n = -(-dataset.shape[0] // step)
+    offsets = offset + np.arange(n, dtype=np.int64) * step * row_bytes
+    placed = _Placed(offsets, np.zeros(n, np.int64), np.ones(n, np.bool_))
+    return DirectRows(dataset, (step, *dataset.shape[1:]), placed, ())
+
+
+def _located(dataset: Any, filters: tuple[int, ...]) -> _Placed | None:  # noqa: ANN401
+    grid = [-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)]
+    n_chunks = int(np.prod(grid, dtype=np.int64))
+    strides = np.cumprod([1, *grid[:0:-1]])[::-1].tolist()
+    chunks = dataset.chunks
+    placed = _Placed(np.zeros(n_chunks, np.int64), np.full(n_chunks, -1, np.int64), np.zeros(n_chunks, np.bool_))
+    skipped_some: list[int] = []
+    every = (1 << len(filters)) - 1
+
+    def note(info: Any) -> None:  # noqa: ANN401
+        number = sum(o // c * s for o, c, s in zip(info.chunk_offset, chunks, strides, strict=True))
+        placed.offsets[number], placed.sizes[number] = info.byte_offset, info.size
+        placed.plain[number] = info.filter_mask == every
+        if info.filter_mask not in (0, every):
+            skipped_some.append(number)
+
+    dataset.id.chunk_iter(note)
+    return None if skipped_some else placed

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,9 @@ def measure_loader(asked: Asked, figure: Figure) -> None:
     shuffle = "full" if pace.shuffled else None
     threads = asked.setting.get("threads", 2)
     query = _query(asked)
+    started = time.perf_counter()
     loader = Loader(query, batch_size=pace.batch, shuffle=shuffle, seed=pace.seed, obs=OBS, threads=threads)
+    figure.extra["plan_seconds"] = time.perf_counter() - started
 
     def epoch(number: int) -> Iterator[tuple[int, int]]:
         loader.set_epoch(number)
@@ -63,24 +66,28 @@ def measure_row(asked: Asked, figure: Figure) -> None:
 
 
 def measure_build(asked: Asked, figure: Figure) -> None:
-    """Make the datasets of a recipe, a few at a time, and add each; one entry of seconds per dataset."""
+    """Make the datasets of a recipe, a few at a time, and add them; one entry of seconds per call of `add`."""
     import h5py
 
     from raggedatlas import RaggedAtlas
 
-    recipe = asked.setting["recipe"]
+    recipe, at_once = asked.setting["recipe"], asked.setting.get("at_once", 1)
     atlas = RaggedAtlas.create(str(asked.atlas))
     numbers = range(len(recipe["genes"]))
-    for first in numbers[::MADE_AT_ONCE]:
-        some = numbers[first : first + MADE_AT_ONCE]
-        for path in _make_apart(asked.data, recipe, some):
+    made_at_once = max(MADE_AT_ONCE, at_once)
+    for first in numbers[::made_at_once]:
+        paths = _make_apart(asked.data, recipe, numbers[first : first + made_at_once])
+        for path in paths:
             with h5py.File(path) as file:
                 figure.nnz += int(file["X/indptr"][-1])
+        for start in range(0, len(paths), at_once):
             with measuring.timed(figure):
-                atlas.add(str(path))
-            figure.cells += recipe["cells"]
+                atlas.add([str(path) for path in paths[start : start + at_once]], progress=False)
+        figure.cells += recipe["cells"] * len(paths)
+        for path in paths:
             path.unlink()
     atlas.snapshot()
+    figure.extra["datasets"] = len(numbers)
 
 
 def _make_apart(folder: Path, recipe: dict[str, Any], numbers: range) -> list[Path]:

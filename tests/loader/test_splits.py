@@ -13,7 +13,7 @@ from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.loader.lightning import AtlasDataModule, with_lightning
 from raggedatlas.loader.order import Share
 from raggedatlas.loader.scvi import ScviDataModule
-from raggedatlas.loader.splits import Split, align_query, part_of, split_loader, split_rows
+from raggedatlas.loader.splits import Split, align_query, split_loader, split_rows
 
 hashes = hnp.arrays(np.uint64, st.integers(0, 200))
 shares = st.floats(0, 0.49)
@@ -109,10 +109,10 @@ def test_a_part_resumes_only_itself(small: Any) -> None:
     """The state of a part fits the same part on any rank, and no other cells, be they as many."""
     loader = Loader(small.query, 8, seed=2)
     rows = np.arange(0, 40)
-    first, second = (part_of(loader, rows, drawn=True, share=Share(rank, 2, "pad")) for rank in range(2))
+    first, second = (loader.part(rows, drawn=True, share=Share(rank, 2, "pad")) for rank in range(2))
     second.load_state_dict(first.state_dict())
     with pytest.raises(QueryError, match="taken with query"):
-        part_of(loader, rows + 1, drawn=True, share=Share(0, 2, "pad")).load_state_dict(first.state_dict())
+        loader.part(rows + 1, drawn=True, share=Share(0, 2, "pad")).load_state_dict(first.state_dict())
 
 
 def test_other_cells_are_read_alike(small: Any) -> None:
@@ -137,7 +137,7 @@ def test_what_cannot_be_split_is_refused(small: Any) -> None:
     with pytest.raises(QueryError, match="none of 70 cells for 'val'"):
         split_loader(loader, Split(1e-9))
     with pytest.raises(QueryError, match="no batch for rank 0"):
-        part_of(loader, np.arange(3), drawn=True, share=Share(0, 1, None, drop_last=True))
+        loader.part(np.arange(3), drawn=True, share=Share(0, 1, None, drop_last=True))
 
 
 @pytest.mark.parametrize("module", [AtlasDataModule, ScviDataModule])

@@ -11,7 +11,7 @@ from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.options import Form, LoaderChoices
 from raggedatlas.loader.order import Share, Shuffle
-from raggedatlas.loader.splits import Split, align_query, part_of, split_loader
+from raggedatlas.loader.splits import Split, align_query, split_loader
 from raggedatlas.loader.torch import require_torch
 from raggedatlas.query.query import Query
 
@@ -285,7 +285,7 @@ class AtlasDataModule:
         drawn = part == "train"
         whole = drawn and bool(self._choices.get("drop_last"))
         share = Share(*ranks, given if even and ranks[1] > 1 else None, whole)
-        own = part_of(loader, np.arange(loader.n_cells), drawn=drawn, share=share)
+        own = loader.part(np.arange(loader.n_cells), drawn=drawn, share=share)
         batches = EpochBatches(own, self._num_workers, pin_memory=self._pin_memory)
         self._handed.append(batches)
         return batches

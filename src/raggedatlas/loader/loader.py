@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Unpack
 
 import numpy as np
@@ -10,10 +11,10 @@ from numpy.typing import NDArray
 from raggedatlas.errors import QueryError
 from raggedatlas.loader.batch import SentBatch, TrainingBatch, remember_facts
 from raggedatlas.loader.dataset import CellDataset
-from raggedatlas.loader.making import BatchMaker, refuse_fork
+from raggedatlas.loader.making import BatchMaker, BatchPlan, refuse_fork
 from raggedatlas.loader.options import Form, LoaderChoices, split_choices
-from raggedatlas.loader.order import Shuffle, count_batches, epoch_batches, read_units, worker_batches
-from raggedatlas.loader.plan import plan_batches, plan_order
+from raggedatlas.loader.order import Share, Shuffle, count_batches, epoch_batches, read_units, worker_batches
+from raggedatlas.loader.plan import plan_batches, plan_order, plan_part
 from raggedatlas.loader.prefetch import run_ahead
 from raggedatlas.loader.torch import check_device, move_ahead, torch_dataset
 from raggedatlas.query.query import Query
@@ -91,6 +92,11 @@ class Loader:
         remember_facts(self._plan.facts)
 
     @property
+    def plan(self) -> BatchPlan:
+        """What is read, frozen: feature spaces, cell uids, metadata and options."""
+        return self._plan
+
+    @property
     def n_cells(self) -> int:
         """Number of cells to choose from."""
         return self._plan.n_cells
@@ -114,6 +120,41 @@ class Loader:
     def dataset(self) -> CellDataset:
         """The same cells for a sampler of PyTorch's: map-style, in the query's order."""
         return CellDataset.of_plan(self._plan)
+
+    def part(self, rows: NDArray[np.int64], *, drawn: bool = True, share: Share | None = None) -> "Loader":
+        """Make a loader of some of the cells; features, codes and choices stay as they are.
+
+        Parameters
+        ----------
+        rows : (k,) int64
+            Positions among the cells.
+        drawn : bool
+            Whether the part draws its cells as this loader does; else it gives each once, in the order of `rows`.
+        share : Share or None
+            Which rank of how many the part is for; None keeps that of this loader.
+
+        Returns
+        -------
+        Loader
+            At the start of its first epoch; ``batch.rows`` count within the part.
+
+        Raises
+        ------
+        QueryError
+            If no batch is left.
+
+        Examples
+        --------
+        >>> first = loader.part(np.arange(1_000), drawn=False)  # doctest: +SKIP
+        >>> ranks = [loader.part(rows, share=Share(rank, 2, "pad")) for rank in range(2)]  # doctest: +SKIP
+        """
+        made = copy(self)
+        made._plan, made._order, made._options = plan_part(
+            self._plan, self._order, self._options, rows, drawn=drawn, share=share
+        )
+        made._next, made._now = (0, 0), None
+        made._settle()
+        return made
 
     def torch_dataset(self) -> Any:  # noqa: ANN401  (a torch.utils.data.IterableDataset)
         """Give the loader as PyTorch's DataLoader takes it.

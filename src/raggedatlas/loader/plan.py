@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -157,3 +158,62 @@ def _facts(spaces: Mapping[str, SpacePlan], uids: NDArray[np.bytes_], columns: M
         key.update(repr(parts).encode())
     key.update(repr({name: known.tolist() for name, known in categories.items()}).encode())
     return BatchFacts(key.hexdigest(), told, categories)
+
+
+def plan_part(
+    plan: BatchPlan,
+    order: Order,
+    options: LoaderOptions,
+    rows: NDArray[np.int64],
+    *,
+    drawn: bool,
+    share: Share | None,
+) -> tuple[BatchPlan, Order, LoaderOptions]:
+    """Plan batches of some of the cells of a plan; what is read, and how, stays as it is.
+
+    Parameters
+    ----------
+    plan, order, options : BatchPlan, Order, LoaderOptions
+        Of all the cells.
+    rows : (k,) int64
+        Positions among them.
+    drawn : bool
+        Whether the cells are drawn as in the whole; else each is given once, in the order of `rows`.
+    share : Share or None
+        Which rank of how many the part is for; None keeps that of the whole.
+
+    Returns
+    -------
+    (BatchPlan, Order, LoaderOptions)
+
+    Raises
+    ------
+    QueryError
+        If no batch is left.
+    """
+    strategy = Strategy()
+    if drawn:
+        values = order.strategy.values
+        strategy = replace(
+            order.strategy,
+            values=None if values is None else values[rows],
+            n_samples=options.n_samples or len(rows),
+        )
+    share = share or order.share
+    own = replace(order, n_cells=len(rows), shuffle=order.shuffle if drawn else None, strategy=strategy, share=share)
+    if not len(rows) or not count_batches(own):
+        raise QueryError(
+            f"{len(rows):,} of {plan.n_cells:,} cells in batches of {order.batch_size:,} leave no batch for rank {share.rank} of "
+            f"{share.world_size} (even={share.even!r}, drop_last={share.drop_last}); take a smaller batch_size."
+        )
+    options = replace(options, rank=share.rank, world_size=share.world_size, even=share.even, drop_last=share.drop_last)
+    return _take(plan, rows), own, options
+
+
+def _take(plan: BatchPlan, rows: NDArray[np.int64]) -> BatchPlan:
+    """Keep some cells of a plan."""
+    key = hashlib.blake2b(plan.facts.key.encode() + np.ascontiguousarray(rows).tobytes(), digest_size=16).hexdigest()
+    columns = {name: replace(column, values=column.values[rows]) for name, column in plan.columns.items()}
+    spaces = {name: space.take(rows) for name, space in plan.spaces.items()}
+    facts = replace(plan.facts, key=key)
+    return replace(plan, spaces=spaces, uids=plan.uids[rows], columns=columns, facts=facts)

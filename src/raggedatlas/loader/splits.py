@@ -11,7 +11,6 @@ from raggedatlas.errors import QueryError
 from raggedatlas.loader.columns import ObsColumn
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.making import BatchPlan
-from raggedatlas.loader.order import Share, Strategy, count_batches
 from raggedatlas.query.query import Query
 from raggedatlas.query.rows import hash_uids
 
@@ -103,7 +102,7 @@ def split_loader(loader: Loader, split: Split) -> dict[str, Loader]:
     >>> loader = Loader(view.query(), obs=["cell_type", "donor"], as_="torch")  # doctest: +SKIP
     >>> parts = split_loader(loader, Split(val=0.2, by="donor"))  # doctest: +SKIP
     """
-    plan = plan_of(loader)
+    plan = loader.plan
     shares = {"train": 1.0, "val": split.val, "test": split.test}
     parts = {name: rows for name, rows in split_rows(_hashes(plan, split), split).items() if shares[name]}
     for name, rows in parts.items():
@@ -112,62 +111,7 @@ def split_loader(loader: Loader, split: Split) -> dict[str, Loader]:
                 f"{split} leaves none of {plan.n_cells:,} cells for {name!r}; choose another seed, larger shares, or a column with "
                 "more values."
             )
-    return {name: part_of(loader, rows, drawn=name == "train") for name, rows in parts.items()}
-
-
-def part_of(loader: Loader, rows: NDArray[np.int64], *, drawn: bool, share: Share | None = None) -> Loader:
-    """Make a loader of some of another's cells; what is read, and how, stays as it is.
-
-    Parameters
-    ----------
-    loader : Loader
-        Where the cells, features and choices come from.
-    rows : (k,) int64
-        Positions among its cells.
-    drawn : bool
-        Whether the part draws its cells as `loader` does; else it gives each once, in the order of `rows`.
-    share : Share or None
-        Which rank of how many the part is for; None keeps that of `loader`.
-
-    Returns
-    -------
-    Loader
-        At the start of its first epoch; ``batch.rows`` count within the part.
-
-    Raises
-    ------
-    QueryError
-        If no batch is left.
-    """
-    state = loader.__getstate__()
-    plan, order, options = state["_plan"], state["_order"], state["_options"]
-    strategy = Strategy()
-    if drawn:
-        values = order.strategy.values
-        strategy = replace(
-            order.strategy,
-            values=None if values is None else values[rows],
-            n_samples=options.n_samples or len(rows),
-        )
-    share = share or order.share
-    order = replace(order, n_cells=len(rows), shuffle=order.shuffle if drawn else None, strategy=strategy, share=share)
-    if not len(rows) or not count_batches(order):
-        raise QueryError(
-            f"{len(rows):,} of {plan.n_cells:,} cells in batches of {order.batch_size:,} leave no batch for rank {share.rank} of "
-            f"{share.world_size} (even={share.even!r}, drop_last={share.drop_last}); take a smaller batch_size."
-        )
-    options = replace(options, rank=share.rank, world_size=share.world_size, even=share.even, drop_last=share.drop_last)
-    part = Loader.__new__(Loader)
-    part.__setstate__(
-        {**state, "_plan": _take(plan, rows), "_order": order, "_options": options, "_next": (0, 0), "_now": None}
-    )
-    return part
-
-
-def plan_of(loader: Loader) -> BatchPlan:
-    """Give what a loader reads."""
-    plan: BatchPlan = loader.__getstate__()["_plan"]
-    return plan
+    return {name: loader.part(rows, drawn=name == "train") for name, rows in parts.items()}
 
 
 def align_query(query: Query, loader: Loader) -> Query:
@@ -190,19 +134,11 @@ def align_query(query: Query, loader: Loader) -> Query:
     QueryError
         If an output is asked for and its datasets lack a layer.
     """
-    spaces = plan_of(loader).spaces
+    spaces = loader.plan.spaces
     layers = tuple(dict.fromkeys(layer for space in spaces.values() for layer in space.layers))
     features = tuple((name, tuple(space.features.tolist())) for name, space in spaces.items() if len(space.features))
     asked = replace(query.spec, spaces=tuple(spaces), layers=layers, features=features, join="union")
     return Query(query.catalog, asked)
-
-
-def _take(plan: BatchPlan, rows: NDArray[np.int64]) -> BatchPlan:
-    key = hashlib.blake2b(plan.facts.key.encode() + np.ascontiguousarray(rows).tobytes(), digest_size=16).hexdigest()
-    columns = {name: replace(column, values=column.values[rows]) for name, column in plan.columns.items()}
-    spaces = {name: space.take(rows) for name, space in plan.spaces.items()}
-    facts = replace(plan.facts, key=key)
-    return replace(plan, spaces=spaces, uids=plan.uids[rows], columns=columns, facts=facts)
 
 
 def _hashes(plan: BatchPlan, split: Split) -> NDArray[np.uint64]:

@@ -9,12 +9,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from raggedatlas.errors import NameRefusedError, NotFoundError, StoreError
+from raggedatlas.store.disk_cache import CACHE_OPTIONS, DiskCache, parse_size
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -38,8 +40,8 @@ AZURE_OPTIONS = {
     "azure_storage_account_key": "account_key",
     "azure_storage_use_emulator": "use_emulator",
 }
-OPTION_NAMES = ("allow_http", *S3_OPTIONS, *GCS_OPTIONS, *AZURE_OPTIONS)
-"""Every storage option a user may give, in the spelling that Lance understands as it is."""
+OPTION_NAMES = ("allow_http", *S3_OPTIONS, *GCS_OPTIONS, *AZURE_OPTIONS, *CACHE_OPTIONS)
+"""Every storage option a user may give; but for those of the cache in the spelling that Lance understands as it is."""
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -60,7 +62,7 @@ class _OpenStores:
                 "the fork; that hangs. Start workers with the spawn method, e.g. "
                 "multiprocessing.get_context('spawn') or DataLoader(..., multiprocessing_context='spawn')."
             )
-        key = (location.uri, *sorted(location.storage_options.items()))
+        key = (location.uri, *sorted(location.lance_options().items()))
         with self.lock:
             if key not in self.stores:
                 self.pid = os.getpid()
@@ -80,8 +82,8 @@ class Location:
     uri : str
         A path (made absolute, ``~`` expanded), ``file://``, ``s3://bucket/prefix``, ``gs://`` or ``az://``.
     storage_options : mapping of str to str
-        Credentials and endpoint of an object store, by the names in `OPTION_NAMES`. What is not given is taken from
-        the environment by the libraries themselves.
+        Credentials and endpoint of an object store, and the disk cache for it, by the names in `OPTION_NAMES`. What is not given
+        is taken from the environment by the libraries themselves.
 
     Raises
     ------
@@ -119,6 +121,8 @@ class Location:
         if unknown:
             raise StoreError(f"Unknown storage option {unknown[0]!r} for {uri}; known are {', '.join(OPTION_NAMES)}.")
         options = {key: str(value) for key, value in self.storage_options.items()}
+        if options.get("cache_size"):
+            parse_size(options["cache_size"])
         object.__setattr__(self, "uri", uri)
         object.__setattr__(self, "storage_options", options)
 
@@ -204,7 +208,18 @@ class Location:
 
     def lance_options(self) -> dict[str, str]:
         """Return the storage options in Lance's spelling."""
-        return dict(self.storage_options)
+        return {name: value for name, value in self.storage_options.items() if name not in CACHE_OPTIONS}
+
+    @cached_property
+    def disk_cache(self) -> DiskCache | None:
+        """Where chunks of an object store are kept on a local disk, if that is asked for."""
+        return None if self.is_local else DiskCache.of_options(self.storage_options)
+
+    def uncached(self) -> "Location":
+        """Return the same location without its disk cache."""
+        if self.disk_cache is None:
+            return self
+        return replace(self, storage_options={**self.storage_options, "cache_dir": ""})
 
     def exists(self) -> bool:
         """Whether anything lies here."""

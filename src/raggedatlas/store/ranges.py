@@ -1,7 +1,7 @@
 """Batched reads of stored arrays: many row ranges in one call, every touched chunk decoded once."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -179,7 +179,7 @@ def read_slice(reader: ArrayReader, start: int, stop: int, out: NDArray[Any] | N
 
 
 def verify(reader: ArrayReader) -> tuple[list[str], str | None]:
-    """Read every chunk and check it.
+    """Read every chunk and check it; of an object store, past the disk cache.
 
     Returns
     -------
@@ -189,6 +189,7 @@ def verify(reader: ArrayReader) -> tuple[list[str], str | None]:
         crc32c of the little-endian bytes of all values, as `ArrayWriter.checksum` gives it; None beside problems.
     """
     spec = reader.spec
+    reader = replace(reader, location=reader.location.uncached())
     problems: list[str] = []
     crc = 0
     per_chunk = spec.chunk_shape[0]
@@ -291,7 +292,7 @@ def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
             frames.addresses[part] = index[:, 0].astype(np.uint64) + np.uint64(_address(shard.data))
             return
         stored = index[:, 1] >= 0
-        data = fetch_chunks(reader.target, shard_key(reader.spec.row_shape, number), index[stored])
+        data = fetch_chunks(reader.target, shard_key(reader.spec.row_shape, number), shard, index[stored])
         if [item.size for item in data] != index[stored, 1].tolist():
             raise CorruptError(f"{reader.name}: the store gave fewer bytes of shard {number} than its index names.")
         frames.owners.extend(data)

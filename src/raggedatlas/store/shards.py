@@ -69,9 +69,17 @@ class RecentlyUsed(Generic[V]):
             while len(self.entries) > self.size:
                 self.entries.popitem(last=False)
 
+    def put_first(self, key: object, value: V) -> V:
+        """Store an entry where there is none, and return the one that is there."""
+        with self.lock:
+            found = self.entries.setdefault(key, value)
+        self.put(key, found)
+        return found
+
 
 _MAPS: RecentlyUsed[Shard] = RecentlyUsed(_MAPS_KEPT)
 _INDEXES: RecentlyUsed[Shard] = RecentlyUsed(_INDEXES_KEPT)
+_FETCHING: RecentlyUsed[threading.Lock] = RecentlyUsed(_INDEXES_KEPT)
 
 
 def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
@@ -86,14 +94,26 @@ def index_bytes(n_chunks: int) -> int:
 
 def compose_shard(chunks: Sequence[bytes], n_slots: int) -> bytes:
     """Join encoded chunks and their index (at the end, with crc32c) to one shard of `n_slots` chunks."""
+    sizes = np.array([len(chunk) for chunk in chunks], dtype=np.int64)
+    index = np.full((n_slots, 2), -1, dtype=np.int64)
+    index[: len(chunks)] = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
+    return b"".join([*chunks, compose_index(index)])
+
+
+def compose_index(index: NDArray[np.int64]) -> bytes:
+    """Make the bytes of a shard index, the inverse of `parse_index`.
+
+    Parameters
+    ----------
+    index : (n_chunks, 2) int64
+        Offset and size of every chunk; size -1 where the chunk is not stored.
+    """
     import google_crc32c
 
-    index = np.full((n_slots, 2), ABSENT, dtype="<u8")
-    sizes = np.array([len(chunk) for chunk in chunks], dtype=np.uint64)
-    index[: len(chunks), 1] = sizes
-    index[: len(chunks), 0] = np.cumsum(sizes) - sizes
-    table = index.tobytes()
-    return b"".join([*chunks, table, int(google_crc32c.value(table)).to_bytes(4, "little")])
+    entries = index.astype("<u8")
+    entries[index[:, 1] < 0] = ABSENT
+    table = entries.tobytes()
+    return table + int(google_crc32c.value(table)).to_bytes(4, "little")
 
 
 def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
@@ -164,15 +184,25 @@ def map_shard(file: Path, n_chunks: int) -> Shard:
 
 
 def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
-    """Fetch the index of a remote shard in one request; kept among the 4,096 used last.
+    """Fetch the index of a remote shard in one request; kept among the 4,096 used last, and in the disk cache if there is one.
 
     Raises
     ------
     CorruptError
         If the shard is missing, too short, or its index is wrong.
     """
+    own = (f"{location.uri}/{key}", *location.storage_options.items())
+    # One thread asks, the others that want the same index wait for it.
+    with _FETCHING.put_first(own, threading.Lock()):
+        known = _INDEXES.get(own) or _fetch_index(location, key, n_chunks)
+        _INDEXES.put(own, known)
+    return known
+
+
+def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
+    """Fetch the index of a remote shard from the disk cache, or else from the store."""
     name = f"{location.uri}/{key}"
-    known = _INDEXES.get((name, *location.storage_options.items()))
+    known = _held_index(location, name, n_chunks)
     if known is not None:
         return known
     try:
@@ -181,13 +211,11 @@ def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
         raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
     if size < index_bytes(n_chunks):
         raise _cut_short(name, size, n_chunks)
-    shard = Shard(parse_index(tail, size, name), size)
-    _INDEXES.put((name, *location.storage_options.items()), shard)
-    return shard
+    return Shard(parse_index(tail, size, name), size)
 
 
-def fetch_chunks(location: Location, key: str, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
-    """Fetch stored chunks of one remote shard; near ones share a request.
+def fetch_chunks(location: Location, key: str, shard: Shard, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    """Fetch stored chunks of one remote shard, from the disk cache where they are held; near ones share a request.
 
     Parameters
     ----------
@@ -195,6 +223,8 @@ def fetch_chunks(location: Location, key: str, index: NDArray[np.int64]) -> list
         The array.
     key : str
         Key of the shard.
+    shard : Shard
+        What `fetch_index` gave.
     index : (k, 2) int64
         Offset and size of the wanted chunks.
 
@@ -202,6 +232,36 @@ def fetch_chunks(location: Location, key: str, index: NDArray[np.int64]) -> list
     -------
     list of k uint8 arrays
     """
+    cache, name = location.disk_cache, _cache_name(location, f"{location.uri}/{key}")
+    held = [None] * len(index) if cache is None else cache.read_chunks(name, index, shard.size)
+    missing = np.array([i for i, data in enumerate(held) if data is None], np.int64)
+    fetched = _get_ranges(location, key, index[missing]) if missing.size else []
+    if cache is not None and fetched:
+        cache.write_chunks(name, index[missing], fetched, shard.size, compose_index(shard.index))
+    more = iter(fetched)
+    return [next(more) if data is None else data for data in held]
+
+
+def _held_index(location: Location, name: str, n_chunks: int) -> Shard | None:
+    """Look a shard index up in the disk cache; what is wrong there is removed."""
+    cache = location.disk_cache
+    found = None if cache is None else cache.read_tail(_cache_name(location, name), index_bytes(n_chunks))
+    if cache is None or found is None:
+        return None
+    try:
+        return Shard(parse_index(*found, name), found[1])
+    except CorruptError:
+        cache.forget(_cache_name(location, name))
+        return None
+
+
+def _cache_name(location: Location, name: str) -> str:
+    """Tell a shard from one of the same address on another server."""
+    return f"{location.storage_options.get('aws_endpoint', '')} {name}"
+
+
+def _get_ranges(location: Location, key: str, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    """Request byte ranges of one object."""
     import obstore
 
     starts, ends = index[:, 0], index.sum(axis=1)

@@ -1,0 +1,256 @@
+"""Chunks of remote shards kept on a local disk: a folder of bounded size, shared by any number of processes."""
+
+import contextlib
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import StoreError
+
+CACHE_OPTIONS = ("cache_dir", "cache_size")
+"""Storage options of the cache: where it lies, and how many bytes it may take."""
+
+CACHE_DIR_VARIABLE, CACHE_SIZE_VARIABLE = "RAGGEDATLAS_CACHE_DIR", "RAGGEDATLAS_CACHE_SIZE"
+DEFAULT_SIZE = "10GB"
+SUBFOLDER = "raggedatlas-shards-1"
+"""Nothing beside this folder in the folder that a user names is ever looked at or removed."""
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_LEAST_STEP, _STEPS = 2**20, 64
+_KEPT_SHARE = 0.9
+_BLOCK = 512
+
+
+class _Ledger:
+    """Bytes that this process may still write to each folder before it looks at what the folder takes."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.left: dict[Path, int] = {}
+
+    def spend(self, cache: "DiskCache", n_bytes: int) -> bool:
+        """Count bytes written, and tell whether the folder is to be looked at; the first ones always say so."""
+        with self.lock:
+            left = self.left.get(cache.folder, 0) - n_bytes
+            self.left[cache.folder] = left if left > 0 else max(_LEAST_STEP, cache.n_bytes // _STEPS)
+            return left <= 0
+
+
+_LEDGER = _Ledger()
+
+
+@dataclass(frozen=True)
+class DiskCache:
+    """A folder of sparse copies of remote shards; frozen and picklable.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the copies lie.
+    n_bytes : int
+        How much of the disk they may take.
+
+    Notes
+    -----
+    A copy has the size of its shard and holds the shard index at its end; chunks lie where they lie in the shard, and what was
+    not fetched yet is a hole. A chunk counts as held when its own crc32c, which ends it, is right: so a hole, a half-written
+    chunk, a damaged disk and a process that was killed all look alike, and the chunk is fetched again. Two processes that write
+    the same chunk write the same bytes to the same place. Copies are removed whole, least recently used first.
+
+    Copies are found by address alone: an array is written once, to a folder named by random digits, and never changed after.
+    """
+
+    folder: Path
+    n_bytes: int
+
+    @classmethod
+    def of_options(cls, options: Mapping[str, str]) -> "DiskCache | None":
+        """Give the cache that storage options, or else the environment, ask for; an empty ``cache_dir`` asks for none.
+
+        Raises
+        ------
+        StoreError
+            If the size is none.
+
+        Examples
+        --------
+        >>> DiskCache.of_options({"cache_dir": "/scratch", "cache_size": "2 GiB"}).n_bytes
+        2147483648
+        """
+        folder = options.get("cache_dir", os.environ.get(CACHE_DIR_VARIABLE, ""))
+        if not folder:
+            return None
+        size = options.get("cache_size") or os.environ.get(CACHE_SIZE_VARIABLE) or DEFAULT_SIZE
+        return cls(Path(folder).expanduser().absolute() / SUBFOLDER, parse_size(size))
+
+    def read_tail(self, name: str, n_bytes: int) -> tuple[bytes, int] | None:
+        """Return the last bytes of a held shard and its size, or None."""
+        with _opened(self._file(name), os.O_RDONLY) as handle:
+            if handle is None:
+                return None
+            size = os.fstat(handle).st_size
+            tail = os.pread(handle, n_bytes, max(0, size - n_bytes))
+            return (tail, size) if len(tail) == n_bytes else None
+
+    def read_chunks(self, name: str, index: NDArray[np.int64], size: int) -> list[NDArray[np.uint8] | None]:
+        """Return the chunks of a shard that are held and sound, None for the others.
+
+        Parameters
+        ----------
+        name : str
+            Address of the shard.
+        index : (k, 2) int64
+            Offset and size of each chunk.
+        size : int
+            Bytes of the whole shard.
+        """
+        with _opened(self._file(name), os.O_RDONLY) as handle:
+            if handle is None or os.fstat(handle).st_size != size:
+                return [None] * len(index)
+            with contextlib.suppress(OSError):
+                os.utime(handle)
+            found = [np.frombuffer(os.pread(handle, n, offset), np.uint8) for offset, n in index.tolist()]
+            sound = [data.size == n and _is_sound(data) for data, n in zip(found, index[:, 1].tolist(), strict=True)]
+            return [data if good else None for data, good in zip(found, sound, strict=True)]
+
+    def write_chunks(
+        self, name: str, index: NDArray[np.int64], chunks: Sequence[NDArray[np.uint8]], size: int, tail: bytes
+    ) -> None:
+        """Keep chunks of a shard; where the disk is full they are not kept.
+
+        Parameters
+        ----------
+        name : str
+            Address of the shard.
+        index : (k, 2) int64
+            Offset and size of each chunk.
+        chunks : k uint8 arrays
+            Their bytes.
+        size, tail : int, bytes
+            Bytes of the whole shard, and its index.
+
+        Raises
+        ------
+        StoreError
+            If the folder cannot be made.
+        """
+        file = self._file(name)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"The cache folder {self.folder} cannot be made ({error}); name another one by cache_dir."
+            ) from error
+        with contextlib.suppress(OSError):
+            if _plain_size(file) != size:
+                _begin(file, size, tail)
+            with _opened(file, os.O_WRONLY) as handle:
+                for (offset, _), data in zip(index.tolist(), chunks, strict=True):
+                    if handle is not None:
+                        os.pwrite(handle, data.data, offset)
+        if _LEDGER.spend(self, int(index[:, 1].sum())):
+            self._make_room()
+
+    def forget(self, name: str) -> None:
+        """Remove what is held of a shard."""
+        self._file(name).unlink(missing_ok=True)
+
+    def _file(self, name: str) -> Path:
+        """Return where the copy of a shard lies."""
+        return self.folder / f"{sha256(name.encode()).hexdigest()[:32]}.shard"
+
+    def _make_room(self) -> None:
+        """Remove the copies used longest ago until the others take nine tenths of what they may, if they took more."""
+        held = []
+        for entry in os.scandir(self.folder):
+            with contextlib.suppress(FileNotFoundError):
+                info = entry.stat(follow_symlinks=False)
+                held.append(
+                    (info.st_mtime_ns, getattr(info, "st_blocks", -(-info.st_size // _BLOCK)) * _BLOCK, entry.path)
+                )
+        total = sum(taken for _, taken, _ in held)
+        if total <= self.n_bytes:
+            return
+        for _, taken, path in sorted(held):
+            if total <= _KEPT_SHARE * self.n_bytes:
+                return
+            with contextlib.suppress(OSError):
+                Path(path).unlink(missing_ok=True)
+                total -= taken
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes.
+
+    Parameters
+    ----------
+    text : str
+        A number, with ``K``, ``M``, ``G`` or ``T`` (powers of 1,000; ``Ki`` and so on of 1,024) and ``B`` behind it where wanted.
+
+    Raises
+    ------
+    StoreError
+        If it is none.
+
+    Examples
+    --------
+    >>> parse_size("1.5GB"), parse_size("64 MiB"), parse_size("500")
+    (1500000000, 67108864, 500)
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None or (found[3] and not found[2]):
+        raise StoreError(f"{text!r} is no size of a cache; expected e.g. '20GB', '512MiB', or a number of bytes.")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].upper()])
+
+
+@contextlib.contextmanager
+def _opened(file: Path, flags: int) -> Iterator[int | None]:
+    """Open a plain file, give its number, and close it; None where there is none."""
+    try:
+        handle = os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield None
+        return
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _is_sound(chunk: NDArray[np.uint8]) -> bool:
+    """Tell whether the crc32c at the end of a chunk is that of its bytes."""
+    import google_crc32c
+
+    return chunk.size > 4 and google_crc32c.value(chunk[:-4]) == int.from_bytes(chunk[-4:].tobytes(), "little")
+
+
+def _plain_size(file: Path) -> int:
+    """Return the size of a plain file, -1 where there is none."""
+    try:
+        info = file.lstat()
+    except FileNotFoundError:
+        return -1
+    return info.st_size if stat.S_ISREG(info.st_mode) else -1
+
+
+def _begin(file: Path, size: int, tail: bytes) -> None:
+    """Make the copy of a shard that holds its index only; other processes see all of it or nothing."""
+    temporary = file.with_name(f"{file.name}.{uuid4().hex[:8]}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.truncate(handle, size)
+        os.pwrite(handle, tail, size - len(tail))
+        temporary.replace(file)
+    finally:
+        os.close(handle)
+        temporary.unlink(missing_ok=True)

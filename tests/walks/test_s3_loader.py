@@ -64,7 +64,7 @@ def same(ours: list[Any], theirs: list[Any]) -> None:
 
 
 def test_batches_are_those_of_a_folder(place: Place) -> None:
-    """An epoch gives the same batches; each read of 512 cells costs one request for each array of each dataset it touches."""
+    """An epoch gives the same batches; each read of 1,024 cells costs one request for each array of each dataset it touches."""
     for shuffle, size in (("full", 512), ("full", 64), ("blocks", 100), (None, 100)):
         loaders = [
             ra.Loader(query, size, shuffle=shuffle, seed=3, obs=["cell_type"]) for query in (place.there, place.here)

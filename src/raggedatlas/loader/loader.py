@@ -20,7 +20,7 @@ from raggedatlas.loader.torch import check_device, move_ahead, torch_dataset
 from raggedatlas.query.query import Query
 from raggedatlas.store.threads import DECODE_THREADS
 
-_READ_ROWS = 512
+_READ_ROWS = 1024
 """About how many cells one read takes where batches are smaller, so that small batches cost no more per cell."""
 
 

@@ -42,6 +42,8 @@ PUBLIC_NAMES = [
     "PointerKind",
     "Query",
     "RaggedAtlas",
+    "ResultDataset",
+    "ResultDatasetWriter",
     "SparseZarrPointer",
     "col",
     "open_sink",

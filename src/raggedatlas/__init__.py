@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from raggedatlas.model.spaces import FeatureSpace, register_space
     from raggedatlas.query.filters import col
     from raggedatlas.query.query import Query
+    from raggedatlas.results.dataset import ResultDataset
+    from raggedatlas.results.writer import ResultDatasetWriter
 
 __version__ = "0.1.0"
 
@@ -41,6 +43,8 @@ _HOMES = {
     "PointerKind": "raggedatlas.model.pointers",
     "Query": "raggedatlas.query.query",
     "RaggedAtlas": "raggedatlas.atlas",
+    "ResultDataset": "raggedatlas.results.dataset",
+    "ResultDatasetWriter": "raggedatlas.results.writer",
     "SparseZarrPointer": "raggedatlas.model.pointers",
     "col": "raggedatlas.query.filters",
     "open_sink": "raggedatlas.formats.registry",
@@ -64,6 +68,8 @@ __all__ = [
     "PointerKind",
     "Query",
     "RaggedAtlas",
+    "ResultDataset",
+    "ResultDatasetWriter",
     "SparseZarrPointer",
     "col",
     "open_sink",

@@ -10,7 +10,9 @@
     │   └── DuplicateError   (also FileExistsError)     the same content, name or uid is there already
     ├── FeatureError         (also KeyError)            a feature that is unknown, ambiguous or asked for twice
     ├── QueryError           (also ValueError)          a question that cannot be answered as asked
+    │   └── RowTypeError     (also TypeError)           rows asked for by something that is no row number
     ├── NotFoundError        (also LookupError)         no such atlas, snapshot, dataset, space, layer or column
+    │   └── RowIndexError    (also IndexError)          a row number outside of what there is
     ├── ReadOnlyError        (also PermissionError)     a write on a checked-out view
     ├── ConflictError        (also RuntimeError)        writers kept colliding until patience ran out
     ├── StoreError           (also OSError)             the place where bytes live refused or failed
@@ -65,6 +67,14 @@ class QueryError(AtlasError, ValueError):
 
 class NotFoundError(AtlasError, LookupError):
     """There is no such atlas, snapshot, dataset, feature space, layer or column."""
+
+
+class RowTypeError(QueryError, TypeError):
+    """Rows are asked for by something that is not a row number, a slice, a mask or several row numbers."""
+
+
+class RowIndexError(NotFoundError, IndexError):
+    """A row number is negative or not below the number of rows."""
 
 
 class ReadOnlyError(AtlasError, PermissionError):

@@ -1,0 +1,133 @@
+"""The file ``original_dataset_config.toml``: what the data were that a model saw, kept along a chain of runs."""
+
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any
+
+from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.results.folder import CONFIG_FILE, removed_on_error
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_UNKNOWN = "# The configuration of the original dataset was not told to the writer of these results.\n"
+
+
+def write_config(result_dir: Path, config: Mapping[str, Any] | None, dataset: Any, *, replace: bool) -> None:  # noqa: ANN401
+    """Write the file, unless there is one already that is to stay.
+
+    Parameters
+    ----------
+    result_dir : pathlib.Path
+        Result folder.
+    config : mapping or None
+        The configuration.
+    dataset : object or None
+        Where it is None: an object with the attribute ``original_config``, or ``data_location`` with such a file in it, or
+        ``config``, asked in this order. So a chain of runs keeps the configuration of the first data.
+    replace : bool
+        Whether a file that is there is replaced by a known configuration.
+    """
+    path = result_dir / CONFIG_FILE
+    text = to_toml(config) if config is not None else _text_of(dataset)
+    if path.exists() and not (replace and text is not None):
+        return
+    with removed_on_error(path) as beside:
+        beside.write_text(_UNKNOWN if text is None else text, encoding="utf-8")
+
+
+def _text_of(dataset: Any) -> str | None:  # noqa: ANN401
+    if dataset is None:
+        return None
+    config = getattr(dataset, "original_config", None)
+    if config is None:
+        location = getattr(dataset, "data_location", None)
+        if isinstance(location, str | os.PathLike) and (Path(location) / CONFIG_FILE).is_file():
+            return (Path(location) / CONFIG_FILE).read_text(encoding="utf-8")
+        config = getattr(dataset, "config", None)
+    return to_toml(config) if isinstance(config, Mapping) else None
+
+
+def read_config(result_dir: Path) -> dict[str, Any]:
+    """Read the configuration of the original dataset; empty where there is none.
+
+    Raises
+    ------
+    CorruptError
+        If the file is no TOML.
+    """
+    path = result_dir / CONFIG_FILE
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{path} is no TOML: {error}.") from error
+
+
+def to_toml(config: Mapping[str, Any]) -> str:
+    """Write a configuration as TOML; entries that are None are left out, as TOML has no word for them.
+
+    Raises
+    ------
+    SourceError
+        For a value that TOML cannot hold.
+
+    Examples
+    --------
+    >>> print(to_toml({"a": 1, "b": {"c": [True, 0.5]}}))
+    a = 1
+    <BLANKLINE>
+    [b]
+    c = [true, 0.5]
+    <BLANKLINE>
+    """
+    return "\n".join([*_table((), config), ""])
+
+
+def _table(names: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    for key, value in table.items():
+        if key not in inner and value is not None:
+            yield f"{_key(key)} = {_value(value, (*names, key))}"
+    for key, value in inner.items():
+        below = (*names, key)
+        yield ""
+        yield f"[{'.'.join(map(_key, below))}]"
+        yield from _table(below, value)
+
+
+def _key(key: object) -> str:
+    text = str(key)
+    return text if _BARE.fullmatch(text) else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def _value(value: Any, names: tuple[str, ...]) -> str:  # noqa: ANN401
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else str(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str | os.PathLike):
+        return _quoted(str(value))
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return (
+            "{"
+            + ", ".join(f"{_key(k)} = {_value(v, (*names, str(k)))}" for k, v in value.items() if v is not None)
+            + "}"
+        )
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
+        return "[" + ", ".join(_value(each, names) for each in value if each is not None) + "]"
+    raise SourceError(f"The configuration's {'.'.join(names)} is a {type(value).__name__}, which TOML cannot hold.")

@@ -1,0 +1,319 @@
+"""Reading results: `ResultDataset`, rows by number at the speed of memory (seed 003, step 2)."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, NotFoundError, QueryError
+from raggedatlas.results.folder import DATABASE, is_begun, is_committed, open_table, results_location, table_path
+from raggedatlas.results.identifiers import Ids
+from raggedatlas.results.indexing import as_rows
+from raggedatlas.results.pages import map_rows, mapping_allowed
+from raggedatlas.results.registry import HyraxDataset
+from raggedatlas.results.rows import Rows, TakenRows, rows_in_memory
+from raggedatlas.results.schema import DATA, OBJECT_ID, ResultColumn, read_columns, table_facts
+from raggedatlas.results.torch import as_tensor, dataset_class, samples_of
+from raggedatlas.store.lance_errors import lance_errors
+
+_SMALL = 64 * 2**20
+_ITERATED = 1024
+
+
+class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
+    """The results of one run, at the version of their table that was opened: rows in the order they were written.
+
+    Where PyTorch is installed this is one of its map-style datasets and rows are tensors; elsewhere they are arrays.
+
+    Parameters
+    ----------
+    config : mapping
+        Configuration; kept as `config`, and nothing of it is needed.
+    data_location : str or path
+        The result folder, which has ``lance_db`` in it; local, or on an object store.
+    version : int or None
+        Version of the table; None opens the newest.
+    mapped : bool
+        Whether the table's files may be mapped into memory. Rows are the same without, and slower.
+
+    Raises
+    ------
+    NotFoundError
+        If there are no results, or none that were committed.
+    CorruptError
+        If the table is none of results.
+
+    Notes
+    -----
+    ``dataset[i]`` is a tensor of `tensor_shape`; a list, slice, mask, array or tensor of row numbers gives a stack
+    ``(k, *tensor_shape)`` in the order asked for. Numbers outside of ``0 <= i < len(dataset)`` are an ``IndexError``, so that
+    iteration ends; slices are Python's. What is given is a copy. A table with several outputs has ``get_<output>`` for each.
+
+    Examples
+    --------
+    >>> dataset = ResultDataset({}, "results/20260101-120000-infer-AbCd")  # doctest: +SKIP
+    >>> dataset[5].shape, dataset[[7, 7, 2]].shape, dataset.get_object_id(5)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        data_location: str | os.PathLike[str],
+        *,
+        version: int | None = None,
+        mapped: bool = True,
+    ) -> None:
+        super().__init__(config)
+        self.data_location = data_location
+        self._mapped = mapped
+        self._place = results_location(data_location)
+        if self._place.is_local:
+            _refuse_missing(self._place.path)
+        self._table = open_table(self._place, version)
+        self.version = int(self._table.version)
+        self.columns = read_columns(self._table.schema, self._place.uri)
+        self._n_rows = int(self._table.count_rows())
+        self._column = self.columns[0]
+        self._row_sources: dict[str, Rows] = {}
+        self._first: Rows | None = None
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        """Shape of a row of ``data``."""
+        return self._column.shape
+
+    @property
+    def tensor_dtype(self) -> "np.dtype[Any]":
+        """Dtype of ``data``."""
+        return self._column.dtype
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the writer noted about the table, e.g. which model made it."""
+        return table_facts(self._table.schema)
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return self._n_rows
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401  (a tensor)
+        """Copy the tensor of a row, or a stack of several; `Notes` of the class say what an index can be.
+
+        Raises
+        ------
+        RowIndexError
+            For a row that is not there (also an ``IndexError``).
+        RowTypeError
+            For an index of another kind (also a ``TypeError``).
+        """
+        return as_tensor(self._read(self._column, index))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Copy several rows at once, as a list of tensors: how PyTorch's DataLoader asks."""
+        return samples_of(self[indices])
+
+    def __iter__(self) -> Iterator[Any]:
+        """Walk over the tensors of all rows."""
+        for _, values in self.iter_batches(_ITERATED, ids=False):
+            yield from samples_of(as_tensor(values))
+
+    def get_data(self, idx: Any) -> NDArray[Any]:  # noqa: ANN401
+        """Copy the same as ``dataset[idx]``, as NumPy array."""
+        return self._read(self._column, idx)
+
+    def get_object_id(self, idx: Any) -> Any:  # noqa: ANN401  (one text, or an array of texts)
+        """Give the id of a row; for several rows an object array of texts.
+
+        Raises
+        ------
+        RowIndexError, RowTypeError
+            As for ``dataset[idx]``.
+        """
+        if type(idx) is int and 0 <= idx < self._n_rows:
+            return self._ids[idx].as_py()
+        rows, single = as_rows(idx, self._n_rows)
+        if single:
+            return self._ids[int(rows[0])].as_py()
+        return self._ids.take(pa.array(rows)).to_numpy(zero_copy_only=False)
+
+    def ids(self) -> Ids:
+        """Give the ids in row order; only their column is read."""
+        return Ids(self._ids)
+
+    def read_batch(self, rows: NDArray[np.int64], fields: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Read several fields of several rows.
+
+        Parameters
+        ----------
+        rows : (k,) int
+            Row numbers.
+        fields : sequence of str
+            ``object_id`` and names of outputs.
+
+        Returns
+        -------
+        dict of str to (k, ...) array
+            The fields.
+        """
+        return {
+            field: self.get_object_id(rows) if field == OBJECT_ID else self._read(self._find(field), rows)
+            for field in fields
+        }
+
+    def to_numpy(self, out: NDArray[Any] | None = None, *, column: str | None = None) -> NDArray[Any]:
+        """Copy all rows into one array.
+
+        Parameters
+        ----------
+        out : (n, *shape) array or None
+            Contiguous array to fill; None makes one.
+        column : str or None
+            Output; None takes ``data``.
+
+        Raises
+        ------
+        QueryError
+            If `out` has another shape or dtype, or is not contiguous.
+        """
+        chosen = self._column if column is None else self._find(column)
+        shape = (self._n_rows, *chosen.shape)
+        if out is None:
+            out = np.empty(shape, chosen.dtype)
+        if out.shape != shape or out.dtype != chosen.dtype or not out.flags.c_contiguous:
+            raise QueryError(
+                f"out has shape {out.shape} and dtype {out.dtype}; expected contiguous {shape} of {chosen.dtype}."
+            )
+        self._source(chosen).span(0, out.reshape(self._n_rows, chosen.n_values))
+        return out
+
+    def iter_batches(
+        self, batch_size: int = 8192, *, column: str | None = None, ids: bool = True
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Walk over all rows in bounded memory.
+
+        Parameters
+        ----------
+        batch_size : int
+            Rows of a batch; the last has what is left.
+        column : str or None
+            Output; None takes ``data``.
+        ids : bool
+            Whether ids are wanted too; without, they are row numbers.
+
+        Yields
+        ------
+        tuple of (k,) object array and (k, *shape) array
+            Ids and values.
+        """
+        if batch_size < 1:
+            raise QueryError(f"batch_size={batch_size}; a batch has at least one row.")
+        chosen = self._column if column is None else self._find(column)
+        for start in range(0, self._n_rows, batch_size):
+            rows = np.arange(start, min(start + batch_size, self._n_rows))
+            values = np.empty((len(rows), chosen.n_values), chosen.dtype)
+            self._source(chosen).span(start, values)
+            names = self._ids.slice(start, len(rows)).to_numpy(zero_copy_only=False) if ids else rows
+            yield names, values.reshape(len(rows), *chosen.shape)
+
+    def is_mapped(self, column: str | None = None) -> bool:
+        """Tell whether a column's rows come straight from its mapped files."""
+        chosen = self._column if column is None else self._find(column)
+        return self._maps(chosen) is not None
+
+    def __repr__(self) -> str:
+        """Say what there is."""
+        outputs = ", ".join(f"{column.name} {column.shape} {column.dtype}" for column in self.columns)
+        return f"ResultDataset of {self._n_rows:,} objects ({outputs}) in {self._place.uri}"
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        """Offer ``get_<output>`` for every output."""
+        if name.startswith("get_"):
+            for column in self.__dict__.get("columns", ()):
+                if name == f"get_{column.name}":
+                    return partial(self._read, column)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        """List the attributes, with ``get_<output>`` of the outputs that this table has."""
+        return [*super().__dir__(), *(f"get_{column.name}" for column in self.columns if column.name != DATA)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Take along where the table is and which version it has."""
+        return {
+            "config": self.config,
+            "data_location": self.data_location,
+            "version": self.version,
+            "mapped": self._mapped,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the table again, in another process."""
+        self.__init__(**state)  # type: ignore[misc]
+
+    def _read(self, column: ResultColumn, index: Any) -> NDArray[Any]:  # noqa: ANN401
+        source = self._first if column is self._column and self._first is not None else self._source(column)
+        if type(index) is int and 0 <= index < self._n_rows:
+            return source.one(index).reshape(column.shape).copy()
+        rows, single = as_rows(index, self._n_rows)
+        if single:
+            return source.one(int(rows[0])).reshape(column.shape).copy()
+        return source.read(rows).reshape(len(rows), *column.shape)
+
+    def _find(self, name: str) -> ResultColumn:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise NotFoundError(
+            f"{self._place.uri} has no output {name!r}; it has {[column.name for column in self.columns]}."
+        )
+
+    def _source(self, column: ResultColumn) -> Rows:
+        """Choose how the rows of a column are read, when the first of them is asked for."""
+        if column.name not in self._row_sources:
+            self._row_sources[column.name] = self._maps(column) or self._through_lance(column)
+            self._first = self._row_sources.get(self._column.name)
+        return self._row_sources[column.name]
+
+    def _maps(self, column: ResultColumn) -> Rows | None:
+        if not (self._mapped and self._place.is_local and mapping_allowed()):
+            return None
+        return map_rows(self._table, column, table_path(self._place.path))
+
+    def _through_lance(self, column: ResultColumn) -> Rows:
+        """Read a small column whole, and take the rows of a large one when they are asked for."""
+        taken = TakenRows(self._table, column, self._n_rows)
+        if self._n_rows == 0 or self._n_rows * column.n_bytes > _SMALL or not self._mapped:
+            return taken
+        values = np.empty((self._n_rows, column.n_values), column.dtype)
+        taken.span(0, values)
+        return rows_in_memory(values)
+
+    @cached_property
+    def _ids(self) -> pa.Array:
+        """All ids in one array, as texts that may together be longer than two gigabytes."""
+        with lance_errors(self._place.uri):
+            stored = self._table.to_table(columns=[OBJECT_ID]).column(0)
+        if stored.null_count:
+            raise CorruptError(f"{self._place.uri} has {stored.null_count} rows without an id.")
+        small = stored.nbytes < 2**31 and pa.types.is_string(stored.type)
+        return (stored if small else stored.cast(pa.large_string())).combine_chunks()
+
+
+def _refuse_missing(folder: Any) -> None:  # noqa: ANN401
+    if not folder.is_dir():
+        raise NotFoundError(f"There is no result folder {folder}; check the path.")
+    if is_committed(folder):
+        return
+    if is_begun(folder):
+        raise NotFoundError(
+            f"{folder} holds incomplete results: a run began to write {DATABASE} and did not commit. Run it again into this "
+            "folder, which removes what is left of it."
+        )
+    raise NotFoundError(
+        f"{folder} holds no results in {DATABASE}; a run without any batch writes none, and .npy results are converted by "
+        "convert_results or read by InferenceDataSet."
+    )

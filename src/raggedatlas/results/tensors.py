@@ -1,0 +1,127 @@
+"""What a model gives for one batch, as contiguous arrays and strings; every refusal names the batch and the row."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.results.schema import DATA
+
+
+def as_numpy(value: Any) -> Any:  # noqa: ANN401  (a tensor of any library, an array, or anything else)
+    """Give a tensor as an array that shares its memory where it can; other things come back as they are."""
+    if not hasattr(value, "detach"):
+        return value
+    try:
+        return value.detach().cpu().numpy()
+    except TypeError as error:
+        raise SourceError(f"A tensor of {value.dtype} has no NumPy dtype; convert it first, e.g. .float().") from error
+
+
+def as_ids(object_ids: Iterable[Any], batch: int) -> list[str]:
+    """Give ids as strings.
+
+    Parameters
+    ----------
+    object_ids : iterable
+        An array, a list or a tensor of texts, bytes (UTF-8), whole numbers, or anything with a text of its own.
+    batch : int
+        Number of the batch, for messages.
+
+    Raises
+    ------
+    SourceError
+        For an id that is missing or no text.
+
+    Examples
+    --------
+    >>> as_ids(np.array([b"a", b"b"]), 0), as_ids([7, "c"], 0)
+    (['a', 'b'], ['7', 'c'])
+    """
+    given = as_numpy(object_ids)
+    if isinstance(given, pa.Array | pa.ChunkedArray):
+        given = given.to_pylist()
+    elif isinstance(given, np.ndarray):
+        given = given.reshape(-1).tolist()
+    return [_as_id(value, batch, row) for row, value in enumerate(given)]
+
+
+def _as_id(value: Any, batch: int, row: int) -> str:  # noqa: ANN401
+    if type(value) is str:
+        return value
+    if (
+        value is None
+        or type(value).__name__ in {"NAType", "NaTType"}
+        or (isinstance(value, float) and math.isnan(value))
+    ):
+        raise SourceError(
+            f"Batch {batch}, row {row}: the id is missing ({value!r}); every result needs the id of its object."
+        )
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError(f"Batch {batch}, row {row}: the id {value!r} is not UTF-8.") from error
+    return str(value.item()) if hasattr(value, "item") and not getattr(value, "ndim", 0) else str(value)
+
+
+def as_outputs(data: Any, batch: int) -> dict[str, NDArray[Any]]:  # noqa: ANN401  (what any model gives)
+    """Give what a model computed for one batch as one contiguous array in native byte order for each output.
+
+    Parameters
+    ----------
+    data : array, tensor, sequence of them, or mapping of str to any of these
+        Outputs by name; without names it is ``data``. The first axis counts the rows.
+    batch : int
+        Number of the batch, for messages.
+
+    Returns
+    -------
+    dict of str to (n_rows, ...) array
+        Sharing memory with what was given where that is contiguous already.
+
+    Raises
+    ------
+    SourceError
+        If the rows of an output differ in shape or dtype, or the outputs in their number of rows.
+
+    Examples
+    --------
+    >>> as_outputs([np.zeros(3), np.ones(3)], 0)["data"].shape
+    (2, 3)
+    """
+    named = data if isinstance(data, Mapping) else {DATA: data}
+    if not named:
+        raise SourceError(f"Batch {batch}: the model gave no outputs; expected at least one, e.g. {{'data': array}}.")
+    outputs = {str(name): _as_array(values, batch, str(name)) for name, values in named.items()}
+    counts = {name: len(values) for name, values in outputs.items()}
+    if len(set(counts.values())) > 1:
+        raise SourceError(f"Batch {batch}: the outputs have different numbers of rows: {counts}.")
+    return outputs
+
+
+def _as_array(values: Any, batch: int, name: str) -> NDArray[Any]:  # noqa: ANN401
+    values = as_numpy(values)
+    if not isinstance(values, np.ndarray) and isinstance(values, Iterable) and not isinstance(values, str | bytes):
+        values = _stacked([np.asarray(as_numpy(value)) for value in values], batch, name)
+    if not isinstance(values, np.ndarray) or values.ndim == 0:
+        raise SourceError(f"Batch {batch}: output {name!r} is {values!r:.60}; expected a row for each object.")
+    native: NDArray[Any] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    return native
+
+
+def _stacked(rows: list[NDArray[Any]], batch: int, name: str) -> NDArray[Any]:
+    if not rows:
+        return np.empty((0,))
+    first = rows[0]
+    for row, values in enumerate(rows):
+        if values.shape != first.shape or values.dtype != first.dtype:
+            raise SourceError(
+                f"Batch {batch}, row {row}: output {name!r} has shape {values.shape} and dtype {values.dtype}, but row 0 has "
+                f"shape {first.shape} and dtype {first.dtype}; all results of a run are alike."
+            )
+    return np.stack(rows)

@@ -80,9 +80,10 @@ def _categorical(column: pa.ChunkedArray) -> "pd.Series[str]":
 
     encoded = column.unify_dictionaries().combine_chunks()
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    used = np.unique(codes)
+    used = np.zeros(len(encoded.dictionary), bool)
+    used[codes] = True
     categories = pd.Index(np.array(encoded.dictionary.to_pylist(), dtype=object)[used])
-    return pd.Series(pd.Categorical.from_codes(np.searchsorted(used, codes), categories=categories))
+    return pd.Series(pd.Categorical.from_codes((np.cumsum(used) - 1)[codes], categories=categories))
 
 
 def _text_index(column: pa.ChunkedArray, name: str) -> "pd.Index[str]":

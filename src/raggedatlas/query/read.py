@@ -119,7 +119,9 @@ class PartReader:
             runs = iter([np.arange(n)]) if whole and self.is_exact else row_blocks(self.space)
             return ((rows, self.read(rows)) for rows in runs)
         rows, block = read_columns(self.space, self.part, chosen)
-        rest = np.setdiff1d(np.arange(n), rows)
+        others = np.ones(n, bool)
+        others[rows] = False
+        rest = np.flatnonzero(others)
         if not len(rest):
             return iter([(rows, block)])
         other = self.read(rest)

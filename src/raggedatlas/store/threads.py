@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
@@ -33,6 +33,11 @@ def map_requests(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
 def map_groups(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
     """Apply `function` to every item on threads of their own, at most 16 at once; it may use the other pools in turn."""
     return _map("groups", function, items)
+
+
+def beside(function: Callable[[A], B], item: A) -> "Future[B]":
+    """Apply `function` on another thread while the caller goes on; it must not use the threads of `map_groups`."""
+    return _pool(os.getpid(), "groups").submit(function, item)
 
 
 def _map(kind: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:

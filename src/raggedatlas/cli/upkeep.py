@@ -1,45 +1,19 @@
-"""Verbs of care: ``validate``, ``repair``, ``optimize``, ``add-csc``, ``drop``, ``purge``, ``gc``."""
+"""Verbs of care: ``repair``, ``optimize``, ``add-csc``, ``drop``, ``purge``, ``gc``."""
 
 import datetime as dt
 import sys
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raggedatlas.cli.app import CARE, WRONG, app
-from raggedatlas.cli.options import At, Place, Space, unfold
+from raggedatlas.cli.app import CARE, app
+from raggedatlas.cli.options import Place, Space, unfold
 from raggedatlas.cli.printing import show, show_json
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import UpkeepReport
 
 Dataset = Annotated[str, typer.Argument(help="Name or uid of a dataset.", show_default=False)]
-
-
-@app.command(rich_help_panel=CARE, epilog="Example: raggedatlas validate pbmc.atlas --level deep")
-@unfold
-def validate(
-    place: Place,
-    level: Annotated[
-        Literal["quick", "rows", "deep"],
-        typer.Option(help="quick compares tables, rows every cell's pointers too, deep reads every byte."),
-    ] = "quick",
-    at: At = None,
-) -> None:
-    """Look for anything wrong; exit code 1 if there is."""
-    from raggedatlas.catalog.checks import is_note
-
-    problems = place.open_at(at).validate(level)
-    if place.as_json:
-        show_json([{**asdict(problem), "note": is_note(problem)} for problem in problems])
-    else:
-        for problem in problems:
-            show(f"{'note: ' if is_note(problem) else ''}{problem}")
-        wrong = sum(not is_note(problem) for problem in problems)
-        show(f"{wrong:,} problems found ({level})." if wrong else f"Nothing is wrong ({level}).")
-    if not all(is_note(problem) for problem in problems):
-        raise typer.Exit(WRONG)
 
 
 @app.command(rich_help_panel=CARE, epilog="Example: raggedatlas repair pbmc.atlas")

@@ -1,17 +1,54 @@
 """One door for everything that can be added: a path, a folder, an object, or several of them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.errors import SourceError
-from raggedatlas.formats.registry import list_sources, open_source
+from raggedatlas.errors import AtlasError, SourceError
+from raggedatlas.formats.anndata import refuse_broken, with_rule
+from raggedatlas.formats.registry import detect, list_sources, open_source
 from raggedatlas.ingest.options import IngestOptions, Progress, bar, no_progress
 from raggedatlas.ingest.write import add_sources
 from raggedatlas.model.contracts import Source
 from raggedatlas.model.reports import IngestReport
+
+ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
+"""Formats whose files are held against the rules of AnnData before they are opened."""
+
+
+class Opener:
+    """Opens one source, once it was found to keep the rules of its format.
+
+    Parameters
+    ----------
+    what : path, AnnData, MuData or Source
+        Anything that `open_source` takes.
+    """
+
+    def __init__(self, what: Any) -> None:  # noqa: ANN401  (anything that can be added)
+        self.what = what
+        self.notes: tuple[str, ...] = ()
+        self._checked: Path | None = None
+
+    def __call__(self) -> Source:
+        """Open it.
+
+        Raises
+        ------
+        SourceError
+            If it breaks a rule that it cannot be added by, before anything is read that takes long.
+        """
+        path = Path(self.what) if isinstance(self.what, str | Path) else None
+        if path is not None and detect(path) in ANNDATA_FORMATS:
+            self._checked = path
+            self.notes = tuple(f"breaks {found}" for found in refuse_broken(path) if found.level == "must")
+        return open_source(self.what)
+
+    def explain(self, error: AtlasError) -> AtlasError:
+        """Name the rule behind an error that came while the source was read, where there is one."""
+        return error if self._checked is None else with_rule(self._checked, error)
 
 
 def add(
@@ -63,10 +100,11 @@ def add(
             reports = add_sources(catalog, openers, options, show)
         finally:
             close()
+    reports = [replace(r, notes=(*r.notes, *o.notes)) for r, o in zip(reports, openers, strict=True)]
     return reports if several else reports[0]
 
 
-def _openers(source: Any) -> tuple[list[Callable[[], Source]], bool]:  # noqa: ANN401  (anything that can be added)
+def _openers(source: Any) -> tuple[list[Opener], bool]:  # noqa: ANN401  (anything that can be added)
     if isinstance(source, list | tuple) and not hasattr(source, "describe"):
         parts: Sequence[Any] = source
         openers = [opener for part in parts for opener in _openers(part)[0]]
@@ -80,5 +118,5 @@ def _openers(source: Any) -> tuple[list[Callable[[], Source]], bool]:  # noqa: A
             if files != [path]:
                 if not files:
                     raise SourceError(f"The folder {path} holds no file that can be added.")
-                return [partial(open_source, file) for file in files], True
-    return [partial(open_source, source)], False
+                return [Opener(file) for file in files], True
+    return [Opener(source)], False

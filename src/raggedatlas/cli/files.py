@@ -1,0 +1,165 @@
+"""Verbs for files: ``validate``, which also takes an atlas, and ``inspect``."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+
+from raggedatlas.cli.app import CARE, LOOK, WRONG, app
+from raggedatlas.cli.options import At, Place, unfold
+from raggedatlas.cli.printing import console, show, show_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from raggedatlas.formats.anndata.rules import Problem
+
+ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
+"""Names that tell a Zarr folder from that of an atlas."""
+
+ATLAS_LEVELS = ("quick", "rows", "deep")
+FILE_LEVELS = ("metadata", "full")
+
+AtlasLevel = Literal["quick", "rows", "deep"]
+FileLevel = Literal["metadata", "full"]
+AnyLevel = Literal["quick", "rows", "deep", "metadata", "full"]
+
+
+@dataclass(frozen=True)
+class Checked(Place):
+    """What is to be validated, and how to print."""
+
+    atlas: Annotated[
+        str,
+        typer.Argument(metavar="ATLAS|FILE", help="An atlas, or a file or Zarr folder of AnnData.", show_default=False),
+    ]
+
+
+@app.command(rich_help_panel=CARE, epilog="Example: raggedatlas validate pbmc.h5ad --level full --fix mended.h5ad")
+@unfold
+def validate(
+    place: Checked,
+    level: Annotated[
+        AnyLevel | None,
+        typer.Option(
+            help="Of an atlas: quick compares tables, rows every cell's pointers too, deep reads every byte. "
+            "Of a file: metadata looks at its structure, full reads every value.",
+            show_default="quick or metadata; full with --fix",
+        ),
+    ] = None,
+    at: At = None,
+    fix: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a copy of the file with what can be mended.", show_default=False),
+    ] = None,
+) -> None:
+    """Look for anything wrong in an atlas or a file; exit code 1 if there is."""
+    is_file = is_one_file(place.atlas)
+    levels = FILE_LEVELS if is_file else ATLAS_LEVELS
+    if level is not None and level not in levels:
+        what = "a file" if is_file else "an atlas"
+        raise typer.BadParameter(f"{level} is no level of {what}; choose {' or '.join(levels)}", param_hint="--level")
+    if not is_file and fix is not None:
+        raise typer.BadParameter("only files are mended by a copy; see raggedatlas repair", param_hint="--fix")
+    if is_file and at is not None:
+        raise typer.BadParameter("a file has no snapshots", param_hint="--at")
+    if not is_file:
+        _validate_atlas(place, cast("AtlasLevel", level or "quick"), at)
+    elif fix is None:
+        _validate_file(place, cast("FileLevel", level or "metadata"))
+    else:
+        _mend_file(place, fix, cast("FileLevel", level or "full"))
+
+
+def is_one_file(what: str) -> bool:
+    """Tell a file or Zarr folder from an atlas, by what lies there."""
+    path = Path(what)
+    return path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS)
+
+
+def _validate_atlas(place: Place, level: AtlasLevel, at: str | None) -> None:
+    from raggedatlas.catalog.checks import is_note
+
+    problems = place.open_at(at).validate(level)
+    if place.as_json:
+        show_json([{**asdict(problem), "note": is_note(problem)} for problem in problems])
+    else:
+        for problem in problems:
+            show(f"{'note: ' if is_note(problem) else ''}{problem}")
+        wrong = sum(not is_note(problem) for problem in problems)
+        show(f"{wrong:,} problems found ({level})." if wrong else f"Nothing is wrong ({level}).")
+    if not all(is_note(problem) for problem in problems):
+        raise typer.Exit(WRONG)
+
+
+def _validate_file(place: Place, level: FileLevel) -> None:
+    from raggedatlas.formats.anndata.validation import validate as validate_file
+
+    problems = validate_file(place.atlas, level)
+    if place.as_json:
+        show_json([asdict(problem) for problem in problems])
+    else:
+        for problem in problems:
+            show(str(problem))
+        show(f"{_counted(problems)} ({level}).")
+    _exit_if_broken(problems)
+
+
+def _mend_file(place: Place, target: Path, level: FileLevel) -> None:
+    from raggedatlas.formats.anndata.repair import repair
+
+    done = repair(place.atlas, target, level)
+    if place.as_json:
+        show_json({"written": str(target), "mended": done.mended, "left": [asdict(problem) for problem in done.left]})
+    else:
+        for line in done.mended:
+            show(f"mended: {line}")
+        for problem in done.left:
+            show(f"left: {problem}")
+        show(f"Wrote {target}: {len(done.mended):,} mended; left: {_counted(done.left)}.")
+    _exit_if_broken(done.left)
+
+
+def _counted(problems: "Iterable[Problem]") -> str:
+    levels = [problem.level for problem in problems]
+    if not levels:
+        return "Nothing is wrong"
+    return ", ".join(f"{levels.count(level):,} {level}" for level in ("must", "should", "practice") if level in levels)
+
+
+def _exit_if_broken(problems: "Iterable[Problem]") -> None:
+    if any(problem.level == "must" for problem in problems):
+        raise typer.Exit(WRONG)
+
+
+@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas inspect pbmc.h5ad --depth 1")
+@unfold
+def inspect(
+    file: Annotated[str, typer.Argument(help="A file or Zarr folder of AnnData or MuData.", show_default=False)],
+    depth: Annotated[
+        int | None, typer.Option(min=1, metavar="LEVELS", help="How far down to go.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Draw what stands in a file: elements, encodings, shapes, types, chunks, compression, sizes."""
+    from rich.text import Text
+
+    from raggedatlas.cli.printing import printable
+    from raggedatlas.formats.anndata.inspection import inspect as inspect_file
+    from raggedatlas.formats.anndata.inspection import size_text
+
+    found = inspect_file(file)
+    if as_json:
+        show_json(found.to_dict())
+        return
+    out = console()
+    style = Text.assemble
+    head = style(
+        (printable(Path(file).name), "bold"), f"  {found.store}, {size_text(found.n_bytes)}, {found.root.facts()}"
+    )
+    out.print(head, no_wrap=True, overflow="ellipsis")
+    for branch, element in found.lines(depth):
+        facts = printable(element.facts())
+        line = style(branch, (printable(element.name), "bold"), "  ", (facts, "red" if element.fault else "dim"))
+        out.print(line, no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,229 @@
+"""Checks of a whole AnnData (A10 to A30): what it holds, and that everything fits its two axes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from raggedatlas.formats.anndata.checking import (
+    SPARSE,
+    Checking,
+    declared_encoding,
+    encoding_of,
+    extent,
+    n_rows,
+)
+from raggedatlas.formats.anndata.checks_arrays import NUMBERS
+from raggedatlas.formats.anndata.names import Hashes, check_unique_names, name_hashes, names_node
+from raggedatlas.formats.anndata.tree import Node
+
+MATRICES = ("array", *SPARSE)
+ROWS = (*MATRICES, "dataframe", "awkward-array")
+
+ROOT = {"X", "layers", "obs", "obsm", "obsp", "raw", "uns", "var", "varm", "varp"}
+"""What may stand at the root of an AnnData."""
+
+OLD_ROOT = {"raw.X", "raw.var", "raw.varm", "raw.cat"}
+"""What also stood there in anndata 0.5 and 0.6."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """How many cells and features there are, and their names; None where that cannot be told, or was not read."""
+
+    n_obs: int | None
+    n_var: int | None
+    obs_names: Hashes | None = None
+    var_names: Hashes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What holds for the entries of one mapping."""
+
+    types: str
+    shape: str
+    kinds: tuple[str, ...]
+    sizes: Callable[[_Axes], tuple[int | None, ...]]
+    names: Callable[[_Axes], Hashes | None] = lambda axes: None
+    exact: bool = False
+
+
+GROUPS = {
+    "layers": _Group("A16", "A17", MATRICES, lambda axes: (axes.n_obs, axes.n_var), exact=True),
+    "obsm": _Group("A18", "A19", ROWS, lambda axes: (axes.n_obs,), lambda axes: axes.obs_names),
+    "varm": _Group("A20", "A21", ROWS, lambda axes: (axes.n_var,), lambda axes: axes.var_names),
+    "obsp": _Group("A22", "A23", MATRICES, lambda axes: (axes.n_obs, axes.n_obs)),
+    "varp": _Group("A24", "A25", MATRICES, lambda axes: (axes.n_var, axes.n_var)),
+}
+"""Mapping -> rules of its entries."""
+
+
+def check_anndata(checking: Checking, node: Node) -> None:
+    """Check an AnnData and everything in it."""
+    if node.is_array:
+        checking.report("A10", node, "it is an array, where a group belongs.")
+        return
+    (n_obs, obs_names), (n_var, var_names) = (_check_axis(checking, node, name) for name in ("obs", "var"))
+    axes = _Axes(n_obs, n_var, obs_names, var_names)
+    _check_x(checking, node, axes)
+    for name, group in GROUPS.items():
+        mapping = node.child(name)
+        if mapping is not None:
+            check_mapping(checking, mapping, axes, group)
+    uns = node.child("uns")
+    if uns is not None:
+        checking.element(uns)
+    _check_raw(checking, node, axes)
+    known = ROOT | (OLD_ROOT if checking.layout == "0.5" else set())
+    for name in sorted(set(node.children) - known):
+        if node.in_hdf5:
+            checking.report("A28", node.children[name], "anndata refuses to read a file with this at its root.")
+
+
+def _check_axis(checking: Checking, node: Node, name: str) -> tuple[int | None, Hashes | None]:
+    """Check obs or var, and return how long it is, and its names where values are read."""
+    frame = node.child(name)
+    if frame is None:
+        checking.report("A12", node, f"there is no {name}.")
+        return None, None
+    if frame.fault:
+        checking.unreadable(frame, frame.fault)
+        return None, None
+    if encoding_of(frame) != "dataframe" and not (checking.layout and frame.kind == "record"):
+        checking.report("A13", frame, f"it is of encoding {encoding_of(frame)}, where a dataframe belongs.")
+        return None, None
+    if frame.is_array:
+        checking.guarded(frame, checking.checks["dataframe"])
+        return n_rows(frame), None
+    index = names_node(frame)
+    if checking.full and index is not None:
+        checking.read_names[index.path] = []
+    checking.element(frame)
+    return n_rows(frame), _names(checking, frame, node.child(f"{name}m"))
+
+
+def _names(checking: Checking, frame: Node, beside: Node | None) -> Hashes | None:
+    """Return the names of an axis where something is to be compared with them; with all values read, look that none is there twice."""
+    read: Callable[[Node], Hashes | None] = partial(check_unique_names, checking)
+    if not checking.full:
+        members = beside.children.values() if beside is not None else ()
+        if not checking.compare or not any(encoding_of(member) == "dataframe" for member in members):
+            return None
+        read = name_hashes
+    found: list[Hashes | None] = []
+    checking.guarded(frame, lambda _, frame: found.append(read(frame)))
+    return found[0] if found else None
+
+
+def _check_x(checking: Checking, node: Node, axes: _Axes) -> None:
+    x = node.child("X")
+    if x is None:
+        return
+    checking.element(x)
+    kind = encoding_of(x)
+    if x.fault or x.stored is None or kind == "null":
+        return
+    if kind not in MATRICES and not (x.is_array and x.text is not None):
+        checking.report("A14", x, f"it is of encoding {kind}, where a dense or sparse array belongs.")
+        return
+    _check_shape(checking, x, "A15", (axes.n_obs, axes.n_var), exact=True)
+    values = x if x.is_array else x.child("data")
+    flat = len(extent(x) or (0, 0)) == 2
+    if values is not None and values.is_array and not (flat and values.kind in NUMBERS):
+        checking.report(
+            "A30",
+            x,
+            f"its values are of type {values.dtype} on {len(extent(x) or ())} axes, where numbers on two belong.",
+        )
+
+
+def check_mapping(checking: Checking, mapping: Node, axes: _Axes, group: _Group) -> None:
+    """Check one of the mappings along the axes, and its entries."""
+    if mapping.is_array:
+        if not (checking.layout and mapping.kind == "record"):
+            checking.element(mapping)
+            checking.report("A80", mapping, "it is an array, where a group belongs.")
+        elif mapping.shape and mapping.shape[:1] != group.sizes(axes)[:1]:
+            checking.report(group.shape, mapping, f"it has {mapping.shape[0]:,} rows.")
+        return
+    checking.element(mapping)
+    for child in mapping.children.values():
+        kind = encoding_of(child)
+        if child.stored is None:
+            continue
+        if kind not in group.kinds:
+            checking.report(group.types, child, f"it is of encoding {kind}; {_options(group.kinds)} belongs here.")
+            continue
+        rule = "A151" if kind == "awkward-array" else group.shape
+        _check_shape(checking, child, rule, group.sizes(axes), exact=group.exact)
+        if child.is_array and len(child.shape or ()) == 1 and "dataframe" in group.kinds:
+            checking.report(group.types, child, "it has one axis, where two or more belong.", "practice")
+        names = group.names(axes) if kind == "dataframe" and not child.is_array else None
+        if names is not None:
+            checking.guarded(child, partial(_check_names, names=names, rule=rule))
+
+
+def _check_names(checking: Checking, frame: Node, *, names: Hashes, rule: str) -> None:
+    """Compare the names of the rows of a frame with those of its axis."""
+    own = name_hashes(frame)
+    if own is not None and len(own) == len(names) and not np.array_equal(own, names):
+        row = int(np.argmax(own != names))
+        checking.report(rule, frame, f"its row {row:,} has another name than that row of the axis has.")
+
+
+def _options(kinds: tuple[str, ...]) -> str:
+    return f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+
+
+def _check_shape(checking: Checking, node: Node, rule: str, sizes: tuple[int | None, ...], *, exact: bool) -> None:
+    found = extent(node)
+    if found is None:
+        return
+    fits = len(found) == len(sizes) if exact else len(found) >= len(sizes)
+    fits = fits and all(size is None or have == size for have, size in zip(found, sizes, strict=False))
+    if not fits:
+        wanted = ", ".join("any" if size is None else f"{size:,}" for size in sizes)
+        more = "" if exact else ", ..."
+        checking.report(rule, node, f"its shape is {found}, but the tables beside it ask for ({wanted}{more}).")
+
+
+def _check_raw(checking: Checking, node: Node, axes: _Axes) -> None:
+    raw, dotted = node.child("raw"), node.child("raw.X")
+    if raw is None and dotted is not None:
+        checking.element(dotted)
+        _check_shape(checking, dotted, "A27", (axes.n_obs, None), exact=True)
+    if raw is None or raw.stored is None or encoding_of(raw) == "null":
+        return
+    declared = declared_encoding(raw)
+    if declared != ("raw", "0.1.0") and not checking.layout:
+        said = " ".join(declared).strip() or "undeclared"
+        checking.report("A27", raw, f"its encoding is {said}, where raw 0.1.0 belongs.")
+    if raw.is_array:
+        return
+    parts = {name: raw.child(name) for name in ("X", "var", "varm")}
+    for name in ("X", "var"):
+        if parts[name] is None:
+            checking.report("A27", raw, f"it has no {name}.")
+    _check_raw_parts(checking, axes.n_obs, parts["X"], parts["var"], parts["varm"])
+
+
+def _check_raw_parts(
+    checking: Checking, n_obs: int | None, x: Node | None, var: Node | None, varm: Node | None
+) -> None:
+    axes = _Axes(n_obs, None if var is None else n_rows(var))
+    if var is not None:
+        checking.element(var)
+        axes = replace(axes, var_names=_names(checking, var, varm))
+    if x is not None:
+        checking.element(x)
+        _check_shape(checking, x, "A27", (axes.n_obs, axes.n_var), exact=True)
+    if varm is not None:
+        check_mapping(checking, varm, axes, GROUPS["varm"])
+
+
+def check_raw_element(checking: Checking, node: Node) -> None:
+    """Check a group of encoding raw that stands elsewhere than in an AnnData."""
+    for child in node.children.values():
+        checking.element(child)

@@ -1,0 +1,347 @@
+"""A stored tree seen alike in HDF5 and Zarr: nodes with attributes, shapes, kinds of values, and blocks of rows."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import AtlasError
+from raggedatlas.formats.chunks import DirectRows, direct_rows
+from raggedatlas.formats.containers import READ_ERRORS, Container, is_array, open_hdf5, open_zarr, readable
+
+StoreKind = Literal["hdf5", "zarr"]
+Kind = Literal["bool", "integer", "real", "complex", "text", "bytes", "record", "other", "nothing"]
+
+BLOCK_BYTES = 8 << 20
+"""Bytes that are read at once, or one row of chunks where that is more."""
+
+TEXT_BYTES = 32
+"""What one text of unknown length counts as."""
+
+DEEPEST = 64
+"""Levels of groups below which nothing is looked at: links can nest without end."""
+
+ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
+"""Names of the metadata of a Zarr node."""
+
+_KINDS: dict[str, Kind] = {"b": "bool", "i": "integer", "u": "integer", "f": "real", "c": "complex"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """How text is stored.
+
+    Parameters
+    ----------
+    variable : bool
+        Whether each text has a length of its own.
+    utf8 : bool
+        Whether it is declared to be unicode.
+    """
+
+    variable: bool
+    utf8: bool
+
+
+class Node:
+    """One group or array, opened or not.
+
+    Parameters
+    ----------
+    uri : str
+        The file, for messages.
+    path : str
+        Where it stands; ``""`` is the root.
+    stored : h5py or zarr object, optional
+        The thing itself; None where it cannot be opened.
+    fault : str
+        Why its members or values are out of reach, ``""`` where they are not.
+    parent : Node, optional
+        The group that holds it.
+    """
+
+    def __init__(self, uri: str, path: str, stored: Any, fault: str = "", parent: "Node | None" = None) -> None:  # noqa: ANN401
+        self.uri, self.path, self.stored, self.fault, self.parent = uri, path, stored, fault, parent
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is an array rather than a group."""
+        return self.stored is not None and is_array(self.stored)
+
+    @property
+    def in_hdf5(self) -> bool:
+        """Whether it stands in HDF5 rather than Zarr."""
+        return hasattr(self.stored, "id")
+
+    @cached_property
+    def attrs(self) -> Mapping[str, Any]:
+        """Its attributes, as the library gives them; those that cannot be read are left out."""
+        if self.stored is None:
+            return {}
+        found = {}
+        for name in self.stored.attrs:
+            try:
+                found[str(name)] = self.stored.attrs[name]
+            except READ_ERRORS:
+                continue
+        return found
+
+    @cached_property
+    def children(self) -> Mapping[str, "Node"]:
+        """Its members by name, sorted; none for an array."""
+        if self.stored is None or self.is_array:
+            return {}
+        names = _hdf5_names(self) if self.in_hdf5 else _zarr_names(self)
+        return {name: _opened(self, name) for name in sorted(names)}
+
+    def child(self, name: str) -> "Node | None":
+        """Return a member, or None; names with slashes lead further down."""
+        at: Node | None = self
+        for part in name.split("/"):
+            at = at.children.get(part) if at is not None else None
+        return at
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Its sizes; None for a group and for HDF5's empty dataspace."""
+        return None if not self.is_array or self.stored.shape is None else tuple(int(n) for n in self.stored.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its values."""
+        found: np.dtype[Any] = self.stored.dtype
+        return found
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What its values are."""
+        if not self.is_array or self.stored.shape is None:
+            return "nothing"
+        if self.text is not None:
+            return "text" if self.text.variable or self.dtype.kind == "U" else "bytes"
+        if self.dtype.names is not None:
+            return "record"
+        return _KINDS.get(self.dtype.kind, "other")
+
+    @cached_property
+    def text(self) -> Text | None:
+        """How its text is stored; None if it holds none."""
+        if not self.is_array or self.stored.shape is None:
+            return None
+        return _hdf5_text(self.dtype) if self.in_hdf5 else _zarr_text(self.stored)
+
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """Sizes of what is decoded at once when it is read in order: of shards, where it has those."""
+        shards = getattr(self.stored, "shards", None)
+        found = shards or getattr(self.stored, "chunks", None)
+        return tuple(found) if found else None
+
+    def whole(self) -> Any:  # noqa: ANN401  (an array, or the one value of an array without axes)
+        """Read all values.
+
+        Raises
+        ------
+        SourceError, LimitError, MissingExtraError
+            If they cannot be read.
+        """
+        with readable(self.uri, self.path or "the root"), warnings.catch_warnings(action="ignore"):
+            return self.stored[()] if self.shape == () else self.stored[...]
+
+    def part(self, start: int, stop: int) -> NDArray[Any]:
+        """Read rows ``[start, stop)``.
+
+        Raises
+        ------
+        SourceError, LimitError, MissingExtraError
+            If they cannot be read.
+        """
+        with readable(self.uri, self.path):
+            if self._direct is not None:
+                return self._direct.read(start, stop)
+            return np.asarray(self.stored[start:stop])
+
+    @cached_property
+    def _direct(self) -> DirectRows | None:
+        """What reads it past HDF5's library, where that can be done."""
+        return None if self.fault else direct_rows(self.stored)
+
+    def step(self) -> int:
+        """Return how many rows are read at once: whole rows of chunks, of about `BLOCK_BYTES`."""
+        shape = self.shape or (1,)
+        width = TEXT_BYTES if self.text is not None and self.text.variable else max(1, self.dtype.itemsize)
+        for size in shape[1:]:
+            width *= max(1, size)
+        rows = max(1, BLOCK_BYTES // width)
+        unit = self.chunks[0] if self.chunks and self.chunks[0] else 1
+        return max(unit, rows - rows % unit)
+
+    def blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Read all values from the first row to the last.
+
+        Yields
+        ------
+        start : int
+            The first row of the block.
+        values : numpy.ndarray
+            Its rows; an array without axes comes as one row.
+
+        Raises
+        ------
+        SourceError, LimitError, MissingExtraError
+            If a block cannot be read.
+        """
+        if not self.shape:
+            if self.shape is not None:
+                yield 0, np.asarray(self.whole())[None]
+            return
+        step = self.step()
+        for start in range(0, self.shape[0], step):
+            yield start, self.part(start, min(start + step, self.shape[0]))
+
+
+@contextmanager
+def open_tree(path: str | Path) -> Iterator[Node]:
+    """Open a file or folder as a tree of nodes.
+
+    Parameters
+    ----------
+    path : str or Path
+        An HDF5 file or a Zarr folder, whose root may also be an array.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    SourceError
+        If it is neither, or cannot be opened.
+    """
+    path = Path(path)
+    if (path / "zarr.json").exists() or (path / ".zarray").exists() or path.is_dir():
+        yield _zarr_root(path)
+        return
+    container = open_hdf5(path)
+    try:
+        yield Node(container.uri, "", container.root)
+    finally:
+        container.close()
+
+
+def plain_attribute(value: Any) -> Any:  # noqa: ANN401  (any value of an attribute)
+    """Return the value of an attribute as plain Python, bytes as they are.
+
+    Examples
+    --------
+    >>> plain_attribute(np.bytes_(b"a")), plain_attribute(np.array([1, 2])), plain_attribute(np.True_)
+    (b'a', [1, 2], True)
+    """
+    if isinstance(value, np.bytes_):
+        return bytes(value)
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _zarr_root(path: Path) -> Node:
+    import zarr
+
+    from raggedatlas.store.guards import guarded_zarr_store
+
+    try:
+        return Node(str(path), "", open_zarr(path).root)
+    except AtlasError:
+        try:
+            store = guarded_zarr_store(zarr.storage.LocalStore(path, read_only=True))
+            return Node(str(path), "", zarr.open_array(store=store, mode="r"))
+        except (*READ_ERRORS, AtlasError, zarr.errors.BaseZarrError):
+            pass
+        raise
+
+
+def _hdf5_names(node: Node) -> list[str]:
+    with readable(node.uri, node.path or "the root"):
+        return [str(name) for name in node.stored]
+
+
+def _zarr_names(node: Node) -> list[str]:
+    folder = Path(node.uri) / node.path
+    return [at.name for at in folder.iterdir() if any((at / name).exists() for name in ZARR_FILES)]
+
+
+def _opened(parent: Node, name: str) -> Node:
+    path = f"{parent.path}/{name}".lstrip("/")
+    fault, stored = "", None
+    try:
+        if parent.in_hdf5:
+            # The group is taken for a container of its own, so that nothing above it is opened again.
+            stored = Container(parent.uri, parent.stored, _nothing).get(name)
+        else:
+            # The guard of the store has checked the metadata that are read here.
+            with readable(parent.uri, path):
+                stored = parent.stored[name]
+    except AtlasError as error:
+        fault = str(error).removeprefix(f"{parent.uri}: ")
+        stored = _faulty(parent, name)
+    if stored is None:
+        return Node(parent.uri, path, None, fault or "it cannot be opened.", parent)
+    if not is_array(stored) and _loops(parent, stored):
+        return Node(parent.uri, path, None, "it leads back to a group that holds it, or lies too deep.", parent)
+    return Node(parent.uri, path, stored, fault, parent)
+
+
+def _faulty(parent: Node, name: str) -> Any:  # noqa: ANN401
+    """Open what may not be read, for what its head says; never what lies in another file."""
+    if not parent.in_hdf5:
+        return None
+    import h5py
+
+    try:
+        hard = isinstance(parent.stored.get(name, getlink=True), h5py.HardLink)
+        return parent.stored[name] if hard else None
+    except READ_ERRORS:
+        return None
+
+
+def _loops(parent: Node, stored: Any) -> bool:  # noqa: ANN401
+    at: Node | None = parent
+    for _ in range(DEEPEST):
+        if at is None:
+            return False
+        if hasattr(stored, "id") and at.stored == stored:
+            return True
+        at = at.parent
+    return True
+
+
+def _hdf5_text(dtype: np.dtype[Any]) -> Text | None:
+    import h5py
+
+    info = h5py.check_string_dtype(dtype)
+    return None if info is None else Text(info.length is None, info.encoding == "utf-8")
+
+
+def _zarr_text(array: Any) -> Text | None:  # noqa: ANN401
+    letter = array.dtype.kind
+    if letter in "US":
+        return Text(variable=False, utf8=letter == "U")
+    if letter == "T":
+        return Text(variable=True, utf8=True)
+    if letter == "O":
+        names = " ".join(map(repr, getattr(array.metadata, "filters", None) or ())) + repr(
+            getattr(array.metadata, "data_type", "")
+        )
+        return Text(variable=True, utf8="vlenutf8" in names.lower() or "string" in names.lower())
+    return None
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,206 @@
+"""The validator of AnnData files: `validate` walks a file once and lists every rule that it breaks."""
+
+import re
+from pathlib import Path
+
+from raggedatlas.errors import AtlasError, SourceError
+from raggedatlas.formats.anndata.checking import Check, Checking, declared_encoding, encoding_of, layout_of
+from raggedatlas.formats.anndata.checks_anndata import check_anndata, check_raw_element
+from raggedatlas.formats.anndata.checks_arrays import (
+    check_array,
+    check_dict,
+    check_number,
+    check_string,
+    check_string_array,
+)
+from raggedatlas.formats.anndata.checks_awkward import check_awkward
+from raggedatlas.formats.anndata.checks_columns import (
+    check_categorical,
+    check_nullable_boolean,
+    check_nullable_integer,
+    check_nullable_string,
+)
+from raggedatlas.formats.anndata.checks_frames import check_frame
+from raggedatlas.formats.anndata.checks_sparse import check_sparse
+from raggedatlas.formats.anndata.rules import RULES, Depth, Problem
+from raggedatlas.formats.anndata.tree import Node, open_tree
+
+CHECKS: dict[str, Check] = {
+    "anndata": check_anndata,
+    "raw": check_raw_element,
+    "dict": check_dict,
+    "dataframe": check_frame,
+    "array": check_array,
+    "string-array": check_string_array,
+    "numeric-scalar": check_number,
+    "string": check_string,
+    "csr_matrix": check_sparse,
+    "csc_matrix": check_sparse,
+    "categorical": check_categorical,
+    "nullable-integer": check_nullable_integer,
+    "nullable-boolean": check_nullable_boolean,
+    "nullable-string-array": check_nullable_string,
+    "awkward-array": check_awkward,
+}
+"""Encoding-type -> its check; the values of all others are only decoded."""
+
+HOLDERS = ("anndata", "raw", "dict", "dataframe")
+"""Encodings whose members are elements of their own."""
+
+MUDATA_PARTS = ("obs", "var", "obsm", "varm", "obsp", "varp", "obsmap", "varmap", "uns")
+"""What a MuData holds beside its modalities."""
+
+_RENEW = "Write it again in the layout of today, e.g. by raggedatlas convert."
+
+
+def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
+    """List the rules that an AnnData file breaks.
+
+    Parameters
+    ----------
+    path : str or Path
+        An `.h5ad` or `.h5mu` file, or a Zarr folder, format 2 or 3.
+    level : {"metadata", "full"}
+        ``metadata`` reads attributes, shapes and types, and the last pointer of sparse matrices. ``full`` reads every value
+        as well, a block at a time: memory is bounded by the blocks, eight bytes per name of a cell, and eight bytes per
+        place of the minor axis of a sparse matrix.
+
+    Returns
+    -------
+    list of Problem
+        In the order of the file; empty for a file without fault.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    SourceError
+        If it is neither HDF5 nor Zarr, or is cut short.
+
+    Examples
+    --------
+    >>> validate("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
+    []
+    """
+    if level not in ("metadata", "full"):
+        raise SourceError(f"There is no level {level!r}; metadata and full are known.")
+    with open_tree(path) as root:
+        return check_root(root, full=level == "full")
+
+
+def check_root(root: Node, *, full: bool, compare: bool = False) -> list[Problem]:
+    """Check the root of an opened file, which is an AnnData or a MuData; see `Checking` for what is read."""
+    if declared_encoding(root)[0] == "MuData" or (not declared_encoding(root)[0] and root.child("mod") is not None):
+        return _check_mudata(root, full=full, compare=compare)
+    return _check_one(root, full=full, compare=compare)
+
+
+def _check_one(node: Node, *, full: bool, compare: bool) -> list[Problem]:
+    checking = Checking(CHECKS, full, layout_of(node), node.path, compare)
+    kind, version = declared_encoding(node)
+    if not node.is_array and not checking.layout and (kind, version) != ("anndata", "0.1.0"):
+        said = f"its encoding is {kind} {version}".rstrip() if kind else "it declares no encoding"
+        checking.report("A11", node, f"{said}, where anndata 0.1.0 belongs.")
+    if checking.layout:
+        said = "0.7" if checking.layout == "0.7" else "0.5 or 0.6"
+        checking.report(
+            "A11", node, f"it has the layout of anndata {said}, which readers still know.", "practice", _RENEW
+        )
+    if isinstance(node.attrs.get("encoding-type"), bytes):
+        checking.report("A04", node, "encoding-type is stored as bytes.")
+    checking.guarded(node, check_anndata)
+    return checking.problems
+
+
+def _check_mudata(root: Node, *, full: bool, compare: bool) -> list[Problem]:
+    checking = Checking(CHECKS, full, "" if declared_encoding(root)[0] else "0.7")
+    for name in MUDATA_PARTS:
+        part = root.child(name)
+        if part is not None:
+            checking.element(part)
+    mod = root.child("mod")
+    found = list(checking.problems)
+    for child in mod.children.values() if mod is not None else ():
+        found += _check_one(child, full=full, compare=compare)
+    return found
+
+
+def refuse_broken(path: str | Path) -> list[Problem]:
+    """Refuse a file that breaks a rule by which nothing can be added, before its values are read.
+
+    What cannot be opened or decoded (A00) is left to the reader, which says so in its own words.
+
+    Parameters
+    ----------
+    path : str or Path
+        An `.h5ad` or `.h5mu` file, or a Zarr folder.
+
+    Returns
+    -------
+    list of Problem
+        What else was found, for the report of the add.
+
+    Raises
+    ------
+    SourceError
+        With the id of the first rule, where it is broken, and the way out.
+    """
+    with open_tree(path) as root:
+        found = check_root(root, full=False, compare=True)
+    stops = [p for p in found if p.level == "must" and RULES[p.rule].refused and p.rule != "A00"]
+    if stops:
+        more = f" ({len(stops) - 1:,} more such; raggedatlas validate {path} lists them)" if len(stops) > 1 else ""
+        raise SourceError(f"{path}: {stops[0]}{more}")
+    return found
+
+
+def with_rule(path: str | Path, error: AtlasError) -> AtlasError:
+    """Name the rule behind an error that came while a file's values were read.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file that was read.
+    error : AtlasError
+        What stopped the reading; its message names the element.
+
+    Returns
+    -------
+    AtlasError
+        Of the same class, its message followed by the rule that the element breaks; the error itself where it says by what rule, is
+        none of reading, or the element breaks none. The element is read once more to tell.
+    """
+    said = str(error).removeprefix(f"{path}: ")
+    if type(error) is not SourceError or said == str(error) or any(f"{rule} " in said for rule in RULES):
+        return error
+    try:
+        with open_tree(path) as root:
+            found = _check_named(root, said)
+    except AtlasError:
+        return error
+    broken = next((problem for problem in found if problem.level == "must"), None)
+    if broken is None:
+        return error
+    named = SourceError(f"{error} (rule {broken.rule})")
+    named.__cause__ = error
+    return named
+
+
+def _check_named(root: Node, said: str) -> list[Problem]:
+    """Check the element that a message names, in full, and by metadata all that bears on it."""
+    one, node = root, root
+    while not node.is_array and (node is one or encoding_of(node) in HOLDERS):
+        inner = (
+            child for child in node.children.values() if re.search(rf"(?<![\w/]){re.escape(child.path)}(?!\w)", said)
+        )
+        found = max(inner, key=lambda child: len(child.path), default=None)
+        if found is None:
+            break
+        node = found
+        one = node if node.parent is not None and node.parent.path == "mod" else one
+    if node is one:
+        return []
+    checking = Checking(CHECKS, full=True, layout=layout_of(one), prefix=one.path)
+    checking.element(node, declared=False)
+    around = check_root(root, full=False)
+    return [*(p for p in around if f"{p.path}/".startswith(f"{node.path}/")), *checking.problems]

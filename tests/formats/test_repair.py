@@ -1,0 +1,148 @@
+"""A repaired copy: made whole or not at all, with values as they were."""
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from anndata.io import write_elem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
+from raggedatlas.formats.anndata import rewriting, validate
+from raggedatlas.formats.anndata.menders import MENDERS
+from raggedatlas.formats.anndata.repair import repair
+from raggedatlas.testing.damaged import FORMS, Form, damage, put, write_good
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
+)
+
+
+def read(path: Path) -> ad.AnnData:
+    return ad.read_zarr(path) if path.is_dir() else ad.read_h5ad(path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_good_is_copied_as_it_is(form: Form, tmp_path: Path) -> None:
+    """A file without fault is copied byte for byte."""
+    good = write_good(tmp_path / "x", form)
+    done = repair(good, tmp_path / "y")
+    assert (done.path, done.mended, done.left) == (str(tmp_path / "y"), (), ())
+    files = [good] if good.is_file() else [at for at in good.rglob("*") if at.is_file()]
+    assert files
+    for at in files:
+        assert (tmp_path / "y" / at.relative_to(good)).read_bytes() == at.read_bytes()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_copy_is_there_whole_or_not_at_all(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is made, and when it is broken off, nothing stands under its name, and nothing is left beside it."""
+    path = write_good(tmp_path / "x", form)
+    damage(path, lambda root: root["layers/dense"].attrs.__delitem__("encoding-version"))
+    seen: list[list[str]] = []
+
+    def stopped(*_: object) -> str:
+        seen.append(sorted(at.name for at in tmp_path.iterdir() if not at.name.startswith(".")))
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(MENDERS, "A02", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        repair(path, tmp_path / "y")
+    assert seen == [["x"]]
+    assert [at.name for at in tmp_path.iterdir()] == ["x"]
+
+
+def test_places_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """A target that exists, the file itself, and folders and files that do not, are refused before anything is written."""
+    path = write_good(tmp_path / "x.h5ad", "hdf5")
+    before = path.read_bytes()
+    for target in (path, tmp_path):
+        with pytest.raises(DuplicateError, match="exists"):
+            repair(path, target)
+    with pytest.raises(StoreError, match="make it first"):
+        repair(path, tmp_path / "absent" / "y.h5ad")
+    with pytest.raises(NotFoundError):
+        repair(tmp_path / "absent.h5ad", tmp_path / "y.h5ad")
+    assert [at.name for at in tmp_path.iterdir()] == ["x.h5ad"]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_mended_values_are_the_values(form: Form, tmp_path: Path) -> None:
+    """After several mends at once anndata reads what it reads of the good file; metadata that were consolidated are so again."""
+    good = write_good(tmp_path / "good", form)
+    path = tmp_path / "bad"
+    shutil.copytree(good, path) if good.is_dir() else shutil.copyfile(good, path)
+    if form != "hdf5":
+        with warnings.catch_warnings(action="ignore"):
+            zarr.consolidate_metadata(path)
+    damage(path, break_much)
+    done = repair(path, tmp_path / "mended")
+    assert done.left == ()
+    assert {line.split()[0] for line in done.mended} >= {"A01", "A26", "A60", "A73", "A90", "A102", "A123"}
+    back, given = read(tmp_path / "mended"), read(good)
+    assert back.obs.drop(columns="kind").equals(given.obs.drop(columns="kind"))
+    assert back.obs["kind"].tolist() == given.obs["kind"].tolist()
+    assert (back.X != given.X).nnz == 0
+    assert back.uns["number"] == given.uns["number"]
+    assert np.array_equal(back.uns["list"], given.uns["list"])
+
+
+def break_much(root: Any) -> None:
+    del root["layers/dense"].attrs["encoding-type"], root["uns/list"].attrs["encoding-type"]
+    put(root, "X/indptr", np.asarray(root["X/indptr"][...], np.uint32))
+    put(root, "uns/number", np.array([3.5]))
+    put(root, "obs/count/mask", np.asarray(root["obs/count/mask"][...], np.int8))
+    del root["obs/kind"].attrs["ordered"]
+    names = list(root["obs"].attrs["column-order"])
+    root["obs"].attrs["column-order"] = [*names, names[0]]
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_entries_are_sorted_and_summed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """A sorted copy is the matrix that SciPy makes of it, however it is cut; where a sum does not fit nothing changes."""
+    n, m = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
+    entries = data.draw(
+        st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, m - 1), st.integers(1, 90)), max_size=12)
+    )
+    rows, columns, values = (np.array([e[i] for e in entries], dtype=int) for i in range(3))
+    order = np.argsort(rows, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
+    dtype = np.dtype(data.draw(st.sampled_from(["int8", "float32", "int64"])))
+    matrix = sp.csr_matrix((values[order].astype(dtype), columns[order].astype(np.int32), indptr), shape=(n, m))
+    exact = np.zeros((n, m), np.int64)
+    np.add.at(exact, (rows, columns), values)
+    path = tmp_path_factory.mktemp("x") / "x.h5ad"
+    compression = data.draw(st.sampled_from([None, "gzip"]))
+    with h5py.File(path, "w") as file:
+        adata = {"obs": n, "var": m}
+        for name, size in adata.items():
+            group = file.create_group(name)
+            group.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0", "_index": "i"})
+            group.attrs["column-order"] = np.array([])
+            write_elem(group, "i", np.array([str(k) for k in range(size)], dtype=object))
+        file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+        write_elem(file, "X", matrix, dataset_kwargs={"compression": compression} if compression else {})
+    before = {problem.rule for problem in validate(path, "full")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rewriting, "ENTRIES", data.draw(st.sampled_from([1, 3, 1 << 20])))
+        done = repair(path, path.with_name("y.h5ad"))
+    fits = dtype != np.int8 or exact.max(initial=0) <= 127
+    assert {problem.rule for problem in done.left} == (set() if fits else before)
+    with h5py.File(path.with_name("y.h5ad")) as file:
+        stored = sp.csr_matrix(tuple(file[f"X/{name}"][...] for name in ("data", "indices", "indptr")), shape=(n, m))
+    assert stored.dtype == dtype
+    if fits:
+        assert np.array_equal(stored.toarray(), exact)
+        assert stored.has_canonical_format
+    else:
+        assert np.array_equal(stored.indices, matrix.indices)

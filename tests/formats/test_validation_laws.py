@@ -1,0 +1,230 @@
+"""The validator on what writers really write, on huge and hostile files, and block by block."""
+
+import itertools
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from anndata.io import write_elem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.anndata import RULES, Problem, checks_sparse, refuse_broken, tree, validate
+from raggedatlas.formats.anndata.checking import Checking
+from raggedatlas.formats.anndata.checks_sparse import check_sparse
+from raggedatlas.formats.anndata.rules import rules_page
+from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.formats.copying import copy
+from raggedatlas.testing.anndatas import anndatas
+from raggedatlas.testing.damaged import FORMS, Form, damage, declare, open_for_writing, put, write_good
+
+ROOT = Path(__file__).parent.parent.parent
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
+)
+
+
+def musts(problems: list[Problem]) -> list[str]:
+    return [str(problem) for problem in problems if problem.level == "must"]
+
+
+def everything() -> ad.AnnData:
+    """An AnnData with entries of uns of every kind that anndata writes."""
+    adata = ad.AnnData(sp.random(4, 3, 0.5, format="csr", dtype=np.float32, rng=np.random.default_rng(0)))
+    adata.layers["dense"], adata.layers["csc"] = np.ones((4, 3), np.float16), sp.csc_matrix(np.eye(4, 3))
+    adata.obsm["e"], adata.obsp["g"], adata.varm["v"] = np.ones((4, 2)), sp.eye(4, format="csr"), np.ones((3, 1, 2))
+    adata.raw = adata.copy()
+    adata.uns = {
+        "text": "ü", "whole": 3, "flag": True, "none": None, "bytes": np.array([b"a", b"bc"]), "empty": np.array([]),
+        "texts": np.array([["a", "b"]]), "zero": np.array(5.0), "deep": {"er": {"k": [1, 2]}, "nothing": {}},
+        "frame": adata.obs[[]].copy(), "matrix": sp.eye(2, format="csr"), "list": ["a", "b"],
+    }  # fmt: skip
+    return adata
+
+
+@settings(max_examples=10)
+@given(anndatas())
+def test_what_anndata_writes_breaks_no_must(tmp_path_factory: pytest.TempPathFactory, adata: ad.AnnData) -> None:
+    """Whatever anndata writes as HDF5 keeps every rule that must be kept, and so does the file that a copy of it is."""
+    folder = tmp_path_factory.mktemp("x")
+    # Text with holes is what anndata 0.12 cannot write.
+    adata.obs["text"] = [str(text) for text in adata.obs["text"]]
+    with warnings.catch_warnings(action="ignore"):
+        adata.write_h5ad(folder / "x.h5ad")
+    assert musts(validate(folder / "x.h5ad", "full")) == []
+    copy(folder / "x.h5ad", folder / "y.h5ad")
+    assert {problem.rule for problem in validate(folder / "y.h5ad", "full")} <= {"A59"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_kinds_of_elements_break_no_must(form: Form, tmp_path: Path) -> None:
+    """The same for all kinds of entries of uns, in each kind of file, compressed or not, and for what our sinks write."""
+    with warnings.catch_warnings(action="ignore"):
+        if form == "hdf5":
+            everything().write_h5ad(tmp_path / "x.h5ad", compression="gzip")
+        else:
+            with ad.settings.override(zarr_write_format=2 if form == "zarr2" else 3):
+                everything().write_zarr(tmp_path / "x.zarr")
+    (path,) = tmp_path.iterdir()
+    assert musts(validate(path, "full")) == []
+    copy(path, tmp_path / f"y{path.suffix}")
+    assert musts(validate(tmp_path / f"y{path.suffix}", "full")) == []
+
+
+@pytest.mark.parametrize("name", ["pbmc68k_reduced.h5ad", "pbmc_5k_protein_v3.h5ad", "wu2020.h5mu"])
+def test_real_files_break_no_must(data_dir: Path, name: str) -> None:
+    """Published files of today's layout, and a MuData with awkward arrays, keep every rule that must be kept."""
+    assert musts(validate(data_dir / name, "full")) == []
+
+
+def test_old_layouts_are_told_as_old(data_dir: Path, tmp_path: Path) -> None:
+    """A file of anndata 0.7, and one of records as 0.5 wrote it, are told to be old, and their faults are found all the same."""
+    found = validate(data_dir / "pbmc_10k_protein_v3.h5ad", "full")
+    assert musts(found) == []
+    assert ("A11", "practice") in {(problem.rule, problem.level) for problem in found}
+    write_old(tmp_path / "old.h5ad", (3, 2))
+    assert [(p.rule, p.level) for p in validate(tmp_path / "old.h5ad", "full")] == [("A11", "practice")]
+    write_old(tmp_path / "wrong.h5ad", (2, 2))
+    assert [p.rule for p in validate(tmp_path / "wrong.h5ad", "full") if p.level == "must"] == ["A15"]
+
+
+def write_old(path: Path, shape: tuple[int, int]) -> None:
+    """Write the layout of anndata 0.5: tables are arrays of records, sparse groups have attributes of their own."""
+    with h5py.File(path, "w") as file:
+        file["obs"] = np.array([(b"c1", 0), (b"c2", 1), (b"c3", 0)], dtype=[("index", "S2"), ("kind", "i1")])
+        file["var"] = np.array([(b"g1",), (b"g2",)], dtype=[("index", "S2")])
+        file["uns/kind_categories"] = np.array([b"B", b"T"])
+        matrix = sp.csr_matrix(np.ones(shape, np.float32))
+        for name in ("data", "indices", "indptr"):
+            file[f"X/{name}"] = getattr(matrix, name)
+        file["X"].attrs["h5sparse_format"], file["X"].attrs["h5sparse_shape"] = "csr", shape
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_entries_are_counted_block_by_block(data: st.DataObject) -> None:
+    """However a sparse matrix is cut into blocks, what is out of range, twice, or out of order is counted as by hand."""
+    n_major, n_minor = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=n_major, max_size=n_major))
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    places = st.integers(-1, n_minor) if data.draw(st.booleans()) else st.integers(0, n_minor - 1)
+    indices = np.array(data.draw(st.lists(places, min_size=int(indptr[-1]), max_size=int(indptr[-1]))), np.int32)
+    rows = [indices[a:b].tolist() for a, b in itertools.pairwise(indptr)]
+    with pytest.MonkeyPatch.context() as patch, h5py.File("x", "w", driver="core", backing_store=False) as file:
+        patch.setattr(tree, "BLOCK_BYTES", data.draw(st.sampled_from([4, 8, 12, 1 << 20])))
+        patch.setattr(checks_sparse, "POINTERS", data.draw(st.sampled_from([1, 2, 3, 1 << 20])))
+        group = file.create_group("X")
+        group["indptr"], group["indices"], group["data"] = indptr, indices, np.ones(len(indices))
+        declare(group, "csr_matrix", "0.1.0").attrs["shape"] = (n_major, n_minor)
+        checking = Checking({}, full=True)
+        check_sparse(checking, Node("x", "X", group))
+    said = {
+        (p.rule, p.message.split()[0] if "do not ascend" not in p.message else "unsorted") for p in checking.problems
+    }
+    inside = [[place for place in row if 0 <= place < n_minor] for row in rows]
+    outside = sum(map(len, rows)) - sum(map(len, inside))
+    twice = sum(len(row) - len(set(row)) for row in inside)
+    assert ({n for rule, n in said if rule == "A58"} == {str(outside)}) == (outside > 0)
+    assert (("A59", str(twice)) in said) == (twice > 0)
+    assert (("A59", "unsorted") in said) == any(falls(row) for row in inside)
+
+
+def falls(row: list[int]) -> bool:
+    """Tell whether a place is smaller than the one before it and was not there yet."""
+    return any(b < a and b not in row[: i + 1] for i, (a, b) in enumerate(itertools.pairwise(row)))
+
+
+def test_a_cut_file_is_refused_and_a_damaged_chunk_is_told(tmp_path: Path) -> None:
+    """A truncated file cannot be opened; a chunk that does not decode is told by element, once values are read."""
+    with h5py.File(tmp_path / "x.h5ad", "w") as file:
+        good = write_good(tmp_path / "good.h5ad", "hdf5")
+        with h5py.File(good) as source:
+            for name in source:
+                source.copy(name, file)
+            file.attrs.update(source.attrs)
+        del file["layers/dense"]
+        values = np.random.default_rng(0).normal(size=(3, 4))
+        declare(file.create_dataset("layers/dense", data=values, chunks=(3, 4), compression="gzip"), "array", "0.2.0")
+        offset = file["layers/dense"].id.get_chunk_info(0).byte_offset
+    with (tmp_path / "x.h5ad").open("r+b") as raw:
+        raw.seek(offset + 4)
+        raw.write(b"\x00" * 16)
+    assert validate(tmp_path / "x.h5ad") == []
+    assert [(p.rule, p.path) for p in validate(tmp_path / "x.h5ad", "full")] == [("A00", "layers/dense")]
+    os.truncate(good, good.stat().st_size - 100)
+    with pytest.raises(SourceError, match="truncated"):
+        validate(good)
+    with pytest.raises(NotFoundError):
+        validate(tmp_path / "absent.h5ad")
+    with pytest.raises(SourceError, match="no level"):
+        validate(tmp_path / "x.h5ad", "deep")  # type: ignore[arg-type]
+
+
+def test_a_zarr_array_is_no_anndata(tmp_path: Path) -> None:
+    """A Zarr folder that holds one array, or a chunk that was overwritten, is told."""
+    zarr.create_array(tmp_path / "a.zarr", shape=(3,), dtype="f4")
+    assert [p.rule for p in validate(tmp_path / "a.zarr")] == ["A10"]
+    good = write_good(tmp_path / "x.zarr", "zarr3")
+    (good / "X" / "indices" / "c" / "0").write_bytes(b"not a frame")
+    assert [(p.rule, p.path) for p in validate(good, "full")] == [("A00", "X")]
+
+
+def test_links_that_lead_in_circles_end(tmp_path: Path) -> None:
+    """Hard and soft links to a group above, and links to nothing, are told and not followed."""
+    path = write_good(tmp_path / "x.h5ad", "hdf5")
+
+    def change(root: Any) -> None:
+        root["uns/self"] = root["uns"]
+        root["uns/up"] = h5py.SoftLink("/")
+        root["uns/nothing"] = h5py.SoftLink("/absent")
+
+    damage(path, change)
+    found = {(p.rule, p.path) for p in validate(path, "full")}
+    assert found == {("A00", "uns/nothing"), ("A00", "uns/self"), ("A00", "uns/up")}
+
+
+def test_declared_sizes_take_no_memory(tmp_path: Path) -> None:
+    """Arrays and axes of sizes that nothing can hold are told before anything of that size is made."""
+    path = write_good(tmp_path / "x.h5ad", "hdf5")
+    with open_for_writing(path) as root:
+        root.create_dataset("uns/huge", (10**12,), "f8", chunks=(1 << 16,), compression="gzip")
+        declare(root["uns/huge"], "array", "0.2.0")
+        root["X"].attrs["shape"] = [3, 2**60]
+        write_elem(root["obs"]["kind"], "categories", np.array(["B", "T"], dtype=object))
+    assert {p.rule for p in validate(path, "full")} >= {"A00", "A15"}
+
+
+def test_names_with_equal_hashes_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Different names of one hash are no duplicates: the names decide."""
+    path = write_good(tmp_path / "x.h5ad", "hdf5")
+    monkeypatch.setattr("pandas.util.hash_array", lambda values, categorize: np.zeros(len(values), np.uint64))
+    assert validate(path, "full") == []
+    damage(path, lambda root: put(root, "obs/_index", np.array([b"a", b"b", b"a"])))
+    assert "A29" in {p.rule for p in validate(path, "full")}
+
+
+def test_adding_refuses_by_rule(tmp_path: Path) -> None:
+    """What cannot be added is refused with the rule's id, the element and the way out; milder problems are handed back."""
+    path = write_good(tmp_path / "x.h5ad", "hdf5")
+    assert refuse_broken(path) == []
+    damage(path, lambda root: root["uns/list"].attrs.__delitem__("encoding-type"))
+    assert [p.rule for p in refuse_broken(path)] == ["A26"]
+    damage(path, lambda root: put(root, "layers/dense", np.ones((3, 9))))
+    with pytest.raises(SourceError, match=r"x\.h5ad: A17 must: layers/dense: its shape is \(3, 9\).*Write"):
+        refuse_broken(path)
+
+
+def test_the_page_of_rules_is_the_registry() -> None:
+    """docs/reference/anndata-rules.md is what `rules_page` makes of the rules; write it again after a change."""
+    assert (ROOT / "docs" / "reference" / "anndata-rules.md").read_text("utf-8") == rules_page()
+    assert list(RULES) == sorted(RULES, key=lambda name: int(name[1:]))
+    assert all(rule.sentence.endswith(".") and rule.mend.endswith(".") for rule in RULES.values())

@@ -286,12 +286,10 @@ def _check_chunk(uri: str, at: str, node: Any, chunks: tuple[int, ...] | None) -
 
 
 def _check_filters(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
-    import h5py
-
     plist = node.id.get_create_plist()
     for i in range(plist.get_nfilters()):
         code, _, _, label = plist.get_filter(i)
-        if not (h5py.h5z.filter_avail(code) or _with_plugins(code)):
+        if not filter_available(code):
             name = label.decode(errors="replace") if isinstance(label, bytes) else str(label)
             raise MissingExtraError(
                 f"{uri}: {at} is compressed with HDF5 filter {code} ({name or 'unnamed'}), which is not installed; "
@@ -299,9 +297,18 @@ def _check_filters(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
             )
 
 
-def _with_plugins(code: int) -> bool:
+def filter_available(code: int) -> bool:
+    """Say whether HDF5 can use the filter of this number, with the plugins of the extra `plugins` if need be.
+
+    Examples
+    --------
+    >>> filter_available(1)
+    True
+    """
     import h5py
 
+    if h5py.h5z.filter_avail(code):
+        return True
     try:
         import hdf5plugin  # noqa: F401  (its import registers the filters)
     except ImportError:

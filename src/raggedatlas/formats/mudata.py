@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.formats.anndata.elements import read_element
 from raggedatlas.formats.anndata.frames import frame_length, read_frame
 from raggedatlas.formats.anndata.memory import describe_value, object_parts
 from raggedatlas.formats.anndata.stored import describe_node, stored_parts
@@ -78,13 +79,21 @@ def mudata_object_source(mdata: Any) -> PartsSource:  # noqa: ANN401  (a MuData,
             matrices.append(Part.of(f"obsm/{key}", DenseRows(value, place)))
         elif key not in mdata.mod:
             left_out[f"obsm/{key}"] = describe_value(value)
+    elements: dict[str, Callable[[], Any]] = {"var": lambda: mdata.var}
+    elements |= {f"varmap/{name}": partial(_same, value) for name, value in mdata.varmap.items()}
+    elements |= {"axis": lambda: 1} if mdata.axis == 1 else {}
     for group in ("obsp", "varp", "uns", "varm"):
         for key, value in getattr(mdata, group).items():
             if key not in mdata.mod:
                 left_out[f"{group}/{key}"] = describe_value(value)
-    whole = Parts(mdata.n_obs, lambda: mdata.obs, tuple(matrices), {}, left_out)
+                elements[f"{group}/{key}"] = partial(_same, value)
+    whole = Parts(mdata.n_obs, lambda: mdata.obs, tuple(matrices), {}, left_out, elements=elements)
     # The names decide, because the obsmap of a view still counts the rows of what it is a view of.
     return PartsSource(_joined(whole, mods, {}, "the MuData in memory"), name="mudata", uri="", format="mudata")
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401
+    return value
 
 
 def _stored(container: Container) -> Parts:
@@ -115,10 +124,16 @@ def _stored(container: Container) -> Parts:
             matrices.append(Part.of(f"obsm/{key}", DenseRows(node, place)))
         else:
             left_out[f"obsm/{key}"] = describe_node(node)
+    elements: dict[str, Callable[[], Any]] = {}
+    if frame_length(container, "var") is not None:
+        elements["var"] = partial(read_frame, container, "var")
+    elements |= {f"varmap/{m}": partial(container.whole, f"varmap/{m}") for m in container.names("varmap")}
+    elements |= {"axis": lambda: 1} if str(container.root.attrs.get("axis", 0)) == "1" else {}
     for group in ("obsp", "varp", "uns", "varm"):
         for key in [k for k in container.names(group) if k not in mods]:
             left_out[f"{group}/{key}"] = describe_node(container.get(f"{group}/{key}"))
-    whole = Parts(n_cells, partial(read_frame, container, "obs"), tuple(matrices), {}, left_out)
+            elements[f"{group}/{key}"] = partial(read_element, container, f"{group}/{key}")
+    whole = Parts(n_cells, partial(read_frame, container, "obs"), tuple(matrices), {}, left_out, elements=elements)
     return _joined(whole, mods, maps, container.uri)
 
 
@@ -135,16 +150,23 @@ def _joined(whole: Parts, mods: Mapping[str, Parts], maps: Mapping[str, Any], ur
     present: dict[str, NDArray[np.int64]] = {}
     features: dict[str, Callable[[], pd.DataFrame]] = {}
     left_out = dict(whole.left_out)
+    # The tables as they are, beside the one that joins them all.
+    elements = {"obs": whole.cells, **whole.elements}
+    others: list[Part] = []
     for name, part in mods.items():
         placed = _with_space(part, SPACES.get(name.lower(), "")).under(f"mod/{name}/")
+        elements |= {f"mod/{name}/obs": part.cells, **placed.elements}
+        others += placed.others
         matrices += placed.matrices
         features |= placed.features
         left_out |= placed.left_out
         if not placed.matrices:
             left_out[f"mod/{name}"] = "modality without a matrix"
+        present[f"mod/{name}/obs"] = cells_of[name]
         if not np.array_equal(cells_of[name], np.arange(whole.n_cells)):
             present |= {p.info.key: cells_of[name] for p in placed.matrices}
-    return Parts(whole.n_cells, partial(_cells, whole, mods, cells_of), tuple(matrices), features, left_out, present)
+    cells = partial(_cells, whole, mods, cells_of)
+    return Parts(whole.n_cells, cells, tuple(matrices), features, left_out, present, tuple(others), elements)
 
 
 def _with_space(part: Parts, space: str) -> Parts:

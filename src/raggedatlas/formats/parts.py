@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.rows import RowReader
-from raggedatlas.model.batch import Block
-from raggedatlas.model.contracts import MatrixInfo, SourceSchema
+from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.model.contracts import NARROW, MatrixInfo, SourceSchema
 from raggedatlas.model.frames import frame_to_arrow
 
 if TYPE_CHECKING:
@@ -43,7 +43,15 @@ class Part:
     @classmethod
     def of(cls, key: str, rows: RowReader, features: str = "", space: str = "") -> "Part":
         """Describe a reader."""
-        return cls(MatrixInfo(key, rows.form, rows.dtype, rows.shape, features, space, rows.n_entries), rows)
+        wide = getattr(rows, "wide", NARROW)
+        return cls(MatrixInfo(key, rows.form, rows.dtype, rows.shape, features, space, rows.n_entries, wide), rows)
+
+    def under(self, prefix: str) -> "Part":
+        """Put a prefix before its keys."""
+        info = self.info
+        return replace(
+            self, info=replace(info, key=prefix + info.key, features=info.features and prefix + info.features)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,10 @@ class Parts:
         What else there is.
     present : mapping of str to (n_rows,) int64
         Matrix key -> cell of each row, for matrices that do not cover all cells in order.
+    others : tuple of Part
+        Matrices that are not of cells by features.
+    elements : mapping of str to callable
+        Key -> reads that element whole.
     """
 
     n_cells: int
@@ -72,21 +84,22 @@ class Parts:
     features: "Mapping[str, Callable[[], pd.DataFrame]]"
     left_out: Mapping[str, str] = field(default_factory=dict)
     present: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    others: tuple[Part, ...] = ()
+    elements: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
     def under(self, prefix: str) -> "Parts":
         """Put a prefix such as ``"mod/rna/"`` before every key."""
-        matrices = tuple(
-            Part(
-                replace(
-                    part.info, key=prefix + part.info.key, features=part.info.features and prefix + part.info.features
-                ),
-                part.rows,
-            )
-            for part in self.matrices
-        )
         features = {prefix + key: read for key, read in self.features.items()}
         left_out = {prefix + key: what for key, what in self.left_out.items()}
-        return replace(self, matrices=matrices, features=features, left_out=left_out)
+        elements = {prefix + key: read for key, read in self.elements.items()}
+        return replace(
+            self,
+            matrices=tuple(part.under(prefix) for part in self.matrices),
+            features=features,
+            left_out=left_out,
+            others=tuple(part.under(prefix) for part in self.others),
+            elements=elements,
+        )
 
 
 class PartsSource:
@@ -115,7 +128,7 @@ class PartsSource:
                 close()
             raise SourceError(f"{uri or name} has no cells; there is nothing to add.")
         self._parts, self._close = parts, close
-        self._rows = {part.info.key: part.rows for part in parts.matrices}
+        self._rows = {part.info.key: part.rows for part in (*parts.matrices, *parts.others)}
         self._schema = SourceSchema(
             name,
             uri,
@@ -123,6 +136,8 @@ class PartsSource:
             tuple(p.info for p in parts.matrices),
             dict(sorted(parts.left_out.items())),
             format,
+            tuple(p.info for p in parts.others),
+            {key: parts.left_out.get(key, "table") for key in sorted(parts.elements)},
         )
 
     def describe(self) -> SourceSchema:
@@ -183,9 +198,42 @@ class PartsSource:
             raise SourceError(f"Rows {start:,} to {stop:,} of {list(keys)} are asked for; there are {height:,}.")
         return _walk(readers, start, stop, n_rows)
 
+    def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+        """Read whole an element, a matrix, ``"obs"``, or a table of features.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such element.
+        SourceError
+            If it is damaged, or encoded in a way that nothing knows.
+        """
+        tables = {"obs": self._parts.cells, **self._parts.features}
+        if key in self._parts.elements:
+            return self._parts.elements[key]()
+        # A matrix of obsm and the table of its features have one key.
+        if key in self._rows:
+            return self.matrix(key)
+        if key in tables:
+            return tables[key]()
+        raise NotFoundError(
+            f"{self._schema.uri or self._schema.name} has no element {key!r}; there are {sorted({*self._parts.elements, *tables})}."
+        )
+
+    def matrix(self, key: str) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
+        """Read a matrix whole, in the form that it is stored in.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such matrix.
+        """
+        return whole_matrix(self._reader(key))
+
     def present(self, key: str) -> "np.ndarray[Any, np.dtype[np.int64]] | None":
-        """Return which cell each row of a matrix belongs to, or None when row i is cell i."""
-        self._reader(key)
+        """Return which cell each row of a matrix (or of a modality's ``"obs"``) belongs to, or None when row i is cell i."""
+        if key not in self._parts.present:
+            self._reader(key)
         return self._parts.present.get(key)
 
     def close(self) -> None:
@@ -210,3 +258,30 @@ def _walk(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterat
             stop = reader.stop(start, stop)
         yield tuple(reader.read(start, stop) for reader in readers)
         start = stop
+
+
+def whole_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
+    """Read a matrix whole, in the form that it is stored in.
+
+    Returns
+    -------
+    numpy.ndarray or scipy.sparse.csr_matrix or csc_matrix
+    """
+    from scipy.sparse import csr_matrix
+
+    block = rows.read(0, rows.shape[0])
+    values = block.layers["values"]
+    if not isinstance(block, CsrBlock):
+        return values
+    # SciPy turns no half-precision matrix into another form; float32 holds its values.
+    halves = values.dtype == np.float16 and rows.form == "csc"
+    small = max(rows.shape[1], int(block.indptr[-1])) <= np.iinfo(np.int32).max
+    pointers = block.indptr.astype(np.int32 if small else np.int64, copy=False)
+    arrays: Any = (values.astype(np.float32) if halves else values, block.indices, pointers)
+    made: Any = csr_matrix(arrays, shape=(rows.shape[0], rows.shape[1]))
+    turned = made.tocsc() if rows.form == "csc" else made
+    turned = turned.astype(np.float16) if halves else turned
+    for name, wide in zip(("indptr", "indices"), getattr(rows, "wide", NARROW), strict=True):
+        if wide:
+            setattr(turned, name, getattr(turned, name).astype(np.int64, copy=False))
+    return turned

@@ -12,7 +12,7 @@ from raggedatlas.formats.chunks import direct_rows
 from raggedatlas.formats.containers import readable
 from raggedatlas.formats.spill import RowSpill
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.contracts import MatrixForm
+from raggedatlas.model.contracts import NARROW, MatrixForm
 
 BLOCK_BYTES = 256 << 20
 """A step down the rows stops early rather than take more than this (one row is always taken)."""
@@ -197,6 +197,7 @@ class CsrRows:
         self.shape: tuple[int, ...] = arrays.shape
         self.dtype = self._data.dtype
         self.n_entries: int | None = _entries(arrays, arrays.shape[0], place)
+        self.wide = wide_parts(arrays.indptr, arrays.indices)
 
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go."""
@@ -248,6 +249,7 @@ class CscRows:
         self.shape: tuple[int, ...] = arrays.shape
         self.dtype = self._data.dtype
         self.n_entries: int | None = _entries(arrays, arrays.shape[1], place)
+        self.wide = wide_parts(arrays.indptr, arrays.indices)
 
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go."""
@@ -324,6 +326,7 @@ class SlicedRows:
         sparse: MatrixForm = "csc" if getattr(first, "format", "") == "csc" else "csr"
         self.form: MatrixForm = sparse if bool(issparse(first)) else "dense"
         self.dtype = _plain_dtype(np.dtype(getattr(first, "dtype", object)), place)
+        self.wide = wide_parts(first.indptr, first.indices) if self.form != "dense" else NARROW
 
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go, as if every entry were stored."""
@@ -381,6 +384,11 @@ class ColumnsOf:
     def close(self) -> None:
         """Let go of what all columns kept."""
         self._all.close()
+
+
+def wide_parts(indptr: Any, indices: Any) -> tuple[bool, bool]:  # noqa: ANN401  (arrays of any library)
+    """Say whether the pointers and the indices of a sparse matrix take 64 bits."""
+    return (np.dtype(indptr.dtype).itemsize == 8, np.dtype(indices.dtype).itemsize == 8)
 
 
 def _plain_dtype(dtype: np.dtype[Any], place: Place) -> np.dtype[Any]:

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
+from raggedatlas.formats.appenders import Appender, ChunkAppender
+from raggedatlas.formats.compressions import compression_of, require_plugin
 from raggedatlas.formats.containers import unknown_encoding
 
 CHUNK = 1 << 16
@@ -20,13 +22,6 @@ CHUNK = 1 << 16
 
 SHARD_CHUNKS = 64
 """Chunks per Zarr shard."""
-
-COMPRESSIONS: dict[str | None, dict[str, Any]] = {
-    None: {},
-    "gzip": {"compression": "gzip", "compression_opts": 1, "shuffle": True},
-    "lzf": {"compression": "lzf", "shuffle": True},
-}
-"""Name of an HDF5 compression -> what h5py calls it; shuffled gzip 1 is both smaller and faster than plain gzip 4."""
 
 
 class Target(Protocol):
@@ -38,7 +33,7 @@ class Target(Protocol):
         """Return a group, made if need be, with these encoding attributes."""
         ...
 
-    def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> "Appender":
+    def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
         """Make an array to append to; a shape of None is one axis of unknown length."""
         ...
 
@@ -55,48 +50,6 @@ class Target(Protocol):
         ...
 
 
-class Appender:
-    """Appends along the first axis of an array, in whole chunks until `flush`.
-
-    Parameters
-    ----------
-    array : h5py.Dataset or zarr.Array
-        Where to.
-    unit : int
-        Rows that are written together.
-    grows : bool
-        Whether the array must be lengthened.
-    """
-
-    def __init__(self, array: Any, unit: int, *, grows: bool) -> None:  # noqa: ANN401
-        self.array, self._unit, self._grows = array, unit, grows
-        self.n_rows = 0
-        self._n_written = 0
-        self._waiting: list[NDArray[Any]] = []
-
-    def append(self, values: NDArray[Any]) -> None:
-        """Take rows."""
-        self.n_rows += len(values)
-        self._waiting.append(values)
-        if self.n_rows - self._n_written >= self._unit:
-            self._write(self.n_rows - self.n_rows % self._unit)
-
-    def flush(self) -> None:
-        """Write what waits."""
-        self._write(self.n_rows)
-
-    def _write(self, stop: int) -> None:
-        if stop <= self._n_written:
-            return
-        rows = np.concatenate(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
-        n = stop - self._n_written
-        if self._grows:
-            self.array.resize((stop,))
-        self.array[self._n_written : stop] = rows[:n]
-        self._waiting = [rows[n:].copy()] if n < len(rows) else []
-        self._n_written = stop
-
-
 class Hdf5Target:
     """An HDF5 file in the making.
 
@@ -104,8 +57,8 @@ class Hdf5Target:
     ----------
     path : Path
         Its final name.
-    compression : {"gzip", "lzf", None}
-        Of the larger arrays.
+    compression : str or None
+        Of the larger arrays, as `compression_of` takes it.
     overwrite : bool
         Whether a file there may be replaced.
     userblock : int
@@ -122,10 +75,9 @@ class Hdf5Target:
     def __init__(self, path: Path, *, compression: str | None, overwrite: bool, userblock: int = 0) -> None:
         import h5py
 
-        if compression not in COMPRESSIONS:
-            raise SourceError(f"There is no compression {compression!r}; choose one of {list(COMPRESSIONS)}.")
+        self._compression = compression_of(compression)
+        require_plugin(self._compression)
         self.path, self._overwrite = path, overwrite
-        self._options = COMPRESSIONS[compression]
         self._hidden = _hidden(path, overwrite=overwrite)
         with writable(path):
             self._file = h5py.File(self._hidden, "x", userblock_size=userblock)
@@ -136,19 +88,26 @@ class Hdf5Target:
 
     def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
         """Make an array to append to."""
+        chunks = (CHUNK,) if shape is None else _row_chunks(shape)
+        options: dict[str, Any] = {} if shape is not None and 0 in shape else {"chunks": chunks}
+        if options:
+            options |= self._compression.hdf5
         with writable(self.path):
             if shape is None:
-                made = self._file.create_dataset(path, (0,), dtype, maxshape=(None,), chunks=(CHUNK,), **self._options)
-                return Appender(made, CHUNK, grows=True)
-            chunks = _row_chunks(shape)
-            options = {**self._options, "chunks": chunks} if 0 not in shape else {}
-            return Appender(self._file.create_dataset(path, shape, dtype, **options), chunks[0], grows=False)
+                made = self._file.create_dataset(path, (0,), dtype, maxshape=(None,), **options)
+            else:
+                made = self._file.create_dataset(path, shape, dtype, **options)
+        ours = self._compression.chunk is not None or not self._compression.hdf5
+        if options and ours:
+            return ChunkAppender(made, self._compression.chunk, grows=shape is None)
+        return Appender(made, chunks[0], grows=shape is None)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a whole element."""
         with writable(self.path, path):
-            # anndata strips compression from scalars, but not the shuffle filter.
-            write_element(self._file, path, value, {k: v for k, v in self._options.items() if k != "shuffle"})
+            # Tables and names stay readable without plugins; anndata strips compression from scalars, but not the shuffle filter.
+            options = {"compression": "gzip", "compression_opts": 1} if self._compression.hdf5 else {}
+            write_element(self._file, path, value, options)
 
     def publish(self, header: bytes) -> None:
         """Close it and move it to its name."""
@@ -177,6 +136,8 @@ class ZarrTarget:
         Its final name.
     zarr_format : {2, 3}
         Format 3 is sharded.
+    compression : str or None
+        Of the larger arrays, as `compression_of` takes it.
     overwrite : bool
         Whether a folder there may be replaced.
 
@@ -188,11 +149,12 @@ class ZarrTarget:
         If the place refuses.
     """
 
-    def __init__(self, path: Path, *, zarr_format: int, overwrite: bool) -> None:
+    def __init__(self, path: Path, *, zarr_format: int, compression: str | None, overwrite: bool) -> None:
         import zarr
 
         if zarr_format not in (2, 3):
             raise SourceError(f"There is no Zarr format {zarr_format!r}; choose 2 or 3.")
+        self._compressor = compression_of(compression).zarr(zarr_format)
         self.path, self._overwrite, self._format = path, overwrite, zarr_format
         self._hidden = _hidden(path, overwrite=overwrite)
         with writable(path):
@@ -209,13 +171,16 @@ class ZarrTarget:
         tiled = (unit, *chunks[1:])
         layout: dict[str, Any] = {"chunks": tiled} if self._format == 2 else {"chunks": chunks, "shards": tiled}
         with writable(self.path):
-            made = self._root.create_array(path, shape=(0,) if shape is None else shape, dtype=dtype, **layout)
+            made = self._root.create_array(
+                path, shape=(0,) if shape is None else shape, dtype=dtype, compressors=self._compressor, **layout
+            )
         return Appender(made, unit, grows=shape is None)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a whole element."""
         with writable(self.path, path):
-            write_element(self._root, path, value, {})
+            # The two generations of zarr-python name the type of records differently, and one cannot read the other's.
+            write_element(self._root, path, value if self._format == 2 else records_as_tables(path, value), {})
 
     def publish(self, header: bytes) -> None:
         """Consolidate its metadata and move it to its name."""
@@ -262,8 +227,44 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
             ) from error
 
 
+def records_as_tables(path: str, value: Any) -> Any:  # noqa: ANN401
+    """Turn structured arrays, also within mappings, into frames with a column per field.
+
+    Raises
+    ------
+    SchemaError
+        If a field has several values a row, which no column holds.
+
+    Examples
+    --------
+    >>> records_as_tables("uns/r", np.array([(1, 2.0)], dtype=[("n", "i4"), ("x", "f4")]))["n"].tolist()
+    [1]
+    """
+    if isinstance(value, dict):
+        return {name: records_as_tables(f"{path}/{name}", inner) for name, inner in value.items()}
+    if not isinstance(value, np.ndarray) or value.dtype.names is None:
+        return value
+    import pandas as pd
+
+    odd = [name for name in value.dtype.names if value.dtype[name].shape or not name.strip("./") or "/" in name]
+    if value.ndim != 1 or odd:
+        raise SchemaError(
+            f"{path} is a structured array which Zarr format 3 cannot hold so that every anndata reads it, nor can a table: it has "
+            f"{value.ndim} axes and the fields {odd or value.dtype.names}. Write Zarr format 2 or .h5ad, or take it apart first."
+        )
+    return pd.DataFrame({name: _texts(value[name]) for name in value.dtype.names})
+
+
+def _texts(values: NDArray[Any]) -> NDArray[Any]:
+    if values.dtype.kind not in "SUO":
+        return values
+    return np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values], dtype=object)
+
+
 def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
     """Turn text without missing values into object columns, which are written as plain string arrays.
+
+    Text of pandas' own nullable type stays that: it is what the person chose, and what a file with such a column holds.
 
     Examples
     --------
@@ -280,6 +281,8 @@ def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
             kept = _object_index(column.cat.categories)
             codes = column.cat.codes.to_numpy()
             columns[name] = pd.Categorical.from_codes(codes, kept, ordered=bool(column.cat.ordered))
+        elif isinstance(column.dtype, pd.StringDtype) and column.dtype.na_value is pd.NA:
+            columns[name] = column.array
         elif column.dtype == object or isinstance(column.dtype, pd.StringDtype):
             columns[name] = column.astype("string").array if column.isna().any() else column.to_numpy(object)
         else:

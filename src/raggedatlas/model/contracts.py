@@ -12,6 +12,9 @@ from raggedatlas.model.batch import Block
 
 MatrixForm = Literal["csr", "csc", "dense"]
 
+NARROW = (False, False)
+"""Pointers and indices of a sparse matrix in 32 bits, as SciPy makes them where that is enough."""
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixInfo:
@@ -33,6 +36,8 @@ class MatrixInfo:
         Feature space it belongs to by the source's own knowledge; empty when unknown.
     n_entries : int or None
         Stored entries of a sparse matrix.
+    wide : tuple of bool
+        Whether the pointers, and the indices, of a sparse matrix are stored in 64 bits.
     """
 
     key: str
@@ -42,6 +47,7 @@ class MatrixInfo:
     features: str
     space: str = ""
     n_entries: int | None = None
+    wide: tuple[bool, bool] = NARROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,11 @@ class SourceSchema:
         Everything else it holds (``"uns/neighbors"``, ...) -> what it is; the report lists it.
     format : str
         For instance ``"h5ad"``.
+    others : tuple of MatrixInfo
+        Matrices that are not of cells by features (``"obsp/<name>"``, ``"varm/<name>"``, ``"varp/<name>"``); `Source.blocks`
+        reads them too.
+    elements : mapping of str to str
+        Everything else that `Source.element` reads whole (``"uns/<name>"``, tables in ``"obsm/<name>"``, ...) -> what it is.
     """
 
     name: str
@@ -70,6 +81,8 @@ class SourceSchema:
     matrices: tuple[MatrixInfo, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     format: str = ""
+    others: tuple[MatrixInfo, ...] = ()
+    elements: Mapping[str, str] = field(default_factory=dict)
 
     def matrix(self, key: str) -> MatrixInfo | None:
         """Return the matrix with that key, or None."""
@@ -101,8 +114,15 @@ class Source(Protocol):
         """
         ...
 
+    def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+        """Read whole one of the `elements` or `others`, ``"obs"``, or a table of features as a pandas frame."""
+        ...
+
     def present(self, key: str) -> "np.ndarray[Any, np.dtype[np.int64]] | None":
-        """Return which cell each row of a matrix belongs to, as (n_rows,) int64; None when row i is cell i."""
+        """Return which cell each row of a matrix, or of the ``"mod/<m>/obs"`` of a modality, belongs to, as (n_rows,) int64.
+
+        None means that row i is cell i.
+        """
         ...
 
     def close(self) -> None:
@@ -118,21 +138,27 @@ class SinkMatrix:
     ----------
     key : str
         ``"X"``, ``"layers/<name>"``, ``"obsm/<name>"``; within MuData ``"mod/<m>/X"`` and so on.
-    form : {"csr", "dense"}
-        Form of the blocks.
+    form : {"csr", "csc", "dense"}
+        How it is to be stored; blocks of both sparse forms are rows.
     dtype : numpy dtype
         Of the values.
     shape : tuple of int
         Final shape.
+    n_entries : int or None
+        How many entries will come at most, where that is known.
+    wide : tuple of bool
+        Whether the pointers, and the indices, of a sparse matrix take 64 bits even where 32 would do.
     """
 
     key: str
-    form: Literal["csr", "dense"]
+    form: MatrixForm
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    n_entries: int | None = None
+    wide: tuple[bool, bool] = NARROW
 
     @classmethod
-    def of(cls, key: str, form: Literal["csr", "dense"], dtype: DTypeLike, shape: tuple[int, ...]) -> "SinkMatrix":
+    def of(cls, key: str, form: MatrixForm, dtype: DTypeLike, shape: tuple[int, ...]) -> "SinkMatrix":
         """Make one, with anything that NumPy takes for a dtype."""
         return cls(key, form, np.dtype(dtype), shape)
 

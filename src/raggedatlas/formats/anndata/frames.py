@@ -1,13 +1,13 @@
 """Frames of a stored AnnData: every layout that anndata has written since 0.5."""
 
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable, unknown_encoding
+from raggedatlas.formats.anndata.elements import columns_listed, read_element
+from raggedatlas.formats.containers import Container, attribute, check_whole, is_array
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,33 +80,12 @@ def read_frame(container: Container, path: str, categories_in: str = "") -> "pd.
     return frame
 
 
-def read_element(container: Container, path: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-    """Read a small element through anndata's own reader.
-
-    Raises
-    ------
-    SourceError
-        If anndata cannot.
-    """
-    from anndata.io import read_elem
-
-    with warnings.catch_warnings(action="ignore"), readable(container.uri, path):
-        try:
-            return read_elem(container.get(path))
-        except unknown_encoding() as error:
-            raise SourceError(
-                f"{container.uri}: {path} has an encoding that anndata does not know ({str(error).splitlines()[0]}); "
-                "remove the element, or write it again with a known one."
-            ) from error
-
-
 def unlisted_columns(container: Container, path: str) -> Mapping[str, str]:
     """Return the members of a frame that are no columns of it by its own list."""
     node = container.get(path)
     if node is None or is_array(node) or "column-order" not in node.attrs:
         return {}
-    listed = {n.decode() if isinstance(n, bytes) else str(n) for n in np.atleast_1d(node.attrs["column-order"])}
-    listed |= {index_name(node), "__categories"}
+    listed = {*columns_listed(node), index_name(node), "__categories"}
     return {f"{path}/{n}": "column that column-order does not list" for n in container.names(path) if n not in listed}
 
 
@@ -156,7 +135,7 @@ def _read_structured(container: Container, path: str, categories_in: str) -> "pd
         else:
             columns[name] = values
     index = columns.pop(index_field)
-    return pd.DataFrame(columns, index=pd.Index(index, name=None if index_field.endswith("index") else index_field))
+    return pd.DataFrame(columns, index=pd.Index(index, name=index_field))
 
 
 def _decoded(values: Any) -> Any:  # noqa: ANN401

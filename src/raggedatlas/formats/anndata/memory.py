@@ -33,6 +33,8 @@ class _Object:
         self.matrices: list[Part] = []
         self.features: dict[str, Callable[[], pd.DataFrame]] = {"var": lambda: _plain(adata.var)}
         self.left_out: dict[str, str] = {}
+        self.elements: dict[str, Callable[[], Any]] = {}
+        self.beside: list[Part] = []
 
     def parts(self) -> Parts:
         adata = self.adata
@@ -47,8 +49,20 @@ class _Object:
             self._embedding(name)
         for group in ("obsp", "varm", "varp", "uns"):
             for name, value in getattr(adata, group).items():
-                self.left_out.setdefault(f"{group}/{name}", describe_value(value))
-        return Parts(adata.n_obs, lambda: _plain(adata.obs), tuple(self.matrices), self.features, self.left_out)
+                self._whole(f"{group}/{name}", value)
+        return Parts(
+            adata.n_obs,
+            lambda: _plain(adata.obs),
+            tuple(self.matrices),
+            self.features,
+            self.left_out,
+            others=tuple(self.beside),
+            elements=self.elements,
+        )
+
+    def _whole(self, key: str, value: Any) -> None:  # noqa: ANN401
+        self.left_out.setdefault(key, describe_value(value))
+        self.elements[key] = lambda: value
 
     def _raw(self) -> None:
         raw = self.adata.raw
@@ -63,7 +77,7 @@ class _Object:
             )
         self._add("raw/X", rows, "raw/var", "gene_expression")
         for name, value in raw.varm.items():
-            self.left_out[f"raw/varm/{name}"] = describe_value(value)
+            self._whole(f"raw/varm/{name}", value)
 
     def _embedding(self, name: str) -> None:
         import pandas as pd
@@ -71,6 +85,7 @@ class _Object:
         key = f"obsm/{name}"
         value = self.adata.obsm[name]
         if isinstance(value, pd.DataFrame):
+            self.elements[key] = lambda: _plain(value)
             if not all(isinstance(d, np.dtype) and d.kind in "biuf" for d in value.dtypes):
                 self.left_out[key] = describe_value(value)
                 return
@@ -78,7 +93,7 @@ class _Object:
             self._add(key, DenseRows(value.to_numpy(), self._place(key)), key, "")
             return
         if len(getattr(value, "shape", ())) < 2 or getattr(value, "dtype", np.dtype(object)).kind not in "biuf":
-            self.left_out[key] = describe_value(value)
+            self._whole(key, value)
             return
         rows = self._rows(key, partial(_item, "obsm", name))
         for candidate in (f"{name}_names", f"{name.rpartition('_')[0]}_names"):
@@ -103,6 +118,7 @@ class _Object:
     def _add(self, key: str, rows: RowReader, features: str, space: str) -> None:
         if 0 in rows.shape[1:]:
             self.left_out[key] = "matrix without columns"
+            self.beside.append(Part.of(key, rows, features))
         else:
             self.matrices.append(Part.of(key, rows, features, space))
 

@@ -14,6 +14,7 @@ from raggedatlas.model.contracts import SinkMatrix
 
 DICT = ("dict", "0.1.0")
 GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")
+ROOT = {"X", "obs", "raw", "var", *GROUPS}
 MUDATA_VERSION = "0.1.0"
 MUDATA_HEADER = f"MuData (format-version={MUDATA_VERSION};creator=raggedatlas)".encode()
 """What the first bytes of an `.h5mu` file say; its readers look for it."""
@@ -26,8 +27,9 @@ def h5ad_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: 
     ----------
     path : str or Path
         Where to.
-    compression : {"gzip", "lzf", None}
-        Of arrays; gzip is level 1 with shuffled bytes.
+    compression : str or None
+        ``"gzip"`` (level 1, bytes shuffled), ``"zstd"``, ``"blosc"`` (both of the extra `plugins`), ``"lzf"``, each but the
+        last with a level if wished, as in ``"zstd:9"``; None for none.
     overwrite : bool
         Whether an existing file may be replaced.
 
@@ -50,8 +52,15 @@ def h5mu_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: 
     return TreeSink(target, multimodal=True)
 
 
-def zarr_sink(path: str | Path, zarr_format: int = 3, *, overwrite: bool = False) -> "TreeSink":
-    """Write an AnnData as a Zarr folder with consolidated metadata.
+def zarr_sink(
+    path: str | Path,
+    zarr_format: int = 3,
+    compression: str | None = "zstd",
+    *,
+    overwrite: bool = False,
+    multimodal: bool = False,
+) -> "TreeSink":
+    """Write an AnnData or MuData as a Zarr folder with consolidated metadata.
 
     Parameters
     ----------
@@ -59,8 +68,12 @@ def zarr_sink(path: str | Path, zarr_format: int = 3, *, overwrite: bool = False
         Where to.
     zarr_format : {3, 2}
         Format 3 is sharded.
+    compression : str or None
+        ``"zstd"`` (level 3), ``"blosc"`` or ``"gzip"``, with a level if wished; None for none.
     overwrite : bool
         Whether an existing folder may be replaced.
+    multimodal : bool
+        Whether it is a MuData, with keys as of `h5mu_sink`.
 
     Raises
     ------
@@ -69,7 +82,8 @@ def zarr_sink(path: str | Path, zarr_format: int = 3, *, overwrite: bool = False
     StoreError
         If the place refuses.
     """
-    return TreeSink(ZarrTarget(Path(path), zarr_format=zarr_format, overwrite=overwrite), multimodal=False)
+    target = ZarrTarget(Path(path), zarr_format=zarr_format, compression=compression, overwrite=overwrite)
+    return TreeSink(target, multimodal=multimodal)
 
 
 class TreeSink:
@@ -84,12 +98,13 @@ class TreeSink:
     """
 
     def __init__(self, target: Target, *, multimodal: bool) -> None:
-        self._target, self._multimodal = target, multimodal
+        self._target, self.multimodal = target, multimodal
         self._writers: dict[str, MatrixWriter] = {}
         self._lengths: dict[str, int] = {}
         self._var_names: dict[str, NDArray[Any]] = {}
         self._maps: dict[str, NDArray[Any]] = {}
         self._mods: list[str] = []
+        self._axis = 0
 
     def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
         """Prepare for these matrices.
@@ -131,6 +146,9 @@ class TreeSink:
             If it cannot be written.
         """
         self._seen(key)
+        if self.multimodal and key == "axis":
+            self._axis = int(value)
+            return
         parent, _, name = key.rpartition("/")
         if name in ("obs", "var"):
             self._lengths[key] = len(value)
@@ -154,22 +172,28 @@ class TreeSink:
         with writable(self._target.path):
             for writer in self._writers.values():
                 writer.finish()
-            if self._multimodal:
+            if self.multimodal:
                 self._finish_mudata()
             else:
                 self._finish_anndata("")
-        self._target.publish(MUDATA_HEADER if self._multimodal else b"")
+        self._target.publish(MUDATA_HEADER if self.multimodal else b"")
         return str(self._target.path)
 
     def abort(self) -> None:
         """Remove what was written so far."""
+        for writer in self._writers.values():
+            writer.close()
         self._target.discard()
 
     def _seen(self, key: str) -> None:
         parts = key.split("/")
         if not all(parts) or "." in parts or ".." in parts:
             raise SchemaError(f"{key!r} is no key of an element; names may not be empty, '.' or '..'.")
-        if self._multimodal and parts[0] == "mod" and len(parts) > 2 and parts[1] not in self._mods:
+        if not self.multimodal and parts[0] not in ROOT:
+            raise SchemaError(
+                f"{key!r} has no place in an AnnData, whose readers stop at unknown members; put it into uns, e.g. as 'uns/{key}'."
+            )
+        if self.multimodal and parts[0] == "mod" and len(parts) > 2 and parts[1] not in self._mods:
             self._mods.append(parts[1])
 
     def _finish_anndata(self, prefix: str) -> None:
@@ -177,7 +201,7 @@ class TreeSink:
         for key, writer in self._writers.items():
             if key.startswith(prefix) and "/" not in (inner := key.removeprefix(prefix)).removeprefix("layers/"):
                 self._check_shape(key, writer.matrix.shape, (n_obs, n_var))
-            elif key.startswith(prefix) and inner.startswith(("obsm/", "raw/")):
+            elif key.startswith(prefix) and (inner.startswith("obsm/") or inner == "raw/X"):
                 self._check_shape(key, writer.matrix.shape[:1], (n_obs,))
         self._target.group(prefix.rstrip("/"), ("anndata", "0.1.0"))
         for name in GROUPS:
@@ -211,7 +235,7 @@ class TreeSink:
             self._target.group(name, DICT)
         self._write_maps(n_obs)
         root = self._target.group("", ("MuData", MUDATA_VERSION))
-        root.attrs["axis"] = 0
+        root.attrs["axis"] = self._axis
         order = np.array(self._mods, dtype=object)
         self._target.group("mod").attrs["mod-order"] = order.tolist()
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.anndata.frames import frame_length, index_name, read_element, read_frame, unlisted_columns
+from raggedatlas.formats.anndata.elements import columns_listed, read_element
+from raggedatlas.formats.anndata.frames import frame_length, index_name, read_frame, unlisted_columns
 from raggedatlas.formats.containers import Container, attribute, is_array
 from raggedatlas.formats.parts import SPACES, Part, Parts
 from raggedatlas.formats.rows import CscRows, CsrRows, DenseRows, Place, RowReader, SparseArrays
@@ -56,6 +57,8 @@ class _Stored:
         self.matrices: list[Part] = []
         self.features: dict[str, Callable[[], pd.DataFrame]] = {}
         self.left_out: dict[str, str] = {}
+        self.matrices_beside: list[Part] = []
+        self.elements: dict[str, Callable[[], Any]] = {}
         self._names: list[str] | None = None
 
     def parts(self) -> Parts:
@@ -65,7 +68,15 @@ class _Stored:
         self._raw()
         self._embeddings()
         self._others()
-        return Parts(self.n_cells, self._frame("obs"), tuple(self.matrices), self.features, self.left_out)
+        return Parts(
+            self.n_cells,
+            self._frame("obs"),
+            tuple(self.matrices),
+            self.features,
+            self.left_out,
+            others=tuple(self.matrices_beside),
+            elements=self.elements,
+        )
 
     def _get(self, path: str) -> Any:  # noqa: ANN401
         return self.container.get(self.prefix + path)
@@ -103,8 +114,7 @@ class _Stored:
             if n_features is not None:
                 self.features["raw/var"] = self._frame(var)
             self._add("raw/X", rows, "raw/var" if n_features is not None else "", "gene_expression")
-        for name in self._members(varm):
-            self.left_out[f"raw/varm/{name}"] = describe_node(self._get(f"{varm}/{name}"))
+        self._beside("raw/varm", varm, (None, None))
 
     def _embeddings(self) -> None:
         node = self._get("obsm")
@@ -116,15 +126,16 @@ class _Stored:
             key = f"obsm/{name}"
             member = self._get(key)
             if attribute(member, "encoding-type") == "dataframe":
+                self.elements[key] = partial(read_element, self.container, self.prefix + key)
                 self._embedding(key, _frame_rows(self, key, member))
             elif is_array(member) and (len(member.shape or ()) < 2 or member.dtype.kind not in "biuf"):
-                self.left_out[key] = describe_node(member)
+                self._whole(key, key)
             else:
                 self._embedding(key, self._rows(key))
 
     def _embedding(self, key: str, rows: RowReader | None) -> None:
         if rows is None:
-            self.left_out[key] = describe_node(self._get(key))
+            self._whole(key, key)
             return
         self._check_shape(key, rows, None)
         self._add(key, rows, self._embedding_names(key, rows), "")
@@ -146,12 +157,10 @@ class _Stored:
         return columns_of([v.decode() if isinstance(v, bytes) else str(v) for v in values])
 
     def _others(self) -> None:
-        for group in ("obsp", "varm", "varp", "uns"):
-            node = self._get(group)
-            if node is not None and is_array(node):
-                self.left_out[group] = describe_node(node)
-            for name in self._members(group):
-                self.left_out.setdefault(f"{group}/{name}", describe_node(self._get(f"{group}/{name}")))
+        n_var = self.n_features
+        for group, shape in (("obsp", (self.n_cells, self.n_cells)), ("varm", (n_var, None)), ("varp", (n_var, n_var))):
+            self._beside(group, group, shape)
+        self._unstructured()
         for name in self.container.names(self.prefix.rstrip("/")):
             if name not in KNOWN:
                 self.left_out[name] = describe_node(self._get(name))
@@ -159,13 +168,82 @@ class _Stored:
             for path, why in unlisted_columns(self.container, self.prefix + frame).items():
                 self.left_out[path.removeprefix(self.prefix)] = why
 
+    def _beside(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
+        """Take the members of obsp, varm or varp: matrices in blocks, all else whole."""
+        node = self._get(path)
+        if node is not None and is_array(node):
+            for name in node.dtype.names or ():
+                at = f"{key}/{name}"
+                self._put_beside(at, DenseRows(_Field(node, name), self._place(at)), shape)
+            return
+        for name in self._members(path):
+            self._member_beside(f"{key}/{name}", f"{path}/{name}", shape)
+
+    def _member_beside(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
+        node = self._get(path)
+        form = attribute(node, "encoding-type")
+        numbers = is_array(node) and len(node.shape or ()) > 1 and node.dtype.kind in "biuf"
+        if numbers or form in ("csr_matrix", "csc_matrix") or "h5sparse_format" in node.attrs:
+            rows = self._rows(path, shape[0])
+            assert rows is not None
+            self.left_out.setdefault(key, describe_node(node))
+            self._put_beside(key, rows, shape)
+        else:
+            self._whole(key, path)
+
+    def _put_beside(self, key: str, rows: RowReader, shape: tuple[int | None, int | None]) -> None:
+        if any(wanted not in (None, n) for wanted, n in zip(shape, rows.shape, strict=False)):
+            raise SourceError(
+                f"{self.container.uri}: {self.prefix}{key} has shape {rows.shape}, where {shape} was expected from the tables "
+                "of cells and features (None is any); the file does not fit together. Write it again."
+            )
+        self.left_out.setdefault(key, f"{rows.form} {rows.shape} {rows.dtype}")
+        self.matrices_beside.append(Part.of(key, rows))
+
+    def _whole(self, key: str, path: str) -> None:
+        self.left_out.setdefault(key, describe_node(self._get(path)))
+        self.elements[key] = partial(read_element, self.container, self.prefix + path)
+
+    def _unstructured(self) -> None:
+        """Take `uns`, but for what it held before there were places of its own: graphs, and categories of columns."""
+        old = [node for node in (self._get("obs"), self._get("var")) if node is not None and is_array(node)]
+        spent = {f"{name}_categories" for node in old for name in node.dtype.names or ()}
+        for name in self._members("uns"):
+            if name in spent:
+                self.left_out.setdefault(f"uns/{name}", "categories of a column")
+            elif name == "neighbors" and (graphs := self._graphs()):
+                for graph in graphs:
+                    self._member_beside(f"obsp/{graph}", f"uns/neighbors/{graph}", (self.n_cells, self.n_cells))
+                self.left_out.setdefault("uns/neighbors", describe_node(self._get("uns/neighbors")))
+                self.elements["uns/neighbors"] = partial(self._without, "uns/neighbors", graphs)
+            else:
+                self._whole(f"uns/{name}", f"uns/{name}")
+
+    def _graphs(self) -> list[str]:
+        found = [(name, self._get(f"uns/neighbors/{name}")) for name in ("connectivities", "distances")]
+        return [
+            name
+            for name, node in found
+            if node is not None
+            and (
+                len(node.shape or ()) == 2
+                if is_array(node)
+                else {"data", "indices", "indptr"} <= set(self._members(f"uns/neighbors/{name}"))
+            )
+        ]
+
+    def _without(self, path: str, names: list[str]) -> dict[str, Any]:
+        kept = [name for name in self._members(path) if name not in names]
+        return {name: read_element(self.container, f"{self.prefix}{path}/{name}") for name in kept}
+
     def _add(self, key: str, rows: RowReader, features: str, space: str) -> None:
         if 0 in rows.shape[1:]:
             self.left_out[key] = "matrix without columns"
+            self.matrices_beside.append(Part.of(key, rows, features))
         else:
             self.matrices.append(Part.of(key, rows, features, space))
 
-    def _rows(self, path: str) -> RowReader | None:
+    def _rows(self, path: str, n_rows: int | None = None) -> RowReader | None:
         node = self._get(path)
         if node is None or attribute(node, "encoding-type") == "null" or (is_array(node) and node.shape is None):
             return None
@@ -187,7 +265,8 @@ class _Stored:
                 f"{place.uri}: {place.element} lacks one of indptr, indices, data or its shape; write the file again."
             )
         shape = (int(stated[0]), int(stated[1]))
-        self._check_extent(path, shape)
+        if n_rows is None and not path.startswith(("raw/varm", "raw.varm")):
+            self._check_extent(path, shape)
         maker = CsrRows if form == "csr_matrix" else CscRows
         return maker(SparseArrays(arrays[0], arrays[1], arrays[2], shape), place)
 
@@ -213,7 +292,7 @@ class _Stored:
             node = self._get(f"var/{name}")
             if node is not None:
                 values = read_element(self.container, f"{self.prefix}var/{name}")
-                return space_of_types({str(value) for value in np.unique(np.asarray(values).astype(str))})
+                return space_of_types({str(value) for value in set(np.asarray(values, dtype=object).tolist())})
         return "gene_expression"
 
 
@@ -243,7 +322,7 @@ class _Columns:
 
 
 def _frame_rows(stored: _Stored, key: str, group: Any) -> RowReader | None:  # noqa: ANN401
-    order = [n.decode() if isinstance(n, bytes) else str(n) for n in np.atleast_1d(group.attrs.get("column-order", []))]
+    order = columns_listed(group)
     columns = [stored._get(f"{key}/{name}") for name in order if name != index_name(group)]
     numeric = all(column is not None and is_array(column) and column.dtype.kind in "biuf" for column in columns)
     n_rows = frame_length(stored.container, stored.prefix + key)

@@ -7,9 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SchemaError
+from raggedatlas.formats.spill import RowSpill
 from raggedatlas.formats.targets import Target
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import SinkMatrix
+
+ENTRIES = 1 << 20
+"""Entries of a CSC matrix that are turned at once."""
 
 
 class MatrixWriter(Protocol):
@@ -25,11 +29,48 @@ class MatrixWriter(Protocol):
         """Write what waits and what can only be known at the end."""
         ...
 
+    def close(self) -> None:
+        """Let go of temporary files."""
+        ...
+
+
+class _Compressed:
+    """The group of a sparse matrix: values and minor indices are appended, pointers wait in memory (eight bytes each).
+
+    Pointers and indices are int32, as SciPy makes them, unless more entries or columns need int64 or it is asked for.
+    """
+
+    def __init__(self, target: Target, matrix: SinkMatrix, encoding: str, n_minor: int) -> None:
+        self._target, self._key = target, matrix.key
+        self._wide = matrix.wide[0]
+        self._index = np.dtype(np.int32 if n_minor < 2**31 and not matrix.wide[1] else np.int64)
+        self._small = n_minor < 2**31
+        group = target.group(matrix.key, (encoding, "0.1.0"))
+        group.attrs["shape"] = list(matrix.shape) if hasattr(group, "store") else np.array(matrix.shape, np.int64)
+        self._data = target.array(f"{matrix.key}/data", matrix.dtype, None)
+        self._indices = target.array(f"{matrix.key}/indices", self._index, None)
+        self._pointers = [np.zeros(1, np.int64)]
+
+    def append(self, pointers: NDArray[np.int64], indices: NDArray[Any], values: NDArray[Any]) -> None:
+        """Take rows (or columns) whose pointers start at 0."""
+        self._pointers.append(pointers[1:] + self._pointers[-1][-1])
+        self._data.append(values)
+        self._indices.append(indices.astype(self._index, copy=False))
+
+    def finish(self) -> None:
+        """Write the rest and the pointers."""
+        self._data.flush()
+        self._indices.flush()
+        pointers = np.concatenate(self._pointers)
+        small = pointers[-1] < 2**31 and self._small and not self._wide
+        stored = pointers.astype(np.int32 if small else np.int64)
+        appender = self._target.array(f"{self._key}/indptr", stored.dtype, None)
+        appender.append(stored)
+        appender.flush()
+
 
 class CsrWriter:
-    """A CSR matrix: values and columns are appended, row pointers wait in memory (eight bytes per row).
-
-    Pointers are int32, as SciPy makes them, while the entries allow, int64 beyond 2**31 - 1 entries.
+    """A CSR matrix, appended row by row.
 
     Parameters
     ----------
@@ -40,37 +81,73 @@ class CsrWriter:
     """
 
     def __init__(self, target: Target, matrix: SinkMatrix) -> None:
-        if len(matrix.shape) != 2:
-            raise SchemaError(f"{matrix.key} has shape {matrix.shape}; a sparse matrix has two axes.")
-        self.matrix, self._target = matrix, target
-        self._index = np.dtype(np.int32 if matrix.shape[1] < 2**31 else np.int64)
-        group = target.group(matrix.key, ("csr_matrix", "0.1.0"))
-        group.attrs["shape"] = list(matrix.shape) if hasattr(group, "store") else np.array(matrix.shape, np.int64)
-        self._data = target.array(f"{matrix.key}/data", matrix.dtype, None)
-        self._indices = target.array(f"{matrix.key}/indices", self._index, None)
-        self._pointers = [np.zeros(1, np.int64)]
+        _check_axes(matrix)
+        self.matrix = matrix
+        self._group = _Compressed(target, matrix, "csr_matrix", matrix.shape[1])
         self._n_rows = 0
 
     def append(self, block: Block) -> None:
         """Take rows of a `CsrBlock` of the announced width and type."""
-        if not isinstance(block, CsrBlock) or block.n_cols != self.matrix.shape[1]:
-            raise SchemaError(f"{self.matrix.key} takes CSR blocks of {self.matrix.shape[1]:,} columns.")
-        self._pointers.append(block.indptr[1:] + self._pointers[-1][-1])
-        self._data.append(_cast(block.layers["values"], self.matrix))
-        self._indices.append(block.indices.astype(self._index, copy=False))
-        self._n_rows += block.n_rows
+        rows = _csr(block, self.matrix)
+        self._group.append(rows.indptr, rows.indices, _cast(rows.layers["values"], self.matrix))
+        self._n_rows += rows.n_rows
 
     def finish(self) -> None:
         """Write the rest and the row pointers."""
         _check_height(self.matrix, self._n_rows)
-        self._data.flush()
-        self._indices.flush()
-        pointers = np.concatenate(self._pointers)
-        small = pointers[-1] < 2**31 and self._index == np.int32
-        stored = pointers.astype(np.int32 if small else np.int64)
-        appender = self._target.array(f"{self.matrix.key}/indptr", stored.dtype, None)
-        appender.append(stored)
-        appender.flush()
+        self._group.finish()
+
+    def close(self) -> None:
+        """Keep nothing."""
+
+
+class CscWriter:
+    """A CSC matrix that comes by rows; entries beyond one band wait in temporary files until `finish`.
+
+    Parameters
+    ----------
+    target : Target
+        Where to.
+    matrix : SinkMatrix
+        What it is.
+    """
+
+    def __init__(self, target: Target, matrix: SinkMatrix) -> None:
+        _check_axes(matrix)
+        self.matrix = matrix
+        self._group = _Compressed(target, matrix, "csc_matrix", matrix.shape[0])
+        n_rows, n_columns = matrix.shape
+        expected = min(n_rows * n_columns, 1 << 30) if matrix.n_entries is None else matrix.n_entries
+        self._spill = RowSpill((n_columns, n_rows), matrix.dtype, expected)
+        self._n_rows = 0
+
+    def append(self, block: Block) -> None:
+        """Take rows of a `CsrBlock` of the announced width and type."""
+        rows = _csr(block, self.matrix)
+        values = _cast(rows.layers["values"], self.matrix)
+        numbers = np.repeat(np.arange(self._n_rows, self._n_rows + rows.n_rows), np.diff(rows.indptr))
+        for start in range(0, len(numbers), ENTRIES):
+            part = slice(start, start + ENTRIES)
+            self._spill.add(rows.indices[part].astype(np.int64, copy=False), numbers[part], values[part])
+        self._n_rows += rows.n_rows
+
+    def finish(self) -> None:
+        """Write all columns and their pointers."""
+        _check_height(self.matrix, self._n_rows)
+        self._spill.finish()
+        start, n_columns = 0, self.matrix.shape[1]
+        while start < n_columns:
+            reached = int(np.searchsorted(self._spill.indptr, self._spill.indptr[start] + ENTRIES, side="right")) - 1
+            stop = min(n_columns, max(start + 1, reached))
+            block = self._spill.read(start, stop)
+            self._group.append(block.indptr, block.indices, block.layers["values"])
+            start = stop
+        self.close()
+        self._group.finish()
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        self._spill.close()
 
 
 class DenseWriter:
@@ -102,9 +179,27 @@ class DenseWriter:
         _check_height(self.matrix, self._rows.n_rows)
         self._rows.flush()
 
+    def close(self) -> None:
+        """Keep nothing."""
 
-WRITERS: dict[str, Callable[[Target, SinkMatrix], MatrixWriter]] = {"csr": CsrWriter, "dense": DenseWriter}
-"""Form of the blocks -> what writes them."""
+
+WRITERS: dict[str, Callable[[Target, SinkMatrix], MatrixWriter]] = {
+    "csr": CsrWriter,
+    "csc": CscWriter,
+    "dense": DenseWriter,
+}
+"""How a matrix is to be stored -> what writes it."""
+
+
+def _check_axes(matrix: SinkMatrix) -> None:
+    if len(matrix.shape) != 2:
+        raise SchemaError(f"{matrix.key} has shape {matrix.shape}; a sparse matrix has two axes.")
+
+
+def _csr(block: Block, matrix: SinkMatrix) -> CsrBlock:
+    if not isinstance(block, CsrBlock) or block.n_cols != matrix.shape[1]:
+        raise SchemaError(f"{matrix.key} takes CSR blocks of {matrix.shape[1]:,} columns.")
+    return block
 
 
 def _cast(values: NDArray[Any], matrix: SinkMatrix) -> NDArray[Any]:

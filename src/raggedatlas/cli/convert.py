@@ -1,0 +1,135 @@
+"""The verb ``convert``: from one file format into another, without an atlas."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raggedatlas.cli.app import BUILD, app
+from raggedatlas.cli.options import unfold
+from raggedatlas.cli.printing import progress, show, show_json
+from raggedatlas.cli.query import Overwrite
+
+if TYPE_CHECKING:
+    from raggedatlas.model.contracts import Sink
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is taken of the source."""
+
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            "-w",
+            metavar="SQL",
+            help="Keep cells that meet a condition on columns of obs; cell_name is the index.",
+            show_default=False,
+        ),
+    ] = None
+    features: Annotated[
+        list[str],
+        typer.Option(
+            "--features",
+            "-f",
+            metavar="NAME",
+            help="Keep features, by name, id or symbol, in this order; repeatable.",
+            show_default=False,
+        ),
+    ] = field(default_factory=list)
+    layers: Annotated[
+        list[str],
+        typer.Option(
+            "--layers",
+            "-l",
+            metavar="LAYER",
+            help="Keep only these of X, raw and the layers; repeatable.",
+            show_default=False,
+        ),
+    ] = field(default_factory=list)
+    modality: Annotated[
+        str | None, typer.Option(help="Take one modality or feature type of several.", show_default=False)
+    ] = None
+    genome: Annotated[
+        str | None, typer.Option(help="Which genome of an old 10x file that holds several.", show_default=False)
+    ] = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """How the target is written."""
+
+    compression: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:LEVEL]",
+            help="gzip, zstd, blosc, lzf or none; HDF5 needs the extra plugins for zstd and blosc.",
+            show_default="gzip in HDF5, zstd in Zarr",
+        ),
+    ] = None
+    zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="Zarr format.", show_default="3, in shards")] = (
+        None
+    )
+    overwrite: Overwrite = False
+
+    def options(self) -> dict[str, Any]:
+        """Give the options of `open_sink`."""
+        found: dict[str, Any] = {"overwrite": self.overwrite}
+        if self.compression is not None:
+            found["compression"] = None if self.compression == NONE else self.compression
+        if self.zarr_format is not None:
+            found["zarr_format"] = self.zarr_format
+        return found
+
+
+@app.command(
+    rich_help_panel=BUILD, epilog="Example: raggedatlas convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X"
+)
+@unfold
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(help="h5ad, h5mu, AnnData or MuData zarr, 10x h5, or Market-matrix folder.", show_default=False),
+    ],
+    target: Annotated[str, typer.Argument(help="A .h5ad, .h5mu or .zarr.", show_default=False)],
+    *,
+    taken: Taken,
+    written: Written,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Copy a file into another format, whole or in part, in bounded memory."""
+    from raggedatlas.formats.copying import copy, is_multimodal
+    from raggedatlas.formats.registry import open_source
+
+    opened = open_source(source, **({} if taken.genome is None else {"genome": taken.genome}))
+    try:
+        several = taken.modality is None and is_multimodal(opened)
+        with progress(f"write {target}") as callback:
+            made = copy(
+                opened,
+                _sink(target, written, multimodal=several),
+                where=taken.where,
+                features=taken.features or None,
+                layers=taken.layers or None,
+                modality=taken.modality,
+                progress=callback,
+            )
+    finally:
+        opened.close()
+    if as_json:
+        show_json({"path": made})
+    else:
+        show(f"Wrote {made}")
+
+
+def _sink(target: str, written: Written, *, multimodal: bool) -> "Sink":
+    from raggedatlas.formats.registry import open_sink
+
+    options = written.options()
+    if multimodal and Path(target).suffix == ".zarr":
+        options["multimodal"] = True
+    return open_sink(target, **options)

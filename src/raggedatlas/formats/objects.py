@@ -1,0 +1,128 @@
+"""Sources as objects in memory: an AnnData of one modality, or a MuData of all."""
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import MissingExtraError
+from raggedatlas.formats.units import Unit, units_of
+from raggedatlas.model.contracts import Source
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from mudata import MuData
+
+GROUPS = ("layers", "obsm", "varm", "obsp", "varp", "uns")
+
+
+def as_anndata(source: Source, unit: Unit) -> "AnnData":
+    """Read one modality of a source whole.
+
+    Parameters
+    ----------
+    source : Source
+        What it is of.
+    unit : Unit
+        One of `units_of`.
+
+    Returns
+    -------
+    anndata.AnnData
+        With everything that the source has of it, matrices in the form that they have.
+    """
+    from anndata import AnnData
+
+    parts: dict[str, Any] = {"X": None, "obs": None, "var": None, **{group: {} for group in GROUPS}}
+    raw: dict[str, Any] = {"varm": {}}
+    for key, value in _read(source, unit).items():
+        group, _, name = key.partition("/")
+        if group == "raw":
+            inner, _, name = name.partition("/")
+            _put(raw, inner, name, value)
+        else:
+            _put(parts, group, name, value)
+    made = AnnData(**parts)
+    if "X" in raw:
+        # An AnnData takes raw from another one; only its varm has to be put in.
+        made.raw = AnnData(X=raw["X"], obs=made.obs[[]], var=raw["var"], varm=raw["varm"])
+    return made
+
+
+def as_mudata(source: Source) -> "MuData":
+    """Read all modalities of a source whole.
+
+    Returns
+    -------
+    mudata.MuData
+        As mudata would read it from a file: tables, maps and axis are those of the source.
+
+    Raises
+    ------
+    MissingExtraError
+        If mudata is not installed.
+    """
+    units = units_of(source)
+    n_cells = source.describe().n_cells
+    tables: dict[str, Any] = {group: {} for group in (*GROUPS[1:], "obsmap", "varmap")}
+    for key, read in units.elements.items():
+        group, _, name = key.partition("/")
+        _put(tables, group, name, read())
+    for piece in units.pieces:
+        group, _, name = piece.key.partition("/")
+        _put(tables, group, name, source.element(piece.infos[0].key))
+    tables.setdefault("obs", source.element("obs"))
+    for unit in units.units:
+        tables["obsmap"][unit.name] = rows = _map(unit, n_cells)
+        tables["obsm"][unit.name] = rows > 0
+        if unit.name in tables["varmap"]:
+            tables["varm"][unit.name] = np.asarray(tables["varmap"][unit.name]) > 0
+    return make_mudata({unit.name: as_anndata(source, unit) for unit in units.units}, tables)
+
+
+def make_mudata(parts: "dict[str, AnnData]", tables: dict[str, Any]) -> "MuData":
+    """Put modalities together.
+
+    Parameters
+    ----------
+    parts : dict of str to AnnData
+        Modality -> its cells.
+    tables : dict of str to any
+        What stands over all of them: ``"obs"``, ``"obsm"``, ``"uns"``, ...
+
+    Raises
+    ------
+    MissingExtraError
+        If mudata is not installed.
+    """
+    try:
+        import mudata as md
+    except ImportError as error:
+        raise MissingExtraError(
+            "A MuData takes the package mudata; install it with: pip install 'raggedatlas[mudata]'."
+        ) from error
+    with warnings.catch_warnings():
+        # mudata warns of its own use of pandas, and of names that two modalities share, which is no fault here.
+        warnings.simplefilter("ignore")
+        return md.MuData(parts, **tables)
+
+
+def _map(unit: Unit, n_cells: int) -> NDArray[np.uint32]:
+    """Say for each cell which row of a modality it is, counted from 1; 0 where it lacks it."""
+    rows = np.zeros(n_cells, np.uint32)
+    cells = np.arange(n_cells) if unit.cells is None else unit.cells
+    rows[cells] = np.arange(1, len(cells) + 1)
+    return rows
+
+
+def _read(source: Source, unit: Unit) -> dict[str, Any]:
+    found = {piece.key: source.element(piece.infos[0].key) for piece in unit.pieces}
+    return found | {key: read() for key, read in unit.elements.items()}
+
+
+def _put(parts: dict[str, Any], group: str, name: str, value: Any) -> None:  # noqa: ANN401
+    if name:
+        parts[group][name] = value
+    else:
+        parts[group] = value

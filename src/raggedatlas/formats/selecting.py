@@ -1,0 +1,195 @@
+"""Which cells and features of a source are wanted: conditions in SQL, names and symbols, and what is left of an element."""
+
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.errors import FeatureError, QueryError
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.model.frames import INDEX
+from raggedatlas.model.ids import column_name
+from raggedatlas.store.location import Location
+from raggedatlas.store.tables import Tables
+
+CELL_NAME = "cell_name"
+"""What the index of the cells is called in a condition, as in an atlas."""
+
+ROW = "_row"
+
+NAMES = (
+    "gene_ids", "gene_id", "feature_id", "ensembl_id", "gene_symbols", "gene_symbol", "symbol", "gene_name", "gene_names",
+    "feature_name", "gene_short_name", "hgnc_symbol",
+)  # fmt: skip
+"""Columns that may name a feature, after the index."""
+
+
+def cells_where(cells: pa.Table, where: str) -> NDArray[np.int64]:
+    """Find the cells that meet a condition.
+
+    Parameters
+    ----------
+    cells : pyarrow.Table
+        As `Source.cells` gives it.
+    where : str
+        SQL over its columns, named as in an atlas: the index is ``cell_name``, ``percent.mt`` is ``percent_mt``.
+
+    Returns
+    -------
+    (n,) int64
+        Rows, ascending.
+
+    Raises
+    ------
+    QueryError
+        If it does not parse or names an unknown column.
+
+    Examples
+    --------
+    >>> cells_where(pa.table({"_index": ["a", "b"], "n.genes": [1, 2]}), "n_genes > 1 AND cell_name = 'b'").tolist()
+    [1]
+    """
+    table = pa.table({ROW: pa.array(np.arange(cells.num_rows, dtype=np.int64))})
+    for i, field in enumerate(cells.schema):
+        name = CELL_NAME if field.name == INDEX else column_name(field.name)
+        if name not in table.column_names:
+            table = table.append_column(name, cells.column(i))
+    with TemporaryDirectory(prefix="raggedatlas-") as folder:
+        tables = Tables(Location(folder))
+        tables.create("cells", table.schema)
+        tables.append("cells", table)
+        rows: NDArray[np.int64] = tables.read("cells", [ROW], where).column(ROW).to_numpy()
+    return rows
+
+
+def rows_of(chosen: "str | Sequence[int] | NDArray[Any]", cells: pa.Table) -> NDArray[np.int64]:
+    """Understand a choice of cells: a condition, a mask, or row numbers, which are sorted.
+
+    Raises
+    ------
+    QueryError
+        If it does not fit the cells.
+    """
+    if isinstance(chosen, str):
+        return cells_where(cells, chosen)
+    asked = np.asarray(chosen)
+    if asked.dtype.kind == "b" and asked.shape == (cells.num_rows,):
+        return np.flatnonzero(asked).astype(np.int64)
+    rows = np.unique(asked).astype(np.int64) if asked.dtype.kind in "iu" or not asked.size else np.array([-1])
+    if rows.size and (rows[0] < 0 or rows[-1] >= cells.num_rows):
+        raise QueryError(
+            f"where= takes an SQL condition, one truth value for each of the {cells.num_rows:,} cells, or numbers of rows from 0; "
+            f"got {asked.dtype} values of shape {asked.shape}."
+        )
+    return rows
+
+
+def features_named(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
+    """Find features by their index, else by an id or symbol in one of the usual columns.
+
+    Parameters
+    ----------
+    features : pyarrow.Table
+        As `Source.features` gives it.
+    names : sequence of str
+        What is asked, in the order of the result.
+
+    Returns
+    -------
+    (n,) int64
+        Their rows.
+
+    Raises
+    ------
+    FeatureError
+        If a name is unknown, ambiguous or asked for twice.
+
+    Examples
+    --------
+    >>> features_named(pa.table({"_index": ["g1", "g2"], "symbol": ["CD4", "CD8A"]}), ["CD8A", "g1"]).tolist()
+    [1, 0]
+    """
+    columns = [INDEX, *(name for name in NAMES if name in features.column_names)]
+    places: list[dict[str, list[int]]] = []
+    for column in columns:
+        at: dict[str, list[int]] = {}
+        for row, value in enumerate(features.column(column).to_pylist()):
+            at.setdefault(str(value), []).append(row)
+        places.append(at)
+    found, unknown, unclear = [], [], []
+    for name in names:
+        hits = next((at[name] for at in places if name in at), [])
+        found += hits[:1]
+        unknown += [] if hits else [name]
+        unclear += [name] if len(hits) > 1 else []
+    if unknown or unclear:
+        said = [f"unknown: {unknown[:5]}"] if unknown else []
+        said += [f"named by several features: {unclear[:5]}"] if unclear else []
+        raise FeatureError(
+            f"Of {len(names):,} features asked for, some are {'; '.join(said)}. Names are looked up in {columns} of var; correct them."
+        )
+    rows = np.array(found, np.int64)
+    if len(np.unique(rows)) != len(rows):
+        twice = [name for name, row in zip(names, found, strict=True) if found.count(row) > 1]
+        raise FeatureError(f"{twice[:5]} are the same features, and each may appear once; drop the duplicates.")
+    return rows
+
+
+def take(value: Any, chosen: NDArray[np.int64] | None, axis: int = 0) -> Any:  # noqa: ANN401
+    """Take rows (or columns) of a frame, an array, a SciPy matrix or an awkward array; None takes all."""
+    if chosen is None:
+        return value
+    if hasattr(value, "iloc"):
+        return value.iloc[chosen]
+    return value[chosen] if axis == 0 else value[:, chosen]
+
+
+def narrowed(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> Block:
+    """Take some rows and columns of a block; entries of a row come by column where columns are chosen.
+
+    Parameters
+    ----------
+    block : CsrBlock or DenseBlock
+        With the layer ``"values"``.
+    rows, columns : (n,) int64 or None
+        Which ones, in this order; None is all.
+    """
+    if rows is None and columns is None:
+        return block
+    values = block.layers["values"]
+    if isinstance(block, DenseBlock):
+        return DenseBlock({"values": take(take(values, rows), columns, 1)})
+    pointers, indices = block.indptr, block.indices
+    if rows is not None:
+        lengths = np.diff(pointers)[rows]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        entries = np.arange(starts[-1]) + np.repeat(pointers[rows] - starts[:-1], lengths)
+        pointers, indices, values = starts, indices[entries], values[entries]
+    if columns is None:
+        return CsrBlock(pointers, indices, {"values": values}, block.n_cols)
+    from raggedatlas.store.kernels import remap_csr
+
+    column_map = np.full(block.n_cols, -1, np.int64)
+    column_map[columns] = np.arange(len(columns))
+    pointers, indices, values = remap_csr(pointers, indices, values, column_map, len(columns))
+    return CsrBlock(pointers, indices, {"values": values}, len(columns))
+
+
+def side_by_side(blocks: Sequence[Block]) -> Block:
+    """Put the columns of several blocks of the same rows next to each other."""
+    if len(blocks) == 1:
+        return blocks[0]
+    if isinstance(blocks[0], DenseBlock):
+        return DenseBlock({"values": np.concatenate([block.layers["values"] for block in blocks], axis=1)})
+    from scipy.sparse import csr_array, hstack
+
+    parts = [
+        csr_array((b.layers["values"], b.indices, b.indptr), (b.n_rows, b.n_cols))
+        for b in blocks
+        if isinstance(b, CsrBlock)
+    ]
+    joined = hstack(parts, format="csr")
+    return CsrBlock(joined.indptr.astype(np.int64), joined.indices, {"values": joined.data}, int(joined.shape[1]))

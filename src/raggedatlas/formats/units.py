@@ -1,0 +1,186 @@
+"""What a source holds, as one unit of cells by features for each of its modalities, whatever its format."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.errors import NotFoundError
+from raggedatlas.formats.parts import SPACES
+from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
+
+MODALITIES = {"gene_expression": "rna", "protein_abundance": "prot", "chromatin_accessibility": "atac"}
+"""Feature space -> what its modality is called where it has no name."""
+
+MOD = "mod/"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One matrix of a unit.
+
+    Parameters
+    ----------
+    key : str
+        Where it belongs in an AnnData: ``"X"``, ``"layers/<name>"``, ``"obsp/<name>"``.
+    infos : tuple of MatrixInfo
+        The matrices of the source that stand in it side by side.
+    """
+
+    key: str
+    infos: tuple[MatrixInfo, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        first = self.infos[0].shape
+        return first if len(self.infos) == 1 else (first[0], sum(info.shape[1] for info in self.infos))
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One table of cells by features.
+
+    Parameters
+    ----------
+    name : str
+        Of the modality.
+    pieces : tuple of Piece
+        Its matrices.
+    elements : mapping of str to callable
+        Where it belongs in an AnnData -> reads it whole; ``"obs"``, ``"var"`` and ``"raw/var"`` among them.
+    features : callable
+        Reads the table of its features, for looking names up.
+    cells : (n,) int64 or None
+        Which cell of the source each of its rows is; None when row i is cell i.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    elements: Mapping[str, Callable[[], Any]]
+    features: Callable[[], pa.Table]
+    cells: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """All of a source.
+
+    Parameters
+    ----------
+    units : tuple of Unit
+        One per modality.
+    pieces : tuple of Piece
+        Matrices over all cells, of sources with modalities.
+    elements : mapping of str to callable
+        Elements over all cells, of sources with modalities.
+    """
+
+    units: tuple[Unit, ...]
+    pieces: tuple[Piece, ...] = ()
+    elements: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+
+
+def units_of(source: Source) -> Units:
+    """Take a source apart into its modalities; one that has none is one unit."""
+    schema = source.describe()
+    names = dict.fromkeys(key.split("/")[1] for key in _keys(schema) if key.startswith(MOD))
+    if names:
+        units = tuple(_modality(source, schema, name) for name in names)
+        pieces = tuple(Piece(i.key, (i,)) for i in _streamed(schema) if not i.key.startswith(MOD))
+        return Units(units, pieces, _elements(source, schema, ""))
+    kinds = [info for info in schema.matrices if info.key.startswith("X:")]
+    return Units(tuple(_kind(source, (info,)) for info in kinds) if kinds else (_single(source, schema),))
+
+
+def joined_kinds(source: Source) -> Unit:
+    """Take a 10x source of several feature types as one unit, their columns side by side."""
+    return _kind(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))
+
+
+def _keys(schema: SourceSchema) -> list[str]:
+    return [*(info.key for info in (*schema.matrices, *schema.others)), *schema.elements]
+
+
+def _streamed(schema: SourceSchema) -> list[MatrixInfo]:
+    """Return what is read in blocks: all matrices but those that are read whole to keep more of them."""
+    return [info for info in (*schema.matrices, *schema.others) if info.key not in schema.elements]
+
+
+def _elements(source: Source, schema: SourceSchema, prefix: str) -> dict[str, Callable[[], Any]]:
+    keys = [key for key in schema.elements if key.startswith(prefix) and (prefix or not key.startswith(MOD))]
+    return {key.removeprefix(prefix): _reader(source, key) for key in keys}
+
+
+def _reader(source: Source, key: str) -> Callable[[], Any]:
+    return lambda: source.element(key)
+
+
+def _single(source: Source, schema: SourceSchema) -> Unit:
+    space = next((info.space for info in schema.matrices if info.space), "")
+    pieces = tuple(Piece(info.key, (info,)) for info in _streamed(schema))
+    elements = {"obs": _reader(source, "obs"), **_elements(source, schema, "")}
+    return _with_features(source, Unit(MODALITIES.get(space, "rna"), pieces, elements, _nothing))
+
+
+def _modality(source: Source, schema: SourceSchema, name: str) -> Unit:
+    prefix = f"{MOD}{name}/"
+    pieces = tuple(
+        Piece(info.key.removeprefix(prefix), (info,)) for info in _streamed(schema) if info.key.startswith(prefix)
+    )
+    cells = source.present(f"{prefix}obs")
+    return _with_features(source, Unit(name, pieces, _elements(source, schema, prefix), _nothing, cells))
+
+
+def _with_features(source: Source, unit: Unit) -> Unit:
+    """Find the tables of features that the matrices of a unit name."""
+    elements, main = dict(unit.elements), ""
+    for piece in unit.pieces:
+        key = piece.infos[0].features
+        head = piece.key.split("/")[0]
+        if key and head in ("X", "layers"):
+            elements.setdefault("var", _reader(source, key))
+            main = main or key
+        elif key and piece.key == "raw/X":
+            elements.setdefault("raw/var", _reader(source, key))
+    if not main and "var" not in elements:
+        prefix = f"{MOD}{unit.name}/" if any(p.infos[0].key.startswith(MOD) for p in unit.pieces) else ""
+        width = next((p.shape[1] for p in unit.pieces if p.key.split("/")[0] in ("X", "layers")), 0)
+        elements["var"] = lambda: _table_or_numbers(source, f"{prefix}var", width)
+        main = f"{prefix}var"
+    features = (lambda: source.features(main)) if main else _nothing
+    return Unit(unit.name, unit.pieces, elements, features, unit.cells)
+
+
+def _kind(source: Source, infos: tuple[MatrixInfo, ...]) -> Unit:
+    keys = [info.features for info in infos]
+    elements = {"obs": _reader(source, "obs"), "var": lambda: _stacked([source.element(key) for key in keys])}
+    space = SPACES.get(infos[0].key.removeprefix("X:"), "")
+    name = MODALITIES.get(space, infos[0].key.removeprefix("X:"))
+    return Unit(name, (Piece("X", infos),), elements, lambda: pa.concat_tables([source.features(key) for key in keys]))
+
+
+def _stacked(frames: list[Any]) -> Any:  # noqa: ANN401  (pandas frames)
+    import pandas as pd
+
+    return pd.concat(frames)
+
+
+def _table_or_numbers(source: Source, key: str, n: int) -> Any:  # noqa: ANN401  (a pandas frame)
+    try:
+        return source.element(key)
+    except NotFoundError:
+        return _numbered(n)
+
+
+def _numbered(n: int) -> Any:  # noqa: ANN401  (a pandas frame)
+    import pandas as pd
+
+    return pd.DataFrame(index=pd.Index([str(i) for i in range(n)], dtype=object))
+
+
+def _nothing() -> pa.Table:
+    return pa.table({"_index": pa.array([], pa.string())})

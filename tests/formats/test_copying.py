@@ -1,0 +1,400 @@
+"""Copies from any format into any other: equal when whole, what anndata would select when not, and nothing when stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaError, SourceError
+from raggedatlas.formats.copying import copy
+from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.testing.anndatas import anndatas, assert_same, assert_same_matrix
+
+# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
+)
+
+DATA = Path(__file__).parent.parent / "data"
+TARGETS = [("x.h5ad", {}), ("x.zarr", {"zarr_format": 2}), ("x.zarr", {"zarr_format": 3})]
+
+
+def read_back(path: str | Path) -> ad.AnnData:
+    with warnings.catch_warnings(action="ignore"):
+        return ad.read_zarr(path) if Path(path).is_dir() else ad.read_h5ad(path)
+
+
+def assert_equal(given: Any, back: Any, exact: bool = False) -> None:
+    """Compare by anndata's own function where its helpers can be imported (since 0.13 they need dask), else by ours."""
+    try:
+        from anndata.tests import helpers
+    except ImportError:
+        assert_alike(given, back)
+    else:
+        helpers.assert_equal(given, back, exact=exact)
+
+
+def assert_alike(given: Any, back: Any) -> None:
+    if isinstance(given, ad.AnnData):
+        for part in ("obs", "var", "obsm", "varm", "obsp", "varp", "uns"):
+            assert_alike(getattr(given, part), getattr(back, part))
+        assert_alike(given.X, back.X)
+        assert_alike(*({k: v for k, v in adata.layers.items() if k is not None} for adata in (given, back)))
+        assert (given.raw is None) == (back.raw is None)
+        if given.raw is not None:
+            assert_alike(
+                [given.raw.X, given.raw.var, dict(given.raw.varm)], [back.raw.X, back.raw.var, dict(back.raw.varm)]
+            )
+    elif isinstance(given, pd.DataFrame):
+        pd.testing.assert_frame_equal(given, back, check_dtype=False, check_column_type=False, check_index_type=False)
+    elif sp.issparse(given):
+        assert given.format == back.format
+        assert given.dtype == back.dtype
+        np.testing.assert_array_equal(given.toarray(), back.toarray())
+    elif isinstance(given, list):
+        for one, other in zip(given, back, strict=True):
+            assert_alike(one, other)
+    elif hasattr(given, "keys") and not isinstance(given, np.ndarray):
+        assert set(given) == set(back)
+        for key in given:
+            assert_alike(given[key], back[key])
+    elif given is None:
+        assert back is None
+    else:
+        np.testing.assert_array_equal(np.asarray(given), np.asarray(back))
+
+
+def everything(n: int = 6, m: int = 4) -> ad.AnnData:
+    """Return an AnnData with every kind of element beside its matrices."""
+    rng = np.random.default_rng(0)
+    adata = ad.AnnData(
+        sp.random(n, m, 0.5, "csr", np.float32, random_state=0),
+        obs=pd.DataFrame(
+            {"kind": pd.Categorical(["T", "B"] * (n // 2)), "percent.mt": np.arange(n) / 10},
+            index=[f"c{i}" for i in range(n)],
+        ),
+        var=pd.DataFrame({"gene_symbols": [f"S{i}" for i in range(m)]}, index=[f"g{i}" for i in range(m)]),
+    )
+    adata.layers["csc"] = sp.csc_matrix(adata.X)
+    adata.layers["dense"] = rng.normal(size=(n, m))
+    adata.raw = ad.AnnData(
+        sp.csr_matrix(rng.poisson(1, (n, m + 1))), var=pd.DataFrame(index=[f"r{i}" for i in range(m + 1)])
+    )
+    adata.obsm["pca"] = rng.normal(size=(n, 2))
+    adata.obsm["sparse"] = sp.csc_matrix(np.eye(n, 3))
+    adata.obsm["table"] = pd.DataFrame({"a": np.arange(n), "b": [f"t{i}" for i in range(n)]}, index=adata.obs_names)
+    adata.varm["loadings"] = rng.normal(size=(m, 2))
+    adata.obsp["graph"] = sp.csr_matrix(np.eye(n))
+    adata.varp["dense"] = np.eye(m)
+    adata.uns = {
+        "kind_colors": np.array(["#000000", "#ffffff"], dtype=object),
+        "nested": {"number": 1.5, "text": "a", "deeper": {"graph": sp.csr_matrix(np.eye(2)), "flag": True}},
+        "nothing": None,
+        "table": pd.DataFrame({"x": pd.Categorical(["a", None])}, index=["i", "j"]),
+    }
+    return adata
+
+
+@pytest.mark.parametrize(("name", "options"), TARGETS)
+@given(adata=anndatas())
+@settings(max_examples=4, deadline=None)
+def test_a_copy_is_equal(tmp_path_factory: pytest.TempPathFactory, name: str, options: Any, adata: ad.AnnData) -> None:
+    """Matrices of any form and type, layers, raw and tables of every kind come back from anndata as they were."""
+    made = copy(adata, open_sink(tmp_path_factory.mktemp("x") / name, **options))
+    found = read_back(made)
+    # Missing text has a type of its own in files, and anndata 0.13 gives text of a Zarr folder as objects.
+    text = [
+        None if missing else value for value, missing in zip(found.obs["text"], found.obs["text"].isna(), strict=True)
+    ]
+    found.obs["text"] = pd.array(text, dtype=adata.obs["text"].dtype)
+    assert_same(adata, found)
+
+
+@pytest.mark.parametrize(
+    ("start", "name", "options"),
+    [("memory", *TARGETS[0]), ("h5ad", *TARGETS[1]), ("h5ad", *TARGETS[2]), ("zarr", *TARGETS[0])],
+)
+def test_everything_beside_the_matrices_is_kept(tmp_path: Path, start: str, name: str, options: Any) -> None:
+    """obsm, varm, obsp, varp, uns, raw and every layer are equal by anndata's own comparison, from any start."""
+    adata = everything()
+    source: Any = adata
+    if start != "memory":
+        with warnings.catch_warnings(action="ignore"):
+            source = tmp_path / f"in.{start}"
+            adata.write_h5ad(source) if start == "h5ad" else adata.write_zarr(source)
+        adata = read_back(source)
+    found = read_back(copy(source, open_sink(tmp_path / name, **options)))
+    for given_layer, back in ((adata.layers[k], found.layers[k]) for k in ("csc", "dense")):
+        assert_same_matrix("layer", given_layer, back)
+    if start == "memory":
+        # What anndata itself changes on the way through a file is not ours to compare.
+        with warnings.catch_warnings(action="ignore"):
+            adata.write_h5ad(tmp_path / "plain.h5ad")
+        adata = read_back(tmp_path / "plain.h5ad")
+    assert_equal(adata, found, exact=name == "x.h5ad" and start != "zarr")
+
+
+@pytest.mark.parametrize("name", ["pbmc68k_reduced.h5ad", "pbmc_5k_protein_v3.h5ad"])
+def test_real_files_come_back_equal(tmp_path: Path, name: str) -> None:
+    """Files of other people, old layouts among them, are equal after h5ad -> zarr 2 -> h5ad."""
+    copy(DATA / name, open_sink(tmp_path / "x.zarr", zarr_format=2))
+    copy(tmp_path / "x.zarr", tmp_path / "x.h5ad")
+    given_file, found = read_back(DATA / name), read_back(tmp_path / "x.h5ad")
+    for adata in (given_file, found):
+        # NaN is not equal to itself, also where it belongs.
+        adata.varm = {k: np.nan_to_num(v) for k, v in adata.varm.items()}
+    assert_equal(given_file, found, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("pbmc_5k_protein_v3.h5ad", "x.h5mu"),
+        ("lung_C144.h5", "x.h5ad"),
+        ("lung_C144.h5", "x.zarr"),
+        ("wu2020.h5mu", "x.zarr"),
+        ("wu2020.h5mu", "x.h5ad"),
+        ("zarr", "x.h5mu"),
+        ("mtx", "x.h5mu"),
+    ],
+)
+def test_every_format_goes_into_every_other(tmp_path: Path, name: str, target: str) -> None:
+    """Sources of each kind reach targets of each kind with their cells, features and sum of values."""
+    source: Any = DATA / name
+    if name in ("zarr", "mtx"):
+        source = _folder(tmp_path, name)
+    options = {"modality": "gex"} if name == "wu2020.h5mu" and target == "x.h5ad" else {}
+    made = open_source(copy(source, tmp_path / target, **options))
+    opened = open_source(source)
+    key, at = (next(i.key for i in s.describe().matrices if i.key.endswith("X")) for s in (opened, made))
+    assert opened.describe().matrix(key).shape == made.describe().matrix(at).shape  # type: ignore[union-attr]
+    totals = [
+        sum(float(b.layers["values"].sum()) for (b,) in s.blocks((k,), 50)) for s, k in ((opened, key), (made, at))
+    ]
+    assert totals[0] == pytest.approx(totals[1])
+    assert options or opened.cells().num_rows == made.cells().num_rows
+    opened.close()
+    made.close()
+
+
+def _folder(tmp_path: Path, kind: str) -> Path:
+    if kind == "zarr":
+        return Path(copy(everything(), tmp_path / "in.zarr"))
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "matrix.mtx").write_text("%%MatrixMarket matrix coordinate integer general\n3 2 3\n1 1 5\n3 1 1\n2 2 4\n")
+    (folder / "barcodes.tsv").write_text("c0\nc1\n")
+    (folder / "features.tsv").write_text("".join(f"g{i}\tS{i}\tGene Expression\n" for i in range(3)))
+    return folder
+
+
+def test_a_mudata_comes_back_equal(tmp_path: Path) -> None:
+    """Modalities with different cells, global tables and what stands beside them survive h5mu -> zarr -> h5mu."""
+    mudata = pytest.importorskip("mudata")
+    rng = np.random.default_rng(0)
+    mods = {
+        name: ad.AnnData(
+            sp.csr_matrix(rng.poisson(1.0, (len(cells), m)).astype(np.float32)),
+            obs=pd.DataFrame({"q": rng.normal(size=len(cells))}, index=cells),
+            var=pd.DataFrame(index=[f"{name}{i}" for i in range(m)]),
+            uns={"made": name},
+        )
+        for name, cells, m in (("rna", ["a", "b", "c"], 4), ("prot", ["d", "b"], 2))
+    }
+    with warnings.catch_warnings(action="ignore"):
+        mdata = mudata.MuData(mods)
+        mdata.obs["batch"] = ["x", "y", "x", "y"]
+        mdata.obsm["joint"] = rng.normal(size=(4, 2))
+        mdata.uns["about"] = {"n": 1}
+        mdata.write(tmp_path / "in.h5mu")
+        copy(tmp_path / "in.h5mu", tmp_path / "x.zarr")
+        found = mudata.read(copy(tmp_path / "x.zarr", tmp_path / "x.h5mu"))
+        expected = mudata.read(tmp_path / "in.h5mu")
+    for name in mods:
+        assert_equal(expected[name], found[name], exact=True)
+        np.testing.assert_array_equal(expected.obsmap[name], found.obsmap[name])
+        np.testing.assert_array_equal(expected.varmap[name], found.varmap[name])
+    pd.testing.assert_frame_equal(expected.obs, found.obs)
+    pd.testing.assert_frame_equal(expected.var, found.var)
+    np.testing.assert_array_equal(expected.obsm["joint"], found.obsm["joint"])
+    assert found.uns["about"]["n"] == 1
+    some = open_source(copy(tmp_path / "in.h5mu", tmp_path / "some.h5mu", where="batch = 'y'"))
+    assert [some.describe().matrix(f"mod/{name}/X").shape[0] for name in mods] == [1, 2]  # type: ignore[union-attr]
+    some.close()
+
+
+@given(rows=st.sets(st.integers(0, 5), min_size=1), columns=st.lists(st.integers(0, 3), unique=True, min_size=1))
+@settings(max_examples=5, deadline=None)
+def test_a_part_is_what_anndata_would_select(
+    tmp_path_factory: pytest.TempPathFactory, rows: set[int], columns: list[int]
+) -> None:
+    """Chosen cells and features, in the order of the features asked, give anndata's own slice; categories stay."""
+    with warnings.catch_warnings(action="ignore"):
+        adata = read_back(_written(everything(), tmp_path_factory.mktemp("x") / "in.h5ad"))
+        wanted = adata[sorted(rows), columns].copy()
+    made = copy(adata, tmp_path_factory.mktemp("x") / "x.h5ad", where=sorted(rows), features=[f"S{i}" for i in columns])
+    found = read_back(made)
+    wanted.obs["kind"] = wanted.obs["kind"].cat.set_categories(adata.obs["kind"].cat.categories)
+    wanted.uns["kind_colors"] = adata.uns["kind_colors"]
+    assert_equal(wanted, found)
+
+
+def _written(adata: ad.AnnData, path: Path) -> Path:
+    adata.write_h5ad(path)
+    return path
+
+
+def test_cells_are_chosen_by_conditions_and_layers_by_name(tmp_path: Path) -> None:
+    """SQL over obs knows the index and cleaned names; named layers stay and the others go; raw keeps its features."""
+    some = read_back(
+        copy(everything(), tmp_path / "x.h5ad", where="kind = 'B' AND percent_mt > 0.2", layers=["X", "raw"])
+    )
+    assert list(some.obs_names) == ["c3", "c5"]
+    assert not some.layers
+    assert some.raw.shape == (2, 5)
+    other = read_back(copy(everything(), tmp_path / "y.h5ad", where="cell_name = 'c1'", layers=["dense"]))
+    assert other.X is None
+    assert other.raw is None
+    assert other.layers["dense"].shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("choice", "error", "said"),
+    [
+        ({"where": "nowhere = 1"}, QueryError, "Columns are"),
+        ({"where": [9]}, QueryError, "numbers of rows"),
+        ({"where": [True]}, QueryError, "one truth value"),
+        ({"features": ["g9"]}, FeatureError, "g9"),
+        ({"features": ["g1", "S1"]}, FeatureError, "same features"),
+        ({"layers": ["counts"]}, NotFoundError, "counts"),
+        ({"modality": "atac"}, NotFoundError, "atac"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(tmp_path: Path, choice: Any, error: type[Exception], said: str) -> None:
+    """A wrong choice is told by name, and nothing is left of the copy."""
+    with pytest.raises(error, match=said):
+        copy(everything(), tmp_path / "x.h5ad", **choice)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_modalities_ask_for_a_choice(tmp_path: Path) -> None:
+    """A MuData does not fit into an AnnData unless one modality is chosen."""
+    with pytest.raises(SourceError, match="modality="):
+        copy(DATA / "wu2020.h5mu", tmp_path / "x.h5ad")
+
+
+def test_structured_arrays_become_tables_in_zarr_3(tmp_path: Path) -> None:
+    """Zarr 3 gets a table for a structured array, Zarr 2 and HDF5 the array itself; what fits no table is refused."""
+    records = np.array([("a", 1.0), ("b", 2.0)], dtype=[("name", "U3"), ("score", "f4")])
+    adata = ad.AnnData(np.ones((2, 2), np.float32), uns={"rank": {"genes": records}})
+    tabled = read_back(copy(adata, open_sink(tmp_path / "x.zarr", zarr_format=3))).uns["rank"]["genes"]
+    assert isinstance(tabled, pd.DataFrame)
+    assert tabled["score"].tolist() == [1.0, 2.0]
+    for sink in (open_sink(tmp_path / "y.zarr", zarr_format=2), open_sink(tmp_path / "y.h5ad")):
+        assert read_back(copy(adata, sink)).uns["rank"]["genes"].dtype.names == ("name", "score")
+    adata.uns["rank"]["genes"] = np.array([(1,)], dtype=[("a/b", "i4")])
+    with pytest.raises(SchemaError, match="Zarr format 2"):
+        copy(adata, open_sink(tmp_path / "z.zarr", zarr_format=3))
+
+
+def test_an_h5ad_takes_no_unknown_members(tmp_path: Path) -> None:
+    """What anndata's readers would stop at is refused with the way out."""
+    sink = open_sink(tmp_path / "x.h5ad")
+    with pytest.raises(SchemaError, match="uns/atlas"):
+        sink.element("atlas", 1)
+    sink.abort()
+
+
+KILLED = """
+import sys
+import numpy as np
+import scipy.sparse as sp
+from raggedatlas.formats.registry import open_sink
+from raggedatlas.model.batch import CsrBlock
+from raggedatlas.model.contracts import SinkMatrix
+sink = open_sink(sys.argv[1])
+sink.begin((SinkMatrix.of("X", "csr", "f4", (10**9, 9)),))
+rows = 100_000
+block = CsrBlock(np.arange(rows + 1), np.zeros(rows, np.int32), {"values": np.ones(rows, np.float32)}, 9)
+while True:
+    sink.write("X", block)
+    print("on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["x.h5ad", "x.zarr"])
+def test_a_killed_export_leaves_no_file_under_its_name(tmp_path: Path, name: str) -> None:
+    """Killed in the middle of its writing, an export leaves nothing that a reader would take for its result."""
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / name)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(30):
+            process.stdout.readline()
+        os.kill(process.pid, signal.SIGKILL)
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left
+    assert all(part.startswith(f".{name}.") and part.endswith(".partial") for part in left)
+    made = copy(everything(), tmp_path / name)
+    assert read_back(made).shape == (6, 4)
+
+
+COMPRESSED = [("x.h5ad", c) for c in ("gzip", "zstd:9", "blosc", "lzf", None)]
+COMPRESSED += [
+    ("x2.zarr", "blosc"),
+    ("x2.zarr", "gzip:4"),
+    ("x3.zarr", "blosc"),
+    ("x3.zarr", "gzip"),
+    ("x3.zarr", None),
+    ("x3.zarr", "lzf"),
+]
+
+
+@pytest.mark.parametrize(("name", "compression"), COMPRESSED)
+def test_every_compression_opens_equal(tmp_path: Path, name: str, compression: str | None) -> None:
+    """Whatever the compression, anndata reads the same; HDF5 holds shuffled chunks of 65,536 values by default."""
+    pytest.importorskip("hdf5plugin")
+    options: dict[str, Any] = {"compression": compression}
+    options |= {"zarr_format": int(name[1])} if name.endswith(".zarr") else {}
+    if compression == "lzf" and name.endswith(".zarr"):
+        with pytest.raises(SourceError, match="lzf"):
+            open_sink(tmp_path / name, **options)
+        return
+    values = sp.random(400, 500, 0.5, "csr", np.float32, random_state=0)
+    adata = ad.AnnData(values, layers={"dense": np.arange(200_000, dtype=np.int32).reshape(400, 500)})
+    found = read_back(copy(adata, open_sink(tmp_path / name, **options)))
+    assert_same(adata, found)
+    if name == "x.h5ad":
+        with h5py.File(tmp_path / name) as file:
+            data = file["X/data"]
+            assert data.chunks == (65_536,)
+            assert (data.compression, data.shuffle) == {
+                "gzip": ("gzip", True),
+                "lzf": ("lzf", True),
+            }.get(str(compression).partition(":")[0], (data.compression, data.shuffle))
+
+
+def test_plugins_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zstd and blosc in HDF5 ask for the extra by its name, and unknown compressions list the known ones."""
+    from raggedatlas.errors import MissingExtraError
+    from raggedatlas.formats import compressions
+
+    monkeypatch.setattr(compressions, "filter_available", lambda code: False)
+    with pytest.raises(MissingExtraError, match=r"raggedatlas\[plugins\]"):
+        open_sink(tmp_path / "x.h5ad", compression="zstd")
+    for asked in ("zip", "gzip:10", "lzf:1", "zstd:x"):
+        with pytest.raises(SourceError, match=r"choose one of|levels"):
+            open_sink(tmp_path / "x.h5ad", compression=asked)
+    assert list(tmp_path.iterdir()) == []

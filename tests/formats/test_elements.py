@@ -1,0 +1,190 @@
+"""The registry of elements: it knows all that anndata knows, and what other writers make of the format is understood."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.anndata.elements import ELEMENTS, read_element
+from raggedatlas.formats.anndata.source import h5ad_source
+from raggedatlas.formats.containers import open_hdf5
+from raggedatlas.model.frames import arrow_to_frame
+
+# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
+)
+
+
+def made(tmp_path: Path, change: Callable[[h5py.File], None]) -> Path:
+    obs = pd.DataFrame(
+        {
+            "kind": pd.Categorical(["a", "b", None]),
+            "flag": [True, False, True],
+            "text": ["x", "y", "ü"],
+            "maybe": pd.array([1, None, 2], dtype="Int32"),
+        },
+        index=["c0", "c1", "c2"],
+    )
+    adata = ad.AnnData(
+        sp.csr_matrix(np.eye(3, 2, dtype="f4")),
+        obs=obs,
+        uns={"array": np.arange(3), "graph": sp.csr_matrix(np.eye(2))},
+    )
+    with warnings.catch_warnings(action="ignore"):
+        adata.write_h5ad(tmp_path / "x.h5ad")
+    with h5py.File(tmp_path / "x.h5ad", "r+") as file:
+        change(file)
+    return tmp_path / "x.h5ad"
+
+
+def replace(file: h5py.File, path: str, data: Any, **options: Any) -> None:
+    kept = dict(file[path].attrs)
+    del file[path]
+    file.create_dataset(path, data=data, **options).attrs.update(kept)
+
+
+def bytes_for_attributes(file: h5py.File) -> None:
+    def change(_: str, node: Any) -> None:
+        for name, value in list(node.attrs.items()):
+            if isinstance(value, str):
+                node.attrs[name] = np.bytes_(value.encode())
+            elif isinstance(value, np.ndarray) and value.dtype.kind == "O":
+                node.attrs[name] = np.array([text.encode() for text in value], dtype="S")
+
+    file.visititems(change)
+    change("", file)
+
+
+def fixed_length_text(file: h5py.File) -> None:
+    for path in ("obs/_index", "obs/text", "obs/kind/categories"):
+        if not isinstance(file[path], h5py.Group):
+            replace(file, path, np.array(list(file[path][...]), dtype="S8"))
+
+
+def truth_of_r(file: h5py.File) -> None:
+    kind = h5py.enum_dtype({"FALSE": 0, "TRUE": 1, "NA": 2}, basetype="i4")
+    replace(file, "obs/flag", np.array([1, 0, 1], "i4"), dtype=kind)
+
+
+def no_order(file: h5py.File) -> None:
+    del file["obs/kind"].attrs["ordered"]
+
+
+def number_for_order(file: h5py.File) -> None:
+    file["obs/kind"].attrs["ordered"] = np.int64(0)
+
+
+def unsigned_codes(file: h5py.File) -> None:
+    replace(file, "obs/kind/codes", np.array([0, 1, 1], np.uint8))
+    replace(file, "obs/kind/categories", np.array(["a", "b"], dtype=object), dtype=h5py.string_dtype())
+
+
+def group_index(file: h5py.File) -> None:
+    del file["obs/_index"]
+    group = file.create_group("obs/_index")
+    group.attrs.update({"encoding-type": "nullable-string-array", "encoding-version": "0.1.0"})
+    values = group.create_dataset("values", data=np.array(["c0", "c1", "c2"], object), dtype=h5py.string_dtype())
+    values.attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
+    mask = group.create_dataset("mask", data=np.zeros(3, bool))
+    mask.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+
+
+VARIANTS = [
+    bytes_for_attributes,
+    fixed_length_text,
+    truth_of_r,
+    no_order,
+    number_for_order,
+    unsigned_codes,
+    group_index,
+]
+
+
+@pytest.mark.parametrize("change", VARIANTS, ids=lambda change: change.__name__)
+def test_what_other_writers_make_of_it_is_understood(tmp_path: Path, change: Callable[[h5py.File], None]) -> None:
+    """Every variant seen in the wild gives the cells that were meant."""
+    source = h5ad_source(made(tmp_path, change))
+    cells = arrow_to_frame(source.cells())
+    source.close()
+    assert list(cells.index) == ["c0", "c1", "c2"]
+    assert cells["flag"].tolist() == [True, False, True]
+    assert cells["text"].tolist() == ["x", "y", "ü"]
+    assert cells["kind"].astype(object).tolist()[:2] == ["a", "b"]
+    assert not cells["kind"].cat.ordered
+    assert cells["maybe"].dtype == "Int32"
+
+
+def test_the_registry_knows_what_anndata_knows() -> None:
+    """Each encoding that the installed anndata reads has an entry for both stores."""
+    from anndata._io.specs.registry import _REGISTRY
+
+    theirs = {(spec.encoding_type, spec.encoding_version) for _, spec, *_ in _REGISTRY.read}
+    assert theirs
+    for kind in ("hdf5", "zarr"):
+        assert theirs <= {(name, version) for known, name, version in ELEMENTS if known == kind}
+
+
+def of_the_future(file: h5py.File) -> None:
+    file["uns/array"].attrs["encoding-version"] = "9.0.0"
+
+
+def of_nobody(file: h5py.File) -> None:
+    file["uns/array"].attrs["encoding-type"] = "mystery"
+
+
+def out_of_range(file: h5py.File) -> None:
+    file["uns/graph/indices"][0] = 7
+
+
+def going_down(file: h5py.File) -> None:
+    file["uns/graph/indptr"][1] = 5
+
+
+def wrong_codes(file: h5py.File) -> None:
+    file["obs/kind/codes"][0] = 9
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "said"),
+    [
+        (of_the_future, "uns/array", r"'9\.0\.0'; known are \['0\.2\.0'\]"),
+        (of_nobody, "uns/array", "'mystery' which nothing is registered for"),
+        (out_of_range, "uns/graph", "do not fit together"),
+        (going_down, "uns/graph", "do not fit together"),
+        (wrong_codes, "obs", "outside its 2 categories"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_path(
+    tmp_path: Path, change: Callable[[h5py.File], None], path: str, said: str
+) -> None:
+    """Unknown encodings and parts that do not fit are told with their path; the rest of the file is still read."""
+    container = open_hdf5(made(tmp_path, change))
+    with pytest.raises(SourceError, match=said):
+        read_element(container, path)
+    assert read_element(container, "var") is not None
+    container.close()
+
+
+def test_graphs_of_old_files_move_to_obsp(tmp_path: Path) -> None:
+    """What scanpy once kept in uns/neighbors is found in obsp, as anndata has it, and not twice."""
+
+    def change(file: h5py.File) -> None:
+        file.create_group("uns/neighbors").attrs.update({"encoding-type": "dict", "encoding-version": "0.1.0"})
+        file.copy("uns/graph", "uns/neighbors/connectivities")
+        file["uns/neighbors/connectivities"].attrs["shape"] = [3, 3]
+        replace(file, "uns/neighbors/connectivities/indptr", np.array([0, 1, 2, 2], np.int32))
+
+    source = h5ad_source(made(tmp_path, change))
+    assert [info.key for info in source.describe().others] == ["obsp/connectivities"]
+    assert source.element("uns/neighbors") == {}
+    np.testing.assert_array_equal(source.element("obsp/connectivities").toarray(), np.diag([1.0, 1.0, 0.0]))
+    source.close()

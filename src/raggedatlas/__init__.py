@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.errors import AtlasError
+    from raggedatlas.formats.copying import copy
     from raggedatlas.formats.registry import open_sink, open_source
     from raggedatlas.loader.dataset import CellDataset
     from raggedatlas.loader.loader import Loader
@@ -22,7 +23,12 @@ if TYPE_CHECKING:
     from raggedatlas.model.spaces import FeatureSpace, register_space
     from raggedatlas.query.filters import col
     from raggedatlas.query.query import Query
+    from raggedatlas.results.convert import convert_results
     from raggedatlas.results.dataset import ResultDataset
+    from raggedatlas.results.factories import create_results_writer, load_results_dataset
+    from raggedatlas.results.inference import InferenceDataSet
+    from raggedatlas.results.parts import ResultPart
+    from raggedatlas.results.provider import DataProvider
     from raggedatlas.results.writer import ResultDatasetWriter
 
 __version__ = "0.1.0"
@@ -32,12 +38,14 @@ _HOMES = {
     "AtlasVersionRecord": "raggedatlas.model.records",
     "AtlasView": "raggedatlas.atlas",
     "CellDataset": "raggedatlas.loader.dataset",
+    "DataProvider": "raggedatlas.results.provider",
     "DatasetRecord": "raggedatlas.model.records",
     "DenseZarrPointer": "raggedatlas.model.pointers",
     "FeatureBaseSchema": "raggedatlas.model.schemas",
     "FeatureLayout": "raggedatlas.model.records",
     "FeatureSpace": "raggedatlas.model.spaces",
     "HoxBaseSchema": "raggedatlas.model.schemas",
+    "InferenceDataSet": "raggedatlas.results.inference",
     "Loader": "raggedatlas.loader.loader",
     "PointerField": "raggedatlas.model.schemas",
     "PointerKind": "raggedatlas.model.pointers",
@@ -45,8 +53,13 @@ _HOMES = {
     "RaggedAtlas": "raggedatlas.atlas",
     "ResultDataset": "raggedatlas.results.dataset",
     "ResultDatasetWriter": "raggedatlas.results.writer",
+    "ResultPart": "raggedatlas.results.parts",
     "SparseZarrPointer": "raggedatlas.model.pointers",
     "col": "raggedatlas.query.filters",
+    "convert_results": "raggedatlas.results.convert",
+    "copy": "raggedatlas.formats.copying",
+    "create_results_writer": "raggedatlas.results.factories",
+    "load_results_dataset": "raggedatlas.results.factories",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",
     "register_space": "raggedatlas.model.spaces",
@@ -57,12 +70,14 @@ __all__ = [
     "AtlasVersionRecord",
     "AtlasView",
     "CellDataset",
+    "DataProvider",
     "DatasetRecord",
     "DenseZarrPointer",
     "FeatureBaseSchema",
     "FeatureLayout",
     "FeatureSpace",
     "HoxBaseSchema",
+    "InferenceDataSet",
     "Loader",
     "PointerField",
     "PointerKind",
@@ -70,8 +85,13 @@ __all__ = [
     "RaggedAtlas",
     "ResultDataset",
     "ResultDatasetWriter",
+    "ResultPart",
     "SparseZarrPointer",
     "col",
+    "convert_results",
+    "copy",
+    "create_results_writer",
+    "load_results_dataset",
     "open_sink",
     "open_source",
     "register_space",

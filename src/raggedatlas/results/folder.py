@@ -117,6 +117,17 @@ class WriteLock:
                 f"Results are being written to {database.parent} already, by this process or another; "
                 "wait for that writer, or commit() or abort() it."
             ) from error
+        if not self._holds_the_file():
+            # the writer before removed its file between our opening and our locking
+            os.close(self._file)
+            self._file = None
+            raise ConflictError(f"Results are being written to {database.parent} already; try again.")
+
+    def _holds_the_file(self) -> bool:
+        try:
+            return self._file is not None and os.fstat(self._file).st_ino == self.path.stat().st_ino
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Give the claim up; a second time does nothing."""

@@ -1,13 +1,15 @@
 """Lance data files written batch by batch, and the one commit that makes them a table."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from raggedatlas.errors import ConflictError
 from raggedatlas.store.lance_errors import lance_errors
@@ -20,6 +22,7 @@ MOST_ROWS = 2**20
 """Rows of a file: what Lance's own compaction aims at, so that it finds nothing to do."""
 
 MOST_BYTES = 4 * 2**30
+_READ_ROWS = 2**13
 
 
 @dataclass(frozen=True)
@@ -114,16 +117,39 @@ class FragmentWriter:
         self.fragments.clear()
 
 
-def read_column(folder: Path, fragments: Sequence[Fragment], column: str) -> list[str]:
-    """Read a column of finished files, in row order."""
+def read_batches(
+    folder: Path,
+    fragments: Sequence[Fragment],
+    columns: list[str] | None = None,
+    rows: NDArray[np.int64] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Walk over finished files in row order, as Lance reads them.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Where they lie.
+    fragments : sequence of Fragment
+        Which.
+    columns : list of str or None
+        Which columns; None reads all.
+    rows : (k,) int64 or None
+        Which rows, ascending; None reads all.
+    """
     from lance.file import LanceFileReader
 
-    values: list[str] = []
+    start = 0
     for fragment in fragments:
         path = str(folder / fragment.name)
         with lance_errors(path):
-            values += LanceFileReader(path, columns=[column]).read_all().to_table().column(column).to_pylist()
-    return values
+            reader = LanceFileReader(path, columns=columns)
+            if rows is None:
+                yield from reader.read_all(batch_size=_READ_ROWS).to_batches()
+            else:
+                here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + fragment.n_rows)] - start
+                if len(here):
+                    yield from reader.take_rows(here.tolist(), batch_size=_READ_ROWS).to_batches()
+        start += fragment.n_rows
 
 
 def commit_fragments(

@@ -1,0 +1,203 @@
+"""Batches of results on their way into data files: checked against the first of them, written, and not visible yet."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.errors import ReadOnlyError, SourceError
+from raggedatlas.results.duplicates import SeenIds, hashes_of
+from raggedatlas.results.folder import table_path
+from raggedatlas.results.fragments import Fragment, FragmentWriter, read_batches
+from raggedatlas.results.schema import OBJECT_ID, ResultColumn, results_schema
+from raggedatlas.results.tensors import as_ids, as_outputs
+
+
+class BatchWriter(ABC):
+    """Writes batches to data files of a table of results, in flat memory but for eight bytes an id.
+
+    Parameters
+    ----------
+    result_dir : pathlib.Path
+        Result folder.
+    facts : mapping of str to str
+        Metadata of the table.
+    """
+
+    def __init__(self, result_dir: Path, facts: Mapping[str, str]) -> None:
+        self.result_dir = result_dir
+        self._table = table_path(result_dir)
+        self.facts = dict(facts)
+        self._columns: tuple[ResultColumn, ...] | None = None
+        self._files: FragmentWriter | None = None
+        self._added: list[Fragment] = []
+        self._seen = SeenIds()
+        self._n_batches = self._n_rows = 0
+        self._state = "open"
+
+    @property
+    def columns(self) -> tuple[ResultColumn, ...]:
+        """The outputs; empty before the first batch."""
+        return self._columns or ()
+
+    def __len__(self) -> int:
+        """Count the rows so far."""
+        return self._n_rows
+
+    def write_batch(self, object_ids: Iterable[Any], data: Any) -> None:  # noqa: ANN401  (what any model gives)
+        """Write the results of one batch after those of the batches before; an empty batch does nothing.
+
+        Parameters
+        ----------
+        object_ids : iterable
+            Of length n; texts, bytes or numbers, stored as text. No id may come twice in a run.
+        data : (n, ...) array or tensor, sequence of n of them, or mapping of str to these
+            What the model gave: one output, called ``data``, or several by name. Shape and dtype of the first batch are
+            those of the table. Values are stored bit by bit, NaN included.
+
+        Raises
+        ------
+        ReadOnlyError
+            When the results are finished or given up.
+        SourceError
+            If the lengths differ, an id is missing or known, or shape, dtype or outputs differ from the first batch (also a
+            ``ValueError``). The table is as it was then, and further batches can be written.
+        StoreError
+            If the disk refuses; the results are given up then, as part of a batch may be written.
+        """
+        if self._state != "open":
+            raise ReadOnlyError(
+                f"The results in {self.result_dir} are {self._state}; make a new writer to write others (overwrite=True replaces)."
+            )
+        number = self._n_batches
+        ids, outputs = as_ids(object_ids, number), as_outputs(data, number)
+        n = len(next(iter(outputs.values())))
+        if len(ids) != n:
+            raise SourceError(f"Batch {number}: {len(ids)} ids, but the model gave {n} rows; each row needs its id.")
+        if n or (self._columns is None and _shape_told(data)):
+            found = tuple(ResultColumn(name, values.shape[1:], values.dtype) for name, values in outputs.items())
+            self._settle(found, f"Batch {number}")
+        if n:
+            self._write(ids, outputs, f"Batch {number}")
+        self._n_batches += 1
+        self._n_rows += n
+
+    def _settle(self, found: tuple[ResultColumn, ...], what: str) -> None:
+        """Take the table's columns from the first batch, and compare those of later ones with them."""
+        if self._files is None and not self._added:
+            # an empty batch says what a table without rows looks like, but does not bind the first that has rows
+            self._columns = found
+            return
+        told = {column.name: column for column in self.columns}
+        if set(told) != {column.name for column in found}:
+            raise SourceError(
+                f"{what} has the outputs {sorted(column.name for column in found)}, but the run began with {sorted(told)}; "
+                "all batches are alike."
+            )
+        for column in found:
+            if column != told[column.name]:
+                raise SourceError(
+                    f"{what}: output {column.name!r} has shape {column.shape} and dtype {column.dtype} for each object, "
+                    f"but the run began with shape {told[column.name].shape} and dtype {told[column.name].dtype}; "
+                    "all batches are alike."
+                )
+
+    def _write(self, ids: list[str], outputs: Mapping[str, NDArray[Any]], what: str) -> None:
+        """Refuse ids that are known, and write."""
+        batch, hashes = _record_batch(ids, outputs, self.columns), hashes_of(ids)
+        if self._seen.meets(hashes):
+            self._refuse_known(ids, what)
+        try:
+            self._writing().write(batch)
+        except BaseException:
+            # part of the batch may be written
+            self.abort()
+            raise
+        self._seen.add(hashes)
+
+    def _refuse_known(self, ids: Iterable[str], what: str, first: int = 0) -> None:
+        """Compare the ids themselves, as only their hashes are remembered."""
+        written = {each for batch in self.read_back([OBJECT_ID]) for each in batch.column(0).to_pylist()}
+        for row, each in enumerate(ids, first):
+            if each in written:
+                raise SourceError(
+                    f"{what}, row {row}: the id {each!r} has a result already; each object has one result in a run."
+                )
+            written.add(each)
+
+    def _writing(self) -> FragmentWriter:
+        if self._files is None:
+            self._files = FragmentWriter(self._table / "data", results_schema(self.columns, self.facts))
+        return self._files
+
+    def _finish_files(self) -> list[Fragment]:
+        """Finish the files so far, and name all of the run in row order."""
+        return [*([] if self._files is None else self._files.finish()), *self._added]
+
+    def read_back(
+        self, columns: list[str] | None = None, rows: NDArray[np.int64] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Walk over what the files hold so far, as Lance reads them, before anybody else can.
+
+        Parameters
+        ----------
+        columns : list of str or None
+            Which columns; None reads all.
+        rows : (k,) int64 or None
+            Which rows, ascending; None reads all.
+        """
+        return read_batches(self._table / "data", self._finish_files(), columns, rows)
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Finish; the end of a ``with`` block does it."""
+
+    def abort(self) -> None:
+        """Give up: remove the files of this run; what was committed before stays. After `commit` nothing happens."""
+        if self._state != "open":
+            return
+        self._state = "given up"
+        if self._files is not None:
+            self._files.discard()
+
+    def __enter__(self) -> Self:
+        """Write in a block; its end commits, and an error in it gives up."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit, or give up after an error."""
+        if kind is not None:
+            self.abort()
+            return
+        try:
+            self.commit()
+        except BaseException:
+            self.abort()
+            raise
+
+
+def _shape_told(data: Any) -> bool:  # noqa: ANN401
+    """Tell whether a batch without rows still has a shape, as an array has and an empty list has not."""
+    return all(hasattr(each, "shape") for each in (data.values() if isinstance(data, Mapping) else [data]))
+
+
+def _record_batch(
+    ids: list[str], outputs: Mapping[str, NDArray[Any]], columns: tuple[ResultColumn, ...]
+) -> pa.RecordBatch:
+    """Put a batch into Arrow; values are shared, not copied."""
+    schema = results_schema(columns, {})
+    try:
+        stored = [pa.array(ids, pa.string())]
+    except UnicodeEncodeError as error:
+        raise SourceError(f"An id holds characters that are no text: {error}.") from error
+    for column in columns:
+        values = pa.array(outputs[column.name].reshape(-1))
+        stored.append(pa.FixedSizeListArray.from_arrays(values, type=schema.field(column.name).type))
+    return pa.RecordBatch.from_arrays(stored, schema=schema)

@@ -1,0 +1,237 @@
+"""Results as public releases up to 0.6 wrote them: ``batch_<n>.npy`` files and an index, read and never changed.
+
+Three generations exist: ids were integers at first and later of the original dataset's own type, and
+``batch_index_insertion_order.npy`` and ``original_dataset_config.toml`` came in between. What is read here is the same in all.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, NotFoundError, SourceError
+from raggedatlas.results.folder import INDEX_FILE
+from raggedatlas.results.tensors import as_ids
+
+_BATCH = re.compile(r"batch_(\d+)\.npy")
+_ID, _TENSOR, _NUMBER = "id", "tensor", "batch_num"
+_NAMED = 5
+
+
+def has_npy_results(folder: Path) -> bool:
+    """Tell whether a folder holds results in ``.npy`` files."""
+    return (folder / INDEX_FILE).is_file()
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """A ``.npy`` file of records, whose head was read and whose size fits it.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file.
+    number : int
+        Number in its name; -1 for an index.
+    dtype : numpy.dtype
+        Of a record.
+    n_rows : int
+        Records.
+    offset : int
+        Where they begin, in bytes.
+    """
+
+    path: Path
+    number: int
+    dtype: "np.dtype[Any]"
+    n_rows: int
+    offset: int
+
+    def map(self) -> NDArray[Any]:
+        """Map the records, ``(n_rows,)``; a file stays open as long as something refers to them."""
+        if not self.n_rows:
+            return np.empty(0, self.dtype)
+        return np.memmap(self.path, self.dtype, "r", self.offset, (self.n_rows,))
+
+    @property
+    def tensor(self) -> "np.dtype[Any]":
+        """Dtype of one result in native byte order, with its shape."""
+        field = self.dtype[_TENSOR]
+        return np.dtype((field.base.newbyteorder("="), field.shape))
+
+
+class NpyResults:
+    """The ``.npy`` results of one folder, checked against their index when they are opened.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Result folder.
+    whole : bool
+        Whether files of batches that the index does not name are refused too.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no folder, or no ``batch_index.npy`` in it.
+    CorruptError
+        If a file is truncated, missing or left over, or does not agree with the index; the file is named.
+    """
+
+    def __init__(self, folder: Path, *, whole: bool = True) -> None:
+        self.folder = folder
+        if not folder.is_dir():
+            raise NotFoundError(f"There is no result folder {folder}; check the path.")
+        if not has_npy_results(folder):
+            raise NotFoundError(
+                f"{folder} has no {INDEX_FILE}: it holds no .npy results, or their run did not finish. Run it again."
+            )
+        self.index = read_head(folder / INDEX_FILE, -1, (_ID, _NUMBER)).map()
+        self.n_rows = len(self.index)
+        self.batches = self._find_batches(whole=whole)
+        self.starts = np.cumsum([0, *(batch.n_rows for batch in self.batches)], dtype=np.int64)
+
+    def _find_batches(self, *, whole: bool) -> list[RecordFile]:
+        """Read the heads of all batch files, in the order of their numbers."""
+        found = {int(hit[1]): path for path in self.folder.iterdir() if (hit := _BATCH.fullmatch(path.name))}
+        numbers, counts = np.unique(self.index[_NUMBER], return_counts=True)
+        told = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        missing, extra = sorted(told.keys() - found.keys()), sorted(found.keys() - told.keys())
+        if missing:
+            raise CorruptError(
+                f"{self.folder} lacks the file of batch {_few(missing)}, which {INDEX_FILE} names; the results are not whole."
+            )
+        if extra and whole:
+            raise CorruptError(
+                f"{self.folder} has files of batch {_few(extra)}, which {INDEX_FILE} does not name: they are of another run."
+            )
+        batches = [read_head(found[number], number, (_ID, _TENSOR)) for number in sorted(told)]
+        for batch in batches:
+            if batch.n_rows != told[batch.number]:
+                raise CorruptError(f"{batch.path} has {batch.n_rows:,} rows; {INDEX_FILE} says {told[batch.number]:,}.")
+        return batches
+
+    def check_ids(self) -> None:
+        """Compare the ids of every batch with those that the index has for it.
+
+        Raises
+        ------
+        CorruptError
+            If they differ; the batch is named.
+        """
+        indexed = self.index[_ID][np.argsort(self.index[_NUMBER], kind="stable")]
+        for batch, start, end in zip(self.batches, self.starts[:-1], self.starts[1:], strict=True):
+            found, told = np.sort(batch.map()[_ID]), np.sort(indexed[start:end])
+            different = np.flatnonzero(found != told)
+            if len(different):
+                here, there = (as_ids(names[different[:1]], batch.number)[0] for names in (found, told))
+                raise CorruptError(
+                    f"{batch.path} has the id {here!r} where {INDEX_FILE} has {there!r} for batch {batch.number}; the two are "
+                    "not of one run."
+                )
+
+    def tensor(self, *, promote: bool = False) -> "np.dtype[Any]":
+        """Give the dtype of one result, with its shape.
+
+        Parameters
+        ----------
+        promote : bool
+            Whether batches may differ in dtype; the smallest dtype that holds all of them is given then.
+
+        Raises
+        ------
+        SourceError
+            If there is no batch, or batches differ in shape or dtype; the batch is named.
+        """
+        if not self.batches:
+            raise SourceError(f"{self.folder} holds no batch, so nothing says what its results look like.")
+        first = self.batches[0].tensor
+        for batch in self.batches:
+            if batch.tensor.shape != first.shape:
+                raise SourceError(
+                    f"{batch.path} holds results of shape {batch.tensor.shape}, and batch {self.batches[0].number} of shape "
+                    f"{first.shape}; one table holds one shape."
+                )
+            if batch.tensor != first and not promote:
+                raise SourceError(
+                    f"{batch.path} holds {batch.tensor.base}, and batch {self.batches[0].number} {first.base}; one table holds "
+                    "one dtype. promote=True stores all in one that holds both."
+                )
+        return np.dtype((np.result_type(*{batch.tensor.base for batch in self.batches}), first.shape))
+
+    def repeated_ids(self) -> list[str]:
+        """Name the ids that stand more than once in the index."""
+        names, counts = np.unique(self.index[_ID], return_counts=True)
+        return as_ids(names[counts > 1], 0)
+
+    def pieces(
+        self, most_bytes: int, rows: NDArray[np.int64] | None = None
+    ) -> Iterator[tuple[list[str], NDArray[Any]]]:
+        """Walk over the batches in pieces of bounded size.
+
+        Parameters
+        ----------
+        most_bytes : int
+            Bytes of a piece, but at least one row.
+        rows : (k,) int64 or None
+            Which rows, ascending, counted over all batches; None takes all.
+
+        Yields
+        ------
+        tuple of list of str and (k, ...) array
+            Ids, and contiguous values in native byte order.
+        """
+        for batch, start, end in zip(self.batches, self.starts[:-1], self.starts[1:], strict=True):
+            records = batch.map()
+            if rows is not None:
+                records = records[rows[np.searchsorted(rows, start) : np.searchsorted(rows, end)] - start]
+            step = max(1, most_bytes // max(1, batch.dtype.itemsize))
+            for first in range(0, len(records), step):
+                piece = records[first : first + step]
+                yield as_ids(piece[_ID], batch.number), np.ascontiguousarray(piece[_TENSOR], batch.tensor.base)
+
+    @cached_property
+    def by_id(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """All ids sorted, and which row of the batches, one after the other, each of them is."""
+        names = np.concatenate([batch.map()[_ID] for batch in self.batches]) if self.batches else self.index[_ID]
+        rows = np.argsort(names, kind="stable")
+        return names[rows], rows
+
+
+def read_head(path: Path, number: int, fields: tuple[str, str]) -> RecordFile:
+    """Read the head of one file.
+
+    Raises
+    ------
+    CorruptError
+        If the file is truncated or too long, or holds Python objects or anything but records of these fields.
+    """
+    try:
+        with path.open("rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            offset = file.tell()
+    except (OSError, ValueError, EOFError) as error:
+        raise CorruptError(f"{path} is no .npy file that reads: {error}.") from error
+    if len(shape) != 1 or dtype.names != fields:
+        raise CorruptError(f"{path} holds {dtype} of shape {shape}; expected records with the fields {fields}.")
+    if dtype.hasobject:
+        raise CorruptError(f"{path} holds Python objects ({dtype}), which are never read from data.")
+    size, expected = path.stat().st_size, offset + shape[0] * dtype.itemsize
+    if size != expected:
+        raise CorruptError(
+            f"{path} has {size:,} bytes, and its head says {expected:,}: it is truncated or damaged. Run the model again, or copy "
+            "the file again from where it came."
+        )
+    return RecordFile(path, number, dtype, shape[0], offset)
+
+
+def _few(numbers: list[int]) -> str:
+    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    return ", ".join(map(str, numbers[:_NAMED])) + more

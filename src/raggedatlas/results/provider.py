@@ -1,0 +1,329 @@
+"""Several datasets as one: rows of the primary dataset, and those of the others by order or by id (``data_request``).
+
+Joins are computed once, in memory and for whole columns; nothing is cached in the data's folders, and nothing found there is unpickled.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.errors import NotFoundError, QueryError, SourceError
+from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.identifiers import Ids
+from raggedatlas.results.indexing import as_rows
+from raggedatlas.results.inference import InferenceDataSet
+from raggedatlas.results.nans import NanMode
+from raggedatlas.results.registry import HyraxDataset, field_names, find_class
+from raggedatlas.results.requests import DatasetRequest, merged, read_group
+from raggedatlas.results.schema import OBJECT_ID
+from raggedatlas.results.tensors import as_ids
+from raggedatlas.results.torch import dataset_class
+
+Sample = dict[str, Any]
+
+_MATCHED = "{}__matched"
+_KNOWN = (ResultDataset, InferenceDataSet)
+
+
+class Joined:
+    """One dataset of a group: which fields of it are wanted, and which of its rows belongs to which of the primary one's.
+
+    Parameters
+    ----------
+    request : DatasetRequest
+        What was asked for.
+    config : mapping
+        General configuration.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such class or field.
+    """
+
+    def __init__(self, request: DatasetRequest, config: Mapping[str, Any]) -> None:
+        self.request = request
+        made = find_class(request.dataset_class, _KNOWN)
+        own: dict[str, Any] = {}
+        for key, value in request.dataset_config.items():
+            if key in HyraxDataset.registry:
+                own.setdefault("data_set", {})[key] = value
+            else:
+                own[key] = value
+        self.dataset: Any = made(config=merged(config, own), data_location=request.data_location)
+        self.available = field_names(self.dataset)
+        self.fields = self.available if request.fields is None else request.fields
+        needed = (*self.fields, *(each for each in (request.primary_id_field, request.join_field) if each))
+        for name in needed:
+            if name not in self.available:
+                raise NotFoundError(
+                    f"Dataset {request.name!r} ({request.dataset_class}) has no field {name!r}; it has {', '.join(self.available)}."
+                )
+        self.rows: NDArray[np.int64] | None = None
+
+    def column(self, name: str) -> pa.Array:
+        """Read one field of all rows, as text."""
+        if name == OBJECT_ID and isinstance(ids := getattr(self.dataset, "ids", lambda: None)(), Ids):
+            return ids.to_arrow().cast(pa.large_string())
+        values = [sample[name] for sample in self.samples(np.arange(len(self.dataset)), (name,))]
+        return pa.array(as_ids(values, 0), pa.large_string())
+
+    def match(self, keys: pa.Array) -> None:
+        """Find the row of each key; -1 where there is none."""
+        request = self.request
+        if request.join_field is None:
+            if len(self.dataset) != len(keys):
+                raise QueryError(
+                    f"Dataset {request.name!r} has {len(self.dataset):,} rows and the primary one {len(keys):,}; without a join_field "
+                    "rows are matched by their order. Name the field that holds the ids."
+                )
+            return
+        own = self.column(request.join_field)
+        if pc.count_distinct(own).as_py() != len(own):
+            counts = pc.value_counts(own)
+            twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0].as_py()
+            raise SourceError(
+                f"Dataset {request.name!r} has {request.join_field} {twice!r} more than once; a join needs each of them once."
+            )
+        found = pc.index_in(keys, value_set=own)
+        self.rows = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give this dataset's rows for those of the primary one; -1 where there is none."""
+        return rows if self.rows is None else self.rows[rows]
+
+    def read(self, rows: NDArray[np.int64], fields: Sequence[str]) -> dict[str, Any]:
+        """Read fields of this dataset's own rows: at once where the dataset can, else row by row."""
+        if hasattr(self.dataset, "read_batch"):
+            return dict(self.dataset.read_batch(rows, fields))
+        samples = self.samples(rows, fields)
+        return {name: self._stack(name, [sample[name] for sample in samples]) for name in fields}
+
+    def samples(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[Sample]:
+        """Read fields of this dataset's own rows, one sample for each."""
+        if hasattr(self.dataset, "read_batch"):
+            values = self.dataset.read_batch(rows, fields)
+            return [{name: values[name][k] for name in fields} for k in range(len(rows))]
+        getters = {name: getattr(self.dataset, f"get_{name}") for name in fields}
+        return [{name: getter(int(row)) for name, getter in getters.items()} for row in rows]
+
+    def collate(self, samples: Sequence[Sample]) -> Any:  # noqa: ANN401
+        """Stack samples field by field, or as the dataset's own ``collate`` or ``collate_<field>`` does."""
+        own = getattr(self.dataset, "collate", None)
+        if own is not None:
+            return own(list(samples))
+        made: dict[str, Any] = {}
+        for name in self.fields:
+            special: Callable[[list[Sample]], Mapping[str, Any]] | None = getattr(self.dataset, f"collate_{name}", None)
+            if special is not None:
+                made.update(special(list(samples)))
+            else:
+                made[name] = self._stack(name, [sample[name] for sample in samples])
+        return made
+
+    @property
+    def has_own_collate(self) -> bool:
+        """Tell whether the dataset wants to stack samples itself."""
+        return any(hasattr(self.dataset, name) for name in ("collate", *(f"collate_{each}" for each in self.fields)))
+
+    def _stack(self, name: str, values: list[Any]) -> NDArray[Any]:
+        try:
+            return np.stack(values) if values and isinstance(values[0], np.ndarray) else np.array(values)
+        except ValueError as error:
+            raise SourceError(
+                f"Values of field {name!r} of dataset {self.request.name!r} do not stack: {error}. A method collate_{name} of "
+                f"{self.request.dataset_class} can put them together."
+            ) from error
+
+
+class DataProvider(dataset_class()):  # type: ignore[misc]
+    """The datasets of one group of a ``data_request``, as one dataset whose samples have what each of them has.
+
+    Parameters
+    ----------
+    config : mapping
+        Configuration; ``data_set.nan_mode`` (false, ``"zero"``, ``"quantile"``) and ``data_set.nan_quantile`` treat NaN in batches.
+    request : mapping
+        Name of a dataset -> ``dataset_class``, ``data_location``, and optionally ``fields``, ``primary_id_field``, ``join_field``,
+        ``dataset_config``. One dataset has the ``primary_id_field``; a group of one needs none.
+
+    Raises
+    ------
+    QueryError
+        If the request contradicts itself (also a ``ValueError``).
+    NotFoundError
+        If there is no such class, place or field.
+    SourceError
+        If a dataset has a join key twice.
+
+    Notes
+    -----
+    A sample is ``{name: {field: value}, "object_id": text}``; of a joined dataset without a match it has None. A batch is
+    ``{name: {field: (k, ...) array}, "object_id": (n,) array of text}``, and for each joined dataset ``<name>__matched``, ``(n,)``
+    bool: its fields have rows only where that is True.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas import ResultDatasetWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with ResultDatasetWriter(folder) as writer:
+    ...     writer.write_batch(["a", "b"], np.arange(4.0).reshape(2, 2))
+    >>> provider = DataProvider({}, {"run": {"dataset_class": "ResultDataset", "data_location": folder}})
+    >>> provider.batch([1, 0])["run"]["data"]
+    array([[2., 3.],
+           [0., 1.]])
+    """
+
+    def __init__(self, config: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+        self.config = config
+        self.data_request = request
+        self._nan = NanMode.of(config)
+        requests = read_group(request)
+        self.datasets = {each.name: Joined(each, config) for each in requests}
+        self.primary = next(self.datasets[each.name] for each in requests if each.primary_id_field)
+        self._ids = self.primary.column(str(self.primary.request.primary_id_field))
+        for each in self.datasets.values():
+            if each is not self.primary:
+                each.match(self._ids)
+
+    def __len__(self) -> int:
+        """Count the rows of the primary dataset."""
+        return len(self._ids)
+
+    def __getitem__(self, idx: int) -> Sample:
+        """Give one sample.
+
+        Raises
+        ------
+        RowIndexError
+            For a row that is not there (also an ``IndexError``).
+        """
+        return self.__getitems__([idx])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """Give several samples, read at once: how PyTorch's DataLoader asks; `collate` makes them a batch."""
+        rows, _ = as_rows(indices, len(self))
+        samples: list[Sample] = [{} for _ in rows]
+        for name, each in self.datasets.items():
+            places = each.places(rows)
+            there = np.flatnonzero(places >= 0)
+            for sample in samples:
+                sample[name] = None
+            for position, found in zip(there, each.samples(places[there], each.fields), strict=True):
+                samples[position][name] = found
+        for sample, identifier in zip(samples, self._ids.take(pa.array(rows)).to_pylist(), strict=True):
+            sample[OBJECT_ID] = identifier
+        return samples
+
+    def batch(self, indices: Any) -> dict[str, Any]:  # noqa: ANN401  (whatever `as_rows` understands)
+        """Give a batch of rows, read and stacked at once.
+
+        Parameters
+        ----------
+        indices : sequence of int, slice, mask, or array
+            Rows of the primary dataset.
+
+        Returns
+        -------
+        dict
+            As the notes of the class say.
+        """
+        rows, _ = as_rows(indices, len(self))
+        if any(each.has_own_collate for each in self.datasets.values()):
+            return self.collate(self.__getitems__(rows.tolist()))
+        made: dict[str, Any] = {}
+        for name, each in self.datasets.items():
+            places = each.places(rows)
+            made[name] = {
+                field: self._nan.fill(np.asarray(values))
+                for field, values in each.read(places[places >= 0], each.fields).items()
+            }
+            if each.rows is not None:
+                made[_MATCHED.format(name)] = places >= 0
+        made[OBJECT_ID] = np.array(self._ids.take(pa.array(rows)).to_pylist(), dtype=str)
+        return made
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Make samples a batch: `torch.utils.data.DataLoader(provider, collate_fn=provider.collate)`.
+
+        Parameters
+        ----------
+        samples : sequence of dict
+            As this dataset gives them.
+        """
+        made: dict[str, Any] = {}
+        for name, each in self.datasets.items():
+            found = [sample[name] for sample in samples if sample.get(name) is not None]
+            if found:
+                made[name] = self._filled(each.collate(found))
+            else:
+                made[name] = each.read(np.empty(0, np.int64), each.fields)
+            if each.rows is not None:
+                made[_MATCHED.format(name)] = np.array([sample.get(name) is not None for sample in samples], bool)
+        made[OBJECT_ID] = np.array([str(sample[OBJECT_ID]) for sample in samples], dtype=str)
+        return made
+
+    def _filled(self, collated: Any) -> Any:  # noqa: ANN401  (what a dataset's own collate gives)
+        if isinstance(collated, Mapping):
+            return {name: self._filled(value) for name, value in collated.items()}
+        return self._nan.fill(collated) if isinstance(collated, np.ndarray) else collated
+
+    def sample_data(self) -> Sample:
+        """Give the first sample, from which a model may learn the shapes."""
+        return self[0]
+
+    def get_object_id(self, idx: int) -> str:
+        """Give the id of a row."""
+        rows, _ = as_rows(int(idx), len(self))
+        found: str = self._ids[int(rows[0])].as_py()
+        return found
+
+    def ids(self) -> Ids:
+        """Give the ids of the primary dataset in row order."""
+        return Ids(self._ids)
+
+    def fields(self) -> dict[str, list[str]]:
+        """Name the fields that each dataset has, whether they are asked for or not."""
+        return {name: list(each.available) for name, each in self.datasets.items()}
+
+    def unmatched(self) -> dict[str, int]:
+        """Count for each joined dataset the rows of the primary one without a match."""
+        return {name: int((each.rows < 0).sum()) for name, each in self.datasets.items() if each.rows is not None}
+
+    def __repr__(self) -> str:
+        """Say what is put together."""
+        parts = [
+            f"{name} ({each.request.dataset_class}: {', '.join(each.fields)})" for name, each in self.datasets.items()
+        ]
+        return f"DataProvider of {len(self):,} objects: {'; '.join(parts)}"
+
+
+def prepare(config: Mapping[str, Any]) -> dict[str, DataProvider]:
+    """Make the providers of all groups of ``data_request``.
+
+    Parameters
+    ----------
+    config : mapping
+        Configuration with the table ``data_request``: group -> dataset -> definition.
+
+    Returns
+    -------
+    dict of str to DataProvider
+        By the names of the groups, e.g. ``infer``.
+
+    Raises
+    ------
+    QueryError
+        If nothing is requested.
+    """
+    groups = config.get("data_request")
+    if not groups:
+        raise QueryError(
+            "The configuration has no data_request; name datasets, e.g. under [data_request.infer.results]."
+        )
+    return {name: DataProvider(config, group) for name, group in groups.items()}

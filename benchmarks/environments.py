@@ -31,24 +31,27 @@ class Environment:
         Distributions whose versions are worth telling.
     path
         Further folders to import from (torch stands apart, as only one peer of its generation needs it).
+    group
+        What peers.sh is asked for to install it.
     """
 
     python: Path
     modules: tuple[str, ...]
     packages: tuple[str, ...]
     path: tuple[Path, ...] = ()
+    group: str = "loader"
 
     def why_missing(self, name: str) -> str:
         """Say why the system cannot be measured; empty where it can."""
         folder = self.python.parent.parent
         if not self.python.exists():
-            return noted_reason(folder, name) or f"{folder.name} is not there; run benchmarks/peers.sh loader"
+            return noted_reason(folder, name) or f"{folder.name} is not there; run benchmarks/peers.sh {self.group}"
         # Found, not imported: some peers take many seconds, and peers.sh has imported them once.
         code = "import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))"
         command = [str(self.python), "-c", code, *self.modules]
         if not subprocess.run(command, env=child_environment(*self.path), check=False).returncode:
             return noted_reason(folder, name)
-        return noted_reason(folder, name) or f"not in {folder.name}; run benchmarks/peers.sh loader"
+        return noted_reason(folder, name) or f"not in {folder.name}; run benchmarks/peers.sh {self.group}"
 
     def versions(self) -> str:
         """Interpreter and package versions."""

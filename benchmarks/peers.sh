@@ -4,6 +4,7 @@
 #   benchmarks/peers.sh         .venv-peers with homeobox, for compare.py
 #   benchmarks/peers.sh loader  also annbatch and cellstream there, torch in .venv-peers-torch (5.5 GB with what it
 #                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml and slafdb in .venv-peers-3.11
+#   benchmarks/peers.sh results only hyrax 0.13, and 0.6.10 beside it, in .venv-peers-hyrax, for results.py and tests -m peers
 # PEERS_PYTHON names the interpreter of .venv-peers (>= 3.12), PEERS_PYTHON_311 the one of .venv-peers-3.11.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -87,6 +88,19 @@ torch() { # folder, pins
     fi
 }
 
+hyrax() { # folder, pins
+    environment "$1" "$2" "${PEERS_PYTHON_311:-}" 11
+    peer "$1" "$2" hyrax torch hyrax torch # torch is imported in its place: torchvision may lack operators that nobody calls here
+    if [ -x "$1/bin/python" ] && ! [ -d "$1/hyrax-0.6.10" ]; then
+        "$1/bin/python" -m pip install --quiet --no-deps --target "$1/hyrax-0.6.10" hyrax==0.6.10 ||
+            note "$1" hyrax-npy "pip could not install 0.6.10"
+    fi
+}
+
+if [ "$what" = results ]; then
+    hyrax .venv-peers-hyrax requirements/peers-hyrax-3.11.txt
+    exit 0
+fi
 pins=requirements/peers-3.13.txt
 environment .venv-peers "$pins" "${PEERS_PYTHON:-}" "13 14 12"
 peer .venv-peers "$pins" homeobox homeobox homeobox

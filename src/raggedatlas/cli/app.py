@@ -14,7 +14,7 @@ from raggedatlas.errors import AtlasError
 
 DONE, WRONG, MISUSED = 0, 1, 2
 
-BUILD, LOOK, ASK, TIME, CARE = "Build", "Look", "Ask", "Snapshots", "Care"
+BUILD, LOOK, ASK, MODELS, TIME, CARE = "Build", "Look", "Ask", "Models", "Snapshots", "Care"
 
 
 class Commands(TyperGroup):

@@ -1,0 +1,240 @@
+"""The verb ``save_to_database``: a vector index on the table of results itself, its recall measured."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, QueryError, SourceError
+from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.folder import open_table, results_location
+from raggedatlas.results.schema import DATA, OBJECT_ID
+from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact
+from raggedatlas.verbs.running import Progress, silent
+from raggedatlas.verbs.vectors import open_results
+
+if TYPE_CHECKING:
+    import lance
+
+EXACT_ROWS = 50_000
+"""Up to so many rows an index is not worth it: all of them are compared in milliseconds."""
+
+INDEX_KIND = "IVF_SQ"
+_SETTINGS = "raggedatlas:index:"
+_REFINE = 4
+_ROWS_OF_PARTITION = 1024
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What answers a search now, and how well.
+
+    Parameters
+    ----------
+    column, metric : str
+        Which output, by which distance.
+    kind : str
+        ``"exact"``: every row is compared; or ``"IVF_SQ"``.
+    n_rows, n_partitions, nprobes : int
+        Rows; parts of the index, and how many of them a search looks at; 0 where every row is compared.
+    k, n_queries : int
+        How the recall was measured: nearest rows of so many rows taken by chance.
+    recall : float
+        Share of the true nearest rows that a search finds; 1 where every row is compared.
+    """
+
+    column: str
+    metric: str
+    kind: str
+    n_rows: int
+    n_partitions: int = 0
+    nprobes: int = 0
+    k: int = 0
+    n_queries: int = 0
+    recall: float = 1.0
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        if self.kind == "exact":
+            return f"{self.n_rows:,} rows of {self.column!r} are compared exactly ({self.metric}); no index is needed"
+        return (
+            f"{self.kind} over {self.n_rows:,} rows of {self.column!r} ({self.metric}), {self.nprobes} of {self.n_partitions} "
+            f"partitions probed: recall@{self.k} {self.recall:.4f} over {self.n_queries} rows"
+        )
+
+
+def save_to_database(
+    results: ResultDataset | str | os.PathLike[str],
+    *,
+    column: str = DATA,
+    metric: str = "l2",
+    least_rows: int = EXACT_ROWS,
+    least_recall: float = 0.99,
+    n_queries: int = 200,
+    progress: Progress = silent,
+) -> IndexReport:
+    """Make results searchable in place: an index on the table's own vectors, and no second copy of them.
+
+    Parameters
+    ----------
+    results : ResultDataset, str or path
+        Committed results on this machine, or their folder.
+    column : str
+        Output with vectors.
+    metric : {"l2", "cosine", "dot"}
+        Distance by which is searched.
+    least_rows : int
+        Below, every row is compared and no index is made.
+    least_recall : float
+        Partitions are probed until so large a share of the ten nearest rows is found.
+    n_queries : int
+        Rows taken by chance, whose neighbours by the index are compared with the true ones.
+    progress : callable
+        Called as ``progress(step, done, total)``.
+
+    Returns
+    -------
+    IndexReport
+        With the recall that was measured.
+
+    Raises
+    ------
+    QueryError, SourceError
+        For numbers out of range, or a column that holds no floats.
+    StoreError
+        If the place refuses.
+
+    Notes
+    -----
+    Called again, it replaces the index. The uids get an index too, for `lookup`. Rows with NaN are never found. A table that is
+    written again has no index.
+
+    Examples
+    --------
+    >>> print(save_to_database("results/z", metric="cosine"))  # doctest: +SKIP
+    """
+    check_metric(metric)
+    if not 0 < least_recall <= 1 or n_queries < 1 or least_rows < 0:
+        raise QueryError(f"least_recall={least_recall}, n_queries={n_queries}, least_rows={least_rows} cannot be.")
+    dataset = _newest(results)
+    chosen = next((each for each in dataset.columns if each.name == column), None)
+    if chosen is None or chosen.dtype.kind != "f":
+        raise SourceError(f"{dataset!r} has no output {column!r} of floats; vectors are searched among those.")
+    place, n = results_location(dataset.data_location), len(dataset)
+    name = f"{column}_vectors"
+    with lance_errors(place.uri):
+        table = open_table(place)
+        if n < least_rows or n < 2:
+            _drop(table, name)
+            return IndexReport(column, metric, "exact", n)
+        progress("index", 0, 2)
+        table.create_scalar_index(OBJECT_ID, "BTREE", replace=True)
+        parts = max(1, round(n / _ROWS_OF_PARTITION))
+        table = open_table(place)
+        table = table.create_index(column, INDEX_KIND, name=name, metric=metric, num_partitions=parts, replace=True)
+        progress("index", 1, 2)
+        report = _measured(dataset, table, IndexReport(column, metric, INDEX_KIND, n, parts), least_recall, n_queries)
+        table.update_config({_SETTINGS + column: json.dumps(asdict(report))})
+        progress("index", 2, 2)
+    return report
+
+
+def _newest(results: Any) -> ResultDataset:  # noqa: ANN401
+    """Open the newest version of results, which alone can be given an index."""
+    dataset = open_results(results)
+    if not isinstance(dataset, ResultDataset):
+        raise SourceError(
+            f"{dataset.data_location} holds .npy results; convert_results makes a table of them, which can be searched."
+        )
+    return ResultDataset(dataset.config, dataset.data_location)
+
+
+def _drop(table: "lance.LanceDataset", name: str) -> None:
+    """Take an older index away, which would answer instead of the rows."""
+    if any(each.name == name for each in table.describe_indices()):
+        table.drop_index(name)
+
+
+def _measured(
+    dataset: ResultDataset, table: "lance.LanceDataset", report: IndexReport, least_recall: float, n_queries: int
+) -> IndexReport:
+    """Probe twice as many partitions until enough of the true neighbours are found."""
+    k = min(10, report.n_rows - 1)
+    rows = np.sort(np.random.default_rng(_SEED).choice(report.n_rows, min(n_queries, report.n_rows), replace=False))
+    vectors = np.asarray(getattr(dataset, f"get_{report.column}")(rows), np.float64).reshape(len(rows), -1)
+    finite = np.isfinite(vectors).all(axis=1)
+    rows, vectors = rows[finite], vectors[finite]
+    true = nearest_exact(dataset, report.column, vectors, k, metric=report.metric)
+    nprobes = min(8, report.n_partitions)
+    while True:
+        settings = {**asdict(report), "nprobes": nprobes, "k": k, "n_queries": len(rows)}
+        found = search_index(table, vectors, k, IndexReport(**settings))
+        recall = recall_of(found, true)
+        if recall >= least_recall or nprobes >= report.n_partitions:
+            return IndexReport(**{**settings, "recall": recall})
+        nprobes = min(2 * nprobes, report.n_partitions)
+
+
+def recall_of(found: Nearest, true: Nearest) -> float:
+    """Give the share of the true nearest rows that were found; rows as far as the last true one count as it does.
+
+    Examples
+    --------
+    >>> true = Nearest(np.array([[4, 7]]), np.array([[0.0, 1.0]]))
+    >>> recall_of(Nearest(np.array([[4, 9]]), np.array([[0.0, 3.0]])), true)
+    0.5
+    """
+    wanted = true.rows >= 0
+    if not wanted.any():
+        return 1.0
+    last = np.nanmax(np.where(wanted, true.distances, -np.inf), axis=1, keepdims=True)
+    same = (found.rows[:, :, None] == true.rows[:, None, :]).any(axis=2)
+    with np.errstate(invalid="ignore"):
+        as_near = found.distances <= last + 1e-6 * np.abs(last)
+    hits = ((same | as_near) & (found.rows >= 0)).sum(axis=1)
+    return float(np.minimum(hits, wanted.sum(axis=1)).sum() / wanted.sum())
+
+
+def index_of(table: "lance.LanceDataset", column: str, metric: str) -> IndexReport | None:
+    """Tell how a column's index is to be asked; None where it has none for this distance, or one that nobody measured."""
+    if not any(each.name == f"{column}_vectors" for each in table.describe_indices()):
+        return None
+    told = table.config().get(_SETTINGS + column)
+    try:
+        report = None if told is None else IndexReport(**json.loads(told))
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{table.uri}: what is noted of the index of {column!r} does not read: {error}.") from error
+    return report if report is not None and report.metric == metric else None
+
+
+def search_index(table: "lance.LanceDataset", vectors: NDArray[np.float64], k: int, report: IndexReport) -> Nearest:
+    """Ask the index for the nearest rows of each vector."""
+    rows = np.full((len(vectors), k), -1, np.int64)
+    distances = np.full((len(vectors), k), np.nan)
+    fragments = np.cumsum([0, *(each.count_rows() for each in table.get_fragments())])
+    first = {each.fragment_id: start for each, start in zip(table.get_fragments(), fragments, strict=False)}
+    for at, vector in enumerate(vectors):
+        found = table.to_table(
+            columns=["_distance"],
+            nearest={
+                "column": report.column,
+                "q": vector.astype(np.float32),
+                "k": k,
+                "metric": report.metric,
+                "nprobes": report.nprobes,
+                "refine_factor": _REFINE,
+            },
+            with_row_address=True,
+        )
+        addresses = found.column("_rowaddr").to_numpy()
+        own = (addresses & np.uint64(2**32 - 1)).astype(np.int64)
+        own += np.array([first[int(address >> np.uint64(32))] for address in addresses], np.int64)
+        order = np.lexsort((own, found.column("_distance").to_numpy()))
+        rows[at, : len(own)] = own[order]
+        distances[at, : len(own)] = found.column("_distance").to_numpy()[order]
+    return Nearest(rows, distances)

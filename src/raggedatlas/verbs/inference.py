@@ -1,0 +1,149 @@
+"""The verbs ``infer`` and ``engine``: a model over the cells of a query, each cell once, into a result folder."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from typing import Any, Unpack
+
+from raggedatlas.query.plan import provenance
+from raggedatlas.query.query import Query
+from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.writer import ResultDatasetWriter
+from raggedatlas.verbs.onnx_models import open_onnx
+from raggedatlas.verbs.running import ModelChoices, Progress, ReadingChoices, divide_choices, prepare, run_facts, silent
+from raggedatlas.verbs.sharing import share_out, whole_parts
+
+
+class InferChoices(ModelChoices, total=False):
+    """Keyword arguments of `infer`, all optional.
+
+    Attributes
+    ----------
+    n_parts : int
+        How many processes share the run.
+    executor : concurrent.futures.Executor
+        Whose processes they are; by default they are spawned. The model must be importable, or picklable.
+    """
+
+    n_parts: int
+    executor: Executor
+
+
+def infer(
+    model: Any,  # noqa: ANN401  (a callable, a module, or where one is)
+    query: Query,
+    result_dir: str | os.PathLike[str],
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    batch_size: int = 512,
+    progress: Progress = silent,
+    **choices: Unpack[InferChoices],
+) -> ResultDataset:
+    """Apply a model to the cells of a query, batch by batch, and keep what it gives under the cells' uids.
+
+    Parameters
+    ----------
+    model : callable, str or path
+        A function of a batch's values, a PyTorch module, or where one is imported from: ``"my_package.models:Encoder"``.
+    query : Query
+        Which cells, features, layers and spaces; cells without the space are left out.
+    result_dir : str or path
+        Local folder; see `ResultDatasetWriter`.
+    weights : str, path or None
+        State of a PyTorch module: ``.pt`` as ``torch.save(module.state_dict(), ...)`` writes it, or ``.safetensors``.
+    batch_size : int
+        Cells of a batch.
+    progress : callable
+        Called as ``progress(step, done, total)``.
+    **choices
+        See `InferChoices`.
+
+    Returns
+    -------
+    ResultDataset
+        One row for each cell, in the query's order; a column for each output.
+
+    Raises
+    ------
+    QueryError, NotFoundError, SourceError, DuplicateError
+        For what cannot be had as asked, before anything is computed; and for a model that gives another number of rows, objects, or
+        another shape than before, naming the batch. Nothing is visible then.
+
+    Notes
+    -----
+    Nothing is visible before the end. The table's facts say which atlas, snapshot and query the cells are of, and the SHA-256 of
+    the weights. Code that the model is imported from runs; weights are read without running any.
+
+    Examples
+    --------
+    >>> found = infer(lambda X: X.sum(axis=1), view.query(), "results/sums")  # doctest: +SKIP
+    >>> found = infer("models.py:Encoder", view.query(), "results/z", weights="encoder.pt")  # doctest: +SKIP
+    """
+    chosen: dict[str, Any] = dict(choices)
+    n_parts, executor = chosen.pop("n_parts", 1), chosen.pop("executor", None)
+    source, reading, overwrite = divide_choices(model, weights, chosen)
+    run = prepare(source.open(), query, batch_size, reading)
+    facts = run_facts("infer", run.model, query)
+    with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=facts) as writer:
+        writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
+        if n_parts == 1 and executor is None:
+            run.write(writer, progress)
+        else:
+            share_out(source, run, writer.parts(whole_parts(n_parts)), executor, progress)
+    return ResultDataset({}, result_dir)
+
+
+def engine(
+    path: str | os.PathLike[str],
+    query: Query,
+    result_dir: str | os.PathLike[str],
+    *,
+    inputs: Mapping[str, str] | None = None,
+    batch_size: int = 512,
+    progress: Progress = silent,
+    **choices: Unpack[ReadingChoices],
+) -> ResultDataset:
+    """Apply a model in an ONNX file to the cells of a query, as `infer` does, by ONNX Runtime on the CPU.
+
+    Parameters
+    ----------
+    path : str or path
+        The ``.onnx`` file.
+    query : Query
+        Which cells and features; their number must be what the model takes.
+    result_dir : str or path
+        Local folder.
+    inputs : mapping of str to str, or None
+        Input of the model -> what it takes: ``"X"`` or a metadata column. None is for a model with one input.
+    batch_size : int
+        Cells of a batch; a model for batches of one size gets these, the last one filled up.
+    progress : callable
+        Called as ``progress(step, done, total)``.
+    **choices
+        See `ReadingChoices`.
+
+    Returns
+    -------
+    ResultDataset
+        One row for each cell, in the query's order; a column for each output of the model.
+
+    Raises
+    ------
+    NotFoundError
+        If the model has no input of a given name; the message lists its inputs.
+    SourceError
+        If the file does not read, or takes another number of features.
+    MissingExtraError
+        Without ONNX Runtime (``pip install 'raggedatlas[onnx]'``).
+
+    Examples
+    --------
+    >>> found = engine("encoder.onnx", view.query(), "results/z", inputs={"counts": "X"})  # doctest: +SKIP
+    """
+    reading = dict(choices)
+    overwrite = bool(reading.pop("overwrite", False))
+    run = prepare(open_onnx(path, inputs), query, batch_size, reading)
+    with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=run_facts("engine", run.model, query)) as writer:
+        writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
+        run.write(writer, progress)
+    return ResultDataset({}, result_dir)

@@ -1,0 +1,186 @@
+"""Principal components of dense or sparse rows, the same for the same seed, kept in one ``.npz`` without pickle."""
+
+import os
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, NotFoundError, QueryError
+from raggedatlas.results.folder import removed_on_error
+
+EXACT_WIDTH = 2048
+"""Up to so many columns the covariance is decomposed whole; beyond, its range is found by random projections."""
+
+_OVERSAMPLED = 16
+_POWERS = 6
+
+
+@dataclass(frozen=True, eq=False)
+class PcaModel:
+    """What a fit found.
+
+    Parameters
+    ----------
+    mean : (width,) float64
+        Mean of the sample.
+    components : (n_components, width) float64
+        Orthonormal rows; the entry of each that is largest in size is positive.
+    explained_variance, explained_variance_ratio : (n_components,) float64
+        Variance along each, descending, and its share in the whole.
+    features : (width,) text
+        Feature uids of the columns; empty for results.
+    target_sum : float
+        What the counts of a cell were scaled to before log(1 + x); NaN where values were taken as they are.
+    seed, n_rows : int
+        Of the sample.
+    """
+
+    mean: NDArray[np.float64]
+    components: NDArray[np.float64]
+    explained_variance: NDArray[np.float64]
+    explained_variance_ratio: NDArray[np.float64]
+    features: NDArray[np.str_]
+    target_sum: float
+    seed: int
+    n_rows: int
+
+    @property
+    def scaled_to(self) -> float | None:
+        """The sum that counts are scaled to; None where values are taken as they are."""
+        return None if np.isnan(self.target_sum) else float(self.target_sum)
+
+    def transform(self, values: Any) -> NDArray[np.float32]:  # noqa: ANN401  (an array or a sparse one)
+        """Project rows, ``(k, width)`` to ``(k, n_components)``.
+
+        Raises
+        ------
+        QueryError
+            If the rows have another width.
+        """
+        if values.shape[1] != len(self.mean):
+            raise QueryError(f"The model was fitted to rows of {len(self.mean):,} values, not of {values.shape[1]:,}.")
+        projected = values @ self.components.T - self.mean @ self.components.T
+        return np.asarray(projected).astype(np.float32)
+
+    def save(self, path: Path) -> None:
+        """Write the model; a file that is there is replaced whole."""
+        with removed_on_error(path) as beside, beside.open("wb") as file:
+            np.savez(file, allow_pickle=False, **{each.name: getattr(self, each.name) for each in fields(self)})
+
+
+def load_pca(path: str | os.PathLike[str]) -> PcaModel:
+    """Read what `PcaModel.save` wrote; nothing is unpickled.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    CorruptError
+        If it is no such model.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            found = {each.name: stored[each.name] for each in fields(PcaModel)}
+    except FileNotFoundError as error:
+        raise NotFoundError(f"There is no model {os.fspath(path)}.") from error
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
+        raise CorruptError(f"{os.fspath(path)} is no model of principal components: {error}.") from error
+    if found["components"].ndim != 2 or found["components"].shape[1:] != found["mean"].shape:
+        raise CorruptError(f"{os.fspath(path)}: the components do not fit the mean.")
+    plain: dict[str, Any] = {
+        "target_sum": float(found.pop("target_sum")),
+        "seed": int(found.pop("seed")),
+        "n_rows": int(found.pop("n_rows")),
+    }
+    return PcaModel(**found, **plain)
+
+
+def fit_pca(
+    values: Any,  # noqa: ANN401  (an array or a sparse one)
+    n_components: int,
+    *,
+    seed: int = 0,
+    features: tuple[str, ...] = (),
+    target_sum: float | None = None,
+) -> PcaModel:
+    """Find the directions in which rows differ most.
+
+    Parameters
+    ----------
+    values : (n, width) array, or sparse CSR
+        The sample, which stays as it is.
+    n_components : int
+        How many directions.
+    seed : int
+        Of the random projections for wide rows; narrow ones need none.
+    features : tuple of str
+        Kept with the model.
+    target_sum : float or None
+        Kept with the model.
+
+    Raises
+    ------
+    QueryError
+        If there are fewer rows or columns than components.
+
+    Examples
+    --------
+    >>> fit_pca(np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 1.0]]), 1).explained_variance_ratio
+    array([0.8])
+    """
+    n, width = values.shape
+    if not 1 <= n_components <= min(n - 1, width):
+        raise QueryError(
+            f"{n_components} components of {n:,} rows of {width:,} values; there can be 1 to {min(n - 1, width)}."
+        )
+    wide = values.astype(np.float64)
+    mean = np.asarray(wide.mean(axis=0)).reshape(-1)
+    squared = wide.multiply(wide) if hasattr(wide, "multiply") else wide * wide
+    total = (float(squared.sum()) - n * float(mean @ mean)) / (n - 1)
+    if width <= EXACT_WIDTH:
+        components, variance = _exact(wide, mean, n_components)
+    else:
+        components, variance = _projected(wide, mean, n_components, np.random.default_rng(seed))
+    largest = np.take_along_axis(components, np.abs(components).argmax(axis=1)[:, None], axis=1)
+    components = components * np.where(largest < 0, -1.0, 1.0)
+    ratio = variance / total if total > 0 else np.zeros_like(variance)
+    scaled = float("nan") if target_sum is None else float(target_sum)
+    return PcaModel(mean, components, variance, ratio, np.array(features, np.str_), scaled, seed, n)
+
+
+def _exact(wide: Any, mean: NDArray[np.float64], k: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # noqa: ANN401
+    n = wide.shape[0]
+    if hasattr(wide, "indptr"):
+        scatter = np.asarray((wide.T @ wide).toarray()) - n * np.outer(mean, mean)
+    else:
+        centred = wide - mean
+        scatter = centred.T @ centred
+    values, vectors = np.linalg.eigh(scatter)
+    return vectors[:, ::-1][:, :k].T.copy(), np.maximum(values[::-1][:k], 0) / (n - 1)
+
+
+def _projected(
+    wide: Any,  # noqa: ANN401
+    mean: NDArray[np.float64],
+    k: int,
+    rng: np.random.Generator,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Find the range by random projections and a few powers; rows are centred without being made dense."""
+    n, width = wide.shape
+    size = min(k + _OVERSAMPLED, n, width)
+
+    def forward(found: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(wide @ found) - mean @ found
+
+    def backward(found: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(wide.T @ found) - np.outer(mean, found.sum(axis=0))
+
+    basis = np.linalg.qr(forward(rng.standard_normal((width, size))))[0]
+    for _ in range(_POWERS):
+        basis = np.linalg.qr(forward(np.linalg.qr(backward(basis))[0]))[0]
+    _, lengths, directions = np.linalg.svd(backward(basis).T, full_matrices=False)
+    return directions[:k], lengths[:k] ** 2 / (n - 1)

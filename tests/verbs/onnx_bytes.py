@@ -1,0 +1,28 @@
+"""Small ONNX models, as onnx 1.23's helper made them (opset 17): W = arange(12).reshape(6, 2), b = [0.5, -1]."""
+
+from base64 import b64decode
+
+LINEAR = b64decode(
+    "CAgSADqqAQoVCgVnZW5lcwoBVxIBbSIGTWF0TXVsCg4KAW0KAWISAXoiA0FkZBIBZyo7CAYIAhABQgFXSjAAAAAAAACAPwAAAEAA"
+    "AEBAAACAQAAAoEAAAMBAAADgQAAAAEEAABBBAAAgQQAAMEEqEQgCEAFCAWJKCAAAAD8AAIC/WhgKBWdlbmVzEg8KDQgBEgkKAxIB"
+    "bgoCCAZiFAoBehIPCg0IARIJCgMSAW4KAggCQgQKABAR"
+)
+"""genes (n, 6) float -> z = genes @ W + b (n, 2)"""
+
+BATCHES_OF_TEN = b64decode(
+    "CAgSADqoAQoVCgVnZW5lcwoBVxIBbSIGTWF0TXVsCg4KAW0KAWISAXoiA0FkZBIBZyo7CAYIAhABQgFXSjAAAAAAAACAPwAAAEAA"
+    "AEBAAACAQAAAoEAAAMBAAADgQAAAAEEAABBBAAAgQQAAMEEqEQgCEAFCAWJKCAAAAD8AAIC/WhcKBWdlbmVzEg4KDAgBEggKAggK"
+    "CgIIBmITCgF6Eg4KDAgBEggKAggKCgIIAkIECgAQEQ=="
+)
+"""The same for batches of ten cells only."""
+
+TWO_INPUTS = b64decode(
+    "CAgSADraAQo0CgZjb3VudHMKBGF4aXMSCC9zdW0vb3V0IglSZWR1Y2VTdW0qDwoIa2VlcGRpbXMYAKABAgoWCgRraW5kCgNvbmUS"
+    "BG5leHQiA0FkZBIBZyoUCAEQB0IEYXhpc0oIAQAAAAAAAAAqEwgBEAdCA29uZUoIAQAAAAAAAABaGQoGY291bnRzEg8KDQgLEgkK"
+    "AxIBbgoCCAZaEwoEa2luZBILCgkIBxIFCgMSAW5iFwoIL3N1bS9vdXQSCwoJCAsSBQoDEgFuYhMKBG5leHQSCwoJCAcSBQoDEgFu"
+    "QgQKABAR"
+)
+"""counts (n, 6) double and kind (n,) int64 -> their sums, and kind + 1, under a name that no column can have."""
+
+TEXTS = b64decode("CAgSADo5ChAKAXQSAXUiCElkZW50aXR5EgFnWhAKAXQSCwoJCAgSBQoDEgFuYhAKAXUSCwoJCAgSBQoDEgFuQgQKABAR")
+"""Texts in, texts out."""

@@ -1,0 +1,223 @@
+"""`infer`: a model over a query, each cell once, in any batches and parts; what it refuses; what a kill leaves."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raggedatlas import ResultDataset, ResultDatasetWriter
+from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError
+from raggedatlas.verbs import infer, infer_part
+from raggedatlas.verbs.runs import new_run
+
+HERE = Path(__file__).parent / "models_here.py"
+
+
+def equal_to_reference(found: ResultDataset, small: Any) -> bool:
+    """Compare results of `sums` with the same function applied to `to_anndata`, cell by cell."""
+    same = np.array_equal(found.to_numpy(), small.counts / 2)
+    return same and np.array_equal(found.to_numpy(column="total"), small.counts.sum(axis=1))
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 512])
+@pytest.mark.parametrize("n_parts", [1, 2, 5])
+def test_results_are_those_of_the_function(small: Any, tmp_path: Path, batch_size: int, n_parts: int) -> None:
+    """C53: the results of a run are the function applied to the rows of `to_anndata`, by uid and in order, however shared."""
+    with ThreadPoolExecutor(2) as executor:
+        found = infer(
+            f"{HERE}:sums", small.query, tmp_path / "r", batch_size=batch_size, n_parts=n_parts, executor=executor
+        )
+    assert list(found.ids()) == small.uids
+    assert equal_to_reference(found, small)
+    assert found.version == 1
+
+
+def test_processes_share_a_run(small: Any, tmp_path: Path) -> None:
+    """Spawned processes write one table, each cell once, and tell how far they are."""
+    told: list[tuple[str, int, int]] = []
+    found = infer(f"{HERE}:sums", small.query, tmp_path / "r", n_parts=2, progress=lambda *step: told.append(step))
+    assert list(found.ids()) == small.uids
+    assert equal_to_reference(found, small)
+    assert told[0] == ("cells", 0, 73)
+    assert told[-1] == ("cells", 73, 73)
+
+
+def test_ranks_share_a_run(small: Any, tmp_path: Path) -> None:
+    """Ranks that each write their own part make the table of one process, also where some have no cell."""
+    few = small.query.limit(3)
+    writer = ResultDatasetWriter(tmp_path / "r")
+    parts = writer.parts(5)
+    counts = [infer_part(f"{HERE}:sums", few, part, 5, batch_size=2) for part in reversed(parts)]
+    with pytest.raises(NotFoundError):
+        ResultDataset({}, tmp_path / "r")
+    writer.commit()
+    assert sum(counts) == 3
+    assert list(ResultDataset({}, tmp_path / "r").ids()) == small.uids[:3]
+
+
+def test_more_parts_than_cells(small: Any, tmp_path: Path) -> None:
+    """A run of fewer cells than parts has them all."""
+    with ThreadPoolExecutor(1) as executor:
+        found = infer(lambda X: X, small.query.limit(2), tmp_path / "r", n_parts=4, executor=executor)
+    assert list(found.ids()) == small.uids[:2]
+
+
+def test_a_missing_part_is_not_committed(small: Any, tmp_path: Path) -> None:
+    """The commit of a run is refused while one of its parts is not written, and nothing is visible."""
+    writer = ResultDatasetWriter(tmp_path / "r")
+    parts = writer.parts(2)
+    infer_part(f"{HERE}:sums", small.query, parts[0], 2)
+    with pytest.raises(ConflictError, match="not finished"):
+        writer.commit()
+    infer_part(f"{HERE}:sums", small.query, parts[1], 2)
+    writer.commit()
+    assert list(ResultDataset({}, tmp_path / "r").ids()) == small.uids
+
+
+def test_options_inputs_and_names(small: Any, tmp_path: Path) -> None:
+    """A class is made with its options, gets what `inputs` chooses, and a tuple of outputs takes the given names."""
+    scaled = infer(f"{HERE}:Scaled", small.query, tmp_path / "a", options={"by": 3.0})
+    assert np.array_equal(scaled.to_numpy(), small.counts * 3)
+    both = infer(
+        lambda batch: (batch.X, batch.obs["kind"]), small.query, tmp_path / "b",
+        inputs=lambda batch: batch, obs=["kind"], outputs=["values", "kind"], as_="dense",
+    )  # fmt: skip
+    assert np.array_equal(both.to_numpy(column="kind"), small.obs["kind"].cat.codes)
+    few = infer(lambda X: X.sum(axis=1), small.query, tmp_path / "c", features=["d", "a"], as_="csr")
+    assert np.allclose(few.to_numpy(), small.query.features("d", "a").to_anndata().X.sum(axis=1).A1)
+
+
+def test_results_say_where_they_come_from(small: Any, tmp_path: Path) -> None:
+    """The table names verb, model, atlas, snapshot and query, and the folder keeps the configuration of the data (C23)."""
+    found = infer(f"{HERE}:sums", small.query.where({"tissue": "lung"}), tmp_path / "r")
+    facts = found.facts
+    assert facts["result:verb"] == "infer"
+    assert facts["result:model"] == f"{HERE}:sums"
+    assert (facts["atlas:uri"], facts["atlas:version"]) == (str(small.folder), "1")
+    assert "tissue" in facts["atlas:query"]
+    assert str(small.folder) in (tmp_path / "r" / "original_dataset_config.toml").read_text()
+
+
+Refused = tuple[Callable[[Any], Any], str]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda X: X[:-1], r"Batch 0: the model gave 9 rows for 10 cells in the output 'data'; row 9 is missing"),
+        (lambda X: np.vstack([X, X[:1]]), r"Batch 0: .* row 10 is one too many"),
+        (lambda X: X[:, : 2 if len(X) == 10 else 1], r"Batch 7: .*shape \(1,\).*cells 70 to 72"),
+        (lambda X: X.astype("f8" if X[0, 0] < 0 or len(X) < 10 else "f4"), r"Batch 7: .*float64"),
+        (lambda X: np.array([1.0] * 4 + ["x"] * (len(X) - 4), object), r"Batch 0, row 4: .*array of objects \(str\)"),
+        (lambda X: [[1]] * (len(X) - 1) + [[1, 2]], r"Batch 0, row 9: .*shape \(2,\)"),
+        (lambda X: (X, X), "tuple of 2"),
+        (lambda X: {"a": X} if len(X) == 10 else {"b": X}, r"Batch 7 has the outputs \['b'\]"),
+        (lambda X: X.astype("c8"), "complex64"),
+        (lambda X: None, "expected a row for each object"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(small: Any, tmp_path: Path, model: Callable[[Any], Any], said: str) -> None:
+    """Wrong numbers of rows, objects, changed shapes, dtypes and outputs are refused by batch and cells; nothing is visible."""
+    with pytest.raises(SourceError, match=said):
+        infer(model, small.query, tmp_path / "r", batch_size=10)
+    with pytest.raises(NotFoundError):
+        ResultDataset({}, tmp_path / "r")
+    assert len(infer(lambda X: X, small.query, tmp_path / "r")) == 73
+
+
+def test_an_error_of_the_model_says_where(small: Any, tmp_path: Path) -> None:
+    """What a model raises comes through, with the batch and the cells noted; in a part too."""
+
+    def fail(X: Any) -> Any:
+        if len(X) < 10:
+            raise ZeroDivisionError
+        return X
+
+    for n_parts in (1, 2):
+        with ThreadPoolExecutor(1) as executor, pytest.raises(ZeroDivisionError) as error:
+            infer(fail, small.query, tmp_path / "r", batch_size=10, n_parts=n_parts, executor=executor)
+        assert "cells 70 to 72" in error.value.__notes__[0]
+        with pytest.raises(NotFoundError):
+            ResultDataset({}, tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("model", "choices", "error", "said"),
+    [
+        ("no_such_module:f", {}, NotFoundError, "cannot be imported"),
+        (f"{HERE}:nothing", {}, NotFoundError, "nothing"),
+        ("nowhere.py:f", {}, NotFoundError, "no file"),
+        ("math", {}, QueryError, "names no model"),
+        ("math:pi", {}, SourceError, "float"),
+        ("math:sqrt", {"weights": "w.pt"}, SourceError, "no PyTorch module"),
+        ("math:sqrt", {"options": {"a": 1}}, SourceError, "function already"),
+        ("math:sqrt", {"colour": 1}, QueryError, "no choice 'colour'"),
+        ("math:sqrt", {"n_parts": 0}, QueryError, "n_parts=0"),
+        ("math:sqrt", {"features": ["nobody"]}, KeyError, "nobody"),
+    ],
+)
+def test_choices_are_refused_first(
+    small: Any, tmp_path: Path, model: str, choices: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    """A model or choice that cannot be is refused before anything is computed."""
+    with pytest.raises(error, match=said):
+        infer(model, small.query, tmp_path / "r", **choices)
+
+
+def test_old_results_stay_until_new_ones_are_whole(small: Any, tmp_path: Path) -> None:
+    """C24: results are not replaced unasked, and a run that fails leaves the old ones."""
+    infer(lambda X: X, small.query, tmp_path / "r")
+    with pytest.raises(DuplicateError):
+        infer(lambda X: X, small.query, tmp_path / "r")
+    with pytest.raises(SourceError):
+        infer(lambda X: X[:-1], small.query, tmp_path / "r", overwrite=True)
+    assert np.array_equal(ResultDataset({}, tmp_path / "r").to_numpy(), small.counts)
+    assert np.array_equal(infer(lambda X: -X, small.query, tmp_path / "r", overwrite=True).to_numpy(), -small.counts)
+
+
+SCRIPT = """
+import sys
+import raggedatlas as ra
+from raggedatlas.verbs import infer
+query = ra.RaggedAtlas.open(sys.argv[1]).checkout(1).query()
+print("begun", flush=True)
+infer(sys.argv[3], query, sys.argv[2], batch_size=1, overwrite=True)
+"""
+
+
+def test_a_killed_run_leaves_the_old_state(small: Any, tmp_path: Path) -> None:
+    """C25: a run that is killed between batches leaves the results of before; run again, it replaces them and its rubbish."""
+    folder = tmp_path / "r"
+    infer(lambda X: X, small.query, folder)
+    run = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(small.folder), str(folder), f"{HERE}:slowly"], stdout=subprocess.PIPE
+    )
+    data = folder / "lance_db" / "results.lance" / "data"
+    before = set(data.iterdir())
+    end = time.monotonic() + 120
+    while set(data.iterdir()) == before and time.monotonic() < end and run.poll() is None:
+        time.sleep(0.02)
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    assert run.returncode == -signal.SIGKILL
+    assert set(data.iterdir()) > before
+    assert np.array_equal(ResultDataset({}, folder).to_numpy(), small.counts)
+    assert np.array_equal(infer(lambda X: -X, small.query, folder, overwrite=True).to_numpy(), -small.counts)
+    assert len(list(data.iterdir())) == 1
+
+
+def test_runs_are_named_by_time_and_verb(tmp_path: Path) -> None:
+    """C58: the folder of a run is named as the search for the newest run expects it."""
+    from raggedatlas.results.discovery import newest_run
+
+    made = new_run(tmp_path, "infer")
+    made.mkdir()
+    assert newest_run(tmp_path, "infer") == made
+    assert newest_run(tmp_path, "test") is None

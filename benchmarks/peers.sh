@@ -5,6 +5,7 @@
 #   benchmarks/peers.sh loader  also annbatch and cellstream there, torch in .venv-peers-torch (5.5 GB with what it
 #                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml and slafdb in .venv-peers-3.11
 #   benchmarks/peers.sh results only hyrax 0.13, and 0.6.10 beside it, in .venv-peers-hyrax, for results.py and tests -m peers
+#   benchmarks/peers.sh anndata only anndata 0.8 and 0.10, in .venv-peers-anndata-*, for tests -m peers
 # PEERS_PYTHON names the interpreter of .venv-peers (>= 3.12), PEERS_PYTHON_311 the one of .venv-peers-3.11.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -99,6 +100,13 @@ hyrax() { # folder, pins
 
 if [ "$what" = results ]; then
     hyrax .venv-peers-hyrax requirements/peers-hyrax-3.11.txt
+    exit 0
+fi
+if [ "$what" = anndata ]; then
+    environment .venv-peers-anndata-0.8 requirements/peers-anndata-0.8.txt "" "9 8"
+    peer .venv-peers-anndata-0.8 requirements/peers-anndata-0.8.txt anndata anndata anndata zarr
+    environment .venv-peers-anndata-0.10 requirements/peers-anndata-0.10.txt "${PEERS_PYTHON_311:-}" "11 12 10"
+    peer .venv-peers-anndata-0.10 requirements/peers-anndata-0.10.txt anndata anndata anndata zarr
     exit 0
 fi
 pins=requirements/peers-3.13.txt

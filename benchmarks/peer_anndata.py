@@ -1,0 +1,108 @@
+"""Measure anndata reading and writing h5ad files, one operation per process.
+
+``python benchmarks/peer_anndata.py OP --data FOLDER --atlas FOLDER --setting JSON`` prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import measuring
+import numpy as np
+from maker import Recipe, make
+from ours_anndata_io import ROWS
+
+if TYPE_CHECKING:
+    from measuring import Asked, Figure
+
+
+def measure_prepare(asked: Asked, figure: Figure) -> None:
+    """Make the files as anndata writes them by default, without and with gzip; not compared."""
+    import anndata as ad
+
+    cells = int(asked.setting["cells"])
+    made = make(asked.data / "made", Recipe(cells=cells, seed=4, genes=(30_000,), library=(5_200.0,)))
+    with measuring.timed(figure):
+        adata = ad.read_h5ad(asked.data / "made" / made.files[0])
+        adata.write_h5ad(asked.data / "plain.h5ad")
+        if asked.setting["gzip"]:
+            adata.write_h5ad(asked.data / "gzip.h5ad", compression="gzip")
+    shutil.rmtree(asked.data / "made")
+    figure.cells, figure.nnz = cells, made.nnz[0]
+
+
+def measure_read(asked: Asked, figure: Figure) -> None:
+    """Walk down X in row blocks by `sparse_dataset`; only the reading is timed, not the sums."""
+    import h5py
+    from anndata.io import sparse_dataset
+
+    for _ in range(asked.repeats):
+        spent, nnz, total, columns = 0.0, 0, 0.0, 0
+        started = time.perf_counter()
+        with h5py.File(asked.data / asked.setting["file"]) as file:
+            matrix = sparse_dataset(file["X"])
+            cells = matrix.shape[0]
+            for start in range(0, cells, ROWS):
+                block = matrix[start : start + ROWS]
+                spent += time.perf_counter() - started
+                nnz += block.nnz
+                total += float(block.data.sum(dtype=np.float64))
+                columns += int(block.indices.sum(dtype=np.int64))
+                del block
+                started = time.perf_counter()
+        figure.seconds.append(spent)
+    figure.cells, figure.nnz = cells, nnz
+    figure.answer = {"cells": cells, "nnz": nnz, "sum": total, "columns": columns}
+
+
+def measure_whole(asked: Asked, figure: Figure) -> None:
+    """Read a file whole."""
+    import anndata as ad
+
+    for _ in range(asked.repeats):
+        with measuring.timed(figure):
+            adata = ad.read_h5ad(asked.data / asked.setting["file"])
+        figure.nnz = int(adata.X.nnz)
+        del adata
+
+
+def measure_write(asked: Asked, figure: Figure) -> None:
+    """Write an AnnData that is in memory already."""
+    import anndata as ad
+
+    adata = ad.read_h5ad(asked.data / "plain.h5ad")
+    target = asked.data / f"anndata-{asked.setting['compression']}.h5ad"
+    for _ in range(asked.repeats):
+        target.unlink(missing_ok=True)
+        with measuring.timed(figure):
+            adata.write_h5ad(target, compression=asked.setting["compression"])
+    figure.extra["bytes"] = target.stat().st_size
+    target.unlink()
+
+
+def measure_copy(asked: Asked, figure: Figure) -> None:
+    """Read a file whole and write it."""
+    import anndata as ad
+
+    target = asked.data / f"anndata-copy-{asked.setting['compression']}.h5ad"
+    for _ in range(asked.repeats):
+        target.unlink(missing_ok=True)
+        with measuring.timed(figure):
+            ad.read_h5ad(asked.data / "plain.h5ad").write_h5ad(target, compression=asked.setting["compression"])
+    figure.extra["bytes"] = target.stat().st_size
+    target.unlink()
+
+
+MEASURES = {
+    "prepare": measure_prepare,
+    "read": measure_read,
+    "whole": measure_whole,
+    "write": measure_write,
+    "copy": measure_copy,
+}
+"""Operation -> what measures it."""
+
+if __name__ == "__main__":
+    measuring.run("anndata", MEASURES)

@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
+from raggedatlas.formats.anndata import writers
+from raggedatlas.formats.containers import open_hdf5, open_zarr
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import Sink, SinkMatrix
@@ -261,3 +263,29 @@ def test_pointers_turn_64_bit_when_they_must(tmp_path: Path, monkeypatch: pytest
     assert isinstance(block, CsrBlock)
     assert block.indices.tolist() == [2**31 - 1]
     source.close()
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+@pytest.mark.parametrize("name", ["x.h5ad", "x.zarr"])
+def test_more_entries_than_32_bits_count_get_wide_pointers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: Any
+) -> None:
+    """Beyond the most that int32 can count, pointers are int64 and indices stay narrow; at that number all are narrow."""
+    for most, dtype in ((12, np.int32), (11, np.int64)):
+        monkeypatch.setattr(writers, "NARROW_MOST", most)
+        sink = open_sink(tmp_path / name, overwrite=True)
+        block = CsrBlock(
+            np.array([0, 4, 8, 12]), np.tile(np.arange(4, dtype=np.int32), 3), {"values": np.ones(12, "f4")}, 4
+        )
+        sink.begin((SinkMatrix.of("X", form, "f4", (3, 4)),))
+        sink.write("X", block)
+        for key, frame in zip(("obs", "var"), frames(3, 4), strict=True):
+            sink.element(key, frame)
+        sink.commit()
+        found = read_back(tmp_path / name).X
+        assert found.format == form
+        assert (found.toarray() == 1).all()
+        container = open_hdf5(tmp_path / name) if name == "x.h5ad" else open_zarr(tmp_path / name)
+        assert container.get("X/indptr").dtype == dtype
+        assert container.get("X/indices").dtype == np.int32
+        container.close()

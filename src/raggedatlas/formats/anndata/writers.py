@@ -15,6 +15,9 @@ from raggedatlas.model.contracts import SinkMatrix
 ENTRIES = 1 << 20
 """Entries of a CSC matrix that are turned at once."""
 
+NARROW_MOST = np.iinfo(np.int32).max
+"""Most entries that pointers of 32 bits can count."""
+
 
 class MatrixWriter(Protocol):
     """A matrix that is being written."""
@@ -62,7 +65,7 @@ class _Compressed:
         self._data.flush()
         self._indices.flush()
         pointers = np.concatenate(self._pointers)
-        small = pointers[-1] < 2**31 and self._small and not self._wide
+        small = pointers[-1] <= NARROW_MOST and self._small and not self._wide
         stored = pointers.astype(np.int32 if small else np.int64)
         appender = self._target.array(f"{self._key}/indptr", stored.dtype, None)
         appender.append(stored)

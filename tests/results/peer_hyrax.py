@@ -103,8 +103,11 @@ def write_npy(folder: Path, given: Path) -> None:
 
 
 def read_npy(folder: Path, out: Path) -> None:
-    """Read .npy files; release 0.6.10."""
+    """Read .npy files; release 0.6.10. It would also make the original dataset, which is not there and not needed."""
+    import hyrax.pytorch_ignite
     from hyrax.data_sets.inference_dataset import InferenceDataSet
+
+    hyrax.pytorch_ignite.setup_dataset = lambda config: None
 
     dataset = InferenceDataSet(old_config(), folder)
     rows = np.random.default_rng(0).permutation(len(dataset))

@@ -223,9 +223,15 @@ def test_ids_that_share_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.
     assert list(ResultDataset({}, tmp_path).ids()) == ["a", "b", "c"]
 
 
-@given(st.lists(st.lists(st.integers(0, 40), unique=True, max_size=8), max_size=30))
-def test_known_hashes_are_met(batches: list[list[int]]) -> None:
-    """A hash is met exactly if it was added before, however the runs were merged."""
+@given(st.lists(st.lists(st.integers(0, 40), unique=True, max_size=8), max_size=30), st.sampled_from([3, 10, 2**20]))
+def test_known_hashes_are_met(batches: list[list[int]], longest: int) -> None:
+    """A hash is met exactly if it was added before, however the runs were merged or put into files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duplicates, "LONGEST", longest)
+        compare_with_a_set(batches)
+
+
+def compare_with_a_set(batches: list[list[int]]) -> None:
     seen, known = duplicates.SeenIds(), set[int]()
     for batch in batches:
         hashes = np.array(sorted(batch), np.int64)
@@ -372,7 +378,7 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_killed_run_shows_nothing(tmp_path: Path, *, overwrite: bool) -> None:
-    """C25, C27: killed before the commit, readers see the old state or none; a rerun succeeds and removes what was left."""
+    """C25, C27, R7: killed before the commit, readers see the old state or none; a rerun succeeds and removes what was left."""
     others = {
         "weights.pth": b"w",
         "runtime_config.toml": b"a = 1",
@@ -403,6 +409,33 @@ def test_a_killed_run_shows_nothing(tmp_path: Path, *, overwrite: bool) -> None:
     assert sum(path.stat().st_size for path in data.iterdir()) < 2**16
     assert {name: (tmp_path / name).read_bytes() for name in others} == others
     assert {path.name for path in tmp_path.iterdir()} == {*others, "lance_db"}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_run_killed_at_its_commit(tmp_path: Path, moment: str, *, overwrite: bool) -> None:
+    """C24, C25: killed right before or after the commit, readers see all of the old rows or all of the new; a rerun succeeds."""
+    if overwrite:
+        written(tmp_path, np.zeros((3, 2)))
+    code = (
+        "import os, sys, numpy as np\nfrom raggedatlas import ResultDatasetWriter\nfrom raggedatlas.results import writer as module\n"
+        "commit = module.commit_fragments\n"
+        "def killed(*given):\n"
+        "    sys.argv[2] == 'before' and os.kill(os.getpid(), 9)\n    commit(*given)\n    os.kill(os.getpid(), 9)\n"
+        "module.commit_fragments = killed\n"
+        "with ResultDatasetWriter(sys.argv[1], overwrite=True) as writer:\n    writer.write_batch(list('abcde'), np.ones((5, 4)))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(tmp_path), moment], check=False)
+    assert run.returncode == -signal.SIGKILL
+    if moment == "before" and not overwrite:
+        with pytest.raises(NotFoundError, match="incomplete results"):
+            ResultDataset({}, tmp_path)
+    else:
+        seen = ResultDataset({}, tmp_path)
+        assert seen.to_numpy().tolist() == (np.zeros((3, 2)) if moment == "before" else np.ones((5, 4))).tolist()
+    again = written(tmp_path, np.full((2, 2), 7.0), overwrite=True)
+    assert again.to_numpy().tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    assert len(list((tmp_path / "lance_db/results.lance/data").iterdir())) == 1
 
 
 def test_the_configuration_stands_beside(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def logits(X: Any) -> Any:
 
 @pytest.mark.parametrize("batch_size", [5, 512])
 def test_scores_of_classes(small: Any, tmp_path: Path, batch_size: int) -> None:
-    """Accuracy, macro F1, confusion and cross-entropy are those of all labelled cells together, whatever the batches."""
+    """C94: accuracy, macro F1, confusion and cross-entropy are those of all labelled cells, whatever the batches; results are a table."""
     found = evaluate(logits, small.query, tmp_path / "r", "kind", batch_size=batch_size)
     scores, given_back = found.scores, logits(small.counts)
     assert np.array_equal(found.to_numpy(), given_back)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ReadOnlyError, SourceError
 from raggedatlas.results.duplicates import SeenIds, hashes_of
-from raggedatlas.results.folder import table_path
+from raggedatlas.results.folder import DATABASE, table_path
 from raggedatlas.results.fragments import Fragment, FragmentWriter, read_batches
 from raggedatlas.results.schema import OBJECT_ID, ResultColumn, results_schema
 from raggedatlas.results.tensors import as_ids, as_outputs
 
 
 class BatchWriter(ABC):
-    """Writes batches to data files of a table of results, in flat memory but for eight bytes an id.
+    """Writes batches to data files of a table of results, in flat memory.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class BatchWriter(ABC):
         self._columns: tuple[ResultColumn, ...] | None = None
         self._files: FragmentWriter | None = None
         self._added: list[Fragment] = []
-        self._seen = SeenIds()
+        self._seen = SeenIds(result_dir / DATABASE)
         self._n_batches = self._n_rows = 0
         self._state = "open"
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -223,6 +223,20 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
         """Tell whether a column's rows come straight from its mapped files."""
         chosen = self._column if column is None else self._find(column)
         return self._maps(chosen) is not None
+
+    def visualize(self) -> NoReturn:
+        """Refuse: a table of results holds no metadata of its objects to look at (seed 003, R5).
+
+        Raises
+        ------
+        QueryError
+            Always; the message says what shows them.
+        """
+        raise QueryError(
+            f"Lance results hold no metadata of their objects, so ResultDataset cannot be visualized alone: {self._place.uri}. "
+            "Join it by id with the cells of an atlas: visualize(results, view.query(), path='cells.html'), or raggedatlas view "
+            "ATLAS RESULTS. Results in .npy files are visualized as they are."
+        )
 
     def __repr__(self) -> str:
         """Say what there is."""

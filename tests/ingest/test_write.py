@@ -68,10 +68,12 @@ def test_a_memory_object_reports_everything_too(atlas) -> None:  # noqa: ANN001
     given.raw = plain(1)
     report = atlas.add(given, "d", progress=False)
     assert {(e.name, e.fate) for e in report.elements} == {
-        ("X", "cast"), ("layers/twice", "cast"), ("raw/X", "cast"), ("obsm/pca", "left out"), ("varm/pcs", "left out"),
-        ("obsp/near", "left out"), ("varp/corr", "left out"), ("uns/u", "left out"),
+        ("X", "cast"), ("layers/twice", "cast"), ("raw/X", "cast"), ("obsm/pca", "kept"), ("varm/pcs", "kept"),
+        ("obsp/near", "kept"), ("varp/corr", "kept"), ("uns/u", "kept"),
     }  # fmt: skip
-    assert "uns/u" in atlas.dataset("d").left_out
+    assert atlas.dataset("d").left_out == {}
+    less = atlas.add(plain(2), "less", progress=False, extras=[])
+    assert {e.name for e in less.elements} == {"X"}
 
 
 def test_one_row_per_cell_and_a_pointer_per_modality(atlas, data_dir) -> None:  # noqa: ANN001

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import SchemaError
-from raggedatlas.model.frames import ColumnFacts, facts_of
+from raggedatlas.model.frames import ColumnFacts, facts_of, is_text
 from raggedatlas.model.pointers import pointer_columns
 
 
@@ -150,13 +150,14 @@ def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
     >>> join_facts(a, b).categories, join_facts(a, b).ordered
     (('I', 'II', 'III'), True)
     """
-    if old.kind == new.kind == "categorical" and old.category_kind == new.category_kind:
+    texts = is_text(old.category_kind) and is_text(new.category_kind)
+    if old.kind == new.kind == "categorical" and (old.category_kind == new.category_kind or texts):
         merged, consistent = _merge_categories(old.categories or (), new.categories or ())
         return replace(old, categories=merged, ordered=old.ordered and new.ordered and consistent)
     if old.kind == new.kind:
         return old
     kinds = {old.kind, new.kind}
-    if "categorical" in kinds or "string" in kinds:
+    if "categorical" in kinds or any(map(is_text, kinds)):
         return (
             replace(old, kind="string", categories=None, ordered=False, category_kind="string")
             if _text(old)
@@ -170,7 +171,7 @@ def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
 
 
 def _text(facts: ColumnFacts) -> bool:
-    return facts.kind != "categorical" or facts.category_kind == "string"
+    return facts.kind != "categorical" or is_text(facts.category_kind)
 
 
 def _merge_categories(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:

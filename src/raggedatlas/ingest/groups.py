@@ -69,9 +69,10 @@ class WrittenGroup:
     present: NDArray[np.int64] | None = None
     n_new_features: int = 0
 
-    def arrays_json(self) -> str:
-        """Write the array descriptions as the record keeps them."""
-        return json.dumps({path: json.loads(spec.to_json()) for path, spec in self.specs.items()}, sort_keys=True)
+
+def specs_json(specs: Mapping[str, ArraySpec]) -> str:
+    """Write array descriptions as a record keeps them."""
+    return json.dumps({path: json.loads(spec.to_json()) for path, spec in specs.items()}, sort_keys=True)
 
 
 class _BeliedError(Exception):

@@ -39,6 +39,12 @@ class AddChoices(TypedDict, total=False):
         How a sparse group keeps its columns: those first that many cells detect, which is smallest, or as the file has
         them. Detected order follows a dataset with the same features where there is one. What `dataset` gives back is in
         the file's order either way.
+    embeddings : sequence of str, or mapping of str to str
+        Which members of `obsm` become embeddings, each a feature space of its own that can be queried and searched:
+        ``{"X_pca": "pca"}``, or names alone, which lose a leading ``X_``.
+    extras : "all" or sequence of str
+        What is kept of `obsm`, `varm`, `obsp`, `varp`, `uns` and ``raw/varm`` beside: keys (``"uns/neighbors"``) or whole
+        groups (``"uns"``).
     """
 
     obs: Literal["all"] | Sequence[str] | Mapping[str, str]
@@ -51,6 +57,8 @@ class AddChoices(TypedDict, total=False):
     duplicate_entries: Literal["sum", "refuse"]
     max_columns: int
     column_order: Literal["detected", "file"]
+    embeddings: Sequence[str] | Mapping[str, str]
+    extras: Literal["all"] | Sequence[str]
 
 
 OnDuplicate = Literal["error", "skip", "replace"]
@@ -83,6 +91,8 @@ class IngestOptions:
     duplicate_entries: Literal["sum", "refuse"] = "sum"
     max_columns: int = 200
     column_order: Literal["detected", "file"] = "detected"
+    embeddings: Sequence[str] | Mapping[str, str] = ()
+    extras: Literal["all"] | Sequence[str] = "all"
 
     def feature_id_of(self, space: str) -> str:
         """Say where the ids of a space's features stand."""

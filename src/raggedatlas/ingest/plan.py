@@ -14,6 +14,8 @@ from raggedatlas.catalog.cells import metadata_columns
 from raggedatlas.catalog.layouts import feature_set
 from raggedatlas.errors import NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
+from raggedatlas.ingest.embeddings import with_embeddings
+from raggedatlas.ingest.extras import Extras, plan_extras
 from raggedatlas.ingest.identity import Features, identify
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
@@ -125,6 +127,8 @@ class IngestPlan:
         Lines for the report.
     notes : tuple of str
         More lines.
+    extras : Extras
+        What is kept beside the groups.
     """
 
     uid: str
@@ -136,6 +140,7 @@ class IngestPlan:
     column_reports: tuple[ColumnReport, ...]
     element_reports: tuple[ColumnReport, ...]
     notes: tuple[str, ...]
+    extras: Extras = field(default_factory=Extras)
 
     def group_path(self, group: GroupPlan) -> str:
         """Path of a group in the Zarr store."""
@@ -169,8 +174,8 @@ def plan_ingest(
     schema = source.describe()
     if schema.n_cells == 0:
         raise SourceError(f"{_where(schema)} has no cells; an atlas holds at least one cell per dataset.")
+    options, spaces = with_embeddings(schema, options, catalog.spaces())
     chosen, element_reports = _choose_matrices(schema, options)
-    spaces = catalog.spaces()
     groups: list[GroupPlan] = []
     for space_name, infos in _by_space(chosen, options, spaces).items():
         groups += _plan_groups(catalog, source, spaces[space_name], infos, options)
@@ -186,6 +191,9 @@ def plan_ingest(
     columns, column_reports = plan_columns(cells.schema, table, options, [*spaces, *(g.pointer for g in groups)])
     _check_values(columns, cells, table)
     name, name_notes = _dataset_name(catalog, schema, options, {plan.name for plan in coming})
+    tables = {layer.info.features for group in groups if group.features is not None for layer in group.layers}
+    extras = plan_extras(source, {plan.info.key for plan in chosen}, tables, options.extras)
+    element_reports = [r for r in element_reports if r.name not in extras.keys] + extras.reports()
     notes = [*name_notes, *(note for g in groups if g.features is not None for note in g.features.notes)]
     return IngestPlan(
         new_uid(),
@@ -197,6 +205,7 @@ def plan_ingest(
         column_reports,
         tuple(element_reports),
         tuple(dict.fromkeys(notes)),
+        extras,
     )
 
 
@@ -239,11 +248,7 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
         if automatic or info.key in wanted:
             plans.append(_layer(info, names.get(info.key)))
         else:
-            hint = (
-                f"pass spaces={{{info.key!r}: 'embedding'}} to take it"
-                if _is_side(info.key)
-                else "not among layers=..."
-            )
+            hint = "not among extras=..." if _is_side(info.key) else "not among layers=..."
             reports.append(ColumnReport(info.key, "left out", "", hint))
     if not plans:
         raise SourceError(

@@ -2,9 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,8 @@ from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.catalog.upkeep import drop_dataset
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
-from raggedatlas.ingest.groups import WrittenGroup, to_dense, write_group
+from raggedatlas.ingest.extras import WrittenExtras, matrix_facts, merged_colors, pack_extras, write_extras
+from raggedatlas.ingest.groups import WrittenGroup, specs_json, to_dense, write_group
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
 from raggedatlas.ingest.order import order_columns
 from raggedatlas.ingest.patterns import ContentHash, walk
@@ -56,6 +57,10 @@ class Staged:
         So far.
     replaces : tuple of str
         Datasets to drop once this one is visible.
+    extras : WrittenExtras
+        What is kept beside the groups.
+    colors : mapping of str to (mapping of str to str)
+        Column -> category -> colour.
     """
 
     plan: IngestPlan
@@ -63,10 +68,24 @@ class Staged:
     content_hash: str
     report: IngestReport
     replaces: tuple[str, ...] = ()
+    extras: WrittenExtras = field(default_factory=WrittenExtras)
+    colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+class Opening(Protocol):
+    """What opens a source."""
+
+    def __call__(self) -> Source:
+        """Open it."""
+        ...
+
+    def explain(self, error: AtlasError) -> AtlasError:
+        """Say more about an error that came while the source was read, if there is more to say."""
+        ...
 
 
 def add_sources(
-    catalog: Catalog, sources: Iterable[Callable[[], Source]], options: IngestOptions, progress: Progress = no_progress
+    catalog: Catalog, sources: Iterable[Opening], options: IngestOptions, progress: Progress = no_progress
 ) -> list[IngestReport]:
     """Add sources one after the other; the cells of many small ones go in with one commit.
 
@@ -74,7 +93,7 @@ def add_sources(
     ----------
     catalog : Catalog
         At the tip.
-    sources : iterable of callables
+    sources : iterable of Opening
         Each opens a source.
     options : IngestOptions
         The caller's choices.
@@ -99,9 +118,10 @@ def add_sources(
         for opener in openers:
             try:
                 done = _stage(catalog, opener, options, progress, staged)
-            except AtlasError as error:
+            except AtlasError as caught:
+                error = opener.explain(caught)
                 if len(openers) == 1:
-                    raise
+                    raise error from error.__cause__
                 refused.append(error)
                 continue
             reports.append(done if isinstance(done, IngestReport) else done.report)
@@ -132,7 +152,7 @@ def _discard(catalog: Catalog, staged: Sequence[Staged]) -> None:
 
 
 def _stage(
-    catalog: Catalog, opener: Callable[[], Source], options: IngestOptions, progress: Progress, staged: Sequence[Staged]
+    catalog: Catalog, opener: Opening, options: IngestOptions, progress: Progress, staged: Sequence[Staged]
 ) -> Staged | IngestReport:
     source = opener()
     try:
@@ -144,6 +164,8 @@ def _stage(
             return _report(plan, (), content or "", "skipped", [f"the same content is in the atlas as {same[0]}"])
         replaces = _judge_duplicates(catalog, plan, same, options)
         plan = order_columns(catalog, source, plan, [s.plan for s in staged], options)
+        packed = pack_extras(source, plan.extras)
+        colors = merged_colors(source, plan.cells, plan.extras.elements)
         if options.dry_run:
             groups = _write_groups(catalog, source, plan, options, progress)
             return _report(plan, groups[0], groups[1], "dry run", [])
@@ -154,14 +176,20 @@ def _stage(
             written, content_hash = _write_groups(catalog, source, plan, options, progress)
             progress("arrays", 1, 1)
             _write_frames(catalog, plan)
+            extras = write_extras(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
             progress("frames", 1, 1)
         except BaseException:
             place.delete_prefix()
             raise
         report = _report(plan, written, content_hash, "replaced" if replaces else "added", [])
-        return Staged(plan, written, content_hash, report, replaces)
+        return Staged(plan, written, content_hash, report, replaces, extras, _by_cell_column(plan, colors))
     finally:
         source.close()
+
+
+def _by_cell_column(plan: IngestPlan, colors: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    """Put colours under the stored names of their columns."""
+    return {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
 
 
 def _same_content(
@@ -274,9 +302,9 @@ def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress) -> N
 
 
 def _register(catalog: Catalog, group: GroupPlan) -> int:
+    catalog.add_space(group.space)
     if group.features is None:
         return 0
-    catalog.add_space(group.space)
     return register_features(catalog, group.space.name, group.features.rows)
 
 
@@ -331,37 +359,47 @@ def pointer_array(written: WrittenGroup, n_cells: int) -> pa.Array:
 
 
 def _records(staged: Staged) -> list[DatasetRecord]:
+    """Describe the groups; the first one also what is kept beside."""
+    kept = [staged.extras, *(WrittenExtras() for _ in staged.groups[1:])]
+    return [_record(staged, written, extras) for written, extras in zip(staged.groups, kept, strict=True)]
+
+
+def _record(staged: Staged, written: WrittenGroup, extras: WrittenExtras) -> DatasetRecord:
     plan = staged.plan
-    return [
-        DatasetRecord(
-            uid=plan.uid,
-            zarr_group=written.path,
-            feature_space=written.group.space.name,
-            n_cells=written.n_rows,
-            layout_uid=written.group.layout,
-            pointer=written.group.pointer,
-            name=plan.name,
-            source=plan.schema.uri,
-            content_hash=staged.content_hash,
-            n_features=written.group.width,
-            n_entries=written.n_entries,
-            layers=list(written.layers),
-            arrays=written.arrays_json(),
-            checksums=json.dumps(written.checksums, sort_keys=True),
-            facts=facts_json(
-                format=plan.schema.format,
-                n_cells=plan.schema.n_cells,
-                layers={
-                    name: {"key": p.info.key, "form": p.info.form, "dtype": str(p.info.dtype)}
-                    for name, p in written.layers.items()
-                },
-                left_out=dict(plan.schema.left_out),
-                column_order=written.group.column_order,
-                feature_set=written.group.feature_set,
-            ),
-        )
-        for written in staged.groups
-    ]
+    left_out = {
+        report.name: plan.schema.left_out.get(report.name, report.note)
+        for report in plan.element_reports
+        if report.fate == "left out"
+    }
+    return DatasetRecord(
+        uid=plan.uid,
+        zarr_group=written.path,
+        feature_space=written.group.space.name,
+        n_cells=written.n_rows,
+        layout_uid=written.group.layout,
+        pointer=written.group.pointer,
+        name=plan.name,
+        source=plan.schema.uri,
+        content_hash=staged.content_hash,
+        n_features=written.group.width,
+        n_entries=written.n_entries,
+        layers=list(written.layers),
+        arrays=specs_json(written.specs | extras.specs),
+        checksums=json.dumps(written.checksums | extras.checksums, sort_keys=True),
+        facts=facts_json(
+            format=plan.schema.format,
+            n_cells=plan.schema.n_cells,
+            layers={
+                name: {**matrix_facts(p.info), "key": p.info.key, "features": p.info.features}
+                for name, p in written.layers.items()
+            },
+            left_out=left_out,
+            extras=extras.facts,
+            colors=staged.colors,
+            column_order=written.group.column_order,
+            feature_set=written.group.feature_set,
+        ),
+    )
 
 
 def _report(

@@ -32,13 +32,14 @@ class ColumnFacts:
     name : str
         Its original name, for instance ``percent.mt``.
     kind : str
-        ``"categorical"``, ``"string"``, a NumPy dtype such as ``"int32"``, or a pandas nullable dtype such as ``"Int64"``.
+        ``"categorical"``, ``"string"`` (the usual text of the machine's pandas), ``"object"`` or ``"string[...]"`` for other text,
+        a NumPy dtype such as ``"int32"``, or a pandas nullable dtype such as ``"Int64"``.
     categories : tuple or None
         In order, unused ones included; None for other kinds.
     ordered : bool
         Whether the order of the categories means something.
     category_kind : str
-        NumPy dtype of the categories, ``"string"`` for text.
+        NumPy dtype of the categories, for text as in `kind`.
     """
 
     name: str
@@ -83,7 +84,8 @@ def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
     Raises
     ------
     SchemaError
-        If a column mixes types, repeats a name, or is of a kind that no column can hold; the message names it.
+        If a column mixes types, repeats a name, has one that is no text, or is of a kind that no column can hold; the message
+        names it.
 
     Examples
     --------
@@ -92,7 +94,12 @@ def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
     >>> frame_to_arrow(frame).column_names
     ['_index', 'n']
     """
-    names = [str(name) for name in frame.columns]
+    names: list[Any] = list(frame.columns)
+    odd = [name for name in names if not isinstance(name, str)]
+    if odd:
+        raise SchemaError(
+            f"The column name {odd[0]!r} is no text, which no file can hold; rename it, e.g. to {str(odd[0])!r}."
+        )
     repeated = sorted({name for name in names if names.count(name) > 1} | {n for n in names if n == INDEX})
     if repeated:
         raise SchemaError(f"The columns {repeated} appear twice or bear the reserved name {INDEX!r}; rename them.")
@@ -124,7 +131,7 @@ def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
         facts = facts_of(field) or ColumnFacts(field.name, "")
         series = arrow_to_series(table.column(i), facts)
         if field.name == INDEX:
-            index = pd.Index(series, name=facts.name or None)
+            index = pd.Index(series.rename(facts.name or None))
         else:
             columns[facts.name or field.name] = series.set_axis(range(table.num_rows))
     frame = pd.DataFrame(columns, index=pd.RangeIndex(table.num_rows))
@@ -153,20 +160,50 @@ def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[A
         return _categorical(column, facts)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         values = column.to_numpy(zero_copy_only=False)
-        return pd.Series(values, dtype="string" if facts.kind == "string[pandas]" else _text_dtype())
+        text: pd.Series[Any] = pd.Series(values, dtype=_text_dtype_of(facts.kind))
+        return text
     if facts.kind in _NULLABLE:
         return pd.Series(_nullable(column, facts.kind))
     if column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
         return pd.Series(_nullable(column, _nullable_name(facts.kind or str(column.type))))
     series: pd.Series[Any] = column.to_pandas()
     kind: Any = facts.kind
-    return series.astype(kind) if kind and kind != str(series.dtype) else series
+    if kind and kind != str(series.dtype):
+        series = series.astype(kind)
+    return series
+
+
+def is_text(kind: str) -> bool:
+    """Say whether a kind of column or of categories is text.
+
+    Examples
+    --------
+    >>> is_text("object"), is_text("string[pandas]"), is_text("Int64")
+    (True, True, False)
+    """
+    return kind == "object" or kind.startswith("string")
 
 
 def _text_dtype() -> Any:  # noqa: ANN401  (a dtype object or a name)
     import pandas as pd
 
     return object if int(pd.__version__.split(".")[0]) < 3 else "str"
+
+
+def _text_dtype_of(kind: str) -> Any:  # noqa: ANN401  (a dtype object or a name)
+    """Return the pandas dtype of a kind of text; ``"string[pandas]"`` is the nullable one of the machine's pandas."""
+    if kind == "object":
+        return object
+    return kind.removesuffix("[pandas]") if kind.startswith("string[") else _text_dtype()
+
+
+def _text_kind(dtype: Any) -> str:  # noqa: ANN401  (a pandas dtype)
+    import pandas as pd
+
+    if isinstance(dtype, pd.StringDtype) and dtype.na_value is pd.NA:
+        return "string[pandas]" if dtype == pd.StringDtype() else f"string[{dtype.storage}]"
+    usual = dtype == _text_dtype() or isinstance(dtype, pd.StringDtype)
+    return "string" if usual else "object"
 
 
 def _nullable_name(kind: str) -> str:
@@ -193,8 +230,8 @@ def _categorical(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any]
     import pandas as pd
 
     known = facts.categories or ()
-    if facts.category_kind == "string":
-        categories = pd.Index(np.array(known, dtype=object), dtype=_text_dtype())
+    if is_text(facts.category_kind):
+        categories = pd.Index(np.array(known, dtype=object), dtype=_text_dtype_of(facts.category_kind))
         value_set = pa.array(known, pa.string())
         column = column.cast(pa.string())
     else:
@@ -214,9 +251,7 @@ def _series_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Col
     if isinstance(dtype, pd.CategoricalDtype):
         return _categorical_to_arrow(name, series)
     if isinstance(dtype, pd.StringDtype) or dtype.kind == "O":
-        array = _text_to_arrow(name, series)
-        legacy = isinstance(dtype, pd.StringDtype) and dtype.na_value is pd.NA
-        return array, ColumnFacts(name, "string[pandas]" if legacy else "string")
+        return _text_to_arrow(name, series), ColumnFacts(name, _text_kind(dtype))
     kind = str(dtype)
     if kind in _NULLABLE:
         mask = series.isna().to_numpy()
@@ -253,7 +288,7 @@ def _categorical_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array
         values = pa.array(categories.to_numpy())
         listed: tuple[Any, ...] = tuple(categories.tolist())
     else:
-        kind = "string"
+        kind = _text_kind(categories.dtype)
         values = _text_to_arrow(f"categories of {name}", pd.Series(categories))
         listed = tuple(values.to_pylist())
     indices = pa.array(codes.astype(np.int64), mask=codes < 0)

@@ -91,6 +91,12 @@ class DatasetRecord(BaseModel):
 COLUMNS = "columns"
 """Array of a sparse group whose columns are not in the file's order: the stored column of every column of the file, (n_features,) uint32."""
 
+EXTRAS = "extras"
+"""Group below a dataset's first group that keeps what the source held beside cells, features and layers."""
+
+ELEMENTS = "extras/elements"
+"""Array of the bytes of the file in which elements are kept whole, (n_bytes,) uint8; see ``raggedatlas.formats.bundle``."""
+
 DATASETS_SCHEMA = pa.schema(
     [
         pa.field("uid", pa.string(), nullable=False),

@@ -3,23 +3,23 @@
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.frames import read_frame
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.frames import arrow_to_frame
-from raggedatlas.model.records import COLUMNS, DatasetRecord
-from raggedatlas.store.arrays import ArraySpec
-from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.model.records import DatasetRecord
 
 if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
-    from numpy.typing import NDArray
+    from mudata import MuData
+
+    from raggedatlas.formats.parts import PartsSource
+    from raggedatlas.query.returning import Returning
 
 
 def list_datasets(catalog: Catalog) -> "pd.DataFrame":
@@ -49,30 +49,6 @@ def list_datasets(catalog: Catalog) -> "pd.DataFrame":
         )
     columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]
     return pd.DataFrame(rows, columns=columns).set_index("uid")
-
-
-@dataclass(frozen=True)
-class _Entries:
-    """Which entries the layers of a sparse group have, in the file's column order, and where their stored values are."""
-
-    indptr: "NDArray[np.int64]"
-    indices: "NDArray[np.int32]"
-    order: "NDArray[np.int64] | None"
-    shape: tuple[int, int]
-    shared: bool
-
-    def matrix(self, values: "NDArray[Any]", form: str) -> Any:  # noqa: ANN401  (sparse or dense)
-        """Make one layer, in the form that the file had."""
-        from scipy.sparse import csr_matrix
-
-        # SciPy turns no half-precision matrix into another form; float32 holds its values.
-        halves = values.dtype == np.float16 and form != "csr"
-        values = values if self.order is None else values[self.order]
-        values = values.astype(np.float32) if halves else values
-        indices, indptr = (a.copy() if self.shared else a for a in (self.indices, self.indptr))
-        made = csr_matrix((values, indices, indptr), shape=self.shape)
-        turned = made.tocsc() if form == "csc" else made.toarray() if form == "dense" else made
-        return turned.astype(np.float16) if halves else turned
 
 
 @dataclass(frozen=True)
@@ -136,42 +112,109 @@ class Dataset:
             return pd.DataFrame(index=pd.RangeIndex(record.n_features).astype(str))
         return arrow_to_frame(read_frame(self.catalog, self.uid, f"var.{record.pointer}"))
 
+    @cached_property
+    def elements(self) -> tuple[str, ...]:
+        """Keys of what is kept beside cells, features and layers: ``"uns/neighbors"``, ``"obsp/distances"``, ``"obsm/X_umap"``, ..."""
+        schema = self.source().describe()
+        keys = [*schema.elements, *(i.key for i in schema.others), *(i.key for i in schema.matrices if _is_side(i.key))]
+        return tuple(dict.fromkeys(keys))
+
+    def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+        """Read one of the `elements`, or a matrix such as ``"X"`` or ``"layers/spliced"``, as the file has it.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none; the message lists them.
+        """
+        return self.source().element(key)
+
+    def source(self) -> "PartsSource":
+        """Give the dataset as a source, as of the file that was added: for `copy`, or to add it to another atlas."""
+        return self._returning.source()
+
     def to_anndata(self, space: str | None = None) -> "AnnData":
-        """Give the dataset back as it was added: its own names, frames, matrix forms and dtypes.
+        """Give the dataset back as it was added: its own names, frames, matrix forms and dtypes, and all that stood beside.
 
         Parameters
         ----------
         space : str or None
-            Feature space; None takes ``gene_expression`` where there is one, else the first.
+            Feature space; None takes ``gene_expression`` where there is one, else the first. Of several modalities it is
+            the one that the space is of; `to_mudata` gives all.
 
         Returns
         -------
         anndata.AnnData
-            X and layers where the file had them, in the form (CSR, CSC, dense) and dtype that they had; a matrix with other
-            features is in ``raw`` if it was there. Cells without this modality are left out.
+            Equal to what was added. A space that was made of a member of `obsm` comes as X, with the table of cells alone.
 
         Raises
         ------
         NotFoundError
             If the dataset has no such space.
         """
-        from anndata import AnnData
+        from raggedatlas.formats.objects import as_anndata
+        from raggedatlas.formats.units import units_of
 
-        main = self._main(space)
-        obs, var = self.obs, self.var(main.feature_space)
-        n_rows = main.n_cells
-        if n_rows != len(obs):
-            obs = obs.iloc[self._cells_of(main)]
-        parts: dict[str, Any] = {"layers": {}}
-        for record in self.records:
-            if record.feature_space == main.feature_space:
-                for key, matrix in self._matrices(record).items():
-                    self._place(parts, key, matrix, record)
-        adata = AnnData(X=parts.get("X"), obs=obs, var=var, layers=parts["layers"])
-        if "raw" in parts:
-            matrix, features = parts["raw"]
-            adata.raw = AnnData(X=matrix, obs=obs[[]], var=features)
-        return adata
+        source, record = self.source(), self._main(space)
+        keys = [fact["key"] for fact in json.loads(record.facts)["layers"].values()]
+        for unit in units_of(source).units:
+            if any(info.key in keys for piece in unit.pieces for info in piece.infos) and not _is_side(keys[0]):
+                return as_anndata(source, unit)
+        return self._side(source, record, keys[0])
+
+    def to_mudata(self) -> "MuData":
+        """Give all modalities of the dataset back as they were added.
+
+        Returns
+        -------
+        mudata.MuData
+            Equal to what mudata reads from the file that was added; of a dataset without modalities it holds the only one.
+
+        Raises
+        ------
+        MissingExtraError
+            If mudata is not installed.
+        """
+        from raggedatlas.formats.objects import as_mudata
+
+        return as_mudata(self.source())
+
+    def write(self, path: str | Path, **options: Any) -> str:  # noqa: ANN401  (options of the format)
+        """Write the dataset as it was added to ``.h5ad``, ``.zarr`` or ``.h5mu``, in bounded memory.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where; its ending decides the format.
+        **options
+            Of the format: ``overwrite``, ``compression``, ``zarr_format``.
+
+        Returns
+        -------
+        str
+            The path.
+
+        Raises
+        ------
+        SourceError
+            If it has several modalities and the file has room for one.
+        SchemaError
+            If it holds what such a file cannot; the message names it.
+        DuplicateError, StoreError
+            If the path exists or refuses.
+        """
+        from raggedatlas.formats.copying import copy, is_multimodal
+        from raggedatlas.formats.registry import open_sink
+
+        source = self.source()
+        several = Path(path).suffix == ".zarr" and is_multimodal(source)
+        return copy(source, open_sink(path, **({"multimodal": True} if several else {}), **options))
+
+    @cached_property
+    def _returning(self) -> "Returning":
+        from raggedatlas.query.returning import Returning
+
+        return Returning(self.catalog, self.records)
 
     def _main(self, space: str | None) -> DatasetRecord:
         spaces = list(dict.fromkeys(r.feature_space for r in self.records))
@@ -181,59 +224,12 @@ class Dataset:
                 return record
         raise NotFoundError(f"Dataset {self.name!r} has no feature space {wanted!r}, only {spaces}.")
 
-    def _cells_of(self, record: DatasetRecord) -> Any:  # noqa: ANN401  (an index array)
-        import pyarrow.compute as pc
+    def _side(self, source: "PartsSource", record: DatasetRecord, key: str) -> "AnnData":
+        from anndata import AnnData
 
-        from raggedatlas.catalog.catalog import CELLS
-
-        rows = self.catalog.tables.read(CELLS, [record.pointer], where=f"dataset_uid = '{self.uid}'")
-        struct = rows.column(record.pointer).combine_chunks()
-        at = pc.struct_field(struct, "zarr_row" if "zarr_row" in [f.name for f in struct.type] else "position")
-        cells = np.flatnonzero(at.is_valid().to_numpy(zero_copy_only=False))
-        return cells[np.argsort(at.drop_null().to_numpy())]
-
-    def _place(self, parts: dict[str, Any], key: str, matrix: Any, record: DatasetRecord) -> None:  # noqa: ANN401
-        pieces = key.split("/")
-        if "raw" in pieces[:-1]:
-            features = arrow_to_frame(read_frame(self.catalog, self.uid, f"var.{record.pointer}"))
-            parts["raw"] = (matrix, features)
-        elif "layers" not in pieces[:-1]:
-            parts.setdefault("X", matrix)
-        else:
-            parts["layers"][pieces[-1]] = matrix
-
-    def _matrices(self, record: DatasetRecord) -> dict[str, Any]:
-        specs = {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
-        facts = json.loads(record.facts)["layers"]
-        entries = self._entries(record, specs) if "csr/indices" in specs else None
-        found = {}
-        for layer in record.layers:
-            fact = facts[layer]
-            dtype, form = np.dtype(fact["dtype"]), fact["form"]
-            if entries is None:
-                matrix: Any = self._read(specs[f"layers/{layer}"]).astype(dtype, copy=False)
-                if form != "dense":
-                    from scipy.sparse import csc_matrix, csr_matrix
-
-                    matrix = (csc_matrix if form == "csc" else csr_matrix)(matrix)
-                found[fact["key"]] = matrix
-                continue
-            values = self._read(specs[f"csr/layers/{layer}"])
-            found[fact["key"]] = entries.matrix(values.astype(dtype, copy=False), form)
-        return found
-
-    def _entries(self, record: DatasetRecord, specs: dict[str, ArraySpec]) -> "_Entries":
-        from raggedatlas.store.kernels import remap_csr
-
-        indptr, indices = self._read(specs["csr/indptr"]), self._read(specs["csr/indices"])
-        shape, order = (record.n_cells, record.n_features), None
-        if COLUMNS in specs:
-            of_file = np.argsort(self._read(specs[COLUMNS]))
-            _, indices, order = remap_csr(indptr, indices, np.arange(len(indices)), of_file, record.n_features)
-        return _Entries(indptr, indices.astype(np.int32, copy=False), order, shape, len(record.layers) > 1)
-
-    def _read(self, spec: ArraySpec) -> Any:  # noqa: ANN401  (an array of the stored dtype)
-        return read_slice(ArrayReader(self.catalog.arrays, spec), 0, spec.shape[0])
+        cells = source.present(key)
+        obs = self.obs if cells is None else self.obs.iloc[cells]
+        return AnnData(X=source.matrix(key), obs=obs, var=self.var(record.feature_space))
 
     def __repr__(self) -> str:
         """Say its name, cells and layers."""
@@ -244,6 +240,10 @@ class Dataset:
         from html import escape
 
         return f"<code>{escape(repr(self))}</code>"
+
+
+def _is_side(key: str) -> bool:
+    return "obsm" in key.split("/")[:-1]
 
 
 def describe(catalog: Catalog, what: str) -> str:

@@ -12,8 +12,9 @@ from raggedatlas.errors import QueryError
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import Sink, SinkMatrix
+from raggedatlas.query.beside import VALUES, joined_obsm
 from raggedatlas.query.frames import layout_column, obs_frame
-from raggedatlas.query.outputs import atlas_facts, measured_frame, refuse_arrays, var_of
+from raggedatlas.query.outputs import joined_uns, measured_frame, refuse_arrays, var_of
 from raggedatlas.query.parts import ReadPlan, SpacePlan
 from raggedatlas.query.plan import modalities, plan_read
 from raggedatlas.query.read import PartReader
@@ -74,36 +75,42 @@ def write(spec: QuerySpec, catalog: Catalog, path: str, options: Mapping[str, An
 
 
 def _write_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> None:
-    parts = {}
+    parts, beside = {}, {}
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
         own = space.take(rows)
         parts[name] = ReadPlan(
             plan.obs.take(pa.array(rows)).select(["uid"]), {name: own}, plan.n_without, plan.provenance
         )
-    sink.begin(tuple(m for name, part in parts.items() for m in _matrices(part.single(), f"mod/{name}/")))
+        beside[name] = joined_obsm(parts[name], own, catalog)
+    sink.begin(tuple(m for name, part in parts.items() for m in _matrices(part.single(), beside[name], f"mod/{name}/")))
     for name, space in plan.spaces.items():
         own_row = np.where(space.present, np.cumsum(space.present), 0)
         sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
     for name, part in parts.items():
         _write_elements(sink, part, part.single(), catalog, f"mod/{name}/")
-        _write_values(sink, part.single(), f"mod/{name}/")
+        _write_values(sink, part.single(), beside[name], f"mod/{name}/")
     sink.element("obs", _writable(obs_frame(plan.obs)))
-    sink.element("uns", {"atlas": atlas_facts(plan)})
+    sink.element("uns", joined_uns(plan, catalog))
 
 
 def _write_space(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog, prefix: str) -> None:
-    sink.begin(_matrices(space, prefix))
+    beside = joined_obsm(plan, space, catalog)
+    sink.begin(_matrices(space, beside, prefix))
     _write_elements(sink, plan, space, catalog, prefix)
-    _write_values(sink, space, prefix)
+    _write_values(sink, space, beside, prefix)
 
 
-def _matrices(space: SpacePlan, prefix: str) -> tuple[SinkMatrix, ...]:
+def _matrices(space: SpacePlan, beside: Mapping[str, SpacePlan], prefix: str) -> tuple[SinkMatrix, ...]:
     shape = (len(space.present), space.n_cols)
     form: Literal["csr", "dense"] = "csr" if space.sparse else "dense"
-    return tuple(
+    matrices = [
         SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape) for layer, dtype in space.dtypes.items()
-    )
+    ]
+    for name, member in beside.items():
+        wide = (shape[0], member.n_cols)
+        matrices.append(SinkMatrix(f"{prefix}obsm/{name}", "dense", np.dtype(member.dtypes[VALUES]), wide))
+    return tuple(matrices)
 
 
 def _key(space: SpacePlan, layer: str, prefix: str) -> str:
@@ -119,14 +126,17 @@ def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catal
     sink.element(f"{prefix}var", var)
     if space.space.has_features:
         sink.element(f"{prefix}varm", {"measured": measured_frame(space, var)})
-    sink.element(f"{prefix}uns", {"atlas": atlas_facts(plan)})
+    sink.element(f"{prefix}uns", joined_uns(plan, catalog))
 
 
-def _write_values(sink: Sink, space: SpacePlan, prefix: str) -> None:
+def _write_values(sink: Sink, space: SpacePlan, beside: Mapping[str, SpacePlan], prefix: str) -> None:
     for part in space.parts:
         for _, block in PartReader(space, part).read_blocks():
             for layer in part.layers:
                 sink.write(_key(space, layer, prefix), _single(block, layer))
+    for name, member in beside.items():
+        for _, block in PartReader(member, member.parts[0]).read_blocks():
+            sink.write(f"{prefix}obsm/{name}", _single(block, VALUES))
 
 
 def _single(block: Block, layer: str) -> Block:

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,14 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.errors import LimitError, MissingExtraError, QueryError
+from raggedatlas.errors import LimitError, QueryError
+from raggedatlas.formats.objects import make_mudata
 from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr
+from raggedatlas.query.beside import VALUES, joined_colors, joined_obsm
 from raggedatlas.query.frames import layout_column, obs_frame, var_frame
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan
 from raggedatlas.query.read import PartReader, row_blocks
+from raggedatlas.store.threads import beside
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -41,8 +45,9 @@ def to_anndata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -
     LimitError
         If the result would be too large.
     """
-    check_size([plan.single()], max_bytes)
-    return _anndata(plan, plan.single(), catalog)
+    members = joined_obsm(plan, plan.single(), catalog)
+    check_size([plan.single(), *members.values()], max_bytes)
+    return _anndata(plan, members, catalog)
 
 
 def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -> "md.MuData":
@@ -56,37 +61,29 @@ def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) ->
     MissingExtraError
         If mudata is not installed.
     """
-    try:
-        import mudata as md
-    except ImportError as error:
-        raise MissingExtraError(
-            "to_mudata needs the package mudata; install it with: pip install 'raggedatlas[mudata]'."
-        ) from error
-    check_size(list(plan.spaces.values()), max_bytes)
+    members = {name: joined_obsm(plan, space, catalog) for name, space in plan.spaces.items()}
+    check_size([*plan.spaces.values(), *(s for found in members.values() for s in found.values())], max_bytes)
     parts = {}
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
         sub = ReadPlan(
             plan.obs.take(pa.array(rows)).select(["uid"]), {name: space.take(rows)}, plan.n_without, plan.provenance
         )
-        parts[name] = _anndata(sub, sub.single(), catalog)
-    return assemble_mudata(md, parts, obs_frame(plan.obs), {"atlas": atlas_facts(plan)})
-
-
-def assemble_mudata(
-    md: Any,  # noqa: ANN401  (the module, imported in one place)
-    parts: "dict[str, ad.AnnData]",
-    obs: "pd.DataFrame",
-    uns: dict[str, Any],
-) -> "md.MuData":
-    """Put modalities under one `obs` whose order and dtypes are kept."""
+        own = {key: found.take(rows) for key, found in members[name].items()}
+        parts[name] = _anndata(sub, own, catalog)
+    obs = obs_frame(plan.obs)
+    made = make_mudata(parts, {"obs": obs[[]].copy()})
     with warnings.catch_warnings():
-        # mudata warns of its own use of pandas, and of names that two modalities share, which is no fault here.
+        # mudata warns of its own use of pandas.
         warnings.simplefilter("ignore")
-        made = md.MuData(parts, obs=obs[[]].copy())
         made.obs = obs
-    made.uns.update(uns)
+    made.uns.update(joined_uns(plan, catalog))
     return made
+
+
+def joined_uns(plan: ReadPlan, catalog: Catalog) -> dict[str, Any]:
+    """Give the `uns` of a result: where it comes from, and the colours that its datasets agree on."""
+    return {**joined_colors(plan, catalog), "atlas": atlas_facts(plan)}
 
 
 def atlas_facts(plan: ReadPlan) -> dict[str, Any]:
@@ -157,21 +154,25 @@ def _machine_memory() -> int:
         return 2**62
 
 
-def _anndata(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> "ad.AnnData":
+def _anndata(plan: ReadPlan, members: Mapping[str, SpacePlan], catalog: Catalog) -> "ad.AnnData":
     import anndata as ad
 
+    space = plan.single()
     refuse_arrays(space, "AnnData")
+    frame = beside(obs_frame, plan.obs)
     layers: dict[str, Any] = {}
     for part in space.parts:
         layers |= _matrices(space, part)
-    obs = obs_frame(plan.obs)
     var = var_of(space, catalog)
+    obs = frame.result()
     first, *others = space.layers
     made = ad.AnnData(X=layers[first], obs=obs, var=var, layers={name: layers[name] for name in others})
     if space.space.has_features:
         made.obs["layout_uid"] = layout_column(space)
         made.varm["measured"] = measured_frame(space, var)
-    made.uns["atlas"] = atlas_facts(plan)
+    for name, member in members.items():
+        made.obsm[name] = _matrices(member, member.parts[0])[VALUES]
+    made.uns.update(joined_uns(plan, catalog))
     return made
 
 

@@ -1,0 +1,199 @@
+"""What a joined result takes of the elements beside: members of `obsm` of one name and width, and colours that agree."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import metadata_columns
+from raggedatlas.catalog.datasets import group_by_dataset, read_records
+from raggedatlas.model.frames import facts_of
+from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan
+from raggedatlas.query.plan import join_dtypes
+from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.ranges import ArrayReader
+
+VALUES = "values"
+"""The one layer of a member of `obsm`."""
+
+OBSM = "obsm/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One dataset's member of `obsm`: its values, and the type that they had in the file."""
+
+    spec: ArraySpec
+    dtype: np.dtype[Any]
+
+    @property
+    def width(self) -> int:
+        return self.spec.shape[1]
+
+
+def joined_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str, SpacePlan]:
+    """Plan the members of `obsm` that a result has.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        For the cells.
+    space : SpacePlan
+        What stands in X; of files with modalities its own one counts.
+    catalog : Catalog
+        At the version of the plan.
+
+    Returns
+    -------
+    dict of str to SpacePlan
+        Name -> a plan with the layer `VALUES`. These are dense matrices that have the same width in every dataset of the result
+        that has one of the name; cells of the others have NaN. Names for which that does not hold, or whose types have no
+        common one that is exact, are left to the datasets.
+    """
+    part = space.parts[0]
+    used = np.unique(part.code[part.code >= 0]).tolist()
+    datasets = group_by_dataset(read_records(catalog))
+    by_path = {record.zarr_group: record for records in datasets.values() for record in records}
+    offered: dict[str, dict[int, _Member]] = {}
+    for code in used:
+        record = by_path[part.groups[code].path]
+        for name, member in _members(record, datasets[record.uid]).items():
+            offered.setdefault(name, {})[code] = member
+    rows: NDArray[np.int64] | None = None
+    found = {}
+    for name, members in offered.items():
+        lacking = len(members) < len(used) or bool((part.code < 0).any())
+        dtype = join_dtypes({member.dtype for member in members.values()}, nan=lacking)
+        if dtype is None or len({member.width for member in members.values()}) > 1:
+            continue
+        if rows is None:
+            rows = part.start if space.space.kind is PointerKind.DENSE else _rows_of(plan, part, by_path, catalog)
+        found[name] = _plan(name, members, (part, rows), (dtype, lacking), catalog)
+    return found
+
+
+def joined_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object_]]:
+    """Give ``<column>_colors`` for every categorical column of a result whose colours are known and agree.
+
+    Where two datasets of the result give one category different colours, the column has none. Categories that occur in none of
+    them take the colour that the first dataset of the atlas gives them.
+
+    Returns
+    -------
+    dict of str to (n_categories,) object array
+        In the order of the categories.
+    """
+    datasets = group_by_dataset(read_records(catalog))
+    names = {records[0].name or uid: uid for uid, records in datasets.items()}
+    used = set(pc.unique(plan.obs.column("dataset")).to_pylist()) if "dataset" in plan.obs.column_names else set()
+    near = [names[name] for name in names if name in used]
+    colors = {uid: _colors(datasets[uid]) for uid in [*near, *(uid for uid in datasets if uid not in near)]}
+    stored = {facts.name: column for column, facts in metadata_columns(catalog.tables.schema(CELLS)).items()}
+    found = {}
+    for field in plan.obs.schema:
+        facts = facts_of(field)
+        if facts is None or facts.kind != "categorical" or not facts.categories:
+            continue
+        column = stored.get(field.name, field.name)
+        merged = _merged([colors[uid].get(column, {}) for uid in near])
+        if merged is None:
+            continue
+        for uid in datasets:
+            merged = {**colors[uid].get(column, {}), **merged}
+        listed = [merged.get(str(category)) for category in facts.categories]
+        if None not in listed:
+            found[f"{field.name}_colors"] = np.array(listed, dtype=object)
+    return found
+
+
+def _members(record: DatasetRecord, records: Sequence[DatasetRecord]) -> dict[str, _Member]:
+    """Give a dataset's dense members of `obsm` for the modality of one group: kept ones, and those that became embeddings."""
+    facts: dict[str, Any] = json.loads(records[0].facts)
+    own = json.loads(record.facts)["layers"]
+    first = str(next(iter(own.values()))["key"]) if own else ""
+    prefix = "/".join(first.split("/")[:2]) + "/" if first.startswith("mod/") else ""
+    found = {}
+    for key, fact in facts.get("extras", {}).items():
+        if key.startswith(prefix + OBSM) and fact["form"] == "dense" and len(fact["shape"]) == 2:
+            spec = _spec(records[0], f"{fact['path']}/data")
+            found[key.removeprefix(prefix + OBSM)] = _Member(spec, np.dtype(fact["dtype"]))
+    for other in records:
+        if other.zarr_group == record.zarr_group:
+            continue
+        for layer, fact in json.loads(other.facts)["layers"].items():
+            path = f"layers/{layer}"
+            if fact["key"].startswith(prefix + OBSM) and len(other.array_specs.get(path, {}).get("shape", ())) == 2:
+                member = _Member(_spec(other, path), np.dtype(fact["dtype"]))
+                found[fact["key"].removeprefix(prefix + OBSM)] = member
+    return found
+
+
+def _spec(record: DatasetRecord, path: str) -> ArraySpec:
+    return ArraySpec.from_json(json.dumps(record.array_specs[path]))
+
+
+def _rows_of(
+    plan: ReadPlan, part: PartPlan, by_path: Mapping[str, DatasetRecord], catalog: Catalog
+) -> NDArray[np.int64]:
+    """Look up which row of its group each cell is, (n_cells,) int64."""
+    rows = np.zeros(plan.n_cells, np.int64)
+    uids = plan.obs.column("uid")
+    pointers: dict[str, list[int]] = {}
+    for code in np.unique(part.code[part.code >= 0]).tolist():
+        pointers.setdefault(by_path[part.groups[code].path].pointer, []).append(code)
+    for pointer, codes in pointers.items():
+        wanted = ", ".join(f"'{by_path[part.groups[code].path].uid}'" for code in codes)
+        column = f"{pointer}.zarr_row"
+        table = catalog.tables.read(CELLS, ["uid", column], f"dataset_uid IN ({wanted})")
+        here = np.flatnonzero(np.isin(part.code, codes))
+        at = pc.index_in(uids.take(pa.array(here)), value_set=table.column("uid").combine_chunks())
+        rows[here] = table.column(column).fill_null(0).to_numpy()[at.to_numpy()]
+    return rows
+
+
+def _plan(
+    name: str,
+    members: Mapping[int, _Member],
+    where: tuple[PartPlan, NDArray[np.int64]],
+    what: tuple[np.dtype[Any], bool],
+    catalog: Catalog,
+) -> SpacePlan:
+    (part, rows), (dtype, lacking) = where, what
+    groups = tuple(
+        GroupPlan(part.groups[code].path, "", None, {VALUES: ArrayReader(catalog.arrays, member.spec)})
+        for code, member in members.items()
+    )
+    moved = np.full(len(part.groups) + 1, -1, np.int32)
+    moved[list(members)] = np.arange(len(groups))
+    code = moved[part.code]
+    width = next(iter(members.values())).width
+    one = PartPlan((VALUES,), groups, code, rows, rows + (code >= 0))
+    space = FeatureSpace(name, PointerKind.DENSE, has_features=False, is_counts=False)
+    nothing = np.full(len(code), -1, np.int32)
+    return SpacePlan(
+        name, space, np.empty(0, object), width, (), np.empty((0, 0), bool), {}, (one,), {VALUES: dtype}, nothing, code >= 0, lacking,
+    )  # fmt: skip
+
+
+def _colors(records: Sequence[DatasetRecord]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(records[0].facts).get("colors", {})
+    return found
+
+
+def _merged(parts: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
+    """Join colours; None where two differ."""
+    made: dict[str, str] = {}
+    for part in parts:
+        if any(made.get(category, color).lower() != color.lower() for category, color in part.items()):
+            return None
+        made = {**part, **made}
+    return made

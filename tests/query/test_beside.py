@@ -1,0 +1,129 @@
+"""Laws of what a joined result takes of the elements beside, and of embeddings that can be asked for and searched."""
+
+import warnings
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.errors import NotFoundError, SchemaError
+
+# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
+)
+
+
+def part(seed: int, n: int, kinds: list[str], genes: str = "abcd") -> ad.AnnData:
+    rng = np.random.default_rng(seed)
+    counts = rng.poisson(1, (n, len(genes))).astype(np.float32)
+    counts[0] = 0  # a cell without any entry has its row too
+    obs = pd.DataFrame(
+        {"kind": pd.Categorical(rng.choice(kinds, n), categories=kinds)}, index=[f"{seed}-{i}" for i in range(n)]
+    )
+    adata = ad.AnnData(sp.csr_matrix(counts), obs=obs, var=pd.DataFrame(index=list(genes)))
+    adata.obsm["X_pca"] = rng.normal(size=(n, 3)).astype(np.float32)
+    return adata
+
+
+@pytest.fixture
+def atlas(tmp_path: Path) -> RaggedAtlas:
+    """Three datasets: `X_pca` in all, once as a space; `spots` in two; `wide` in two widths; colours that agree, or not."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    one, two, three = part(1, 5, ["B", "T"]), part(2, 4, ["T", "NK"], "bcde"), part(3, 6, ["B"])
+    for adata in (one, three):
+        adata.obsm["spots"] = np.arange(adata.n_obs * 2, dtype=np.int16).reshape(-1, 2)
+        adata.uns["kind_colors"] = np.array(
+            ["#0000ff", "#00ff00"][: len(adata.obs["kind"].cat.categories)], dtype=object
+        )
+    one.obsm["wide"], two.obsm["wide"] = np.ones((5, 2)), np.ones((4, 3))
+    one.obsm["graph"] = sp.csr_matrix(np.eye(5))
+    two.uns["kind_colors"] = np.array(["#00FF00", "#ff0000"], dtype=object)
+    atlas.add(one, "one", progress=False)
+    atlas.add(two, "two", embeddings=["X_pca"], progress=False)
+    atlas.add(three, "three", progress=False)
+    return atlas
+
+
+def given(atlas: RaggedAtlas, obs: pd.DataFrame, key: str) -> np.ndarray:
+    """Look every cell's row up in what its dataset gives back."""
+    rows = []
+    for dataset, name in zip(obs["dataset"], obs["cell_name"], strict=True):
+        whole = atlas.dataset(dataset).to_anndata()
+        rows.append(np.asarray(whole.obsm[key])[whole.obs_names.get_loc(name)])
+    return np.array(rows)
+
+
+def test_members_of_one_name_and_width_join(atlas: RaggedAtlas, tmp_path: Path) -> None:
+    """In any order of cells each has its own row, NaN where its dataset has none; other widths and kinds stay; files say the same."""
+    query = atlas.checkout(atlas.snapshot()).query().sample(11, seed=1).order_by("kind")
+    found = query.to_anndata()
+    assert set(found.obsm) == {"X_pca", "spots"}
+    assert found.obsm["X_pca"].dtype == np.float32
+    np.testing.assert_array_equal(found.obsm["X_pca"], given(atlas, found.obs, "X_pca"))
+    lacking = (found.obs["dataset"] == "two").to_numpy()
+    assert np.isnan(found.obsm["spots"][lacking]).all()
+    np.testing.assert_array_equal(found.obsm["spots"][~lacking], given(atlas, found.obs[~lacking], "spots"))
+    with warnings.catch_warnings(action="ignore"):
+        read = ad.read_h5ad(query.write(str(tmp_path / "x.h5ad")))
+    for key in found.obsm:
+        np.testing.assert_array_equal(read.obsm[key], found.obsm[key])
+    assert list(read.uns["kind_colors"]) == list(found.uns["kind_colors"])
+    whole = query.where({"dataset": "one"}).to_anndata()
+    assert whole.obsm["spots"].dtype == np.int16
+    assert whole.obsm["wide"].shape[1] == 2
+    assert "graph" in atlas.dataset("one").to_anndata().obsm
+
+
+def test_colours_join_where_they_agree(atlas: RaggedAtlas) -> None:
+    """Every category has the colour that the datasets give it; where two of a result differ there are none."""
+    found = atlas.checkout(atlas.snapshot()).query().to_anndata()
+    colors = dict(zip(found.obs["kind"].cat.categories, found.uns["kind_colors"], strict=True))
+    assert {k: v.lower() for k, v in colors.items()} == {"B": "#0000ff", "T": "#00ff00", "NK": "#ff0000"}
+    other = part(4, 3, ["B"])
+    other.uns["kind_colors"] = np.array(["#123456"], dtype=object)
+    atlas.add(other, "other", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query()
+    assert "kind_colors" not in query.to_anndata().uns
+    assert "kind_colors" in query.where({"dataset": ["one", "two"]}).to_anndata().uns
+    assert list(atlas.dataset("other").to_anndata().uns["kind_colors"]) == ["#123456"]
+
+
+def test_embeddings_are_spaces(atlas: RaggedAtlas) -> None:
+    """A chosen member of `obsm` is a space that gives its vectors as X and finds a cell by its own vector; the file keeps it too."""
+    view = atlas.checkout(atlas.snapshot())
+    two = view.dataset("two").to_anndata()
+    vectors = view.query().spaces("pca").to_anndata()
+    np.testing.assert_array_equal(vectors.X, two.obsm["X_pca"])
+    best = view.query().search(two.obsm["X_pca"][2], column="pca", k=1).to_pandas()
+    assert best["cell_name"].tolist() == [two.obs_names[2]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "error", "said"),
+    [
+        ({"embeddings": ["X_tsne"]}, NotFoundError, "X_tsne"),
+        ({"embeddings": {"X_pca": "gene_expression"}}, SchemaError, "no embedding"),
+        ({"extras": ["uns/absent"]}, NotFoundError, "uns/absent"),
+    ],
+)
+def test_wrong_choices_are_refused(atlas: RaggedAtlas, choice: dict, error: type[Exception], said: str) -> None:
+    """What is not there, or is something else, is told by name; nothing is added."""
+    with pytest.raises(error, match=said):
+        atlas.add(part(9, 3, ["B"]), "nine", progress=False, **choice)
+    assert "nine" not in atlas.list_datasets()["name"].tolist()
+
+
+def test_what_no_file_can_hold_is_refused_by_name(atlas: RaggedAtlas) -> None:
+    """An object in `uns` that AnnData has no encoding for is refused with its key and the way out; extras leaves it out."""
+    odd = part(9, 3, ["B"])
+    odd.uns["odd"] = {"deep": object()}
+    with pytest.raises(SchemaError, match="uns/odd/deep"):
+        atlas.add(odd, "nine", progress=False)
+    atlas.add(odd, "nine", progress=False, extras=["obsm"])
+    assert set(atlas.dataset("nine").to_anndata().obsm) == {"X_pca"}
+    assert "uns/odd" in atlas.dataset("nine").left_out

@@ -1,9 +1,37 @@
 """The command ``raggedatlas``: each verb parses, calls one library function, and prints."""
 
-from raggedatlas.cli import building, convert, files, looking, query, results, snapshots, upkeep
+from raggedatlas.cli import (
+    building,
+    convert,
+    files,
+    finding,
+    looking,
+    models,
+    query,
+    reducing,
+    results,
+    snapshots,
+    upkeep,
+    view,
+)
 from raggedatlas.cli.app import app
 
-__all__ = ["app", "building", "convert", "files", "looking", "main", "query", "results", "snapshots", "upkeep"]
+__all__ = [
+    "app",
+    "building",
+    "convert",
+    "files",
+    "finding",
+    "looking",
+    "main",
+    "models",
+    "query",
+    "reducing",
+    "results",
+    "snapshots",
+    "upkeep",
+    "view",
+]
 
 
 def main() -> None:

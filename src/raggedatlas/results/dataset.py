@@ -39,6 +39,8 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
         Version of the table; None opens the newest.
     mapped : bool
         Whether the table's files may be mapped into memory. Rows are the same without, and slower.
+    storage_options : mapping of str to str, or None
+        For an object store, as `RaggedAtlas.open` takes them.
 
     Raises
     ------
@@ -66,11 +68,13 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
         *,
         version: int | None = None,
         mapped: bool = True,
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(config)
         self.data_location = data_location
         self._mapped = mapped
-        self._place = results_location(data_location)
+        self._storage_options = storage_options
+        self._place = results_location(data_location, storage_options)
         if self._place.is_local:
             _refuse_missing(self._place.path)
         self._table = open_table(self._place, version)
@@ -262,6 +266,7 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
             "data_location": self.data_location,
             "version": self.version,
             "mapped": self._mapped,
+            "storage_options": self._storage_options,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

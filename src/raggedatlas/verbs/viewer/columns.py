@@ -1,0 +1,172 @@
+"""Columns of metadata as the viewer knows them: categories, numbers, and texts to read and search."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raggedatlas.errors import NotFoundError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Kind = Literal["category", "number", "text"]
+
+MOST_CATEGORIES = 500
+_FEW_WHOLE = 24
+_EXACT = 2**24
+_PARTS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, a value for every point.
+
+    Parameters
+    ----------
+    name : str
+        What people call it.
+    kind : {"category", "number", "text"}
+        What can be done with it: coloured by as categories or on a scale, or read and searched.
+    values : pyarrow.Array
+        ``dictionary<int32, string>`` whose categories stand in the order of the legend, floats with NaN for missing, or
+        strings.
+    colors : mapping of str to str
+        Colours of categories that have one of their own.
+    """
+
+    name: str
+    kind: Kind
+    values: pa.Array
+    colors: Mapping[str, str] = field(default_factory=dict)
+
+    def take(self, rows: Any) -> "Column":  # noqa: ANN401  (row numbers)
+        """Keep some rows, in the order given."""
+        return Column(self.name, self.kind, self.values.take(rows), self.colors)
+
+
+def read_column(
+    name: str, values: pa.ChunkedArray | pa.Array, colors: Mapping[str, str] | None = None
+) -> Column | None:
+    """Read a column; None for what cannot be shown, such as lists.
+
+    Parameters
+    ----------
+    name : str
+        Of the column.
+    values : pyarrow array
+        Values in the order of the points.
+    colors : mapping of str to str, or None
+        Category -> colour.
+
+    Examples
+    --------
+    >>> read_column("donor", pa.array(["d10", "d2", None, "d2"])).values.dictionary.to_pylist()
+    ['d2', 'd10']
+    >>> read_column("n_genes", pa.array([1.5, None])).values.to_pylist()
+    [1.5, nan]
+    """
+    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _read_categorical(name, array, colors or {})
+    if pa.types.is_boolean(kind):
+        return _category(name, pc.cast(array, pa.string()), ["false", "true"], colors or {})
+    if pa.types.is_integer(kind):
+        return _read_whole(name, array, colors or {})
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return Column(name, "number", _floats(array.cast(pa.float64())))
+    if pa.types.is_temporal(kind) and not pa.types.is_duration(kind):
+        array, kind = array.cast(pa.string()), pa.string()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return _read_text(name, array.cast(pa.string()), colors or {})
+    return None
+
+
+def _read_categorical(name: str, array: pa.DictionaryArray, colors: Mapping[str, str]) -> Column | None:
+    kind = array.type.value_type
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind):
+        return None
+    labels = array.dictionary.cast(pa.string())
+    used = set(pc.unique(array.indices).to_pylist())
+    order = [label for i, label in enumerate(labels.to_pylist()) if i in used and label is not None]
+    texts = labels.take(array.indices)
+    if len(order) > MOST_CATEGORIES:
+        return Column(name, "text", texts.fill_null(""))
+    return _category(name, texts, order, colors)
+
+
+def _read_whole(name: str, array: pa.Array, colors: Mapping[str, str]) -> Column:
+    n_distinct = pc.count_distinct(array).as_py()
+    if 0 < n_distinct <= _FEW_WHOLE and len(array) > 2 * n_distinct:
+        distinct = sorted(pc.unique(array).drop_null().to_pylist())
+        return _category(name, array.cast(pa.string()), [str(value) for value in distinct], colors)
+    return Column(name, "number", _floats(array.cast(pa.float64(), safe=False)))
+
+
+def _read_text(name: str, array: pa.Array, colors: Mapping[str, str]) -> Column:
+    n_distinct = pc.count_distinct(array).as_py()
+    if n_distinct > MOST_CATEGORIES or 2 * n_distinct > len(array) + 2:
+        return Column(name, "text", array.fill_null(""))
+    distinct = [value for value in pc.unique(array).to_pylist() if value is not None]
+    return _category(name, array, sorted(distinct, key=natural), colors)
+
+
+def _category(name: str, texts: pa.Array, order: list[str], colors: Mapping[str, str]) -> Column:
+    codes = pc.index_in(texts, value_set=pa.array(order, pa.string()), skip_nulls=True)
+    values = pa.DictionaryArray.from_arrays(codes, pa.array(order, pa.string()))
+    return Column(name, "category", values, {label: colors[label] for label in order if label in colors})
+
+
+def _floats(array: pa.Array) -> pa.Array:
+    """Give floats, in single precision where that is exact enough for a screen."""
+    values = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
+    whole = np.abs(values[np.isfinite(values)])
+    wide = len(whole) > 0 and whole.max() >= _EXACT
+    return pa.array(values if wide else values.astype(np.float32))
+
+
+def natural(text: str) -> list[tuple[int, int, str]]:
+    """Give a key that sorts numbers within texts by their size.
+
+    Examples
+    --------
+    >>> sorted(["c10", "c9", "b"], key=natural)
+    ['b', 'c9', 'c10']
+    """
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part.lower()) for part in _PARTS.split(text) if part]
+
+
+def as_table(obs: "pa.Table | pd.DataFrame", id_column: str) -> pa.Table:
+    """Give a frame as a table with its ids in `id_column`; of a pandas frame the index holds them.
+
+    Raises
+    ------
+    NotFoundError
+        If a table has no such column.
+    """
+    if not isinstance(obs, pa.Table):
+        frame = obs.copy(deep=False)
+        if id_column in frame.columns:
+            frame = frame.drop(columns=id_column)
+        frame.columns = frame.columns.map(str)
+        index = pa.array([str(value) for value in frame.index], pa.string())
+        columns = {name: _from_pandas(frame.iloc[:, i]) for i, name in enumerate(frame.columns)}
+        return pa.table({id_column: index, **{name: values for name, values in columns.items() if values is not None}})
+    if id_column not in obs.column_names:
+        raise NotFoundError(
+            f"The table of metadata has no column {id_column!r} with the ids; it has {obs.column_names[:20]}."
+        )
+    return obs
+
+
+def _from_pandas(series: "pd.Series[Any]") -> pa.Array | None:
+    try:
+        values = pa.Array.from_pandas(series)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        values = pa.array([None if value is None else str(value) for value in series], pa.string())
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

@@ -1,0 +1,203 @@
+"""Scenes for other viewers: a Parquet file for Embedding Atlas, a folder for Vitessce."""
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from raggedatlas.errors import StoreError
+from raggedatlas.verbs.viewer.columns import Column
+from raggedatlas.verbs.viewer.page import refuse_existing
+from raggedatlas.verbs.viewer.scene import Scene
+
+ID, X, Y = "id", "x", "y"
+CELLS, CONFIG = "cells.adata.zarr", "vitessce.json"
+
+_VITESSCE = "1.0.17"
+_MAP = "X_map"
+_ROOT = "A"
+
+
+def write_parquet(
+    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
+) -> Path:
+    """Write one Parquet file with ``id``, ``x``, ``y``, the metadata and genes, as Embedding Atlas opens it.
+
+    Parameters
+    ----------
+    scene : Scene
+        What is shown.
+    path : str or path
+        The file; open it with ``embedding-atlas FILE --x x --y y --disable-projection``.
+    genes : sequence of str
+        Genes to take along; a column of the same name as another is called ``gene:<name>``.
+    overwrite : bool
+        Whether a file that is there is replaced.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    DuplicateError, StoreError
+        If the file is there, or cannot be written.
+    FeatureError
+        If a gene is unknown.
+    """
+    from pyarrow import parquet
+
+    target = Path(path)
+    refuse_existing(target, overwrite=overwrite)
+    columns: dict[str, pa.Array] = {
+        ID: scene.ids,
+        X: pa.array(scene.coordinates[:, 0]),
+        Y: pa.array(scene.coordinates[:, 1]),
+    }
+    for column in scene.columns:
+        columns[_free(column.name, "obs", columns)] = _plain(column)
+    for name in genes:
+        columns[_free(name, "gene", columns)] = pa.array(scene.gene(name), from_pandas=True)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        parquet.write_table(pa.table(columns), part, compression="zstd")
+        part.replace(target)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror or error}.") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def _free(name: str, kind: str, taken: dict[str, pa.Array]) -> str:
+    """Give a name that is not taken; DuckDB, which reads the file, takes upper and lower case for the same."""
+    known = {other.lower() for other in taken}
+    while name.lower() in known:
+        name = f"{kind}:{name}"
+    return name
+
+
+def _plain(column: Column) -> pa.Array:
+    if column.kind == "number":
+        return pa.array(column.values.to_numpy(zero_copy_only=False), from_pandas=True)
+    return column.values.cast(pa.string())
+
+
+def write_vitessce(
+    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
+) -> Path:
+    """Write a folder that Vitessce opens when it is served: cells as AnnData-Zarr, and a configuration.
+
+    Parameters
+    ----------
+    scene : Scene
+        What is shown.
+    path : str or path
+        The folder.
+    genes : sequence of str
+        Genes to take along, as X.
+    overwrite : bool
+        Whether a folder that is there is replaced.
+
+    Returns
+    -------
+    Path
+        The folder, with ``vitessce.json`` and ``cells.adata.zarr``; addresses in the configuration are relative to it.
+
+    Raises
+    ------
+    DuplicateError, StoreError
+        If the folder is there, or cannot be written.
+    FeatureError
+        If a gene is unknown.
+    """
+    target = Path(path)
+    refuse_existing(target, overwrite=overwrite)
+    part = target.with_name(f".{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir()
+        _write_cells(scene, part / CELLS, genes)
+        (part / CONFIG).write_text(json.dumps(vitessce_config(scene, genes), indent=2) + "\n", encoding="utf-8")
+        if target.exists():
+            shutil.rmtree(target)
+        part.rename(target)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+def _write_cells(scene: Scene, path: Path, genes: Sequence[str]) -> None:
+    import anndata as ad
+    import pandas as pd
+
+    names = [_member(column.name, i) for i, column in enumerate(scene.columns)]
+    obs = pd.DataFrame(index=pd.Index(scene.ids.to_pylist(), dtype=object, name=ID))
+    for name, column in zip(names, scene.columns, strict=True):
+        obs[name] = _series(column).to_numpy() if column.kind == "number" else _series(column).array
+    values = np.column_stack([scene.gene(name) for name in genes]) if genes else np.zeros((scene.n, 0), np.float32)
+    var = pd.DataFrame(index=pd.Index(list(genes), dtype=object))
+    adata = ad.AnnData(X=np.nan_to_num(values), obs=obs, var=var, obsm={_MAP: scene.coordinates})
+    with warnings.catch_warnings(action="ignore"):
+        adata.write_zarr(path, chunks=(scene.n, 1) if genes else None)
+
+
+def _series(column: Column) -> Any:  # noqa: ANN401  (a pandas series)
+    import pandas as pd
+
+    if column.kind == "category":
+        codes = column.values.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        labels = pd.Index(column.values.dictionary.to_pylist(), dtype=object)
+        return pd.Series(pd.Categorical.from_codes(codes, categories=labels))
+    return pd.Series(column.values.to_numpy(zero_copy_only=False))
+
+
+def _member(name: str, i: int) -> str:
+    """Give a name that may stand in a path of a Zarr store."""
+    return name if name.strip("._") and not set(name) & set('/\\"') and name != ID else f"column {i}"
+
+
+def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
+    """Write the configuration of Vitessce: the map, the sets of cells, and genes where there are some."""
+    sets = [
+        {"name": column.name, "path": f"obs/{_member(column.name, i)}"}
+        for i, column in enumerate(scene.columns)
+        if column.kind == "category"
+    ]
+    options: dict[str, Any] = {
+        "obsEmbedding": [{"path": f"obsm/{_MAP}", "dims": [0, 1], "embeddingType": "map"}],
+        "obsSets": sets,
+    }
+    if genes:
+        options["obsFeatureMatrix"] = {"path": "X"}
+    views = [_view("scatterplot", 0, 0, 8, 12, embedding=True), _view("obsSets", 8, 0, 4, 6)]
+    views += [_view("featureList", 8, 6, 4, 6)] if genes else []
+    return {
+        "version": _VITESSCE,
+        "name": scene.look.title,
+        "description": scene.look.subtitle,
+        "datasets": [
+            {
+                "uid": _ROOT,
+                "name": scene.look.title,
+                "files": [{"fileType": "anndata.zarr", "url": CELLS, "options": options}],
+            }
+        ],
+        "coordinationSpace": {"dataset": {_ROOT: _ROOT}, "embeddingType": {_ROOT: "map"}},
+        "layout": views,
+        "initStrategy": "auto",
+    }
+
+
+def _view(component: str, x: int, y: int, w: int, h: int, *, embedding: bool = False) -> dict[str, Any]:
+    scopes = {"dataset": _ROOT, **({"embeddingType": _ROOT} if embedding else {})}
+    return {"component": component, "coordinationScopes": scopes, "x": x, "y": y, "w": w, "h": h}

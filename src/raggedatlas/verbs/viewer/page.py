@@ -1,0 +1,234 @@
+"""The page itself: one HTML document with its program, its looks and, in a file, its data; nothing is fetched from elsewhere."""
+
+import base64
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from raggedatlas.errors import DuplicateError, StoreError
+from raggedatlas.verbs.viewer.parts import (
+    bounds_of,
+    column_part,
+    describe_columns,
+    ids_part,
+    is_hex,
+    numbers_part,
+    points_part,
+)
+from raggedatlas.verbs.viewer.scene import Scene
+
+PROGRAM, STYLE, LICENCES, RECORD = "viewer.js", "viewer.css", "LICENCES.txt", "record.json"
+_HEX_BYTES = 8
+_EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"  # an empty style element, which regl-scatterplot makes
+_LEVEL = 4
+
+
+def bundled(name: str) -> str:
+    """Read a file of the built page."""
+    return (files("raggedatlas.verbs.viewer") / "bundle" / name).read_text(encoding="utf-8")
+
+
+def policy(script: str, style: str, connect: str) -> str:
+    """Write a content-security policy: nothing but what is named, and no other page may frame this one.
+
+    Parameters
+    ----------
+    script : str
+        Source of the program. Beside it ``'unsafe-eval'`` stands, because regl compiles its drawing commands from texts that
+        it makes itself; inline scripts stay refused.
+    style : str
+        Source of the looks.
+    connect : str
+        Where data may be fetched from.
+
+    Examples
+    --------
+    >>> policy("'self'", "'self'", "'none'").split("; ")[0]
+    "default-src 'none'"
+    """
+    rules = {
+        "default-src": "'none'",
+        "script-src": f"{script} 'unsafe-eval'",
+        "style-src": f"{style} {_EMPTY}",
+        "img-src": "data: blob:",
+        "connect-src": connect,
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+def manifest_of(scene: Scene, *, genes: Sequence[str], served: bool) -> dict[str, Any]:
+    """Describe a scene for the page.
+
+    Parameters
+    ----------
+    scene : Scene
+        What is shown.
+    genes : sequence of str
+        Genes that are there from the start.
+    served : bool
+        Whether data are fetched from the server that gives the page.
+    """
+    return {
+        "title": scene.look.title,
+        "subtitle": scene.look.subtitle,
+        "theme": scene.look.theme,
+        "color": scene.colored_by(),
+        "n": scene.n,
+        "n_total": scene.n_total,
+        "notes": list(scene.notes),
+        "bounds": bounds_of(scene),
+        "hex": _HEX_BYTES if is_hex(scene.ids) else None,
+        "id_name": "id",
+        "columns": describe_columns(scene),
+        "genes": [{"name": name, "key": None if served else f"g{i}"} for i, name in enumerate(genes)],
+        "genes_served": served and scene.genes is not None,
+        "served": served,
+    }
+
+
+def embed_json(document: Mapping[str, Any]) -> str:
+    r"""Write JSON that can stand inside a script element, whatever names and values hold.
+
+    Examples
+    --------
+    >>> embed_json({"a": "</script>"})
+    '{"a": "\\u003c/script\\u003e"}'
+    """
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def served_page(scene: Scene, genes: Sequence[str] = ()) -> str:
+    """Write the page that a server gives: program, looks and data come from beside it."""
+    manifest = embed_json(manifest_of(scene, genes=genes, served=True))
+    return "".join(
+        _document(
+            scene, "", f'<link rel="stylesheet" href="{STYLE}">', manifest, [f'<script src="{PROGRAM}"></script>']
+        )
+    )
+
+
+def write_page(
+    scene: Scene, path: str | os.PathLike[str], *, genes: Sequence[str] = (), overwrite: bool = False
+) -> Path:
+    """Write one HTML file that needs nothing else, not even a network.
+
+    Parameters
+    ----------
+    scene : Scene
+        What is shown.
+    path : str or path
+        The file.
+    genes : sequence of str
+        Genes whose values go into it.
+    overwrite : bool
+        Whether a file that is there is replaced.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    DuplicateError
+        If it is there.
+    FeatureError
+        If a gene is unknown.
+    StoreError
+        If the folder cannot be written to.
+    """
+    color = scene.look.color
+    if color is not None and color not in {column.name for column in scene.columns}:
+        genes = [color, *(name for name in genes if name != color)]
+    values = [scene.gene(name) for name in genes]
+    program, style = bundled(PROGRAM), bundled(STYLE)
+    rules = policy(_hash_of(program), _hash_of(style), "'none'")
+    manifest = embed_json(manifest_of(scene, genes=genes, served=False))
+    body = _parts_of(scene, values)
+    head = f"<style>{style}</style>"
+    return replace_file(path, _document(scene, rules, head, manifest, _then(body, program)), overwrite=overwrite)
+
+
+def _then(body: Iterator[str], program: str) -> Iterator[str]:
+    yield from body
+    yield f"<script>{program}</script>"
+
+
+def _parts_of(scene: Scene, genes: Sequence[Any]) -> Iterator[str]:
+    yield _part("points", points_part(scene))
+    yield _part("ids", ids_part(scene))
+    for i, column in enumerate(scene.columns):
+        yield _part(f"c{i}", column_part(column))
+    for i, values in enumerate(genes):
+        yield _part(f"g{i}", numbers_part(values))
+
+
+def _part(key: str, data: bytes) -> str:
+    text = base64.b64encode(gzip.compress(data, _LEVEL, mtime=0)).decode("ascii")
+    return f'<script type="application/octet-stream" id="part-{key}">{text}</script>\n'
+
+
+def _hash_of(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
+
+
+def _document(scene: Scene, rules: str, head: str, manifest: str, body: Iterator[str] | Sequence[str]) -> Iterator[str]:
+    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    if rules:
+        yield f'<meta http-equiv="Content-Security-Policy" content="{escape(rules)}">\n'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="referrer" content="no-referrer">\n'
+    yield f'<link rel="icon" href="data:,">\n<title>{escape(scene.look.title)}</title>\n{head}\n</head>\n<body>\n'
+    yield f'<script type="application/json" id="manifest">{manifest}</script>\n'
+    yield from body
+    yield "\n</body>\n</html>\n"
+
+
+def replace_file(path: str | os.PathLike[str], texts: Iterator[str], *, overwrite: bool) -> Path:
+    """Write a text file beside its place and then put it there, so that nobody sees half of it.
+
+    Raises
+    ------
+    DuplicateError
+        If a file is there and is not to be replaced.
+    StoreError
+        If the folder is not there or refuses.
+    """
+    target = Path(path)
+    refuse_existing(target, overwrite=overwrite)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="\n") as out:
+            out.writelines(texts)
+        part.replace(target)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror or error}.") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+def refuse_existing(path: Path, *, overwrite: bool) -> None:
+    """Refuse to write over what is there.
+
+    Raises
+    ------
+    DuplicateError
+        If something is there and is not to be replaced.
+    StoreError
+        If the folder for it is not there.
+    """
+    if path.exists() and not overwrite:
+        raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True (--overwrite).")
+    if not path.parent.is_dir():
+        raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")

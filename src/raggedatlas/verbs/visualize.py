@@ -1,0 +1,255 @@
+"""Looking at an embedding: a page for a browser, a picture, or files for other viewers (seed 003, visualize)."""
+
+import os
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from raggedatlas.errors import QueryError
+from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.factories import load_results_dataset
+from raggedatlas.results.inference import InferenceDataSet
+from raggedatlas.verbs.viewer.exports import write_parquet, write_vitessce
+from raggedatlas.verbs.viewer.page import write_page
+from raggedatlas.verbs.viewer.picture import write_picture
+from raggedatlas.verbs.viewer.scene import Look, Scene
+from raggedatlas.verbs.viewer.server import ViewerServer
+from raggedatlas.verbs.viewer.sources import (
+    Cells,
+    as_query,
+    scene_of_embedding,
+    scene_of_old_results,
+    scene_of_results,
+)
+
+Embedding = ResultDataset | InferenceDataSet | Scene | str | os.PathLike[str]
+"""Results, the folder of some, the name of an embedding in an atlas, or a scene that is made already."""
+
+
+class ViewChoices(TypedDict, total=False):
+    """Keyword arguments of `visualize` and `view`, all optional.
+
+    Attributes
+    ----------
+    title : str
+        Above the legend; None takes the atlas' name.
+    color : str
+        The column or gene that the cells are first coloured by.
+    colors : mapping of str to mapping of str to str
+        Column -> category -> ``#rrggbb``; else the colours that the atlas' files name, else a palette that people with any
+        kind of colour vision can read.
+    columns : sequence of str
+        Columns to take along; None takes all.
+    max_points : int
+        More cells than this (2,000,000) are sampled, and the page says so.
+    seed : int
+        Another seed samples other cells, and draws them in another order.
+    theme : {"light", "dark"}
+        None follows the reader's system.
+    axes : (int, int)
+        Which two dimensions of an embedding that has more than three.
+    layer : str
+        Which layer the values of genes are of; None takes the usual one.
+    """
+
+    title: str | None
+    color: str | None
+    colors: Mapping[str, Mapping[str, str]]
+    columns: Sequence[str] | None
+    max_points: int
+    seed: int
+    theme: str | None
+    axes: tuple[int, int] | None
+    layer: str | None
+
+
+def visualize(
+    embedding: Embedding,
+    cells: Cells | None = None,
+    *,
+    path: str | os.PathLike[str],
+    genes: Sequence[str] = (),
+    overwrite: bool = False,
+    **choices: Unpack[ViewChoices],
+) -> Path:
+    """Write a map of cells to a file; its ending says which.
+
+    Parameters
+    ----------
+    embedding : ResultDataset, InferenceDataSet, path or str
+        Where each cell stands: results, their folder, or the name of an embedding of the atlas.
+    cells : Query, AtlasView, RaggedAtlas or None
+        Which cells, joined with the embedding by uid, with their metadata and genes. Only ``.npy`` results go without.
+    path : str or path
+        ``.html`` is one page that needs no network; ``.png`` a picture; ``.parquet`` is opened by Embedding Atlas; and
+        ``.vitessce`` a folder that Vitessce opens.
+    genes : sequence of str
+        Genes whose values go into it, by symbol, id or uid.
+    overwrite : bool
+        Whether what is there is replaced.
+    **choices
+        See `ViewChoices`.
+
+    Returns
+    -------
+    Path
+        What was written.
+
+    Raises
+    ------
+    QueryError
+        For another ending; for Lance results without cells (seed 003, R5); for ids that match no cell.
+    NotFoundError, FeatureError
+        For an embedding, column or gene that is not there.
+    DuplicateError, StoreError
+        If the path is there, or cannot be written.
+
+    Examples
+    --------
+    >>> visualize("umap", view, path="cells.html", color="cell_type", genes=["CD3D"])  # doctest: +SKIP
+    >>> visualize(
+    ...     "results/20260101-120000-umap-AbCd", view.query().where(tissue="lung"), path="lung.png"
+    ... )  # doctest: +SKIP
+    """
+    writer = _writer_of(Path(path))
+    scene = make_view(embedding, cells, **choices)
+    return writer(scene, Path(path), genes=list(genes), overwrite=overwrite)
+
+
+def view(
+    embedding: Embedding,
+    cells: Cells | None = None,
+    *,
+    port: int = 0,
+    browser: bool = True,
+    **choices: Unpack[ViewChoices],
+) -> ViewerServer:
+    """Serve a map of cells on this machine, with every gene of the atlas read when it is asked for.
+
+    Parameters
+    ----------
+    embedding : ResultDataset, InferenceDataSet, path or str
+        As for `visualize`.
+    cells : Query, AtlasView, RaggedAtlas or None
+        As for `visualize`.
+    port : int
+        Port on loopback; 0 takes a free one.
+    browser : bool
+        Whether to open the page in the browser.
+    **choices
+        See `ViewChoices`.
+
+    Returns
+    -------
+    ViewerServer
+        Runs until it is closed, or the process ends; ``url`` is the address, which holds a secret.
+
+    Raises
+    ------
+    QueryError, NotFoundError, FeatureError
+        As `visualize`.
+    StoreError
+        If the port is taken.
+
+    Examples
+    --------
+    >>> with view("umap", atlas) as server:  # doctest: +SKIP
+    ...     server.wait()
+    """
+    server = ViewerServer(make_view(embedding, cells, **choices), port)
+    if browser:
+        webbrowser.open(server.url)
+    return server
+
+
+def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpack[ViewChoices]) -> Scene:
+    """Join an embedding with the cells of an atlas, as `visualize` and `view` show it.
+
+    Parameters
+    ----------
+    embedding : ResultDataset, InferenceDataSet, path, str or Scene
+        As for `visualize`.
+    cells : Query, AtlasView, RaggedAtlas or None
+        As for `visualize`.
+    **choices
+        See `ViewChoices`.
+
+    Raises
+    ------
+    QueryError, NotFoundError
+        As `visualize`.
+    """
+    if isinstance(embedding, Scene):
+        if cells is not None or choices:
+            raise QueryError(
+                "A scene that is made already takes neither cells nor choices; give them where it is made."
+            )
+        return embedding
+    look = _look(embedding, cells, choices)
+    layer = choices.get("layer")
+    if cells is not None and layer is not None:
+        cells = as_query(cells).layers(layer)
+    results = _results(embedding, cells)
+    if results is None:
+        if cells is None:
+            raise QueryError(
+                f"{embedding!r} is no folder of results; to show an embedding of an atlas, name the atlas too."
+            )
+        return scene_of_embedding(str(embedding), cells, look)
+    if cells is not None:
+        return scene_of_results(results, cells, look)
+    if isinstance(results, ResultDataset):
+        results.visualize()
+    return scene_of_old_results(results, look)
+
+
+def _results(embedding: Any, cells: Cells | None) -> ResultDataset | InferenceDataSet | None:  # noqa: ANN401
+    """Open what lies in a folder; None where a name is no folder, or is an embedding of the atlas."""
+    if isinstance(embedding, ResultDataset | InferenceDataSet):
+        return embedding
+    if isinstance(embedding, str) and "://" not in embedding and not Path(embedding).is_dir():
+        return None
+    if cells is not None and isinstance(embedding, str) and embedding in as_query(cells).catalog.spaces():
+        return None
+    return load_results_dataset({}, embedding)
+
+
+def _look(embedding: Any, cells: Cells | None, choices: ViewChoices) -> Look:  # noqa: ANN401
+    given = {name: value for name, value in choices.items() if value is not None and name != "layer"}
+    unknown = sorted(set(given) - set(ViewChoices.__annotations__))
+    if unknown:
+        raise QueryError(f"There is no choice {unknown[0]!r}; there are {sorted(ViewChoices.__annotations__)}.")
+    if given.get("theme", "light") not in {"light", "dark"}:
+        raise QueryError(f"theme={given['theme']!r}; it is 'light' or 'dark', or None to follow the reader's system.")
+    if "title" not in given:
+        given["title"] = _title(embedding, cells)
+    return Look(**given)  # type: ignore[arg-type]
+
+
+def _title(embedding: Any, cells: Cells | None) -> str:  # noqa: ANN401
+    if cells is None:
+        place = str(getattr(embedding, "data_location", embedding))
+    else:
+        place = as_query(cells).catalog.location.uri
+    return Path(place.rstrip("/")).name.removesuffix(".atlas") or "Cells"
+
+
+def _write_picture(scene: Scene, path: Path, *, genes: Sequence[str], overwrite: bool) -> Path:
+    if genes:
+        raise QueryError(f"A picture shows one gene: color={genes[0]!r} (--color), without genes=.")
+    return write_picture(scene, path, overwrite=overwrite)
+
+
+WRITERS: dict[str, Callable[..., Path]] = {
+    ".html": write_page,
+    ".png": _write_picture,
+    ".parquet": write_parquet,
+    ".vitessce": write_vitessce,
+}
+
+
+def _writer_of(path: Path) -> Callable[..., Path]:
+    if path.suffix not in WRITERS:
+        raise QueryError(f"{path} ends in {path.suffix!r}; what can be written ends in one of {', '.join(WRITERS)}.")
+    return WRITERS[path.suffix]

@@ -1,0 +1,244 @@
+"""The page in a headless Chromium: what a person does with it, through the page's own calls, keys and pointer."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raggedatlas.testing.browser import Browser, find_browser
+from raggedatlas.verbs.viewer.page import write_page
+from raggedatlas.verbs.viewer.scene import Look, Scene, make_scene
+from raggedatlas.verbs.viewer.server import ViewerServer
+
+PROGRAM = find_browser()
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        PROGRAM is None, reason="no Chromium is installed; set CHROMIUM or install the package chromium"
+    ),
+]
+
+EVIL = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>"
+N = 600
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    """Cells on a square, their type known from where they are, under names that try to be HTML."""
+    rng = np.random.default_rng(0)
+    places = rng.uniform(-10, 10, (N, 2))
+    ids = pa.array([f"{i:016x}" for i in range(N)])
+    kind = np.where(places[:, 0] < 0, "left", EVIL)
+    shuffled = rng.permutation(N)
+    obs = pa.table(
+        {
+            "uid": ids,
+            "side": pa.array(kind),
+            "height": places[:, 1],
+            EVIL: pa.array(kind),
+            "batch": pa.array([None if i % 3 == 0 else f"batch {i % 3}" for i in range(N)]),
+            "cell_name": [f"AAAC-{i}" for i in range(N)],
+        }
+    ).take(shuffled)
+    genes = {"MS4A1": np.where(places[:, 0] < 0, 5, 0), EVIL: np.arange(N)}
+    return make_scene(ids, places, obs, genes=genes, look=Look(title=EVIL, color="side", theme="light"))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests."""
+    assert PROGRAM is not None
+    with Browser(PROGRAM, width=1000, height=640) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(scene: Scene, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Browser:
+    """The scene as one file, opened."""
+    path = write_page(scene, tmp_path_factory.mktemp("page") / "x.html", genes=["MS4A1", EVIL])
+    browser.open(path.as_uri())
+    return browser
+
+
+def ids_within(scene: Scene, left: float, right: float, bottom: float, top: float) -> set[str]:
+    """Give the ids of the cells in a box."""
+    x, y = scene.coordinates.T
+    inside = (x > left) & (x < right) & (y > bottom) & (y < top)
+    return {one for one, kept in zip(scene.ids.to_pylist(), inside, strict=True) if kept}
+
+
+def test_nothing_from_the_data_runs_and_nothing_is_fetched(page: Browser) -> None:
+    """The page asks for nothing but itself, its policy refuses nothing of it, and hostile names are shown as text."""
+    for script in (
+        f"viewer.colorBy({EVIL!r})",
+        f"viewer.colorByGene({EVIL!r})",
+        "viewer.hover(0)",
+        "viewer.colorBy('side')",
+    ):
+        page.run(script)
+    page.run("viewer.search('script')")
+    assert page.run("window.pwned === undefined")
+    assert page.messages == []
+    assert all(address.startswith(("file:", "data:")) for address in page.requests)
+    assert page.run("document.querySelector('h1').textContent") == EVIL
+    assert page.run("document.querySelectorAll('main img, aside img').length") == 0
+
+
+def test_a_lasso_gives_the_ids_inside(page: Browser, scene: Scene) -> None:
+    """Cells within a polygon in the coordinates of the data are selected, and their ids are those of the data."""
+    found = page.run("viewer.lasso([[-8, -6], [3, -6], [3, 5], [-8, 5]])")
+    assert set(found) == ids_within(scene, -8, 3, -6, 5)
+    assert len(found) == len(set(found)) > 50
+    assert f"{len(found)} cells" in page.run("document.querySelector('.selection h2').textContent")
+    assert sorted(page.run("viewer.selection()")) == sorted(found)
+    page.run("viewer.clear()")
+    assert page.run("viewer.selection()") == []
+
+
+def test_a_lasso_drawn_with_the_pointer_selects(page: Browser) -> None:
+    """Key L, a drag around the middle, and release: cells are selected, and Escape lets them go."""
+    press_key(page, "l")
+    corners = [(200, 200), (450, 200), (450, 450), (200, 450), (200, 210)]
+    pointer(page, "mousePressed", *corners[0])
+    for (x0, y0), (x1, y1) in pairwise(corners):
+        for step in range(1, 6):
+            pointer(page, "mouseMoved", x0 + (x1 - x0) * step / 5, y0 + (y1 - y0) * step / 5)
+            page.run("new Promise(r => setTimeout(r, 12))")
+    pointer(page, "mouseReleased", *corners[-1])
+    page.run("new Promise(r => setTimeout(r, 100))")
+    assert len(page.run("viewer.selection()")) > 20
+    press_key(page, "l")
+    press_key(page, "Escape")
+    assert page.run("viewer.selection()") == []
+
+
+def pointer(page: Browser, kind: str, x: float, y: float) -> None:
+    """Move, press or release the pointer."""
+    page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+
+def press_key(page: Browser, key: str) -> None:
+    """Press a key."""
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, **({"text": key} if len(key) == 1 else {}))
+
+
+def test_colours_and_counts_of_the_legend(page: Browser, scene: Scene) -> None:
+    """The legend counts each category, cells without a value last; hiding one leaves the rest; the picture changes."""
+    page.run("viewer.colorBy('batch')")
+    legend = page.run("viewer.legend()")
+    values = scene.column("batch").values.to_pylist()
+    assert {row["label"]: row["n"] for row in legend} == {
+        "batch 1": values.count("batch 1"),
+        "batch 2": values.count("batch 2"),
+        "missing": values.count(None),
+    }
+    assert len({row["color"] for row in legend}) == 3
+    before = drawn_colors(page)
+    page.run("viewer.hide(['batch 1'])")
+    assert legend[0]["color"] in before
+    assert legend[0]["color"] not in drawn_colors(page)
+    page.run("viewer.hide([])")
+
+
+def drawn_colors(page: Browser) -> set[str]:
+    """Name the colours that many pixels of the plot have."""
+    page.run("viewer.app.plot.look({ opacity: 1, size: 8 }); viewer.drawn()")
+    found: dict[str, int] = page.run(
+        """(() => {
+            const image = viewer.app.plot.image();
+            const data = image.getContext('2d').getImageData(0, 0, image.width, image.height).data;
+            const seen = {};
+            for (let i = 0; i < data.length; i += 4) {
+                if (data[i + 3] < 250) continue;
+                const color = '#' + [0, 1, 2].map((k) => data[i + k].toString(16).padStart(2, '0')).join('');
+                seen[color] = (seen[color] ?? 0) + 1;
+            }
+            return seen;
+        })()"""
+    )
+    return {color for color, n in found.items() if n > 100}
+
+
+def test_numbers_and_genes_have_a_scale(page: Browser) -> None:
+    """A measure's scale spans its values, a gene's begins at zero; both know how many cells have a value."""
+    page.run("viewer.colorBy('height')")
+    scale = page.run("viewer.legend()")
+    assert -10.1 < scale["domain"][0] < -9 < 9 < scale["domain"][1] < 10.1
+    page.run("viewer.colorByGene('MS4A1')")
+    gene = page.run("viewer.legend()")
+    assert (gene["name"], gene["domain"], gene["known"]) == ("MS4A1", [0, 5], N)
+    page.run("viewer.colorByGene('NOGENE')")
+    assert page.run("viewer.state().status") == "The page has no values of NOGENE."
+    assert page.run("viewer.state().color") == "MS4A1"
+    page.run("viewer.colorBy('side')")
+    assert page.run("viewer.state().status") == ""
+
+
+def test_search_finds_columns_genes_values_and_cells(page: Browser, scene: Scene) -> None:
+    """One field finds each kind of thing; choosing a cell selects it, a value selects its cells."""
+    page.run("viewer.colorBy('side')")
+    groups = {hit["group"] for hit in page.run("viewer.search('MS4')")}
+    assert groups == {"Genes"}
+    assert page.run("viewer.search('HEIGHT')")[0]["title"] == "height"
+    one = scene.ids[7].as_py()
+    page.run(f"viewer.choose('{one}')")
+    assert page.run("viewer.selection()") == [one]
+    named = [hit for hit in page.run("viewer.search('AAAC-59')") if hit["group"] == "Cells by cell_name"]
+    assert named[0]["n"] == 11
+    page.run("viewer.choose('left')")
+    left = {
+        i for i, v in zip(scene.ids.to_pylist(), scene.column("side").values.to_pylist(), strict=True) if v == "left"
+    }
+    assert set(page.run("viewer.selection()")) == left
+    page.run("viewer.clear()")
+
+
+def test_light_and_dark_are_pictures_of_the_same(page: Browser, tmp_path: Path) -> None:
+    """Both looks draw the plot and the panel: many colours, on a light or a dark ground."""
+    image = pytest.importorskip("PIL.Image")
+    for theme, (low, high) in {"light": (240, 256), "dark": (0, 40)}.items():
+        page.run(f"viewer.theme('{theme}')")
+        drawn = np.asarray(image.open(page.picture(tmp_path / f"{theme}.png")).convert("RGB"))
+        assert low <= drawn[620, 700].mean() < high
+        assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > 100
+    page.run("viewer.theme('light')")
+
+
+def test_a_served_page_fetches_parts_and_genes_from_its_server_only(scene: Scene, browser: Browser) -> None:
+    """With the policy of the server the page works, and asks for a gene when it is coloured by."""
+    with ViewerServer(scene) as server:
+        browser.messages.clear()
+        browser.requests.clear()
+        browser.open(server.url)
+        assert not any("parts/gene" in address for address in browser.requests)
+        browser.run("viewer.colorByGene('MS4A1')")
+        state: dict[str, Any] = browser.run("viewer.state()")
+        assert (state["n"], state["color"], state["status"]) == (N, "MS4A1", "")
+        assert browser.run("viewer.search('ms4')")[0]["title"] == "MS4A1"
+        found = browser.run("viewer.lasso([[-8, -6], [3, -6], [3, 5], [-8, 5]])")
+        assert set(found) == ids_within(scene, -8, 3, -6, 5)
+        asked = [address for address in browser.requests if not address.startswith("data:")]
+        assert all(address.startswith(server.url) for address in asked)
+        assert browser.messages == []
+        browser.run("viewer.colorByGene('NOGENE')")
+        assert "There are no values of 'NOGENE'" in browser.run("viewer.state().status")
+
+
+def test_many_cells_open_and_answer(browser: Browser, tmp_path: Path) -> None:
+    """A hundred thousand cells are drawn, coloured and selected, each id once."""
+    n = 100_000
+    rng = np.random.default_rng(1)
+    places = rng.normal(size=(n, 2)).astype(np.float32)
+    places[np.abs(places[:, 0]) < 1e-3, 0] = 0.01  # no cell within a step of the lasso's edge
+    ids = pa.array([f"{i:016x}" for i in range(n)])
+    obs = pa.table({"uid": ids, "cluster": pa.array(rng.integers(0, 30, n)).cast(pa.string())})
+    browser.open(write_page(make_scene(ids, places, obs), tmp_path / "x.html").as_uri())
+    found = browser.run("viewer.lasso([[0, -9], [9, -9], [9, 9], [0, 9]])")
+    assert len(set(found)) == len(found)
+    assert set(found) == {f"{i:016x}" for i in np.flatnonzero(places[:, 0] > 0)}
+    assert sum(row["n"] for row in browser.run("viewer.legend()")) == n

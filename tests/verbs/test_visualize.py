@@ -1,0 +1,300 @@
+"""The verbs visualize and view: results and embeddings joined with an atlas by uid, files of every kind, refusals, the command."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+import raggedatlas as ra
+from raggedatlas.cli import app
+from raggedatlas.errors import DuplicateError, FeatureError, NotFoundError, QueryError
+from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.writer import ResultDatasetWriter
+from raggedatlas.verbs.viewer.exports import CELLS, CONFIG
+from raggedatlas.verbs.viewer.scene import Look, make_scene
+from raggedatlas.verbs.visualize import make_view, view, visualize
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
+)
+
+N = 40
+GENES = ["CD3D", "MS4A1", "LYZ"]
+
+
+def donor_file(seed: int, genes: list[str], colors: list[str]) -> ad.AnnData:
+    """Make a dataset with counts, a map, and categories with colours of their own."""
+    rng = np.random.default_rng(seed)
+    kind = pd.Categorical(rng.choice(["B", "T"], N), categories=["B", "T"])
+    adata = ad.AnnData(
+        X=rng.poisson(2, (N, len(genes))).astype(np.float32),
+        obs=pd.DataFrame(
+            {"cell_type": kind, "n_genes": rng.random(N)},
+            index=pd.Index([f"cell{seed}-{i}" for i in range(N)], dtype=object),
+        ),
+        var=pd.DataFrame(index=pd.Index(genes, dtype=object)),
+        obsm={"X_umap": rng.normal(size=(N, 2)).astype(np.float32)},
+    )
+    adata.uns["cell_type_colors"] = np.array(colors, dtype=object)
+    return adata
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A view of an atlas of two datasets with different genes, and a column of vectors that one lacks."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path_factory.mktemp("viewer") / "blood.atlas"))
+    with warnings.catch_warnings(action="ignore"):
+        atlas.add(
+            donor_file(1, GENES, ["#ff0000", "#00ff00ff"]),
+            "one",
+            embeddings=["X_umap"],
+            organism="human",
+            progress=False,
+        )
+        atlas.add(donor_file(2, GENES[:2], ["#0000ff", "blue"]), "two", organism="human", progress=False)
+    return atlas.checkout(atlas.snapshot())
+
+
+@pytest.fixture
+def results(snapshot: Any, tmp_path: Path) -> ResultDataset:
+    """Places of every cell of dataset one but the last three, and of two strangers, in another order; x is known by uid."""
+    frame = snapshot.query().where({"dataset": "one"}).to_pandas()
+    uids = [*frame.index[:-3], "stranger-1", "stranger-2"]
+    order = np.random.default_rng(5).permutation(len(uids))
+    with ResultDatasetWriter(tmp_path / "results") as writer:
+        writer.write_batch([uids[i] for i in order], np.array([[place_of(uids[i]), 1.0] for i in order], np.float32))
+    return ResultDataset({}, tmp_path / "results")
+
+
+def place_of(uid: str) -> float:
+    """Give a place that follows from the uid."""
+    return float(sum(map(ord, uid)))
+
+
+def test_results_join_cells_by_uid(snapshot: Any, results: ResultDataset) -> None:
+    """Whatever the order of results: each cell stands at its own place with its own metadata, gene and colour."""
+    query = snapshot.query()
+    scene = make_view(results, query)
+    frame = query.to_pandas()
+    assert scene.n == N - 3
+    assert scene.notes == (
+        f"{N + 3} of {2 * N} chosen cells have no result.",
+        f"2 of {N - 1} results are of cells that are not among the chosen.",
+    )
+    types = scene.column("cell_type").values.to_pylist()
+    adata = query.features("LYZ").missing("nan").to_anndata()
+    values = dict(zip(adata.obs_names, np.asarray(adata.X.todense()).ravel(), strict=True))
+    for uid, place, kind, gene in zip(scene.ids.to_pylist(), scene.coordinates, types, scene.gene("LYZ"), strict=True):
+        assert place.tolist() == [place_of(uid), 1.0]
+        assert kind == frame.loc[uid, "cell_type"]
+        assert gene == values[uid]
+
+
+def test_a_query_narrows_what_is_shown(snapshot: Any, results: ResultDataset) -> None:
+    """Only the cells that a query chooses are shown."""
+    query = snapshot.query().where({"cell_type": "B"})
+    scene = make_view(results, query)
+    assert set(scene.column("cell_type").values.to_pylist()) == {"B"}
+    assert set(scene.ids.to_pylist()) < set(query.to_pandas().index)
+
+
+def test_colours_are_those_of_the_files(snapshot: Any, results: ResultDataset) -> None:
+    """Categories take the colours that the first file names; a caller's come before; what is no hex colour is passed over."""
+    assert make_view(results, snapshot).column("cell_type").colors == {"B": "#ff0000", "T": "#00ff00"}
+    mine = {"cell_type": {"T": "#123456"}}
+    assert make_view(results, snapshot, colors=mine).column("cell_type").colors == {"B": "#ff0000", "T": "#123456"}
+    only_two = snapshot.query().where({"dataset": "two"})
+    uids = only_two.to_pandas().index
+    shown = make_scene(uids, np.zeros((N, 2)), only_two.to_arrow())
+    assert shown.column("cell_type").colors == {}
+
+
+def test_a_gene_that_a_dataset_did_not_measure_is_missing(snapshot: Any) -> None:
+    """Cells whose dataset lacks a gene have NaN and not zero."""
+    scene = make_view("umap", snapshot)
+    assert np.isfinite(scene.gene("LYZ")).all()
+    other = snapshot.query().where({"dataset": "two"}).to_pandas().index
+    uids = snapshot.query().to_pandas().index
+    both = make_scene(uids, np.zeros((2 * N, 2)), genes=scene.genes)
+    assert [bool(np.isnan(v)) for v in both.gene("LYZ")] == [uid in set(other) for uid in both.ids.to_pylist()]
+    with pytest.raises(FeatureError, match="NOGENE"):
+        both.gene("NOGENE")
+
+
+def test_an_embedding_of_the_atlas_is_shown(snapshot: Any) -> None:
+    """A feature space without features is a map by its name; cells without a vector are counted."""
+    scene = make_view("umap", snapshot, title="Blood")
+    adata = snapshot.query().spaces("umap").to_anndata()
+    places = dict(zip(adata.obs_names, np.asarray(adata.X).tolist(), strict=True))
+    assert {uid: place.tolist() for uid, place in zip(scene.ids.to_pylist(), scene.coordinates, strict=True)} == places
+    assert scene.notes == (f"{N} of {2 * N} chosen cells are not in umap.",)
+    assert (scene.look.title, scene.look.subtitle) == ("Blood", "snapshot 1")
+
+
+def test_genes_are_found_by_name(snapshot: Any) -> None:
+    """Search takes a part of a name in either case, those that begin with it first."""
+    genes = make_view("umap", snapshot).genes
+    assert genes is not None
+    assert genes.find("d3", 5) == [("CD3D", "")]
+    assert genes.find("l", 1) == [("LYZ", "")]
+    assert genes.find("nothing", 5) == []
+
+
+def test_lance_results_alone_are_refused_by_their_class_and_the_verb(results: ResultDataset, tmp_path: Path) -> None:
+    """C57, R5, X13: results in Lance hold no metadata; class and verb say so, and the way out."""
+    for call in (results.visualize, lambda: visualize(results, path=tmp_path / "x.html"), lambda: visualize(tmp_path / "results", path=tmp_path / "x.html")):  # fmt: skip
+        with pytest.raises(QueryError, match=r"hold no metadata.*raggedatlas view"):
+            call()
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.filterwarnings("ignore:InferenceDataSet:DeprecationWarning")
+def test_npy_results_are_shown_without_an_atlas(tmp_path: Path) -> None:
+    """C57: .npy results are shown as they were; without their original dataset the page says that it has no metadata."""
+    dtype = np.dtype([("id", "<U2"), ("tensor", "<f4", (2,))])
+    np.save(tmp_path / "batch_0.npy", np.array([("b", (1, 2)), ("a", (3, 4))], dtype))
+    index = np.array([("a", 0), ("b", 0)], [("id", "<U2"), ("batch_num", "<i8")])
+    np.save(tmp_path / "batch_index.npy", index)
+    scene = make_view(tmp_path)
+    places = {one: place.tolist() for one, place in zip(scene.ids.to_pylist(), scene.coordinates, strict=True)}
+    assert places == {"a": [3, 4], "b": [1, 2]}
+    assert scene.notes[0].startswith("Without metadata: ")
+    assert visualize(tmp_path, path=tmp_path / "x.html").stat().st_size > 100_000
+
+
+REFUSED: list[tuple[str, type[Exception], Callable[[Any, ResultDataset, Path], Any]]] = [
+    ("ends in '.pdf'", QueryError, lambda s, r, p: visualize(r, s, path=p / "x.pdf")),
+    ("no embedding 'tsne'; it has \\['umap'", NotFoundError, lambda s, r, p: visualize("tsne", s, path=p / "x.html")),
+    ("name the atlas too", QueryError, lambda s, r, p: visualize("umap", path=p / "x.html")),
+    (
+        "color='nothing'|NOGENE|nothing",
+        Exception,
+        lambda s, r, p: visualize("umap", s, path=p / "x.html", color="nothing"),
+    ),
+    ("no choice 'colour'", QueryError, lambda s, r, p: visualize("umap", s, path=p / "x.html", colour="cell_type")),
+    ("theme='blue'", QueryError, lambda s, r, p: visualize("umap", s, path=p / "x.html", theme="blue")),
+    ("shows one gene", QueryError, lambda s, r, p: visualize("umap", s, path=p / "x.png", genes=["CD3D"])),
+    ("takes neither", QueryError, lambda s, r, p: visualize(make_view("umap", s), s, path=p / "x.html")),
+    (
+        "is the uid of one of",
+        QueryError,
+        lambda s, r, p: visualize(r, s.query().where({"dataset": "two"}), path=p / "x.html"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "kind", "call"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_refusals(
+    message: str, kind: type[Exception], call: Callable[..., Any], snapshot: Any, results: ResultDataset, tmp_path: Path
+) -> None:
+    """Each says what is wrong, and leaves no file."""
+    with pytest.raises(kind, match=message):
+        call(snapshot, results, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+def test_parquet_has_what_embedding_atlas_reads(snapshot: Any, tmp_path: Path) -> None:
+    """One row per cell with id, x and y; categories as texts, missing genes as nulls; names that differ in case only are parted."""
+    scene = make_view("umap", snapshot)
+    table = parquet.read_table(visualize(scene, path=tmp_path / "x.parquet", genes=["LYZ"]))
+    assert table.column_names[:3] == ["id", "x", "y"]
+    assert table.column("id").to_pylist() == scene.ids.to_pylist()
+    assert np.array_equal(np.column_stack([table.column("x"), table.column("y")]), scene.coordinates)
+    assert pa.types.is_string(table.schema.field("cell_type").type)
+    assert table.column("LYZ").to_pylist() == scene.gene("LYZ").tolist()
+    clash = make_scene(["a"], [[0, 1]], pa.table({"uid": ["a"], "X": [1.0], "obs:x": [2.0]}))
+    assert parquet.read_table(visualize(clash, path=tmp_path / "y.parquet")).column_names == ["id", "x", "y", "obs:X", "obs:obs:x"]  # fmt: skip
+    with pytest.raises(DuplicateError, match="exists"):
+        visualize(clash, path=tmp_path / "y.parquet")
+
+
+def test_vitessce_folder_is_what_its_configuration_says(snapshot: Any, tmp_path: Path) -> None:
+    """Every path that the configuration names is in the AnnData-Zarr beside it, with the cells' places, sets and genes."""
+    scene = make_view("umap", snapshot)
+    folder = visualize(scene, path=tmp_path / "x.vitessce", genes=["LYZ", "CD3D"])
+    config = json.loads((folder / CONFIG).read_text("utf-8"))
+    file = config["datasets"][0]["files"][0]
+    assert (file["fileType"], file["url"]) == ("anndata.zarr", CELLS)
+    with warnings.catch_warnings(action="ignore"):
+        adata = ad.read_zarr(folder / CELLS)
+    assert adata.obs_names.tolist() == scene.ids.to_pylist()
+    assert np.array_equal(
+        adata.obsm[file["options"]["obsEmbedding"][0]["path"].removeprefix("obsm/")], scene.coordinates
+    )
+    for named in file["options"]["obsSets"]:
+        assert (
+            adata.obs[named["path"].removeprefix("obs/")].astype(str).tolist()
+            == scene.column(named["name"]).values.to_pylist()
+        )
+    assert np.array_equal(adata.X[:, 0], scene.gene("LYZ"))
+    assert adata.var_names.tolist() == ["LYZ", "CD3D"]
+    visualize(make_view("umap", snapshot), path=folder, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"x.vitessce"}
+
+
+@pytest.mark.parametrize("color", ["cell_type", "n_genes", "LYZ", None])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_picture_is_drawn(color: str | None, snapshot: Any, tmp_path: Path) -> None:
+    """A PNG of full size is drawn by category, measure or gene; the file is the same every time."""
+    pytest.importorskip("matplotlib")
+    from matplotlib import image
+
+    path = visualize("umap", snapshot, path=tmp_path / "x.png", color=color)
+    first = path.read_bytes()
+    drawn = image.imread(path)
+    assert drawn.shape == (1120, 1600, 4)
+    assert len(np.unique(drawn.reshape(-1, 4), axis=0)) > 20
+    assert visualize("umap", snapshot, path=path, color=color, overwrite=True).read_bytes() == first
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_hostile_names_are_drawn_as_they_are(tmp_path: Path) -> None:
+    """Names that would be formulas or HTML elsewhere are plain text in a picture."""
+    pytest.importorskip("matplotlib")
+    obs = pa.table({"uid": ["a", "b", "c"], "$x_{": ["$\\frac{1}{", "</script>", "$\\frac{1}{"]})
+    scene = make_scene(["a", "b", "c"], [[0, 0], [1, 1], [2, 2]], obs, look=Look(title="$\\bad{", color="$x_{"))
+    assert visualize(scene, path=tmp_path / "x.png").stat().st_size > 1000
+
+
+def test_view_serves_and_ends(snapshot: Any) -> None:
+    """`view` gives a running server whose address is dead after it."""
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    with view("umap", snapshot, browser=False) as server, urlopen(server.url) as answer:
+        assert b"<title>blood</title>" in answer.read()
+    with pytest.raises(URLError):
+        urlopen(server.url)
+
+
+def test_the_command_writes_a_page(snapshot: Any, tmp_path: Path) -> None:
+    """``visualize`` writes what its options name, and says a refusal in one line."""
+    out = tmp_path / "x.html"
+    words = ["visualize", snapshot.uri, "umap", "-o", str(out), "--color", "cell_type", "--gene", "LYZ", "--where", "cell_type = 'B'", "--json"]  # fmt: skip
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 0, said.output
+    assert json.loads(said.stdout) == {"path": str(out)}
+    manifest = json.loads(out.read_text("utf-8").split('id="manifest">')[1].split("</script>")[0])
+    assert manifest["color"] == "cell_type"
+    assert manifest["n"] < N
+    assert [gene["name"] for gene in manifest["genes"]] == ["LYZ"]
+    said = CliRunner().invoke(app, words)
+    assert said.exit_code == 1
+    assert said.stderr.count("\n") == 1
+    assert "--overwrite" in said.stderr
+
+
+def test_the_command_refuses_lance_results_alone(results: ResultDataset, tmp_path: Path) -> None:
+    """C57: a folder of Lance results without an atlas is refused in one line."""
+    said = CliRunner().invoke(app, ["visualize", str(tmp_path / "results"), "-o", str(tmp_path / "x.html")])
+    assert said.exit_code == 1
+    assert "raggedatlas view" in said.stderr

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from raggedatlas.formats.anndata.rules import rules_page
 from raggedatlas.formats.anndata.tree import Node
 from raggedatlas.formats.copying import copy
 from raggedatlas.testing.anndatas import anndatas
-from raggedatlas.testing.damaged import FORMS, Form, damage, declare, open_for_writing, put, write_good
+from raggedatlas.testing.damaged import FORMS, Form, damage, declare, frame, open_for_writing, put, texts, write_good
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -141,6 +142,45 @@ def test_entries_are_counted_block_by_block(data: st.DataObject) -> None:
 def falls(row: list[int]) -> bool:
     """Tell whether a place is smaller than the one before it and was not there yet."""
     return any(b < a and b not in row[: i + 1] for i, (a, b) in enumerate(itertools.pairwise(row)))
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 320 MB of values is read whole in blocks of 8 MiB and the like, and no more than a few of them are held at once."""
+    n_obs, each, n_var = 40_000, 1_000, 2_000
+    path = tmp_path / "large.h5ad"
+    with h5py.File(path, "w") as file:
+        declare(file, "anndata", "0.1.0")
+        frame(file, "obs", "_index", texts(*(f"c{i}" for i in range(n_obs))), {})
+        frame(file, "var", "_index", texts(*(f"g{i}" for i in range(n_var))), {})
+        group = declare(file.create_group("X"), "csr_matrix", "0.1.0")
+        group.attrs["shape"] = (n_obs, n_var)
+        group["indptr"] = np.arange(n_obs + 1) * each
+        packed = {"chunks": (1 << 18,), "compression": "gzip", "compression_opts": 1, "shuffle": True}
+        for name, row in (("indices", np.arange(0, n_var, 2, np.int32)), ("data", np.ones(each, np.float32))):
+            made = group.create_dataset(name, (n_obs * each,), row.dtype, **packed)
+            rows = np.tile(row, 1_000)
+            for start in range(0, n_obs * each, rows.size):
+                made[start : start + rows.size] = rows
+    reads: list[int] = []
+    part = Node.part
+
+    def counted(node: Node, start: int, stop: int) -> Any:
+        values = part(node, start, stop)
+        reads.append(values.nbytes)
+        return values
+
+    monkeypatch.setattr(Node, "part", counted)
+    validate(write_good(tmp_path / "small.h5ad", "hdf5"), "full")  # loads what is loaded once
+    tracemalloc.start()
+    reads.clear()
+    try:
+        assert validate(path, "full") == []
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(reads) > 8 * n_obs * each
+    assert max(reads) <= tree.BLOCK_BYTES
+    assert peak < 8 * tree.BLOCK_BYTES
 
 
 def test_a_cut_file_is_refused_and_a_damaged_chunk_is_told(tmp_path: Path) -> None:

@@ -300,10 +300,11 @@ def extent(node: Node) -> tuple[int, ...] | None:
 def layout_of(root: Node) -> Layout:
     """Tell which generation of anndata wrote an AnnData; ``""`` for 0.8 and later."""
     obs = root.child("obs")
-    if obs is None or declared_encoding(root)[0]:
+    if obs is None:
         return ""
     if obs.is_array:
-        return "0.5" if obs.kind == "record" else ""
+        return "0.5" if obs.kind == "record" and not declared_encoding(root)[0] else ""
+    # mudata 0.1 declared the root of such a file, and nothing below.
     return "0.7" if declared_encoding(obs) == ("dataframe", "0.1.0") else ""
 
 

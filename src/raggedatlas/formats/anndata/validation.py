@@ -101,19 +101,24 @@ def _check_one(node: Node, *, full: bool, compare: bool) -> list[Problem]:
     if not node.is_array and not checking.layout and (kind, version) != ("anndata", "0.1.0"):
         said = f"its encoding is {kind} {version}".rstrip() if kind else "it declares no encoding"
         checking.report("A11", node, f"{said}, where anndata 0.1.0 belongs.")
-    if checking.layout:
-        said = "0.7" if checking.layout == "0.7" else "0.5 or 0.6"
-        checking.report(
-            "A11", node, f"it has the layout of anndata {said}, which readers still know.", "practice", _RENEW
-        )
+    _tell_layout(checking, node)
     if isinstance(node.attrs.get("encoding-type"), bytes):
         checking.report("A04", node, "encoding-type is stored as bytes.")
     checking.guarded(node, check_anndata)
     return checking.problems
 
 
+def _tell_layout(checking: Checking, node: Node) -> None:
+    if checking.layout:
+        said = "0.7" if checking.layout == "0.7" else "0.5 or 0.6"
+        checking.report(
+            "A11", node, f"it has the layout of anndata {said}, which readers still know.", "practice", _RENEW
+        )
+
+
 def _check_mudata(root: Node, *, full: bool, compare: bool) -> list[Problem]:
-    checking = Checking(CHECKS, full, "" if declared_encoding(root)[0] else "0.7")
+    checking = Checking(CHECKS, full, layout_of(root))
+    _tell_layout(checking, root)
     for name in MUDATA_PARTS:
         part = root.child(name)
         if part is not None:

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,15 +23,15 @@ CONFIG_FILE = "original_dataset_config.toml"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
-def results_location(result_dir: str | os.PathLike[str]) -> Location:
-    """Give the place of a result folder.
+def results_location(result_dir: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
+    """Give the place of a result folder; `storage_options` are those of `RaggedAtlas.open`.
 
     Raises
     ------
     StoreError
         If it is no local folder and no object store that we know.
     """
-    return Location(os.fspath(result_dir))
+    return Location(os.fspath(result_dir), dict(storage_options or {}))
 
 
 def table_path(result_dir: Path) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -128,6 +129,7 @@ def sit(sizes: list[float], rounds: int, repeats: int, work: Path) -> Sitting:
             folder = work / f"{size:g}"
             campaign = Campaign(folder, work, rounds, repeats)
             prepare(systems, campaign, size)
+            warm(folder)
             chosen = COMPARED if size == MAIN else GROWING
             for number in range(rounds if size == MAIN else 1):
                 for measurement in chosen if number % 2 == 0 else chosen[::-1]:
@@ -149,6 +151,16 @@ def prepare(systems: dict[str, System], campaign: Campaign, size: float) -> None
             if isinstance(outcome, str):
                 raise SystemExit(f"{op} of {size:g} GB failed: {outcome}")
         (folder / "done").touch()
+
+
+def warm(folder: Path) -> None:
+    """Bring all files into the page cache, and let earlier writes come to rest."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                while file.read(1 << 24):
+                    pass
 
 
 def take(sitting: Sitting, system: System, measurement: Measurement, campaign: Campaign, size: float) -> None:
@@ -269,7 +281,7 @@ def main() -> None:
     text = page(sitting, asked.rounds, asked.repeats)
     print(text)
     folder = HERE / "results" if asked.out else asked.work
-    name = f"{dt.datetime.now(dt.UTC).date()}-anndata-io"
+    name = f"{dt.datetime.now(dt.UTC).date()}-anndata_io"
     (folder / f"{name}.md").write_text(text)
     kept = {"machine": described(), "other_cores": sitting.other_cores, "failures": sitting.failures}
     kept["figures"] = {f"{size:g}": figures for size, figures in sitting.figures.items()}

@@ -20,8 +20,6 @@ from raggedatlas.loader.options import Form
 Inputs = Callable[[TrainingBatch], Any]
 """What of a batch a model is given."""
 
-_PIECE = 2**20
-
 
 @dataclass(frozen=True)
 class Model:
@@ -225,21 +223,3 @@ def _import_file(path: Path) -> Any:  # noqa: ANN401  (a module)
 def _name_of(found: Any) -> str:  # noqa: ANN401
     named = found if hasattr(found, "__qualname__") else type(found)
     return f"{named.__module__}:{named.__qualname__}"
-
-
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """Give the SHA-256 of a file in hex.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such file.
-    """
-    digest = hashlib.sha256()
-    try:
-        with Path(path).open("rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise NotFoundError(f"There is no file {os.fspath(path)}.") from error
-    return digest.hexdigest()

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.results.schema import DATA
-from raggedatlas.verbs.models import Model, file_digest
+from raggedatlas.verbs.digests import file_digest
+from raggedatlas.verbs.models import Model
 
 VALUES = "X"
 """The word for the first layer of a batch among the inputs of a model."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import LimitError, QueryError, SourceError
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
-from raggedatlas.verbs.models import file_digest
+from raggedatlas.verbs.digests import file_digest
 from raggedatlas.verbs.principal import PcaModel, fit_pca, load_pca
 from raggedatlas.verbs.running import Progress, silent
 from raggedatlas.verbs.umap_models import UmapModel, UmapSettings, fit_umap, load_umap

@@ -23,7 +23,7 @@ from raggedatlas.errors import (
     SourceError,
     StoreError,
 )
-from raggedatlas.results import convert, fragments
+from raggedatlas.results import convert, fragments, npy
 from raggedatlas.testing.npy_runs import npy_run
 
 
@@ -105,7 +105,11 @@ def bad_run(folder: Path, what: str) -> Path:
         return npy_run(folder, [plain[0], (["c", "d"], np.ones((2, 4), np.float32))])
     if what == "zero":
         return npy_run(folder, [(["a", "b"], np.ones((2, 0)))])
-    npy_run(folder, plain)
+    damage(npy_run(folder, plain), what)
+    return folder
+
+
+def damage(folder: Path, what: str) -> None:
     batch = folder / "batch_1.npy"
     if what == "missing":
         batch.unlink()
@@ -119,20 +123,30 @@ def bad_run(folder: Path, what: str) -> Path:
         records = np.load(batch)
         records["id"][1] = "z"
         np.save(batch, records)
+    elif what == "swapped":
+        (folder / "batch_0.npy").rename(folder / "kept")
+        batch.rename(folder / "batch_0.npy")
+        (folder / "kept").rename(batch)
+    elif what == "twice":
+        records = np.load(batch)
+        records["id"][1] = "c"
+        np.save(batch, records)
+    elif what == "unsorted":
+        np.save(folder / "batch_index.npy", np.load(folder / "batch_index.npy")[::-1])
     elif what == "index":
         (folder / "batch_index.npy").unlink()
     elif what == "empty":
         np.save(folder / "batch_index.npy", np.load(folder / "batch_index.npy")[:0])
         batch.unlink()
         (folder / "batch_0.npy").unlink()
-    return folder
 
 
 BAD = {
-    "repeated": "1 ids more than once .a.", "complex64": "complex64", "S3": r"\|?S3", "V5": "V5|void", "zero": "holds no values",
+    "repeated": "the id 'a' more than once", "complex64": "complex64", "S3": r"\|?S3", "V5": "V5|void", "zero": "holds no values",
     "dtypes": r"batch_1\.npy holds float64, and batch 0 float32.*promote=True", "shapes": r"batch_1\.npy holds results of shape",
     "missing": "lacks the file of batch 1", "short": r"batch_1\.npy has 1 rows", "truncated": r"batch_1\.npy has .* truncated",
-    "extra": "files of batch 7", "other ids": r"batch_1\.npy has the id 'z' where", "index": r"no batch_index\.npy", "empty": "holds no batch",
+    "extra": "files of batch 7", "other ids": r"batch_1\.npy, row 1: batch_index\.npy does not have the id 'z'", "swapped": r"row 0: .* not have the id 'c' for batch 0",
+    "unsorted": r"batch_index\.npy is not sorted", "twice": r"batch_1\.npy holds an id twice", "index": r"no batch_index\.npy", "empty": "holds no batch",
 }  # fmt: skip
 
 
@@ -190,6 +204,20 @@ def test_a_wrong_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         assert isinstance(load_results_dataset({}, folder), InferenceDataSet)
     monkeypatch.undo()
     assert convert_results(folder).n_verified == 1600
+
+
+def test_a_long_index_is_walked_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C62, C63: an index of many blocks is counted, and ids that stand twice across two blocks are found."""
+    monkeypatch.setattr(npy, "_BLOCK", 3)
+    folder, ids, _ = run_of(tmp_path / "a")
+    convert_results(folder)
+    assert list(ResultDataset({}, folder).ids()) == [str(each) for each in ids]
+    one = np.ones((4, 1))
+    for twice in range(7):
+        names = [min(each, each - (each > twice)) for each in range(8)]
+        bad = npy_run(tmp_path / f"b{twice}", [(names[:4], one), (names[4:], one)])
+        with pytest.raises(SourceError, match=f"the id '{twice}' more than once"):
+            convert_results(bad)
 
 
 def test_large_batches_are_walked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

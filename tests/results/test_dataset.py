@@ -298,7 +298,7 @@ def test_missing_values_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
-    [({"tensor_shape": "[3]"}, r"shape \(3,\)"), ({"tensor_shape": "{"}, "do not read"), ({"data": "[1]"}, "do not read"),
+    [({"tensor_shape": "[3]"}, r"shape \(3,\)"), ({"tensor_shape": "{"}, "do not read"), ({"tensor_shape": "[" * 200_000}, "do not read"), ({"tensor_shape": "[1e999]"}, "do not read"), ({"data": "[1]"}, "do not read"),
      ({"tensor_shape": "[2]", "tensor_dtype": "nonsense"}, "do not read"), ({"tensor_shape": "[-1, -2]"}, r"\(-1, -2\)")],
 )  # fmt: skip
 def test_metadata_that_does_not_fit(tmp_path: Path, metadata: dict[str, str], message: str) -> None:

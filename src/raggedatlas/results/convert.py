@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError, QueryError, SourceError
+from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy import NpyResults
 from raggedatlas.results.rows import flat_rows
@@ -20,7 +20,6 @@ from raggedatlas.results.writer import ResultDatasetWriter
 Progress = Callable[[str, int, int], None]
 
 _PIECE = 32 * 2**20
-_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,6 @@ def convert_results(
     files = NpyResults(Path(results_dir))
     tensor = files.tensor(promote=promote)
     ResultColumn(DATA, tensor.shape, tensor.base)  # refuses what a table cannot hold
-    repeated = files.repeated_ids()
-    if repeated:
-        raise SourceError(
-            f"{files.folder} has {len(repeated):,} ids more than once ({', '.join(repeated[:_NAMED])}); a table holds each object "
-            "once. Old writers cut ids to the longest one that they knew."
-        )
     files.check_ids()
     rows = None if spot_check is None else _sample(files.n_rows, spot_check)
     written = _Counter(progress, "write", files.n_rows)

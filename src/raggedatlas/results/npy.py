@@ -5,6 +5,7 @@ Three generations exist: ids were integers at first and later of the original da
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from raggedatlas.results.tensors import as_ids
 _BATCH = re.compile(r"batch_(\d+)\.npy")
 _ID, _TENSOR, _NUMBER = "id", "tensor", "batch_num"
 _NAMED = 5
+_BLOCK = 2**16
 
 
 def has_npy_results(folder: Path) -> bool:
@@ -99,8 +101,10 @@ class NpyResults:
     def _find_batches(self, *, whole: bool) -> list[RecordFile]:
         """Read the heads of all batch files, in the order of their numbers."""
         found = {int(hit[1]): path for path in self.folder.iterdir() if (hit := _BATCH.fullmatch(path.name))}
-        numbers, counts = np.unique(self.index[_NUMBER], return_counts=True)
-        told = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        told: Counter[int] = Counter()
+        for block in self._blocks():
+            numbers, counts = np.unique(block[_NUMBER], return_counts=True)
+            told.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
         missing, extra = sorted(told.keys() - found.keys()), sorted(found.keys() - told.keys())
         if missing:
             raise CorruptError(
@@ -116,24 +120,54 @@ class NpyResults:
                 raise CorruptError(f"{batch.path} has {batch.n_rows:,} rows; {INDEX_FILE} says {told[batch.number]:,}.")
         return batches
 
+    def _blocks(self) -> Iterator[NDArray[Any]]:
+        """Walk over the index in blocks."""
+        for start in range(0, self.n_rows, _BLOCK):
+            yield self.index[start : start + _BLOCK]
+
     def check_ids(self) -> None:
-        """Compare the ids of every batch with those that the index has for it.
+        """Compare the ids of every batch with those that the index has for it, one batch at a time.
 
         Raises
         ------
         CorruptError
-            If they differ; the batch is named.
+            If the index is not sorted, or has not each id of a batch for this batch; batch and row are named.
+        SourceError
+            If an id stands more than once in the index.
         """
-        indexed = self.index[_ID][np.argsort(self.index[_NUMBER], kind="stable")]
-        for batch, start, end in zip(self.batches, self.starts[:-1], self.starts[1:], strict=True):
-            found, told = np.sort(batch.map()[_ID]), np.sort(indexed[start:end])
-            different = np.flatnonzero(found != told)
-            if len(different):
-                here, there = (as_ids(names[different[:1]], batch.number)[0] for names in (found, told))
+        self._check_order()
+        for batch in self.batches:
+            names = batch.map()[_ID]
+            places = np.minimum(_bisect(self.index, names), self.n_rows - 1)
+            told = self.index[places]
+            wrong = np.flatnonzero((told[_ID] != names) | (told[_NUMBER] != batch.number))
+            if len(wrong):
+                name = as_ids(names[wrong[:1]], batch.number)[0]
                 raise CorruptError(
-                    f"{batch.path} has the id {here!r} where {INDEX_FILE} has {there!r} for batch {batch.number}; the two are "
+                    f"{batch.path}, row {wrong[0]}: {INDEX_FILE} does not have the id {name!r} for batch {batch.number}; the two are "
                     "not of one run."
                 )
+            if len(np.unique(places)) != len(places):
+                raise CorruptError(
+                    f"{batch.path} holds an id twice, and {INDEX_FILE} once; the two are not of one run."
+                )
+
+    def _check_order(self) -> None:
+        """Refuse an index that is not sorted by id, or has an id twice."""
+        last = self.index[_ID][:0]
+        for block in self._blocks():
+            names = np.concatenate([last, block[_ID]])
+            same = np.flatnonzero(names[1:] == names[:-1])
+            if len(same):
+                raise SourceError(
+                    f"{self.folder} has the id {as_ids(names[same[:1]], 0)[0]!r} more than once; a table holds each object once. Old "
+                    "writers cut ids to the longest one that they knew."
+                )
+            if np.any(names[1:] < names[:-1]):
+                raise CorruptError(
+                    f"{self.folder / INDEX_FILE} is not sorted by id, as its writers leave it; it is damaged."
+                )
+            last = names[-1:]
 
     def tensor(self, *, promote: bool = False) -> "np.dtype[Any]":
         """Give the dtype of one result, with its shape.
@@ -163,11 +197,6 @@ class NpyResults:
                     "one dtype. promote=True stores all in one that holds both."
                 )
         return np.dtype((np.result_type(*{batch.tensor.base for batch in self.batches}), first.shape))
-
-    def repeated_ids(self) -> list[str]:
-        """Name the ids that stand more than once in the index."""
-        names, counts = np.unique(self.index[_ID], return_counts=True)
-        return as_ids(names[counts > 1], 0)
 
     def pieces(
         self, most_bytes: int, rows: NDArray[np.int64] | None = None
@@ -230,6 +259,17 @@ def read_head(path: Path, number: int, fields: tuple[str, str]) -> RecordFile:
             "the file again from where it came."
         )
     return RecordFile(path, number, dtype, shape[0], offset)
+
+
+def _bisect(index: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int64]:
+    """Find where names would stand in a mapped index sorted by id, touching few of its pages."""
+    low, high = np.zeros(len(names), np.int64), np.full(len(names), len(index), np.int64)
+    while np.any(low < high):
+        middle = (low + high) // 2
+        open_ = low < high
+        less = open_ & (index[np.minimum(middle, len(index) - 1)][_ID] < names)
+        low, high = np.where(less, middle + 1, low), np.where(open_ & ~less, middle, high)
+    return low
 
 
 def _few(numbers: list[int]) -> str:

@@ -166,7 +166,7 @@ def _column_of(field: pa.Field, table: Mapping[str, str], place: str) -> ResultC
             own = dict(table)
         shape = tuple(int(length) for length in json.loads(own.get(_SHAPE, f"[{field.type.list_size}]")))
         dtype = np.dtype(own[_DTYPE].strip('"') if _DTYPE in own else field.type.value_type.to_pandas_dtype())
-    except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
+    except (AttributeError, TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
         raise CorruptError(f"{place}: the shape and dtype of column {field.name!r} do not read: {error}.") from error
     if math.prod(shape) != field.type.list_size or any(length < 1 for length in shape):
         raise CorruptError(

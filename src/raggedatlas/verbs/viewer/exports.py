@@ -173,6 +173,7 @@ def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
         for i, column in enumerate(scene.columns)
         if column.kind == "category"
     ]
+    sets.sort(key=lambda one: one["name"] != scene.colored_by())  # Vitessce colours by the first
     options: dict[str, Any] = {
         "obsEmbedding": [{"path": f"obsm/{_MAP}", "dims": [0, 1], "embeddingType": "map"}],
         "obsSets": sets,

@@ -15,6 +15,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 import raggedatlas as ra
+from raggedatlas.catalog.catalog import CELLS as CELL_TABLE
 from raggedatlas.cli import app
 from raggedatlas.errors import DuplicateError, FeatureError, NotFoundError, QueryError
 from raggedatlas.results.dataset import ResultDataset
@@ -138,6 +139,23 @@ def test_an_embedding_of_the_atlas_is_shown(snapshot: Any) -> None:
     assert {uid: place.tolist() for uid, place in zip(scene.ids.to_pylist(), scene.coordinates, strict=True)} == places
     assert scene.notes == (f"{N} of {2 * N} chosen cells are not in umap.",)
     assert (scene.look.title, scene.look.subtitle) == ("Blood", "snapshot 1")
+
+
+def test_a_column_of_vectors_is_shown(tmp_path: Path) -> None:
+    """Vectors in the cell table are places by the column's name; cells without one are counted, three numbers are projected."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "vectors.atlas"))
+    with warnings.catch_warnings(action="ignore"):
+        atlas.add(donor_file(1, GENES, ["#ff0000", "#00ff00"]), "one", organism="human", progress=False)
+    tables = atlas._catalog.tables
+    uids = tables.read(CELL_TABLE, ["uid"]).column("uid").combine_chunks()[3:]
+    flat = np.column_stack([np.arange(len(uids)), np.zeros(len(uids)), np.full(len(uids), 7)]).astype(np.float32)
+    vectors = pa.FixedSizeListArray.from_arrays(flat.ravel(), 3)
+    tables.open(CELL_TABLE).merge(pa.table({"uid": uids, "place": vectors}), "uid")
+    scene = make_view("place", atlas.checkout(atlas.snapshot()))
+    middle = (len(uids) - 1) / 2
+    places = {uid: float(x) for uid, (x, _) in zip(scene.ids.to_pylist(), scene.coordinates.tolist(), strict=True)}
+    assert places == {uid.as_py(): i - middle for i, uid in enumerate(uids)}
+    assert scene.notes == (f"3 of {N} chosen cells are not in place.",)
 
 
 def test_genes_are_found_by_name(snapshot: Any) -> None:

@@ -177,7 +177,8 @@ def scene_of_embedding(name: str, cells: Cells, look: Look) -> Scene:
             f"The atlas has no embedding {name!r}; it has {[*spaces, *vectors]}. Add one with add(..., embeddings=['X_umap']), or "
             "name a folder of results."
         )
-    scene = make_scene(ids, places, table, genes=_genes_of(query), look=_dressed(look, query, table))
+    plain = table.drop_columns(vectors)
+    scene = make_scene(ids, places, plain, genes=_genes_of(query), look=_dressed(look, query, plain))
     lacking = table.num_rows - len(ids)
     return scene.with_notes(
         *([f"{lacking:,} of {table.num_rows:,} chosen cells are not in {name}."] if lacking else [])

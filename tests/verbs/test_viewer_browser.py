@@ -179,6 +179,25 @@ def test_numbers_and_genes_have_a_scale(page: Browser) -> None:
     assert page.run("viewer.state().status") == ""
 
 
+def test_a_range_of_numbers_is_selected(page: Browser, scene: Scene) -> None:
+    """Moving the lower handle draws only what is above, and its link selects just that."""
+    page.run("viewer.colorBy('height')")
+    page.run(
+        """(() => {
+            const [low] = document.querySelectorAll('.handles input');
+            low.value = 100;
+            low.dispatchEvent(new Event('input'));
+            document.querySelector('.legend .foot .link').click();
+        })()"""
+    )
+    low, high = page.run("viewer.legend()")["domain"]
+    heights = dict(zip(scene.ids.to_pylist(), scene.column("height").values.to_pylist(), strict=True))
+    middle = (low + high) / 2
+    assert set(page.run("viewer.selection()")) == {one for one, height in heights.items() if height >= middle}
+    page.run("viewer.clear()")
+    page.run("viewer.colorBy('side')")
+
+
 def test_search_finds_columns_genes_values_and_cells(page: Browser, scene: Scene) -> None:
     """One field finds each kind of thing; choosing a cell selects it, a value selects its cells."""
     page.run("viewer.colorBy('side')")

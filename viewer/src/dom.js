@@ -81,8 +81,8 @@ export function short(value) {
   if (!Number.isFinite(value)) return "";
   if (value < 0) return `\u2212${short(-value)}`;
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return whole.format(value);
-  const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e6 || size < 1e-3)) return value.toExponential(1).replace("e+", "e");
+  if (value !== 0 && (value >= 1e6 || value < 1e-3)) return value.toExponential(1).replace("e+", "e");
+  if (value >= 1000) return whole.format(Math.round(value));
   return String(Number(value.toPrecision(3)));
 }
 

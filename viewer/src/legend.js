@@ -109,6 +109,7 @@ export class Legend {
     const band = el("div", { class: "band", style: { background: `linear-gradient(to right, ${colors.join(",")})` } });
     const [low, high] = column.domain;
     const marks = el("div", { class: "ticks" });
+    const foot = el("div", { class: "row foot" });
     const tell = () => {
       const [from, to] = column.range ?? column.domain;
       const least = column.range ? "" : column.shown(column.min) < low ? "≤ " : "";
@@ -117,9 +118,17 @@ export class Legend {
         el("span", {}, least + short(column.unshown(from))),
         el("span", {}, most + short(column.unshown(to))),
       );
+      if (!column.range) foot.replaceChildren();
+      else if (!foot.childNodes.length) {
+        foot.append(
+          el("span", { class: "muted" }, "Part of the range"),
+          el("button", { class: "link", type: "button", onclick: () => this.app.selectShown() }, "Select"),
+          el("button", { class: "link", type: "button", onclick: () => this.#again(column, () => (column.range = null)) }, "Show all"),
+        );
+      }
     };
     tell();
-    const nodes = [el("div", { class: "scale" }, bars, band, this.#handles(column, tell)), marks, this.#choices(column), this.#facts(column)];
+    const nodes = [el("div", { class: "scale" }, bars, band, this.#handles(column, tell)), marks, foot, this.#choices(column), this.#facts(column)];
     this.host.append(...nodes.filter(Boolean));
   }
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
-from raggedatlas.verbs import lookup, neighbors, save_to_database
+from raggedatlas.verbs import lookup, nearest, neighbors, pca, save_to_database
 from raggedatlas.verbs.database import recall_of
 from raggedatlas.verbs.nearest import Nearest, nearest_exact
 
@@ -60,7 +60,7 @@ def test_lookup_refuses_two_rows(tmp_path: Path) -> None:
 
 
 def test_lookup_reads_older_results(tmp_path: Path) -> None:
-    """C56: results in .npy files are looked up the same way."""
+    """C54, C55, C56: results in .npy files are looked up, searched and reduced the same way; an index needs a table."""
     dtype = [("id", "<U2"), ("tensor", "<f4", (2,))]
     np.save(tmp_path / "batch_0.npy", np.array([("c2", (1, 2)), ("c1", (3, 4))], dtype))
     index = np.array([("c1", 0), ("c2", 0)], [("id", "<U2"), ("batch_num", "<i8")])
@@ -69,16 +69,27 @@ def test_lookup_reads_older_results(tmp_path: Path) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         assert lookup(tmp_path, "c1").tolist() == [3, 4]
         assert neighbors(tmp_path, "c1").column("uid").to_pylist() == ["c2"]
+        reduced = pca(tmp_path, tmp_path / "pca", n_components=1)
+        with pytest.raises(SourceError, match="convert_results makes a table"):
+            save_to_database(tmp_path)
+    assert list(reduced.ids()) == ["c1", "c2"]
+    assert np.abs(np.diff(reduced.to_numpy()[:, 0])) == pytest.approx(np.sqrt(8), rel=1e-6)
 
 
 @given(
-    n=st.integers(1, 30), k=st.integers(1, 12), seed=st.integers(0, 99), metric=st.sampled_from(["l2", "cosine", "dot"])
+    n=st.integers(1, 30),
+    k=st.integers(1, 12),
+    seed=st.integers(0, 99),
+    metric=st.sampled_from(["l2", "cosine", "dot"]),
+    block=st.sampled_from([15, 2**22]),
 )
-def test_exact_neighbours_are_those_of_brute_force(n: int, k: int, seed: int, metric: str) -> None:
+def test_exact_neighbours_are_those_of_brute_force(n: int, k: int, seed: int, metric: str, block: int) -> None:
     """Distances, order and number are those of comparing each row plainly; rows with NaN are never found."""
     rng = np.random.default_rng(seed)
     values = rng.integers(-3, 4, (n, 3)).astype(np.float32) + np.float32(0.5)
-    values[rng.random(n) < 0.2] = np.nan
+    values[rng.random(n) < 0.2, 1] = rng.choice([np.nan, np.inf])
+    offset = rng.choice([0, 1000])
+    values += np.float32(offset)
 
     class Held:
         def __len__(self) -> int:
@@ -87,13 +98,16 @@ def test_exact_neighbours_are_those_of_brute_force(n: int, k: int, seed: int, me
         def get_data(self, rows: Any) -> Any:
             return values[rows]
 
-    queries = rng.normal(size=(2, 3))
+    queries = rng.normal(size=(2, 3)) + offset
     among = np.flatnonzero(rng.random(n) < 0.7)
     without = np.array([rng.integers(0, n), -1])
-    found = nearest_exact(Held(), "data", queries, k, metric=metric, among=among, without=without)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nearest, "_BLOCK_VALUES", block)
+        found = nearest_exact(Held(), "data", queries, k, metric=metric, among=among, without=without)
     for query, own, rows, distances in zip(queries, without, found.rows, found.distances, strict=True):
-        true = brute_force(values, query, metric)
-        kept = [row for row in among if row != own and not np.isnan(true[row])]
+        with np.errstate(invalid="ignore"):
+            true = brute_force(values, query, metric)
+        kept = [row for row in among if row != own and np.isfinite(values[row]).all()]
         kept.sort(key=lambda row: (true[row], row))
         got = rows[rows >= 0]
         assert np.allclose(distances[: len(got)], true[kept[:k]])

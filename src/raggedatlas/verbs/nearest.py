@@ -35,7 +35,7 @@ def check_metric(metric: str) -> None:
 
 
 def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-    """Measure vectors against rows, ``(q, width)`` against ``(n, width)``: ``(q, n)`` float64.
+    """Measure the angle or the product of vectors and rows, ``(q, width)`` and ``(n, width)``: ``(q, n)`` float64.
 
     Examples
     --------
@@ -43,14 +43,31 @@ def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: s
     array([[1., 0.]])
     """
     wide = block.astype(np.float64, copy=False)
-    if metric == "l2":
-        # the difference itself, row by row: squares of large numbers would swallow small distances
-        return np.stack([((wide - vector) ** 2).sum(axis=1) for vector in vectors])
     products = vectors @ wide.T
     if metric == "dot":
         return 1 - products
     lengths = np.linalg.norm(vectors, axis=1)[:, None] * np.linalg.norm(wide, axis=1)
     return np.asarray(1 - np.divide(products, lengths, out=np.zeros_like(products), where=lengths != 0))
+
+
+def _nearest_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    """Measure squared distances of the rows that can be among the k nearest of this block; NaN for the others.
+
+    One product tells them to within its rounding, so that few differences are computed.
+    """
+    wide = block.astype(np.float64, copy=False)
+    centre = vectors.mean(axis=0)
+    shifted, asked = wide - centre, vectors - centre
+    lengths = np.einsum("ij,ij->i", shifted, shifted)
+    about = lengths - 2 * (asked @ shifted.T)
+    largest = lengths[np.isfinite(lengths)].max(initial=0) + np.einsum("ij,ij->i", asked, asked)
+    rounding = 1e-13 * (wide.shape[1] + 8) * largest[:, None]
+    limit = np.partition(about, k - 1, axis=1)[:, k - 1 : k] if k < len(wide) else np.full((len(about), 1), np.inf)
+    near = about <= np.where(np.isnan(limit), np.inf, limit) + rounding
+    measured = np.full(about.shape, np.nan)
+    for query, row in enumerate(near):
+        measured[query, row] = ((wide[row] - vectors[query]) ** 2).sum(axis=1)
+    return measured
 
 
 def nearest_exact(
@@ -84,7 +101,7 @@ def nearest_exact(
 
     Notes
     -----
-    Rows with NaN are never found.
+    Rows with NaN or infinite values are never found.
     """
     rows = np.arange(len(dataset)) if among is None else among
     get = getattr(dataset, f"get_{column}")
@@ -93,7 +110,13 @@ def nearest_exact(
     best, found = np.full((q, 0), np.nan), np.full((q, 0), -1, np.int64)
     for start in range(0, len(rows), size):
         own = rows[start : start + size]
-        measured = block_distances(np.asarray(get(own)).reshape(len(own), width), vectors, metric)
+        block = np.asarray(get(own)).reshape(len(own), width)
+        # one more than k, as one may be the cell itself
+        with np.errstate(invalid="ignore", over="ignore"):
+            measured = (
+                _nearest_squares(block, vectors, k + 1) if metric == "l2" else block_distances(block, vectors, metric)
+            )
+        measured[:, ~np.isfinite(block).all(axis=1)] = np.nan
         if without is not None:
             measured[without[:, None] == own] = np.nan
         best, found = np.hstack([best, measured]), np.hstack([found, np.broadcast_to(own, measured.shape)])

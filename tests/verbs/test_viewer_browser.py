@@ -116,6 +116,20 @@ def test_a_lasso_drawn_with_the_pointer_selects(page: Browser) -> None:
     assert page.run("viewer.selection()") == []
 
 
+def test_the_pointer_over_a_cell_tells_of_it(page: Browser, scene: Scene) -> None:
+    """A card beside the pointer has the cell's id and its value of the column that is coloured by."""
+    row = int(np.argmin(np.abs(scene.coordinates).sum(axis=1)))
+    page.run("viewer.app.plot.fit({ transition: false })")
+    x, y = page.run(f"viewer.app.plot.screen({row})")
+    for away in (60, 3, 0):
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + away, y=y, button="none")
+        page.run("viewer.drawn()")
+    page.run("viewer.app.ids()")
+    assert page.run("document.querySelector('.hover .id').textContent") == scene.ids[row].as_py()
+    assert page.run("document.querySelector('.hover dd').textContent") == scene.column("side").values[row].as_py()
+    assert page.run("document.querySelector('.hover').hidden") is False
+
+
 def pointer(page: Browser, kind: str, x: float, y: float) -> None:
     """Move, press or release the pointer."""
     page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)

@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anndata as ad
 import numpy as np
@@ -19,6 +19,7 @@ from raggedatlas.catalog.catalog import CELLS as CELL_TABLE
 from raggedatlas.cli import app
 from raggedatlas.errors import DuplicateError, FeatureError, NotFoundError, QueryError
 from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.registry import HyraxDataset
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.verbs.viewer.exports import CELLS, CONFIG
 from raggedatlas.verbs.viewer.scene import Look, make_scene
@@ -175,18 +176,55 @@ def test_lance_results_alone_are_refused_by_their_class_and_the_verb(results: Re
     assert not (tmp_path / "x.html").exists()
 
 
+def npy_folder(folder: Path) -> None:
+    """Write results of two objects as runs did before Lance."""
+    dtype = np.dtype([("id", "<U2"), ("tensor", "<f4", (2,))])
+    np.save(folder / "batch_0.npy", np.array([("b", (1, 2)), ("a", (3, 4))], dtype))
+    index = np.array([("a", 0), ("b", 0)], [("id", "<U2"), ("batch_num", "<i8")])
+    np.save(folder / "batch_index.npy", index)
+
+
 @pytest.mark.filterwarnings("ignore:InferenceDataSet:DeprecationWarning")
 def test_npy_results_are_shown_without_an_atlas(tmp_path: Path) -> None:
     """C57: .npy results are shown as they were; without their original dataset the page says that it has no metadata."""
-    dtype = np.dtype([("id", "<U2"), ("tensor", "<f4", (2,))])
-    np.save(tmp_path / "batch_0.npy", np.array([("b", (1, 2)), ("a", (3, 4))], dtype))
-    index = np.array([("a", 0), ("b", 0)], [("id", "<U2"), ("batch_num", "<i8")])
-    np.save(tmp_path / "batch_index.npy", index)
+    npy_folder(tmp_path)
     scene = make_view(tmp_path)
     places = {one: place.tolist() for one, place in zip(scene.ids.to_pylist(), scene.coordinates, strict=True)}
     assert places == {"a": [3, 4], "b": [1, 2]}
     assert scene.notes[0].startswith("Without metadata: ")
     assert visualize(tmp_path, path=tmp_path / "x.html").stat().st_size > 100_000
+
+
+@pytest.mark.filterwarnings("ignore:InferenceDataSet:DeprecationWarning")
+@pytest.mark.parametrize("records", [True, False])
+def test_npy_results_are_shown_with_the_metadata_of_their_dataset(records: bool, tmp_path: Path) -> None:
+    """C57: where the original dataset can be made again, its metadata are joined by id, in records or as values alone."""
+
+    class Sky(HyraxDataset):
+        ranks: ClassVar = {"b": 2, "x": 7, "a": 1}
+
+        def __init__(self, config: Any, data_location: Any) -> None:
+            super().__init__(config)
+
+        def __len__(self) -> int:
+            return len(self.ranks)
+
+        def ids(self) -> list[str]:
+            return list(self.ranks)
+
+        def metadata_fields(self) -> list[str]:
+            return ["rank"]
+
+        def metadata(self, idxs: list[int], fields: list[str]) -> Any:
+            values = np.array(list(self.ranks.values()))[idxs]
+            return values.astype([(fields[0], np.int64)]) if records else values
+
+    npy_folder(tmp_path)
+    (tmp_path / "original_dataset_config.toml").write_text("[data_set]\nname = 'Sky'\n")
+    scene = make_view(tmp_path)
+    ranks = scene.column("rank").values.to_pylist()
+    assert dict(zip(scene.ids.to_pylist(), ranks, strict=True)) == {"a": 1, "b": 2}
+    assert scene.notes == ()
 
 
 REFUSED: list[tuple[str, type[Exception], Callable[[Any, ResultDataset, Path], Any]]] = [

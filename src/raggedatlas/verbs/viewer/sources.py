@@ -201,12 +201,18 @@ def scene_of_old_results(results: InferenceDataSet, look: Look) -> Scene:
     obs: pa.Table | None = None
     notes: tuple[str, ...] = ()
     try:
-        fields = results.metadata_fields()
-        found = results.metadata(range(len(results)), fields)
-        obs = pa.table({"uid": ids, **{name: pa.array(list(found[name])) for name in fields}})
+        fields = {name: _field(results, name) for name in results.metadata_fields()}
+        obs = pa.table({"uid": ids, **fields})
     except (AttributeError, LookupError) as error:
         notes = (f"Without metadata: {error.args[0] if error.args else error}",)
     return make_scene(ids, places, obs, look=look).with_notes(*notes)
+
+
+def _field(results: InferenceDataSet, name: str) -> pa.Array:
+    """Read a field of metadata, which datasets give as a record array, a mapping, or the values alone."""
+    found = results.metadata(range(len(results)), [name])
+    fields = getattr(getattr(found, "dtype", None), "names", None)
+    return pa.array(np.asarray(found[name] if fields or hasattr(found, "keys") else found).tolist())
 
 
 def _genes_of(query: Query) -> QueryGenes | None:

@@ -156,9 +156,11 @@ class Answer:
     ] = None
 
 
-@app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas test pbmc.atlas models.py:Classifier cell_type")
+@app.command(
+    "test", rich_help_panel=MODELS, epilog="Example: raggedatlas test pbmc.atlas models.py:Classifier cell_type"
+)
 @unfold
-def test(
+def measure(
     place: Place,
     model: Named,
     target: Annotated[str, typer.Argument(help="Cell column with the answers.", show_default=False)],

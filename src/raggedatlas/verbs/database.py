@@ -116,7 +116,13 @@ def save_to_database(
 
     Examples
     --------
-    >>> print(save_to_database("results/z", metric="cosine"))  # doctest: +SKIP
+    >>> import tempfile
+    >>> from raggedatlas import ResultDatasetWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with ResultDatasetWriter(folder) as writer:
+    ...     writer.write_batch(["a", "b"], np.eye(2, dtype=np.float32))
+    >>> print(save_to_database(folder, metric="cosine"))
+    2 rows of 'data' are compared exactly (cosine); no index is needed
     """
     check_metric(metric)
     if not 0 < least_recall <= 1 or n_queries < 1 or least_rows < 0:

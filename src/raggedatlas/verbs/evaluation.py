@@ -106,8 +106,20 @@ def test(
 
     Examples
     --------
-    >>> found = test("models.py:Classifier", query, "results/test", "cell_type", weights="c.pt")  # doctest: +SKIP
-    >>> found.scores.metrics["macro_f1"], found.scores.confusion  # doctest: +SKIP
+    >>> import tempfile
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from raggedatlas import RaggedAtlas
+    >>> folder = tempfile.mkdtemp()
+    >>> atlas = RaggedAtlas.create(f"{folder}/atlas")
+    >>> values, genes = np.eye(4, 3, dtype=np.float32), pd.DataFrame(index=["a", "b", "c"])
+    >>> cells = pd.DataFrame({"kind": ["T", "B", "B", "B"]}, index=["w", "x", "y", "z"])
+    >>> report = atlas.add(ad.AnnData(values, obs=cells, var=genes), name="eye")
+    >>> query = atlas.checkout(atlas.snapshot()).query()
+    >>> found = test(lambda X: np.arange(len(X)) > 0, query, f"{folder}/test", "kind", categories=["T", "B"])
+    >>> found.scores.metrics, found.scores.confusion
+    ({'accuracy': 1.0, 'macro_f1': 1.0}, ((1, 0), (0, 3)))
     """
     chosen: dict[str, Any] = dict(choices)
     own = {name: chosen.pop(name, None) for name in ("categories", "output", "loss", "weights")}

@@ -76,8 +76,22 @@ def infer(
 
     Examples
     --------
-    >>> found = infer(lambda X: X.sum(axis=1), view.query(), "results/sums")  # doctest: +SKIP
-    >>> found = infer("models.py:Encoder", view.query(), "results/z", weights="encoder.pt")  # doctest: +SKIP
+    >>> import tempfile
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from raggedatlas import RaggedAtlas
+    >>> folder = tempfile.mkdtemp()
+    >>> atlas = RaggedAtlas.create(f"{folder}/atlas")
+    >>> values, genes = np.eye(4, 3, dtype=np.float32), pd.DataFrame(index=["a", "b", "c"])
+    >>> cells = pd.DataFrame({"kind": ["T", "B", "B", "B"]}, index=["w", "x", "y", "z"])
+    >>> report = atlas.add(ad.AnnData(values, obs=cells, var=genes), name="eye")
+    >>> query = atlas.checkout(atlas.snapshot()).query()
+    >>> infer(lambda X: X.sum(axis=1), query, f"{folder}/sums").get_data([0, 3])
+    array([1., 0.], dtype=float32)
+    >>> infer("numpy:sqrt", query, f"{folder}/roots", features=["b"], batch_size=3).to_numpy().ravel()
+    array([0., 1., 0., 0.], dtype=float32)
+    >>> found = infer("models.py:Encoder", query, "results/z", weights="encoder.pt")  # doctest: +SKIP
     """
     chosen: dict[str, Any] = dict(choices)
     n_parts, executor = chosen.pop("n_parts", 1), chosen.pop("executor", None)

@@ -107,6 +107,13 @@ def pca(
 
     Examples
     --------
+    >>> import tempfile
+    >>> from raggedatlas import ResultDatasetWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with ResultDatasetWriter(f"{folder}/z") as writer:
+    ...     writer.write_batch(["a", "b"], np.array([[0.0, 1.0], [6.0, 9.0]]))
+    >>> pca(f"{folder}/z", f"{folder}/pca", n_components=1).to_numpy().ravel()
+    array([-5.,  5.], dtype=float32)
     >>> found = pca(view.query(), "results/pca", n_components=30, target_sum=10_000)  # doctest: +SKIP
     """
     chosen = _checked(choices, ReduceChoices)

@@ -85,7 +85,7 @@ class ClassSums:
     Examples
     --------
     >>> sums = ClassSums(["B", "T"])
-    >>> sums.add(np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, -1]))
+    >>> known = sums.add(np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, -1]))
     >>> sums.metrics()["accuracy"], sums.n_cells, sums.n_unlabelled
     (1.0, 2, 1)
     """

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
-from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError
+from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
 from raggedatlas.verbs import infer, infer_part
 from raggedatlas.verbs.runs import new_run
 
@@ -211,6 +211,17 @@ def test_a_killed_run_leaves_the_old_state(small: Any, tmp_path: Path) -> None:
     assert np.array_equal(ResultDataset({}, folder).to_numpy(), small.counts)
     assert np.array_equal(infer(lambda X: -X, small.query, folder, overwrite=True).to_numpy(), -small.counts)
     assert len(list(data.iterdir())) == 1
+
+
+def test_a_process_that_dies_ends_the_run(small: Any, tmp_path: Path) -> None:
+    """C25: a process of a shared run that dies is told in one sentence, and the results of before stay."""
+    folder = tmp_path / "r"
+    infer(lambda X: X, small.query, folder)
+    with pytest.raises(StoreError, match="A process of the run died"):
+        infer(f"{HERE}:dying", small.query, folder, n_parts=2, batch_size=10, overwrite=True)
+    assert np.array_equal(ResultDataset({}, folder).to_numpy(), small.counts)
+    assert len(list((folder / "lance_db" / "results.lance" / "data").iterdir())) == 1
+    assert np.array_equal(infer(lambda X: -X, small.query, folder, overwrite=True).to_numpy(), -small.counts)
 
 
 def test_runs_are_named_by_time_and_verb(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from raggedatlas.results.rows import Rows, TakenRows, rows_in_memory
 from raggedatlas.results.schema import DATA, OBJECT_ID, ResultColumn, read_columns, table_facts
 from raggedatlas.results.torch import as_tensor, dataset_class, samples_of
 from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.store.location import Location
 
 _SMALL = 64 * 2**20
 _ITERATED = 1024
@@ -94,6 +95,11 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
     def tensor_dtype(self) -> "np.dtype[Any]":
         """Dtype of ``data``."""
         return self._column.dtype
+
+    @property
+    def location(self) -> Location:
+        """Where the result folder lies."""
+        return self._place
 
     @property
     def facts(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError, SourceError
 from raggedatlas.results.dataset import ResultDataset
-from raggedatlas.results.folder import open_table, results_location
+from raggedatlas.results.folder import open_table
 from raggedatlas.results.schema import DATA, OBJECT_ID
 from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact
@@ -131,7 +131,7 @@ def save_to_database(
     chosen = next((each for each in dataset.columns if each.name == column), None)
     if chosen is None or chosen.dtype.kind != "f":
         raise SourceError(f"{dataset!r} has no output {column!r} of floats; vectors are searched among those.")
-    place, n = results_location(dataset.data_location), len(dataset)
+    place, n = dataset.location, len(dataset)
     name = f"{column}_vectors"
     with lance_errors(place.uri):
         table = open_table(place)
@@ -157,7 +157,7 @@ def _newest(results: Any) -> ResultDataset:  # noqa: ANN401
         raise SourceError(
             f"{dataset.data_location} holds .npy results; convert_results makes a table of them, which can be searched."
         )
-    return ResultDataset(dataset.config, dataset.data_location)
+    return ResultDataset(**{**dataset.__getstate__(), "version": None})
 
 
 def _drop(table: "lance.LanceDataset", name: str) -> None:

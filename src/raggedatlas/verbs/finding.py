@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
-from raggedatlas.results.folder import open_table, results_location
+from raggedatlas.results.folder import open_table
 from raggedatlas.results.schema import DATA
 from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.verbs.database import index_of, search_index
@@ -207,7 +207,7 @@ def _search(
 ) -> Nearest | None:
     """Ask the index, where there is one of the newest version for this distance."""
     column, metric, k = how
-    place = results_location(dataset.data_location)
+    place = dataset.location
     with lance_errors(place.uri):
         table = open_table(place)
         report = index_of(table, column, metric)

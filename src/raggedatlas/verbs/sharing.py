@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any, Unpack
 
 import numpy as np
 
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import QueryError, StoreError
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.query import Query
 from raggedatlas.results.parts import ResultPart
@@ -125,6 +125,11 @@ def share_out(
         for future in as_completed(futures):
             done += future.result()
             progress("cells", done, total)
+    except BrokenExecutor as error:
+        raise StoreError(
+            f"A process of the run died (killed, or out of memory) with {done:,} of {total:,} cells done: {error} "
+            "Nothing was written; run it again, e.g. with fewer n_parts."
+        ) from error
     finally:
         if executor is None:
             pool.shutdown(wait=True, cancel_futures=True)

@@ -218,6 +218,21 @@ def test_an_index_answers_only_its_own_question(write: Write) -> None:
     assert neighbors(str(found.data_location), uids[0]).num_rows == 4
 
 
+def test_an_index_over_several_files(tmp_path: Path) -> None:
+    """Rows that several processes wrote to files of their own are found under their own uids."""
+    values = clustered(900, 6)
+    values = np.nan_to_num(values).astype("f4")
+    with ResultDatasetWriter(tmp_path) as writer:
+        for part, rows in zip(writer.parts(3), np.array_split(np.arange(900), [100, 650]), strict=True):
+            with part.writer() as share:
+                share.write_batch([f"c{row}" for row in rows], values[rows])
+    assert save_to_database(tmp_path, least_rows=10, least_recall=1).recall == 1
+    asked = [f"c{row}" for row in (0, 99, 100, 649, 650, 899)]
+    found, exact = neighbors(tmp_path, asked, k=5), neighbors(tmp_path, asked, k=5, exact=True)
+    assert found.column("uid").to_pylist() == exact.column("uid").to_pylist()
+    assert np.allclose(found.column("distance"), exact.column("distance"), rtol=1e-4)
+
+
 def test_few_rows_need_no_index(write: Write) -> None:
     """Below 50,000 rows every row is compared, and the report says so."""
     report = save_to_database(write(np.eye(4, dtype="f4")))

@@ -261,7 +261,8 @@ def _read_frame(archive: zipfile.ZipFile, node: dict[str, Any]) -> Any:  # noqa:
 
     frame = arrow_to_frame(_read_table(archive, node))
     if node["index"] is not None:
-        frame.index = pd.RangeIndex(*node["index"], name=frame.index.name)
+        start, stop, step = node["index"]
+        frame.index = pd.RangeIndex(start, stop, step, name=frame.index.name)
     if node["no_columns"]:
         frame.columns = pd.Index([], dtype=node["no_columns"])
     return frame

@@ -233,7 +233,7 @@ def _chosen(offered: Sequence[str], wanted: Sequence[str]) -> set[str]:
 def _has_table(source: Source, key: str) -> bool:
     try:
         source.element(key)
-    except (NotFoundError, AttributeError):
+    except NotFoundError:
         return False
     return True
 

@@ -103,9 +103,13 @@ def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
     repeated = sorted({name for name in names if names.count(name) > 1} | {n for n in names if n == INDEX})
     if repeated:
         raise SchemaError(f"The columns {repeated} appear twice or bear the reserved name {INDEX!r}; rename them.")
+    import pandas as pd
+
     arrays, fields = [], []
+    # Without its dtype, pandas 3 would take objects that are all text for text of its own.
+    index = pd.Series(frame.index.array, dtype=frame.index.dtype)
     index_name = "" if frame.index.name is None else str(frame.index.name)
-    for name, series in [(INDEX, frame.index.to_series()), *((n, frame.iloc[:, i]) for i, n in enumerate(names))]:
+    for name, series in [(INDEX, index), *((n, frame.iloc[:, i]) for i, n in enumerate(names))]:
         array, facts = _series_to_arrow(name, series)
         facts = replace(facts, name=index_name) if name == INDEX else facts
         arrays.append(array)
@@ -131,7 +135,7 @@ def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
         facts = facts_of(field) or ColumnFacts(field.name, "")
         series = arrow_to_series(table.column(i), facts)
         if field.name == INDEX:
-            index = pd.Index(series.rename(facts.name or None))
+            index = pd.Index(series.array, dtype=series.dtype, name=facts.name or None)
         else:
             columns[facts.name or field.name] = series.set_axis(range(table.num_rows))
     frame = pd.DataFrame(columns, index=pd.RangeIndex(table.num_rows))

@@ -59,7 +59,9 @@ def test_few_columns_are_found_as_many_are(data: st.DataObject) -> None:
         indptr, indices, found = gatherer.gather(np.zeros(len(asked), np.int32), ends[asked], ends[asked + 1])
     for i, row in enumerate(asked.tolist()):
         own = slice(ends[row], ends[row + 1])
-        right = {int(column_map[c]): int(v) for c, v in zip(columns[own], values[own], strict=True) if column_map[c] >= 0}
+        right = {
+            int(column_map[c]): int(v) for c, v in zip(columns[own], values[own], strict=True) if column_map[c] >= 0
+        }
         span = slice(indptr[i], indptr[i + 1])
         assert indices[span].tolist() == sorted(right)
         assert found[span].tolist() == [right[c] for c in sorted(right)]

@@ -1,0 +1,96 @@
+"""The one door to TileDB: the library, its context, and arrays opened with errors that say what to do."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from raggedatlas.errors import AtlasError, MissingExtraError, SourceError, StoreError
+from raggedatlas.store.threads import DECODE_THREADS
+
+BUFFER_BYTES = 1 << 20
+"""What a read takes per attribute to begin with; point reads are several times slower with the library's 10 MB."""
+
+
+def open_tiledb() -> Any:  # noqa: ANN401  (a module)
+    """Import TileDB.
+
+    Raises
+    ------
+    MissingExtraError
+        If it is not installed.
+
+    Examples
+    --------
+    >>> open_tiledb().__name__
+    'tiledb'
+    """
+    try:
+        import tiledb
+    except ImportError as error:
+        raise MissingExtraError(
+            "CXG is read and written by the package tiledb; install it with: pip install 'raggedatlas[cxg]'."
+        ) from error
+    return tiledb
+
+
+def context() -> Any:  # noqa: ANN401  (a tiledb.Ctx)
+    """Return the TileDB context of this process, with few threads and small buffers.
+
+    A forked child has another process id and so its own context; the threads of its parent's would never answer.
+    """
+    return _context(os.getpid())
+
+
+@cache
+def _context(pid: int) -> Any:  # noqa: ANN401
+    del pid
+    tiledb = open_tiledb()
+    return tiledb.Ctx(
+        {
+            "sm.compute_concurrency_level": str(DECODE_THREADS),
+            "sm.io_concurrency_level": str(DECODE_THREADS),
+            "py.init_buffer_bytes": str(BUFFER_BYTES),
+        }
+    )
+
+
+@contextmanager
+def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
+    """Open an array, to read (``"r"``) or write (``"w"``), and close it at the end.
+
+    Raises
+    ------
+    SourceError
+        If it is damaged or absent, also where a read finds so within the ``with``.
+    StoreError
+        If a write is refused.
+    """
+    tiledb = open_tiledb()
+    with answering(path, writes=mode == "w"):
+        opened = tiledb.open(str(path), mode, ctx=context())
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+@contextmanager
+def answering(path: Path, *, writes: bool = False) -> Iterator[None]:
+    """Turn TileDB's errors into ours: damage of what is read, refusal of what is written."""
+    tiledb = open_tiledb()
+    try:
+        yield
+    except AtlasError:
+        raise
+    except (tiledb.TileDBError, OSError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        if writes:
+            raise StoreError(
+                f"{path} cannot be written ({said:.300}); check the folder, its permissions and the space left."
+            ) from error
+        raise SourceError(
+            f"C00: {path} cannot be opened or decoded ({said:.300}); it is damaged or incomplete. Fetch or write the CXG again."
+        ) from error

@@ -1,0 +1,260 @@
+"""Shapes as people have them: flat arrays, object after object, and their attributes and groups."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+
+KINDS = ("point_cloud", "line", "polyline", "streamline", "graph", "skeleton", "mesh")
+"""The geometry types."""
+
+SEQUENTIAL = ("line", "polyline", "streamline")
+"""Kinds whose links are not stored: within an object, vertex ``i`` is joined with vertex ``i + 1``."""
+
+POSITION_TYPES = (
+    *("float16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+"""Element types of positions."""
+
+Strings = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One column of values beside vertices, fragments, links, objects or groups.
+
+    Parameters
+    ----------
+    values : (rows,) or (rows, C) array
+        Numbers, booleans as uint8; for objects and groups also strings (a NumPy string array).
+    channels : tuple of str
+        Names of the C channels, or none.
+    present : (rows,) bool or None
+        Which rows have a value at all (objects that a coarse level dropped have none); None: all.
+    metadata : mapping
+        Further keys of the array's attributes, kept as they stand: ``channel_dtype``, and for dictionary-encoded values
+        ``encoding="dictionary"``, ``categories``, ``ordered``, ``_FillValue``.
+    """
+
+    values: NDArray[Any]
+    channels: Strings = ()
+    present: NDArray[np.bool_] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make the values an array, and refuse more than two axes or names that do not fit."""
+        values = np.asarray(self.values)
+        if values.dtype == bool:
+            values = values.view(np.uint8)
+        object.__setattr__(self, "values", values)
+        if values.ndim not in (1, 2):
+            raise SourceError(f"An attribute has the shape {values.shape}; expected (rows,) or (rows, channels).")
+        if self.channels and len(self.channels) != self.n_channels:
+            raise SourceError(f"An attribute of {self.n_channels} channels has {len(self.channels)} channel names.")
+
+    @property
+    def n_channels(self) -> int:
+        """How many values a row has (1 for a scalar attribute)."""
+        return 1 if self.values.ndim == 1 else int(self.values.shape[1])
+
+    def take(self, rows: NDArray[np.integer[Any]] | slice) -> "Attribute":
+        """Return the attribute for some rows."""
+        present = None if self.present is None else self.present[rows]
+        return replace(self, values=self.values[rows], present=present)
+
+
+Attributes = Mapping[str, Attribute]
+
+
+def as_attributes(values: Mapping[str, Any] | None) -> dict[str, Attribute]:
+    """Return a mapping of `Attribute`, each made of an array where it is not one already."""
+    made = {} if values is None else dict(values)
+    return {
+        name: value if isinstance(value, Attribute) else Attribute(np.asarray(value)) for name, value in made.items()
+    }
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Sets of objects: any number, of any length, overlapping or not (§7.4).
+
+    Parameters
+    ----------
+    offsets : (G + 1,) int64
+        Group ``g`` has ``ids[offsets[g]:offsets[g + 1]]``.
+    ids : (T,) int64
+        Object ids, group after group, in the given order.
+    attributes : mapping of str to Attribute
+        G rows each, e.g. ``name``, ``super_type``, ``parent``.
+    """
+
+    offsets: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    attributes: Attributes = field(default_factory=dict)
+
+    @property
+    def n_groups(self) -> int:
+        """How many groups there are."""
+        return len(self.offsets) - 1
+
+    def members(self, group: int) -> NDArray[np.int64]:
+        """Return the object ids of one group."""
+        return self.ids[self.offsets[group] : self.offsets[group + 1]]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Shapes as people have them: flat arrays, object after object. What converters make and what reading gives.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    positions : (N, D) array
+        Vertices in world units, D >= 2, of any type in `POSITION_TYPES`; all vertices of an object stand together.
+    offsets : (B + 1,) int64 or None
+        Vertices of object ``i`` are ``positions[offsets[i]:offsets[i + 1]]``; an object may have none. None: one object, or, in a point
+        cloud without objects, all points.
+    ids : (B,) int64 or None
+        Ids of the objects, each once, in any order, not negative. None: 0 to B - 1, or, in a point cloud whose `offsets` are None
+        too, no objects.
+    links : (M, L) integer array or None
+        Rows of `positions`: edges (L = 2) or faces (L = 3; also more). None for points, and for lines, polylines and streamlines,
+        whose vertices are joined in order. Skeletons: edges as (child, parent).
+    link_offsets : (B + 1,) int64 or None
+        Links of object ``i``. None where links do not stand object by object; they are then sorted out by their vertices.
+    vertex_attributes, link_attributes, object_attributes : mapping of str to Attribute (or array)
+        N, M and B rows.
+    fragment_offsets : (F + 1,) int64 or None
+        In what was read: where the fragments begin among the vertices; None in what is to be written.
+    fragment_attributes : mapping of str to Attribute
+        F rows, in what was read.
+    groups : Groups or None
+        Sets of object ids.
+
+    Raises
+    ------
+    SourceError
+        If a shape, a length or an id does not fit the others; what needs values (faces out of range, NaN) is refused by `make_geometry`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> two = Shapes("streamline", np.zeros((5, 3), np.float32), offsets=np.array([0, 2, 5]), ids=np.array([7, 9]))
+    >>> two.n_objects, two.vertex_counts.tolist()
+    (2, [2, 3])
+    """
+
+    kind: str
+    positions: NDArray[Any]
+    offsets: NDArray[np.int64] = field(default=None)  # type: ignore[assignment]
+    ids: NDArray[np.int64] | None = None
+    links: NDArray[Any] | None = None
+    link_offsets: NDArray[np.int64] | None = None
+    vertex_attributes: Attributes = field(default_factory=dict)
+    link_attributes: Attributes = field(default_factory=dict)
+    object_attributes: Attributes = field(default_factory=dict)
+    fragment_offsets: NDArray[np.int64] | None = None
+    fragment_attributes: Attributes = field(default_factory=dict)
+    groups: Groups | None = None
+
+    def __post_init__(self) -> None:
+        """Make arrays of what is given and refuse what does not fit together."""
+        if self.kind not in KINDS:
+            raise SourceError(f"There is no geometry type {self.kind!r}; expected one of {', '.join(KINDS)}.")
+        positions = np.asarray(self.positions)
+        if positions.ndim != 2 or positions.dtype.name not in POSITION_TYPES:
+            raise SourceError(
+                f"Positions have the shape {positions.shape} and the type {positions.dtype}; expected rows of coordinates, (N, D), "
+                "of floats or integers. Rows of different lengths make no such array."
+            )
+        lone = self.offsets is None
+        if self.ids is None and not (lone and self.kind == "point_cloud"):
+            object.__setattr__(self, "ids", np.arange(1 if lone else len(self.offsets) - 1))
+        offsets = np.array([0, len(positions)]) if lone else self.offsets
+        object.__setattr__(self, "positions", positions)
+        object.__setattr__(self, "offsets", check_offsets(offsets, len(positions), "The vertices of the objects"))
+        if self.ids is not None:
+            object.__setattr__(self, "ids", check_ids(self.ids, len(self.offsets) - 1))
+        if self.links is not None:
+            object.__setattr__(self, "links", check_links(self.links))
+        if self.link_offsets is not None:
+            bounds = check_offsets(self.link_offsets, self.n_links, "The links of the objects")
+            object.__setattr__(self, "link_offsets", bounds)
+        rows = {"vertex": len(positions), "link": self.n_links, "object": self.n_objects}
+        for family, expected in rows.items():
+            made = as_attributes(getattr(self, f"{family}_attributes"))
+            object.__setattr__(self, f"{family}_attributes", made)
+            check_rows(made, expected, family)
+
+    @property
+    def n_vertices(self) -> int:
+        """How many vertices there are."""
+        return len(self.positions)
+
+    @property
+    def n_links(self) -> int:
+        """How many links are stored (none where they follow from the order)."""
+        return 0 if self.links is None else len(self.links)
+
+    @property
+    def n_objects(self) -> int:
+        """How many objects there are; 0 in a point cloud without objects."""
+        return 0 if self.ids is None else len(self.offsets) - 1
+
+    @property
+    def n_dims(self) -> int:
+        """How many space axes positions have."""
+        return int(self.positions.shape[1])
+
+    @property
+    def vertex_counts(self) -> NDArray[np.int64]:
+        """Vertices of each object, (B,)."""
+        return np.diff(self.offsets)
+
+
+def check_offsets(offsets: Any, total: int, what: str) -> NDArray[np.int64]:  # noqa: ANN401 - whatever NumPy takes
+    """Return offsets as int64 after checking that they begin at 0, never fall and end at `total`."""
+    made = np.asarray(offsets)
+    if made.ndim != 1 or not made.size or made.dtype.kind not in "iu":
+        raise SourceError(
+            f"{what}: offsets are {made.dtype} of the shape {made.shape}; expected (objects + 1,) integers."
+        )
+    made = made.astype(np.int64)
+    if made[0] != 0 or made[-1] != total or (np.diff(made) < 0).any():
+        raise SourceError(f"{what}: offsets go from {made[0]} to {made[-1]}; expected 0 to {total}, never falling.")
+    return made
+
+
+def check_ids(ids: Any, n_objects: int) -> NDArray[np.int64]:  # noqa: ANN401 - whatever NumPy takes
+    """Return object ids as int64 after checking that there are `n_objects`, none negative and none twice."""
+    made = np.asarray(ids)
+    if made.shape != (n_objects,) or (made.size and made.dtype.kind not in "iu"):
+        raise SourceError(f"Object ids are {made.dtype} of the shape {made.shape}; expected {n_objects} integers.")
+    if made.size and (made.min() < 0 or made.max() > np.iinfo(np.int64).max):
+        raise SourceError(f"Object ids go from {made.min()} to {made.max()}; expected 0 to 2**63 - 1.")
+    if len(np.unique(made)) != n_objects:
+        raise SourceError("An object id stands twice; give every object its own.")
+    return made.astype(np.int64)
+
+
+def check_links(links: Any) -> NDArray[Any]:  # noqa: ANN401 - whatever NumPy takes
+    """Return links as an array after checking that they are rows of integers."""
+    made = np.asarray(links)
+    if made.ndim != 2 or made.dtype.kind not in "iu" or not made.shape[1]:
+        raise SourceError(f"Links are {made.dtype} of the shape {made.shape}; expected (links, ends) integers.")
+    return made
+
+
+def check_rows(attributes: Attributes, expected: int, family: str) -> None:
+    """Refuse attributes that do not have one row for each vertex, link or object."""
+    for name, attribute in attributes.items():
+        if len(attribute.values) != expected:
+            raise SourceError(
+                f"The {family} attribute {name!r} has {len(attribute.values)} rows; expected {expected}, one for each {family}."
+            )

@@ -46,7 +46,9 @@ from raggedatlas.catalog.catalog import open_catalog
 from raggedatlas.catalog.snapshots import snapshot
 from raggedatlas.store.location import Location
 catalog = open_catalog(Location(sys.argv[1]))
+end = time.monotonic() + 240
 while snapshot(catalog).n_datasets < int(sys.argv[2]):
+    assert time.monotonic() < end, "those who add did not come to their end"
     time.sleep(0.05)
 """
 

@@ -152,7 +152,7 @@ class Shapes:
 
     kind: str
     positions: NDArray[Any]
-    offsets: NDArray[np.int64] = field(default=None)  # type: ignore[assignment]
+    offsets: NDArray[np.int64] = field(default=None)  # type: ignore[arg-type]
     ids: NDArray[np.int64] | None = None
     links: NDArray[Any] | None = None
     link_offsets: NDArray[np.int64] | None = None

@@ -1,0 +1,113 @@
+"""Manifests: for each object, blocks of one chunk and fragments there (seed 002 §7.6)."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError
+from raggedatlas.vectors.blobs import Blobs, Bytes, offsets_of, refuse, runs
+from raggedatlas.vectors.geometry import Objects
+
+SINGLE, RUN, LIST = 0, 1, 2
+"""Modes of a block."""
+
+
+def encode_manifests(objects: Objects) -> Blobs:
+    """Return one manifest for each object: u32 blocks, and of each int64 chunk, u8 mode, and what the mode asks."""
+    from raggedatlas.vectors import kernels
+
+    body = np.where(objects.modes == LIST, 4 + 8 * objects.counts, 8 + 8 * (objects.modes == RUN))
+    sizes = body + 8 * objects.chunks.shape[1] + 1
+    bounds = offsets_of(4 + np.diff(offsets_of(sizes)[objects.bounds]))
+    out = np.empty(bounds[-1], np.uint8)
+    spans = np.stack([objects.starts, objects.counts]).astype(np.int64, copy=False)
+    chunks = np.ascontiguousarray(objects.chunks, np.int64)
+    kernels.write_manifests(out, objects.bounds, chunks, objects.modes, spans, objects.fragments)
+    return Blobs(out, bounds)
+
+
+def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objects:
+    """Return the object index of manifests.
+
+    Parameters
+    ----------
+    blobs : Blobs
+        One manifest for each object.
+    n_dims : int
+        How many coordinates a chunk has.
+    ids : (n,) int64
+        Ids of the objects.
+
+    Raises
+    ------
+    CorruptError
+        If a manifest has an unknown mode, is cut short, goes on after its end, or holds a negative number.
+    """
+    from raggedatlas.vectors import kernels
+
+    counts = np.zeros((2, len(blobs)), np.int64)
+    data, bounds = np.ascontiguousarray(blobs.data), blobs.bounds
+    none = np.zeros((0, n_dims + 3), np.int64)
+    fault, where = kernels.read_manifests(data, bounds, n_dims, counts, none, none[:, 0].copy())
+    if fault:
+        refuse(fault, f"The manifest of object {ids[where]}")
+    n_blocks, n_items = counts.sum(axis=1)
+    blocks, items = np.empty((n_blocks, n_dims + 3), np.int64), np.empty(n_items, np.int64)
+    kernels.read_manifests(data, bounds, n_dims, counts, blocks, items)
+    return Objects(
+        ids=ids,
+        bounds=offsets_of(counts[0]),
+        chunks=np.ascontiguousarray(blocks[:, :n_dims]),
+        modes=blocks[:, n_dims].astype(np.uint8),
+        starts=blocks[:, n_dims + 1].copy(),
+        counts=blocks[:, n_dims + 2].copy(),
+        fragments=items,
+    )
+
+
+def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
+    """Find the manifests that stand back to back in ``object_index/data``.
+
+    Raises
+    ------
+    CorruptError
+        If there are not exactly `n_objects`.
+    """
+    from raggedatlas.vectors import kernels
+
+    if n_objects < 0 or 4 * n_objects > data.size:
+        raise CorruptError(f"object_index/data has {data.size:,} bytes, too few for {n_objects:,} manifests.")
+    bounds = np.zeros(n_objects + 1, np.int64)
+    refuse(kernels.measure_manifests(np.ascontiguousarray(data), n_dims, bounds), "object_index/data")
+    return Blobs(data, bounds)
+
+
+class Expanded(NamedTuple):
+    """Fragments of objects one by one: (P,) the block of each and its chunk-local number, (B + 1,) those of each object."""
+
+    blocks: NDArray[np.int64]
+    fragments: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+
+
+def expand_blocks(objects: Objects) -> Expanded:
+    """Write the blocks of an object index out, in order of traversal."""
+    fragments = runs(objects.starts, objects.counts)
+    listed = objects.modes == LIST
+    if listed.any():
+        explicit = np.repeat(listed, objects.counts)
+        fragments[explicit] = objects.fragments[fragments[explicit]]
+    blocks = np.repeat(np.arange(len(objects.starts)), objects.counts)
+    return Expanded(blocks, fragments, offsets_of(objects.counts)[objects.bounds])
+
+
+def take_objects(objects: Objects, rows: NDArray[np.int64]) -> Objects:
+    """Return the index of some objects, in the given order."""
+    counts = np.diff(objects.bounds)[rows]
+    blocks = runs(objects.bounds[rows], counts)
+    starts, sizes, modes = objects.starts[blocks].copy(), objects.counts[blocks], objects.modes[blocks]
+    listed = modes == LIST
+    items = objects.fragments[runs(starts[listed], sizes[listed])]
+    starts[listed] = offsets_of(sizes[listed])[:-1]
+    return Objects(objects.ids[rows], offsets_of(counts), objects.chunks[blocks], modes, starts, sizes, items)

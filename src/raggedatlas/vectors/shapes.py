@@ -258,3 +258,12 @@ def check_rows(attributes: Attributes, expected: int, family: str) -> None:
             raise SourceError(
                 f"The {family} attribute {name!r} has {len(attribute.values)} rows; expected {expected}, one for each {family}."
             )
+
+
+def fill_of(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - a value of that type
+    """Return what marks an absent row: NaN, the least integer, the greatest unsigned one, or an empty string."""
+    if dtype.kind == "f":
+        return np.nan
+    if dtype.kind in "iu":
+        return np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
+    return ""

@@ -1,0 +1,120 @@
+"""Chunks of a grid: which one a position lies in, how many there are, where a key stands (seed 002 §7.1, ruling 17)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from raggedatlas.errors import SourceError, ValuesError
+
+_MOST_CODES = 2**62
+
+
+def chunk_coordinates(positions: NDArray[Any], edges: ArrayLike) -> NDArray[np.int64]:
+    """Return ``floor(position / edge)`` for every vertex and axis, absolute and maybe negative: (N, D) int64.
+
+    A position on a seam lies in the upper chunk. Integers are divided exactly where the edges are whole.
+
+    Examples
+    --------
+    >>> chunk_coordinates(np.array([[-0.5, 10.0]]), [10, 10]).tolist()
+    [[-1, 1]]
+    """
+    sizes = np.asarray(edges, np.float64)
+    keys = np.empty(positions.shape, np.int64)
+    for axis in range(positions.shape[1]):
+        keys[:, axis] = _along(positions[:, axis], float(sizes[axis]))
+    return keys
+
+
+def _along(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
+    """Return the chunk of each value on one axis."""
+    if values.dtype.kind in "iu" and edge.is_integer() and edge < 2**63:
+        whole = int(edge)
+        if values.dtype != np.uint64:
+            return np.floor_divide(values.astype(np.int64), whole)
+        return np.floor_divide(values, np.uint64(whole)).astype(np.int64)
+    cells = np.floor(values.astype(np.float64) / edge)
+    if cells.size and max(-float(cells.min()), float(cells.max())) >= 2**62:
+        raise ValuesError(f"A position lies more than 2**62 chunks of {edge} from the origin; use larger chunks.")
+    return cells.astype(np.int64)
+
+
+def number_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Return a number for each key that rises with it (first axis first), and a number that is above all of them."""
+    if not len(keys):
+        return np.zeros(0, np.int64), 1
+    low = keys.min(axis=0)
+    spans = [int(span) + 1 for span in keys.max(axis=0) - low]
+    top = 1
+    for span in spans:
+        top *= span
+    if top >= _MOST_CODES or min(spans) < 1:
+        codes = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+        return codes.astype(np.int64), int(codes.max()) + 1
+    codes = keys[:, 0] - low[0]
+    for axis in range(1, len(spans)):
+        codes *= spans[axis]
+        codes += keys[:, axis] - low[axis]
+    return codes, top
+
+
+def stable_order(codes: NDArray[np.int64], top: int) -> NDArray[np.int64]:
+    """Return the order that sorts numbers below `top`, equal ones as they stood; 16 bits at a time, as NumPy counts those."""
+    order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
+    shift = 16
+    while top > 1 << shift:
+        order = order[np.argsort((codes[order] >> shift & 0xFFFF).astype(np.uint16), kind="stable")]
+        shift += 16
+    return order
+
+
+def changes(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where runs of equal values begin."""
+    if not len(values):
+        return np.zeros(0, np.int64)
+    return np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
+
+
+@dataclass(frozen=True)
+class KeyIndex:
+    """Finds rows of a table of keys.
+
+    Parameters
+    ----------
+    keys : (n, K) int64
+        Each once, ascending.
+    """
+
+    keys: NDArray[np.int64]
+
+    def find(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the row of each wanted key, or -1: (m,) int64."""
+        if not len(self.keys) or not len(wanted):
+            return np.full(len(wanted), -1, np.int64)
+        codes, _ = number_keys(np.concatenate([self.keys, wanted]))
+        own, asked = codes[: len(self.keys)], codes[len(self.keys) :]
+        rows = np.minimum(np.searchsorted(own, asked), len(own) - 1)
+        return np.where(own[rows] == asked, rows, -1)
+
+
+def check_edges(edges: tuple[float, ...], n_dims: int, what: str) -> None:
+    """Refuse edges that are not `n_dims` positive numbers."""
+    if len(edges) != n_dims or not all(np.isfinite(edge) and edge > 0 for edge in edges):
+        raise SourceError(f"{what} is {edges}; expected {n_dims} positive numbers, one for each axis.")
+
+
+def bins_per_chunk(chunk_shape: tuple[float, ...], bin_shape: tuple[float, ...]) -> NDArray[np.int64]:
+    """Return how many bins a chunk has on each axis.
+
+    Raises
+    ------
+    SourceError
+        If a bin does not divide its chunk.
+    """
+    ratio = np.asarray(chunk_shape, np.float64) / np.asarray(bin_shape, np.float64)
+    whole = np.rint(ratio)
+    if (whole < 1).any() or (np.abs(ratio - whole) > 1e-9 * np.maximum(whole, 1)).any():
+        raise SourceError(f"Bins of {tuple(bin_shape)} do not divide chunks of {tuple(chunk_shape)}.")
+    return whole.astype(np.int64)

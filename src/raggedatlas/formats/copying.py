@@ -177,6 +177,7 @@ def _copy(source: Source, sink: Sink, choice: Choice, progress: Callable[[str, i
         tasks.append(_Task(over_all, "", n_cells if rows is None else len(rows), rows, None))
     pieces = [(task, piece) for task in tasks for piece in _streams(task)]
     sink.begin(tuple(_announced(task, piece) for task, piece in pieces))
+    pieces = [(task, piece) for task, piece in pieces if _wanted(sink, task.prefix + piece.key)]
     for task in tasks:
         _write_elements(source, sink, task)
     if multimodal:
@@ -271,17 +272,26 @@ def _announced(task: _Task, piece: Piece) -> SinkMatrix:
     n_entries = None if None in entries else sum(n for n in entries if n is not None)
     form = piece.infos[0].form
     dtype = np.result_type(*(info.dtype for info in piece.infos))
-    return SinkMatrix(task.prefix + piece.key, form, dtype, tuple(shape), n_entries, piece.infos[0].wide)
+    whole = n_entries is not None and all(taken is None for taken in task.chosen(piece.key))
+    return SinkMatrix(task.prefix + piece.key, form, dtype, tuple(shape), n_entries, piece.infos[0].wide, whole)
 
 
 def _write_elements(source: Source, sink: Sink, task: _Task) -> None:
     whole = {p.key: p.infos[0].key for p in task.unit.pieces if not _in_blocks(task, p.key)}
     readers = {**task.unit.elements, **{key: _whole(source, at) for key, at in whole.items()}}
     for key, read in readers.items():
+        if not _wanted(sink, task.prefix + key):
+            continue
         value = read()
         for axis, taken in enumerate(task.chosen(key)):
             value = take(value, taken, axis)
         sink.element(task.prefix + key, value)
+
+
+def _wanted(sink: Sink, key: str) -> bool:
+    """Ask a sink that has no place for everything, so that nothing is read to be thrown away."""
+    wants = getattr(sink, "wants", None)
+    return wants is None or bool(wants(key))
 
 
 def _whole(source: Source, key: str) -> Callable[[], Any]:

@@ -8,6 +8,9 @@ from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.anndata.sink import h5ad_sink, h5mu_sink, zarr_sink
 from raggedatlas.formats.anndata.source import h5ad_source, object_source, zarr_source
 from raggedatlas.formats.containers import attribute, open_hdf5, readable
+from raggedatlas.formats.cxg.detecting import is_cxg
+from raggedatlas.formats.cxg.sink import cxg_sink
+from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.marketmatrix import find_part
 from raggedatlas.formats.mudata import mudata_object_source, mudata_source
 from raggedatlas.formats.tenx import is_tenx, tenx_h5_source, tenx_mtx_source
@@ -19,6 +22,7 @@ READERS: dict[str, Opener] = {
     "h5ad": h5ad_source,
     "zarr": zarr_source,
     "h5mu": mudata_source,
+    "cxg": cxg_source,
     "10x-h5": tenx_h5_source,
     "10x-mtx": tenx_mtx_source,
 }
@@ -30,13 +34,18 @@ OBJECTS: dict[tuple[str, str], Opener] = {
 }
 """Top package and class name -> what takes such an object, so that no library is imported to recognise it."""
 
-WRITERS: dict[str, Callable[..., Sink]] = {".h5ad": h5ad_sink, ".h5mu": h5mu_sink, ".zarr": zarr_sink}
+WRITERS: dict[str, Callable[..., Sink]] = {
+    ".h5ad": h5ad_sink,
+    ".h5mu": h5mu_sink,
+    ".zarr": zarr_sink,
+    ".cxg": cxg_sink,
+}
 """Ending -> what writes such a file."""
 
 HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5")
 
 SUPPORTED = (
-    ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders, folders with matrix.mtx, "
+    ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders, CXG folders, folders with matrix.mtx, "
     "and AnnData and MuData objects"
 )
 
@@ -49,7 +58,7 @@ def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path o
     what : path, AnnData, MuData or Source
         What to read; a `Source` is returned as it is.
     **options
-        Passed on: ``genome=`` for 10x files of Cell Ranger 2.
+        Passed on: ``genome=`` for 10x files of Cell Ranger 2; ``version=``, ``allow_unknown=`` and ``uns=`` for CXG.
 
     Raises
     ------
@@ -76,9 +85,9 @@ def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each 
     Parameters
     ----------
     path : str or Path
-        Ends in ``.h5ad``, ``.h5mu`` or ``.zarr``.
+        Ends in ``.h5ad``, ``.h5mu``, ``.zarr`` or ``.cxg``.
     **options
-        ``overwrite=``; ``compression=`` for HDF5; ``zarr_format=`` for Zarr.
+        ``overwrite=``; ``compression=`` for HDF5; ``zarr_format=`` for Zarr; for CXG the fields of `formats.cxg.options.CxgOptions`.
 
     Raises
     ------
@@ -135,7 +144,9 @@ def detect(path: Path) -> str:
         kind = _folder_kind(path)
         if kind:
             return kind
-        raise SourceError(f"{path} is a folder without matrix.mtx, zarr.json or .zgroup; {SUPPORTED} can be read.")
+        raise SourceError(
+            f"{path} is a folder without matrix.mtx, zarr.json, .zgroup or the arrays of a CXG; {SUPPORTED} can be read."
+        )
     if path.suffix not in HDF5_ENDINGS:
         raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
     container = open_hdf5(path)
@@ -153,6 +164,8 @@ def _folder_kind(path: Path) -> str:
         return ""
     if (path / "zarr.json").exists() or (path / ".zgroup").exists():
         return "h5mu" if (path / "mod").is_dir() else "zarr"
+    if is_cxg(path):
+        return "cxg"
     try:
         find_part(path, "matrix.mtx")
     except NotFoundError:
@@ -168,7 +181,10 @@ def _opened(opener: Opener, what: Any, options: dict[str, Any]) -> Source:  # no
 def _check_options(maker: Callable[..., Any], what: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
     import inspect
 
-    known = list(inspect.signature(maker).parameters)[1:]
+    parameters = inspect.signature(maker).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters][1:]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise SourceError(f"The options {unknown} mean nothing for {what!s:.200}; it takes {known or 'none'}.")

@@ -57,6 +57,17 @@ def _context(pid: int) -> Any:  # noqa: ANN401
     )
 
 
+def low_level() -> Any:  # noqa: ANN401  (a module)
+    """Return the library's low-level module where it can write in global order, else None.
+
+    The way there has a private name, `Query._submit`, which a release may take away.
+    """
+    engine = getattr(open_tiledb(), "libtiledb", None)
+    names = ("Query", "QueryType", "LayoutType")
+    whole = all(hasattr(engine, name) for name in names) and hasattr(getattr(engine, "Query", None), "_submit")
+    return engine if whole else None
+
+
 @contextmanager
 def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
     """Open an array, to read (``"r"``) or write (``"w"``), and close it at the end.

@@ -55,3 +55,12 @@ SPATIAL = "spatial"
 
 OBSM_PREFIX = "X_"
 """What names in ``obsm`` begin with, and names of embeddings do not."""
+
+MISSING_TEXT = "nan"
+"""What stands for a missing value where only text can stand."""
+
+TRUTHS = ("False", "True")
+"""Categories of booleans where viewers would stumble over a column without a False."""
+
+SIDE = "cxg"
+"""Key of ``uns`` under which an AnnData carries what only a CXG has a place for."""

@@ -1,0 +1,333 @@
+"""Columns of tables as a CXG holds them: 32-bit numbers, text, bytes for booleans, codes for categories; and their hints."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.cxg.losses import Loss
+from raggedatlas.formats.cxg.schema import INDEX, MISSING_TEXT, OBS, TRUTHS, Profile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+INT32 = np.iinfo(np.int32)
+EXACT_IN_FLOAT32 = 2**24
+"""Integers up to this size are held exactly by float32."""
+
+MOST_CATEGORIES = 1000
+SHARE_OF_CATEGORIES = 0.75
+"""More categories than both are written as text: viewers list none of so many, and the hints would be as long as the column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column as it is stored.
+
+    Parameters
+    ----------
+    name : str
+        Of the attribute.
+    values : (n,) array
+        Text as objects.
+    hint : dict
+        As it stands in the hints.
+    """
+
+    name: str
+    values: NDArray[Any]
+    hint: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as it is stored.
+
+    Parameters
+    ----------
+    columns : tuple of Column
+        The index is one of them.
+    index : str
+        The column that viewers show.
+    losses : tuple of Loss
+        What does not come through as it is.
+    labels : mapping of str to list of str
+        Name of a categorical column in the frame -> its categories as they are labelled in the CXG.
+    names : mapping of str to str
+        Name of a column in the frame -> its name in the CXG.
+    """
+
+    columns: tuple[Column, ...]
+    index: str
+    losses: tuple[Loss, ...]
+    labels: dict[str, list[str]]
+    names: dict[str, str]
+
+    def hints(self) -> dict[str, Any]:
+        """Return what goes into ``cxg_schema``."""
+        return {INDEX: self.index, **{column.name: column.hint for column in self.columns}}
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How columns are written.
+
+    Parameters
+    ----------
+    axis : {"obs", "var"}
+        Of which table; categories of features are text, since viewers decode codes of cells only.
+    profile : {"0.3.0", "0.2.0"}
+        In the older one all categories are text.
+    sort_categories : bool
+        Whether categories are sorted as text.
+    wide_integers : {"refuse", "text"}
+        What becomes of integers beyond 32 bits.
+    """
+
+    axis: str = OBS
+    profile: Profile = "0.3.0"
+    sort_categories: bool = False
+    wide_integers: str = "refuse"
+
+    @property
+    def by_codes(self) -> bool:
+        """Whether categories are codes."""
+        return self.axis == OBS and self.profile == "0.3.0"
+
+
+def stored_table(frame: "pd.DataFrame", manner: Manner, shown: str | None = None) -> Table:
+    """Turn a frame into what a CXG holds.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Cells or features.
+    manner : Manner
+        How.
+    shown : str, optional
+        The column that viewers take for the index; the index itself where it is None.
+
+    Raises
+    ------
+    SourceError
+        By rule id: C28 for integers beyond 32 bits and numbers beyond float32.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> table = stored_table(pd.DataFrame({"n": [1, 2]}, index=["a", "b"]), Manner())
+    >>> table.hints()
+    {'index': 'name_0', 'name_0': {'type': 'string'}, 'n': {'type': 'int32'}}
+    """
+    names, losses = _names(manner.axis, [str(name) for name in frame.columns])
+    encoder = _Encoder(manner, losses)
+    taken = set(names)
+    at = _index_name(frame.index.name, taken)
+    if frame.index.name is not None and at != frame.index.name:
+        encoder.note("index", "converted", f"its name {frame.index.name!r} is taken; the column is {at!r}")
+    columns = [encoder.index(at, frame.index)]
+    for i, name in enumerate(names):
+        made = encoder.column(name, frame.iloc[:, i])
+        columns += [] if made is None else [made]
+    kept = {column.name for column in columns}
+    own = {str(given): name for given, name in zip(frame.columns, names, strict=True) if name in kept}
+    labels = {str(given): encoder.labels[name] for given, name in own.items() if name in encoder.labels}
+    shown_as = own.get(shown, at) if shown is not None else at
+    return Table(tuple(columns), shown_as, tuple(encoder.losses), labels, own)
+
+
+def _names(axis: str, given: list[str]) -> tuple[list[str], list[Loss]]:
+    """Rename what cannot be the name of an attribute, or would be taken for a hint."""
+    names: list[str] = []
+    losses = []
+    for name in given:
+        plain = name.replace("\0", "")
+        plain = f"_{plain.lstrip('_')}" if plain.startswith("__") else plain
+        plain = f"{plain or 'column'}_" if plain in (INDEX, "") else plain
+        while plain in names or (plain != name and plain in given):
+            plain += "_"
+        if plain != name:
+            losses.append(
+                Loss(f"{axis}/{name}", "converted", f"a CXG has no column of that name; it is written as {plain!r}")
+            )
+        names.append(plain)
+    return names, losses
+
+
+def _index_name(name: Any, taken: Collection[str]) -> str:  # noqa: ANN401
+    if isinstance(name, str) and name and not name.startswith("__") and name not in {INDEX, *taken}:
+        return name
+    k = 0
+    while f"name_{k}" in taken:
+        k += 1
+    return f"name_{k}"
+
+
+class _Encoder:
+    """Encodes columns one after the other, and notes what changes."""
+
+    def __init__(self, manner: Manner, losses: list[Loss]) -> None:
+        self.manner, self.losses = manner, losses
+        self.labels: dict[str, list[str]] = {}
+
+    def note(self, name: str, fate: Any, what: str) -> None:  # noqa: ANN401
+        self.losses.append(Loss(f"{self.manner.axis}/{name}", fate, what))
+
+    def index(self, name: str, index: "pd.Index[Any]") -> Column:
+        import pandas as pd
+
+        made = self._text(name, pd.Series(index.to_numpy(object)))
+        if not all(isinstance(value, str) for value in index):
+            self.note("index", "converted", "its names are written as text")
+        return made
+
+    def column(self, name: str, series: "pd.Series[Any]") -> Column | None:
+        import pandas as pd
+
+        dtype: Any = series.dtype
+        if isinstance(dtype, pd.CategoricalDtype):
+            return self._categorical(name, series)
+        if isinstance(dtype, pd.StringDtype) or dtype.kind in "OUS":
+            return self._text(name, series)
+        nullable = not isinstance(dtype, np.dtype)
+        if dtype.kind == "b":
+            return self._truths(name, series, nullable=nullable)
+        if dtype.kind in "iu":
+            return self._integers(name, series, nullable=nullable)
+        if dtype.kind == "f":
+            if nullable or dtype.itemsize == 2:
+                self.note(name, "converted", f"{dtype} is written as float32")
+            return self._floats(name, series.to_numpy(np.float64 if nullable else None, na_value=np.nan))
+        if dtype.kind in "mM":
+            self.note(name, "converted", "times are written as text")
+            texts = [MISSING_TEXT if pd.isna(v) else v.isoformat() for v in series]
+            return Column(name, np.array(texts, object), {"type": "string"})
+        self.note(name, "lost", f"a CXG has no columns of {dtype}")
+        return None
+
+    def _text(self, name: str, series: "pd.Series[Any]") -> Column:
+        missing = series.isna().to_numpy()
+        values = [_text(v) for v in series.to_numpy(object)]
+        if missing.any():
+            self.note(
+                name, "changed", f"{int(missing.sum()):,} missing values are written as the text {MISSING_TEXT!r}"
+            )
+        out = np.empty(len(values), object)
+        out[:] = [MISSING_TEXT if gone else value for value, gone in zip(values, missing.tolist(), strict=True)]
+        return Column(name, out, {"type": "string"})
+
+    def _truths(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
+        missing = series.isna().to_numpy()
+        if missing.any():
+            self.note(name, "converted", "booleans with missing values are written as categories")
+            import pandas as pd
+
+            codes = np.where(missing, -1, series.fillna(value=False).to_numpy(bool))
+            return self._categories(name, pd.Categorical.from_codes(codes, categories=pd.Index(TRUTHS, dtype=object)))
+        if nullable:
+            self.note(name, "converted", f"{series.dtype} is written as booleans without missing values")
+        values = series.to_numpy(bool)
+        # Viewers list the categories that occur; a column without a False has codes beyond them.
+        whole = self.manner.by_codes and bool(values.all())
+        hint = {"type": "categorical", "categories": list(TRUTHS)} if whole else {"type": "boolean"}
+        return Column(name, values.astype(np.uint8), hint)
+
+    def _integers(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
+        missing = series.isna().to_numpy()
+        there = series[~missing].to_numpy(np.dtype(str(series.dtype).lower()) if nullable else None)
+        low, high = (int(there.min()), int(there.max())) if len(there) else (0, 0)
+        if low < INT32.min or high > INT32.max or (missing.any() and max(-low, high) > EXACT_IN_FLOAT32):
+            return self._wide_integers(name, series, (low, high))
+        if missing.any():
+            self.note(name, "converted", f"{series.dtype} with missing values is written as float32 with NaN")
+            return Column(name, series.to_numpy(np.float32, na_value=np.nan), {"type": "float32"})
+        if str(series.dtype) != "int32":
+            self.note(name, "converted", f"{series.dtype} is written as int32")
+        return Column(name, there.astype(np.int32), {"type": "int32"})
+
+    def _wide_integers(self, name: str, series: "pd.Series[Any]", extent: tuple[int, int]) -> Column:
+        if self.manner.wide_integers != "text":
+            raise SourceError(
+                f"C28: {self.manner.axis} column {name!r} ({series.dtype}) has integers from {extent[0]:,} to {extent[1]:,}, and a CXG "
+                "holds 32 bits (24 beside missing values). Scale them, leave the column out, or pass wide_integers='text'."
+            )
+        self.note(name, "converted", f"{series.dtype} beyond 32 bits is written as text")
+        return self._text(name, series)
+
+    def _floats(self, name: str, values: NDArray[Any]) -> Column:
+        with np.errstate(over="ignore"):
+            small = values.astype(np.float32)
+        over = np.flatnonzero(np.isinf(small) & np.isfinite(values))
+        if len(over):
+            raise SourceError(
+                f"C28: {self.manner.axis} column {name!r} has the value {values[over[0]]} in row {int(over[0]):,}, beyond 32 bits. "
+                "Scale the column, or leave it out."
+            )
+        changed = int((small.astype(values.dtype) != values)[~np.isnan(values)].sum())
+        if changed:
+            self.note(name, "rounded", f"{changed:,} of {len(values):,} values of {values.dtype}")
+        elif values.dtype == np.float64:
+            self.note(name, "converted", "float64 is written as float32; every value is exact")
+        return Column(name, small, {"type": "float32"})
+
+    def _categorical(self, name: str, series: "pd.Series[Any]") -> Column:
+        import pandas as pd
+
+        found: Any = series.array
+        if found.ordered:
+            self.note(name, "converted", "that the categories are ordered; they keep their order")
+        kind = found.categories.dtype
+        if isinstance(kind, np.dtype) and kind.kind in "iuf":
+            return self._numbers(name, found)
+        if kind.kind == "b":
+            self.note(name, "converted", "truths as categories are written as text")
+        labels = [_text(category) for category in found.categories]
+        if len(set(labels)) < len(labels):
+            self.note(name, "changed", "different categories that read alike become one")
+            texts = pd.Series(pd.Categorical(found)).map(dict(zip(found.categories, labels, strict=True)))
+            found = pd.Categorical(texts, categories=list(dict.fromkeys(labels)))
+        else:
+            found = pd.Categorical.from_codes(found.codes, categories=pd.Index(labels, dtype=object))
+        if self.manner.sort_categories:
+            found = found.reorder_categories(sorted(found.categories))
+        if len(found.categories) > max(MOST_CATEGORIES, SHARE_OF_CATEGORIES * len(series)):
+            self.note(name, "converted", f"its {len(found.categories):,} categories are written as text")
+            return self._text(name, pd.Series(found.astype(object)))
+        return self._categories(name, found)
+
+    def _categories(self, name: str, found: "pd.Categorical") -> Column:
+        labels = [str(category) for category in found.categories]
+        self.labels[name] = labels
+        if self.manner.by_codes:
+            return Column(name, np.asarray(found.codes), {"type": "categorical", "categories": labels})
+        codes = np.asarray(found.codes)
+        missing = int((codes < 0).sum())
+        shown = labels
+        if missing and self.manner.axis == OBS:
+            self.note(name, "changed", f"{missing:,} missing values become the category {MISSING_TEXT!r}")
+            shown = list(dict.fromkeys([*labels, MISSING_TEXT]))
+        elif missing and MISSING_TEXT in labels:
+            self.note(name, "changed", f"{missing:,} missing values join the category {MISSING_TEXT!r}")
+        values = np.array([*labels, MISSING_TEXT], object)[codes]
+        return Column(name, values, {"type": "categorical", "categories": shown})
+
+    def _numbers(self, name: str, found: "pd.Categorical") -> Column:
+        """Write categories that are numbers as the numbers, which viewers enumerate."""
+        import pandas as pd
+
+        kept = np.unique(found.categories.to_numpy()[np.unique(found.codes[found.codes >= 0])])
+        if list(kept) != list(found.categories):
+            self.note(name, "changed", "numbers as categories lose those that do not occur, and come back sorted")
+        self.labels[name] = [str(value) for value in kept.tolist()]
+        values = pd.Series(found.astype("Int64" if found.categories.dtype.kind in "iu" else np.float64))
+        whole = values.astype(found.categories.dtype) if not values.isna().any() else values
+        made = self.column(name, whole)
+        assert made is not None
+        return made if made.values.dtype == object else Column(name, made.values, {"type": "categorical"})
+
+
+def _text(value: Any) -> str:  # noqa: ANN401
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

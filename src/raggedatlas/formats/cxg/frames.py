@@ -1,0 +1,253 @@
+"""Tables of cells and features as they are stored: typed attributes, and hints that say what the types cannot."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import LimitError, SourceError
+from raggedatlas.formats.cxg.engine import answering, open_array
+from raggedatlas.formats.cxg.schema import HINTS, INDEX, MISSING_TEXT, TRUTHS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_ROWS = 2**31
+"""Tables of more rows are refused before memory is taken."""
+
+_NUMBERED = re.compile(r"name_(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFrame:
+    """A table, known without reading its values.
+
+    Parameters
+    ----------
+    path : Path
+        Of the array.
+    n_rows : int
+        Its length.
+    columns : tuple of str
+        Attributes in order.
+    hints : mapping
+        The parsed ``cxg_schema``; empty where there is none.
+    metadata : mapping of str to any
+        Other metadata.
+    """
+
+    path: Path
+    n_rows: int
+    columns: tuple[str, ...]
+    hints: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str | None:
+        """The column that viewers take for the index; None where the hints name none that is there."""
+        named = self.hints.get(INDEX)
+        return named if isinstance(named, str) and named in self.columns else None
+
+    @property
+    def index(self) -> str | None:
+        """The column that was the index of the table once.
+
+        What writes CXG files puts the index into a column ``name_0`` (or ``name_1`` and so on where that was taken) even when
+        another column is the one that is shown.
+        """
+        shown = self.shown
+        numbered = sorted((int(m[1]), name) for name in self.columns if (m := _NUMBERED.fullmatch(name)))
+        if shown is not None and (_NUMBERED.fullmatch(shown) or not numbered):
+            return shown
+        return numbered[-1][1] if numbered else None
+
+
+def stored_frame(path: Path) -> StoredFrame:
+    """Describe a table.
+
+    Raises
+    ------
+    SourceError
+        By rule id: C00 for damage, C02 for another domain than one axis from 0, C30 for hints that are no JSON object.
+    LimitError
+        If it declares more rows than may be.
+    """
+    with open_array(path) as array:
+        low, high = _domain(path, array)
+        n_rows = high - low + 1
+        if n_rows > MOST_ROWS:
+            raise LimitError(f"{path} declares {n_rows:,} rows; at most {MOST_ROWS:,} are read.")
+        written = array.nonempty_domain()
+        if written is None or (int(written[0][0]), int(written[0][1])) != (low, high):
+            raise SourceError(
+                f"C00: {path} declares {n_rows:,} rows, and not all of them are written; it is damaged or incomplete. Fetch or write "
+                "the CXG again."
+            )
+        columns = tuple(array.schema.attr(i).name for i in range(array.schema.nattr))
+        metadata = dict(array.meta.items())
+    hints = parsed(path, HINTS, metadata.pop(HINTS, "{}"), "C30")
+    return StoredFrame(path, n_rows, columns, hints, metadata)
+
+
+def _domain(path: Path, array: Any) -> tuple[int, int]:  # noqa: ANN401
+    domain = array.schema.domain
+    if array.schema.sparse or domain.ndim != 1 or domain.dim(0).dtype.kind not in "iu" or int(domain.dim(0).domain[0]):
+        raise SourceError(f"C02: {path} is no dense array of one axis that begins at 0. Write the CXG again.")
+    return int(domain.dim(0).domain[0]), int(domain.dim(0).domain[1])
+
+
+def parsed(path: Path, key: str, stored: Any, rule: str) -> dict[str, Any]:  # noqa: ANN401
+    """Parse a metadata value that is to be a JSON object; null is an empty one.
+
+    Raises
+    ------
+    SourceError
+        By the rule, if it is none.
+    """
+    text = stored.decode("utf-8", errors="replace") if isinstance(stored, bytes) else stored
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SourceError(f"{rule}: {path}: the metadata {key} is no JSON ({error}); write it again.") from error
+    if value is not None and not isinstance(value, dict):
+        raise SourceError(f"{rule}: {path}: the metadata {key} is JSON but no object; write it again.")
+    return value or {}
+
+
+def read_frame(stored: StoredFrame) -> "pd.DataFrame":
+    """Read a table; its index is what it was in the file that the CXG was made of.
+
+    Raises
+    ------
+    SourceError
+        By rule id: C00 for damage, C13 for codes without categories, C30 for categories that are no unique texts, C31 for codes beyond
+        them.
+    """
+    import pandas as pd
+
+    at = stored.index
+    values = _read(stored)
+    columns = {
+        name: decoded(f"{stored.path.name} column {name!r} of {stored.path.parent}", read, stored.hints.get(name))
+        for name, read in values.items()
+        if name != at
+    }
+    frame = pd.DataFrame({name: pd.Series(column) for name, column in columns.items()}, index=range(stored.n_rows))
+    names = np.array([str(i) for i in range(stored.n_rows)], object) if at is None else _texts(values[at])
+    frame.index = pd.Index(names, dtype=object, name=None if at is None or _NUMBERED.fullmatch(at) else at)
+    return frame
+
+
+def read_column(stored: StoredFrame, name: str) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
+    """Read one column, decoded."""
+    with open_array(stored.path) as array:
+        values = array.query(attrs=[name])[:]
+    read = values[name] if isinstance(values, dict) else values
+    return decoded(f"{stored.path.name} column {name!r} of {stored.path.parent}", read, stored.hints.get(name))
+
+
+def _read(stored: StoredFrame) -> dict[str, NDArray[Any]]:
+    with open_array(stored.path) as array:
+        if not stored.columns:
+            return {}
+        found = array.query(attrs=list(stored.columns))[:]
+    with answering(stored.path):
+        read = found if isinstance(found, dict) else {stored.columns[0]: found}
+        return {name: np.asarray(read[name]) for name in stored.columns}
+
+
+def decoded(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
+    """Turn a stored column into what it was, by its hint.
+
+    Parameters
+    ----------
+    what : str
+        For messages.
+    values : (n,) array
+        As stored: codes, numbers or text.
+    hint : mapping or None
+        ``{"type": ..., "categories": [...]}``.
+
+    Returns
+    -------
+    (n,) array or pandas.Categorical
+        Text as objects.
+
+    Raises
+    ------
+    SourceError
+        See `read_frame`.
+
+    Examples
+    --------
+    >>> list(decoded("x", np.array([1, -1], np.int8), {"type": "categorical", "categories": ["B", "T"]}))
+    ['T', nan]
+    """
+    hint = hint if isinstance(hint, dict) else {}
+    kind, listed = hint.get("type"), _categories(what, hint.get("categories"))
+    text = values.dtype.kind in "OUS"
+    plain: NDArray[Any] = _texts(values) if text else values
+    if kind == "categorical":
+        if listed is None:
+            return _enumerated(what, plain)
+        return _of_text(plain, listed) if text else _of_codes(what, plain, listed)
+    if kind == "boolean" and plain.dtype.kind in "iub":
+        return plain != 0
+    return plain
+
+
+def _categories(what: str, listed: Any) -> list[str] | None:  # noqa: ANN401
+    if listed is None:
+        return None
+    unique = isinstance(listed, list) and len({str(name) for name in listed}) == len(listed)
+    if not unique or not all(isinstance(name, str | int | float) for name in listed):
+        raise SourceError(f"C30: the categories of {what} are no list of unique texts; correct the metadata {HINTS}.")
+    return [str(name) for name in listed]
+
+
+def _enumerated(what: str, values: NDArray[Any]) -> Any:  # noqa: ANN401
+    import pandas as pd
+
+    if values.dtype.kind == "i" and values.dtype.itemsize < 4:
+        raise SourceError(
+            f"C13: {what} holds codes ({values.dtype}) and the metadata {HINTS} lists no categories for them; nothing tells what they "
+            "mean. Write the CXG again from its source."
+        )
+    return pd.Categorical(values)
+
+
+def _of_text(values: NDArray[Any], listed: list[str]) -> Any:  # noqa: ANN401
+    """Take text as categories: a value that is not listed joins them, but for the text of a missing one."""
+    import pandas as pd
+
+    found = dict.fromkeys(values.tolist())
+    more = [value for value in found if value not in set(listed) and value != MISSING_TEXT]
+    return pd.Categorical(values, categories=pd.Index([*listed, *more], dtype=object))
+
+
+def _of_codes(what: str, values: NDArray[Any], listed: list[str]) -> Any:  # noqa: ANN401
+    import pandas as pd
+
+    if values.dtype.kind not in "iub":
+        return pd.Categorical(values)
+    codes = values.astype(np.int64)
+    if values.dtype == np.uint8 and tuple(listed) == TRUTHS:
+        return codes != 0
+    wrong = np.flatnonzero((codes < -1) | (codes >= len(listed)))
+    if len(wrong):
+        raise SourceError(
+            f"C31: {what} has the code {int(codes[wrong[0]])} in row {int(wrong[0]):,}, and there are {len(listed):,} categories; "
+            "write the CXG again from its source."
+        )
+    return pd.Categorical.from_codes(codes, categories=pd.Index(listed, dtype=object))
+
+
+def _texts(values: NDArray[Any]) -> NDArray[np.object_]:
+    out = np.empty(len(values), object)
+    out[:] = [v.decode("utf-8", errors="replace") if isinstance(v, bytes) else str(v) for v in values.tolist()]
+    return out

@@ -1,0 +1,302 @@
+"""The expression matrix as it is written: rows come in, and lie dense, in tiles, or once by rows and once by columns."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import ValuesError
+from raggedatlas.formats.cxg.options import CxgOptions
+from raggedatlas.formats.cxg.reading import DenseArray, Opened, SparseRows
+from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
+from raggedatlas.formats.cxg.sorting import ColumnSort, merged
+from raggedatlas.formats.cxg.writers import SPARSE_TILE, DenseBands, entries_writer, matrix_form, split_form
+from raggedatlas.formats.rows import DenseRows, Place, RowReader
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+
+READ_ENTRIES = 1 << 21
+"""Rows of about so many entries are read back at once."""
+
+
+class Laid(Protocol):
+    """A matrix in one layout, in the making."""
+
+    def append(self, block: CsrBlock) -> None:
+        """Take rows: float32 values without zeros, by column, none twice."""
+        ...
+
+    def finish(self) -> None:
+        """Write what is left."""
+        ...
+
+    def abort(self) -> None:
+        """Let go of it."""
+        ...
+
+    def rows(self) -> RowReader:
+        """Read back what was written."""
+        ...
+
+
+class MatrixWriter:
+    """Takes the rows of the matrix, and decides how they lie when the first come.
+
+    Parameters
+    ----------
+    folder, work : Path
+        Of the CXG, and for temporary files.
+    shape : tuple of int
+        ``(n_cells, n_features)``.
+    n_entries : int or None
+        How many will come at most, where that is known.
+    options : CxgOptions
+        The caller's choices.
+    """
+
+    def __init__(
+        self, folder: Path, work: Path, shape: tuple[int, int], n_entries: int | None, options: CxgOptions
+    ) -> None:
+        self._folder, self._work, self.shape = folder, work, shape
+        self._n_entries, self._options = n_entries, options
+        self._laid: Laid | None = None
+        self.n_rows = 0
+
+    def append(self, block: Block) -> None:
+        """Take rows.
+
+        Raises
+        ------
+        ValuesError
+            C03 for a value that float32 does not hold.
+        """
+        tidy = tidied(block, self.n_rows)
+        if self._laid is None:
+            self._laid = self._lay(len(tidy.indices), tidy.n_rows)
+        self._laid.append(tidy)
+        self.n_rows += tidy.n_rows
+
+    def finish(self) -> None:
+        """Write what is left."""
+        if self._laid is None:
+            self._laid = self._lay(0, 0)
+        self._laid.finish()
+
+    def abort(self) -> None:
+        """Let go of open files."""
+        if self._laid is not None:
+            self._laid.abort()
+
+    def blocks(self) -> Iterator[Block]:
+        """Walk over what was written, in blocks of rows."""
+        assert self._laid is not None
+        reader = self._laid.rows()
+        per_row = max(1, (reader.n_entries or self.shape[0] * self.shape[1]) // self.shape[0])
+        step = max(1, READ_ENTRIES // per_row)
+        try:
+            for start in range(0, self.shape[0], step):
+                yield reader.read(start, min(start + step, self.shape[0]))
+        finally:
+            reader.close()
+
+    def _lay(self, n_entries: int, n_rows: int) -> Laid:
+        whole = self.shape[0] * self.shape[1]
+        known = self._n_entries is not None
+        share = 100 * self._n_entries / whole if self._n_entries is not None else 0.0
+        if not known and n_rows:
+            share = 100 * n_entries / (n_rows * self.shape[1])
+        sparse = (
+            share < self._options.sparse_below if self._options.layout == "auto" else self._options.layout == "sparse"
+        )
+        if not sparse:
+            return _Dense(self._folder, self.shape)
+        maker = _Split if self._options.profile == "0.3.0" else _Tiled
+        return maker(self._folder, self._work, self.shape)
+
+
+class _Dense:
+    def __init__(self, folder: Path, shape: tuple[int, int]) -> None:
+        self._path = folder / X
+        self._bands = DenseBands(self._path, matrix_form(shape, sparse=False))
+
+    def append(self, block: CsrBlock) -> None:
+        values = block.layers["values"]
+
+        def fill(band: NDArray[Any], rows: slice) -> None:
+            indptr = block.indptr[rows.start : rows.stop + 1]
+            entries = slice(int(indptr[0]), int(indptr[-1]))
+            at = np.repeat(np.arange(rows.stop - rows.start), np.diff(indptr))
+            band[at, block.indices[entries]] = values[entries]
+
+        self._bands.append(block.n_rows, fill)
+
+    def finish(self) -> None:
+        self._bands.close()
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+    def rows(self) -> RowReader:
+        return DenseRows(DenseArray(Opened(self._path), "C14"), Place(str(self._path), X, str))
+
+
+class _Split:
+    """``Xr`` as rows come, and ``Xc`` of their entries sorted."""
+
+    def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
+        self._folder, self._shape, self._row = folder, shape, 0
+        self._by_row = entries_writer(folder / XR, split_form(OBS, shape[0], VAR))
+        self._sort = ColumnSort(shape[1], work)
+
+    def append(self, block: CsrBlock) -> None:
+        rows = _row_numbers(block, self._row)
+        columns, values = block.indices.astype(np.uint32), block.layers["values"]
+        self._by_row.write({OBS: rows, ANONYMOUS: values, VAR: columns})
+        self._sort.add(rows, columns, values)
+        self._row += block.n_rows
+
+    def finish(self) -> None:
+        self._by_row.close()
+        by_column = entries_writer(self._folder / XC, split_form(VAR, self._shape[1], OBS))
+        try:
+            for first, bounds, pieces in self._sort.bands():
+                rows, values = merged(bounds, pieces)
+                columns = np.repeat(np.arange(first, first + len(bounds) - 1, dtype=np.uint32), np.diff(bounds))
+                by_column.write({VAR: columns, ANONYMOUS: values, OBS: rows})
+            by_column.close()
+        except BaseException:
+            by_column.abort()
+            raise
+        finally:
+            self._sort.close()
+
+    def abort(self) -> None:
+        self._by_row.abort()
+        self._sort.close()
+
+    def rows(self) -> RowReader:
+        return SparseRows(Opened(self._folder / XR), self._shape, "C15")
+
+
+class _Tiled:
+    """``X`` of two dimensions: tile by tile down each band of columns, so that a feature lies in few of them."""
+
+    def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
+        self._path, self._shape, self._row = folder / X, shape, 0
+        self._entries = entries_writer(self._path, matrix_form(shape, sparse=True))
+        self._sort = ColumnSort(shape[1], work)
+
+    def append(self, block: CsrBlock) -> None:
+        rows = _row_numbers(block, self._row)
+        self._sort.add(rows, block.indices.astype(np.uint32), block.layers["values"])
+        self._row += block.n_rows
+
+    def finish(self) -> None:
+        from scipy.sparse import csc_array
+
+        try:
+            for first, _, pieces in self._sort.bands(min(SPARSE_TILE[1], self._shape[1])):
+                for bounds, rows, values in pieces:
+                    if not len(rows):
+                        continue
+                    low = int(rows.min())
+                    band = csc_array(
+                        (values, rows.astype(np.int64) - low, bounds), (int(rows.max()) - low + 1, len(bounds) - 1)
+                    )
+                    by_row = band.tocsr()
+                    at = np.repeat(np.arange(low, low + by_row.shape[0], dtype=np.uint32), np.diff(by_row.indptr))
+                    columns = by_row.indices.astype(np.uint32) + np.uint32(first)
+                    self._entries.write({OBS: at, VAR: columns, ANONYMOUS: by_row.data})
+            self._entries.close()
+        finally:
+            self._sort.close()
+
+    def abort(self) -> None:
+        self._entries.abort()
+        self._sort.close()
+
+    def rows(self) -> RowReader:
+        return SparseRows(Opened(self._path), self._shape, "C40")
+
+
+def _row_numbers(block: CsrBlock, first: int) -> NDArray[np.uint32]:
+    return np.repeat(np.arange(first, first + block.n_rows, dtype=np.uint32), np.diff(block.indptr))
+
+
+def tidied(block: Block, first: int) -> CsrBlock:
+    """Make rows fit to be written: float32, no zeros, by column, repeated entries summed.
+
+    Parameters
+    ----------
+    block : CsrBlock or DenseBlock
+        With the layer ``"values"``.
+    first : int
+        Number of its first row, for messages.
+
+    Raises
+    ------
+    ValuesError
+        C03 for a value that float32 does not hold.
+
+    Examples
+    --------
+    >>> rows = tidied(DenseBlock({"values": np.array([[0, 2], [3, 0]])}), 0)
+    >>> rows.indices.tolist(), rows.layers["values"].tolist()
+    ([1, 0], [2.0, 3.0])
+    """
+    if isinstance(block, DenseBlock):
+        dense = block.layers["values"]
+        rows, indices = np.nonzero(dense)
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))]).astype(np.int64)
+        values, n_cols = dense[rows, indices], dense.shape[1]
+    else:
+        indptr, indices, values = _canonical(block)
+        n_cols = block.n_cols
+    small = _as_float32(values, indptr, first)
+    if not small.all():
+        kept = small != 0
+        indptr = np.concatenate([[0], np.cumsum(kept)])[indptr]
+        indices, small = indices[kept], small[kept]
+    return CsrBlock(indptr, indices, {"values": small}, n_cols)
+
+
+def _canonical(block: CsrBlock) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    indptr, indices, values = block.indptr, block.indices, block.layers["values"]
+    steps = np.diff(indices.astype(np.int64, copy=False))
+    starts = indptr[1:-1]
+    steps[starts[(starts > 0) & (starts < len(indices))] - 1] = 1
+    if not len(steps) or steps.min() > 0:
+        return indptr, indices, values
+    from scipy.sparse import csr_array
+
+    wide = {"b": np.int64, "i": np.int64, "u": np.uint64}.get(values.dtype.kind, np.float64)
+    made = csr_array((values.astype(wide), indices.copy(), indptr.copy()), shape=(block.n_rows, block.n_cols))
+    made.sum_duplicates()
+    return made.indptr.astype(np.int64), made.indices, made.data
+
+
+def _as_float32(values: NDArray[Any], indptr: NDArray[np.int64], first: int) -> NDArray[np.float32]:
+    if values.dtype == np.float32:
+        return values
+    with np.errstate(over="ignore"):
+        small = values.astype(np.float32)
+    if values.dtype.kind == "f":
+        wrong = np.isinf(small) & np.isfinite(values)
+    elif values.dtype.itemsize > 2 and len(values):
+        # beyond 2**24 not every integer is a float32; float64 tells them apart up to 2**53, integers beyond compare as such
+        wrong = (
+            small.astype(np.longdouble) != values.astype(np.longdouble)
+            if np.abs(small).max() > 2**24
+            else np.zeros(0, bool)
+        )
+    else:
+        return small
+    if wrong.any():
+        entry = int(np.flatnonzero(wrong)[0])
+        row = first + int(np.searchsorted(indptr, entry, side="right")) - 1
+        raise ValuesError(
+            f"C03: the value {values[entry]} of cell {row:,} is not held by float32, in which a CXG has its matrix; scale the matrix, or "
+            "write another one (x=)."
+        )
+    return small

@@ -1,0 +1,304 @@
+"""Expression matrices in each of the three layouts, read by rows and by columns."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.cxg.engine import answering, context, open_tiledb
+from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
+from raggedatlas.formats.rows import BLOCK_BYTES
+from raggedatlas.model.batch import CsrBlock, DenseBlock
+from raggedatlas.model.contracts import MatrixForm
+
+ENTRY_BYTES = 16
+"""What an entry takes while it is read: two coordinates, a value, and its place in the order."""
+
+
+class Opened:
+    """An array that is opened when it is first read.
+
+    Parameters
+    ----------
+    path : Path
+        Of the array.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._array: Any = None
+
+    @property
+    def array(self) -> Any:  # noqa: ANN401
+        """The TileDB array."""
+        if self._array is None:
+            with answering(self.path):
+                self._array = open_tiledb().open(str(self.path), "r", ctx=context())
+        return self._array
+
+    def close(self) -> None:
+        """Close it; it opens again when it is read again."""
+        if self._array is not None:
+            self._array.close()
+            self._array = None
+
+    def extents(self) -> tuple[int, ...]:
+        """Return the lengths of its axes.
+
+        Raises
+        ------
+        SourceError
+            C02 if one does not begin at 0 or is not counted by integers.
+        """
+        domain = self.array.schema.domain
+        axes = [domain.dim(i) for i in range(domain.ndim)]
+        for axis in axes:
+            if axis.dtype.kind not in "iu" or int(axis.domain[0]):
+                raise SourceError(
+                    f"C02: {self.path}: axis {axis.name!r} has the domain {axis.domain} of {axis.dtype}, where integers from 0 belong. "
+                    "Write the CXG again."
+                )
+        return tuple(int(axis.domain[1]) + 1 for axis in axes)
+
+    def attribute(self, name: str, rule: str) -> np.dtype[Any]:
+        """Return the dtype of an attribute of numbers.
+
+        Raises
+        ------
+        SourceError
+            By the rule if there is none, C04 if it holds no numbers.
+        """
+        schema = self.array.schema
+        if not schema.has_attr(name):
+            found = [schema.attr(i).name for i in range(schema.nattr)]
+            raise SourceError(
+                f"{rule}: {self.path} has the attributes {found}, where {name!r} belongs; write the CXG again."
+            )
+        dtype: np.dtype[Any] = np.dtype(schema.attr(name).dtype)
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
+            raise SourceError(
+                f"C04: {self.path} holds values of {dtype}, where numbers belong. Write the CXG again from its source."
+            )
+        return dtype
+
+    def n_cells(self) -> int | None:
+        """Count what is stored, without reading it; None where fragments may overlap."""
+        with answering(self.path):
+            found = open_tiledb().array_fragments(str(self.path), ctx=context())
+            return int(sum(found.cell_num)) if len(found) else 0
+
+    def stored(self, first: int, stop: int, *, along: int = 0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Read the entries with coordinates ``[first, stop)`` on one axis.
+
+        Returns
+        -------
+        tuple of arrays
+            The coordinate on that axis, the one on the other, and the value, in any order. In ``Xr`` and ``Xc`` the other one is an attribute.
+        """
+        schema = self.array.schema
+        names = [schema.domain.dim(i).name for i in range(schema.domain.ndim)]
+        ranges: list[slice] = [slice(None)] * len(names)
+        ranges[along] = slice(first, stop)
+        others = [name for i, name in enumerate(names) if i != along]
+        attributes = [schema.attr(i).name for i in range(schema.nattr)]
+        wanted = [name for name in attributes if name in (ANONYMOUS, OBS, VAR)]
+        with answering(self.path):
+            query = self.array.query(attrs=wanted, dims=names, order="U")
+            found = query[tuple(ranges) if len(ranges) > 1 else ranges[0]]
+        other = found[others[0]] if others else found[next(name for name in wanted if name)]
+        return found[names[along]], other, found[ANONYMOUS]
+
+
+class SparseRows:
+    """A sparse matrix by rows, from ``Xr`` or from ``X`` of two dimensions.
+
+    Parameters
+    ----------
+    opened : Opened
+        The array; coordinates on its first axis are cells.
+    shape : tuple of int
+        ``(n_cells, n_features)``.
+    rule : str
+        By which a missing attribute is refused.
+    """
+
+    form: MatrixForm = "csr"
+
+    def __init__(self, opened: Opened, shape: tuple[int, int], rule: str) -> None:
+        self._opened = opened
+        self.shape: tuple[int, ...] = shape
+        self.dtype = opened.attribute(ANONYMOUS, rule)
+        self.n_entries: int | None = opened.n_cells()
+
+    def stop(self, start: int, stop: int) -> int:
+        """Return how far one step may go, by the mean of the matrix."""
+        mean = max(1, (self.n_entries or 0) // max(self.shape[0], 1))
+        return min(stop, start + max(1, BLOCK_BYTES // (ENTRY_BYTES * mean)))
+
+    def read(self, start: int, stop: int) -> CsrBlock:
+        """Read rows ``[start, stop)``; entries of a row come by feature."""
+        major, minor, values = self._opened.stored(start, stop)
+        indptr, minor, values = compressed(self._opened.path, (major, minor, values), (start, stop), self.shape[1])
+        return CsrBlock(indptr, minor, {"values": values}, self.shape[1])
+
+    def close(self) -> None:
+        """Close the array."""
+        self._opened.close()
+
+
+class ShiftedRows:
+    """A sparse matrix whose columns were shifted, as the dense matrix that it stands for.
+
+    Parameters
+    ----------
+    rows : SparseRows
+        What is stored.
+    shift : (n_features,) array
+        What was taken from every value of a column, and what a missing value stands for.
+    """
+
+    form: MatrixForm = "dense"
+    n_entries: int | None = None
+
+    def __init__(self, rows: SparseRows, shift: NDArray[Any]) -> None:
+        self._rows, self._shift = rows, shift.astype(np.float64)
+        self.shape, self.dtype = rows.shape, rows.dtype
+
+    def stop(self, start: int, stop: int) -> int:
+        """Return how far one step may go."""
+        return min(stop, start + max(1, BLOCK_BYTES // (8 * max(1, self.shape[1]))))
+
+    def read(self, start: int, stop: int) -> DenseBlock:
+        """Read rows ``[start, stop)``."""
+        block = self._rows.read(start, stop)
+        out = np.tile(self._shift, (stop - start, 1))
+        rows = np.repeat(np.arange(stop - start), np.diff(block.indptr))
+        out[rows, block.indices] += block.layers["values"]
+        return DenseBlock({"values": out.astype(self.dtype)})
+
+    def close(self) -> None:
+        """Close the array."""
+        self._rows.close()
+
+
+class DenseArray:
+    """A dense array sliced by rows, as readers of dense rows take it.
+
+    Parameters
+    ----------
+    opened : Opened
+        Of two dimensions.
+    rule : str
+        By which a missing attribute is refused.
+    """
+
+    def __init__(self, opened: Opened, rule: str) -> None:
+        self._opened = opened
+        self.shape = opened.extents()
+        self.dtype = opened.attribute(ANONYMOUS, rule)
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """Read some rows."""
+        with answering(self._opened.path):
+            read = self._opened.array.query(attrs=[ANONYMOUS])[rows, :]
+            return np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
+
+
+def compressed(
+    path: Path,
+    entries: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
+    extent: tuple[int, int],
+    n_minor: int,
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    """Compress entries by their major coordinate, sorted by the minor one within.
+
+    Parameters
+    ----------
+    path : Path
+        For messages.
+    entries : tuple of (n,) arrays
+        Major and minor coordinates, values; in any order.
+    extent : tuple of int
+        First major coordinate and the one after the last.
+    n_minor : int
+        Bound of the minor coordinates.
+
+    Returns
+    -------
+    tuple
+        ``(n_major + 1,)`` int64 bounds, minor coordinates as int32 (int64 where they are larger), values.
+
+    Raises
+    ------
+    SourceError
+        C20 for a place that is named twice or lies outside.
+    """
+    major, minor, values = entries
+    if len(minor) and int(minor.max()) >= n_minor:
+        at = int(minor.argmax())
+        raise SourceError(
+            f"C20: {path} has an entry ({int(major[at]):,}, {int(minor[at]):,}), and the other axis has a length of {n_minor:,}; "
+            "write the CXG again."
+        )
+    key = (major.astype(np.int64) - extent[0]) * n_minor + minor.astype(np.int64)
+    steps = np.diff(key)
+    if len(steps) and int(steps.min()) <= 0:
+        order = np.argsort(key, kind="stable")
+        key, minor, values = key[order], minor[order], values[order]
+        twice = np.flatnonzero(np.diff(key) == 0)
+        if len(twice):
+            where = divmod(int(key[twice[0]]), n_minor)
+            raise SourceError(
+                f"C20: {path} has two entries at ({where[0] + extent[0]:,}, {where[1]:,}), and viewers take either; write the CXG again."
+            )
+    indptr = np.searchsorted(key, np.arange(extent[1] - extent[0] + 1, dtype=np.int64) * n_minor).astype(np.int64)
+    return indptr, minor.astype(np.int32 if n_minor < 2**31 else np.int64), values
+
+
+def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | None = None) -> Any:  # noqa: ANN401
+    """Read some columns of a CXG's matrix whole, from ``Xc`` where there is one.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the CXG.
+    columns : sequence of int
+        Which ones, in the order of the result.
+    shift : (n_features,) array, optional
+        As of `ShiftedRows`.
+
+    Returns
+    -------
+    scipy.sparse.csc_matrix or numpy.ndarray
+        ``(n_cells, n_columns)``; an array where the matrix is dense or shifted.
+    """
+    from scipy.sparse import csc_matrix
+
+    split = (folder / XC).is_dir() and (folder / XR).is_dir()
+    opened = Opened(folder / (XC if split else X))
+    try:
+        if not split and not opened.array.schema.sparse:
+            with answering(opened.path):
+                parts = [opened.array.query(attrs=[ANONYMOUS]).multi_index[:, [int(c)]][ANONYMOUS] for c in columns]
+            return np.concatenate(parts, axis=1)
+        n_rows = Opened(folder / XR).extents()[0] if split else opened.extents()[0]
+        pointers, rows, values = [np.zeros(1, np.int64)], [], []
+        for column in columns:
+            major, minor, found = opened.stored(int(column), int(column) + 1, along=0 if split else 1)
+            indptr, minor, found = compressed(opened.path, (major, minor, found), (column, column + 1), n_rows)
+            pointers.append(indptr[1:] + pointers[-1][-1])
+            rows.append(minor)
+            values.append(found)
+        made = csc_matrix(
+            (_joined(values, np.float32), _joined(rows, np.int32), np.concatenate(pointers)), (n_rows, len(columns))
+        )
+        return made if shift is None else made.toarray() + shift[list(columns)].astype(made.dtype)
+    finally:
+        opened.close()
+
+
+def _joined(parts: list[NDArray[Any]], empty: Any) -> NDArray[Any]:  # noqa: ANN401
+    return np.concatenate(parts) if parts else np.empty(0, empty)

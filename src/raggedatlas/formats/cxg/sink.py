@@ -1,0 +1,382 @@
+"""CXG as a sink: rows and tables come in as for any other format; what cannot be held is told before anything is written."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError, ValuesError
+from raggedatlas.formats.cxg.carried import write_carried
+from raggedatlas.formats.cxg.columns import Manner, Table, stored_table
+from raggedatlas.formats.cxg.contents import Contents, contents_of, shown_feature
+from raggedatlas.formats.cxg.embeddings import OBSM, cxg_name, is_embedding, is_path_name, principal_components
+from raggedatlas.formats.cxg.engine import answering
+from raggedatlas.formats.cxg.losses import STRICT, Loss, sorted_losses
+from raggedatlas.formats.cxg.matrices import MatrixWriter
+from raggedatlas.formats.cxg.options import CxgOptions
+from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, UNS, VAR
+from raggedatlas.formats.cxg.source import obsm_name
+from raggedatlas.formats.cxg.writers import DenseBands, create_group, embedding_form, write_holder, write_table
+from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.model.contracts import SinkMatrix
+
+FEATURE_NAME = "feature_name"
+"""The column of ``var`` that viewers show where its names are unique."""
+
+_ONE_MATRIX = "a CXG has one matrix; x= names another one"
+
+
+def cxg_sink(path: str | Path, **choices: Any) -> "CxgSink":  # noqa: ANN401  (the fields of CxgOptions)
+    """Write a CXG.
+
+    Parameters
+    ----------
+    path : str or Path
+        Where to.
+    **choices
+        Fields of `CxgOptions`: ``profile``, ``strict``, ``title``, ``about``, ``compute_embedding``, ``overwrite``, and more.
+
+    Raises
+    ------
+    SourceError
+        For an unknown choice.
+    DuplicateError
+        If there is something of the name.
+    StoreError
+        If the folder refuses.
+    MissingExtraError
+        If tiledb is not installed.
+
+    Examples
+    --------
+    >>> sink = cxg_sink("pbmc.cxg", profile="0.2.0", title="PBMC", compute_embedding="pca")  # doctest: +SKIP
+    """
+    return CxgSink(Path(path), CxgOptions.of(choices))
+
+
+class CxgSink:
+    """A `Sink` that writes a CXG beside its name, and moves it there at the end.
+
+    Parameters
+    ----------
+    path : Path
+        Its final name.
+    options : CxgOptions
+        The caller's choices.
+    """
+
+    multimodal = False
+
+    def __init__(self, path: Path, options: CxgOptions) -> None:
+        self.path, self.options = path, options
+        self.losses: tuple[Loss, ...] = ()
+        self._noted: list[Loss] = []
+        self._matrices: dict[str, SinkMatrix] = {}
+        self._frames: dict[str, Any] = {}
+        self._uns: dict[str, Any] = {}
+        self._tables: tuple[Table, Table] | None = None
+        self._contents: Contents | None = None
+        self._main: MatrixWriter | None = None
+        self._embeddings: dict[str, _EmbeddingWriter] = {}
+        if not options.overwrite:
+            _refuse_existing(path)
+        if not path.parent.is_dir():
+            raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")
+        self._work = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
+        self._folder = self._work / "cxg"
+        with answering(path, writes=True):
+            self._work.mkdir()
+        create_group(self._folder)
+        create_group(self._folder / EMB)
+
+    def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
+        """Prepare for these matrices.
+
+        Raises
+        ------
+        SchemaError
+            If one has values that are no numbers.
+        """
+        for matrix in matrices:
+            if matrix.dtype.kind not in "biuf":
+                raise SchemaError(
+                    f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written."
+                )
+            if self.wants(matrix.key) and self._fits(matrix):
+                self._matrices[matrix.key] = matrix
+
+    def wants(self, key: str) -> bool:
+        """Say whether an element has a place in a CXG, and note the loss where it has none."""
+        head, _, rest = key.partition("/")
+        if key in (OBS, VAR, self.options.x) or head == UNS:
+            return True
+        if head == "obsm" and rest:
+            return self._wants_embedding(rest)
+        what = _ONE_MATRIX if head in ("X", "layers", "raw") else "a CXG has no place for it"
+        self._noted.append(Loss("raw" if head == "raw" else key, "lost", what))
+        return False
+
+    def write(self, key: str, block: Block) -> None:
+        """Append rows to one matrix; those of matrices that have no place are passed over.
+
+        Raises
+        ------
+        SourceError
+            By rule id, with the first rows, if something cannot be written or is refused by ``strict``.
+        ValuesError
+            C03 for a value that float32 does not hold, C24 for an infinite coordinate.
+        """
+        self._start()
+        if key == self.options.x:
+            assert self._main is not None
+            self._main.append(block)
+        elif key in self._matrices:
+            self._embeddings[cxg_name(key.removeprefix(OBSM))].append(block)
+
+    def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
+        """Take a whole element; all come before the rows of matrices.
+
+        Raises
+        ------
+        SchemaError
+            If it comes later.
+        """
+        if self._tables is not None:
+            raise SchemaError(f"{key} comes after rows of a matrix; a CXG takes tables and metadata first.")
+        head, _, rest = key.partition("/")
+        if key in (OBS, VAR):
+            self._frames[key] = value
+        elif head == UNS:
+            self._uns.update({rest: value} if rest else dict(value))
+        elif not rest and isinstance(value, Mapping):
+            for name in value:
+                self.wants(f"{head}/{name}")
+        elif key not in {loss.key for loss in self._noted}:
+            self.wants(key)
+            if head == "obsm":
+                self._noted.append(Loss(key, "lost", "embeddings are arrays of two or more columns of numbers"))
+
+    def commit(self) -> str:
+        """Make the CXG visible under its name, and return that name.
+
+        Raises
+        ------
+        SchemaError
+            If rows are missing.
+        SourceError, ValuesError
+            As of `write`.
+        StoreError
+            If the disk refuses.
+        """
+        self._start()
+        assert self._main is not None
+        assert self._tables is not None
+        assert self._contents is not None
+        self._main.finish()
+        _check_rows(self.options.x, self._main.n_rows, self._main.shape[0])
+        for writer in self._embeddings.values():
+            writer.finish()
+        self._compute()
+        obs, var = self._tables
+        write_table(self._folder / OBS, obs, self._contents.obs)
+        write_table(self._folder / VAR, var, self._contents.var)
+        write_holder(self._folder / GROUP_METADATA, self._contents.group)
+        if self._contents.uns:
+            write_holder(self._folder / UNS, self._contents.uns)
+        write_carried(self._folder, self._contents.arrays)
+        self._publish()
+        return str(self.path)
+
+    def abort(self) -> None:
+        """Remove what was written so far."""
+        if self._main is not None:
+            self._main.abort()
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def _wants_embedding(self, name: str) -> bool:
+        chosen = self.options.embeddings
+        why = ""
+        if chosen is not None and name not in chosen:
+            why = "not among embeddings="
+        elif chosen is None and not is_embedding(name):
+            why = "embeddings are called spatial or X_<name>; embeddings= takes others"
+        elif not is_path_name(cxg_name(name)):
+            why = "no embedding can have that name; rename it"
+        if why:
+            self._noted.append(Loss(f"{OBSM}{name}", "lost", why))
+        return not why
+
+    def _fits(self, matrix: SinkMatrix) -> bool:
+        """Note matrices that are embeddings by name only."""
+        if not matrix.key.startswith(OBSM):
+            return True
+        if matrix.form != "dense" or len(matrix.shape) != 2 or matrix.shape[1] < 2:
+            self._noted.append(Loss(matrix.key, "lost", "embeddings are dense, of two or more columns"))
+            return False
+        if matrix.dtype not in (np.float32, np.float64):
+            self._noted.append(Loss(matrix.key, "converted", f"{matrix.dtype} is written as float32"))
+        return True
+
+    def _start(self) -> None:
+        """Decide everything that needs no values, tell what is lost, and make the arrays."""
+        if self._tables is not None:
+            return
+        x = self._matrices.get(self.options.x)
+        missing = [name for name in (OBS, VAR) if name not in self._frames]
+        if x is None or missing:
+            rule = "C17" if x is None else "C10" if OBS in missing else "C11"
+            raise SourceError(
+                f"{rule}: there is no {self.options.x if x is None else missing[0]}, and a CXG needs one. {_others(self._noted)}"
+            )
+        shape = (x.shape[0], x.shape[1])
+        lengths = tuple(len(self._frames[name]) for name in (OBS, VAR))
+        if shape != lengths or 0 in shape:
+            raise SourceError(
+                f"C71: {x.key} has shape {shape}, beside {lengths} cells and features; a CXG needs one or more of each."
+            )
+        names = self._embedding_names()
+        self._noted += (
+            []
+            if x.dtype.kind != "f" or x.dtype.itemsize <= 4
+            else [Loss(x.key, "rounded", "float64 is written as float32")]
+        )
+        self._noted += (
+            []
+            if x.dtype in (np.float32, np.float64)
+            else [Loss(x.key, "converted", f"{x.dtype} is written as float32")]
+        )
+        tables = self._encode()
+        contents = contents_of(self._uns, tables[0], self.options)
+        self.losses = sorted_losses([*self._noted, *tables[0].losses, *tables[1].losses, *contents.losses])
+        self._refuse_strictly()
+        if self.options.on_losses is not None:
+            self.options.on_losses(self.losses)
+        self._tables, self._contents, self._frames, self._uns = tables, contents, {}, {}
+        self._main = MatrixWriter(self._folder, self._work / "columns", shape, x.n_entries, self.options)
+        for key, name in names.items():
+            self._embeddings[name] = _EmbeddingWriter(self._folder / EMB / name, self._matrices[key], shape[0])
+
+    def _encode(self) -> tuple[Table, Table]:
+        manner = Manner(OBS, self.options.profile, self.options.sort_categories, self.options.wide_integers)
+        var = self._frames[VAR]
+        shown = self.options.var_index or shown_feature(self._uns)
+        if self.options.var_index is not None and shown not in var.columns:
+            raise SourceError(
+                f"C30: var has no column {shown!r} to show features by; it has {[str(c) for c in var.columns][:20]}."
+            )
+        if shown is None and FEATURE_NAME in var.columns:
+            names = var[FEATURE_NAME]
+            shown = FEATURE_NAME if names.is_unique and not names.isna().any() else None
+        shown = shown if shown in var.columns else None
+        return stored_table(self._frames[OBS], manner), stored_table(var, replace(manner, axis=VAR), shown)
+
+    def _embedding_names(self) -> dict[str, str]:
+        keys = [key for key in self._matrices if key.startswith(OBSM)]
+        names = {key: cxg_name(key.removeprefix(OBSM)) for key in keys}
+        twice = [key for key, name in names.items() if list(names.values()).count(name) > 1]
+        if twice:
+            raise SourceError(
+                f"C25: {twice} would become one embedding, {names[twice[0]]!r}; choose one with embeddings=[...]."
+            )
+        if not names and self.options.embedder is None:
+            raise SourceError(
+                "C22: there is no embedding, and viewers show nothing without one. Add one as obsm['X_<name>'], name one with "
+                f"embeddings=[...], or have one computed with compute_embedding='pca'. {_others(self._noted)}".rstrip()
+            )
+        for key, name in names.items():
+            back = obsm_name(name, list(names.values()))
+            if f"{OBSM}{back}" != key:
+                self._noted.append(Loss(key, "converted", f"it is written as {name!r}, and comes back as {back!r}"))
+        return names
+
+    def _refuse_strictly(self) -> None:
+        bad = [loss for loss in self.losses if loss.fate in STRICT]
+        if self.options.strict and bad:
+            said = "; ".join(str(loss) for loss in bad[:8]) + ("" if len(bad) <= 8 else f"; and {len(bad) - 8:,} more")
+            raise SourceError(
+                f"A CXG does not hold all of it, and strict was asked: {said}. Leave these out first, or do not ask for strict."
+            )
+
+    def _compute(self) -> None:
+        embedder = self.options.embedder
+        if embedder is None or embedder.name in self._embeddings:
+            return
+        assert self._main is not None
+        found: NDArray[Any] = principal_components(self._main.blocks, self._main.shape, max(2, embedder.n_components))
+        if embedder.layout is not None:
+            found = np.asarray(embedder.layout(found), np.float32)
+        matrix = SinkMatrix(f"{OBSM}{embedder.name}", "dense", found.dtype, found.shape)
+        writer = _EmbeddingWriter(self._folder / EMB / embedder.name, matrix, self._main.shape[0])
+        writer.take(found)
+        writer.finish()
+
+    def _publish(self) -> None:
+        old = self._work / "replaced"
+        with answering(self.path, writes=True):
+            if self.options.overwrite and self.path.exists():
+                self.path.rename(old)
+            else:
+                _refuse_existing(self.path)
+            self._folder.rename(self.path)
+        shutil.rmtree(self._work, ignore_errors=True)
+
+
+class _EmbeddingWriter:
+    """One embedding in the making."""
+
+    def __init__(self, path: Path, matrix: SinkMatrix, n_cells: int) -> None:
+        self._key = matrix.key
+        dtype = matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.dtype(np.float32)
+        if matrix.shape[0] != n_cells:
+            raise SourceError(
+                f"C23: {matrix.key} has {matrix.shape[0]:,} rows, and there are {n_cells:,} cells; write it again."
+            )
+        self._bands = DenseBands(path, embedding_form((matrix.shape[0], matrix.shape[1]), str(dtype)))
+        self._dtype, self._n, self._all_missing, self._rows = dtype, n_cells, True, 0
+
+    def append(self, block: Block) -> None:
+        if isinstance(block, CsrBlock):
+            raise SchemaError(f"{self._key} was announced dense, and a sparse block came.")
+        self.take(block.layers["values"])
+
+    def take(self, values: NDArray[Any]) -> None:
+        wrong = np.flatnonzero(np.isinf(values).any(axis=1)) if values.dtype.kind == "f" else np.empty(0, int)
+        if len(wrong):
+            raise ValuesError(
+                f"C24: {self._key} has an infinite coordinate for cell {self._rows + int(wrong[0]):,}; viewers cannot place it. Make it NaN, or "
+                "leave the embedding out with embeddings=[...]."
+            )
+        self._all_missing &= values.dtype.kind == "f" and bool(np.isnan(values).all())
+        small = values.astype(self._dtype)
+
+        def fill(band: NDArray[Any], rows: slice) -> None:
+            band[:] = small[rows]
+
+        self._bands.append(len(values), fill)
+        self._rows += len(values)
+
+    def finish(self) -> None:
+        _check_rows(self._key, self._rows, self._n)
+        if self._all_missing:
+            raise ValuesError(f"C24: {self._key} has no coordinates but NaN; leave it out with embeddings=[...].")
+        self._bands.close()
+
+
+def _check_rows(key: str, n: int, expected: int) -> None:
+    if n != expected:
+        raise SchemaError(f"{key} got {n:,} of {expected:,} rows; write the rest before commit().")
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True to replace it.")
+
+
+def _others(noted: list[Loss]) -> str:
+    keys = [loss.key for loss in noted if loss.fate == "lost"]
+    return f"There are {keys[:10]}." if keys else ""

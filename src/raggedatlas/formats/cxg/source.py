@@ -1,0 +1,393 @@
+"""A CXG as a source: its matrix by rows, embeddings as ``obsm``, tables, and all else that it says as ``uns``."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.formats.cxg.detecting import Detection, detect, kind_of, list_members, require
+from raggedatlas.formats.cxg.engine import open_array
+from raggedatlas.formats.cxg.frames import parsed, read_column, read_frame, stored_frame
+from raggedatlas.formats.cxg.reading import DenseArray, Opened, ShiftedRows, SparseRows, read_columns
+from raggedatlas.formats.cxg.schema import (
+    ANONYMOUS,
+    COLORS,
+    CORPORA,
+    COVERAGE,
+    EMB,
+    GENESETS,
+    GROUP_METADATA,
+    OBS,
+    OBSM_PREFIX,
+    PROPERTIES,
+    SHIFT,
+    SIDE,
+    SPATIAL,
+    UNS,
+    VAR,
+    VERSION,
+    XC,
+    XR,
+    X,
+)
+from raggedatlas.formats.cxg.unstructured import read_unstructured, rich
+from raggedatlas.formats.parts import SPACES, Part, Parts, PartsSource
+from raggedatlas.formats.rows import DenseRows, Place, RowReader
+
+MOST_EXTRA_BYTES = 256 << 20
+"""Arrays that the format does not name are carried along up to this size on disk."""
+
+
+def cxg_source(
+    path: str | Path, version: str | None = None, *, allow_unknown: bool = False, uns: bool = True
+) -> "CxgSource":
+    """Open a CXG of any version and layout.
+
+    Parameters
+    ----------
+    path : str or Path
+        The folder.
+    version : str, optional
+        Read it as this version, whatever it says.
+    allow_unknown : bool
+        Whether a version that is not known is read as the newest.
+    uns : bool
+        Whether unstructured metadata is read.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such folder.
+    SourceError
+        By rule id, if it is no CXG, is incomplete or damaged, does not fit together, or holds bytes in ``uns``.
+    MissingExtraError
+        If tiledb is not installed.
+
+    Examples
+    --------
+    >>> source = cxg_source("pbmc3k.cxg")  # doctest: +SKIP
+    >>> source.columns(["MS4A1", "CD8A"]).shape  # doctest: +SKIP
+    (2638, 2)
+    """
+    found = detect(path)
+    require(found, version, allow_unknown=allow_unknown)
+    return CxgSource(found, uns=uns)
+
+
+class CxgSource(PartsSource):
+    """A `Source` that can also be asked for columns.
+
+    Parameters
+    ----------
+    found : Detection
+        Of a CXG that can be read.
+    uns : bool
+        Whether unstructured metadata is read.
+    """
+
+    def __init__(self, found: Detection, *, uns: bool) -> None:
+        self.found = found
+        self._stored = _Stored(found, uns=uns)
+        super().__init__(self._stored.parts(), name=found.path.stem, uri=str(found.path), format="cxg")
+
+    def columns(self, wanted: Sequence[int] | Sequence[str]) -> Any:  # noqa: ANN401
+        """Read some features of all cells, by ``Xc`` where there is one.
+
+        Parameters
+        ----------
+        wanted : sequence of int or str
+            Numbers of columns, or names: of the index of ``var``, or of the column that viewers show.
+
+        Returns
+        -------
+        scipy.sparse.csc_matrix or numpy.ndarray
+            ``(n_cells, n)``, in the asked order; an array where the matrix is dense or its columns were shifted.
+
+        Raises
+        ------
+        FeatureError
+            If a name is unknown or stands for several features.
+        SourceError
+            If the CXG is damaged.
+        """
+        numbers = [w for w in wanted if not isinstance(w, str)]
+        if len(numbers) < len(wanted):
+            numbers = self._stored.numbers([str(w) for w in wanted])
+        n = self._stored.shape[1]
+        if any(not 0 <= number < n for number in numbers):
+            raise SourceError(f"{self.found.path} has columns 0 to {n - 1:,}; {numbers[:5]} are asked for.")
+        return read_columns(self.found.path, numbers, self._stored.shift)
+
+
+class _Stored:
+    """What stands in the folder, as parts."""
+
+    def __init__(self, found: Detection, *, uns: bool) -> None:
+        self.found, self.path = found, found.path
+        self.obs, self.var = stored_frame(self.path / OBS), stored_frame(self.path / VAR)
+        self.shape = (self.obs.n_rows, self.var.n_rows)
+        self.left_out: dict[str, str] = {}
+        self.shift = self._shift()
+        self._uns = uns
+        self._names: list[str] | None = None
+
+    def parts(self) -> Parts:
+        matrices = [Part.of("X", self._rows(), VAR, self._space()), *self._embeddings()]
+        features = {VAR: partial(read_frame, self.var)}
+        elements = {f"uns/{key}": read for key, read in self._unstructured().items()}
+        return Parts(
+            self.shape[0], partial(read_frame, self.obs), tuple(matrices), features, self.left_out, elements=elements
+        )
+
+    def numbers(self, names: list[str]) -> list[int]:
+        import pyarrow as pa
+
+        from raggedatlas.formats.selecting import features_named
+        from raggedatlas.model.frames import INDEX
+
+        columns = [name for name in dict.fromkeys((self.var.index, self.var.shown)) if name is not None]
+        texts = {name: [str(v) for v in read_column(self.var, name)] for name in columns}
+        # The column that is shown goes under a name that is looked into.
+        table = {INDEX if i == 0 else "feature_name": pa.array(texts[name]) for i, name in enumerate(columns)}
+        return [int(n) for n in features_named(pa.table(table), names)]
+
+    def _place(self, element: str) -> Place:
+        return Place(str(self.path), element, self._cell_name)
+
+    def _cell_name(self, row: int) -> str:
+        if self._names is None:
+            at = self.obs.index
+            self._names = [] if at is None else [str(v) for v in read_column(self.obs, at)]
+        return self._names[row] if row < len(self._names) else str(row)
+
+    def _rows(self) -> RowReader:
+        if self.found.layout == "split":
+            return self._split()
+        opened = Opened(self.path / X)
+        extents = opened.extents()
+        if extents != self.shape:
+            raise SourceError(_unfit(self.path, X, extents, self.shape))
+        if self.found.layout == "dense":
+            return DenseRows(DenseArray(opened, "C14"), self._place(X))
+        rows = SparseRows(opened, self.shape, "C40")
+        return rows if self.shift is None else ShiftedRows(rows, self.shift)
+
+    def _split(self) -> SparseRows:
+        by_row, by_column = Opened(self.path / XR), Opened(self.path / XC)
+        try:
+            for opened, n, name in ((by_row, self.shape[0], XR), (by_column, self.shape[1], XC)):
+                if opened.extents() != (n,):
+                    raise SourceError(_unfit(self.path, name, opened.extents(), (n,)))
+            by_row.attribute(VAR, "C15")
+            by_column.attribute(ANONYMOUS, "C16")
+            by_column.attribute(OBS, "C16")
+            return SparseRows(by_row, self.shape, "C15")
+        finally:
+            by_column.close()
+
+    def _shift(self) -> NDArray[Any] | None:
+        """Read what columns were shifted by; None where by nothing."""
+        if self.found.members.get(SHIFT) != "array" or self.found.layout != "sparse":
+            return None
+        with open_array(self.path / SHIFT) as array:
+            read = array[:]
+        shift = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
+        if shift.shape != (self.shape[1],):
+            raise SourceError(_unfit(self.path, SHIFT, shift.shape, (self.shape[1],), "C43"))
+        return shift if shift.any() else None
+
+    def _space(self) -> str:
+        for name in ("feature_types", "feature_type"):
+            if name in self.var.columns:
+                kinds = {str(v) for v in np.asarray(read_column(self.var, name), dtype=object).tolist()}
+                return SPACES.get(next(iter(kinds)), "gene_expression") if len(kinds) == 1 else "gene_expression"
+        return "gene_expression"
+
+    def _embeddings(self) -> list[Part]:
+        made = []
+        for name in self.found.embeddings:
+            opened = Opened(self.path / EMB / name)
+            extents = opened.extents()
+            if len(extents) != 2 or extents[1] < 2 or opened.array.schema.sparse:
+                raise SourceError(
+                    f"C23: {opened.path} is no dense array of cells by two or more coordinates but of {extents}; write the CXG again."
+                )
+            if extents[0] != self.shape[0]:
+                raise SourceError(_unfit(self.path, f"{EMB}/{name}", extents, (self.shape[0], "any")))
+            rows = DenseRows(DenseArray(opened, "C23"), self._place(f"{EMB}/{name}"))
+            made.append(Part.of(f"obsm/{obsm_name(name, self.found.embeddings)}", rows))
+        return made
+
+    def _unstructured(self) -> dict[str, Callable[[], Any]]:
+        """Name everything else, each under the key of ``uns`` that it has in AnnData."""
+        group = self._group_metadata()
+        side: dict[str, Any] = {}
+        found = self._said(group, side)
+        for frame, key in ((self.obs, "obs_metadata"), (self.var, "var_metadata")):
+            more = {k: _shown(v) for k, v in frame.metadata.items() if k != GENESETS}
+            if GENESETS in frame.metadata:
+                if frame is self.obs:
+                    found[GENESETS] = json.dumps(parsed(frame.path, GENESETS, frame.metadata[GENESETS], "C30"))
+                else:
+                    more[GENESETS] = _shown(frame.metadata[GENESETS])
+            side |= {key: more} if more else {}
+        if self.var.shown is not None and self.var.shown != self.var.index:
+            side["var_index"] = self.var.shown
+        if UNS in self.found.members and self._uns:
+            found |= read_unstructured(self.path / UNS)
+        elif UNS in self.found.members:
+            self.left_out["uns"] = "left out as asked"
+        arrays = self._extras()
+        readers: dict[str, Callable[[], Any]] = {key: partial(_given, value) for key, value in found.items()}
+        if side or arrays:
+            readers[SIDE] = partial(_side, side, arrays)
+        self.left_out |= {f"uns/{key}": "metadata" for key in readers}
+        return readers
+
+    def _group_metadata(self) -> dict[str, Any]:
+        if self.found.members.get(GROUP_METADATA) != "array":
+            return {}
+        with open_array(self.path / GROUP_METADATA) as array:
+            return dict(array.meta.items())
+
+    def _said(self, group: Mapping[str, Any], side: dict[str, Any]) -> dict[str, Any]:
+        at = self.path / GROUP_METADATA
+        properties, colors, corpora = (
+            parsed(at, key, group.get(key, "{}"), rule)
+            for key, rule in ((PROPERTIES, "C51"), (COLORS, "C53"), (CORPORA, "C60"))
+        )
+        found = {key: rich(value) for key, value in corpora.items() if value is not None}
+        if properties.get("title") is not None:
+            found["title"] = properties["title"]
+        about = {key: rich(value) for key, value in properties.items() if key != "title" and value is not None}
+        known = (VERSION, PROPERTIES, COLORS, CORPORA)
+        more = {key: _shown(value) for key, value in group.items() if key not in known}
+        side |= {"properties": about} if about else {}
+        side |= {"metadata": more} if more else {}
+        left = {}
+        for name, table in colors.items():
+            column = name if name in self.obs.columns else name.removesuffix("_colors")
+            listed = self._listed_colors(column, table)
+            if listed is not None:
+                found[f"{column}_colors"] = listed
+            elif table:
+                left[column] = table
+        side |= {"colors": json.dumps(left)} if left else {}
+        return found
+
+    def _listed_colors(self, column: str, table: Any) -> NDArray[Any] | None:  # noqa: ANN401
+        """List colours in the order of the categories; None where one has none."""
+        if not isinstance(table, dict):
+            raise SourceError(
+                f"C53: the colours of {column!r} in {self.path} are no table of labels; correct {COLORS}."
+            )
+        hint = self.obs.hints.get(column)
+        listed = hint.get("categories") if isinstance(hint, dict) else None
+        if listed is None and column in self.obs.columns:
+            values = read_column(self.obs, column)
+            listed = [str(v) for v in getattr(values, "categories", [])]
+        labels = [str(name) for name in listed or []]
+        if not labels or any(label not in table for label in labels):
+            return None
+        return np.array([str(table[label]) for label in labels], dtype=object)
+
+    def _extras(self) -> dict[str, Callable[[], Any]]:
+        readers: dict[str, Callable[[], Any]] = {}
+        for name in self.found.members:
+            if name not in (COVERAGE, *self.found.extras):
+                continue
+            size = sum(file.stat().st_size for file in (self.path / name).rglob("*") if file.is_file())
+            if size > MOST_EXTRA_BYTES:
+                self.left_out[name] = f"{size:,} bytes, more than are carried along"
+            else:
+                readers[name] = partial(_extra, self.path / name)
+        return readers
+
+
+def obsm_name(name: str, all_names: Sequence[str]) -> str:
+    """Name an embedding as AnnData does: ``umap`` is ``X_umap``, ``spatial`` stays.
+
+    Examples
+    --------
+    >>> obsm_name("umap", ["umap"]), obsm_name("X_pca", ["X_pca"]), obsm_name("spatial", ["spatial"])
+    ('X_umap', 'X_pca', 'spatial')
+    """
+    if name == SPATIAL:
+        return name
+    taken = name.startswith(OBSM_PREFIX) and name.removeprefix(OBSM_PREFIX) not in all_names
+    return name if taken else f"{OBSM_PREFIX}{name}"
+
+
+def _unfit(path: Path, name: str, extents: Sequence[Any], expected: Sequence[Any], rule: str = "C71") -> str:
+    return (
+        f"{rule}: {path}: {name} has the shape {tuple(extents)}, where the tables of cells and features ask for {tuple(expected)}; "
+        "the CXG does not fit together. Write it again."
+    )
+
+
+def _given(value: Any) -> Any:  # noqa: ANN401
+    return value
+
+
+def _shown(value: Any) -> Any:  # noqa: ANN401
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+
+
+def _side(side: Mapping[str, Any], arrays: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    return {**side, "arrays": {name: read() for name, read in arrays.items()}} if arrays else dict(side)
+
+
+def _extra(path: Path) -> dict[str, Any]:
+    """Read an array, or all of a group, that the format does not name; ``metadata`` is JSON."""
+    if kind_of(path) != "array":
+        return {name: _extra(path / name) for name in list_members(path)}
+    import pandas as pd
+
+    with open_array(path) as array:
+        sparse, meta = bool(array.schema.sparse), {k: _shown(v) for k, v in array.meta.items()}
+        axes = [_axis(array.schema.domain.dim(i)) for i in range(array.schema.domain.ndim)]
+        read = array[:]
+    made: dict[str, Any] = {}
+    if sparse or (isinstance(read, dict) and set(read) != {ANONYMOUS}):
+        table = {name: _texts_of(np.asarray(values)) for name, values in read.items()}
+        flat = all(values.ndim == 1 for values in table.values())
+        made["table" if flat else "values"] = (
+            pd.DataFrame(table).rename(columns={ANONYMOUS: "value"}) if flat else table
+        )
+        if flat:
+            made["table"].index = made["table"].index.astype(str)
+            made |= {"axes": json.dumps(axes)} if sparse else {}
+    else:
+        made["values"] = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
+    plain = {key: value for key, value in meta.items() if isinstance(value, str | int | float | np.generic)}
+    return (
+        {**made, "metadata": json.dumps({k: getattr(v, "item", lambda v=v: v)() for k, v in plain.items()})}
+        if plain
+        else made
+    )
+
+
+def _axis(axis: Any) -> dict[str, Any]:  # noqa: ANN401  (a TileDB dimension)
+    """Describe an axis so that it can be made again; one of text has neither bounds nor tiles."""
+    if axis.dtype.kind not in "iuf":
+        return {"name": axis.name, "dtype": "ascii"}
+    low, high = (value.item() for value in axis.domain)
+    return {
+        "name": axis.name,
+        "dtype": str(axis.dtype),
+        "domain": [low, high],
+        "tile": getattr(axis.tile, "item", lambda: axis.tile)(),
+    }
+
+
+def _texts_of(values: NDArray[Any]) -> NDArray[Any]:
+    if values.dtype.kind not in "SO":
+        return values
+    return np.array(
+        [v.decode("utf-8", errors="replace") if isinstance(v, bytes) else v for v in values.tolist()], object
+    )

@@ -1,0 +1,391 @@
+"""Arrays as they are written: their schemas, sparse ones in global order, dense ones in bands of rows."""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.formats.cxg.columns import Table
+from raggedatlas.formats.cxg.engine import answering, context, low_level, open_array, open_tiledb
+from raggedatlas.formats.cxg.schema import ANONYMOUS, HINTS, OBS, VAR
+
+ZSTD_LEVEL = 3
+"""Level 22, which others use, takes some 75 times as long for an eighth less."""
+
+CAPACITY = 262_144
+"""Cells of a sparse array that are compressed together; more make single rows slow to read, fewer do not make them faster."""
+
+ROW_TILE, MATRIX_TILE = 256, (256, 2048)
+SPARSE_TILE = (512, 2048)
+TABLE_TILE = 1000
+DENSE_CAPACITY = 10_000
+
+BAND_BYTES = 64 << 20
+"""Rows of a dense array that are written at once take about this much; each write is a fragment."""
+
+MOST_FRAGMENTS = 32
+"""A dense array in more fragments is consolidated at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One dimension: its name, length, and tile."""
+
+    name: str
+    length: int
+    tile: int
+    shuffled: bool = False
+    dtype: str = "uint32"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The schema of an array.
+
+    Parameters
+    ----------
+    axes : tuple of Axis
+        From 0 to the length, exclusive.
+    attributes : mapping of str to str
+        Name -> NumPy dtype, ``"text"`` for text.
+    sparse : bool
+        Whether only some cells are there.
+    by_columns : bool
+        Whether tiles are laid out by columns.
+    """
+
+    axes: tuple[Axis, ...]
+    attributes: Mapping[str, str]
+    sparse: bool = False
+    by_columns: bool = False
+
+
+TEXT = "text"
+
+
+def split_form(name: str, n: int, other: str) -> Form:
+    """Return the form of ``Xr`` (by ``obs``) or ``Xc`` (by ``var``): a value and the place on the other axis for every entry."""
+    return Form((Axis(name, n, min(n, ROW_TILE), shuffled=True),), {ANONYMOUS: "float32", other: "uint32"}, sparse=True)
+
+
+def matrix_form(shape: tuple[int, int], *, sparse: bool) -> Form:
+    """Return the form of ``X``."""
+    tiles = SPARSE_TILE if sparse else MATRIX_TILE
+    axes = tuple(
+        Axis(name, n, min(n, tile), shuffled=sparse) for name, n, tile in zip((OBS, VAR), shape, tiles, strict=True)
+    )
+    return Form(axes, {ANONYMOUS: "float32"}, sparse=sparse, by_columns=sparse)
+
+
+def embedding_form(shape: tuple[int, int], dtype: str) -> Form:
+    """Return the form of an embedding."""
+    axes = tuple(Axis(f"__dim_{i}", n, min(n, TABLE_TILE)) for i, n in enumerate(shape))
+    return Form(axes, {ANONYMOUS: dtype})
+
+
+def table_form(n: int, attributes: Mapping[str, str]) -> Form:
+    """Return the form of a table."""
+    return Form((Axis("__dim_0", n, min(n, TABLE_TILE)),), attributes)
+
+
+def holder_form() -> Form:
+    """Return the form of what only holds metadata."""
+    return Form((Axis("__dim_0", 1, 1, dtype="uint64"),), {ANONYMOUS: "float64"})
+
+
+def create(path: Path, form: Form) -> None:
+    """Make an empty array.
+
+    Raises
+    ------
+    StoreError
+        If the place refuses.
+    """
+    tiledb = open_tiledb()
+    packed = tiledb.FilterList([tiledb.ZstdFilter(level=ZSTD_LEVEL)])
+    shuffled = tiledb.FilterList([tiledb.ByteShuffleFilter(), tiledb.ZstdFilter(level=ZSTD_LEVEL)])
+    with answering(path, writes=True):
+        axes = [
+            tiledb.Dim(
+                axis.name,
+                domain=(0, axis.length - 1),
+                tile=axis.tile,
+                dtype=np.dtype(axis.dtype),
+                filters=shuffled if axis.shuffled else None,
+                ctx=context(),
+            )
+            for axis in form.axes
+        ]
+        attributes = [
+            tiledb.Attr(name, dtype="U0", var=True, filters=packed, ctx=context())
+            if dtype == TEXT
+            else tiledb.Attr(
+                name, dtype=np.dtype(dtype), filters=packed if dtype.endswith("int8") else shuffled, ctx=context()
+            )
+            for name, dtype in form.attributes.items()
+        ]
+        schema = tiledb.ArraySchema(
+            domain=tiledb.Domain(*axes, ctx=context()),
+            attrs=attributes,
+            cell_order="row-major",
+            tile_order="col-major" if form.by_columns else "row-major",
+            capacity=CAPACITY if form.sparse else DENSE_CAPACITY,
+            sparse=form.sparse,
+            allows_duplicates=form.sparse,
+            ctx=context(),
+        )
+        tiledb.Array.create(str(path), schema, ctx=context())
+
+
+def create_group(path: Path) -> None:
+    """Make a group; its members are found by looking into it."""
+    tiledb = open_tiledb()
+    with answering(path, writes=True):
+        tiledb.group_create(str(path), ctx=context())
+
+
+def write_metadata(path: Path, values: Mapping[str, Any]) -> None:
+    """Write metadata of an array."""
+    if values:
+        with open_array(path, "w") as array:
+            for key, value in values.items():
+                array.meta[key] = value
+
+
+def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
+    """Write a table of cells or features with its hints and further metadata."""
+    attributes = {c.name: TEXT if c.values.dtype == object else str(c.values.dtype) for c in table.columns}
+    create(path, table_form(len(table.columns[0].values), attributes))
+    with open_array(path, "w") as array:
+        array[:] = {column.name: column.values for column in table.columns}
+        array.meta[HINTS] = json.dumps(table.hints())
+        for key, value in metadata.items():
+            array.meta[key] = value
+
+
+def write_holder(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Write an array that holds metadata: one cell, as all real files have."""
+    create(path, holder_form())
+    with open_array(path, "w") as array:
+        array[:] = np.zeros(1)
+        for key, value in metadata.items():
+            array.meta[key] = value
+
+
+class Entries(Protocol):
+    """Takes the cells of a sparse array in the order of its tiles."""
+
+    def write(self, parts: Mapping[str, NDArray[Any]]) -> None:
+        """Append cells: a value for each dimension and attribute."""
+        ...
+
+    def close(self) -> None:
+        """Finish the array."""
+        ...
+
+    def abort(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def entries_writer(path: Path, form: Form) -> Entries:
+    """Make a sparse array, and return what writes its cells in order.
+
+    The library's low-level query writes them as they come, as one fragment; where its private names are gone, each block is
+    sorted and written by the public call, and fragments are consolidated at the end, which takes several times as long.
+    """
+    create(path, form)
+    if low_level() is not None:
+        with suppress(AttributeError, TypeError):
+            return OrderedEntries(path)
+    return SortedEntries(path, tuple(axis.name for axis in form.axes))
+
+
+class OrderedEntries:
+    """Writes cells in global order, as one fragment.
+
+    Parameters
+    ----------
+    path : Path
+        Of an array that is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with answering(path, writes=True):
+            self._array, self._query = _global_query(path)
+        self._begun = False
+
+    def write(self, parts: Mapping[str, NDArray[Any]]) -> None:
+        """Append cells; they come in the order of tiles, and go on where the last ones ended."""
+        if not len(next(iter(parts.values()))):
+            return
+        with answering(self._path, writes=True):
+            self._begun = True
+            held = {name: np.ascontiguousarray(values) for name, values in parts.items()}
+            for name, values in held.items():
+                self._query.set_data_buffer(name, values, values.size)
+            self._query._submit()
+
+    def close(self) -> None:
+        """Finish the fragment."""
+        with answering(self._path, writes=True):
+            if self._begun:
+                self._query.finalize()
+            self.abort()
+
+    def abort(self) -> None:
+        """Let go of the array; a fragment that is not finished is never seen."""
+        self._query = None
+        self._array.close()
+
+
+def _global_query(path: Path) -> tuple[Any, Any]:
+    engine = low_level()
+    array = open_tiledb().open(str(path), "w", ctx=context())
+    # The handle below the public array; releases that had none were it themselves.
+    query = engine.Query(array.ctx, getattr(array, "array", array), engine.QueryType.WRITE)
+    query.layout = engine.LayoutType.GLOBAL_ORDER
+    return array, query
+
+
+class SortedEntries:
+    """Writes cells by the public call, a fragment for each block, and consolidates them.
+
+    Parameters
+    ----------
+    path : Path
+        Of an array that is there.
+    axes : tuple of str
+        Names of its dimensions.
+    """
+
+    def __init__(self, path: Path, axes: tuple[str, ...]) -> None:
+        self._path, self._axes = path, axes
+
+    def write(self, parts: Mapping[str, NDArray[Any]]) -> None:
+        """Write a block of cells."""
+        coordinates = tuple(parts[name] for name in self._axes)
+        values = {name: part for name, part in parts.items() if name not in self._axes}
+        if len(coordinates[0]):
+            with open_array(self._path, "w") as array:
+                array[coordinates] = values if len(values) > 1 else next(iter(values.values()))
+
+    def close(self) -> None:
+        """Make one fragment of all."""
+        consolidate(self._path, 1)
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+
+def consolidate(path: Path, most: int) -> None:
+    """Join the fragments of an array if they are more than so many."""
+    tiledb = open_tiledb()
+    with answering(path, writes=True):
+        if len(tiledb.array_fragments(str(path), ctx=context())) <= most:
+            return
+        config = tiledb.Config(
+            {
+                **context().config().dict(),
+                "sm.consolidation.total_buffer_size": str(2 * BAND_BYTES),
+                "sm.consolidation.buffer_size": str(BAND_BYTES),
+            }
+        )
+        tiledb.consolidate(str(path), config=config, ctx=context())
+        tiledb.vacuum(str(path), ctx=context())
+
+
+class DenseBands:
+    """Writes the rows of a dense array from above, in bands of whole tiles.
+
+    Parameters
+    ----------
+    path : Path
+        Where the array is made.
+    form : Form
+        Of two dimensions and one attribute.
+    """
+
+    def __init__(self, path: Path, form: Form) -> None:
+        create(path, form)
+        self._path = path
+        rows, columns = form.axes
+        self.shape, self.dtype = (rows.length, columns.length), np.dtype(form.attributes[ANONYMOUS])
+        tall = max(1, BAND_BYTES // (self.dtype.itemsize * columns.length * rows.tile)) * rows.tile
+        self._band = np.zeros((min(tall, rows.length), columns.length), self.dtype)
+        self._held = 0
+        self.n_rows = 0
+
+    def append(self, n: int, fill: Callable[[NDArray[Any], slice], None]) -> None:
+        """Take `n` rows: `fill` is given zeroed rows of the band and which of the new rows belong there."""
+        done = 0
+        while done < n:
+            take = min(n - done, len(self._band) - self._held)
+            fill(self._band[self._held : self._held + take], slice(done, done + take))
+            self._held += take
+            done += take
+            if self._held == len(self._band):
+                self._flush()
+
+    def close(self) -> None:
+        """Write what is held, and join the fragments."""
+        self._flush()
+        consolidate(self._path, MOST_FRAGMENTS)
+
+    def _flush(self) -> None:
+        if self._held:
+            with open_array(self._path, "w") as array:
+                array[self.n_rows : self.n_rows + self._held, :] = self._band[: self._held]
+            self.n_rows += self._held
+            self._held = 0
+            self._band[:] = 0
+
+
+def write_scattered(path: Path, frame: Any, axes: list[dict[str, Any]]) -> None:  # noqa: ANN401  (a pandas frame)
+    """Write a sparse array whose cells are the rows of a table: a column for each axis, the others its values.
+
+    Parameters
+    ----------
+    path : Path
+        Where to.
+    frame : pandas.DataFrame
+        The cells.
+    axes : list of dict
+        ``name`` and ``dtype`` of each axis, and ``domain`` and ``tile`` unless it is of text.
+    """
+    tiledb = open_tiledb()
+    names = [axis["name"] for axis in axes]
+    values = {str(name): frame[name].to_numpy() for name in frame.columns if name not in names}
+    packed = tiledb.FilterList([tiledb.ZstdFilter(level=ZSTD_LEVEL)])
+    with answering(path, writes=True):
+        made = [
+            tiledb.Dim(
+                axis["name"],
+                domain=tuple(axis["domain"]) if "domain" in axis else (None, None),
+                tile=axis.get("tile"),
+                dtype=np.dtype(axis["dtype"]) if "domain" in axis else "ascii",
+                filters=packed,
+                ctx=context(),
+            )
+            for axis in axes
+        ]
+        attributes = [
+            tiledb.Attr(name, dtype="U0", var=True, filters=packed, ctx=context())
+            if part.dtype.kind not in "biuf"
+            else tiledb.Attr(name, dtype=part.dtype, filters=packed, ctx=context())
+            for name, part in values.items()
+        ]
+        schema = tiledb.ArraySchema(
+            tiledb.Domain(*made, ctx=context()), attributes, sparse=True, allows_duplicates=True, ctx=context()
+        )
+        tiledb.Array.create(str(path), schema, ctx=context())
+    if len(frame):
+        with open_array(path, "w") as array:
+            coordinates = tuple(frame[name].to_numpy() for name in names)
+            array[coordinates] = {n: v.astype(object) if v.dtype.kind not in "biuf" else v for n, v in values.items()}

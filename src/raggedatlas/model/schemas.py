@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.ids import COLUMN, new_uid
-from raggedatlas.model.pointers import DenseZarrPointer, PointerKind, SparseZarrPointer, pointer_field
+from raggedatlas.model.pointers import DenseZarrPointer, GeometryPointer, PointerKind, SparseZarrPointer, pointer_field
 from raggedatlas.model.spaces import known_spaces
 
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
@@ -194,7 +194,7 @@ def _members(annotation: Any) -> list[Any]:  # noqa: ANN401  (an annotation is a
 
 def _pointer_kind(annotation: Any) -> PointerKind | None:  # noqa: ANN401  (an annotation is any object)
     for member in _members(annotation):
-        if isinstance(member, type) and issubclass(member, SparseZarrPointer | DenseZarrPointer):
+        if isinstance(member, type) and issubclass(member, SparseZarrPointer | DenseZarrPointer | GeometryPointer):
             return member.kind
     return None
 

@@ -17,7 +17,8 @@ class FeatureSpace:
     name : str
         Letters, digits and ``_``; also the default name of the pointer column.
     kind : PointerKind
-        ``sparse`` groups hold CSR parts, ``dense`` groups hold arrays with one row per cell.
+        ``sparse`` groups hold CSR parts, ``dense`` groups hold arrays with one row per cell, ``geometry`` groups are geometry stores
+        (seed 002) with one object per cell.
     has_features : bool
         Whether columns are named features with a registry (genes, proteins, peaks). Embeddings and tiles have none.
     is_counts : bool
@@ -49,6 +50,11 @@ class FeatureSpace:
                 "because it names a column; choose another, e.g. 'gene_expression'."
             )
         object.__setattr__(self, "kind", PointerKind(self.kind))
+        if self.kind is PointerKind.GEOMETRY and (self.has_features or self.is_counts or self.rank != 1):
+            raise SchemaError(
+                f"Feature space {self.name!r}: a geometry space has shapes, no features, no counts and rank 1; got "
+                f"has_features={self.has_features}, is_counts={self.is_counts}, rank={self.rank}."
+            )
         if self.rank < 1 or (self.kind is PointerKind.SPARSE and (self.rank != 1 or not self.has_features)):
             raise SchemaError(
                 f"Feature space {self.name!r}: a sparse space has rank 1 and features, and ranks start at 1; "
@@ -70,6 +76,10 @@ class FeatureSpace:
         return cls(**json.loads(text))
 
 
+def _shapes(name: str, description: str) -> FeatureSpace:
+    return FeatureSpace(name, PointerKind.GEOMETRY, has_features=False, is_counts=False, description=description)
+
+
 BUILT_IN = (
     FeatureSpace("gene_expression", PointerKind.SPARSE, description="Transcript counts or values per gene."),
     FeatureSpace("chromatin_accessibility", PointerKind.SPARSE, description="Fragment or cut counts per peak."),
@@ -87,8 +97,24 @@ BUILT_IN = (
         rank=3,
         description="One (C, Y, X) tile per cell.",
     ),
+    _shapes("morphology", "One skeleton, graph or mesh per cell: a traced neuron."),
+    _shapes("segmentation_mesh", "One surface mesh per cell."),
+    _shapes("segmentation_boundary", "One outline (polyline or flat mesh) per cell."),
+    _shapes("transcripts", "The points of one cell's transcripts, with their genes."),
+    _shapes("position", "One point per cell."),
+    _shapes("tract", "One streamline per cell: an axon's course."),
 )
 """The spaces that every process knows."""
+
+GEOMETRY_TYPES = {
+    "morphology": ("skeleton", "graph", "mesh", "line", "polyline"),
+    "segmentation_mesh": ("mesh",),
+    "segmentation_boundary": ("polyline", "line", "mesh", "graph"),
+    "transcripts": ("point_cloud",),
+    "position": ("point_cloud",),
+    "tract": ("streamline", "polyline", "line"),
+}
+"""Geometry types that a built-in space takes; a space of your own takes any."""
 
 _KNOWN: dict[str, FeatureSpace] = {space.name: space for space in BUILT_IN}
 

@@ -1,0 +1,132 @@
+"""A geometry store in an atlas: its row in the registry, which is what makes it visible (seed 002)."""
+
+import json
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
+
+from raggedatlas.model.records import utc_now
+
+
+class GeometryRecord(BaseModel):
+    """One geometry store whose objects are cells of the atlas; its row in ``_geometry`` is the commit point of its `add`.
+
+    Attributes
+    ----------
+    uid : str
+        16 hex digits, another each time that a store is added; also the folder of its group.
+    name : str
+        What queries call it; by default its feature space. Stores of several datasets share a name; a dataset has one of a name.
+    space, column, zarr_group : str
+        Feature space, the cell column of its pointers, and the group ``<uid>/<space>``: the store as it was added.
+    datasets : str
+        JSON: dataset uid -> how many of its cells have an object here.
+    types, axes : list of str
+        Geometry types, and names of the space axes.
+    layout : str
+        ``"0.9"`` or ``"0.7"``.
+    n_objects, n_vertices, n_levels : int
+        Of the store; vertices at the finest level.
+    bounds : str
+        JSON: least and greatest corner over all objects; empty lists where there is no vertex.
+    link : str
+        JSON: the cell column and the object attribute (empty: the ids) whose values were matched.
+    owner, genes : str
+        Of transcripts: the vertex attributes that tell the cell (empty where objects are cells) and the gene.
+    n_files, n_bytes : int
+        Of the group.
+    digest : str
+        SHA-256 over names and bytes of its files.
+    content_hash : str
+        SHA-256 over what is stored, and what it was linked with; tells the same store.
+    source : str
+        Where it came from.
+    created_at : str
+        UTC ISO timestamp.
+
+    Examples
+    --------
+    >>> record = GeometryRecord(uid="0" * 16, name="tract", space="tract", column="tract", zarr_group="0/tract")
+    >>> record.cells_of
+    {}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uid: str
+    name: str
+    space: str
+    column: str
+    zarr_group: str
+    datasets: str = "{}"
+    types: list[str] = Field(default_factory=list)
+    axes: list[str] = Field(default_factory=list)
+    layout: str = ""
+    n_objects: int = 0
+    n_vertices: int = 0
+    n_levels: int = 1
+    bounds: str = "[[], []]"
+    link: str = "{}"
+    owner: str = ""
+    genes: str = ""
+    n_files: int = 0
+    n_bytes: int = 0
+    digest: str = ""
+    content_hash: str = ""
+    source: str = ""
+    created_at: str = Field(default_factory=utc_now)
+
+    @property
+    def cells_of(self) -> dict[str, int]:
+        """`datasets`, read: dataset uid -> cells."""
+        found: dict[str, int] = json.loads(self.datasets)
+        return found
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of all datasets that have an object here."""
+        return sum(self.cells_of.values())
+
+    @property
+    def extent(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """`bounds`, read."""
+        lo, hi = json.loads(self.bounds)
+        return tuple(lo), tuple(hi)
+
+
+def _field(name: str) -> pa.Field:
+    kinds: dict[str, pa.DataType] = dict.fromkeys(
+        ("n_objects", "n_vertices", "n_levels", "n_files", "n_bytes"), pa.int64()
+    )
+    kinds |= dict.fromkeys(("types", "axes"), pa.list_(pa.string()))
+    needed = name in {"uid", "name", "space", "column", "zarr_group"}
+    return pa.field(name, kinds.get(name, pa.string()), nullable=not needed)
+
+
+GEOMETRY_SCHEMA = pa.schema([_field(name) for name in GeometryRecord.model_fields])
+"""Arrow schema of the table `_geometry`."""
+
+
+def geometries_to_table(records: list[GeometryRecord]) -> pa.Table:
+    """Write geometry stores as rows of ``_geometry``.
+
+    Examples
+    --------
+    >>> geometries_to_table([]).num_rows
+    0
+    """
+    return pa.Table.from_pylist([record.model_dump() for record in records], schema=GEOMETRY_SCHEMA)
+
+
+def geometries_from_table(table: pa.Table) -> list[GeometryRecord]:
+    """Read rows of ``_geometry``, in the order of adding.
+
+    Examples
+    --------
+    >>> made = GeometryRecord(uid="0" * 16, name="tract", space="tract", column="tract", zarr_group="0/tract")
+    >>> geometries_from_table(geometries_to_table([made])) == [made]
+    True
+    """
+    rows: list[dict[str, Any]] = [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()]
+    return sorted((GeometryRecord(**row) for row in rows), key=lambda record: record.created_at)

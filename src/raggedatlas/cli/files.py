@@ -32,7 +32,9 @@ class Checked(Place):
 
     atlas: Annotated[
         str,
-        typer.Argument(metavar="ATLAS|FILE", help="An atlas, or a file or Zarr folder of AnnData.", show_default=False),
+        typer.Argument(
+            metavar="ATLAS|FILE", help="An atlas, a file or Zarr folder of AnnData, or a CXG.", show_default=False
+        ),
     ]
 
 
@@ -62,6 +64,8 @@ def validate(
         raise typer.BadParameter(f"{level} is no level of {what}; choose {' or '.join(levels)}", param_hint="--level")
     if not is_file and fix is not None:
         raise typer.BadParameter("only files are mended by a copy; see raggedatlas repair", param_hint="--fix")
+    if fix is not None and _is_cxg(Path(place.atlas)):
+        raise typer.BadParameter("a CXG is not mended; write it again from its source", param_hint="--fix")
     if is_file and at is not None:
         raise typer.BadParameter("a file has no snapshots", param_hint="--at")
     if not is_file:
@@ -73,9 +77,15 @@ def validate(
 
 
 def is_one_file(what: str) -> bool:
-    """Tell a file or Zarr folder from an atlas, by what lies there."""
+    """Tell a file, Zarr folder or CXG from an atlas, by what lies there."""
     path = Path(what)
-    return path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS)
+    return path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS) or _is_cxg(path)
+
+
+def _is_cxg(path: Path) -> bool:
+    from raggedatlas.formats.cxg.detecting import is_cxg
+
+    return path.suffix == ".cxg" or is_cxg(path)
 
 
 def _validate_atlas(place: Place, level: AtlasLevel, at: str | None) -> None:
@@ -94,9 +104,10 @@ def _validate_atlas(place: Place, level: AtlasLevel, at: str | None) -> None:
 
 
 def _validate_file(place: Place, level: FileLevel) -> None:
+    from raggedatlas.formats import cxg
     from raggedatlas.formats.anndata.validation import validate as validate_file
 
-    problems = validate_file(place.atlas, level)
+    problems = (cxg.validate if _is_cxg(Path(place.atlas)) else validate_file)(place.atlas, level)
     if place.as_json:
         show_json([asdict(problem) for problem in problems])
     else:
@@ -136,7 +147,9 @@ def _exit_if_broken(problems: "Iterable[Problem]") -> None:
 @app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas inspect pbmc.h5ad --depth 1")
 @unfold
 def inspect(
-    file: Annotated[str, typer.Argument(help="A file or Zarr folder of AnnData or MuData.", show_default=False)],
+    file: Annotated[
+        str, typer.Argument(help="A file or Zarr folder of AnnData or MuData, or a CXG.", show_default=False)
+    ],
     depth: Annotated[
         int | None, typer.Option(min=1, metavar="LEVELS", help="How far down to go.", show_default=False)
     ] = None,
@@ -146,10 +159,11 @@ def inspect(
     from rich.text import Text
 
     from raggedatlas.cli.printing import printable
+    from raggedatlas.formats import cxg
     from raggedatlas.formats.anndata.inspection import inspect as inspect_file
     from raggedatlas.formats.anndata.inspection import size_text
 
-    found = inspect_file(file)
+    found = (cxg.inspect if _is_cxg(Path(file)) else inspect_file)(file)
     if as_json:
         show_json(found.to_dict())
         return

@@ -1,0 +1,263 @@
+"""The rules that every value of matrices and embeddings must be read for, block by block."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.formats.cxg.arrays import StoredArray
+from raggedatlas.formats.cxg.checking import Checking
+from raggedatlas.formats.cxg.engine import answering, open_array
+from raggedatlas.formats.cxg.schema import ANONYMOUS, SHIFT, XC, XR, X
+
+STEP_BYTES = 16 << 20
+"""A block of a dense array takes about this much."""
+
+SPARSEST, DENSEST = 0.05, 0.60
+"""Share of non-zero values below which a matrix should not be dense, and above which not sparse."""
+
+_MIX = tuple(np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_SHIFTS = tuple(np.uint64(one) for one in (32, 30, 27, 31))
+
+_EXACT_BITS = 53
+"""Integers of so many bits are exact as float64."""
+
+Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
+"""Cells, features and values."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one walk over a sparse matrix found.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Cells and features.
+    cells, features : numpy.ndarray, float64
+        Sum of a digest of what stands in each row and column.
+    n, zeros, outside, twice : int
+        Entries, and how many of them are stored zeros, beyond an axis, or there before.
+    places : dict of str to str
+        The first of each kind.
+    """
+
+    shape: tuple[int, int]
+    cells: NDArray[np.float64]
+    features: NDArray[np.float64]
+    n: int = 0
+    zeros: int = 0
+    outside: int = 0
+    twice: int = 0
+    places: dict[str, str] = field(default_factory=dict)
+
+
+def check_values(checking: Checking) -> None:
+    """Check all values: C06, C19, C20, C24, C44, C45; unreadable ones are told by C00."""
+    for name in checking.embeddings:
+        found = checking.arrays[name]
+        if found.is_readable and len(found.axes) == 2 and _is_real(found):
+            with checking.guarded(name):
+                _read_embedding(checking, name, found)
+    shift = checking.arrays.get(SHIFT)
+    if shift is not None and shift.is_readable and len(shift.axes) == 1 and _is_real(shift):
+        with checking.guarded(SHIFT):
+            _read_shift(checking, shift)
+    _read_matrix(checking)
+
+
+def _is_real(found: StoredArray) -> bool:
+    values = found.attribute(ANONYMOUS)
+    return values is not None and values.is_number
+
+
+def bands(checking: Checking, name: str, found: StoredArray) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Read a dense array of two axes in bands of rows.
+
+    Yields
+    ------
+    first : int
+        Number of the first row.
+    values : numpy.ndarray
+        All columns of some rows.
+    """
+    attribute = found.attribute(ANONYMOUS)
+    width = max(1, found.shape[1] * (attribute.dtype.itemsize if attribute is not None else 1))
+    height = max(found.tile[0], STEP_BYTES // width // found.tile[0] * found.tile[0])
+    with open_array(checking.path / name) as array:
+        reader = array.query(attrs=[ANONYMOUS])
+        for start in range(0, found.shape[0], height):
+            read = reader[start : min(start + height, found.shape[0])]
+            yield start, np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
+
+
+def _read_embedding(checking: Checking, name: str, found: StoredArray) -> None:
+    infinite, known, first = 0, 0, ""
+    for start, values in bands(checking, name, found):
+        bad = np.isinf(values)
+        known += int(np.count_nonzero(~np.isnan(values)))
+        if not first and bad.any():
+            first = f"cell {start + int(np.argwhere(bad)[0][0]):,}"
+        infinite += int(np.count_nonzero(bad))
+    if infinite:
+        checking.report("C24", name, f"{infinite:,} coordinates are infinite, the first of {first}.")
+    if not known:
+        checking.report("C24", name, "every coordinate is missing.")
+
+
+def _read_shift(checking: Checking, found: StoredArray) -> None:
+    with open_array(checking.path / SHIFT) as array:
+        read = array[:]
+    values = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        checking.report(
+            "C44", SHIFT, f"{len(bad):,} of {found.shape[0]:,} are not finite, the first of feature {bad[0]:,}."
+        )
+    elif not values.any():
+        checking.report("C45", SHIFT, "it is zero for every feature.")
+
+
+def _read_matrix(checking: Checking) -> None:
+    x = checking.arrays.get(X)
+    if x is not None and len(x.axes) == 2 and _is_real(x):
+        with checking.guarded(X):
+            if x.sparse:
+                _tell(checking, X, _tallied(checking, X, (x.shape[0], x.shape[1])))
+            elif x.is_readable:
+                _read_dense(checking, x)
+    tallies = {}
+    for name, along in ((XR, "var"), (XC, "obs")):
+        found, n_obs, n_var = checking.arrays.get(name), checking.n_obs, checking.n_var
+        fits = found is not None and found.sparse and len(found.axes) == 1 and found.attribute(along) is not None
+        if found is not None and fits and _is_real(found) and n_obs and n_var:
+            with checking.guarded(name):
+                tallies[name] = _tallied(checking, name, (n_obs, n_var))
+                _tell(checking, name, tallies[name])
+    if len(tallies) == 2:
+        _compare(checking, tallies[XR], tallies[XC])
+
+
+def _read_dense(checking: Checking, found: StoredArray) -> None:
+    n = sum(int(np.count_nonzero(values)) for _, values in bands(checking, X, found))
+    share = n / max(1, found.shape[0] * found.shape[1])
+    if share < SPARSEST:
+        checking.report("C06", X, f"it is dense, and {share:.1%} of its values are not zero.")
+
+
+def triples(checking: Checking, name: str) -> Iterator[Block]:
+    """Read a sparse matrix of either layout in order of its first axis, in blocks that TileDB's buffers bound."""
+    axes = checking.arrays[name].axes
+    # Axes are taken by place: what they are called is of no meaning.
+    keys = {X: (axes[0].name, axes[-1].name), XR: (axes[0].name, "var"), XC: ("obs", axes[0].name)}[name]
+    path = checking.path / name
+    with open_array(path) as array:
+        query = array.query(order="C", return_incomplete=True)
+        # The rest is read inside of a generator, where the errors of the caller must not be taken for TileDB's.
+        walk = iter(query.multi_index[:])
+        while True:
+            with answering(path):
+                block = next(walk, None)
+            if block is None:
+                return
+            yield block[keys[0]].astype(np.int64), block[keys[1]].astype(np.int64), block[ANONYMOUS]
+
+
+def _tallied(checking: Checking, name: str, shape: tuple[int, int]) -> Tally:
+    tally = Tally(shape, np.zeros(shape[0]), np.zeros(shape[1]))
+    carried: tuple[NDArray[np.int64], NDArray[np.int64]] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+    for read in triples(checking, name):
+        block = _within(tally, read)
+        digests = _digests(block, max(shape))
+        tally.cells += np.bincount(block[0], digests, minlength=shape[0])
+        tally.features += np.bincount(block[1], digests, minlength=shape[1])
+        major, minor = (block[1], block[0]) if name == XC else (block[0], block[1])
+        carried = _look_twice(tally, carried, (major, minor), by_feature=name == XC)
+    return tally
+
+
+def _within(tally: Tally, block: Block) -> Block:
+    """Count entries, and leave out those beyond an axis."""
+    cells, features, values = block
+    inside = (cells >= 0) & (cells < tally.shape[0]) & (features >= 0) & (features < tally.shape[1])
+    _count(tally, "outside", ~inside, (cells, features))
+    _count(tally, "zeros", values == 0, (cells, features))
+    tally.n += len(values)
+    return block if inside.all() else (cells[inside], features[inside], values[inside])
+
+
+def _count(tally: Tally, what: str, which: NDArray[np.bool_], at: tuple[NDArray[np.int64], NDArray[np.int64]]) -> None:
+    n = int(np.count_nonzero(which))
+    if n:
+        i = int(np.argmax(which))
+        tally.places.setdefault(what, f"cell {at[0][i]:,}, feature {at[1][i]:,}")
+        setattr(tally, what, getattr(tally, what) + n)
+
+
+def _look_twice(
+    tally: Tally,
+    carried: tuple[NDArray[np.int64], NDArray[np.int64]],
+    block: tuple[NDArray[np.int64], NDArray[np.int64]],
+    *,
+    by_feature: bool,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count places that come twice; entries of a row may come in any order, so the last row waits for the next block."""
+    major, minor = np.concatenate([carried[0], block[0]]), np.concatenate([carried[1], block[1]])
+    if not len(major):
+        return carried
+    keys = major * max(tally.shape) + minor
+    steps = np.diff(keys)
+    if (steps <= 0).any():
+        order = np.argsort(keys, kind="stable")
+        keys, major, minor = keys[order], major[order], minor[order]
+        again = np.diff(keys, prepend=-1) == 0
+        # What was carried has been counted; of a pair the later one is new.
+        again &= order >= len(carried[0])
+        _count(tally, "twice", again, (minor, major) if by_feature else (major, minor))
+    last = major == major[-1]
+    return major[last], minor[last]
+
+
+def _digests(block: Block, longest: int) -> NDArray[np.float64]:
+    """Mix place and value of each entry into as many bits, up to 32, as leave the sum over the longest axis exact."""
+    cells, features, values = block
+    mixed = cells.astype(np.uint64) << _SHIFTS[0]
+    mixed += features.astype(np.uint64)
+    mixed *= _MIX[0]
+    mixed ^= values.astype(np.float64).view(np.uint64)
+    for shift, factor in ((_SHIFTS[1], _MIX[1]), (_SHIFTS[2], _MIX[2])):
+        mixed ^= mixed >> shift
+        mixed *= factor
+    mixed ^= mixed >> _SHIFTS[3]
+    bits = min(32, _EXACT_BITS - longest.bit_length())
+    return (mixed & np.uint64((1 << bits) - 1)).astype(np.float64)
+
+
+def _tell(checking: Checking, name: str, tally: Tally) -> None:
+    if tally.outside:
+        checking.report(
+            "C20", name, f"{tally.outside:,} values are beyond an axis, the first at {tally.places['outside']}."
+        )
+    if tally.twice:
+        checking.report("C20", name, f"{tally.twice:,} values are there again, the first at {tally.places['twice']}.")
+    if tally.zeros:
+        checking.report(
+            "C20", name, f"{tally.zeros:,} of its values are zero, the first at {tally.places['zeros']}.", "practice",
+            "Leave zeros out.",
+        )  # fmt: skip
+    share = tally.n / max(1, tally.shape[0] * tally.shape[1])
+    if name != XC and share > DENSEST:
+        checking.report("C06", name, f"it is sparse, and {share:.1%} of its values are not zero.")
+
+
+def _compare(checking: Checking, by_cell: Tally, by_feature: Tally) -> None:
+    cells = np.flatnonzero(by_cell.cells != by_feature.cells)
+    features = np.flatnonzero(by_cell.features != by_feature.features)
+    if not len(cells) and not len(features) and by_cell.n == by_feature.n:
+        return
+    counts = f"{by_cell.n:,} and {by_feature.n:,} values"
+    where = f", {len(cells):,} cells and {len(features):,} features differ" if len(cells) or len(features) else ""
+    first = f", the first cell {cells[0]:,}, the first feature {features[0]:,}" if len(cells) and len(features) else ""
+    checking.report("C19", XC, f"{XR} and {XC} have {counts}{where}{first}.")

@@ -1,0 +1,163 @@
+"""The validator: every numbered rule is told where it is broken, and only there."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
+
+from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.cxg import RULES, validate
+from raggedatlas.formats.cxg import checks_values as values_module
+from raggedatlas.testing import cxgs
+from raggedatlas.testing.cxg_damages import DAMAGES, Damage
+from raggedatlas.testing.cxgs import FORMS, Form, write_cxg
+
+COMMAND = Path(sys.executable).parent / "raggedatlas"
+
+MILD = {"unnamed": {"C26"}}
+"""What is told of a small CXG without fault."""
+
+
+@pytest.fixture(scope="session")
+def goods(tmp_path_factory: pytest.TempPathFactory) -> dict[Form, Path]:
+    """One small CXG of each version and layout."""
+    folder = tmp_path_factory.mktemp("goods")
+    return {form: write_cxg(folder / f"{form}.cxg", form) for form in FORMS}
+
+
+def copied(good: Path, to: Path) -> Path:
+    shutil.copytree(good, to)
+    return to
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_good_cxg_breaks_no_rule(goods: dict[Form, Path], form: Form) -> None:
+    """Every version and layout passes every rule at both levels; that one is of the unnamed version is said."""
+    for level in ("metadata", "full"):
+        problems = validate(goods[form], level)
+        assert {p.rule for p in problems} == MILD.get(form, set()), [str(p) for p in problems]
+        assert all(p.level == "practice" for p in problems)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: f"{d.rule}-{d.form}: {d.label}")
+def test_each_damage_is_told(goods: dict[Form, Path], damage: Damage, tmp_path: Path) -> None:
+    """A damaged CXG is told by the rule that it breaks, at the level that was meant, and by no other rule.
+
+    What values must be read for is told at the level full alone; the folder stays as it was.
+    """
+    path = copied(goods[damage.form], tmp_path / "x.cxg")
+    damage.change(path)
+    before = content(path)
+    problems = validate(path, "full")
+    assert content(path) == before
+    expected = {damage.rule} | damage.also | MILD.get(damage.form, set())
+    assert {p.rule for p in problems} == expected, [str(p) for p in problems]
+    mine = [p for p in problems if p.rule == damage.rule]
+    assert {p.level for p in mine} == {damage.level}, [str(p) for p in mine]
+    assert all(p.message.endswith(".") and p.mend.endswith(".") for p in problems), [str(p) for p in problems]
+    if RULES[damage.rule].depth == "full":
+        assert damage.rule not in {p.rule for p in validate(path)}
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {str(at.relative_to(path)): at.read_bytes() for at in sorted(path.rglob("*")) if at.is_file()}
+
+
+def test_one_that_is_no_cxg_is_told(tmp_path: Path) -> None:
+    """A folder of other things breaks C01 and nothing else is said of it; what is not there, and a level that is not, are refused."""
+    assert [p.rule for p in validate("tests/data")] == ["C01"]
+    with pytest.raises(NotFoundError, match="check the path"):
+        validate(tmp_path / "absent.cxg")
+    with pytest.raises(SourceError, match="metadata and full are known"):
+        validate(tmp_path, "deep")  # type: ignore[arg-type]
+
+
+def test_first_places_are_named(goods: dict[Form, Path], tmp_path: Path) -> None:
+    """A value that differs between Xr and Xc is told by the cell and the feature, a place that comes twice by its place."""
+    path = copied(goods["split"], tmp_path / "x.cxg")
+    rows, columns = np.nonzero(cxgs.VALUES)
+    values = cxgs.VALUES[rows, columns]
+    changed = values.copy()
+    changed[3] += 1
+    cxgs.write_half(
+        path / "Xr", "obs", cxgs.N_OBS, (np.append(rows, 4), np.append(columns, 4), np.append(changed, changed[-2]))
+    )
+    told = {p.rule: p.message for p in validate(path, "full")}
+    assert f"the first cell {rows[3]}" in told["C19"]
+    assert "the first at cell 4, feature 4" in told["C20"]
+
+
+@pytest.mark.parametrize("block", [64, 1 << 20])
+def test_blocks_do_not_matter(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that comes twice, on both sides of the end of a block too, is counted once each time, whatever blocks are read."""
+    rng = np.random.default_rng(0)
+    path = write_cxg(tmp_path / "x.cxg")
+    rows, columns = rng.integers(0, cxgs.N_OBS, 300), rng.integers(0, cxgs.N_VAR, 300)
+    values = np.ones(300, np.float32)
+    for name, axis, n, places in (
+        ("Xr", "obs", cxgs.N_OBS, (rows, columns)),
+        ("Xc", "var", cxgs.N_VAR, (columns, rows)),
+    ):
+        cxgs.write_half(path / name, axis, n, (*places, values))
+    twice = 300 - len(set(zip(rows.tolist(), columns.tolist(), strict=True)))
+    whole = values_module.triples
+
+    def in_blocks(*given: object) -> object:
+        for cells, features, found in whole(*given):  # type: ignore[arg-type]
+            for at in range(0, len(found), block):
+                yield cells[at : at + block], features[at : at + block], found[at : at + block]
+
+    monkeypatch.setattr(values_module, "triples", in_blocks)
+    told = [p.message for p in validate(path, "full") if p.rule == "C20"]
+    assert [message.split()[0] for message in told] == [str(twice), str(twice)]
+
+
+def test_memory_does_not_grow_with_values(tmp_path: Path) -> None:
+    """Four times the values take the same memory: blocks are bounded by buffers, and what is kept by the axes."""
+    peaks = []
+    for times in (1, 4):
+        path = write_cxg(tmp_path / f"{times}.cxg")
+        n, k = 1_000, 150 * times
+        rows = np.repeat(np.arange(n), k)
+        columns = np.tile(np.arange(k), n)
+        values = np.ones(n * k, np.float32)
+        obs = {"name_0": np.array([str(i) for i in range(n)], dtype=object)}
+        var = {"name_0": np.array([str(i) for i in range(4_000)], dtype=object)}
+        for table, frame in (("obs", obs), ("var", var)):
+            cxgs.write_frame(path / table, frame, {"index": "name_0", "name_0": {"type": "string"}})
+        for name in cxgs.EMBEDDINGS:
+            cxgs.write_dense(path / "emb" / name, np.ones((n, 2), np.float32))
+        cxgs.write_half(path / "Xr", "obs", n, (rows, columns, values))
+        cxgs.write_half(path / "Xc", "var", 4_000, (columns, rows, values))
+        validate(path, "full")
+        tracemalloc.start()
+        assert {p.level for p in validate(path, "full")} == {"practice"}
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0] + 1e6
+
+
+def test_the_command_tells_and_exits(goods: dict[Form, Path], tmp_path: Path) -> None:
+    """The command takes a CXG as it takes files: exit code 1 for a broken must, JSON on request, and no mended copy."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([COMMAND, *words], capture_output=True, text=True, check=False)
+
+    good = run("validate", str(goods["split"]), "--level", "full")
+    assert (good.returncode, good.stdout) == (0, "Nothing is wrong (full).\n")
+    path = copied(goods["dense"], tmp_path / "x.cxg")
+    shutil.rmtree(path / "X")
+    bad = run("validate", str(path), "--json")
+    assert bad.returncode == 1
+    assert [problem["rule"] for problem in json.loads(bad.stdout)] == ["C17"]
+    assert set(json.loads(bad.stdout)[0]) == {"rule", "level", "path", "message", "mend"}
+    refused = run("validate", str(path), "--fix", str(tmp_path / "y.cxg"))
+    assert refused.returncode == 2
+    assert "a CXG is not mended" in refused.stderr

@@ -6,6 +6,7 @@
 #                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml and slafdb in .venv-peers-3.11
 #   benchmarks/peers.sh results only hyrax 0.13, and 0.6.10 beside it, in .venv-peers-hyrax, for results.py and tests -m peers
 #   benchmarks/peers.sh anndata only anndata 0.8 and 0.10, in .venv-peers-anndata-*, for tests -m peers
+#   benchmarks/peers.sh explorer only cellxgene 0.16.8 (CELLxGENE Explorer), in .venv-explorer, for raggedatlas serve, cxg.py and tests -m peers
 # PEERS_PYTHON names the interpreter of .venv-peers (>= 3.12), PEERS_PYTHON_311 the one of .venv-peers-3.11.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -107,6 +108,13 @@ if [ "$what" = anndata ]; then
     peer .venv-peers-anndata-0.8 requirements/peers-anndata-0.8.txt anndata anndata anndata zarr
     environment .venv-peers-anndata-0.10 requirements/peers-anndata-0.10.txt "${PEERS_PYTHON_311:-}" "11 12 10"
     peer .venv-peers-anndata-0.10 requirements/peers-anndata-0.10.txt anndata anndata anndata zarr
+    exit 0
+fi
+if [ "$what" = explorer ]; then
+    # Its requirements name releases that no longer work together, so all of them are pinned and none is resolved.
+    environment .venv-explorer requirements/peers-explorer-3.11.txt "${PEERS_PYTHON_311:-}" 11
+    peer .venv-explorer requirements/peers-explorer-3.11.txt cellxgene server.cli.launch \
+        --no-deps --requirement requirements/peers-explorer-3.11.txt
     exit 0
 fi
 pins=requirements/peers-3.13.txt

@@ -1,0 +1,149 @@
+"""The verb ``serve``: cells in the web client of CELLxGENE Explorer."""
+
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from raggedatlas.cli.app import ASK, app
+from raggedatlas.cli.options import At, Place, Selection, unfold
+from raggedatlas.cli.printing import progress, say, show, show_json
+from raggedatlas.cli.query import Overwrite
+
+if TYPE_CHECKING:
+    from raggedatlas.query.query import Query
+    from raggedatlas.verbs.serving import Prepared
+
+
+@dataclass(frozen=True)
+class Cells(Place):
+    """What is served, and how to print."""
+
+    atlas: Annotated[
+        str,
+        typer.Argument(
+            metavar="ATLAS|FILE",
+            help="An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes.",
+            show_default=False,
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the CXG holds, and where it is."""
+
+    embedding: Annotated[
+        list[str],
+        typer.Option(
+            "--embedding",
+            "-e",
+            metavar="NAME",
+            help="Take only this member of obsm, such as X_umap; repeatable.",
+            show_default=False,
+        ),
+    ] = field(default_factory=list)
+    compute_embedding: Annotated[
+        Literal["pca", "umap"] | None,
+        typer.Option(help="Compute an embedding where there is none; umap needs the extra umap.", show_default=False),
+    ] = None
+    x: Annotated[str, typer.Option("--x", metavar="MATRIX", help="Of a file: X, or layers/NAME.")] = "X"
+    title: Annotated[str | None, typer.Option(help="Title of the page.", show_default=False)] = None
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Keep the CXG there (a .cxg).", show_default="a temporary folder"
+        ),
+    ] = None
+    overwrite: Overwrite = False
+
+    def choices(self) -> dict[str, Any]:
+        """Give the keyword arguments of `prepare`."""
+        return {
+            "title": self.title,
+            "embeddings": self.embedding or None,
+            "compute_embedding": _embedder(self.compute_embedding),
+            "x": self.x,
+            "overwrite": self.overwrite,
+        }
+
+
+def _embedder(name: str | None) -> Any:  # noqa: ANN401  (a name, or an Embedder)
+    return name
+
+
+@app.command(
+    rich_help_panel=ASK,
+    epilog="Example: raggedatlas serve pbmc.atlas --where \"cell_type = 'B'\" --compute-embedding pca",
+)
+@unfold
+def serve(
+    place: Cells,
+    *,
+    selection: Selection,
+    shown: Shown,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0 takes a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    prepare_only: Annotated[
+        bool, typer.Option("--prepare-only", help="Write the CXG of --output, and serve nothing.")
+    ] = False,
+    at: At = None,
+) -> None:
+    """Serve cells in the web client of CELLxGENE Explorer to this machine's browser until Ctrl-C."""
+    what = _cells(place, selection, at)
+    if prepare_only:
+        _prepare(what, shown, as_json=place.as_json)
+        return
+    from raggedatlas.verbs.serving import serve as start
+
+    with progress("prepare a CXG"):
+        served = start(what, target=shown.output, port=port, **shown.choices())
+    _end_in_order()
+    with served:
+        if place.as_json:
+            show_json({"url": served.url, "path": str(served.path)})
+        else:
+            show(served.url)
+        say("Only this machine can open it. Ctrl-C ends it.")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(served.url)
+        served.wait()
+
+
+def _end_in_order() -> None:
+    """End as by Ctrl-C when asked to end otherwise, so that the server ends too."""
+    for name in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.default_int_handler)
+
+
+def _cells(place: Cells, selection: Selection, at: str | None) -> "Query | str":
+    """Tell a file from an atlas; a selection is for the cells of an atlas."""
+    from raggedatlas.cli.files import is_one_file
+
+    if is_one_file(place.atlas) or Path(place.atlas, "matrix.mtx.gz").exists():
+        if selection != Selection():
+            raise typer.BadParameter(
+                f"{place.atlas} is a file, of which every cell is shown; choose some with raggedatlas convert",
+                param_hint="--where",
+            )
+        if at is not None:
+            raise typer.BadParameter("a file has no snapshots", param_hint="--at")
+        return place.atlas
+    return selection.narrow(place.open_snapshot(at).query())
+
+
+def _prepare(what: "Query | str", shown: Shown, *, as_json: bool) -> None:
+    from raggedatlas.verbs.serving import prepare
+
+    if shown.output is None:
+        raise typer.BadParameter("it says where to write, and is missing", param_hint="--output")
+    with progress(f"write {shown.output}"):
+        found: Prepared = prepare(what, shown.output, **shown.choices())
+    if as_json:
+        show_json({"path": str(found.path), "made": found.made})
+    else:
+        show(f"Wrote {found.path}" if found.made else f"{found.path} can be served as it is")

@@ -1,0 +1,226 @@
+"""The web client of CELLxGENE Explorer on loopback: cellxgene 0.16.8, in an environment of its own, serving one CXG."""
+
+import os
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from raggedatlas.errors import MissingExtraError, NotFoundError, StoreError
+
+LOOPBACK = "127.0.0.1"
+VARIABLE = "RAGGEDATLAS_EXPLORER"
+"""Environment variable that names the environment, or the program in it."""
+
+FOLDER = ".venv-explorer"
+PROGRAM = "cellxgene"
+API = "api/v0.2"
+PATIENCE = 120.0
+"""Seconds until a server that does not answer is given up."""
+
+HOW = (
+    "make its environment with benchmarks/peers.sh explorer, or by hand (Python 3.11): python3.11 -m venv .venv-explorer && "
+    ".venv-explorer/bin/pip install --no-deps -r requirements/peers-explorer-3.11.txt; "
+    f"{VARIABLE} names one that is elsewhere"
+)
+
+_ENDS = 10.0
+_PAUSE = 0.1
+_LOG_LINES = 3
+
+
+def find_explorer() -> Path | None:
+    """Find the program: where the variable RAGGEDATLAS_EXPLORER says, in `.venv-explorer` here, or beside the sources.
+
+    Returns
+    -------
+    Path or None
+        None where there is none.
+
+    Raises
+    ------
+    NotFoundError
+        If the variable names something that is not there.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        found = next((at for at in (Path(named) / "bin" / PROGRAM, Path(named)) if at.is_file()), None)
+        if found is None:
+            raise NotFoundError(f"{VARIABLE} names {named}, where there is no {PROGRAM}; {HOW}.")
+        return found.absolute()
+    places = (Path.cwd(), Path(__file__).parents[3])
+    return next((at for place in places if (at := place / FOLDER / "bin" / PROGRAM).is_file()), None)
+
+
+def require_explorer() -> Path:
+    """Find the program, or say how to get it.
+
+    Raises
+    ------
+    MissingExtraError
+        If there is none.
+    """
+    found = find_explorer()
+    if found is None:
+        raise MissingExtraError(f"The web client of CELLxGENE Explorer is not here; {HOW}.")
+    return found
+
+
+class ExplorerServer:
+    """Serves one CXG to this machine's browsers until it is closed.
+
+    Parameters
+    ----------
+    path : str or Path
+        A CXG of version 0.2.0 or older.
+    port : int
+        Port on loopback; 0 takes a free one.
+    title : str, optional
+        What the page is called; None takes what the CXG says.
+    program : Path, optional
+        Which cellxgene; None looks for it.
+    patience : float
+        Seconds to wait until it answers.
+
+    Raises
+    ------
+    MissingExtraError
+        If there is no cellxgene.
+    NotFoundError
+        If there is no such folder.
+    StoreError
+        If it does not serve the CXG, with what it said.
+
+    Notes
+    -----
+    cellxgene has no password: every user of this machine can open the address while it serves, and no other machine can. Annotations
+    are switched off, so that nothing is written.
+
+    Examples
+    --------
+    >>> with ExplorerServer("cells.cxg") as server:  # doctest: +SKIP
+    ...     print(server.url)
+    ...     server.wait()
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        port: int = 0,
+        title: str | None = None,
+        program: Path | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        path = Path(path)
+        if not path.is_dir():
+            raise NotFoundError(f"There is no folder {path} to serve; check the path.")
+        program = program or require_explorer()
+        self.port = port or _free_port()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (`close` closes it)
+        line = [str(program), "launch", str(path.absolute()), "--host", LOOPBACK, "--port", str(self.port)]
+        line += ["--disable-annotations", *(["--title", title] if title else [])]
+        # In a session of its own, so that Ctrl-C comes to us alone and the server is ended in order.
+        self._process = subprocess.Popen(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+            start_new_session=True,
+        )
+        try:
+            self._wait_for_answer(path, patience)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return f"http://{LOOPBACK}:{self.port}/"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still serves."""
+        return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Serve until Ctrl-C, or until the server ends by itself."""
+        try:
+            self._process.wait()
+        except KeyboardInterrupt:
+            self.close()
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self.is_alive:
+            self._process.terminate()
+            try:
+                self._process.wait(_ENDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+    def said(self) -> str:
+        """Give the last lines that it wrote."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return " ".join(" ".join(line.split()) for line in lines[-_LOG_LINES:]) or "nothing"
+
+    def _wait_for_answer(self, path: Path, patience: float) -> None:
+        end = time.monotonic() + patience
+        while not _answers(f"{self.url}{API}/config"):
+            if not self.is_alive:
+                raise StoreError(
+                    f"cellxgene does not serve {path}; it said: {self.said():.500}. Check it with: raggedatlas validate {path}"
+                )
+            if time.monotonic() > end:
+                raise StoreError(
+                    f"cellxgene did not answer on {self.url} within {patience:g} s; it said: {self.said():.500}."
+                )
+            time.sleep(_PAUSE)
+
+    def __enter__(self) -> Self:
+        """Serve within a block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop at its end."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Say where the page is."""
+        return f"ExplorerServer at {self.url}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment() -> dict[str, str]:
+    """Give the environment without what would lead another Python astray."""
+    away = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONWARNINGS"}
+    return {key: value for key, value in os.environ.items() if key not in away} | {"PYTHONUNBUFFERED": "1"}
+
+
+def _answers(address: str) -> bool:
+    # Without proxies: the address is this machine's.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(address, timeout=_ENDS) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError:
+        return False
+    except OSError:
+        return False

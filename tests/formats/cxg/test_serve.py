@@ -1,0 +1,198 @@
+"""Serving: what is prepared, how the server is started, waited for and ended; a small program stands for cellxgene here."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
+
+from raggedatlas import RaggedAtlas
+from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
+from raggedatlas.formats.cxg import inspect, validate
+from raggedatlas.testing.cxgs import write_cxg
+from raggedatlas.verbs import explorer
+from raggedatlas.verbs.explorer import VARIABLE, ExplorerServer, find_explorer, require_explorer
+from raggedatlas.verbs.serving import is_served, prepare, serve
+
+COMMAND = Path(sys.executable).parent / "raggedatlas"
+REAL = "tests/data/pbmc68k_reduced.h5ad"
+
+STAND_IN = """#!{python}
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+words = sys.argv[1:]
+if "bad" in words[1]:
+    print("Error: cxg matrix is not valid")
+    sys.exit(1)
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        if "slow" in words[1]:
+            self.send_error(503)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({{"words": words, "pid": os.getpid()}}).encode())
+    def log_message(self, *_):
+        pass
+HTTPServer((words[words.index("--host") + 1], int(words[words.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What stands for cellxgene: it serves what it was called with, and refuses paths that are called bad."""
+    path = tmp_path_factory.mktemp("environment") / "bin" / "cellxgene"
+    path.parent.mkdir()
+    path.write_text(STAND_IN.format(python=sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    return path
+
+
+def asked(url: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(urllib.request.urlopen(f"{url}api/v0.2/config", timeout=10).read())
+    return found
+
+
+def is_running(pid: object) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_the_program_is_looked_for(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable names an environment or a program; without one it is looked for here; else the way to get it is said."""
+    monkeypatch.setattr(explorer, "FOLDER", "no-such-folder")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert find_explorer() is None
+    with pytest.raises(MissingExtraError, match=r"benchmarks/peers\.sh explorer"):
+        require_explorer()
+    for named in (program, program.parents[1]):
+        monkeypatch.setenv(VARIABLE, str(named))
+        assert find_explorer() == program
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with pytest.raises(NotFoundError, match="there is no cellxgene"):
+        find_explorer()
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(explorer, "FOLDER", program.parents[1].name)
+    monkeypatch.chdir(program.parents[2])
+    assert find_explorer() == program
+
+
+def test_a_server_is_started_and_ended(program: Path, tmp_path: Path) -> None:
+    """It is asked for loopback, a free port and no annotations, answers once it is there, and is gone after."""
+    path = write_cxg(tmp_path / "x.cxg", "old")
+    with ExplorerServer(path, program=program, title="Cells") as server:
+        found = asked(server.url)
+        words = found["words"]
+        assert isinstance(words, list)
+        assert words[:2] == ["launch", str(path)]
+        assert words[words.index("--host") + 1] == "127.0.0.1"
+        assert words[words.index("--title") + 1] == "Cells"
+        assert "--disable-annotations" in words
+        assert server.is_alive
+    assert not is_running(found["pid"])
+
+
+def test_what_is_not_served_is_told(program: Path, tmp_path: Path) -> None:
+    """A server that ends or does not answer is told with what it said, and nothing of it stays; so is a path that is not there."""
+    for name, said in (("bad.cxg", "cxg matrix is not valid"), ("slow.cxg", "did not answer")):
+        (tmp_path / name).mkdir()
+        with pytest.raises(StoreError, match=said):
+            ExplorerServer(tmp_path / name, program=program, patience=0.8)
+    with pytest.raises(NotFoundError, match="check the path"):
+        ExplorerServer(tmp_path / "absent.cxg", program=program)
+
+
+def test_what_can_be_served_is_taken_as_it_is(tmp_path: Path) -> None:
+    """A CXG of 0.2.0 or older is not written again; one of 0.3.0 is, and so is any file, without a must broken."""
+    for form in ("sparse", "old", "unnamed"):
+        path = write_cxg(tmp_path / f"{form}.cxg", form)
+        assert is_served(path)
+        assert prepare(path, tmp_path / "unused.cxg").path == path
+    assert not (tmp_path / "unused.cxg").exists()
+    for form in ("split", "dense"):
+        path = write_cxg(tmp_path / f"{form}.cxg", form)
+        made = prepare(path, tmp_path / f"{form}-served.cxg")
+        assert made.made
+        assert is_served(made.path)
+        assert inspect(made.path).version == "0.2.0"
+        assert [str(p) for p in validate(made.path, "full") if p.level == "must"] == []
+
+
+def test_a_file_and_a_query_are_prepared(tmp_path: Path) -> None:
+    """An h5ad and the cells of an atlas become CXGs; a bad name, a taken one, and cells without an embedding are refused."""
+    made = prepare(REAL, tmp_path / "file.cxg", title="Blood")
+    assert inspect(made.path).version == "0.2.0"
+    with pytest.raises(DuplicateError):
+        prepare(REAL, made.path)
+    with pytest.raises(SourceError, match=r"end in \.cxg"):
+        prepare(REAL, tmp_path / "file")
+    atlas = RaggedAtlas.create(str(tmp_path / "a.atlas"))
+    atlas.add("tests/data/pbmc_5k_protein_v3.h5ad", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query().limit(30)
+    with pytest.raises(SourceError, match="C22"):
+        prepare(query, tmp_path / "query.cxg")
+    assert not (tmp_path / "query.cxg").exists()
+    few = prepare(query, tmp_path / "query.cxg", compute_embedding="pca")
+    assert inspect(few.path).root.shape == (30, 16581)
+    assert [str(p) for p in validate(few.path, "full") if p.level == "must"] == []
+
+
+def test_a_temporary_folder_goes_away(program: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a target the CXG lives as long as the server; with one it stays; without a program nothing is written."""
+    monkeypatch.setenv(VARIABLE, str(program))
+    split = write_cxg(tmp_path / "split.cxg")
+    with serve(split) as page:
+        assert page.path.is_dir()
+        assert asked(page.url)["words"]
+    assert not page.path.exists()
+    with serve(split, target=tmp_path / "kept.cxg") as page:
+        pass
+    assert (tmp_path / "kept.cxg").is_dir()
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(explorer, "FOLDER", "no-such-folder")
+    with pytest.raises(MissingExtraError):
+        serve(split, target=tmp_path / "never.cxg")
+    assert not (tmp_path / "never.cxg").exists()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_stopped(ending: signal.Signals, program: Path, tmp_path: Path) -> None:
+    """It prints the address once the page answers; Ctrl-C, or being ended, ends the server and removes what was written for it."""
+    path = write_cxg(tmp_path / "x.cxg")
+    words = [COMMAND, "serve", str(path), "--no-browser", "--json"]
+    environment = {**os.environ, VARIABLE: str(program), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as running:
+        assert running.stdout is not None
+        text = "".join(iter(running.stdout.readline, "}\n")) + "}"
+        told = json.loads(text)
+        pid = asked(told["url"])["pid"]
+        assert Path(told["path"]).is_dir()
+        running.send_signal(ending)
+        running.wait(20)
+        assert running.returncode == 0
+    for _ in range(50):
+        if not is_running(pid):
+            break
+        time.sleep(0.1)
+    assert not is_running(pid)
+    assert not Path(told["path"]).parent.exists()
+
+
+def test_the_command_prepares_without_serving(tmp_path: Path) -> None:
+    """With --prepare-only a CXG is written where --output says, and no cellxgene is needed; selections are for atlases."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([COMMAND, "serve", *words], capture_output=True, text=True, check=False)
+
+    done = run(REAL, "--prepare-only", "-o", str(tmp_path / "x.cxg"), "--json")
+    assert json.loads(done.stdout) == {"path": str(tmp_path / "x.cxg"), "made": True}
+    assert inspect(tmp_path / "x.cxg").version == "0.2.0"
+    assert run(REAL, "--prepare-only").returncode == 2
+    assert run(REAL, "--where", "n_counts > 3").returncode == 2

@@ -242,9 +242,8 @@ def _bounds_of(shapes: Shapes, given: tuple[Any, Any] | None) -> tuple[tuple[flo
     if given is None:
         if not len(positions):
             return (0.0,) * shapes.n_dims, (0.0,) * shapes.n_dims
-        low, high = positions.min(axis=0), positions.max(axis=0)
-        return tuple(float(x) for x in low), tuple(float(x) for x in high)
-    low, high = (tuple(float(x) for x in end) for end in given)
+        return tuple(float(x) for x in positions.min(axis=0)), tuple(float(x) for x in positions.max(axis=0))
+    low, high = tuple(float(x) for x in given[0]), tuple(float(x) for x in given[1])
     if len(low) != shapes.n_dims or len(high) != shapes.n_dims or any(a > b for a, b in zip(low, high, strict=True)):
         raise SourceError(f"bounds are {given}; expected least and greatest coordinates on {shapes.n_dims} axes.")
     outside = ((positions < np.asarray(low)) | (positions > np.asarray(high))).any(axis=1)

@@ -84,10 +84,8 @@ def cut(shapes: Shapes, grid: Grid) -> Cut:
     if shapes.n_objects == 0 and shapes.ids is None:
         return _cut_points(shapes, grid, keys)
     owner = np.repeat(np.arange(shapes.n_objects), shapes.vertex_counts)
-    if shapes.kind in BY_RUN:
-        pieces = _pieces_by_run(shapes, keys, owner)
-    else:
-        pieces = np.arange(shapes.n_vertices), owner
+    whole = np.arange(shapes.n_vertices), owner
+    pieces = _pieces_by_run(shapes, keys, owner) if shapes.kind in BY_RUN else whole
     stored, owners, seams = _store(shapes, grid, keys, pieces)
     fragments, index, fragment_of = _fragments_of(shapes, grid, stored, owners)
     level = Level(

@@ -1,0 +1,207 @@
+"""Layout 0.7, as seed 002 says: a group for each family of a level, an array of its own for each chunk in it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.vectors.blobs import as_bytes, encode_groups, encode_ragged, encode_records
+from raggedatlas.vectors.families import attribute_block, chunk_families, families_present
+from raggedatlas.vectors.geometry import CrossLinks, Geometry, Level
+from raggedatlas.vectors.grids import changes, number_keys, stable_order
+from raggedatlas.vectors.layout_09 import delta_name
+from raggedatlas.vectors.manifests import encode_manifests
+from raggedatlas.vectors.metadata import level_json
+from raggedatlas.vectors.nodes import BYTES_CODEC, COMPRESSORS, File, array_json, compress, group
+from raggedatlas.vectors.shapes import Attribute, Attributes, fill_of
+
+
+def level_files(geometry: Geometry, k: int, compression: str | None) -> Iterator[File]:
+    """Yield the files of one level."""
+    level, root = geometry.levels[k], str(k)
+    present = [name for name in families_present(level) if name != "links" or level.links is not None]
+    crossing = [links for links in level.cross_links if _apart(links).any()]
+    if crossing:
+        present += ["cross_chunk_links"]
+    yield group(root, level_json(level, k, present))
+    made: set[str] = set()
+    for family in chunk_families(level):
+        yield from _parent_groups(root, family.path, made)
+        yield group(f"{root}/{family.path}", family.attributes)
+        names = [".".join(map(str, key)) for key in level.chunks.tolist()]
+        for i, name in enumerate(names):
+            blob = family.blobs[i]
+            if not blob.size:
+                continue
+            values = blob if family.dtype is None else blob.view(family.dtype.newbyteorder("<"))
+            if family.columns is not None and family.dtype is not None:
+                values = values.reshape(-1, family.columns)
+            codec = None if family.dtype is None else compression
+            yield from array_node(f"{root}/{family.path}/{name}", values, codec)
+    for links in level.cross_links:
+        yield from _cross_files(root, links, made, compression)
+    yield from _object_files(root, level, compression)
+    yield from _group_files(root, level, compression)
+
+
+def array_node(path: str, values: NDArray[Any], compression: str | None) -> Iterator[File]:
+    """Write an array of one chunk."""
+    codecs: list[dict[str, Any]] = [BYTES_CODEC] if values.dtype.itemsize > 1 else [{"name": "bytes"}]
+    if compression is not None:
+        codec = COMPRESSORS[compression]
+        if compression == "blosc":
+            codec = {**codec, "configuration": {**codec["configuration"], "typesize": values.dtype.itemsize}}
+        codecs.append(codec)
+    chunk = [max(1, size) for size in values.shape]
+    yield f"{path}/zarr.json", [array_json(values.shape, chunk, values.dtype.name, codecs, {})]
+    if values.size:
+        data = as_bytes(values)
+        key = "/".join([path, "c", *("0" for _ in values.shape)])
+        yield key, [compress(data.data, compression, values.dtype.itemsize)]
+
+
+def _parent_groups(root: str, path: str, made: set[str]) -> Iterator[File]:
+    """Yield the groups above a family that were not yet written."""
+    parts = path.split("/")
+    for i in range(1, len(parts)):
+        parent = "/".join(parts[:i])
+        if parent not in made:
+            made.add(parent)
+            yield group(f"{root}/{parent}", {})
+
+
+def _apart(links: CrossLinks) -> NDArray[np.bool_]:
+    """Tell which links go to ``cross_chunk_links``: those whose ends do not have one key."""
+    if links.delta == 0:
+        return np.ones(links.n_links, bool)
+    return np.asarray((links.chunks != links.chunks[:, :1]).any(axis=(1, 2)))
+
+
+def _cross_files(root: str, links: CrossLinks, made: set[str], compression: str | None) -> Iterator[File]:
+    """Yield links across chunks, and those across levels within one key."""
+    apart, name = _apart(links), delta_name(links.delta)
+    if apart.any():
+        yield from _parent_groups(root, f"cross_chunk_links/{name}", made)
+        block = {
+            "zv_array": "cross_chunk_links",
+            "level_delta": links.delta,
+            "link_width": links.width,
+            "num_links": int(apart.sum()),
+            "sid_ndim": int(links.chunks.shape[2]),
+        }
+        if links.directed or links.store != "canonical":
+            block |= {"directed": links.directed, "store": links.store}
+        yield group(f"{root}/cross_chunk_links/{name}", block)
+        records = encode_records(links.chunks[apart], links.rows[apart])
+        yield from array_node(f"{root}/cross_chunk_links/{name}/data", records, compression)
+        for title, attribute in links.attributes.items():
+            values = attribute.values[apart]
+            path = f"cross_chunk_link_attributes/{title}/{name}"
+            yield from _parent_groups(root, path, made)
+            own = attribute_block("cross_chunk_link_attribute", title, attribute, list(values.shape))
+            yield group(f"{root}/{path}", own | {"num_links": len(values), "level_delta": links.delta})
+            yield from array_node(f"{root}/{path}/data", values, compression)
+    if not apart.all():
+        yield from _level_links(root, links, np.flatnonzero(~apart), made, compression)
+
+
+def _level_links(
+    root: str, links: CrossLinks, inner: NDArray[np.int64], made: set[str], compression: str | None
+) -> Iterator[File]:
+    """Yield links across levels whose ends have one key: rows in that chunk, as an inline stream."""
+    name = delta_name(links.delta)
+    yield from _parent_groups(root, f"links/{name}", made)
+    block = {
+        "zv_array": "links",
+        "level_delta": links.delta,
+        "link_width": links.width,
+        "num_links": len(inner),
+        "dtype": "int64",
+        "record_encoding": "ragged_rows",
+    }
+    yield group(f"{root}/links/{name}", block)
+    codes, top = number_keys(links.chunks[inner, 0])
+    order = inner[stable_order(codes, top)]
+    first = changes(np.sort(codes))
+    parts = [(int(a), int(b)) for a, b in zip(first, [*first[1:], len(order)], strict=True)]
+    keys = [".".join(map(str, links.chunks[order[a], 0].tolist())) for a, _ in parts]
+    for key, (a, b) in zip(keys, parts, strict=True):
+        stream = np.frombuffer(encode_ragged(as_bytes(links.rows[order[a:b]])), np.uint8)
+        yield from array_node(f"{root}/links/{name}/{key}", stream, None)
+    for title, attribute in links.attributes.items():
+        path = f"link_attributes/{title}/{name}"
+        yield from _parent_groups(root, path, made)
+        own = attribute_block("link_attribute", title, attribute, list(attribute.values.shape[1:]))
+        yield group(f"{root}/{path}", own | {"level_delta": links.delta})
+        for key, (a, b) in zip(keys, parts, strict=True):
+            yield from array_node(f"{root}/{path}/{key}", attribute.values[order[a:b]], compression)
+
+
+def _object_files(root: str, level: Level, compression: str | None) -> Iterator[File]:
+    """Yield the object index, its sidecars, and the attributes of objects."""
+    objects = level.objects
+    if objects is not None:
+        block = {
+            "zv_array": "object_index",
+            "num_objects": objects.n_objects,
+            "sid_ndim": int(objects.chunks.shape[1]),
+        }
+        yield group(f"{root}/object_index", block)
+        blobs = encode_manifests(objects)
+        yield from array_node(f"{root}/object_index/data", blobs.data, None)
+        yield from array_node(f"{root}/object_index/offsets", blobs.bounds[:-1], None)
+        if not objects.has_dense_ids:
+            yield from array_node(f"{root}/object_index/object_ids", objects.ids, None)
+    yield from _tables(root, "object_attributes", ("object_attribute", level.object_attributes), compression)
+
+
+def _group_files(root: str, level: Level, compression: str | None) -> Iterator[File]:
+    """Yield the groups of objects, their sidecar and attributes."""
+    groups = level.groups
+    if groups is None:
+        return
+    yield group(f"{root}/groups", {"zv_array": "groups", "num_groups": groups.n_groups})
+    data, starts = encode_groups(groups.offsets, groups.ids)
+    yield from array_node(f"{root}/groups/data", np.frombuffer(data, np.uint8), None)
+    yield from array_node(f"{root}/groups/offsets", starts, None)
+    yield from _tables(root, "group_attributes", ("groupings_attribute", groups.attributes), compression)
+
+
+def _tables(root: str, family: str, described: tuple[str, Attributes], compression: str | None) -> Iterator[File]:
+    """Yield attributes of objects or groups; strings as codes with their categories."""
+    kind, attributes = described
+    if attributes:
+        yield group(f"{root}/{family}", {})
+    for name, attribute in attributes.items():
+        made = _coded(attribute)
+        values = made.values
+        block = attribute_block(kind, name, made, list(values.shape))
+        if made.present is not None:
+            values = values.copy()
+            values[~made.present] = fill_of(values.dtype)
+            block["has_present_mask"] = True
+        yield group(f"{root}/{family}/{name}", block)
+        yield from array_node(f"{root}/{family}/{name}/data", values, compression)
+        if made.present is not None:
+            yield from array_node(f"{root}/{family}/{name}/present_mask", made.present.astype(np.uint8), None)
+
+
+STRINGS = "raggedatlas_strings"
+"""Key that tells codes made of strings from codes that were given."""
+
+
+def _coded(attribute: Attribute) -> Attribute:
+    """Return strings as codes, and anything else as it is."""
+    if attribute.values.dtype.kind not in "UTO":
+        return attribute
+    texts = attribute.values.astype(str)
+    categories, codes = np.unique(texts.reshape(-1), return_inverse=True)
+    metadata = {
+        **attribute.metadata,
+        "encoding": "dictionary",
+        "categories": categories.tolist(),
+        "ordered": False,
+        STRINGS: True,
+    }
+    return Attribute(codes.reshape(texts.shape).astype(np.int32), attribute.channels, attribute.present, metadata)

@@ -1,0 +1,224 @@
+"""Layout 0.9: one array for each family of a level, a byte string for each chunk in it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from raggedatlas.vectors.blobs import Blobs, as_bytes, encode_ragged, offsets_of, pack
+from raggedatlas.vectors.crossing import file_links
+from raggedatlas.vectors.cutting import narrowest
+from raggedatlas.vectors.families import Family, attribute_block, chunk_families, families_present, row_blobs
+from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
+from raggedatlas.vectors.grids import chunk_coordinates
+from raggedatlas.vectors.manifests import encode_manifests
+from raggedatlas.vectors.metadata import level_chunk_shape, level_json, level_scale
+from raggedatlas.vectors.nodes import File, GridOptions, cell_array, group, small_array, vlen_array
+from raggedatlas.vectors.shapes import Attributes, fill_of
+
+_FRAMED = {"vertex_fragments", "link_fragments"}
+
+
+def level_files(geometry: Geometry, k: int, options: GridOptions) -> Iterator[File]:
+    """Yield the files of one level; `options` say how cells are put into files, its grid is filled in here."""
+    level = geometry.levels[k]
+    grid = _grid_of(geometry, level, options)
+    root = str(k)
+    facts = level_json(level, k, families_present(level))
+    if level.fragments is not None and _tile(level.fragments, level):
+        facts["zarr_vectors_level"]["fragments_tile"] = True
+    yield group(root, facts)
+    made: set[str] = set()
+    zero = ".".join("0" for _ in range(level.chunks.shape[1]))
+    for family in chunk_families(level):
+        path, block = _spelled(family, level, zero)
+        for parent in _parents(path):
+            if parent not in made and not _is_link_group(parent):
+                made.add(parent)
+                yield group(f"{root}/{parent}", {})
+        framed = family.dtype is None
+        own = replace(grid, compression=None) if framed else grid
+        yield from cell_array(f"{root}/{path}", level.chunks, family.blobs, block, own)
+    yield from _link_files(geometry, k, grid, made)
+    yield from _object_files(root, level)
+    yield from _group_files(root, level)
+
+
+def _parents(path: str) -> list[str]:
+    """Return the groups above an array, below its level."""
+    parts = path.split("/")
+    return ["/".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _is_link_group(path: str) -> bool:
+    """Tell whether a group says something of links, and is written with them."""
+    parts = path.split("/")
+    return (parts[0] == "links" and len(parts) == 2) or (parts[0] == "link_attributes" and len(parts) == 3)
+
+
+def _grid_of(geometry: Geometry, level: Level, options: GridOptions) -> GridOptions:
+    """Return the grid of a level: from the least to the greatest chunk of bounds and data."""
+    shape = level_chunk_shape(geometry, level.metadata)
+    ends = chunk_coordinates(np.asarray(geometry.bounds, np.float64), shape)
+    lead = level.chunks.shape[1] - len(shape)
+    corners = np.concatenate([np.zeros((2, lead), np.int64), ends], axis=1)
+    all_keys = np.concatenate([corners, level.chunks])
+    low, high = all_keys.min(axis=0), all_keys.max(axis=0)
+    return replace(options, origin=low, shape=high - low + 1)
+
+
+def _tile(fragments: Fragments, level: Level) -> bool:
+    """Tell whether the fragments of every chunk are its rows in order."""
+    if not fragments.is_range.all() or len(fragments.bounds) != len(level.bounds):
+        return False
+    ends = offsets_of(fragments.counts)
+    counted = np.diff(ends[fragments.bounds])
+    base = np.repeat(ends[fragments.bounds[:-1]], np.diff(fragments.bounds))
+    return bool((counted == np.diff(level.bounds)).all() and (fragments.starts == ends[:-1] - base).all())
+
+
+def _spelled(family: Family, level: Level, zero: str) -> tuple[str, dict[str, Any]]:
+    """Return path and attributes of a family as this layout spells them."""
+    path, block = family.path, dict(family.attributes)
+    if path in _FRAMED:
+        block["encoding"] = "fragment_index_v1"
+    if block["zv_array"] in {"attribute", "fragment_attribute", "link_attribute"}:
+        block["row_shape"] = block.pop("shape")
+    if path == "links/0" or path.startswith("link_attributes/"):
+        width = 1 if level.links is None else level.links.width
+        offsets = [[0] * level.chunks.shape[1]] * (width - 1)
+        path += "/" + ("_".join([zero] * (width - 1)) or "self")
+        block["offsets"] = offsets
+        block.pop("num_links", None)
+        if family.path == "links/0":
+            block["has_perm"] = False
+    return path, block
+
+
+def _link_files(geometry: Geometry, k: int, grid: GridOptions, made: set[str]) -> Iterator[File]:
+    """Yield the groups of links, and the arrays of those across chunks and levels."""
+    level, root = geometry.levels[k], str(k)
+    crossing = {links.delta: links for links in level.cross_links}
+    deltas = sorted({*crossing, *([0] if level.links is not None else [])})
+    if deltas and "links" not in made:
+        yield group(f"{root}/links", {})
+    names: set[str] = set()
+    for delta in deltas:
+        links = crossing.get(delta)
+        inner = level.links if delta == 0 else None
+        n_inner = 0 if inner is None else len(inner.rows)
+        width = links.width if links is not None else inner.width if inner is not None else 2
+        attributes = links.attributes if links is not None else inner.attributes if inner is not None else {}
+        n_links = n_inner + (0 if links is None else links.n_links)
+        n_records = n_inner
+        if links is not None:
+            scales = _scale(geometry, level, k), _scale(geometry, level, k + delta)
+            segments = file_links(links.chunks, links.rows, (delta, links.directed, links.store), scales)
+            n_records += sum(len(segment.rows) for segment in segments)
+            yield from _segment_files(root, links, segments, grid)
+        yield group(
+            f"{root}/links/{delta_name(delta)}",
+            {
+                "zv_array": "links_family",
+                "level_delta": delta,
+                "link_width": width,
+                "directed": bool(links.directed) if links is not None else False,
+                "store": links.store if links is not None else "canonical",
+                "sid_ndim": int(level.chunks.shape[1]),
+                "num_links": n_links,
+                "num_physical_records": n_records,
+            },
+        )
+        names.update(attributes)
+        for name in attributes:
+            facts = {"zv_array": "link_attribute_family", "name": name, "level_delta": delta, "num_links": n_links}
+            yield group(f"{root}/link_attributes/{name}/{delta_name(delta)}", facts)
+    if names and "link_attributes" not in made:
+        yield group(f"{root}/link_attributes", {})
+    for name in sorted(names):
+        if f"link_attributes/{name}" not in made:
+            yield group(f"{root}/link_attributes/{name}", {})
+
+
+def _scale(geometry: Geometry, level: Level, k: int) -> Any:  # noqa: ANN401 - an array
+    """Return the scale of a level that is there, or that of `level`."""
+    metadata = geometry.levels[k].metadata if 0 <= k < len(geometry.levels) else level.metadata
+    return level_scale(geometry, metadata, level.chunks.shape[1])
+
+
+def delta_name(delta: int) -> str:
+    """Spell a difference of levels: 0, +1, -1."""
+    return f"{delta:+d}" if delta else "0"
+
+
+def _segment_files(root: str, links: CrossLinks, segments: list[Any], grid: GridOptions) -> Iterator[File]:
+    """Yield the arrays of links across chunks, and of their attributes."""
+    kind = narrowest(int(links.rows.max(initial=0)) + 1)
+    for segment in segments:
+        path = f"{root}/links/{delta_name(links.delta)}/{segment.name}"
+        block = {
+            "zv_array": "links",
+            "dtype": kind.name,
+            "offsets": segment.offsets.tolist(),
+            "has_perm": segment.has_order,
+            "link_width": links.width,
+            "level_delta": links.delta,
+        }
+        rows = segment.rows.astype(kind)
+        cut = row_blobs(rows, segment.bounds)
+        blobs = pack([encode_ragged(cut[i]) for i in range(len(cut))])
+        yield from cell_array(path, segment.cells, blobs, block, grid)
+        for name, attribute in links.attributes.items():
+            values = attribute.values[segment.record]
+            own = attribute_block("link_attribute", name, attribute, list(values.shape[1:]))
+            own["row_shape"] = own.pop("shape")
+            own |= {"offsets": segment.offsets.tolist(), "level_delta": links.delta}
+            at = f"{root}/link_attributes/{name}/{delta_name(links.delta)}/{segment.name}"
+            yield from cell_array(at, segment.cells, row_blobs(values, segment.bounds), own, grid)
+
+
+def _object_files(root: str, level: Level) -> Iterator[File]:
+    """Yield the object index and the attributes of objects."""
+    objects = level.objects
+    if objects is not None:
+        n_dims = int(objects.chunks.shape[1])
+        block: dict[str, Any] = {
+            "zv_array": "object_index",
+            "num_objects": objects.n_objects,
+            "num_present": int(np.count_nonzero(np.diff(objects.bounds))),
+            "sid_ndim": n_dims,
+            "layout": "vlen_manifests_v1" if objects.has_dense_ids else "vlen_manifests_v2",
+        }
+        if not objects.has_dense_ids:
+            block["object_ids_sorted"] = True
+            yield from small_array(f"{root}/object_index/object_ids", objects.ids, {})
+        yield group(f"{root}/object_index", block)
+        yield from vlen_array(f"{root}/object_index/manifests", encode_manifests(objects), {})
+    yield from _tables(root, "object_attributes", ("object_attribute", level.object_attributes))
+
+
+def _tables(root: str, family: str, described: tuple[str, Attributes]) -> Iterator[File]:
+    """Yield attributes that are plain arrays; absent rows hold the array's fill value."""
+    kind, attributes = described
+    if attributes:
+        yield group(f"{root}/{family}", {})
+    for name, attribute in attributes.items():
+        block = attribute_block(kind, name, attribute, list(attribute.values.shape))
+        values, fill = attribute.values, fill_of(attribute.values.dtype)
+        if kind == "object_attribute":
+            block["fill_sentinel_meaning"] = "absent"
+        if attribute.present is not None:
+            values = values.copy()
+            values[~attribute.present] = fill
+        yield from small_array(f"{root}/{family}/{name}", values, block, fill)
+
+
+def _group_files(root: str, level: Level) -> Iterator[File]:
+    """Yield the groups of objects and their attributes."""
+    groups = level.groups
+    if groups is None:
+        return
+    blobs = Blobs(as_bytes(groups.ids), groups.offsets * 8)
+    yield from vlen_array(f"{root}/groups", blobs, {"zv_array": "groups", "num_groups": groups.n_groups})
+    yield from _tables(root, "group_attributes", ("groupings_attribute", groups.attributes))

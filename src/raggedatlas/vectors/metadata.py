@@ -1,0 +1,225 @@
+"""The attributes of the root and of its levels, as JSON (seed 002's chapter 8)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.vectors.geometry import (
+    CAPABILITIES,
+    CONVENTIONS,
+    CROSS_CHUNK,
+    CROSS_LEVEL,
+    INDEX_CONVENTIONS,
+    Axis,
+    Geometry,
+    Level,
+)
+from raggedatlas.vectors.grids import bins_per_chunk, check_edges
+
+VERSIONS = {"0.7": "0.7.0", "0.9": "0.9.2"}
+"""What ``zv_version`` says in each layout."""
+
+_OWN_KEYS = (
+    *("zv_version", "chunk_shape", "bounds", "geometry_types", "links_convention", "object_index_convention"),
+    *("cross_chunk_strategy", "base_bin_shape", "cross_level_depth", "cross_level_storage", "format_capabilities"),
+)
+_OWN_LEVEL_KEYS = ("level", "vertex_count", "arrays_present", "fragments_tile")
+
+
+def root_json(geometry: Geometry, layout: str, name: str) -> dict[str, Any]:
+    """Return the attributes of the root group."""
+    facts: dict[str, Any] = {
+        **geometry.metadata,
+        "zv_version": VERSIONS[layout],
+        "format_capabilities": list(geometry.capabilities),
+        "chunk_shape": list(geometry.chunk_shape),
+        "bounds": [list(end) for end in geometry.bounds],
+        "geometry_types": list(geometry.types),
+        "links_convention": geometry.links_convention,
+        "object_index_convention": geometry.index_convention,
+        "cross_chunk_strategy": geometry.cross_chunk,
+        "cross_level_depth": geometry.cross_level_depth,
+        "cross_level_storage": geometry.cross_level_storage,
+    }
+    if geometry.bin_shape is not None:
+        facts["base_bin_shape"] = list(geometry.bin_shape)
+    axes = [
+        {"name": axis.name, "type": axis.type} | ({} if axis.unit is None else {"unit": axis.unit})
+        for axis in geometry.axes
+    ]
+    scales = {
+        "version": "0.4",
+        "name": name,
+        "axes": axes,
+        "datasets": [_dataset_json(geometry, k) for k in range(len(geometry.levels))],
+        "metadata": {"format": "zarr_vectors"},
+    }
+    return {"zarr_vectors": facts, "multiscales": [scales]}
+
+
+def _dataset_json(geometry: Geometry, k: int) -> dict[str, Any]:
+    """Return one level's entry of ``multiscales``: its bins, as the peers write it (no transform of coordinates)."""
+    metadata = geometry.levels[k].metadata
+    base = geometry.bin_shape or geometry.chunk_shape
+    bins = metadata.get("bin_shape") or base
+    ratio = metadata.get("bin_ratio") or [1] * geometry.n_dims
+    lead = len(geometry.axes) - len(bins)
+    transforms = [
+        {"type": "scale", "scale": [1.0] * lead + [float(times) for times in ratio]},
+        {"type": "translation", "translation": [0.0] * lead + [float(edge) / 2 for edge in bins]},
+    ]
+    return {"path": str(k), "coordinateTransformations": transforms}
+
+
+def level_json(level: Level, k: int, arrays: list[str]) -> dict[str, Any]:
+    """Return the attributes of a level group, but for what the layout adds."""
+    facts: dict[str, Any] = {
+        "object_sparsity": 1.0,
+        "coarsening_method": "none",
+        **level.metadata,
+        "level": k,
+        "vertex_count": level.n_vertices,
+        "parent_level": None if k == 0 else int(level.metadata.get("parent_level") or k - 1),
+        "arrays_present": arrays,
+    }
+    return {"zarr_vectors_level": facts}
+
+
+@dataclass(frozen=True)
+class Root:
+    """What the root says: a `Geometry` without levels, the names of its levels, and which layout it is.
+
+    Parameters
+    ----------
+    geometry : Geometry
+        Without levels.
+    layout : str
+        ``"0.7"`` or ``"0.9"``, by ``zv_version``.
+    version : str
+        ``zv_version``.
+    """
+
+    geometry: Geometry
+    layout: str
+    version: str
+
+
+def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
+    """Read the attributes of a root group.
+
+    Raises
+    ------
+    SourceError
+        If it is no zarr-vectors store, of a generation that is not read, or requires a capability that is unknown.
+    CorruptError
+        If a required key is missing or holds no such thing.
+    """
+    facts = attributes.get("zarr_vectors")
+    if not isinstance(facts, Mapping):
+        raise SourceError(f"{where} is no geometry store: its root has no 'zarr_vectors' attributes.")
+    for key in ("zv_version", "chunk_shape", "bounds", "geometry_types"):
+        if key not in facts:
+            raise CorruptError(f"{where}: the root lacks {key!r}.")
+    version = str(facts["zv_version"])
+    layout = ".".join(version.split(".")[:2])
+    if layout not in VERSIONS:
+        raise SourceError(
+            f"{where} is of zarr-vectors {version}; 0.7 and 0.9 are read. Write it again from its source by one of these."
+        )
+    unknown = sorted(set(facts.get("required_capabilities") or ()) - set(CAPABILITIES))
+    if unknown:
+        raise SourceError(f"{where} requires {unknown[0]!r}, which is not understood; a newer raggedatlas may read it.")
+    axes = _axes_of(attributes, len(facts["chunk_shape"]), where)
+    geometry = Geometry(
+        types=tuple(str(kind) for kind in facts["geometry_types"]),
+        axes=axes,
+        chunk_shape=_numbers(facts["chunk_shape"], where),
+        bounds=_bounds_of(facts["bounds"], where),
+        levels=(),
+        bin_shape=None if facts.get("base_bin_shape") is None else _numbers(facts["base_bin_shape"], where),
+        links_convention=_word(facts, "links_convention", "implicit_sequential", CONVENTIONS, where),
+        index_convention=_word(facts, "object_index_convention", "standard", INDEX_CONVENTIONS, where),
+        cross_chunk=_word(facts, "cross_chunk_strategy", "explicit_links", CROSS_CHUNK, where),
+        cross_level_storage=_word(facts, "cross_level_storage", "explicit", CROSS_LEVEL, where),
+        cross_level_depth=int(facts.get("cross_level_depth", 1)),
+        capabilities=tuple(str(token) for token in facts.get("format_capabilities") or ()),
+        metadata={key: value for key, value in facts.items() if key not in _OWN_KEYS},
+    )
+    n_dims = len(geometry.chunk_shape)
+    if len(geometry.bounds[0]) != n_dims or len(geometry.bounds[1]) != n_dims or len(geometry.axes) != n_dims:
+        raise CorruptError(f"{where}: chunk_shape, bounds and axes do not have the same number of axes.")
+    check_edges(geometry.chunk_shape, n_dims, f"{where}: chunk_shape")
+    if geometry.bin_shape is not None:
+        bins_per_chunk(geometry.chunk_shape, geometry.bin_shape)
+    return Root(geometry, layout, version)
+
+
+def parse_level(attributes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Read the attributes of a level group; nothing of what follows from the arrays stays in it."""
+    facts = attributes.get("zarr_vectors_level")
+    if not isinstance(facts, Mapping):
+        raise CorruptError(f"{where} has no 'zarr_vectors_level' attributes.")
+    return dict(facts)
+
+
+def kept_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a level's metadata without what its arrays say."""
+    return {key: value for key, value in facts.items() if key not in _OWN_LEVEL_KEYS}
+
+
+def level_chunk_shape(geometry: Geometry, metadata: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the edges of a level's chunks."""
+    own = metadata.get("chunk_shape")
+    return geometry.chunk_shape if own is None else tuple(float(edge) for edge in own)
+
+
+def level_scale(geometry: Geometry, metadata: Mapping[str, Any], n_parts: int) -> NDArray[np.int64]:
+    """Return how many root chunks a level's chunk spans on each part of its keys; 1 on parts that are no axes."""
+    shape = level_chunk_shape(geometry, metadata)
+    scale = np.rint(np.asarray(shape) / np.asarray(geometry.chunk_shape)).astype(np.int64)
+    lead = np.ones(n_parts - len(scale), np.int64)
+    return np.concatenate([lead, scale])
+
+
+def with_levels(root: Root, levels: list[Level]) -> Geometry:
+    """Return the geometry of a root with its levels."""
+    return replace(root.geometry, levels=tuple(levels))
+
+
+def _axes_of(attributes: Mapping[str, Any], n_dims: int, where: str) -> tuple[Axis, ...]:
+    """Read the space axes; where none are named, x, y, z, w."""
+    scales = attributes.get("multiscales") or [{}]
+    try:
+        axes = [
+            Axis(str(axis["name"]), axis.get("unit"), str(axis.get("type", "space")))
+            for axis in scales[0].get("axes", [])
+        ]
+    except (TypeError, KeyError, AttributeError):
+        raise CorruptError(f"{where}: the axes of 'multiscales' are not readable.") from None
+    space = tuple(axis for axis in axes if axis.type == "space")
+    return space or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(n_dims))
+
+
+def _numbers(values: Any, where: str) -> tuple[float, ...]:  # noqa: ANN401 - whatever JSON holds
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        raise CorruptError(f"{where}: {values!r} is no list of numbers.") from None
+
+
+def _bounds_of(values: Any, where: str) -> tuple[tuple[float, ...], tuple[float, ...]]:  # noqa: ANN401 - whatever JSON holds
+    if not isinstance(values, list) or len(values) != 2:
+        raise CorruptError(f"{where}: bounds are {values!r}; expected least and greatest coordinates.")
+    return _numbers(values[0], where), _numbers(values[1], where)
+
+
+def _word(facts: Mapping[str, Any], key: str, default: str, known: tuple[str, ...], where: str) -> str:
+    """Read a word of a fixed vocabulary."""
+    value = facts.get(key) or default
+    if value not in known:
+        raise CorruptError(f"{where}: {key} is {value!r}; expected one of {', '.join(known)}.")
+    return str(value)

@@ -2,140 +2,26 @@
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, Catalog, create_catalog, open_catalog
+from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, open_catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate, Progress
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import Difference, Problem, UpkeepReport
+from raggedatlas.model.reports import UpkeepReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.query.dataset import Dataset, describe, describe_html, list_datasets
+from raggedatlas.query.dataset import describe, describe_html
+from raggedatlas.query.readable import Readable
 from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
-    import pandas as pd
     import pyarrow as pa
 
     from raggedatlas.query.query import Query
 
-Level = Literal["quick", "rows", "deep"]
 
-
-class _Readable:
-    """What an atlas and a view of it have in common: looking."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
-    @property
-    def uri(self) -> str:
-        """Where the atlas is."""
-        return self._catalog.location.uri
-
-    @property
-    def db(self) -> Any:  # noqa: ANN401  (a lancedb connection; importing its type costs seconds)
-        """A LanceDB connection to the tables, for whatever this package does not offer."""
-        import lancedb
-
-        tables = self._catalog.tables.location
-        return lancedb.connect(tables.lance_uri(), storage_options=tables.lance_options() or None)
-
-    @property
-    def spaces(self) -> dict[str, FeatureSpace]:
-        """The feature spaces that this atlas knows, by name."""
-        return self._catalog.spaces()
-
-    def list_datasets(self) -> "pd.DataFrame":
-        """List the datasets.
-
-        Returns
-        -------
-        pandas.DataFrame
-            One row per dataset, in the order of adding, indexed by uid: name, n_cells, spaces, layers, n_features, source, created_at.
-        """
-        return list_datasets(self._catalog)
-
-    def dataset(self, uid_or_name: str) -> "Dataset":
-        """Return one dataset, to be read back as it was.
-
-        Raises
-        ------
-        NotFoundError
-            If no dataset, or more than one, goes by that name.
-        """
-        return Dataset.find(self._catalog, uid_or_name)
-
-    def features(self, space: str = "gene_expression") -> "pd.DataFrame":
-        """Give the registry of a feature space as a frame indexed by uid."""
-        from raggedatlas.catalog.features import read_registry
-
-        frame: pd.DataFrame = read_registry(self._catalog, space).table.to_pandas().set_index("uid")
-        return frame
-
-    def find_datasets_with_features(
-        self, features: Sequence[str], *, space: str = "gene_expression", every: bool = True
-    ) -> dict[str, tuple[str, ...]]:
-        """Find the datasets that measured some features; reads no array (seed 000, `_feature_layouts`).
-
-        Parameters
-        ----------
-        features : sequence of str
-            Uids, ids or symbols.
-        space : str
-            Feature space.
-        every : bool
-            Whether a dataset must have measured all of them, or any.
-
-        Returns
-        -------
-        dict
-            Dataset uid -> the asked names that it measured.
-
-        Raises
-        ------
-        FeatureError
-            If a name is unknown or ambiguous.
-        """
-        from raggedatlas.catalog.features import find_datasets_with_features
-
-        return find_datasets_with_features(
-            self._catalog, space, [features] if isinstance(features, str) else features, every=every
-        )
-
-    def validate(self, level: Level = "quick") -> list[Problem]:
-        """Look for anything wrong.
-
-        Parameters
-        ----------
-        level : {"quick", "rows", "deep"}
-            ``quick`` compares the tables, ``rows`` also every cell's pointers, ``deep`` also reads every stored byte and
-            compares its checksums.
-
-        Returns
-        -------
-        list of Problem
-            Empty when all is well.
-        """
-        from raggedatlas.catalog.checks import validate
-
-        return validate(self._catalog, level)
-
-    def list_versions(self) -> list[AtlasVersionRecord]:
-        """List the snapshots, oldest first."""
-        from raggedatlas.catalog.snapshots import list_versions
-
-        return list_versions(self._catalog)
-
-    def diff(self, old: int | str, new: int | str) -> Difference:
-        """Say what changed between two snapshots, by number or label."""
-        from raggedatlas.catalog.snapshots import diff
-
-        return diff(self._catalog, old, new)
-
-
-class RaggedAtlas(_Readable):
+class RaggedAtlas(Readable):
     """An atlas: datasets that do not share their features, in one store (seed 000).
 
     Make one with `create`, or open one with `open`; query it through a snapshot.
@@ -244,12 +130,14 @@ class RaggedAtlas(_Readable):
 
         Parameters
         ----------
-        source : path, AnnData, MuData, or sequence of these
-            ``.h5ad``, AnnData ``.zarr``, ``.h5mu``, 10x ``.h5``, a Market-matrix folder, or a folder of such files.
+        source : path, AnnData, MuData, ResultDataset, or sequence of these
+            ``.h5ad``, AnnData ``.zarr``, ``.h5mu``, 10x ``.h5``, a Market-matrix folder, or a folder of such files. A model's
+            results, or their folder, are joined by uid with the cells that are there already.
         name : str or None
-            What to call the dataset; None takes the file's name.
+            What to call the dataset or the result; None takes the file's name.
         on_duplicate : {"error", "skip", "replace"}
-            What to do with content that is in the atlas already (``replace`` also replaces a dataset of the same name).
+            What to do with content that is in the atlas already (``replace`` also replaces a dataset of the same name), and with
+            results of a name that is taken.
         dry_run : bool
             Do all but write: every refusal and the whole report.
         progress : callable, bool or None
@@ -259,13 +147,18 @@ class RaggedAtlas(_Readable):
 
         Returns
         -------
-        IngestReport, or list of IngestReport
+        IngestReport, ResultReport, or list of IngestReport
             A list for a folder or a sequence. Every column and element stands in it with what became of it.
 
         Raises
         ------
         SourceError, SchemaError, FeatureError, ValuesError, DuplicateError
             If the source is refused; the atlas is as it was.
+
+        Examples
+        --------
+        >>> atlas.add("pbmc.h5ad", organism="human")  # doctest: +SKIP
+        >>> atlas.add(ResultDataset({}, "results/z"), space="embedding", name="scvi_64")  # doctest: +SKIP
         """
         from raggedatlas.ingest.add import add
 
@@ -391,7 +284,7 @@ class RaggedAtlas(_Readable):
         return AtlasView(open_snapshot(self._catalog, find_version(self._catalog, version)))
 
     def restore(self, version: int | str) -> None:
-        """Make the cells and datasets of a snapshot the newest state again; feature indices stay as they are."""
+        """Make the cells, datasets and results of a snapshot the newest state again; feature indices stay as they are."""
         from raggedatlas.catalog.snapshots import restore
 
         restore(self._catalog, version)
@@ -403,8 +296,14 @@ class RaggedAtlas(_Readable):
 
         return drop_dataset(self._catalog, find_dataset(self._catalog, uid_or_name)[0].uid)
 
+    def drop_result(self, name: str) -> UpkeepReport:
+        """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
+        from raggedatlas.catalog.results import drop_result
+
+        return drop_result(self._catalog, name)
+
     def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> UpkeepReport:
-        """Free what no kept snapshot, no dataset and no running `add` reaches.
+        """Free what no kept snapshot, no dataset, no result and no running `add` reaches.
 
         Parameters
         ----------
@@ -452,7 +351,7 @@ class RaggedAtlas(_Readable):
         return describe_html(self._catalog, "RaggedAtlas")
 
 
-class AtlasView(_Readable):
+class AtlasView(Readable):
     """A snapshot of an atlas: read-only, and the same for ever.
 
     Parameters

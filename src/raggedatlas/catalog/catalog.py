@@ -19,7 +19,8 @@ from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.tables import Tables
 
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
-"""Table names (seed 000; the last one marks a complete atlas and is created last)."""
+RESULTS = "_results"
+"""Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `RESULTS` comes with the first result."""
 
 T = TypeVar("T")
 

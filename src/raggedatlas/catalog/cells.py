@@ -11,6 +11,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.frames import ColumnFacts, facts_of, is_text
 from raggedatlas.model.pointers import pointer_columns
+from raggedatlas.model.results import result_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ def stored_type(arrow: pa.DataType) -> pa.DataType:
 
 
 def metadata_columns(schema: pa.Schema) -> dict[str, ColumnFacts]:
-    """Give the metadata columns of a cell table (all but ids and pointers): stored name -> facts."""
-    pointers = pointer_columns(schema)
+    """Give the metadata columns of a cell table (all but ids, pointers and results): stored name -> facts."""
+    pointers = {*pointer_columns(schema), *result_columns(schema)}
     return {
         f.name: facts_of(f) or ColumnFacts(f.name, "")
         for f in schema

@@ -7,12 +7,14 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from raggedatlas.catalog.catalog import BASE_CELLS, CELLS, DATASETS, LAYOUTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import BASE_CELLS, CELLS, DATASETS, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.inspection import check_arrays, check_bytes, check_specs
 from raggedatlas.catalog.layouts import Layout, read_layouts
 from raggedatlas.catalog.purge import unfinished_purge
+from raggedatlas.catalog.result_checks import check_results, check_values
+from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.rows import check_rows
 from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, still_there
 from raggedatlas.errors import AtlasError
@@ -20,6 +22,7 @@ from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, AtlasVersionRecord, DatasetRecord
 from raggedatlas.model.reports import Problem
+from raggedatlas.model.results import RESULTS_SCHEMA
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.store.tables import Tables
 
@@ -54,13 +57,14 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
         Empty when all is well. Rule names are stable: ``missing-table``, ``table-columns``, ``lost-version``,
         ``unfinished-purge``, ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``group-name``,
         ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
-        ``duplicate-feature``, ``global-index``, ``unassigned-index`` (note); rows: ``missing-array``, ``pointer-bounds``,
-        ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (note);
-        deep: ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``layout-hash``.
+        ``duplicate-feature``, ``global-index``, ``unassigned-index`` (note), ``duplicate-result``, ``result-column``; rows: ``missing-array``, ``pointer-bounds``,
+        ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (note),
+        ``result-count``; deep: ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``layout-hash``,
+        ``result-values``.
     """
     problems: list[Problem] = []
     if not catalog.read_only:
-        problems += _check_tables(catalog, {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA})
+        problems += _check_tables(catalog, _schemas(catalog))
         if problems:
             return problems
         problems += _check_versions(catalog)
@@ -76,12 +80,16 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
     layouts = read_layouts(catalog, {record.layout_uid for record in records})
     for record in {(r.layout_uid, r.feature_space, r.n_features): r for r in records}.values():
         problems += _check_layout(record, layouts.get(record.layout_uid), registries.get(record.feature_space))
+    results = read_results(catalog)
+    problems += check_results(catalog, results)
+    groups = [*records, *(result.as_group() for result in results if result.zarr_group)]
     if level != "quick":
         problems += check_rows(catalog, records)
-        problems += [problem for record in records for problem in check_arrays(catalog.arrays, record)]
+        problems += [problem for group in groups for problem in check_arrays(catalog.arrays, group)]
     if level == "deep":
+        problems += check_values(catalog, results)
         problems += [_hash_problem(layout) for layout in layouts.values() if layout_uid(layout.features) != layout.uid]
-        problems += [problem for record in records for problem in check_bytes(catalog, record)]
+        problems += [problem for group in groups for problem in check_bytes(catalog, group)]
     return problems
 
 
@@ -111,9 +119,15 @@ def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Pro
     return problems
 
 
+def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
+    """Give the columns that every table must have; that of results need not be there."""
+    results = {RESULTS: RESULTS_SCHEMA} if catalog.tables.has(RESULTS) else {}
+    return {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA, **results}
+
+
 def _check_pinned(catalog: Catalog) -> list[Problem]:
     """Check what must hold before anything else can be read: tables, columns, spaces of pointers, tags."""
-    names = {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA}
+    names = _schemas(catalog)
     registry = FeatureBaseSchema.arrow_schema()
     problems = _check_tables(catalog, names | dict.fromkeys(registry_tables(catalog).values(), registry))
     if problems:

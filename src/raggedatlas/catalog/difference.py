@@ -11,12 +11,13 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import metadata_columns
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.versions import find_version, registry_tables
 from raggedatlas.model.reports import Difference
 
 
 def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
-    """Say what changed between two snapshots: datasets, cells, features, columns.
+    """Say what changed between two snapshots: datasets, cells, features, columns, results.
 
     Parameters
     ----------
@@ -59,7 +60,15 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
         features_changed={space: found[2] for space, found in features.items() if found[2]},
         columns_added=tuple(name for name in columns[1] if name not in columns[0]),
         columns_removed=tuple(name for name in columns[0] if name not in columns[1]),
+        results_added=_results_beyond(after, before),
+        results_removed=_results_beyond(before, after),
     )
+
+
+def _results_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
+    """Name the results that only one of two snapshots has; one that was replaced is another."""
+    known = {record.uid for record in read_results(other)}
+    return tuple(f"{record.name} ({record.uid})" for record in read_results(view) if record.uid not in known)
 
 
 def _compare_cells(before: Catalog, after: Catalog, columns: list[str]) -> tuple[int, int, int]:

@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import PURGED_KEY, group_by_dataset, purged, read_records
+from raggedatlas.catalog.result_purge import Cleaned, clean_arrays, every_result, remove_old_arrays, rewrite_results
+from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.tidy import clean_up, tidy_table
 from raggedatlas.catalog.versions import (
     change_versions,
@@ -24,12 +26,16 @@ from raggedatlas.store.tables import Tables
 
 _MARK = "raggedatlas.purging"
 
+_TABLES = (CELLS, DATASETS, RESULTS)
+"""Tables that hold something of a dataset; the last is not in every atlas."""
+
 
 def purge(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
     """Remove a dataset from the tip and from every snapshot: arrays, cells, record, and all older table versions.
 
     For data that must not be kept, such as a withdrawn consent. Every snapshot that held the dataset is written anew
-    without it and keeps its number, label and time; the purge is logged in the atlas. What other datasets may share stays:
+    without it and keeps its number, label and time; the purge is logged in the atlas. Results of models lose the rows of its
+    cells; what was computed from them for others stays. What other datasets may share stays:
     features, layouts, and category names in column metadata.
 
     **Exclusive**: nothing else may use the atlas while this runs, because old table versions become the newest for a while
@@ -72,7 +78,7 @@ def resume_purge(catalog: Catalog) -> list[str]:
 
 
 def unfinished_purge(catalog: Catalog) -> dict[str, str | int] | None:
-    """Give the mark of a purge under way: dataset uid, and the versions of both tables that are the true tip."""
+    """Give the mark of a purge under way: dataset uid, and the versions of the tables that are the true tip."""
     mark: dict[str, str | int] | None = json.loads(catalog.tip().tables.metadata(VERSIONS).get(_MARK) or "null")
     return mark
 
@@ -97,27 +103,31 @@ def _purge(catalog: Catalog, uid: str) -> UpkeepReport:
     mark = unfinished_purge(catalog) or _begin(catalog, uid)
     n_cells = 0
     if CELLS in mark:
-        tips = {name: int(mark[name]) for name in (CELLS, DATASETS)}
+        tips = {name: int(mark[name]) for name in _TABLES if name in mark}
+        cleaned = clean_arrays(catalog, uid, tips)
         n_cells = Tables(tables.location, tips).count(CELLS, one_of("dataset_uid", [uid]))
         fresh: dict[tuple[str, int], int] = {}
         for record in list_versions(catalog):
-            _purge_snapshot(catalog, uid, record, fresh)
+            _purge_snapshot(catalog, cleaned, record, fresh)
         _rewrite_cells(catalog, uid, tips[CELLS])
+        if RESULTS in tips:
+            rewrite_results(catalog, cleaned, tips[RESULTS])
         _rewrite_records(catalog, uid, tips[DATASETS])
         tables.update_metadata(VERSIONS, {_MARK: json.dumps({"uid": uid})})
-    untag_everywhere(catalog, _tag(uid), [CELLS, DATASETS])
-    n_bytes = catalog.arrays.child(uid).delete_prefix()
+    untag_everywhere(catalog, _tag(uid), list(_TABLES))
+    n_bytes = catalog.arrays.child(uid).delete_prefix() + remove_old_arrays(catalog)
     log = {**purged(catalog), uid: utc_now()}
     tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
     notes = heal_tags(catalog)
-    n_bytes += clean_up(catalog, [CELLS, DATASETS, VERSIONS], timedelta(0), notes)
+    there = [name for name in (*_TABLES, VERSIONS) if catalog.tables.has(name)]
+    n_bytes += clean_up(catalog, there, timedelta(0), notes)
     tables.update_metadata(VERSIONS, {_MARK: "null"})
     return UpkeepReport(groups=(uid,), n_cells=n_cells, n_bytes=n_bytes, notes=tuple(notes))
 
 
 def _begin(catalog: Catalog, uid: str) -> Mapping[str, str | int]:
-    """Hold the tip of both tables, and write down in one commit that a purge has begun."""
-    tips = {name: catalog.tables.version(name) for name in (CELLS, DATASETS)}
+    """Hold the tip of the tables, and write down in one commit that a purge has begun."""
+    tips = {name: catalog.tables.version(name) for name in _TABLES if catalog.tables.has(name)}
     for name, version in tips.items():
         catalog.tables.tag(name, _tag(uid), version)
     mark: dict[str, str | int] = {"uid": uid, **tips}
@@ -125,18 +135,26 @@ def _begin(catalog: Catalog, uid: str) -> Mapping[str, str | int]:
     return mark
 
 
-def _purge_snapshot(catalog: Catalog, uid: str, record: AtlasVersionRecord, fresh: dict[tuple[str, int], int]) -> None:
+def _purge_snapshot(
+    catalog: Catalog, cleaned: Cleaned, record: AtlasVersionRecord, fresh: dict[tuple[str, int], int]
+) -> None:
     """Make table versions without the dataset, name them in the snapshot's row, and move its tags there."""
-    then = catalog.at(record)
+    then, uid = catalog.at(record), cleaned.uid
     n = then.tables.count(CELLS, one_of("dataset_uid", [uid]))
     had = any(r.uid == uid for r in read_records(then))
-    if not n and not had:
+    if not n and not had and not any(uid in result.cells_of for result in read_results(then)):
         return
     versions = {}
-    for name, rewrite in ((CELLS, _rewrite_cells), (DATASETS, _rewrite_records)):
+    for name in _TABLES:
+        if name not in record.table_versions:
+            continue
         old = record.table_versions[name]
-        versions[name] = fresh[name, old] if (name, old) in fresh else rewrite(catalog, uid, old)
-        fresh[name, old] = versions[name]
+        if (name, old) not in fresh:
+            if name == RESULTS:
+                fresh[name, old] = rewrite_results(catalog, cleaned, old)
+            else:
+                fresh[name, old] = (_rewrite_cells if name == CELLS else _rewrite_records)(catalog, uid, old)
+        versions[name] = fresh[name, old]
     changed = record.model_copy(
         update={
             "table_versions": {**record.table_versions, **versions},
@@ -155,7 +173,7 @@ def _rewrite_cells(catalog: Catalog, uid: str, version: int) -> int:
     if catalog.tables.version(CELLS) != version:
         catalog.tables.restore(CELLS, version)
     if catalog.tables.delete(CELLS, one_of("dataset_uid", [uid])):
-        tidy_table(catalog, CELLS, everything=True)
+        tidy_table(catalog, CELLS, everything=True, results=every_result(catalog))
     return catalog.tables.version(CELLS)
 
 

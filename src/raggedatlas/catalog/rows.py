@@ -1,6 +1,7 @@
 """Checks over the rows of the cell table, in one walk and in memory of one bit per cell."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.inspection import described_paths
+from raggedatlas.catalog.results import visible_columns
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import Problem
+from raggedatlas.model.results import ResultRecord, result_columns
 
 
 @dataclass
@@ -20,6 +23,7 @@ class _Seen:
     """What the walk has seen of one group."""
 
     record: DatasetRecord
+    owned: bool = True
     rows: NDArray[np.bool_] = field(init=False)
     n: int = 0
     n_entries: int = 0
@@ -46,6 +50,8 @@ class _Seen:
         """Say what was wrong."""
         record, found = self.record, []
         drop = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again, or restore() a snapshot."
+        if not self.owned:
+            drop = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
         if self.outside:
             found.append(
                 Problem("pointer-bounds", record.zarr_group, f"{self.outside:,} pointers lie outside the arrays", drop)
@@ -56,7 +62,7 @@ class _Seen:
                     "pointer-rows", record.zarr_group, f"{self.repeated:,} cells share a row with another cell", drop
                 )
             )
-        if self.n != record.n_cells:
+        if self.owned and self.n != record.n_cells:
             text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}"
             found.append(Problem("cell-count", record.zarr_group, text, drop))
         elif self.n_entries != record.n_entries and "csr/indices" in described_paths(record) and not self.outside:
@@ -79,15 +85,20 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
     -------
     list of Problem
         Rules ``pointer-bounds``, ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``,
-        ``uncommitted-cells``.
+        ``uncommitted-cells``, ``result-count``.
     """
-    pointers = pointer_columns(catalog.tables.schema(CELLS))
+    schema = catalog.tables.schema(CELLS)
+    visible = visible_columns(catalog)
+    marked = result_columns(schema)
+    pointers = {name: kind for name, kind in pointer_columns(schema).items() if name not in marked or name in visible}
     groups = {record.zarr_group: _Seen(record) for record in records}
+    groups |= {r.zarr_group: _Seen(r.as_group(), owned=False) for r in visible.values() if r.zarr_group}
+    counts: dict[str, dict[str, int]] = {column: {} for column in visible if column in schema.names}
     datasets = {record.uid for record in records}
     uids: list[pa.Array] = []
     uncommitted: dict[str, int] = {}
     foreign: dict[tuple[str, str], int] = {}
-    for batch in catalog.tables.batches(CELLS, ["uid", "dataset_uid", *pointers]):
+    for batch in catalog.tables.batches(CELLS, list(dict.fromkeys(["uid", "dataset_uid", *pointers, *counts]))):
         known = pc.is_in(batch.column("dataset_uid"), value_set=pa.array(list(datasets), pa.string()))
         for entry in pc.value_counts(batch.column("dataset_uid").filter(pc.invert(known))).to_pylist():
             uncommitted[str(entry["values"])] = uncommitted.get(str(entry["values"]), 0) + entry["counts"]
@@ -95,6 +106,8 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
         uids.append(rows.column("uid"))
         for name, (_, kind) in pointers.items():
             _take_pointers(rows, name, kind, groups, foreign)
+        for name, found in counts.items():
+            _count_results(rows, name, found)
     problems = [
         Problem("uncommitted-cells", CELLS, f"{n:,} cells of dataset {uid} have no record: an add is under way, or died",
                 "If it died, run repair().")
@@ -106,7 +119,26 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
         for (column, group), n in foreign.items()
     ]  # fmt: skip
     problems += [problem for seen in groups.values() for problem in seen.problems()]
+    for name, found in counts.items():
+        problems += _check_counts(visible[name], found, datasets)
     return problems + _check_uids(uids)
+
+
+def _count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> None:
+    having = rows.column("dataset_uid").filter(pc.is_valid(rows.column(name)))
+    for entry in pc.value_counts(having).to_pylist():
+        found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
+
+
+def _check_counts(record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]) -> list[Problem]:
+    """Check that as many cells of every dataset have a result as when it was added."""
+    wanted = {uid: n for uid, n in record.cells_of.items() if uid in datasets}
+    wrong = [uid for uid in {*wanted, *found} if wanted.get(uid, 0) != found.get(uid, 0)]
+    if not wrong:
+        return []
+    text = f"{sum(found.values()):,} cells have the result {record.name!r}, {sum(wanted.values()):,} were given it"
+    mend = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
+    return [Problem("result-count", record.column, text, mend)]
 
 
 def _take_pointers(
@@ -123,7 +155,8 @@ def _take_pointers(
         here = codes == code
         seen = groups.get(group)
         if seen is not None and seen.record.pointer in {"", name}:
-            here &= pc.equal(owner, seen.record.uid).to_numpy(zero_copy_only=False)
+            if seen.owned:
+                here &= pc.equal(owner, seen.record.uid).to_numpy(zero_copy_only=False)
             mine = [value[here] for value in values]
             seen.take(mine[0], *(mine[1:] or (None, None)))
             here = (codes == code) & ~here

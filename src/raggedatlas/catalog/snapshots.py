@@ -4,11 +4,12 @@ import secrets
 import time
 from dataclasses import replace
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog, open_catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, RESULTS, Catalog, open_catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.difference import diff
 from raggedatlas.catalog.purge import refuse_unfinished
+from raggedatlas.catalog.results import change_results, read_results
 from raggedatlas.catalog.upkeep import optimize
 from raggedatlas.catalog.versions import (
     cells_per_dataset,
@@ -158,13 +159,13 @@ def open_latest(
 
 
 def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
-    """Make a snapshot's cells and datasets the newest content of the atlas again; later snapshots stay as they are.
+    """Make a snapshot's cells, datasets and results the newest content of the atlas again; later snapshots stay as they are.
 
     Registries and layouts are not rolled back: a feature's dense index must never be given to another feature, and the
     indices that were assigned since stand in later snapshots. They only ever grow, so what the snapshot needs is in them.
-    Feature spaces that were defined since stay known for the same reason. Three commits, in an order that leaves a
-    complete atlas wherever the process dies: datasets that go lose their records, then the cells become the snapshot's,
-    then its other datasets get their records back. Running it again finishes the job.
+    Feature spaces that were defined since stay known for the same reason. Commits come in an order that leaves a complete
+    atlas wherever the process dies: datasets and results that go lose their records, then the cells become the snapshot's,
+    then its others get their records back. Running it again finishes the job.
 
     Parameters
     ----------
@@ -189,6 +190,10 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     gone = sorted({r.uid for r in read_records(catalog) if r.zarr_group not in wanted})
     if gone:
         catalog.tables.delete(DATASETS, one_of("uid", gone))
+    results = read_results(then)
+    kept = {result.uid for result in results}
+    if any(result.uid not in kept for result in read_results(catalog)):
+        change_results(catalog, lambda old: [result for result in old if result.uid in kept])
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
     if record.ignored:
         catalog.tables.delete(CELLS, one_of("dataset_uid", record.ignored))
@@ -200,6 +205,8 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
             raise ConflictError(f"{DATASETS} of {catalog.location.uri} changed")
 
     catalog.tables.retry(DATASETS, once)
+    if results or catalog.tables.has(RESULTS):
+        change_results(catalog, lambda old: old if old == results else results)
     return record
 
 

@@ -1,9 +1,11 @@
 """Keeping one table in order: indexes, compaction, clean-up of old versions."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.errors import ConflictError
+from raggedatlas.model.results import ResultRecord
 
 KEEP = timedelta(days=7)
 """How long table versions that no snapshot names are kept, so that readers of the tip finish in peace."""
@@ -15,7 +17,7 @@ INDEXES = {
 """Indexes of the tables; registries have a BTREE on `uid`."""
 
 
-def tidy_table(catalog: Catalog, name: str, *, everything: bool = False) -> bool:
+def tidy_table(catalog: Catalog, name: str, *, everything: bool = False, results: Sequence[ResultRecord] = ()) -> bool:
     """Index and compact one table; indexes first, because fragments inside and outside an index do not merge.
 
     Parameters
@@ -26,16 +28,29 @@ def tidy_table(catalog: Catalog, name: str, *, everything: bool = False) -> bool
         Table.
     everything : bool
         Whether to rewrite whatever has a deleted row, and the indexes from scratch, so that nothing of it is left.
+    results : sequence of ResultRecord
+        Results whose indexes of vectors are built from scratch then.
 
     Returns
     -------
     bool
         Whether anything was written.
     """
-    columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS} else (("uid", "BTREE"),))
+    columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, RESULTS} else (("uid", "BTREE"),))
     compacted = everything and catalog.tables.compact(name, everything=True)
     indexed = [catalog.tables.index(name, column, kind, rebuild=everything) for column, kind in columns]
+    if name == CELLS:
+        indexed.append(_tidy_vectors(catalog, results))
     return (not everything and catalog.tables.compact(name)) or any(indexed) or compacted
+
+
+def _tidy_vectors(catalog: Catalog, rebuilt: Sequence[ResultRecord]) -> bool:
+    """Build some indexes over vectors from scratch, and bring the others up to date."""
+    there = catalog.tables.schema(CELLS).names
+    for record in rebuilt:
+        if record.index_facts and record.column in there:
+            catalog.tables.index_vectors(CELLS, record.column, record.metric, record.index_facts["n_partitions"])
+    return catalog.tables.refresh_vectors(CELLS) or bool(rebuilt)
 
 
 def clean_up(catalog: Catalog, names: list[str], keep: timedelta, notes: list[str]) -> int:

@@ -3,11 +3,12 @@
 import time
 from datetime import UTC, datetime, timedelta
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import find_dataset, read_records
 from raggedatlas.catalog.features import reindex_registry, sync_layouts
 from raggedatlas.catalog.leases import GRACE, lease_alive, release_lease
 from raggedatlas.catalog.purge import resume_purge
+from raggedatlas.catalog.results import dead_columns, named_uids, read_results
 from raggedatlas.catalog.tidy import KEEP, clean_up, tidy_table
 from raggedatlas.catalog.versions import (
     NUMBERED,
@@ -52,7 +53,8 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
     if not catalog.tables.settled(LAYOUTS):
         sync_layouts(catalog)
     changed = []
-    names = (CELLS, DATASETS, LAYOUTS, *registry_tables(catalog).values())
+    results = [RESULTS] if catalog.tables.has(RESULTS) else []
+    names = (CELLS, DATASETS, LAYOUTS, *results, *registry_tables(catalog).values())
     for name in names:
         try:
             if tidy_table(catalog, name):
@@ -63,7 +65,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
     freed = 0
     if changed or keep < KEEP:
         notes += heal_tags(catalog)
-        freed = clean_up(catalog, [*(changed if keep >= KEEP else names), VERSIONS], keep, notes)
+        freed = clean_up(catalog, [*(changed if keep >= KEEP else names), VERSIONS, *results], keep, notes)
     return UpkeepReport(n_bytes=freed, notes=tuple(notes))
 
 
@@ -131,7 +133,7 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
 
 
 def gc(catalog: Catalog, *, dry_run: bool = True, grace: timedelta = GRACE, keep: timedelta = KEEP) -> UpkeepReport:
-    """Free what no kept snapshot, no dataset of the tip and no running `add` reaches.
+    """Free what no kept snapshot, no dataset or result of the tip and no running `add` reaches.
 
     Parameters
     ----------
@@ -188,9 +190,19 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
     notes += _remove_half_tables(catalog, grace)
     dead, alive = _cells_without_record(catalog, grace)
     n_cells = catalog.tables.delete(CELLS, one_of("dataset_uid", dead)) if dead else 0
+    stray = dead_columns(catalog, grace)
+    if stray:
+        catalog.tables.drop_columns(CELLS, stray)
+        notes.append(f"removed the cell columns {stray} of results that nobody names")
     free, writing = unreached(catalog, grace)
     n_bytes = sum(catalog.arrays.child(uid).delete_prefix() for uid in free)
     notes += heal_tags(catalog)
+    notes += [
+        f"the values {record.zarr_group} of the result {record.name} are missing: put them back from a copy, or run "
+        f"drop_result({record.name!r})"
+        for record in read_results(catalog)
+        if record.zarr_group and not catalog.arrays.child(*record.zarr_group.split("/")).exists()
+    ]
     for record in read_records(catalog):
         if not catalog.arrays.child(*record.zarr_group.split("/")).exists():
             notes.append(
@@ -207,7 +219,7 @@ def unreached(catalog: Catalog, grace: timedelta) -> tuple[list[str], list[str]]
     The tip is read before and after the leases are looked at, and every tagged inventory last. So a dataset that is
     committed, or caught by a snapshot and dropped, while this runs, is seen in at least one of them.
     """
-    before = {record.uid for record in read_records(catalog)}
+    before = named_uids(catalog)
     groups = [name for name in catalog.arrays.list_children() if UID.fullmatch(name) and name not in before]
     alive = [uid for uid in groups if lease_alive(catalog, uid, grace)]
     reached = _reached(catalog) if groups else set()
@@ -218,13 +230,14 @@ def unreached(catalog: Catalog, grace: timedelta) -> tuple[list[str], list[str]]
 
 def _reached(catalog: Catalog) -> set[str]:
     tables = Tables(catalog.tables.location)
-    reached = {record.uid for record in read_records(catalog)}
-    versions = set(tables.tags(DATASETS).values())
-    versions |= {r.table_versions[DATASETS] for r in list_versions(catalog) if DATASETS in r.table_versions}
-    for version in sorted(versions):
-        pinned = Tables(tables.location, {DATASETS: version})
-        if pinned.has(DATASETS):
-            reached.update(pinned.read(DATASETS, ["uid"]).column("uid").to_pylist())
+    reached = named_uids(catalog)
+    for name in (DATASETS, RESULTS):
+        versions = set(tables.tags(name).values()) if tables.has(name) else set()
+        versions |= {r.table_versions[name] for r in list_versions(catalog) if name in r.table_versions}
+        for version in sorted(versions):
+            pinned = Tables(tables.location, {name: version})
+            if pinned.has(name):
+                reached.update(pinned.read(name, ["uid"]).column("uid").to_pylist())
     return reached
 
 

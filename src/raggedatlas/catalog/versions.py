@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, VERSIONS, Catalog
-from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.features import reindex_registry, sync_layouts
 from raggedatlas.catalog.leases import lease_alive
+from raggedatlas.catalog.results import named_uids
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
 from raggedatlas.store.tables import Tables
@@ -129,9 +129,9 @@ def assign_indices(catalog: Catalog) -> bool:
 def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord:
     """Choose versions of all tables that belong together; nothing is held yet.
 
-    The inventory is read first, the rest after it, so every record finds its cells, layouts and features: they were written
-    before it. What a dataset that is dropped in between would lack is for the caller to see, by looking at the inventory
-    again (`still_there`).
+    The inventory and the results are read first, the rest after them, so every record finds its cells, layouts, features and
+    columns: they were written before it. What a dataset or a result that is dropped in between would lack is for the caller to
+    see, by looking at both again (`still_there`).
 
     Parameters
     ----------
@@ -147,6 +147,8 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
     """
     tables = catalog.tables
     versions = {DATASETS: tables.version(DATASETS)}
+    if tables.has(RESULTS):
+        versions[RESULTS] = tables.version(RESULTS)
     if assign:
         assign_indices(catalog)
     versions |= {name: tables.version(name) for name in (CELLS, LAYOUTS)}
@@ -156,9 +158,9 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
 
 
 def still_there(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
-    """Tell whether every dataset of a choice of versions is still in the atlas, so none was dropped while choosing."""
-    chosen = {record.uid for record in read_records(catalog.at(draft))}
-    return chosen <= {record.uid for record in read_records(catalog)}
+    """Tell whether every dataset and result of a choice of versions is still in the atlas: none was dropped while choosing."""
+    then = catalog.at(draft)
+    return named_uids(then) <= named_uids(catalog)
 
 
 def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
@@ -205,14 +207,14 @@ def refuse_running(catalog: Catalog, action: str) -> None:
     ConflictError
         Naming the datasets that are being added.
     """
-    known = {record.uid for record in read_records(catalog)}
+    known = named_uids(catalog)
     fresh = dict.fromkeys(
         [*cells_per_dataset(catalog), *(c for c in catalog.arrays.list_children() if UID.fullmatch(c))]
     )
     running = [uid for uid in fresh if uid not in known and UID.fullmatch(uid) and lease_alive(catalog, uid)]
     if running:
         raise ConflictError(
-            f"{action} is not done while an add is under way in {catalog.location.uri} (datasets {running}), because its cells would be "
+            f"{action} is not done while an add is under way in {catalog.location.uri} (datasets or results {running}), because its cells would be "
             "lost. Wait for it; if it died, run repair()."
         )
 

@@ -25,10 +25,13 @@ class AddOptions:
     files: Annotated[
         list[str],
         typer.Argument(
-            help="h5ad, h5mu, AnnData zarr, 10x h5, Market-matrix folder, or a folder of these.", show_default=False
+            help="h5ad, h5mu, AnnData zarr, 10x h5, Market-matrix folder, a folder of these, or a folder of a model's results.",
+            show_default=False,
         ),
     ]
-    name: Annotated[str | None, typer.Option(help="Name of the dataset; else the file's.", show_default=False)] = None
+    name: Annotated[
+        str | None, typer.Option(help="Name of the dataset or result; else the file's.", show_default=False)
+    ] = None
     on_duplicate: Annotated[
         Literal["error", "skip", "replace"], typer.Option(help="What to do with content that is there already.")
     ] = "error"
@@ -42,9 +45,9 @@ class AddOptions:
     layer: Annotated[
         list[str], _many("KEY or KEY=NAME", "Take only these matrices (X, raw/X, layers/spliced), and name the layer")
     ] = field(default_factory=list)
-    space: Annotated[list[str], _many("KEY=SPACE", "Feature space of a matrix or modality")] = field(
-        default_factory=list
-    )
+    space: Annotated[
+        list[str], _many("KEY=SPACE or SPACE", "Feature space of a matrix or modality; of a result, its name alone")
+    ] = field(default_factory=list)
     feature_id: Annotated[list[str], _many("COLUMN or SPACE=COLUMN", "Column that holds the feature ids, or index")] = (
         field(default_factory=list)
     )
@@ -57,6 +60,28 @@ class AddOptions:
     column_order: Annotated[
         Literal["detected", "file"], typer.Option(help="How sparse columns are kept: detected is smallest.")
     ] = "detected"
+    as_: Annotated[
+        Literal["space", "vector"],
+        typer.Option("--as", help="A result becomes an array, or vectors in the cell table with an index."),
+    ] = "space"
+    result_output: Annotated[
+        str | None, typer.Option("--output", metavar="NAME", help="Which output of a result.", show_default=False)
+    ] = None
+    unknown: Annotated[
+        Literal["error", "skip"], typer.Option(help="What to do with a result's ids that are no cells.")
+    ] = "error"
+    metric: Annotated[
+        Literal["l2", "cosine", "dot"], typer.Option(help="By which distance the index of a result's vectors answers.")
+    ] = "l2"
+
+    def of_result(self) -> dict[str, Any]:
+        """Give the keyword arguments of `RaggedAtlas.add` for a model's result."""
+        if len(self.space) > 1 or "=" in "".join(self.space):
+            raise typer.BadParameter("a result becomes one feature space, e.g. --space embedding", param_hint="--space")
+        found: dict[str, Any] = {"on_duplicate": self.on_duplicate, "dry_run": self.dry_run, "as_": self.as_}
+        found |= {"unknown": self.unknown, "metric": self.metric}
+        named = {"space": next(iter(self.space), None), "output": self.result_output}
+        return found | {key: value for key, value in named.items() if value is not None}
 
     def choices(self) -> dict[str, Any]:
         """Give the keyword arguments of `RaggedAtlas.add`."""
@@ -118,7 +143,12 @@ def create(place: Place, codec: Codec = None) -> None:
 @app.command(rich_help_panel=BUILD, epilog="Example: raggedatlas add pbmc.atlas a.h5ad b.h5ad --organism human")
 @unfold
 def add(place: Place, options: AddOptions) -> None:
-    """Add files; what is refused leaves the atlas as it was."""
+    """Add files, or a model's results for cells that are there; what is refused leaves the atlas as it was."""
+    from raggedatlas.ingest.results import is_results
+
+    if len(options.files) == 1 and is_results(options.files[0]):
+        _add_result(place, options)
+        return
     choices = options.choices()
     atlas = place.open()
     source: str | list[str] = options.files if len(options.files) > 1 else options.files[0]
@@ -129,6 +159,16 @@ def add(place: Place, options: AddOptions) -> None:
         show_json([report.to_dict() for report in reports])
     else:
         _show_reports(reports)
+
+
+def _add_result(place: Place, options: AddOptions) -> None:
+    choices = options.of_result()
+    with progress("add") as callback:
+        report = place.open().add(options.files[0], options.name, progress=callback, **choices)
+    if place.as_json:
+        show_json(report.to_dict())
+    else:
+        show(repr(report))
 
 
 def _show_reports(reports: "Sequence[IngestReport]") -> None:

@@ -47,10 +47,11 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
 @app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas info pbmc.atlas --at first")
 @unfold
 def info(place: Place, at: At = None) -> None:
-    """Say what is in an atlas: counts, feature spaces, cell columns, snapshots."""
+    """Say what is in an atlas: counts, feature spaces, cell columns, results, snapshots."""
     from raggedatlas.catalog.catalog import CELLS
     from raggedatlas.catalog.cells import metadata_columns
     from raggedatlas.catalog.features import read_registry
+    from raggedatlas.catalog.results import read_results
     from raggedatlas.catalog.snapshots import list_versions
     from raggedatlas.catalog.versions import registry_tables
     from raggedatlas.query.dataset import list_datasets
@@ -67,6 +68,7 @@ def info(place: Place, at: At = None) -> None:
         "features": {s: read_registry(catalog, s).table.num_rows for s in registry_tables(catalog) if s in used},
         "spaces without features": sorted(used - set(registry_tables(catalog))),
         "columns": [facts.name for facts in columns.values()],
+        "results": [record.name for record in read_results(catalog)],
         "snapshots": [record.label or record.version for record in list_versions(catalog)],
         "codec": catalog.codec(),
     }

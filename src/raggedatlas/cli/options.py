@@ -188,6 +188,7 @@ class Selection:
         Literal["zero", "nan", "drop"], typer.Option(help="What stands for a feature that a dataset did not measure.")
     ] = "zero"
     obs: Annotated[Words, _words("COLUMN", "Keep cell columns")] = field(default_factory=list)
+    with_results: Annotated[Words, _words("NAME", "Take a model's result along, as obsm")] = field(default_factory=list)
     order_by: Annotated[Words, _words("COLUMN", "Sort cells")] = field(default_factory=list)
     descending: Annotated[bool, typer.Option("--descending", help="Sort downwards.")] = False
     sample: Annotated[
@@ -223,6 +224,8 @@ class Selection:
             )
         if self.obs:
             query = query.obs(*self.obs)
+        if self.with_results:
+            query = query.with_results(*self.with_results)
         if self.order_by:
             query = query.order_by(*self.order_by, descending=self.descending)
         if self.sample is not None:

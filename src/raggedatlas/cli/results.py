@@ -1,14 +1,14 @@
-"""The verb ``convert_results``: from the ``.npy`` files of old model runs to a table."""
+"""Verbs about results: ``convert_results``, and those of an atlas: ``results``, ``drop-result``, ``search``."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from raggedatlas.cli.app import BUILD, app
-from raggedatlas.cli.options import unfold
-from raggedatlas.cli.printing import progress, show, show_json
+from raggedatlas.cli.app import ASK, BUILD, CARE, LOOK, app
+from raggedatlas.cli.options import At, Place, unfold
+from raggedatlas.cli.printing import progress, show, show_json, show_table
 
 
 @app.command(
@@ -41,3 +41,78 @@ def convert_results(
         show_json({**asdict(done), "results_dir": str(done.results_dir), "dtype": done.dtype.name})
     else:
         show(str(done))
+
+
+Words = list[str]
+
+SHOWN = ["name", "kind", "space", "width", "dtype", "n_cells", "model", "added"]
+
+
+@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas results pbmc.atlas")
+@unfold
+def results(place: Place, at: At = None) -> None:
+    """List the results of models that an atlas holds."""
+    rows = place.open_at(at).results().reset_index().to_dict("records")
+    if place.as_json:
+        show_json(rows)
+        return
+    short = [{**row, "added": str(row["created_at"])[:16].replace("T", " ")} for row in rows]
+    show_table(
+        [{name: row[name] for name in SHOWN} for row in short], SHOWN,
+        empty=f"No results yet; run: raggedatlas add {place.atlas} RESULTS --name NAME",
+    )  # fmt: skip
+
+
+@app.command("drop-result", rich_help_panel=CARE, epilog="Example: raggedatlas drop-result pbmc.atlas scvi_64")
+@unfold
+def drop_result(
+    place: Place, name: Annotated[str, typer.Argument(help="Name of the result.", show_default=False)]
+) -> None:
+    """Take a model's result out of the newest state; snapshots that have it keep it."""
+    report = place.open().drop_result(name)
+    if place.as_json:
+        show_json(report.to_dict())
+    else:
+        show(f"Dropped the result {name}; " + "; ".join(report.notes))
+
+
+@dataclass(frozen=True)
+class Sought:
+    """Where is looked, and among which cells."""
+
+    column: Annotated[str, typer.Option(help="A result, an embedding, or a column.", show_default=False)]
+    k: Annotated[int, typer.Option("-k", min=1, help="How many cells.")] = 10
+    metric: Annotated[Literal["l2", "cosine", "dot"], typer.Option(help="Distance of vectors.")] = "l2"
+    where: Annotated[
+        Words, typer.Option("--where", "-w", metavar="SQL", help="Only such cells; repeatable.", show_default=False)
+    ] = field(default_factory=list)
+    obs: Annotated[
+        Words, typer.Option(metavar="COLUMN", help="Show a cell column; repeatable.", show_default=False)
+    ] = field(default_factory=list)
+
+
+@app.command(
+    rich_help_panel=ASK,
+    epilog="Example: raggedatlas search pbmc.atlas 1f0c5a2b9d3e4f60 --column scvi_64 -w \"tissue = 'lung'\"",
+)
+@unfold
+def search(
+    place: Place,
+    what: Annotated[
+        str, typer.Argument(metavar="UID or TEXT", help="A cell, or words of a text column.", show_default=False)
+    ],
+    *,
+    sought: Sought,
+    at: At = None,
+) -> None:
+    """Print the cells nearest to one cell in a result or an embedding, or those whose text fits best."""
+    query = place.open_snapshot(at).query()
+    for condition in sought.where:
+        query = query.where(condition)
+    query = query.obs(sought.obs) if sought.obs else query
+    found = query.search(what, column=sought.column, k=sought.k, metric=sought.metric).to_arrow()
+    rows = found.to_pylist()
+    if place.as_json:
+        show_json(rows)
+    else:
+        show_table(rows, found.column_names, empty="No cells.")

@@ -87,6 +87,8 @@ def diff(place: Place, old: Snapshot, new: Snapshot) -> None:
         "cells changed": found.cells_changed,
         "columns added": list(found.columns_added),
         "columns removed": list(found.columns_removed),
+        "results added": list(found.results_added),
+        "results removed": list(found.results_removed),
     }
     for what in ("added", "removed", "changed"):
         for space, names in getattr(found, f"features_{what}").items():
@@ -99,7 +101,7 @@ def diff(place: Place, old: Snapshot, new: Snapshot) -> None:
 @app.command(rich_help_panel=TIME, epilog="Example: raggedatlas restore pbmc.atlas first")
 @unfold
 def restore(place: Place, version: Snapshot) -> None:
-    """Make a snapshot's cells and datasets the newest state again; all snapshots stay."""
+    """Make a snapshot's cells, datasets and results the newest state again; all snapshots stay."""
     place.open().restore(version_of(version))
     if place.as_json:
         show_json({"restored": version_of(version)})

@@ -10,9 +10,10 @@ from raggedatlas.errors import AtlasError, SourceError
 from raggedatlas.formats.anndata import refuse_broken, with_rule
 from raggedatlas.formats.registry import detect, list_sources, open_source
 from raggedatlas.ingest.options import IngestOptions, Progress, bar, no_progress
+from raggedatlas.ingest.results import add_results, is_results
 from raggedatlas.ingest.write import add_sources
 from raggedatlas.model.contracts import Source
-from raggedatlas.model.reports import IngestReport
+from raggedatlas.model.reports import IngestReport, ResultReport
 
 ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
 """Formats whose files are held against the rules of AnnData before they are opened."""
@@ -56,15 +57,15 @@ def add(
     source: Any,  # noqa: ANN401  (anything that can be added)
     choices: Mapping[str, Any],
     progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
-) -> IngestReport | list[IngestReport]:
+) -> IngestReport | ResultReport | list[IngestReport]:
     """Add whatever `source` is.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
-    source : path, AnnData, MuData, Source, or sequence of these
-        A folder that is no source itself stands for the files in it.
+    source : path, AnnData, MuData, Source, ResultDataset, or sequence of these
+        A folder that is no source itself stands for the files in it; a folder of results is a model's result.
     choices : mapping
         Keyword arguments of `IngestOptions`.
     progress : callable, bool or None
@@ -72,7 +73,7 @@ def add(
 
     Returns
     -------
-    IngestReport, or list of IngestReport
+    IngestReport, ResultReport, or list of IngestReport
         A list for a folder or a sequence.
 
     Raises
@@ -81,6 +82,8 @@ def add(
         If a choice is not understood or the source is refused.
     """
     catalog.require_tip("add()")
+    if is_results(source):
+        return add_results(catalog, source, choices, progress)
     unknown = sorted(set(choices) - set(IngestOptions.__dataclass_fields__))
     if unknown:
         raise SourceError(f"add() does not know {unknown}; it takes {sorted(IngestOptions.__dataclass_fields__)}.")

@@ -13,6 +13,7 @@ from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
 from raggedatlas.model.ids import column_name
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.reports import ColumnReport
+from raggedatlas.model.results import result_columns
 
 FILLED = ("uid", "dataset_uid", "cell_name", "dataset", "layout_uid")
 """Names that the atlas or a query's result fills; a file's column of that name gets the prefix ``obs_``."""
@@ -76,7 +77,8 @@ def plan_columns(
             f"cast={{...}} names {absent}, which are no obs columns of the source; it has {[f.name for f in offered]}."
         )
     chosen = _chosen(offered, options)
-    taken = {*FILLED, *spaces, *pointer_columns(table)}
+    results = result_columns(table)
+    taken = {*FILLED, *spaces, *pointer_columns(table), *results, *(name for _, name in results.values())}
     plans, reports = [], []
     problems: list[str] = []
     for field in offered:

@@ -45,6 +45,16 @@ class AddChoices(TypedDict, total=False):
     extras : "all" or sequence of str
         What is kept of `obsm`, `varm`, `obsp`, `varp`, `uns` and ``raw/varm`` beside: keys (``"uns/neighbors"``) or whole
         groups (``"uns"``).
+    space : str
+        Of a model's result: the feature space that it becomes, ``"embedding"`` by default.
+    as_ : {"space", "vector"}
+        Of a result: an array that cells point into, or vectors in the cell table, with an index where cells are many.
+    output : str
+        Of a result: which output, where there are several.
+    unknown : {"error", "skip"}
+        Of a result: what to do with ids that are no cells of the atlas.
+    metric : {"l2", "cosine", "dot"}
+        Of a result as vectors: by which distance their index answers.
     """
 
     obs: Literal["all"] | Sequence[str] | Mapping[str, str]
@@ -59,6 +69,11 @@ class AddChoices(TypedDict, total=False):
     column_order: Literal["detected", "file"]
     embeddings: Sequence[str] | Mapping[str, str]
     extras: Literal["all"] | Sequence[str]
+    space: str
+    as_: Literal["space", "vector"]
+    output: str
+    unknown: Literal["error", "skip"]
+    metric: Literal["l2", "cosine", "dot"]
 
 
 OnDuplicate = Literal["error", "skip", "replace"]

@@ -22,6 +22,7 @@ from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
 from raggedatlas.model.ids import column_name, layout_uid, new_uid
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
+from raggedatlas.model.results import result_columns
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 
@@ -330,7 +331,9 @@ def _plan_groups(
     for layer in layers:
         by_features.setdefault(layer.info.features, []).append(layer)
     groups: list[GroupPlan] = []
-    used = set(metadata_columns(catalog.tables.schema(CELLS)))
+    schema = catalog.tables.schema(CELLS)
+    results = result_columns(schema)
+    used = {*metadata_columns(schema), *results, *(name for _, name in results.values())}
     for key, members in by_features.items():
         features = _identify(catalog, source, space, key, members[0].info, options) if space.has_features else None
         sparse = space.kind is PointerKind.SPARSE

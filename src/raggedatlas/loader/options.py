@@ -29,6 +29,8 @@ class ReadChoices(TypedDict, total=False):
         Sort the columns of every sparse row; they need not be else, but sparse tensors always are.
     buffers : int
         Pieces of memory that are kept to be filled again once nobody holds their batch any more; with 0, all memory is fresh.
+    results : sequence of str
+        As `Query.with_results`: results of models, which stand in ``batch.spaces`` under their names.
     """
 
     layers: Sequence[str]
@@ -37,6 +39,7 @@ class ReadChoices(TypedDict, total=False):
     dtype: Any
     sort: bool
     buffers: int
+    results: Sequence[str]
 
 
 class LoaderChoices(ReadChoices, total=False):
@@ -113,6 +116,7 @@ class ReadOptions:
     device: str | None = None
     pin_memory: bool = False
     buffers: int = 8
+    results: Sequence[str] = ()
 
     @property
     def tensors(self) -> bool:
@@ -185,7 +189,7 @@ def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, L
 
 def _check_read(call: str, options: ReadOptions) -> None:
     _among(call, "as_", options.as_, get_args(Form))
-    for name in ("obs", "layers", "features"):
+    for name in ("obs", "layers", "features", "results"):
         if isinstance(getattr(options, name), str):
             raise QueryError(f"{call} takes {name} as a list of names, not {getattr(options, name)!r}.")
     _whole(call, "buffers", options.buffers, 0)

@@ -46,6 +46,7 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
     """
     query = query.layers(list(options.layers)) if options.layers else query
     query = query.features(list(options.features)) if options.features else query
+    query = query.with_results(list(options.results)) if options.results else query
     asked = tuple(dict.fromkeys((query.spec.obs or ()) if options.obs is None else options.obs))
     query = query.obs([*asked, *([extra] if extra else [])])
     plan = plan_read(query.spec, query.catalog)
@@ -54,9 +55,10 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
     shown = _names_in_table(query, plan.obs)
     columns = obs_columns(plan.obs, {name: shown[name] for name in asked}, options.categories)
     uids = np.array(plan.obs.column("uid").cast(pa.binary()).to_pylist(), dtype=np.bytes_)
-    facts = _facts(plan.spaces, uids, columns)
+    spaces = {**plan.spaces, **plan.results}
+    facts = _facts(spaces, uids, columns)
     return (
-        BatchPlan(plan.spaces, uids, columns, facts, options),
+        BatchPlan(spaces, uids, columns, facts, options),
         obs_column(plan.obs, shown[extra]) if extra else None,
     )
 

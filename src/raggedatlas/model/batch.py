@@ -129,10 +129,13 @@ class Batch:
         One row per cell, with `uid`, `dataset`, `cell_name` and the asked metadata columns.
     spaces : mapping of str to SpaceBatch
         Per feature space.
+    obsm : mapping of str to (n_rows, width) array
+        Results of models that were asked for; NaN where a cell has none.
     """
 
     obs: pa.Table
     spaces: Mapping[str, SpaceBatch]
+    obsm: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Say how many cells and which spaces."""

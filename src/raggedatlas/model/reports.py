@@ -127,6 +127,53 @@ class IngestReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultReport:
+    """What `add` did with a model's result, or would do (``dry_run``).
+
+    Parameters
+    ----------
+    name, kind, space, column : str
+        What it is called, ``space`` or ``vector``, and where it lies.
+    width, dtype : int, str
+        Values of a cell.
+    n_cells, n_datasets : int
+        Cells that have one, and datasets that these are of.
+    status : {"added", "skipped", "replaced", "dry run"}
+        What happened.
+    content_hash, source : str
+        Of ids and values, and the result folder.
+    notes : tuple of str
+        Everything else worth knowing: ids left out, cells without a result, the index and its recall.
+    """
+
+    name: str
+    kind: Literal["space", "vector"]
+    space: str
+    column: str
+    width: int
+    dtype: str
+    n_cells: int
+    n_datasets: int
+    status: Literal["added", "skipped", "replaced", "dry run"]
+    content_hash: str = ""
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the report as plain values, as ``--json`` prints it."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        """Say it in lines."""
+        where = f"feature space {self.space}" if self.kind == "space" else "vectors in the cell table"
+        first = f"{self.name}: {self.status}, {self.n_cells:,} cells of {self.n_datasets:,} datasets, {self.width} x {self.dtype}, {where}"
+        return "\n".join([first, *(f"  {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that `validate` found wrong.
 
@@ -200,6 +247,8 @@ class Difference:
         Feature space -> ids or symbols.
     columns_added, columns_removed : tuple of str
         Columns of the cell table.
+    results_added, results_removed : tuple of str
+        Names with uids; a result that was replaced is removed and added.
     """
 
     old: int
@@ -214,6 +263,8 @@ class Difference:
     features_changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns_added: tuple[str, ...] = ()
     columns_removed: tuple[str, ...] = ()
+    results_added: tuple[str, ...] = ()
+    results_removed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Give the difference as plain dictionaries and lists."""

@@ -13,8 +13,8 @@ from raggedatlas.errors import QueryError
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.frames import ColumnFacts, arrow_to_series, facts_of
 from raggedatlas.query.filters import DATASET, Columns
-from raggedatlas.query.outputs import atlas_facts, measured_frame, refuse_arrays, var_of
-from raggedatlas.query.parts import SpacePlan
+from raggedatlas.query.outputs import atlas_facts, measured_frame, var_of
+from raggedatlas.query.parts import SpacePlan, refuse_arrays
 from raggedatlas.query.plan import plan_read, plan_rows
 from raggedatlas.query.read import PartReader
 from raggedatlas.query.rows import known_columns

@@ -16,14 +16,12 @@ from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.model.frames import facts_of
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.results import VALUES
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan
 from raggedatlas.query.plan import join_dtypes
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.ranges import ArrayReader
-
-VALUES = "values"
-"""The one layer of a member of `obsm`."""
 
 OBSM = "obsm/"
 
@@ -64,6 +62,8 @@ def joined_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str,
     datasets = group_by_dataset(read_records(catalog))
     by_path = {record.zarr_group: record for records in datasets.values() for record in records}
     offered: dict[str, dict[int, _Member]] = {}
+    if any(part.groups[code].path not in by_path for code in used):
+        return {}  # X is a model's result, which is no file's
     for code in used:
         record = by_path[part.groups[code].path]
         for name, member in _members(record, datasets[record.uid]).items():

@@ -12,6 +12,7 @@ from raggedatlas.catalog.frames import read_frame
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.records import DatasetRecord
+from raggedatlas.query.results import list_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -256,6 +257,9 @@ def describe(catalog: Catalog, what: str) -> str:
     lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
     if len(listed) > len(shown):
         lines.append(f"  ... and {len(listed) - len(shown)} more")
+    lines += [
+        f"  result {name}: {row['n_cells']:,} cells, {_told(row)}" for name, row in list_results(catalog).iterrows()
+    ]
     return "\n".join(lines)
 
 
@@ -270,4 +274,17 @@ def describe_html(catalog: Catalog, what: str) -> str:
         "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>"
         for _, row in listed.head(20).iterrows()
     )
-    return f"<p><b>{escape(what)}</b> at <code>{escape(catalog.location.uri)}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>"
+    results = "".join(
+        f"<tr><td>{escape(str(name))}</td><td>{row['n_cells']}</td><td>{escape(_told(row))}</td></tr>"
+        for name, row in list_results(catalog).iterrows()
+    )
+    if results:
+        results = f"<table><tr><th>result</th><th>n_cells</th><th>values</th></tr>{results}</table>"
+    place = escape(catalog.location.uri)
+    return f"<p><b>{escape(what)}</b> at <code>{place}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>{results}"
+
+
+def _told(row: Any) -> str:  # noqa: ANN401  (a row of a frame)
+    """Say in short what a result is."""
+    where = f"in {row['space']}" if row["kind"] == "space" else "in the cell table"
+    return f"{row['width']} x {row['dtype']} {where}"

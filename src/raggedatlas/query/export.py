@@ -12,15 +12,21 @@ from raggedatlas.errors import QueryError
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import Sink, SinkMatrix
-from raggedatlas.query.beside import VALUES, joined_obsm
+from raggedatlas.model.results import VALUES
+from raggedatlas.query.beside import joined_obsm
 from raggedatlas.query.frames import layout_column, obs_frame
-from raggedatlas.query.outputs import joined_uns, measured_frame, refuse_arrays, var_of
-from raggedatlas.query.parts import ReadPlan, SpacePlan
+from raggedatlas.query.outputs import joined_uns, measured_frame, var_of
+from raggedatlas.query.parts import ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.plan import modalities, plan_read
 from raggedatlas.query.read import PartReader
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.gather import BufferRing
+from raggedatlas.store.threads import ahead
 
 MULTIMODAL = ".h5mu"
+
+STEP_BYTES = 16 << 20
+"""About how many bytes of a result one step takes; one is read while another is written."""
 
 
 def write(spec: QuerySpec, catalog: Catalog, path: str, options: Mapping[str, Any]) -> str:
@@ -54,7 +60,7 @@ def write(spec: QuerySpec, catalog: Catalog, path: str, options: Mapping[str, An
     multimodal = Path(path).suffix == MULTIMODAL
     names = None
     if multimodal and not spec.spaces:
-        names = tuple(m.name for m in modalities(catalog).values() if m.space.rank == 1)
+        names = tuple(m.name for m in modalities(catalog).values() if m.space.rank == 1 and not m.is_result)
     plan = plan_read(spec, catalog, spaces=names)
     if len(plan.spaces) != 1 and not multimodal:
         raise QueryError(
@@ -83,19 +89,21 @@ def _write_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> None:
             plan.obs.take(pa.array(rows)).select(["uid"]), {name: own}, plan.n_without, plan.provenance
         )
         beside[name] = joined_obsm(parts[name], own, catalog)
-    sink.begin(tuple(m for name, part in parts.items() for m in _matrices(part.single(), beside[name], f"mod/{name}/")))
+    own_matrices = [m for name, part in parts.items() for m in _matrices(part.single(), beside[name], f"mod/{name}/")]
+    sink.begin((*own_matrices, *_members(plan.results, plan.n_cells, "")))
     for name, space in plan.spaces.items():
         own_row = np.where(space.present, np.cumsum(space.present), 0)
         sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
     for name, part in parts.items():
         _write_elements(sink, part, part.single(), catalog, f"mod/{name}/")
         _write_values(sink, part.single(), beside[name], f"mod/{name}/")
+    _write_members(sink, plan.results, "")
     sink.element("obs", _writable(obs_frame(plan.obs)))
     sink.element("uns", joined_uns(plan, catalog))
 
 
 def _write_space(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog, prefix: str) -> None:
-    beside = joined_obsm(plan, space, catalog)
+    beside = {**joined_obsm(plan, space, catalog), **plan.results}
     sink.begin(_matrices(space, beside, prefix))
     _write_elements(sink, plan, space, catalog, prefix)
     _write_values(sink, space, beside, prefix)
@@ -105,12 +113,27 @@ def _matrices(space: SpacePlan, beside: Mapping[str, SpacePlan], prefix: str) ->
     shape = (len(space.present), space.n_cols)
     form: Literal["csr", "dense"] = "csr" if space.sparse else "dense"
     matrices = [
-        SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape) for layer, dtype in space.dtypes.items()
+        SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape, n_entries, exact=n_entries is not None)
+        for layer, dtype in space.dtypes.items()
+        for n_entries in (_n_entries(space, layer),)
     ]
-    for name, member in beside.items():
-        wide = (shape[0], member.n_cols)
-        matrices.append(SinkMatrix(f"{prefix}obsm/{name}", "dense", np.dtype(member.dtypes[VALUES]), wide))
-    return tuple(matrices)
+    return (*matrices, *_members(beside, shape[0], prefix))
+
+
+def _n_entries(space: SpacePlan, layer: str) -> int | None:
+    """Count the entries of a layer, where that is known before they are read: all columns are kept, and none is put in."""
+    part = next(part for part in space.parts if layer in part.layers)
+    layouts = {group.layout_uid for group in part.groups}
+    if not space.sparse or space.nan or any((space.column_maps[uid] < 0).any() for uid in layouts):
+        return None
+    return int((part.end - part.start).sum())
+
+
+def _members(beside: Mapping[str, SpacePlan], n_cells: int, prefix: str) -> list[SinkMatrix]:
+    return [
+        SinkMatrix(f"{prefix}obsm/{name}", "dense", np.dtype(member.dtypes[VALUES]), (n_cells, member.n_cols))
+        for name, member in beside.items()
+    ]
 
 
 def _key(space: SpacePlan, layer: str, prefix: str) -> str:
@@ -131,11 +154,16 @@ def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catal
 
 def _write_values(sink: Sink, space: SpacePlan, beside: Mapping[str, SpacePlan], prefix: str) -> None:
     for part in space.parts:
-        for _, block in PartReader(space, part).read_blocks():
+        reader = PartReader(space, part, ring=BufferRing())
+        for _, block in ahead(reader.read_blocks(n_bytes=STEP_BYTES)):
             for layer in part.layers:
                 sink.write(_key(space, layer, prefix), _single(block, layer))
+    _write_members(sink, beside, prefix)
+
+
+def _write_members(sink: Sink, beside: Mapping[str, SpacePlan], prefix: str) -> None:
     for name, member in beside.items():
-        for _, block in PartReader(member, member.parts[0]).read_blocks():
+        for _, block in ahead(PartReader(member, member.parts[0]).read_blocks(n_bytes=STEP_BYTES)):
             sink.write(f"{prefix}obsm/{name}", _single(block, VALUES))
 
 

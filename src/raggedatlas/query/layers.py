@@ -35,11 +35,14 @@ class Modality:
         The feature space.
     records : mapping of str to tuple of DatasetRecord
         Dataset uid -> its groups.
+    is_result : bool
+        Whether a model computed it: it is read where it is named, and never by itself.
     """
 
     name: str
     space: FeatureSpace
     records: Mapping[str, tuple[DatasetRecord, ...]]
+    is_result: bool = False
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -174,7 +177,9 @@ def _part(
     modality: Modality, datasets: Sequence[str], layers: tuple[str, ...], cells: CellPointers, arrays: Location
 ) -> PartPlan:
     records = [modality.layers(uid)[layers[0]] for uid in datasets]
-    groups = tuple(_group(record, modality.space.kind, layers, arrays) for record in records)
+    distinct = {record.zarr_group: record for record in records}
+    groups = tuple(_group(record, modality.space.kind, layers, arrays) for record in distinct.values())
+    number = {path: i for i, path in enumerate(distinct)}
     n = len(cells.dataset_code)
     code = np.full(n, -1, np.int32)
     start, end = np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -183,9 +188,9 @@ def _part(
         if column not in cells.columns:
             continue
         group_of = np.full(len(cells.datasets) + 1, -1, np.int32)
-        for i, (uid, record) in enumerate(zip(datasets, records, strict=True)):
+        for uid, record in zip(datasets, records, strict=True):
             if pointer_of(record) == column and uid in position:
-                group_of[position[uid]] = i
+                group_of[position[uid]] = number[record.zarr_group]
         first, last, valid = cells.columns[column]
         found = np.where(valid, group_of[cells.dataset_code], -1)
         here = found >= 0

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.errors import LimitError, QueryError
+from raggedatlas.errors import LimitError
 from raggedatlas.formats.objects import make_mudata
 from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr
-from raggedatlas.query.beside import VALUES, joined_colors, joined_obsm
+from raggedatlas.model.results import VALUES
+from raggedatlas.query.beside import joined_colors, joined_obsm
 from raggedatlas.query.frames import layout_column, obs_frame, var_frame
-from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan
+from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.read import PartReader, row_blocks
 from raggedatlas.store.threads import beside
 
@@ -45,7 +46,7 @@ def to_anndata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -
     LimitError
         If the result would be too large.
     """
-    members = joined_obsm(plan, plan.single(), catalog)
+    members = {**joined_obsm(plan, plan.single(), catalog), **plan.results}
     check_size([plan.single(), *members.values()], max_bytes)
     return _anndata(plan, members, catalog)
 
@@ -62,7 +63,8 @@ def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) ->
         If mudata is not installed.
     """
     members = {name: joined_obsm(plan, space, catalog) for name, space in plan.spaces.items()}
-    check_size([*plan.spaces.values(), *(s for found in members.values() for s in found.values())], max_bytes)
+    beside_all = [*plan.results.values(), *(s for found in members.values() for s in found.values())]
+    check_size([*plan.spaces.values(), *beside_all], max_bytes)
     parts = {}
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
@@ -77,6 +79,8 @@ def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) ->
         # mudata warns of its own use of pandas.
         warnings.simplefilter("ignore")
         made.obs = obs
+    for name, member in plan.results.items():
+        made.obsm[name] = _matrices(member, member.parts[0])[VALUES]
     made.uns.update(joined_uns(plan, catalog))
     return made
 
@@ -113,20 +117,6 @@ def var_of(space: SpacePlan, catalog: Catalog) -> "pd.DataFrame":
     facts = (space.space.name, space.n_cols, id(space.features))
     _, frame = catalog.remember("var", facts, lambda: (space.features, var_frame(registry, space)))
     return frame.copy()
-
-
-def refuse_arrays(space: SpacePlan, what: str) -> None:
-    """Refuse spaces whose cells are more than vectors.
-
-    Raises
-    ------
-    QueryError
-        Naming the way out.
-    """
-    if space.space.rank != 1:
-        raise QueryError(
-            f"{what} holds one vector per cell, {space.name!r} has arrays of {space.space.rank} axes; read it with .batches(n)."
-        )
 
 
 def check_size(spaces: list[SpacePlan], max_bytes: int | None) -> int:

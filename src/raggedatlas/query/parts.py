@@ -2,14 +2,43 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raggedatlas.errors import QueryError
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.store.ranges import ArrayReader
+from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.location import Location
+from raggedatlas.store.ranges import ArrayReader, read_rows
+
+
+@dataclass(frozen=True)
+class HeldRows(ArrayReader):
+    """Rows that are in memory already, in the place of a stored array; `rows_of` reads either.
+
+    Parameters
+    ----------
+    values : (n, width) array
+        The rows.
+    """
+
+    values: NDArray[Any] = field(kw_only=True, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, values: NDArray[Any], location: Location) -> "HeldRows":
+        """Hold some rows."""
+        width = max(1, values.shape[1])
+        spec = ArraySpec("held", (len(values), width), values.dtype.name, (1, width), None, "[]")
+        return cls(location, spec, values=values)
+
+
+def rows_of(reader: ArrayReader, rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Read rows of a stored array, or of one that is in memory."""
+    return reader.values[rows] if isinstance(reader, HeldRows) else read_rows(reader, rows)
 
 
 @dataclass(frozen=True)
@@ -208,12 +237,15 @@ class ReadPlan:
         Cells that were chosen but have none of the spaces, and are left out.
     provenance : mapping of str to str
         Where this came from: uri, snapshot, label, query.
+    results : mapping of str to SpacePlan
+        Results of models that come along, with the layer `VALUES`; NaN where a cell has none.
     """
 
     obs: pa.Table
     spaces: Mapping[str, SpacePlan]
     n_without: int = 0
     provenance: Mapping[str, str | int] = field(default_factory=dict)
+    results: Mapping[str, SpacePlan] = field(default_factory=dict)
 
     @property
     def n_cells(self) -> int:
@@ -224,3 +256,17 @@ class ReadPlan:
         """Return the only space."""
         (space,) = self.spaces.values()
         return space
+
+
+def refuse_arrays(space: SpacePlan, what: str) -> None:
+    """Refuse spaces whose cells are more than vectors.
+
+    Raises
+    ------
+    QueryError
+        Naming the way out.
+    """
+    if space.space.rank != 1:
+        raise QueryError(
+            f"{what} holds one vector per cell, {space.name!r} has arrays of {space.space.rank} axes; read it with .batches(n)."
+        )

@@ -1,6 +1,7 @@
 """Query and catalog -> a frozen plan; every refusal that needs no values is made here."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,11 +11,14 @@ from raggedatlas.catalog.cells import metadata_columns
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.catalog.results import find_result
 from raggedatlas.errors import QueryError
+from raggedatlas.model.results import VALUES
 from raggedatlas.query.axis import Axis, FeatureRows, build_axis
 from raggedatlas.query.filters import DATASET, Columns
 from raggedatlas.query.layers import CellPointers, Modality, choose_layers, plan_parts, pointer_of
-from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan
+from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.results import held_plan, result_modalities, vector_results, with_nan
 from raggedatlas.query.rows import Cells, arrange, known_columns, metadata_names, needed_columns, read_cells
 from raggedatlas.query.search import rank_cells, search_columns
 from raggedatlas.query.spec import QuerySpec
@@ -52,7 +56,11 @@ def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None
     names = usual_spaces(spec, known, catalog) if spaces is None else tuple(spaces)
     chosen = [find_modality(known, name, catalog) for name in names]
     columns = known_columns(catalog)
-    cells, obs = plan_rows(spec, catalog, columns, tuple(dict.fromkeys(p for m in chosen for p in m.pointers)))
+    results = [find_result(catalog, name) for name in spec.results]
+    pointing = [r.column for r in results if r.kind == "space"]
+    wanted = tuple(dict.fromkeys([*(p for m in chosen for p in m.pointers), *pointing]))
+    held = tuple(r.column for r in results if r.kind == "vector")
+    cells, obs = plan_rows(spec, catalog, columns, wanted, held)
     pointers = cells.pointers(columns.schema)
     having = np.zeros(cells.n, bool)
     for modality in chosen:
@@ -67,13 +75,27 @@ def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None
     for modality in chosen:
         layers = _layers_for(spec, modality, known, len(chosen))
         planned[modality.name] = _plan_space(spec, catalog, modality, pointers, (asked.get(modality.name), layers))
-    return ReadPlan(obs, planned, n_without, provenance(spec, catalog))
+    plain = replace(spec, missing="zero")
+    made = [
+        held_plan(record, cells, catalog)
+        if record.kind == "vector"
+        else _plan_space(plain, catalog, known[record.name], pointers, (None, ()))
+        for record in results
+    ]
+    return ReadPlan(obs, planned, n_without, provenance(spec, catalog), _beside(made))
+
+
+def _beside(made: Sequence[SpacePlan]) -> dict[str, SpacePlan]:
+    """Give the results that come along under their names, NaN where a cell has none."""
+    for space in made:
+        refuse_arrays(space, "obsm")
+    return {space.name: with_nan(space, join_dtypes({space.dtypes[VALUES]}, nan=True)) for space in made}
 
 
 def plan_rows(
-    spec: QuerySpec, catalog: Catalog, columns: Columns, pointers: Sequence[str] = ()
+    spec: QuerySpec, catalog: Catalog, columns: Columns, pointers: Sequence[str] = (), more: Sequence[str] = ()
 ) -> tuple[Cells, pa.Table]:
-    """Choose the cells of a query.
+    """Choose the cells of a query, and read some pointers and further columns with them.
 
     Returns
     -------
@@ -83,8 +105,8 @@ def plan_rows(
     """
     metadata = metadata_names(columns, spec.obs)
     known = modalities(catalog)
-    more, extra = search_columns(spec.search, columns, known)
-    wanted = dict.fromkeys([*metadata, *needed_columns(spec, columns), *more])
+    sought, extra = search_columns(spec.search, columns, known, vector_results(catalog))
+    wanted = dict.fromkeys([*metadata, *needed_columns(spec, columns), *sought, *more])
     cells = read_cells(catalog, spec, columns, tuple(wanted), tuple(dict.fromkeys([*pointers, *extra])))
     if spec.search is not None:
         cells = rank_cells(cells, spec, catalog, columns, known)
@@ -126,11 +148,12 @@ def modalities(catalog: Catalog) -> dict[str, Modality]:
             name = pointer_of(record).split("__", 1)[0]
             space_of[name] = record.feature_space
             found.setdefault(name, {}).setdefault(uid, []).append(record)
-    return {
+    known = {
         name: Modality(name, spaces[space_of[name]], {uid: tuple(r) for uid, r in held.items()})  # type: ignore[arg-type]
         for name, held in found.items()
         if space_of[name] in spaces
     }
+    return known | result_modalities(catalog)
 
 
 def find_modality(known: Mapping[str, Modality], name: str, catalog: Catalog) -> Modality:
@@ -162,8 +185,9 @@ def usual_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Catalo
         return named
     if USUAL_SPACE in known:
         return (USUAL_SPACE,)
-    if len(known) == 1:
-        return tuple(known)
+    measured = tuple(name for name, modality in known.items() if not modality.is_result)
+    if len(measured) == 1:
+        return measured
     if not known:
         raise QueryError(
             f"The atlas {catalog.location.uri} holds no dataset at this version; add one and take a snapshot."

@@ -1,36 +1,29 @@
 """The query that a person builds call by call; each call returns a new one, and outputs read."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.results import find_result
 from raggedatlas.errors import QueryError
-from raggedatlas.model.batch import Batch
-from raggedatlas.query import aggregate as aggregating
-from raggedatlas.query import explain as explaining
-from raggedatlas.query import export as exporting
-from raggedatlas.query import outputs
+from raggedatlas.query.answers import Answers
 from raggedatlas.query.axis import check_join
 from raggedatlas.query.filters import DATASET, Filter, as_filter, to_sql
-from raggedatlas.query.frames import obs_frame
-from raggedatlas.query.plan import find_modality, modalities, plan_read, plan_rows
-from raggedatlas.query.read import read_batches
+from raggedatlas.query.literals import quote_identifier
+from raggedatlas.query.plan import find_modality, modalities
 from raggedatlas.query.rows import known_columns, metadata_names
 from raggedatlas.query.search import METRICS
-from raggedatlas.query.spec import Missing, QuerySpec, Sample, Search
+from raggedatlas.query.spec import Missing, QuerySpec, Sample, Search, count_of, listed_names
 
 if TYPE_CHECKING:
-    import anndata as ad
-    import mudata as md
-    import pandas as pd
+    pass
 
 
 @dataclass(frozen=True)
-class Query:
+class Query(Answers):
     """Cells and features of an atlas at one version; nothing is read before an output is asked for.
 
     Rows are chosen by filters, search, sample, order and limit, in this sequence whatever the sequence of the calls.
@@ -113,7 +106,7 @@ class Query:
         FeatureError
             When an output is asked for: naming unknown, ambiguous and repeated names.
         """
-        listed = _listed("features", names)
+        listed = listed_names("features", names)
         if space is not None:
             find_modality(modalities(self.catalog), space, self.catalog)
         kept = tuple(entry for entry in self.spec.features if entry[0] != space)
@@ -121,7 +114,7 @@ class Query:
 
     def spaces(self, *names: str | Sequence[str]) -> "Query":
         """Read some feature spaces; without this call `to_anndata` reads gene expression, or the only one there is."""
-        listed = _listed("spaces", names)
+        listed = listed_names("spaces", names)
         known = modalities(self.catalog)
         return self._with(spaces=tuple(dict.fromkeys(find_modality(known, name, self.catalog).name for name in listed)))
 
@@ -131,17 +124,17 @@ class Query:
         Without this call: `counts` where every dataset of the result has it, else the one layer that they share.
         With several spaces each takes those of the names that it has.
         """
-        return self._with(layers=tuple(dict.fromkeys(_listed("layers", names))))
+        return self._with(layers=tuple(dict.fromkeys(listed_names("layers", names))))
 
     def obs(self, *columns: str | Sequence[str]) -> "Query":
         """Keep some metadata columns, in the order given; `uid`, `cell_name` and `dataset` are always there."""
-        listed = tuple(_listed("obs", columns)) if columns != ([],) else ()
+        listed = tuple(listed_names("obs", columns)) if columns != ([],) else ()
         metadata_names(known_columns(self.catalog), listed)
         return self._with(obs=listed)
 
     def order_by(self, *columns: str | Sequence[str], descending: bool | Sequence[bool] = False) -> "Query":
         """Sort cells by columns; ties stay in table order, missing values come last, ordered categories in their order."""
-        listed = _listed("order_by", columns)
+        listed = listed_names("order_by", columns)
         down = [descending] * len(listed) if isinstance(descending, bool) else list(descending)
         if len(down) != len(listed):
             raise QueryError(
@@ -155,7 +148,7 @@ class Query:
 
     def limit(self, n: int) -> "Query":
         """Keep at most the first n cells; 0 means none."""
-        return self._with(limit=_count("limit", n))
+        return self._with(limit=count_of("limit", n))
 
     def sample(self, n: int, by: str | None = None, seed: int = 0) -> "Query":
         """Keep n cells chosen by chance, in table order.
@@ -171,7 +164,7 @@ class Query:
         """
         if by is not None and by != DATASET:
             known_columns(self.catalog).stored(by)
-        return self._with(sample=Sample(_count("sample", n), by, int(seed)))
+        return self._with(sample=Sample(count_of("sample", n), by, int(seed)))
 
     def search(
         self, query: str | Sequence[float] | np.ndarray[Any, Any], *, column: str, k: int = 10, metric: str = "l2"
@@ -181,9 +174,11 @@ class Query:
         Parameters
         ----------
         query : str, or (d,) float
-            Text is looked for word by word in a text column; a vector among the vectors of a column or an embedding.
+            Text is looked for word by word in a text column; a vector among the vectors of a column or an embedding. Among
+            those, a text is the uid of a cell whose vector is meant; it need not be among the cells that the filters keep, and
+            is never its own neighbour.
         column : str
-            A cell column or a feature space such as ``embedding``.
+            A cell column, a feature space such as ``embedding``, or a result of a model.
         k : int
             At most so many cells; best first, unless `order_by` says otherwise.
         metric : {"l2", "cosine", "dot"}
@@ -201,11 +196,43 @@ class Query:
         )
         if not asked or (not isinstance(asked, str) and not np.isfinite(asked).all()):
             raise QueryError("search needs some text, or a vector of finite numbers.")
-        found = Search(asked, column, _count("search", k), metric)
+        found = Search(asked, column, count_of("search", k), metric)
+        from raggedatlas.query.results import vector_results
         from raggedatlas.query.search import search_columns
 
-        search_columns(found, known_columns(self.catalog), modalities(self.catalog))
+        search_columns(found, known_columns(self.catalog), modalities(self.catalog), vector_results(self.catalog))
         return self._with(search=found)
+
+    def with_results(self, *names: str | Sequence[str], missing: Literal["nan", "drop"] = "nan") -> "Query":
+        """Take results of models along: each becomes ``obsm[name]``, row by row beside the cells.
+
+        Parameters
+        ----------
+        *names : str
+            Results, one by one or as a list; those asked before stay.
+        missing : {"nan", "drop"}
+            NaN in the rows of cells that have no result, or leave these cells out.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such result in this snapshot; the message lists those there are.
+        QueryError
+            When an output is asked for: for whole numbers that no type holds together with NaN, or arrays of several axes.
+
+        Notes
+        -----
+        `to_anndata`, `write` and a `Loader` have them beside the values; `to_mudata` and ``.h5mu`` in the `obsm` of all cells;
+        `batches` in ``batch.obsm``. Results that lie in the cell table (``as_="vector"``) are held in memory for the chosen cells.
+        A member of a file's `obsm` of the same name is left out.
+        """
+        if missing not in {"nan", "drop"}:
+            raise QueryError(f"with_results takes missing='nan' or 'drop', not {missing!r}.")
+        records = [find_result(self.catalog, name) for name in listed_names("with_results", names)]
+        query = self._with(results=tuple(dict.fromkeys([*self.spec.results, *(r.name for r in records)])))
+        if missing == "nan":
+            return query
+        return query.where(" AND ".join(f"{quote_identifier(r.column)} IS NOT NULL" for r in records))
 
     def missing(self, how: Missing) -> "Query":
         """Say what stands for a feature that a cell's dataset did not measure.
@@ -219,124 +246,6 @@ class Query:
         if how not in {"zero", "nan", "drop"}:
             raise QueryError(f"missing takes 'zero', 'nan' or 'drop', not {how!r}.")
         return self._with(missing=how)
-
-    def to_anndata(self, max_bytes: int | None = None) -> "ad.AnnData":
-        """Read one feature space into an AnnData.
-
-        Parameters
-        ----------
-        max_bytes : int or None
-            Refuse a larger result before it is read; None takes the machine's memory.
-
-        Returns
-        -------
-        anndata.AnnData
-            `obs` indexed by cell uid, with `cell_name`, `dataset`, `layout_uid` and the metadata; `var` indexed by feature id;
-            `X` CSR for sparse spaces; ``varm["measured"]`` (n_vars, n_layouts) bool with one column per layout uid;
-            ``uns["atlas"]`` tells where it comes from, and how many chosen cells lack the space and were left out.
-
-        Raises
-        ------
-        QueryError, FeatureError, LimitError
-            For what cannot be answered as asked, before anything is read.
-        """
-        plan = plan_read(self.spec, self.catalog)
-        if len(plan.spaces) != 1:
-            raise QueryError(
-                f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...)."
-            )
-        return outputs.to_anndata(plan, self.catalog, max_bytes)
-
-    def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":
-        """Read several feature spaces into a MuData, all aligned to one `obs`; without `.spaces(...)` every one with vectors.
-
-        Raises
-        ------
-        MissingExtraError
-            If mudata is not installed.
-        QueryError, FeatureError, LimitError
-            As in `to_anndata`.
-        """
-        known = modalities(self.catalog)
-        named = self.spec.spaces or tuple(m.name for m in known.values() if m.space.rank == 1)
-        return outputs.to_mudata(plan_read(self.spec, self.catalog, spaces=named), self.catalog, max_bytes)
-
-    def to_arrow(self) -> pa.Table:
-        """Read the metadata of the chosen cells: `uid`, `cell_name`, `dataset` and the asked columns, facts as field metadata."""
-        return plan_rows(self.spec, self.catalog, known_columns(self.catalog))[1]
-
-    def to_pandas(self) -> "pd.DataFrame":
-        """Read the metadata of the chosen cells into a frame indexed by cell uid, with the dtypes of the files."""
-        return obs_frame(self.to_arrow())
-
-    def batches(self, n: int) -> Iterator[Batch]:
-        """Walk over the chosen cells, n at a time; every batch has the same columns.
-
-        Parameters
-        ----------
-        n : int
-            Cells of a batch; the last may have fewer.
-
-        Returns
-        -------
-        iterator of Batch
-            The plan is made, and refusals are raised, before the first batch is asked for.
-        """
-        if _count("batches", n) == 0:
-            raise QueryError("batches(0) would never end; ask for at least one cell a batch.")
-        plan = plan_read(self.spec, self.catalog)
-        return read_batches(plan, n)
-
-    def aggregate(self, by: str | Sequence[str], layer: str | None = None) -> "ad.AnnData":
-        """Add up values per group of cells, in bounded memory.
-
-        Parameters
-        ----------
-        by : str or sequence of str
-            Columns whose values make the groups; missing values are a group.
-        layer : str or None
-            Layer; None takes the usual one.
-
-        Returns
-        -------
-        anndata.AnnData
-            One row per group with `n_cells`; layers `sum`, `mean` (over the cells that were measured), `count_nonzero` and
-            `n_measured` per feature.
-        """
-        query = self if layer is None else self.layers(layer)
-        columns = list(_listed("aggregate", (by,)))
-        return aggregating.aggregate(query.spec, self.catalog, columns)
-
-    def count(self, by: str | Sequence[str] | None = None) -> "int | pd.Series[int]":
-        """Count the chosen cells, in all or per group.
-
-        Returns
-        -------
-        int, or pandas.Series named ``n_cells``
-            Sorted by group, missing values last.
-        """
-        return aggregating.count(self.spec, self.catalog, None if by is None else list(_listed("count", (by,))))
-
-    def explain(self) -> str:
-        """Say what would be read: cells, groups, arrays, bytes, layers, join and filter; reads metadata only."""
-        return explaining.explain(self.spec, self.catalog)
-
-    def write(self, path: str, **options: Any) -> str:  # noqa: ANN401  (options of the format)
-        """Write the result to a file in bounded memory: ``.h5ad``, ``.zarr`` or ``.h5mu``; equal to the in-memory result.
-
-        Parameters
-        ----------
-        path : str
-            Where; its ending decides the format.
-        **options
-            Options of the format.
-
-        Returns
-        -------
-        str
-            The path.
-        """
-        return exporting.write(self.spec, self.catalog, path, options)
 
     def __repr__(self) -> str:
         """Say what is asked of which atlas."""
@@ -354,19 +263,3 @@ class Query:
 
     def _with(self, **changes: Any) -> "Query":  # noqa: ANN401  (fields of the spec)
         return Query(self.catalog, replace(self.spec, **changes))
-
-
-def _listed(call: str, names: Sequence[Any]) -> tuple[str, ...]:
-    """Read names given one by one or as one list."""
-    given = names[0] if len(names) == 1 and not isinstance(names[0], str) else names
-    listed = tuple(given)
-    wrong = [name for name in listed if not isinstance(name, str)]
-    if wrong or not listed:
-        raise QueryError(f"{call} takes names, one by one or as a list; got {wrong[0] if wrong else 'none'!r}.")
-    return tuple(map(str, listed))
-
-
-def _count(call: str, n: object) -> int:
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
-        raise QueryError(f"{call} takes a whole number from 0 on, not {n!r}.")
-    return int(n)

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
+from raggedatlas.model.results import VALUES
 from raggedatlas.query.columns import prefer_columns, read_columns
-from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan
+from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan, rows_of
 from raggedatlas.store.gather import BufferRing, RowGatherer, RowGroup, can_gather
-from raggedatlas.store.ranges import ArrayReader, read_ranges, read_rows
+from raggedatlas.store.ranges import ArrayReader, read_ranges
 from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_groups
 
 A = TypeVar("A")
@@ -30,11 +31,14 @@ def read_cells(space: SpacePlan, rows: NDArray[np.int64]) -> SpaceBatch:
 
 
 def read_batches(plan: ReadPlan, n: int) -> Iterator[Batch]:
-    """Read the cells of every space of a plan in order, n at a time, aligned to one table of metadata."""
+    """Read the cells of every space and result of a plan in order, n at a time, aligned to one table of metadata."""
     readers = {name: SpaceReader(space) for name, space in plan.spaces.items()}
+    beside = {name: SpaceReader(space) for name, space in plan.results.items()}
     for start in range(0, plan.n_cells, n):
         rows = np.arange(start, min(start + n, plan.n_cells))
-        yield Batch(plan.obs.take(rows), {name: reader.read_batch(rows) for name, reader in readers.items()})
+        spaces = {name: reader.read_batch(rows) for name, reader in readers.items()}
+        obsm = {name: reader.read(rows).layers[VALUES] for name, reader in beside.items()}
+        yield Batch(plan.obs.take(rows), spaces, obsm)
 
 
 class PartReader:
@@ -102,7 +106,9 @@ class PartReader:
             indptr, indices, layers[layer] = gatherer.gather(*where, sort=sort)
         return CsrBlock(indptr, indices, layers, space.n_cols)
 
-    def read_blocks(self, *, whole: bool = False) -> Iterator[tuple[NDArray[np.int64], Block]]:
+    def read_blocks(
+        self, *, whole: bool = False, n_bytes: int | None = None
+    ) -> Iterator[tuple[NDArray[np.int64], Block]]:
         """Read all cells of a plan in which none repeats, in order, in runs of bounded size.
 
         Few features of many cells come from the column-sorted copies where that decodes less.
@@ -111,12 +117,15 @@ class PartReader:
         ----------
         whole : bool
             Whether the memory of the whole result may be taken at once.
+        n_bytes : int, optional
+            About how much one step takes, instead of `BLOCK_BYTES`.
         """
         n = len(self.space.present)
         bounded = whole or int(self.space.row_bytes().sum()) <= 4 * BLOCK_BYTES
         chosen = prefer_columns(self.space, self.part) if bounded else ()
         if not chosen:
-            runs = iter([np.arange(n)]) if whole and self.is_exact else row_blocks(self.space)
+            runs = row_blocks(self.space) if n_bytes is None else row_blocks(self.space, n_bytes)
+            runs = iter([np.arange(n)]) if whole and self.is_exact else runs
             return ((rows, self.read(rows)) for rows in runs)
         rows, block = read_columns(self.space, self.part, chosen)
         others = np.ones(n, bool)
@@ -401,7 +410,7 @@ def _read_dense(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> De
         out = np.full((len(rows), *shape), fill, space.dtypes[layer])
         for group in np.unique(code[code >= 0]).tolist():
             here = np.flatnonzero(code == group)
-            values = read_rows(part.groups[group].layers[layer], part.start[rows[here]])
+            values = rows_of(part.groups[group].layers[layer], part.start[rows[here]])
             if space.space.has_features:
                 column_map = space.column_maps[part.groups[group].layout_uid]
                 if values.shape[1:] != column_map.shape:

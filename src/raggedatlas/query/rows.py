@@ -14,6 +14,7 @@ from raggedatlas.catalog.cells import metadata_columns
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.errors import QueryError
 from raggedatlas.model.pointers import PointerKind, pointer_columns
+from raggedatlas.model.results import result_columns
 from raggedatlas.query.filters import DATASET, Columns, to_sql
 from raggedatlas.query.layers import CellPointers
 from raggedatlas.query.spec import QuerySpec, Sample
@@ -104,10 +105,14 @@ def metadata_names(columns: Columns, asked: Sequence[str] | None) -> tuple[str, 
     if asked is None:
         return tuple(metadata_columns(columns.schema))
     pointers = pointer_columns(columns.schema)
+    vectors = result_columns(columns.schema)
     found = [columns.stored(name) for name in asked if name != DATASET]
     wrong = [name for name in found if name in pointers]
     if wrong:
         raise QueryError(f"obs({wrong[0]!r}) names a pointer column; ask for its values with .spaces({wrong[0]!r}).")
+    held = [name for name in found if name in vectors]
+    if held:
+        raise QueryError(f"obs({held[0]!r}) names a result of a model; take it along with .with_results({held[0]!r}).")
     return tuple(dict.fromkeys(name for name in found if name not in {"uid", "cell_name"}))
 
 

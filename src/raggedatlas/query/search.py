@@ -1,7 +1,8 @@
 """Ranked searches over cells: nearest vectors and full text."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import QueryError
-from raggedatlas.query.filters import Columns, to_sql
+from raggedatlas.model.results import ResultRecord
+from raggedatlas.query.filters import Columns, as_filter, to_sql
 from raggedatlas.query.layers import Modality, choose_layers, plan_parts
 from raggedatlas.query.literals import quote_identifier, quote_literal
-from raggedatlas.query.rows import Cells
+from raggedatlas.query.results import vector_results, vectors_of
+from raggedatlas.query.rows import Cells, read_cells
 from raggedatlas.query.spec import QuerySpec, Search
 from raggedatlas.store.ranges import read_rows
 from raggedatlas.store.tables import filter_errors
@@ -26,14 +29,32 @@ DISTANCE, SCORE = "search_distance", "search_score"
 """Columns that a search adds to `obs`."""
 
 METRICS = ("l2", "cosine", "dot")
+EXACT_CELLS = 50_000
+"""Up to so many cells all are compared, even where there is an index."""
+
+REFINE = 4
+"""How many times as many candidates of an index are compared by their true vectors."""
+
 _BLOCK_ROWS = 65_536
 _WORD = re.compile(r"\w+")
+_UID = re.compile("[0-9a-f]{16}")
 
 
 def search_columns(
-    search: Search | None, columns: Columns, known: Mapping[str, Modality]
+    search: Search | None, columns: Columns, known: Mapping[str, Modality], vectors: Mapping[str, ResultRecord]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Say what a search needs of the cell table: stored columns, and pointer columns.
+
+    Parameters
+    ----------
+    search : Search or None
+        What is asked.
+    columns : Columns
+        Of the cell table.
+    known : mapping of str to Modality
+        Feature spaces.
+    vectors : mapping of str to ResultRecord
+        Results in the cell table; they are read as they are compared.
 
     Raises
     ------
@@ -42,13 +63,21 @@ def search_columns(
     """
     if search is None:
         return (), ()
+    text = isinstance(search.query, str)
+    if text and (search.column in known or search.column in vectors) and not _UID.fullmatch(str(search.query)):
+        raise QueryError(
+            f"{search.column!r} holds vectors, among which a vector or the uid of a cell (16 hex digits) is looked for, not "
+            f"{search.query!r}; text is found in text columns."
+        )
     if search.column in known:
         modality = known[search.column]
-        if isinstance(search.query, str) or modality.space.has_features or modality.space.rank != 1:
+        if modality.space.has_features or modality.space.rank != 1:
             raise QueryError(
                 f"{search.column!r} cannot be searched: only vectors are found in embeddings, and text in text columns."
             )
         return (), modality.pointers
+    if search.column in vectors:
+        return (), ()
     target = columns.target(search.column)
     if isinstance(search.query, str):
         if target.family != "text":
@@ -71,15 +100,16 @@ def rank_cells(
     Cells
         With the column ``search_distance`` (vectors) or ``search_score`` (text).
     """
-    search = spec.search
+    search, vectors = spec.search, vector_results(catalog)
     assert search is not None
-    if search.column in known:
-        rows, values = _nearest_embedded(cells, search, catalog, columns, known[search.column])
+    name = DISTANCE
+    if search.column in known or search.column in vectors:
+        rows, values = _nearest_cells(cells, spec, catalog, columns, known.get(search.column) or vectors[search.column])
     elif isinstance(search.query, str):
         rows, values = _best_text(cells, search, spec, catalog, columns)
+        name = SCORE
     else:
         rows, values = _nearest_column(cells, search, spec, catalog, columns)
-    name = SCORE if isinstance(search.query, str) else DISTANCE
     found = cells.take(rows)
     return Cells(found.table, found.dataset_code, found.datasets, pa.table({name: pa.array(values, pa.float64())}))
 
@@ -129,22 +159,100 @@ def _checked(query: tuple[float, ...] | str, width: int, column: str) -> NDArray
     return vector
 
 
-def _nearest_embedded(
-    cells: Cells, search: Search, catalog: Catalog, columns: Columns, modality: Modality
+def _nearest_cells(
+    cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, among: Modality | ResultRecord
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Find the cells nearest to a vector, or to a cell that is named by its uid and never its own neighbour."""
+    search = spec.search
+    assert search is not None
+    k, uid = search.k, search.query if isinstance(search.query, str) else None
+    if uid is not None:
+        vector = _vector_of(uid, search.column, catalog, columns, among)
+        search = replace(search, query=tuple(vector.astype(np.float64).tolist()), k=k + 1)
+    if isinstance(among, Modality):
+        rows, values = _nearest_embedded(cells, search, catalog, columns, among)
+    else:
+        rows, values = _nearest_result(cells, search, _prefilter(spec, columns), catalog, among)
+    if uid is not None:
+        others = pc.not_equal(cells.table.column("uid").take(pa.array(rows)), uid).to_numpy()
+        rows, values = rows[others], values[others]
+    return rows[:k], values[:k]
+
+
+def _vector_of(
+    uid: str, name: str, catalog: Catalog, columns: Columns, among: Modality | ResultRecord
+) -> NDArray[np.floating[Any]]:
+    """Read the vector of one cell.
+
+    Raises
+    ------
+    QueryError
+        If there is no such cell, or it has none.
+    """
+    only = QuerySpec(filters=(as_filter({"uid": uid}),))
+    if isinstance(among, ResultRecord):
+        cell = read_cells(catalog, only, columns, (among.column,), ())
+        found = vectors_of(cell, among.column)[0] if cell.n else np.empty((0, 0))
+    else:
+        cell = read_cells(catalog, only, columns, (), among.pointers)
+        found = next((vectors for _, vectors in _embedded(cell, catalog, columns, among)), np.empty((0, 0)))
+    if not len(found):
+        lacks = "has no vector there" if cell.n else "is no cell of this snapshot"
+        raise QueryError(
+            f"search({uid!r}, column={name!r}): {uid!r} {lacks}; name a cell by its uid, or give a vector."
+        )
+    return np.asarray(found[0])
+
+
+def _nearest_result(
+    cells: Cells, search: Search, where: str, catalog: Catalog, record: ResultRecord
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Compare the vectors of a column of the cell table: by its index where cells are many and it has one, else each."""
+    table = catalog.tables.open(CELLS)
+    vector = _checked(search.query, record.width, search.column)
+    facts = record.index_facts
+    if cells.n > EXACT_CELLS and facts and search.metric == record.metric and _is_indexed(table, record.column):
+        nearest = {
+            "column": record.column, "q": vector.astype(np.float32), "k": search.k, "metric": search.metric,
+            "minimum_nprobes": int(facts["nprobes"]), "refine_factor": REFINE,
+        }  # fmt: skip
+        return _from_index(cells, table, where, {"nearest": nearest}, "_distance")
+    values = np.full(cells.n, np.nan)
+    row_ids = cells.table.column("_rowid").to_numpy()
+    with filter_errors(where, table):
+        for batch in table.to_batches(columns=[record.column], filter=where, with_row_id=True):
+            batch = batch.filter(batch.column(record.column).is_valid())  # noqa: PLW2901
+            flat = batch.column(record.column).flatten().to_numpy(zero_copy_only=False)
+            at = np.searchsorted(row_ids, batch.column("_rowid").to_numpy())
+            values[at] = distances(flat.reshape(batch.num_rows, record.width), vector, search.metric)
+    rows = _best(values, search.k)
+    return rows, values[rows]
+
+
+def _embedded(
+    cells: Cells, catalog: Catalog, columns: Columns, modality: Modality
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Walk over the vectors of a feature space, with the cells that they are of."""
     pointers = cells.pointers(columns.schema)
     datasets = pointers.touched(modality)
     if not datasets:
-        return np.empty(0, np.int64), np.empty(0)
+        return
     layers = choose_layers(modality, datasets, (), columns.datasets)
     (part,) = plan_parts(modality, datasets, layers, pointers, catalog.arrays)
-    values = np.full(cells.n, np.nan)
     for i, group in enumerate(part.groups):
         (reader,) = group.layers.values()
-        vector = _checked(search.query, reader.spec.row_shape[0], search.column)
         here = np.flatnonzero(part.code == i)
-        for block in np.array_split(here, max(1, -(-len(here) // _BLOCK_ROWS))):
-            values[block] = distances(read_rows(reader, part.start[block]), vector, search.metric)
+        for block in np.array_split(here, -(-len(here) // _BLOCK_ROWS)) if len(here) else ():
+            yield block, read_rows(reader, part.start[block])
+
+
+def _nearest_embedded(
+    cells: Cells, search: Search, catalog: Catalog, columns: Columns, modality: Modality
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    values = np.full(cells.n, np.nan)
+    for block, vectors in _embedded(cells, catalog, columns, modality):
+        vector = _checked(search.query, vectors.shape[1], search.column)
+        values[block] = distances(vectors, vector, search.metric)
     rows = _best(values, search.k)
     return rows, values[rows]
 

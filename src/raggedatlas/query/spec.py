@@ -1,8 +1,12 @@
 """What a query asks, as one frozen value."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
+from raggedatlas.errors import QueryError
 from raggedatlas.query.filters import Filter
 
 Missing = Literal["zero", "nan", "drop"]
@@ -76,6 +80,8 @@ class QuerySpec:
         Metadata columns; None for all.
     missing : {"zero", "nan", "drop"}
         What stands for what was not measured.
+    results : tuple of str
+        Results of models that come along in `obsm`.
     """
 
     filters: tuple[Filter, ...] = ()
@@ -89,6 +95,7 @@ class QuerySpec:
     layers: tuple[str, ...] = ()
     obs: tuple[str, ...] | None = None
     missing: Missing = "zero"
+    results: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Give what differs from a query without conditions, as plain values for provenance."""
@@ -107,6 +114,7 @@ class QuerySpec:
             "order_by": [f"{name} descending" if down else name for name, down in self.order],
             "spaces": self.spaces,
             "layers": self.layers,
+            "with_results": self.results,
         }
         parts |= {key: ", ".join(names) for key, names in named.items() if names}
         for space, names in self.features:
@@ -124,3 +132,42 @@ class QuerySpec:
         """Say it in one line."""
         parts = [f"{key} {value}" for key, value in self.to_dict().items()]
         return "; ".join(parts) if parts else "all cells"
+
+
+def listed_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
+    """Read names given one by one or as one list.
+
+    Raises
+    ------
+    QueryError
+        If there are none, or something else is among them.
+
+    Examples
+    --------
+    >>> listed_names("obs", (["donor", "tissue"],)), listed_names("obs", ("donor",))
+    (('donor', 'tissue'), ('donor',))
+    """
+    given = names[0] if len(names) == 1 and not isinstance(names[0], str) else names
+    listed = tuple(given)
+    wrong = [name for name in listed if not isinstance(name, str)]
+    if wrong or not listed:
+        raise QueryError(f"{call} takes names, one by one or as a list; got {wrong[0] if wrong else 'none'!r}.")
+    return tuple(map(str, listed))
+
+
+def count_of(call: str, n: object) -> int:
+    """Read a number of cells.
+
+    Raises
+    ------
+    QueryError
+        If it is no whole number, or below 0.
+
+    Examples
+    --------
+    >>> count_of("limit", 3)
+    3
+    """
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+        raise QueryError(f"{call} takes a whole number from 0 on, not {n!r}.")
+    return int(n)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.results.folder import DATABASE, is_begun, is_committed, open_table, results_location, table_path
-from raggedatlas.results.identifiers import Ids
+from raggedatlas.results.identifiers import Ids, indexed_rows
 from raggedatlas.results.indexing import as_rows
 from raggedatlas.results.pages import map_rows, mapping_allowed
 from raggedatlas.results.registry import HyraxDataset
@@ -153,6 +153,19 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
     def ids(self) -> Ids:
         """Give the ids in row order; only their column is read."""
         return Ids(self._ids)
+
+    def find_indexed(self, ids: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Find the rows of a few ids by the table's index; None without one, or where all ids are in memory already.
+
+        Returns
+        -------
+        tuple of (k,) int64 and (k,) int64, or None
+            Rows, and which of the asked ids each has.
+        """
+        if "_ids" in self.__dict__ or not ids:
+            return None
+        with lance_errors(self._place.uri):
+            return indexed_rows(self._table, ids)
 
     def read_batch(self, rows: NDArray[np.int64], fields: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Read several fields of several rows.

@@ -1,11 +1,17 @@
 """The ids of a table of results: one sequence in row order, which also iterates as a generator would."""
 
-from collections.abc import Iterator
-from typing import Any, overload
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from raggedatlas.results.schema import OBJECT_ID
+
+if TYPE_CHECKING:
+    import lance
 
 _PIECE = 2**16
 
@@ -66,3 +72,32 @@ class Ids:
     def to_arrow(self) -> pa.Array:
         """Give the Arrow array, which is shared."""
         return self._values
+
+
+def indexed_rows(table: "lance.LanceDataset", ids: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Ask the table's index over ids for the rows of some of them.
+
+    Parameters
+    ----------
+    table : lance.LanceDataset
+        Of results.
+    ids : sequence of str
+        At most some thousands.
+
+    Returns
+    -------
+    tuple of (k,) int64 and (k,) int64, or None
+        Rows, and which of the asked ids each has, a row for each time that one stands there; None where there is no index.
+    """
+    if not any(OBJECT_ID in map(str, index.field_names) for index in table.describe_indices()):
+        return None
+    quoted = ", ".join("'" + each.replace("'", "''") + "'" for each in ids)
+    found = table.to_table(columns=[OBJECT_ID], filter=f"{OBJECT_ID} IN ({quoted})", with_row_address=True)
+    addresses = found.column("_rowaddr").to_numpy()
+    fragments = table.get_fragments()
+    starts = np.cumsum([0, *(each.count_rows() for each in fragments)])
+    first = {each.fragment_id: start for each, start in zip(fragments, starts, strict=False)}
+    rows = (addresses & np.uint64(2**32 - 1)).astype(np.int64)
+    rows += np.array([first[int(address >> np.uint64(32))] for address in addresses], np.int64)
+    position = pc.index_in(found.column(OBJECT_ID), value_set=pa.array(list(ids), pa.string()))
+    return rows, position.to_numpy().astype(np.int64)

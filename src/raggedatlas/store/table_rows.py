@@ -188,11 +188,24 @@ class TableRows:
         if rows.num_rows == 0:
             return self.version(name)
 
+        def drop_absent() -> bool:
+            """Leave out columns without values that another writer has dropped since the rows were made."""
+            nonlocal rows
+            there = self.schema(name).names
+            gone = [c for c in rows.column_names if c not in there and rows.column(c).null_count == rows.num_rows]
+            rows = rows.drop_columns(gone)
+            return bool(gone)
+
         def once() -> int:
-            done = lance.write_dataset(
-                plain(rows), self.uri(name), mode="append", storage_options=self.location.lance_options(),
-                data_storage_version=FILE_FORMAT,
-            )  # fmt: skip
+            try:
+                done = lance.write_dataset(
+                    plain(rows), self.uri(name), mode="append", storage_options=self.location.lance_options(),
+                    data_storage_version=FILE_FORMAT,
+                )  # fmt: skip
+            except OSError as error:
+                if "different schema" in str(error) and drop_absent():
+                    raise ConflictError(f"A column of {self.uri(name)} was dropped meanwhile: {error}") from error
+                raise
             return int(done.version)
 
         return self.retry(name, once)

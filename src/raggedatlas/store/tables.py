@@ -1,10 +1,13 @@
-"""The one seam to Lance tables: their rows (`TableRows`), tags, compaction, indexes, clean-up."""
+"""The one seam to Lance tables: their rows (`TableRows`), filled columns, tags, compaction, indexes, clean-up."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from raggedatlas.errors import ConflictError, CorruptError
+import pyarrow as pa
+
+from raggedatlas.errors import ConflictError, CorruptError, DuplicateError
 from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.store.table_rows import TableRows, filter_errors, plain
 
@@ -35,6 +38,52 @@ class Tables(TableRows):
     >>> tables.names()
     []
     """
+
+    def fill_columns(
+        self, name: str, schema: pa.Schema, key: str, values: Callable[[pa.ChunkedArray], Iterator[pa.RecordBatch]]
+    ) -> None:
+        """Add columns with a value in every row, in one commit; again, from rows read afresh, if another writer came between.
+
+        Parameters
+        ----------
+        name : str
+            Table.
+        schema : pyarrow.Schema
+            The new columns.
+        key : str
+            Column by which rows are told.
+        values : function
+            Gets the keys of all rows, and yields the new columns for them, in this order.
+
+        Raises
+        ------
+        DuplicateError
+            If the table has such a column.
+        """
+        import lance
+
+        def once() -> None:
+            version, options = self.version(name), self.location.lance_options()
+            # two handles of one version: Lance reads the batches while it holds the table that they are for
+            read, written = (lance.dataset(self.uri(name), version=version, storage_options=options) for _ in range(2))
+            taken = [column for column in schema.names if column in read.schema.names]
+            if taken:
+                raise DuplicateError(f"The table {name!r} of {self.location.uri} has the columns {taken} already.")
+            keys = read.to_table(columns=[key]).column(0)
+            written.add_columns(pa.RecordBatchReader.from_batches(schema, values(keys)))
+
+        self.retry(name, once)
+
+    def drop_columns(self, name: str, columns: Sequence[str]) -> None:
+        """Take columns out of a table, in one commit; those that are gone already are no matter."""
+
+        def once() -> None:
+            table = self.open(name)
+            there = [column for column in columns if column in table.schema.names]
+            if there:
+                table.drop_columns(there)
+
+        self.retry(name, once)
 
     def settled(self, name: str) -> bool:
         """Tell whether a table has nothing to compact: at most one fragment, and no deleted row in it."""
@@ -151,6 +200,29 @@ class Tables(TableRows):
             if behind:
                 table.optimize.optimize_indices(index_names=[index_name])
             return behind > 0
+
+        return self.retry(name, once)
+
+    def index_vectors(self, name: str, column: str, metric: str, n_partitions: int) -> None:
+        """Build an index over a column of vectors (``IVF_SQ``), in place of the one that it has."""
+
+        def once() -> None:
+            self.open(name).create_index(
+                column, "IVF_SQ", name=f"{column}_vectors", metric=metric, num_partitions=n_partitions, replace=True
+            )
+
+        self.retry(name, once)
+
+    def refresh_vectors(self, name: str) -> bool:
+        """Bring the indexes over vectors up to date; tell whether there was need."""
+
+        def once() -> bool:
+            table = self.open(name)
+            own = [i["name"] for i in _indices(table) if i["name"] == f"{i['fields'][0]}_vectors"]
+            behind = [i for i in own if int(table.stats.index_stats(i)["num_unindexed_rows"])]
+            if behind:
+                table.optimize.optimize_indices(index_names=behind)
+            return bool(behind)
 
         return self.retry(name, once)
 

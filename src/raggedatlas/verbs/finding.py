@@ -19,6 +19,8 @@ from raggedatlas.verbs.database import index_of, search_index
 from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact
 from raggedatlas.verbs.vectors import getter_of, open_results
 
+_ASKED_OF_INDEX = 1000
+
 Results = ResultDataset | str | os.PathLike[str]
 """Results, or the folder of some."""
 
@@ -47,6 +49,10 @@ def lookup(results: Results, uids: str | Sequence[str], *, column: str = DATA) -
     NotFoundError
         If there is no such output.
 
+    Notes
+    -----
+    Where `save_to_database` has made an index over the uids, few of them are found by it, without reading the others.
+
     Examples
     --------
     >>> import tempfile
@@ -74,18 +80,20 @@ def rows_of(dataset: Any, uids: Sequence[str]) -> NDArray[np.int64]:  # noqa: AN
     SourceError
         If a uid has several rows.
     """
-    known = dataset.ids().to_arrow()
     rows: NDArray[np.int64] = np.full(len(uids), -1, np.int64)
-    asked = pa.array(list(uids), known.type)
-    # which of the asked each row is: a uid with two rows is seen too
-    position = pc.index_in(known, value_set=asked).fill_null(-1).to_numpy()
-    hit = np.flatnonzero(position >= 0)
-    if len(hit) > len(np.unique(position[hit])):
-        twice = int(np.flatnonzero(np.bincount(position[hit]) > 1)[0])
+    found = dataset.find_indexed(uids) if isinstance(dataset, ResultDataset) and len(uids) <= _ASKED_OF_INDEX else None
+    if found is None:
+        known = dataset.ids().to_arrow()
+        # which of the asked each row is: a uid with two rows is seen too
+        places = pc.index_in(known, value_set=pa.array(list(uids), known.type)).fill_null(-1).to_numpy()
+        found = np.flatnonzero(places >= 0), places[places >= 0]
+    hit, position = found
+    if len(hit) > len(np.unique(position)):
+        twice = int(np.flatnonzero(np.bincount(position) > 1)[0])
         raise SourceError(
             f"{dataset!r} has {int((position == twice).sum())} results of {uids[twice]!r}; one is expected."
         )
-    rows[position[hit]] = hit
+    rows[position] = hit
     return rows
 
 

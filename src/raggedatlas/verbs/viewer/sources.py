@@ -15,8 +15,10 @@ from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.query.filters import DATASET
-from raggedatlas.query.plan import modalities
+from raggedatlas.query.plan import modalities, plan_rows
 from raggedatlas.query.query import Query
+from raggedatlas.query.results import vector_results, vectors_of
+from raggedatlas.query.rows import known_columns
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.inference import InferenceDataSet
 from raggedatlas.verbs.viewer.palette import is_color
@@ -163,7 +165,10 @@ def scene_of_embedding(name: str, cells: Cells, look: Look) -> Scene:
     spaces = [key for key, m in known.items() if not m.space.has_features and m.space.rank == 1]
     table = query.to_arrow()
     vectors = [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]
-    if name in spaces:
+    held = vector_results(query.catalog)
+    if name in held:
+        ids, places = _held_vectors(query, name)
+    elif name in spaces:
         adata = query.spaces(name).to_anndata()
         ids, places = pa.array(list(adata.obs_names), pa.string()), np.asarray(adata.X)
     elif name in vectors:
@@ -174,7 +179,7 @@ def scene_of_embedding(name: str, cells: Cells, look: Look) -> Scene:
         places = column.filter(valid).flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
     else:
         raise NotFoundError(
-            f"The atlas has no embedding {name!r}; it has {[*spaces, *vectors]}. Add one with add(..., embeddings=['X_umap']), or "
+            f"The atlas has no embedding {name!r}; it has {[*spaces, *vectors, *held]}. Add one with add(..., embeddings=['X_umap']), or "
             "name a folder of results."
         )
     plain = table.drop_columns(vectors)
@@ -183,6 +188,14 @@ def scene_of_embedding(name: str, cells: Cells, look: Look) -> Scene:
     return scene.with_notes(
         *([f"{lacking:,} of {table.num_rows:,} chosen cells are not in {name}."] if lacking else [])
     )
+
+
+def _held_vectors(query: Query, name: str) -> tuple[pa.Array, NDArray[Any]]:
+    """Read a result that lies in the cell table, of the cells that have it."""
+    record = vector_results(query.catalog)[name]
+    cells, _ = plan_rows(query.spec, query.catalog, known_columns(query.catalog), (), (record.column,))
+    places, valid = vectors_of(cells, record.column)
+    return cells.table.column("uid").combine_chunks().filter(pa.array(valid)), places
 
 
 def read_results(results: Results) -> tuple[pa.Array, NDArray[Any]]:

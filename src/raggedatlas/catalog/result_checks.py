@@ -1,0 +1,72 @@
+"""Checks of results: their rows of the registry, their columns of the cell table, and the vectors in these."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.inspection import check_specs
+from raggedatlas.model.pointers import pointer_columns
+from raggedatlas.model.reports import Problem
+from raggedatlas.model.results import ResultRecord, result_columns
+
+
+def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
+    """Check that every result has its own name, the column that it names, and arrays that fit it; reads no values.
+
+    Returns
+    -------
+    list of Problem
+        Rules ``duplicate-result``, ``result-column``, ``unknown-space``, ``array-spec``.
+    """
+    schema, spaces = catalog.tables.schema(CELLS), catalog.spaces()
+    problems = [
+        Problem("duplicate-result", name, f"{n} results are called {name!r}", "Run restore() of a snapshot.")
+        for name, n in Counter(record.name for record in records).items()
+        if n > 1
+    ]
+    for record in records:
+        problems += _check_column(record, schema)
+        if record.kind == "space":
+            if record.space not in spaces:
+                text = f"its feature space {record.space!r} is unknown"
+                problems.append(Problem("unknown-space", record.name, text, "Define it with register_space()."))
+            problems += check_specs(record.as_group(), spaces.get(record.space))
+    return problems
+
+
+def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
+    """Read every vector of the results that lie in the cell table (rule ``result-values``)."""
+    columns = [record.column for record in records if record.kind == "vector"]
+    columns = [column for column in columns if column in catalog.tables.schema(CELLS).names]
+    bad = dict.fromkeys(columns, 0)
+    for batch in catalog.tables.batches(CELLS, columns) if columns else ():
+        for column in columns:
+            flat = batch.column(column).drop_null().flatten().to_numpy(zero_copy_only=False)
+            bad[column] += int(np.count_nonzero(~np.isfinite(flat)))
+    return [
+        Problem("result-values", column, f"{n:,} of its values are not finite", "Restore a snapshot, or add it again.")
+        for column, n in bad.items()
+        if n
+    ]
+
+
+def _check_column(record: ResultRecord, schema: pa.Schema) -> list[Problem]:
+    mend = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
+
+    def wrong(text: str) -> list[Problem]:
+        return [Problem("result-column", record.name, text, mend)]
+
+    if record.column not in schema.names:
+        return wrong(f"the cells have no column {record.column!r}")
+    if result_columns(schema).get(record.column, ("", ""))[0] != record.uid:
+        return wrong(f"the column {record.column!r} is not its own")
+    kind = schema.field(record.column).type
+    if record.kind == "space":
+        pointed = pointer_columns(schema).get(record.column, ("", None))[0]
+        return [] if pointed == record.space else wrong(f"the column {record.column!r} points into {pointed!r}")
+    fits = pa.types.is_fixed_size_list(kind) and kind.list_size == record.width
+    fits = fits and kind.value_type == pa.from_numpy_dtype(np.dtype(record.dtype))
+    return [] if fits else wrong(f"the column {record.column!r} holds {kind}, not {record.width} x {record.dtype}")

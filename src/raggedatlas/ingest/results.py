@@ -1,0 +1,217 @@
+"""A model's result into the atlas: values first, unseen; one commit of cells; its row of the registry last (seed 003)."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.leases import release_lease, take_lease
+from raggedatlas.catalog.results import change_results, read_results
+from raggedatlas.errors import AtlasError, DuplicateError, SchemaError, SourceError, StoreError
+from raggedatlas.ingest.groups import specs_json
+from raggedatlas.ingest.options import Progress, bar, no_progress
+from raggedatlas.ingest.result_index import index_result
+from raggedatlas.ingest.result_plan import BLOCK_ROWS, ResultOptions, ResultPlan, find_clash, is_results, plan_result
+from raggedatlas.model.pointers import PointerKind, pointer_field
+from raggedatlas.model.reports import ResultReport
+from raggedatlas.model.results import VALUES, ResultRecord, mark
+from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.groups import create_group
+
+__all__ = ["RESULT_STEPS", "add_results", "is_results"]
+
+RESULT_STEPS = ("plan", "lease", "block", "arrays", "column", "index", "record", "done")
+"""The steps of adding a result, in order; each is told just before the next begins."""
+
+
+def add_results(
+    catalog: Catalog,
+    source: Any,  # noqa: ANN401  (ResultDataset, InferenceDataSet, or a folder)
+    choices: Mapping[str, Any],
+    progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
+) -> ResultReport:
+    """Add a model's result to the cells that are there already, joined by uid.
+
+    Nothing of it is visible before its row in ``_results``, which is the last write. A process killed on the way leaves
+    nothing visible; the call can be run again, and `repair` and `gc` free what was left.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : ResultDataset, InferenceDataSet, str or path
+        Committed results.
+    choices : mapping
+        Keyword arguments of `ResultOptions`.
+    progress : callable, bool or None
+        A callback; None draws a bar on a terminal, False draws nothing.
+
+    Returns
+    -------
+    ResultReport
+        What was done.
+
+    Raises
+    ------
+    AtlasError
+        As `plan_result` refuses; and if another process takes the name meanwhile. The atlas is as it was.
+    """
+    catalog.require_tip("add()")
+    known = ResultOptions.__dataclass_fields__
+    unknown = sorted(set(choices) - set(known))
+    if unknown:
+        raise SourceError(f"add() of results does not know {unknown}; it takes {sorted(known)}.")
+    options = ResultOptions(**choices)
+    if callable(progress):
+        return _add(catalog, source, options, progress)
+    if progress is False:
+        return _add(catalog, source, options, no_progress)
+    show, close = bar(options.name or "add")
+    try:
+        return _add(catalog, source, options, show)
+    finally:
+        close()
+
+
+def _add(catalog: Catalog, source: Any, options: ResultOptions, progress: Progress) -> ResultReport:  # noqa: ANN401
+    progress("plan", 0, 1)
+    plan = plan_result(catalog, source, options)
+    if plan.skipped or options.dry_run:
+        return _report(plan, "skipped" if plan.skipped else "dry run")
+    uid, written = plan.record.uid, plan.record
+    try:
+        take_lease(catalog, uid)
+        progress("lease", 1, 1)
+        if plan.record.kind == "space":
+            written = _write_array(catalog, plan, progress)
+        progress("arrays", 1, 1)
+        written = _fill_column(catalog, plan, written)
+        progress("column", 1, 1)
+        written = index_result(catalog, plan, written)
+        progress("index", 1, 1)
+        gone = _commit(catalog, written, plan, options)
+        progress("record", 1, 1)
+    except BaseException:
+        _discard(catalog, uid, written.column)
+        raise
+    with contextlib.suppress(StoreError):
+        if written.kind == "vector":
+            catalog.arrays.child(uid).delete_prefix()
+        else:
+            release_lease(catalog, uid)
+    catalog.tables.drop_columns(CELLS, gone)
+    progress("done", 1, 1)
+    return _report(replace(plan, record=written), "replaced" if gone else "added")
+
+
+def _write_array(catalog: Catalog, plan: ResultPlan, progress: Progress) -> ResultRecord:
+    """Write the values in table order, so that cells of one dataset lie together."""
+    record = plan.record
+    path = f"{record.zarr_group}/layers/{VALUES}"
+    create_group(catalog.arrays, f"{record.zarr_group}/layers")
+    writer = ArrayWriter(catalog.arrays, path, np.dtype(record.dtype), plan.shape, profile=catalog.codec())
+    done = 0
+    for block in plan.blocks():
+        writer.append(block)
+        done += len(block)
+        progress("block", done, len(plan.rows))
+    own = f"layers/{VALUES}"
+    specs, checksums = specs_json({own: writer.close()}), json.dumps({own: writer.checksum})
+    return record.model_copy(update={"arrays": specs, "checksums": checksums})
+
+
+def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> ResultRecord:
+    """Give the cells their pointers or vectors, in one commit, in a column that has the result's name where that is free."""
+    for column in (record.name, f"{record.name}_{record.uid[:8]}"):
+        made = record.model_copy(update={"column": column})
+        schema = pa.schema([mark(_field(made), made.uid, made.name)])
+
+        def values(keys: pa.ChunkedArray, schema: pa.Schema = schema) -> Iterator[pa.RecordBatch]:
+            at = pc.index_in(keys, value_set=plan.uids).combine_chunks()
+            for start in range(0, len(at), BLOCK_ROWS):
+                yield pa.RecordBatch.from_arrays([_column(plan, record, at.slice(start, BLOCK_ROWS))], schema=schema)
+
+        with contextlib.suppress(DuplicateError):
+            catalog.tables.fill_columns(CELLS, schema, "uid", values)
+            return made
+    raise SchemaError(f"The cells have columns for {record.name!r} that nobody names; run repair(), and add it again.")
+
+
+def _field(record: ResultRecord) -> pa.Field:
+    if record.kind == "space":
+        return pointer_field(record.column, PointerKind.DENSE, record.space)
+    return pa.field(record.column, pa.list_(pa.from_numpy_dtype(np.dtype(record.dtype)), record.width))
+
+
+def _column(plan: ResultPlan, record: ResultRecord, at: pa.Array) -> pa.Array:
+    """Make a piece of the column for cells whose place among those with a result is given; null for none."""
+    lacking = at.is_null()
+    if record.kind == "space":
+        place = at.fill_null(0).cast(pa.int64())
+        group = pa.array([record.zarr_group] * len(at), pa.string())
+        return pa.StructArray.from_arrays([group, place], ["zarr_group", "position"], mask=lacking)
+    values = np.zeros((len(at), record.width), np.dtype(record.dtype))
+    here = at.is_valid().to_numpy(zero_copy_only=False)
+    if here.any():
+        values[here] = plan.read(plan.rows[at.drop_null().to_numpy()])
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), record.width, mask=lacking)
+
+
+def _commit(catalog: Catalog, record: ResultRecord, plan: ResultPlan, options: ResultOptions) -> list[str]:
+    """Make the result visible; return the columns of what it replaced.
+
+    Raises
+    ------
+    DuplicateError, SchemaError
+        If another writer took the name since it was checked.
+    """
+    gone: list[str] = []
+    if find_clash(catalog, record.name):
+        raise SchemaError(
+            f"The cells have gained a column {record.name!r} meanwhile; choose another name for the result."
+        )
+
+    def change(old: list[ResultRecord]) -> list[ResultRecord]:
+        there = [other for other in old if other.name == record.name]
+        if there and options.on_duplicate != "replace":
+            raise DuplicateError(
+                f"Another process has added a result {record.name!r} meanwhile; choose another name, or pass on_duplicate='replace'."
+            )
+        gone[:] = [other.column for other in there]
+        return [*(other for other in old if other.name != record.name), record]
+
+    change_results(catalog, change)
+    return gone
+
+
+def _discard(catalog: Catalog, uid: str, column: str) -> None:
+    """Remove what did not become visible; where the registry cannot be read, `repair` will do so."""
+    with contextlib.suppress(AtlasError):
+        if any(record.uid == uid for record in read_results(catalog)):
+            return
+        fields = catalog.tables.schema(CELLS)
+        own = [f.name for f in fields if (f.metadata or {}).get(b"raggedatlas.result") == uid.encode()]
+        catalog.tables.drop_columns(CELLS, own or [])
+        catalog.arrays.child(uid).delete_prefix()
+
+
+def _report(plan: ResultPlan, status: Literal["added", "skipped", "replaced", "dry run"]) -> ResultReport:
+    record = plan.record
+    index = record.index_facts
+    notes = list(plan.notes)
+    if index:
+        notes.append(
+            f"{index['kind']} index, {index['nprobes']} of {index['n_partitions']} partitions probed: recall@{index['k']} "
+            f"{index['recall']:.4f} over {index['n_queries']} cells"
+        )
+    return ResultReport(
+        name=record.name, kind=record.kind, space=record.space, column=record.column, width=record.width, dtype=record.dtype,
+        n_cells=record.n_cells, n_datasets=len(record.cells_of), status=status, content_hash=record.content_hash,
+        source=record.source, notes=tuple(notes),
+    )  # fmt: skip

@@ -1,0 +1,183 @@
+"""A model's result in an atlas: its row in the registry, and the mark on the cell column that holds it (seed 003)."""
+
+import json
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
+
+from raggedatlas.model.records import DatasetRecord, utc_now
+
+RESULT_KEY = b"raggedatlas.result"
+"""Arrow field metadata key of a cell column that holds a result: the result's uid."""
+
+RESULT_NAME_KEY = b"raggedatlas.result_name"
+"""Arrow field metadata key of such a column: the result's name."""
+
+VALUES = "values"
+"""The one layer of a result, and of a member of `obsm`."""
+
+Kind = Literal["space", "vector"]
+
+
+class ResultRecord(BaseModel):
+    """One result of a model for cells of the atlas; its row in ``_results`` is the commit point of its `add`.
+
+    Attributes
+    ----------
+    uid : str
+        16 hex digits; another each time that a result is added.
+    name : str
+        What queries call it; once in an atlas.
+    kind : {"space", "vector"}
+        Whether values are rows of an array that a pointer column points into, or lie in the cell table themselves.
+    column : str
+        The cell column that holds the pointers or the vectors.
+    space, zarr_group : str
+        Of a ``space``: feature space, and group ``<uid>/<name>`` with the array ``layers/values``; else empty.
+    width : int
+        Values of a cell, along the first axis.
+    dtype : str
+        Of the values.
+    metric : str
+        Of a ``vector``: by which distance an index answers.
+    n_cells : int
+        Cells that had a result when it was added.
+    datasets : str
+        JSON: dataset uid -> how many of its cells had one.
+    output : str
+        Column of the results table that it came from.
+    verb, model, model_hash, query, snapshot, parent : str
+        What computed it, of which cells, at which snapshot, and the results that it was computed from; empty where unknown.
+    source, config : str
+        The result folder, and what stands in its ``original_dataset_config.toml``, as JSON.
+    arrays, checksums, index : str
+        JSON: path below the group -> array description, checksum over the decoded values; and what is known of a vector index.
+    content_hash : str
+        Of ids and values, whatever their order.
+    created_at : str
+        UTC ISO timestamp.
+
+    Examples
+    --------
+    >>> ResultRecord(uid="0" * 16, name="scvi", kind="vector", column="scvi", dtype="float32").cells_of
+    {}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uid: str
+    name: str
+    kind: Kind
+    column: str
+    dtype: str
+    space: str = ""
+    zarr_group: str = ""
+    width: int = 1
+    metric: str = ""
+    n_cells: int = 0
+    datasets: str = "{}"
+    output: str = ""
+    verb: str = ""
+    model: str = ""
+    model_hash: str = ""
+    query: str = ""
+    snapshot: str = ""
+    parent: str = ""
+    source: str = ""
+    config: str = "{}"
+    arrays: str = "{}"
+    checksums: str = "{}"
+    index: str = "{}"
+    content_hash: str = ""
+    created_at: str = Field(default_factory=utc_now)
+
+    @property
+    def cells_of(self) -> dict[str, int]:
+        """`datasets`, read: dataset uid -> cells."""
+        found: dict[str, int] = json.loads(self.datasets)
+        return found
+
+    @property
+    def index_facts(self) -> dict[str, Any]:
+        """`index`, read: kind, partitions, nprobes, recall; empty where every row is compared."""
+        found: dict[str, Any] = json.loads(self.index)
+        return found
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the array of a ``space``; more than `n_cells` where a dataset was purged."""
+        shapes = [spec["shape"] for spec in json.loads(self.arrays).values()]
+        return int(shapes[0][0]) if shapes else 0
+
+    def as_group(self) -> DatasetRecord:
+        """Describe the group of a ``space`` as those of datasets are described, for whatever reads and checks these."""
+        return DatasetRecord(
+            uid=self.uid,
+            zarr_group=self.zarr_group,
+            feature_space=self.space,
+            n_cells=self.n_rows,
+            pointer=self.column,
+            name=self.name,
+            source=self.source,
+            n_features=self.width,
+            n_entries=self.n_rows * self.width,
+            layers=[VALUES],
+            arrays=self.arrays,
+            checksums=self.checksums,
+            created_at=self.created_at,
+        )
+
+
+def _column(name: str) -> pa.Field:
+    numbers = {"width": pa.int64(), "n_cells": pa.int64()}
+    return pa.field(name, numbers.get(name, pa.string()), nullable=name not in {"uid", "name", "kind", "column"})
+
+
+RESULTS_SCHEMA = pa.schema([_column(name) for name in ResultRecord.model_fields])
+"""Arrow schema of the table `_results`."""
+
+
+def results_to_table(records: list[ResultRecord]) -> pa.Table:
+    """Write results as rows of ``_results``.
+
+    Examples
+    --------
+    >>> results_to_table([]).num_rows
+    0
+    """
+    return pa.Table.from_pylist([record.model_dump() for record in records], schema=RESULTS_SCHEMA)
+
+
+def results_from_table(table: pa.Table) -> list[ResultRecord]:
+    """Read rows of ``_results``, in the order of adding.
+
+    Examples
+    --------
+    >>> made = ResultRecord(uid="0" * 16, name="scvi", kind="vector", column="scvi", dtype="float32")
+    >>> results_from_table(results_to_table([made])) == [made]
+    True
+    """
+    rows = [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()]
+    return sorted((ResultRecord(**row) for row in rows), key=lambda record: record.created_at)
+
+
+def result_columns(schema: pa.Schema) -> dict[str, tuple[str, str]]:
+    """Find the cell columns that hold results, visible or not: column -> uid and name of the result.
+
+    Examples
+    --------
+    >>> result_columns(pa.schema([pa.field("z", pa.float32(), metadata={RESULT_KEY: b"1", RESULT_NAME_KEY: b"z"})]))
+    {'z': ('1', 'z')}
+    """
+    marked = [(field.name, field.metadata or {}) for field in schema]
+    return {
+        name: (facts[RESULT_KEY].decode(), facts.get(RESULT_NAME_KEY, b"").decode())
+        for name, facts in marked
+        if RESULT_KEY in facts
+    }
+
+
+def mark(field: pa.Field, uid: str, name: str) -> pa.Field:
+    """Mark a cell column as one that holds a result."""
+    return field.with_metadata({**(field.metadata or {}), RESULT_KEY: uid.encode(), RESULT_NAME_KEY: name.encode()})

@@ -1,0 +1,150 @@
+"""What a query answers: tables, AnnData, MuData, batches, groups, counts, files."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.errors import QueryError
+from raggedatlas.model.batch import Batch
+from raggedatlas.query import aggregate as aggregating
+from raggedatlas.query import explain as explaining
+from raggedatlas.query import export as exporting
+from raggedatlas.query import outputs
+from raggedatlas.query.frames import obs_frame
+from raggedatlas.query.plan import modalities, plan_read, plan_rows
+from raggedatlas.query.read import read_batches
+from raggedatlas.query.rows import known_columns
+from raggedatlas.query.spec import QuerySpec, count_of, listed_names
+
+if TYPE_CHECKING:
+    import anndata as ad
+    import mudata as md
+    import pandas as pd
+
+
+class Answers:
+    """What reads: the outputs of a `Query`, which has the catalog and what is asked."""
+
+    catalog: Catalog
+    spec: QuerySpec
+
+    def to_anndata(self, max_bytes: int | None = None) -> "ad.AnnData":
+        """Read one feature space into an AnnData.
+
+        Parameters
+        ----------
+        max_bytes : int or None
+            Refuse a larger result before it is read; None takes the machine's memory.
+
+        Returns
+        -------
+        anndata.AnnData
+            `obs` indexed by cell uid, with `cell_name`, `dataset`, `layout_uid` and the metadata; `var` indexed by feature id;
+            `X` CSR for sparse spaces; ``varm["measured"]`` (n_vars, n_layouts) bool with one column per layout uid;
+            ``uns["atlas"]`` tells where it comes from, and how many chosen cells lack the space and were left out.
+
+        Raises
+        ------
+        QueryError, FeatureError, LimitError
+            For what cannot be answered as asked, before anything is read.
+        """
+        plan = plan_read(self.spec, self.catalog)
+        if len(plan.spaces) != 1:
+            raise QueryError(
+                f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...)."
+            )
+        return outputs.to_anndata(plan, self.catalog, max_bytes)
+
+    def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":
+        """Read several feature spaces into a MuData, all aligned to one `obs`; without `.spaces(...)` every one with vectors.
+
+        Raises
+        ------
+        MissingExtraError
+            If mudata is not installed.
+        QueryError, FeatureError, LimitError
+            As in `to_anndata`.
+        """
+        known = modalities(self.catalog)
+        named = self.spec.spaces or tuple(m.name for m in known.values() if m.space.rank == 1 and not m.is_result)
+        return outputs.to_mudata(plan_read(self.spec, self.catalog, spaces=named), self.catalog, max_bytes)
+
+    def to_arrow(self) -> pa.Table:
+        """Read the metadata of the chosen cells: `uid`, `cell_name`, `dataset` and the asked columns, facts as field metadata."""
+        return plan_rows(self.spec, self.catalog, known_columns(self.catalog))[1]
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Read the metadata of the chosen cells into a frame indexed by cell uid, with the dtypes of the files."""
+        return obs_frame(self.to_arrow())
+
+    def batches(self, n: int) -> Iterator[Batch]:
+        """Walk over the chosen cells, n at a time; every batch has the same columns.
+
+        Parameters
+        ----------
+        n : int
+            Cells of a batch; the last may have fewer.
+
+        Returns
+        -------
+        iterator of Batch
+            The plan is made, and refusals are raised, before the first batch is asked for.
+        """
+        if count_of("batches", n) == 0:
+            raise QueryError("batches(0) would never end; ask for at least one cell a batch.")
+        plan = plan_read(self.spec, self.catalog)
+        return read_batches(plan, n)
+
+    def aggregate(self, by: str | Sequence[str], layer: str | None = None) -> "ad.AnnData":
+        """Add up values per group of cells, in bounded memory.
+
+        Parameters
+        ----------
+        by : str or sequence of str
+            Columns whose values make the groups; missing values are a group.
+        layer : str or None
+            Layer; None takes the usual one.
+
+        Returns
+        -------
+        anndata.AnnData
+            One row per group with `n_cells`; layers `sum`, `mean` (over the cells that were measured), `count_nonzero` and
+            `n_measured` per feature.
+        """
+        spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
+        columns = list(listed_names("aggregate", (by,)))
+        return aggregating.aggregate(spec, self.catalog, columns)
+
+    def count(self, by: str | Sequence[str] | None = None) -> "int | pd.Series[int]":
+        """Count the chosen cells, in all or per group.
+
+        Returns
+        -------
+        int, or pandas.Series named ``n_cells``
+            Sorted by group, missing values last.
+        """
+        return aggregating.count(self.spec, self.catalog, None if by is None else list(listed_names("count", (by,))))
+
+    def explain(self) -> str:
+        """Say what would be read: cells, groups, arrays, bytes, layers, join and filter; reads metadata only."""
+        return explaining.explain(self.spec, self.catalog)
+
+    def write(self, path: str, **options: Any) -> str:  # noqa: ANN401  (options of the format)
+        """Write the result to a file in bounded memory: ``.h5ad``, ``.zarr`` or ``.h5mu``; equal to the in-memory result.
+
+        Parameters
+        ----------
+        path : str
+            Where; its ending decides the format.
+        **options
+            Options of the format.
+
+        Returns
+        -------
+        str
+            The path.
+        """
+        return exporting.write(self.spec, self.catalog, path, options)

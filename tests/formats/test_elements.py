@@ -11,11 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from anndata.io import write_elem
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.elements import ELEMENTS, read_element
 from raggedatlas.formats.anndata.source import h5ad_source
 from raggedatlas.formats.containers import open_hdf5
+from raggedatlas.formats.copying import copy
 from raggedatlas.model.frames import arrow_to_frame
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
@@ -188,3 +190,47 @@ def test_graphs_of_old_files_move_to_obsp(tmp_path: Path) -> None:
     assert source.element("uns/neighbors") == {}
     np.testing.assert_array_equal(source.element("obsp/connectivities").toarray(), np.diag([1.0, 1.0, 0.0]))
     source.close()
+
+
+@pytest.mark.parametrize("stated", [None, "NA", "NaN", "gone", 3], ids=str)
+def test_missing_text_is_missing_whatever_stands_for_it(tmp_path: Path, stated: Any) -> None:
+    """A142, A146: na-value may be absent, NA or NaN; anything else is read as NA. The mask says what is missing."""
+
+    def change(file: h5py.File) -> None:
+        del file["obs/text"]
+        group = file.create_group("obs/text")
+        group.attrs.update({"encoding-type": "nullable-string-array", "encoding-version": "0.1.0"})
+        if stated is not None:
+            group.attrs["na-value"] = stated
+        write_elem(group, "values", np.array(["x", "", "ü"], dtype=object))
+        write_elem(group, "mask", np.array([False, True, False]))
+
+    path = made(tmp_path, change)
+    source = h5ad_source(path)
+    text = arrow_to_frame(source.cells())["text"]
+    assert text.isna().tolist() == [False, True, False]
+    assert text.iloc[[0, 2]].tolist() == ["x", "ü"]
+    source.close()
+    with warnings.catch_warnings(action="ignore"):
+        copied = ad.read_h5ad(copy(path, tmp_path / "y.h5ad")).obs["text"]
+    assert copied.isna().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "categories", [np.array([1.0, np.nan]), np.array(["a", "a"], dtype=object)], ids=["missing", "twice"]
+)
+def test_categories_are_there_once(tmp_path: Path, categories: Any) -> None:
+    """A107: a missing category, or one that is there twice, is refused with its column; nothing is made of such a file."""
+
+    def change(file: h5py.File) -> None:
+        del file["obs/kind/categories"]
+        write_elem(file["obs/kind"], "categories", categories)
+
+    path = made(tmp_path, change)
+    source = h5ad_source(path)
+    with pytest.raises(SourceError, match="obs/kind"):
+        source.cells()
+    source.close()
+    with pytest.raises(SourceError, match="obs/kind"):
+        copy(path, tmp_path / "y.h5ad")
+    assert [at.name for at in tmp_path.iterdir()] == ["x.h5ad"]

@@ -79,6 +79,37 @@ def test_members_of_one_name_and_width_join(atlas: RaggedAtlas, tmp_path: Path) 
     assert "graph" in atlas.dataset("one").to_anndata().obsm
 
 
+def test_members_of_a_modality_join_in_its_own_rows(tmp_path: Path) -> None:
+    """obsm within a modality of MuData joins for the cells that have the modality, in memory and in a file; the others have none."""
+    mudata = pytest.importorskip("mudata")
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    with warnings.catch_warnings(action="ignore"):
+        for seed, name in ((1, "one"), (2, "two")):
+            rna, prot = part(seed, 6, ["B", "T"]), part(seed, 6, ["B", "T"], "pq")[[4, 0, 2]].copy()
+            prot.obsm = {"X_adt": rng_rows(seed), "only": np.ones((3, 1))} if seed == 1 else {"X_adt": rng_rows(seed)}
+            whole = mudata.MuData({"rna": rna, "prot": prot})
+            atlas.add(whole, name, progress=False)
+        atlas.add(part(3, 2, ["B"]), "three", progress=False)
+        query = atlas.checkout(atlas.snapshot()).query().order_by("cell_name")
+        found = query.to_mudata()
+        read = mudata.read_h5mu(query.write(str(tmp_path / "x.h5mu")))
+    for result in (found, read):
+        protein = result.mod["protein_abundance"]
+        names = result.obs["cell_name"][result.obsmap["protein_abundance"].ravel() > 0].tolist()
+        expected = {f"{seed}-{i}": row for seed in (1, 2) for i, row in zip((4, 0, 2), rng_rows(seed), strict=True)}
+        assert names == sorted(expected)
+        np.testing.assert_array_equal(protein.obsm["X_adt"], [expected[name] for name in names])
+        assert np.isnan(protein.obsm["only"][[name.startswith("2") for name in names]]).all()
+        assert (protein.obsm["only"][[name.startswith("1") for name in names]] == 1).all()
+        gene = result.mod["gene_expression"]
+        assert gene.obsm["X_pca"].shape == (14, 3)
+        assert "X_adt" not in gene.obsm
+
+
+def rng_rows(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(3, 2))
+
+
 def test_colours_join_where_they_agree(atlas: RaggedAtlas) -> None:
     """Every category has the colour that the datasets give it; where two of a result differ there are none."""
     found = atlas.checkout(atlas.snapshot()).query().to_anndata()

@@ -1,12 +1,15 @@
-"""Arrays that grow along their first axis: through their library, or as chunks compressed here on several threads."""
+"""Arrays that grow along their first axis: through their library, as chunks compressed here, or as bytes put in their place."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.errors import SchemaError
 from raggedatlas.formats.deflate import shuffle
+from raggedatlas.formats.writeback import WriteBack
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 BATCH_BYTES = 4 << 20
@@ -69,6 +72,35 @@ class Appender:
         self.array[start : start + len(rows)] = rows
 
 
+class PlaceAppender(Appender):
+    """Appends to an HDF5 dataset that lies in one piece, whose place in the file was taken when it was made.
+
+    Parameters
+    ----------
+    dataset : h5py.Dataset
+        Contiguous, of its final shape.
+    writeback : WriteBack
+        Of the same file.
+    """
+
+    def __init__(self, dataset: Any, writeback: WriteBack) -> None:  # noqa: ANN401
+        super().__init__(dataset, 1, grows=False)
+        self._writeback, self._offset = writeback, int(dataset.id.get_offset())
+        self._row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
+
+    def _put(self, start: int, rows: NDArray[Any]) -> None:
+        if start + len(rows) > self.array.shape[0]:
+            raise SchemaError(
+                f"{self.array.name} takes {self.array.shape[0]:,} rows or entries; more came. Announce them all."
+            )
+        left = memoryview(np.ascontiguousarray(rows, self.array.dtype).reshape(-1).view(np.uint8).data)
+        at = self._offset + start * self._row_bytes
+        self._writeback.note(len(left))
+        while left:
+            n = os.pwrite(self._writeback.file, left, at)
+            left, at = left[n:], at + n
+
+
 class ChunkAppender(Appender):
     """Appends to an HDF5 dataset whose chunks span all but the first axis, past the library's filters.
 
@@ -78,13 +110,22 @@ class ChunkAppender(Appender):
         Where to.
     compress : callable or None
         Shuffled bytes of one chunk -> what the file keeps; None for a dataset without filters.
+    writeback : WriteBack
+        Of the same file.
     grows : bool
         Whether it must be lengthened.
     """
 
-    def __init__(self, dataset: Any, compress: Callable[[Any], bytes] | None, *, grows: bool) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401
+        compress: Callable[[Any], bytes] | None,
+        writeback: WriteBack,
+        *,
+        grows: bool,
+    ) -> None:
         self._chunks: tuple[int, ...] = dataset.chunks
-        self._compress = compress
+        self._compress, self._writeback = compress, writeback
         chunk_bytes = int(np.prod(self._chunks, dtype=np.int64)) * dataset.dtype.itemsize
         super().__init__(dataset, self._chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows)
 
@@ -98,6 +139,7 @@ class ChunkAppender(Appender):
         beyond = (0,) * (len(self._chunks) - 1)
         for at in starts:
             self.array.id.write_direct_chunk((start + at, *beyond), made[at])
+            self._writeback.note(len(made[at]))
 
     def _made(self, rows: NDArray[Any], lot: range) -> list[tuple[int, Any]]:
         return [(at, self._chunk(rows[at : at + self._chunks[0]])) for at in lot]

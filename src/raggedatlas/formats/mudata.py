@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.elements import read_element
 from raggedatlas.formats.anndata.frames import frame_length, read_frame
-from raggedatlas.formats.anndata.memory import describe_value, object_parts
+from raggedatlas.formats.anndata.memory import describe_value, object_parts, sound
 from raggedatlas.formats.anndata.stored import describe_node, stored_parts
 from raggedatlas.formats.containers import Container, attribute, is_array, open_hdf5, open_zarr, readable
 from raggedatlas.formats.parts import Part, Parts, PartsSource
@@ -86,7 +86,7 @@ def mudata_object_source(mdata: Any) -> PartsSource:  # noqa: ANN401  (a MuData,
         for key, value in getattr(mdata, group).items():
             if key not in mdata.mod:
                 left_out[f"{group}/{key}"] = describe_value(value)
-                elements[f"{group}/{key}"] = partial(_same, value)
+                elements[f"{group}/{key}"] = partial(sound, f"{group}/{key}", value)
     whole = Parts(mdata.n_obs, lambda: mdata.obs, tuple(matrices), {}, left_out, elements=elements)
     # The names decide, because the obsmap of a view still counts the rows of what it is a view of.
     return PartsSource(_joined(whole, mods, {}, "the MuData in memory"), name="mudata", uri="", format="mudata")

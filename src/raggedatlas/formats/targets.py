@@ -1,6 +1,5 @@
 """Places where a sink writes: an HDF5 file or a Zarr folder beside its final name, moved there at the end."""
 
-import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,12 +9,12 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
-from raggedatlas.formats.appenders import Appender, ChunkAppender
+from raggedatlas.formats.appenders import Appender, ChunkAppender, PlaceAppender
 from raggedatlas.formats.compressions import compression_of, require_plugin
-from raggedatlas.formats.containers import unknown_encoding
+from raggedatlas.formats.members import records_as_tables, write_element
+from raggedatlas.formats.writeback import WriteBack
 
 CHUNK = 1 << 16
 """Elements per chunk of HDF5 data and of the inner chunks of a Zarr shard."""
@@ -34,7 +33,7 @@ class Target(Protocol):
         ...
 
     def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
-        """Make an array to append to; a shape of None is one axis of unknown length."""
+        """Make an array to append to; a shape of None is one axis of unknown length. All rows of a known one must come."""
         ...
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
@@ -81,6 +80,7 @@ class Hdf5Target:
         self._hidden = _hidden(path, overwrite=overwrite)
         with writable(path):
             self._file = h5py.File(self._hidden, "x", userblock_size=userblock)
+            self._writeback = WriteBack(self._hidden)
 
     def group(self, path: str, encoding: tuple[str, str] | None = None) -> Any:  # noqa: ANN401
         """Return a group, made if need be, with these encoding attributes."""
@@ -88,19 +88,38 @@ class Hdf5Target:
 
     def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
         """Make an array to append to."""
-        chunks = (CHUNK,) if shape is None else _row_chunks(shape)
-        options: dict[str, Any] = {} if shape is not None and 0 in shape else {"chunks": chunks}
-        if options:
-            options |= self._compression.hdf5
         with writable(self.path):
             if shape is None:
-                made = self._file.create_dataset(path, (0,), dtype, maxshape=(None,), **options)
-            else:
-                made = self._file.create_dataset(path, shape, dtype, **options)
-        ours = self._compression.chunk is not None or not self._compression.hdf5
-        if options and ours:
-            return ChunkAppender(made, self._compression.chunk, grows=shape is None)
-        return Appender(made, chunks[0], grows=shape is None)
+                made = self._file.create_dataset(
+                    path, (0,), dtype, maxshape=(None,), chunks=(CHUNK,), **self._compression.hdf5
+                )
+                return self._chunked(made)
+            if 0 in shape:
+                return Appender(self._file.create_dataset(path, shape, dtype), 1, grows=False)
+            if not self._compression.hdf5:
+                return self._placed(path, dtype, shape)
+            made = self._file.create_dataset(path, shape, dtype, chunks=_row_chunks(shape), **self._compression.hdf5)
+            return self._chunked(made)
+
+    def _chunked(self, made: Any) -> Appender:  # noqa: ANN401  (h5py.Dataset)
+        grows = made.maxshape[0] is None
+        if self._compression.chunk is not None or not self._compression.hdf5:
+            return ChunkAppender(made, self._compression.chunk, self._writeback, grows=grows)
+        return Appender(made, made.chunks[0], grows=grows)
+
+    def _placed(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Appender:
+        """Make an array in one piece, as anndata's are, and take its place in the file, which is filled past the library."""
+        import h5py
+
+        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        how.set_layout(h5py.h5d.CONTIGUOUS)
+        how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        parent, _, name = path.rpartition("/")
+        group = self._file.require_group(parent) if parent else self._file
+        kind, room = h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create_simple(shape)
+        made = h5py.Dataset(h5py.h5d.create(group.id, name.encode(), kind, room, how))
+        return PlaceAppender(made, self._writeback)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a whole element."""
@@ -113,10 +132,7 @@ class Hdf5Target:
         """Close it and move it to its name."""
         with writable(self.path):
             self._file.close()
-            with self._hidden.open("r+b") as file:
-                file.write(header)
-                file.flush()
-                os.fsync(file.fileno())
+            self._writeback.finish(header)
             if not self._overwrite:
                 _refuse_existing(self.path)
             self._hidden.replace(self.path)
@@ -124,6 +140,7 @@ class Hdf5Target:
     def discard(self) -> None:
         """Remove it."""
         self._file.close()
+        self._writeback.close()
         self._hidden.unlink(missing_ok=True)
 
 
@@ -202,99 +219,6 @@ class ZarrTarget:
         shutil.rmtree(self._hidden, ignore_errors=True)
 
 
-def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
-    """Write an element through anndata's own writer, text as plain string arrays, which every reader since 0.8 knows.
-
-    Raises
-    ------
-    SchemaError
-        If it cannot be written; the message names it.
-    """
-    import anndata
-    from anndata.io import write_elem
-
-    value = _plain(value)
-    parent, _, name = path.rpartition("/")
-    group = group.require_group(parent) if parent else group
-    with warnings.catch_warnings(action="ignore"), anndata.settings.override(allow_write_nullable_strings=True):
-        try:
-            write_elem(group, name, value, dataset_kwargs=options)
-        except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            where = next((note for note in getattr(error, "__notes__", []) if "key" in note), path)
-            raise SchemaError(
-                f"{path} cannot be written ({reason}; {where}); convert or remove what it holds, then write again."
-            ) from error
-
-
-def records_as_tables(path: str, value: Any) -> Any:  # noqa: ANN401
-    """Turn structured arrays, also within mappings, into frames with a column per field.
-
-    Raises
-    ------
-    SchemaError
-        If a field has several values a row, which no column holds.
-
-    Examples
-    --------
-    >>> records_as_tables("uns/r", np.array([(1, 2.0)], dtype=[("n", "i4"), ("x", "f4")]))["n"].tolist()
-    [1]
-    """
-    if isinstance(value, dict):
-        return {name: records_as_tables(f"{path}/{name}", inner) for name, inner in value.items()}
-    if not isinstance(value, np.ndarray) or value.dtype.names is None:
-        return value
-    import pandas as pd
-
-    odd = [name for name in value.dtype.names if value.dtype[name].shape or not name.strip("./") or "/" in name]
-    if value.ndim != 1 or odd:
-        raise SchemaError(
-            f"{path} is a structured array which Zarr format 3 cannot hold so that every anndata reads it, nor can a table: it has "
-            f"{value.ndim} axes and the fields {odd or value.dtype.names}. Write Zarr format 2 or .h5ad, or take it apart first."
-        )
-    return pd.DataFrame({name: _texts(value[name]) for name in value.dtype.names})
-
-
-def _texts(values: NDArray[Any]) -> NDArray[Any]:
-    if values.dtype.kind not in "SUO":
-        return values
-    return np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values], dtype=object)
-
-
-def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
-    """Turn text without missing values into object columns, which are written as plain string arrays.
-
-    Text of pandas' own nullable type stays that: it is what the person chose, and what a file with such a column holds.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> plain_text(pd.DataFrame({"a": ["x"]}, index=["i"])).dtypes["a"]
-    dtype('O')
-    """
-    import pandas as pd
-
-    columns = {}
-    for i, name in enumerate(frame.columns):
-        column = frame.iloc[:, i]
-        if isinstance(column.dtype, pd.CategoricalDtype):
-            kept = _object_index(column.cat.categories)
-            codes = column.cat.codes.to_numpy()
-            columns[name] = pd.Categorical.from_codes(codes, kept, ordered=bool(column.cat.ordered))
-        elif isinstance(column.dtype, pd.StringDtype) and column.dtype.na_value is pd.NA:
-            columns[name] = column.array
-        elif column.dtype == object or isinstance(column.dtype, pd.StringDtype):
-            columns[name] = column.astype("string").array if column.isna().any() else column.to_numpy(object)
-        else:
-            columns[name] = column.array
-    out = pd.DataFrame({str(name): pd.Series(v) for name, v in columns.items()}, index=range(len(frame)))
-    for name, values in columns.items():
-        if isinstance(values, np.ndarray) and values.dtype == object:
-            out[str(name)] = pd.Series(values, dtype=object)
-    out.index = _object_index(frame.index)
-    return out
-
-
 @contextmanager
 def writable(path: Path, element: str = "") -> Iterator[None]:
     """Turn a refusal of the file system into a `StoreError` that names the file."""
@@ -307,22 +231,6 @@ def writable(path: Path, element: str = "") -> Iterator[None]:
             f"{path}{': ' + element if element else ''} cannot be written ({error}); check the folder, its permissions and "
             "the space left."
         ) from error
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    import pandas as pd
-
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return plain_text(value) if isinstance(value, pd.DataFrame) else value
-
-
-def _object_index(index: Any) -> Any:  # noqa: ANN401
-    import pandas as pd
-
-    if isinstance(index.dtype, np.dtype) and index.dtype.kind in "biuf":
-        return index
-    return pd.Index(index.to_numpy(object), dtype=object, name=index.name)
 
 
 def _encoded(group: Any, encoding: tuple[str, str] | None) -> Any:  # noqa: ANN401

@@ -148,6 +148,8 @@ class SinkMatrix:
         How many entries will come at most, where that is known.
     wide : tuple of bool
         Whether the pointers, and the indices, of a sparse matrix take 64 bits even where 32 would do.
+    exact : bool
+        Whether exactly `n_entries` will come, so that their place can be taken at once.
     """
 
     key: str
@@ -156,6 +158,7 @@ class SinkMatrix:
     shape: tuple[int, ...]
     n_entries: int | None = None
     wide: tuple[bool, bool] = NARROW
+    exact: bool = False
 
     @classmethod
     def of(cls, key: str, form: MatrixForm, dtype: DTypeLike, shape: tuple[int, ...]) -> "SinkMatrix":

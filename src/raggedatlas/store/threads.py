@@ -1,8 +1,8 @@
 """The thread pools of a process: for decoding, for waiting on object stores, for reading several remote groups."""
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import TypeVar
 
@@ -38,6 +38,44 @@ def map_groups(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
 def beside(function: Callable[[A], B], item: A) -> "Future[B]":
     """Apply `function` on another thread while the caller goes on; it must not use the threads of `map_groups`."""
     return _pool(os.getpid(), "groups").submit(function, item)
+
+
+def ahead(items: Iterator[A]) -> Iterator[A]:
+    """Give the items of an iterator, the next of which is made on another thread while the caller uses one.
+
+    Making them may use the threads of everything else here.
+
+    Parameters
+    ----------
+    items : iterator
+        Asked by one thread at a time.
+
+    Raises
+    ------
+    Exception
+        What the iterator raised, when its turn comes.
+
+    Examples
+    --------
+    >>> list(ahead(iter([3, 1, 2])))
+    [3, 1, 2]
+    """
+    pool = _pool(os.getpid(), "ahead")
+    waiting = pool.submit(_one_more, items)
+    try:
+        while item := waiting.result():
+            waiting = pool.submit(_one_more, items)
+            yield item[0]
+    finally:
+        if not waiting.cancel():
+            wait([waiting])
+
+
+def _one_more(items: Iterator[A]) -> tuple[A, ...]:
+    """Return the next item alone, or nothing at the end: what an item is worth as a truth value is its own affair."""
+    for item in items:
+        return (item,)
+    return ()
 
 
 def _map(kind: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:

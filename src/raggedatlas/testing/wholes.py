@@ -128,8 +128,8 @@ def _chosen(draw: st.DrawFn, kinds: list[str]) -> dict[str, str]:
     return drawn
 
 
-def assert_equal(given: Any, back: Any) -> None:  # noqa: ANN401
-    """Compare by anndata's own function, exactly.
+def assert_equal(given: Any, back: Any, *, exact: bool = True) -> None:  # noqa: ANN401
+    """Compare by anndata's own function, exactly unless told otherwise.
 
     The module that has it asks for the version of dask since anndata 0.13, for what is not used here.
 
@@ -141,7 +141,7 @@ def assert_equal(given: Any, back: Any) -> None:  # noqa: ANN401
     real = metadata.version
     with mock.patch.object(metadata, "version", lambda name: "0" if name == "dask" else real(name)):
         from anndata.tests import helpers
-    helpers.assert_equal(given, back, exact=True)
+    helpers.assert_equal(given, back, exact=exact)
 
 
 def assert_identical(path: str, given: Any, back: Any) -> None:  # noqa: ANN401

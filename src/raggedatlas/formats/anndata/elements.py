@@ -153,16 +153,33 @@ def check_sparse(container: Container, path: str, node: Any) -> None:  # noqa: A
     fits = shape is not None and len(shape) == 2 and is_array(data) and data.shape == indices.shape
     if fits:
         major, minor = (int(n) for n in (shape if form == "csr_matrix" else shape[::-1]))
-        fits = (
-            indptr.shape == (major + 1,) and indices.ndim == 1 and all(a.dtype.kind in "iu" for a in (indptr, indices))
-        )
-        fits = fits and _pointers_fit(indptr, len(indices))
-        fits = fits and (not len(indices) or (int(indices.min()) >= 0 and int(indices.max()) < minor))
+        fits = entries_fit(indptr, indices, (major, minor))
     if not fits:
         raise SourceError(
             f"{container.uri}: {path} is a sparse matrix whose pointers, indices, values and shape do not fit together; "
             "the file is damaged. Write it again."
         )
+
+
+def entries_fit(indptr: NDArray[Any], indices: NDArray[Any], shape: tuple[int, int]) -> bool:
+    """Say whether pointers and indices describe a sparse matrix with so many rows and columns (CSC: columns and rows).
+
+    Examples
+    --------
+    >>> entries_fit(np.array([0, 1, 2]), np.array([0, 5]), (2, 3))
+    False
+    """
+    whole = (
+        indptr.shape == (shape[0] + 1,)
+        and indices.ndim == 1
+        and indptr.dtype.kind in "iu"
+        and indices.dtype.kind in "iu"
+    )
+    return (
+        whole
+        and _pointers_fit(indptr, len(indices))
+        and (not len(indices) or (int(indices.min()) >= 0 and int(indices.max()) < shape[1]))
+    )
 
 
 def _pointers_fit(indptr: NDArray[Any], n_entries: int) -> bool:

@@ -1,12 +1,13 @@
 """One AnnData in memory, backed by a file or a view of another: its matrices as row readers, its frames, its rest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raggedatlas.errors import SourceError
+from raggedatlas.formats.anndata.elements import entries_fit
 from raggedatlas.formats.anndata.stored import columns_of, space_of_types
 from raggedatlas.formats.parts import Part, Parts
 from raggedatlas.formats.rows import CscRows, CsrRows, DenseRows, Place, RowReader, SlicedRows, SparseArrays
@@ -62,7 +63,7 @@ class _Object:
 
     def _whole(self, key: str, value: Any) -> None:  # noqa: ANN401
         self.left_out.setdefault(key, describe_value(value))
-        self.elements[key] = lambda: value
+        self.elements[key] = partial(sound, key, value)
 
     def _raw(self) -> None:
         raw = self.adata.raw
@@ -156,6 +157,34 @@ def rows_of(matrix: Any, place: Place) -> RowReader:  # noqa: ANN401  (any matri
         f"{place.uri}: {place.element} is a {type(matrix).__module__}.{type(matrix).__qualname__}; NumPy arrays, SciPy CSR "
         "and CSC matrices, backed matrices and dask arrays can be read. Convert it first."
     )
+
+
+def sound(key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+    """Return an element whose sparse matrices, also within mappings, fit together: SciPy looks at that only when it must.
+
+    Raises
+    ------
+    SourceError
+        Naming the one that does not.
+
+    Examples
+    --------
+    >>> sound("uns/n", 3)
+    3
+    """
+    from scipy.sparse import issparse
+
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            sound(f"{key}/{name}", inner)
+    elif bool(issparse(value)) and value.format in ("csr", "csc"):
+        shape = value.shape if value.format == "csr" else value.shape[::-1]
+        if len(value.data) != len(value.indices) or not entries_fit(value.indptr, value.indices, shape):
+            raise SourceError(
+                f"{key} is a sparse matrix whose pointers, indices, values and shape {value.shape} do not fit together; "
+                "make it anew from its rows, columns and values."
+            )
+    return value
 
 
 def describe_value(value: Any) -> str:  # noqa: ANN401

@@ -15,6 +15,9 @@ from raggedatlas.model.contracts import SinkMatrix
 DICT = ("dict", "0.1.0")
 GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")
 ROOT = {"X", "obs", "raw", "var", *GROUPS}
+ALIGNED = {"layers": "obs", "obsm": "obs", "obsp": "obs", "varm": "var", "varp": "var"}
+"""Group -> the table whose rows its members go with."""
+
 MUDATA_VERSION = "0.1.0"
 MUDATA_HEADER = f"MuData (format-version={MUDATA_VERSION};creator=raggedatlas)".encode()
 """What the first bytes of an `.h5mu` file say; its readers look for it."""
@@ -104,6 +107,7 @@ class TreeSink:
         self._var_names: dict[str, NDArray[Any]] = {}
         self._maps: dict[str, NDArray[Any]] = {}
         self._mods: list[str] = []
+        self._rows: dict[str, int] = {}
         self._axis = 0
 
     def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
@@ -150,6 +154,8 @@ class TreeSink:
             self._axis = int(value)
             return
         parent, _, name = key.rpartition("/")
+        if not self.multimodal or parent.startswith("mod/"):
+            self._note_rows(key, value)
         if name in ("obs", "var"):
             self._lengths[key] = len(value)
             self._var_names |= {key: value.index.to_numpy(object)} if name == "var" else {}
@@ -189,6 +195,11 @@ class TreeSink:
         parts = key.split("/")
         if not all(parts) or "." in parts or ".." in parts:
             raise SchemaError(f"{key!r} is no key of an element; names may not be empty, '.' or '..'.")
+        inner = parts[2:] if self.multimodal and parts[0] == "mod" else parts
+        if len(inner) > (3 if inner[:2] == ["raw", "varm"] else 2):
+            raise SchemaError(
+                f"{key!r} has a '/' in its name, which files take for groups within groups; rename it, then write again."
+            )
         if not self.multimodal and parts[0] not in ROOT:
             raise SchemaError(
                 f"{key!r} has no place in an AnnData, whose readers stop at unknown members; put it into uns, e.g. as 'uns/{key}'."
@@ -196,8 +207,35 @@ class TreeSink:
         if self.multimodal and parts[0] == "mod" and len(parts) > 2 and parts[1] not in self._mods:
             self._mods.append(parts[1])
 
+    def _note_rows(self, key: str, value: Any) -> None:  # noqa: ANN401
+        """Keep how many rows a member of a group has that goes with the cells or features.
+
+        Raises
+        ------
+        SchemaError
+            If it has none: a number, text or mapping.
+        """
+        above, _, name = key.rpartition("/")
+        group = above.rpartition("/")[2]
+        if name in ALIGNED and group not in ALIGNED and isinstance(value, dict):
+            for member, inner in value.items():
+                self._note_rows(f"{key}/{member}", inner)
+        elif group in ALIGNED:
+            shape = getattr(value, "shape", None)
+            if not shape and (shape is not None or not hasattr(value, "ndim")):
+                raise SchemaError(
+                    f"{key} is of type {type(value).__name__}, where something with a row for each row of {ALIGNED[group]} "
+                    "belongs; put it into uns."
+                )
+            self._rows[key] = int(shape[0]) if shape else len(value)
+
     def _finish_anndata(self, prefix: str) -> None:
         n_obs, n_var = (self._length(f"{prefix}{name}") for name in ("obs", "var"))
+        lengths = {"obs": n_obs, "var": n_var}
+        for key, n_rows in self._rows.items():
+            group = key.removeprefix(prefix).rpartition("/")[0] if key.startswith(prefix) else ""
+            if group in ALIGNED:
+                self._check_shape(key, (n_rows,), (lengths[ALIGNED[group]],))
         for key, writer in self._writers.items():
             if key.startswith(prefix) and "/" not in (inner := key.removeprefix(prefix)).removeprefix("layers/"):
                 self._check_shape(key, writer.matrix.shape, (n_obs, n_var))

@@ -50,8 +50,10 @@ class _Compressed:
         self._small = n_minor < 2**31
         group = target.group(matrix.key, (encoding, "0.1.0"))
         group.attrs["shape"] = list(matrix.shape) if hasattr(group, "store") else np.array(matrix.shape, np.int64)
-        self._data = target.array(f"{matrix.key}/data", matrix.dtype, None)
-        self._indices = target.array(f"{matrix.key}/indices", self._index, None)
+        length = (matrix.n_entries,) if matrix.exact and matrix.n_entries is not None else None
+        self._data = target.array(f"{matrix.key}/data", matrix.dtype, length)
+        self._indices = target.array(f"{matrix.key}/indices", self._index, length)
+        self._length = length
         self._pointers = [np.zeros(1, np.int64)]
 
     def append(self, pointers: NDArray[np.int64], indices: NDArray[Any], values: NDArray[Any]) -> None:
@@ -65,9 +67,13 @@ class _Compressed:
         self._data.flush()
         self._indices.flush()
         pointers = np.concatenate(self._pointers)
+        if self._length not in (None, (pointers[-1],)):
+            raise SchemaError(
+                f"{self._key} received {pointers[-1]:,} of its {self._length[0]:,} entries; write them all before commit()."
+            )
         small = pointers[-1] <= NARROW_MOST and self._small and not self._wide
         stored = pointers.astype(np.int32 if small else np.int64)
-        appender = self._target.array(f"{self._key}/indptr", stored.dtype, None)
+        appender = self._target.array(f"{self._key}/indptr", stored.dtype, stored.shape)
         appender.append(stored)
         appender.flush()
 

@@ -1,0 +1,208 @@
+"""Whole members of a file that is written: names that readers find again, text that old readers know, columns in chunks of one size."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SchemaError
+from raggedatlas.formats.containers import unknown_encoding
+
+COLUMN_CHUNK = 1 << 17
+"""Rows per chunk of the columns of a table; shorter ones are one chunk."""
+
+
+def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
+    """Write an element through anndata's own writer, text as plain string arrays, which every reader since 0.8 knows.
+
+    Parameters
+    ----------
+    group : h5py.Group or zarr.Group
+        Where to.
+    path : str
+        Below the group.
+    value : object
+        Any element that AnnData knows.
+    options : dict
+        Of arrays; where there are none, HDF5 keeps them in one piece.
+
+    Raises
+    ------
+    SchemaError
+        If it cannot be written, or a reader would not find it again as it is; the message names it.
+    """
+    import anndata
+    from anndata.experimental import write_dispatched
+
+    is_zarr = hasattr(group, "store")
+    check_names(path, value, slashes=not is_zarr)
+    value = _plain(value)
+    parent, _, name = path.rpartition("/")
+    group = group.require_group(parent) if parent else group
+    callback = _in_chunks if is_zarr or options else _as_told
+    with warnings.catch_warnings(action="ignore"), anndata.settings.override(allow_write_nullable_strings=True):
+        try:
+            write_dispatched(group, name, value, callback=callback, dataset_kwargs=options)
+        except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            where = next((note for note in getattr(error, "__notes__", []) if "key" in note), path)
+            raise SchemaError(
+                f"{path} cannot be written ({reason}; {where}); convert or remove what it holds, then write again."
+            ) from error
+
+
+def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN401
+    """Refuse keys of mappings and columns of tables that would come back under another name, or not at all.
+
+    Parameters
+    ----------
+    path : str
+        Where the value is to stand.
+    value : object
+        Only mappings and tables are looked at.
+    slashes : bool
+        Whether names of columns may have slashes, as HDF5 finds them again by the list of columns.
+
+    Raises
+    ------
+    SchemaError
+        Naming the element and the key or column.
+
+    Examples
+    --------
+    >>> check_names("uns/a", {"b": {"c/d": 1}}, slashes=True)
+    Traceback (most recent call last):
+    raggedatlas.errors.SchemaError: uns/a/b has the key 'c/d', which files take for groups within groups; rename it, then write again.
+    """
+    import pandas as pd
+
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if isinstance(name, str) and is_nested(name):
+                raise SchemaError(
+                    f"{path} has the key {name!r}, which files take for groups within groups; rename it, then write again."
+                )
+            check_names(f"{path}/{name}", inner, slashes=slashes)
+    elif isinstance(value, pd.DataFrame):
+        names = [str(name) for name in value.columns]
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        index = [] if value.index.name is None else [str(value.index.name)]
+        nested = [name for name in (*names, *index) if is_nested(name)]
+        reserved = [name for name in names if name == "_index"]
+        for wrong, why in (
+            (twice, "stands there more than once"),
+            (reserved, "bears the name that AnnData keeps for the index"),
+            ([] if slashes else nested, "has a name that Zarr takes for groups within groups"),
+        ):
+            if wrong:
+                raise SchemaError(f"{path}: the column {wrong[0]!r} {why}; rename it, then write again.")
+
+
+def is_nested(name: str) -> bool:
+    """Say whether a name would be taken for a path.
+
+    Examples
+    --------
+    >>> [is_nested(name) for name in ("a/b", "..", "", "x.y")]
+    [True, True, True, False]
+    """
+    return "/" in name or name in ("", ".", "..")
+
+
+def records_as_tables(path: str, value: Any) -> Any:  # noqa: ANN401
+    """Turn structured arrays, also within mappings, into frames with a column per field.
+
+    Raises
+    ------
+    SchemaError
+        If a field has several values a row, or a name that no column of a Zarr folder can have.
+
+    Examples
+    --------
+    >>> records_as_tables("uns/r", np.array([(1, 2.0)], dtype=[("n", "i4"), ("x", "f4")]))["n"].tolist()
+    [1]
+    """
+    if isinstance(value, dict):
+        return {name: records_as_tables(f"{path}/{name}", inner) for name, inner in value.items()}
+    if not isinstance(value, np.ndarray) or value.dtype.names is None:
+        return value
+    import pandas as pd
+
+    odd = [name for name in value.dtype.names if value.dtype[name].shape or is_nested(name)]
+    if value.ndim != 1 or odd:
+        raise SchemaError(
+            f"{path} is a structured array which Zarr format 3 cannot hold so that every anndata reads it, nor can a table: it has "
+            f"{value.ndim} axes and the fields {odd or value.dtype.names}. Write with zarr_format=2 or as .h5ad, or take it apart first."
+        )
+    return pd.DataFrame({name: _texts(value[name]) for name in value.dtype.names})
+
+
+def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
+    """Turn text without missing values into object columns, which are written as plain string arrays.
+
+    Text of pandas' own nullable type stays that: it is what the person chose, and what a file with such a column holds.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> plain_text(pd.DataFrame({"a": ["x"]}, index=["i"])).dtypes["a"]
+    dtype('O')
+    """
+    import pandas as pd
+
+    columns = {}
+    for i, name in enumerate(frame.columns):
+        column = frame.iloc[:, i]
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            kept = _object_index(column.cat.categories)
+            codes = column.cat.codes.to_numpy()
+            columns[name] = pd.Categorical.from_codes(codes, kept, ordered=bool(column.cat.ordered))
+        elif isinstance(column.dtype, pd.StringDtype) and column.dtype.na_value is pd.NA:
+            columns[name] = column.array
+        elif column.dtype == object or isinstance(column.dtype, pd.StringDtype):
+            columns[name] = column.astype("string").array if column.isna().any() else column.to_numpy(object)
+        else:
+            columns[name] = column.array
+    out = pd.DataFrame({str(name): pd.Series(v) for name, v in columns.items()}, index=range(len(frame)))
+    for name, values in columns.items():
+        if isinstance(values, np.ndarray) and values.dtype == object:
+            out[str(name)] = pd.Series(values, dtype=object)
+    out.index = _object_index(frame.index)
+    return out
+
+
+def _as_told(write: Callable[..., None], store: Any, key: str, value: Any, **told: Any) -> None:  # noqa: ANN401
+    write(store, key, value, dataset_kwargs=told["dataset_kwargs"])
+
+
+def _in_chunks(write: Callable[..., None], store: Any, key: str, value: Any, **told: Any) -> None:  # noqa: ANN401
+    """Cut what has one axis by rows alone: libraries cut by bytes, so that columns of one table would differ."""
+    options = dict(told["dataset_kwargs"])
+    if isinstance(value, np.ndarray) and value.ndim == 1 and len(value) and value.dtype.names is None:
+        options["chunks"] = (min(len(value), COLUMN_CHUNK),)
+    write(store, key, value, dataset_kwargs=options)
+
+
+def _texts(values: NDArray[Any]) -> NDArray[Any]:
+    if values.dtype.kind not in "SUO":
+        return values
+    return np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values], dtype=object)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    import pandas as pd
+
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return plain_text(value) if isinstance(value, pd.DataFrame) else value
+
+
+def _object_index(index: Any) -> Any:  # noqa: ANN401
+    import pandas as pd
+
+    if isinstance(index.dtype, np.dtype) and index.dtype.kind in "biuf":
+        return index
+    return pd.Index(index.to_numpy(object), dtype=object, name=index.name)

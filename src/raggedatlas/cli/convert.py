@@ -1,17 +1,19 @@
 """The verb ``convert``: from one file format into another, without an atlas."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raggedatlas.cli.app import BUILD, app
+from raggedatlas.cli.cxg import AsCxg, tell_losses
 from raggedatlas.cli.options import unfold
 from raggedatlas.cli.printing import progress, show, show_json
 from raggedatlas.cli.query import Overwrite
 
 if TYPE_CHECKING:
+    from raggedatlas.formats.cxg.losses import Loss
     from raggedatlas.model.contracts import Sink
 
 NONE = "none"
@@ -87,31 +89,44 @@ class Written:
 
 
 @app.command(
-    rich_help_panel=BUILD, epilog="Example: raggedatlas convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X"
+    rich_help_panel=BUILD,
+    epilog="Examples: raggedatlas convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X; "
+    "raggedatlas convert a.h5ad b.cxg --strict --title PBMC --compute-embedding pca",
 )
 @unfold
 def convert(
     source: Annotated[
         str,
-        typer.Argument(help="h5ad, h5mu, AnnData or MuData zarr, 10x h5, or Market-matrix folder.", show_default=False),
+        typer.Argument(
+            help="h5ad, h5mu, AnnData or MuData zarr, CXG, 10x h5, or Market-matrix folder.", show_default=False
+        ),
     ],
-    target: Annotated[str, typer.Argument(help="A .h5ad, .h5mu or .zarr.", show_default=False)],
+    target: Annotated[str, typer.Argument(help="A .h5ad, .h5mu, .zarr or .cxg.", show_default=False)],
     *,
     taken: Taken,
     written: Written,
+    cxg: AsCxg,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Copy a file into another format, whole or in part, in bounded memory."""
     from raggedatlas.formats.copying import copy, is_multimodal
     from raggedatlas.formats.registry import open_source
 
+    losses: list[Loss] = []
+
+    def told(found: "tuple[Loss, ...]") -> None:
+        losses.extend(found)
+        if not as_json:
+            tell_losses(found)
+
+    more = cxg.options(target, told)
     opened = open_source(source, **({} if taken.genome is None else {"genome": taken.genome}))
     try:
         several = taken.modality is None and is_multimodal(opened)
         with progress(f"write {target}") as callback:
             made = copy(
                 opened,
-                _sink(target, written, multimodal=several),
+                _sink(target, {**written.options(), **more}, multimodal=several),
                 where=taken.where,
                 features=taken.features or None,
                 layers=taken.layers or None,
@@ -121,15 +136,14 @@ def convert(
     finally:
         opened.close()
     if as_json:
-        show_json({"path": made})
+        show_json({"path": made, **({"losses": [asdict(loss) for loss in losses]} if more else {})})
     else:
         show(f"Wrote {made}")
 
 
-def _sink(target: str, written: Written, *, multimodal: bool) -> "Sink":
+def _sink(target: str, options: dict[str, Any], *, multimodal: bool) -> "Sink":
     from raggedatlas.formats.registry import open_sink
 
-    options = written.options()
     if multimodal and Path(target).suffix == ".zarr":
         options["multimodal"] = True
     return open_sink(target, **options)

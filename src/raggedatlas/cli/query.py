@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from raggedatlas.cli.app import ASK, app
+from raggedatlas.cli.cxg import AsCxg, tell_losses
 from raggedatlas.cli.options import At, Place, Selection, unfold
 from raggedatlas.cli.printing import plain, progress, say, show, show_json, show_table
 from raggedatlas.errors import DuplicateError
@@ -60,7 +61,7 @@ def query(
     asked = view.query()
     asked = selection.narrow(asked if condition is None else asked.where(condition))
     if answer.output is not None:
-        _write(asked, answer.output, overwrite=answer.overwrite)
+        _write(asked, answer.output, {"overwrite": answer.overwrite})
         say(f"Wrote {answer.output}")
     if answer.explain:
         text = asked.explain()
@@ -127,30 +128,33 @@ def export(
     place: Place,
     output: Annotated[
         str,
-        typer.Argument(help="A .h5ad, .zarr or .h5mu; .parquet or .csv for the cells' metadata.", show_default=False),
+        typer.Argument(
+            help="A .h5ad, .zarr, .h5mu or .cxg; .parquet or .csv for the cells' metadata.", show_default=False
+        ),
     ],
     *,
     selection: Selection,
+    cxg: AsCxg,
     overwrite: Overwrite = False,
     at: At = None,
 ) -> None:
     """Write cells of a snapshot (the newest, or --at) to a file."""
     view = place.open_snapshot(at)
     asked = selection.narrow(view.query())
-    _write(asked, output, overwrite=overwrite)
+    _write(asked, output, {"overwrite": overwrite, **cxg.options(output, tell_losses)})
     if place.as_json:
         show_json({"path": output, "snapshot": view.version, "n_cells": asked.count()})
     else:
         show(f"Wrote {asked.count():,} cells of snapshot {view.version} to {output}")
 
 
-def _write(asked: "Query", output: str, *, overwrite: bool) -> None:
+def _write(asked: "Query", output: str, options: dict[str, Any]) -> None:
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)
         if Path(output).suffix in TABLES:
-            _write_table(asked.to_arrow(), Path(output), overwrite=overwrite)
+            _write_table(asked.to_arrow(), Path(output), overwrite=options["overwrite"])
         else:
-            asked.write(output, overwrite=overwrite)
+            asked.write(output, **options)
         callback("done", 1, 1)
 
 

@@ -9,7 +9,7 @@ from raggedatlas.formats.cxg.colors import color_table, keeps
 from raggedatlas.formats.cxg.columns import Table
 from raggedatlas.formats.cxg.losses import Loss
 from raggedatlas.formats.cxg.options import CxgOptions
-from raggedatlas.formats.cxg.schema import COLORS, CORPORA, GENESETS, PROPERTIES, SIDE, VERSION
+from raggedatlas.formats.cxg.schema import COLORS, CORPORA, GENESETS, MISSING_TEXT, PROPERTIES, SIDE, VERSION
 from raggedatlas.formats.cxg.unstructured import NoJsonError, as_json, from_json, has_arrays
 
 CORPORA_KEYS = (
@@ -19,6 +19,7 @@ CORPORA_KEYS = (
 )  # fmt: skip
 """Keys of ``uns`` that belong to the schema of CELLxGENE, in files that follow one."""
 
+_GREY = "#808080"
 _SUFFIX = "_colors"
 _TERM = "_ontology_term_id"
 
@@ -131,6 +132,7 @@ def _corpora(left: dict[str, Any], made: Contents) -> dict[str, Any]:
 def _colors(left: dict[str, Any], obs: Table, side: Mapping[str, Any], losses: list[Loss]) -> dict[str, dict[str, str]]:
     given = side.get("colors")
     found: dict[str, dict[str, str]] = dict(json.loads(given)) if isinstance(given, str) else {}
+    hints = obs.hints()
     for key in [key for key in left if key.endswith(_SUFFIX)]:
         column = key.removesuffix(_SUFFIX)
         named = column if column in obs.labels else column.removesuffix(_TERM)
@@ -142,7 +144,8 @@ def _colors(left: dict[str, Any], obs: Table, side: Mapping[str, Any], losses: l
             continue
         if not keeps(left[key], table):
             losses.append(Loss(f"uns/{key}", "converted", "colours are written as #rrggbb, one for each category"))
-        found[obs.names[named]] = table
+        shown = hints.get(obs.names[named], {}).get("categories", ())
+        found[obs.names[named]] = {**{label: _GREY for label in shown if label == MISSING_TEXT}, **table}
         del left[key]
     return found
 

@@ -53,7 +53,7 @@ def embedder_of(what: "str | Embedder | None") -> Embedder | None:
     if what == PCA.name:
         return PCA
     raise SourceError(
-        f"compute_embedding={what!r} is not known here; 'pca' is, and raggedatlas.verbs.embedder('umap') gives what computes a UMAP."
+        f"compute_embedding={what!r} is not known here; 'pca' is, and raggedatlas.verbs.embedding.embedder('umap') gives what computes a UMAP."
     )
 
 
@@ -68,9 +68,16 @@ def cxg_name(name: str) -> str:
     return name.removeprefix(OBSM_PREFIX) or name
 
 
-def is_embedding(name: str) -> bool:
-    """Say whether a member of ``obsm`` is an embedding by its name: ``spatial``, or one that begins with ``X_``."""
-    return name == SPATIAL or (name.startswith(OBSM_PREFIX) and len(name) > len(OBSM_PREFIX))
+def is_embedding(name: str, width: int, dtype: np.dtype[Any]) -> bool:
+    """Say whether a member of ``obsm`` is taken for an embedding: ``spatial``, ``X_...``, or two or three columns of reals.
+
+    Examples
+    --------
+    >>> is_embedding("umap", 2, np.dtype("f4")), is_embedding("protein", 14, np.dtype("f4"))
+    (True, False)
+    """
+    named = name == SPATIAL or (name.startswith(OBSM_PREFIX) and len(name) > len(OBSM_PREFIX))
+    return named or (width in (2, 3) and dtype.kind == "f")
 
 
 def is_path_name(name: str) -> bool:

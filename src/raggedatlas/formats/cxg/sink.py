@@ -28,6 +28,7 @@ from raggedatlas.model.contracts import SinkMatrix
 FEATURE_NAME = "feature_name"
 """The column of ``var`` that viewers show where its names are unique."""
 
+_NO_EMBEDDING = "embeddings are dense, of two or more columns of numbers"
 _ONE_MATRIX = "a CXG has one matrix; x= names another one"
 
 
@@ -77,6 +78,7 @@ class CxgSink:
         self.losses: tuple[Loss, ...] = ()
         self._noted: list[Loss] = []
         self._matrices: dict[str, SinkMatrix] = {}
+        self._considered: set[str] = set()
         self._frames: dict[str, Any] = {}
         self._uns: dict[str, Any] = {}
         self._tables: tuple[Table, Table] | None = None
@@ -107,7 +109,9 @@ class CxgSink:
                 raise SchemaError(
                     f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written."
                 )
-            if self.wants(matrix.key) and self._fits(matrix):
+            if matrix.key.startswith(OBSM):
+                self._consider(matrix)
+            elif self.wants(matrix.key):
                 self._matrices[matrix.key] = matrix
 
     def wants(self, key: str) -> bool:
@@ -116,7 +120,9 @@ class CxgSink:
         if key in (OBS, VAR, self.options.x) or head == UNS:
             return True
         if head == "obsm" and rest:
-            return self._wants_embedding(rest)
+            if key not in self._considered:
+                self._noted.append(Loss(key, "lost", _NO_EMBEDDING))
+            return key in self._matrices
         what = _ONE_MATRIX if head in ("X", "layers", "raw") else "a CXG has no place for it"
         self._noted.append(Loss("raw" if head == "raw" else key, "lost", what))
         return False
@@ -156,10 +162,8 @@ class CxgSink:
         elif not rest and isinstance(value, Mapping):
             for name in value:
                 self.wants(f"{head}/{name}")
-        elif key not in {loss.key for loss in self._noted}:
+        else:
             self.wants(key)
-            if head == "obsm":
-                self._noted.append(Loss(key, "lost", "embeddings are arrays of two or more columns of numbers"))
 
     def commit(self) -> str:
         """Make the CXG visible under its name, and return that name.
@@ -198,29 +202,25 @@ class CxgSink:
             self._main.abort()
         shutil.rmtree(self._work, ignore_errors=True)
 
-    def _wants_embedding(self, name: str) -> bool:
-        chosen = self.options.embeddings
-        why = ""
-        if chosen is not None and name not in chosen:
+    def _consider(self, matrix: SinkMatrix) -> None:
+        """Take a member of ``obsm`` as an embedding, or note why not."""
+        self._considered.add(matrix.key)
+        name, chosen = matrix.key.removeprefix(OBSM), self.options.embeddings
+        plain = matrix.form == "dense" and len(matrix.shape) == 2 and matrix.shape[1] >= 2
+        if not plain:
+            why = _NO_EMBEDDING
+        elif chosen is not None and name not in chosen:
             why = "not among embeddings="
-        elif chosen is None and not is_embedding(name):
-            why = "embeddings are called spatial or X_<name>; embeddings= takes others"
+        elif chosen is None and not is_embedding(name, matrix.shape[1], matrix.dtype):
+            why = "embeddings are called spatial or X_<name>, or have 2 or 3 columns; embeddings= takes others"
         elif not is_path_name(cxg_name(name)):
             why = "no embedding can have that name; rename it"
-        if why:
-            self._noted.append(Loss(f"{OBSM}{name}", "lost", why))
-        return not why
-
-    def _fits(self, matrix: SinkMatrix) -> bool:
-        """Note matrices that are embeddings by name only."""
-        if not matrix.key.startswith(OBSM):
-            return True
-        if matrix.form != "dense" or len(matrix.shape) != 2 or matrix.shape[1] < 2:
-            self._noted.append(Loss(matrix.key, "lost", "embeddings are dense, of two or more columns"))
-            return False
-        if matrix.dtype not in (np.float32, np.float64):
-            self._noted.append(Loss(matrix.key, "converted", f"{matrix.dtype} is written as float32"))
-        return True
+        else:
+            self._matrices[matrix.key] = matrix
+            if matrix.dtype not in (np.float32, np.float64):
+                self._noted.append(Loss(matrix.key, "converted", f"{matrix.dtype} is written as float32"))
+            return
+        self._noted.append(Loss(matrix.key, "lost", why))
 
     def _start(self) -> None:
         """Decide everything that needs no values, tell what is lost, and make the arrays."""

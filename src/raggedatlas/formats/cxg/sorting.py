@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import StoreError
 
-RUN_ENTRIES = 1 << 22
-"""Entries that are sorted at once, and given back at once; some 32 MB."""
+RUN_ENTRIES = 1 << 21
+"""Entries that are sorted at once, and given back at once; some 16 MB."""
 
 
 Piece = tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.float32]]

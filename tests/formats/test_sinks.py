@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
+from raggedatlas.formats import writeback
 from raggedatlas.formats.anndata import writers
 from raggedatlas.formats.containers import open_hdf5, open_zarr
 from raggedatlas.formats.registry import open_sink, open_source
@@ -289,3 +290,75 @@ def test_more_entries_than_32_bits_count_get_wide_pointers(
         assert container.get("X/indptr").dtype == dtype
         assert container.get("X/indices").dtype == np.int32
         container.close()
+
+
+@pytest.mark.parametrize("n_entries", [3, 5])
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_announced_entries_must_come(tmp_path: Path, n_entries: int, compression: str | None) -> None:
+    """Where the number of entries was said to be exact, more are refused when they come, and fewer at the end."""
+    sink = open_sink(tmp_path / "x.h5ad", compression=compression)
+    sink.begin((SinkMatrix("X", "csr", np.dtype("f4"), (2, 2), n_entries, exact=True),))
+    block = CsrBlock(np.array([0, 2, 4]), np.array([0, 1, 0, 1], np.int32), {"values": np.ones(4, "f4")}, 2)
+    for key, frame in zip(("obs", "var"), frames(2, 2), strict=True):
+        sink.element(key, frame)
+
+    def finish() -> None:
+        sink.write("X", block)
+        sink.commit()
+
+    with pytest.raises(SchemaError, match=f"of its {n_entries}|takes {n_entries} rows or entries"):
+        finish()
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", ">i4", "float16", "float64"])
+def test_plain_arrays_lie_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Without compression arrays of known length are contiguous in HDF5, also behind the user block of MuData; bytes are right."""
+    monkeypatch.setattr(writeback, "STEP_BYTES", 1)
+    values = np.arange(1, 13).reshape(4, 3).astype(dtype)
+    sparse = sp.csr_matrix(values.astype(np.float32))
+    for name, prefix in (("x.h5ad", ""), ("x.h5mu", "mod/rna/")):
+        sink = open_sink(tmp_path / name, compression=None)
+        exact = SinkMatrix(f"{prefix}X", "csr", np.dtype(dtype), (4, 3), 12, exact=True)
+        sink.begin((exact, SinkMatrix.of(f"{prefix}layers/dense", "dense", dtype, (4, 3))))
+        for row in range(4):
+            own = slice(3 * row, 3 * row + 3)
+            part = CsrBlock(np.array([0, 3]), sparse.indices[own], {"values": values.ravel()[own]}, 3)
+            sink.write(f"{prefix}X", part)
+            sink.write(f"{prefix}layers/dense", DenseBlock({"values": values[row : row + 1]}))
+        for key, frame in zip((f"{prefix}obs", f"{prefix}var"), frames(4, 3), strict=True):
+            sink.element(key, frame)
+        if prefix:
+            sink.element("obs", frames(4, 3)[0][[]])
+        sink.commit()
+        with h5py.File(tmp_path / name) as file:
+            for path, expected in (("X/data", values.ravel()), ("layers/dense", values)):
+                stored = file[prefix + path]
+                assert (stored.chunks, stored.dtype) == (None, np.dtype(dtype))
+                np.testing.assert_array_equal(stored[...], expected)
+            assert file[f"{prefix}X/indices"].chunks is None
+            assert file[f"{prefix}X/indptr"][...].tolist() == [0, 3, 6, 9, 12]
+        assert (tmp_path / name).read_bytes().startswith(b"MuData" if prefix else b"\x89HDF")
+
+
+def test_a_disk_that_fails_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure to bring earlier bytes to the disk, which a system tells only once, ends the export and leaves nothing."""
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writeback, "STEP_BYTES", 1)
+    monkeypatch.setattr(writeback, "_send", full)
+    sink = open_sink(tmp_path / "x.h5ad", compression=None)
+
+    def write() -> None:
+        pour(sink, {"X": np.ones((3, 2))}, 1)
+        for key, frame in zip(("obs", "var"), frames(3, 2), strict=True):
+            sink.element(key, frame)
+        sink.commit()
+
+    with pytest.raises(StoreError, match="No space left"):
+        write()
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []

@@ -36,8 +36,18 @@ class Appender:
         self._waiting: list[NDArray[Any]] = []
 
     def append(self, values: NDArray[Any]) -> None:
-        """Take rows."""
+        """Take rows.
+
+        Raises
+        ------
+        SchemaError
+            If they are more than the array has.
+        """
         self.n_rows += len(values)
+        if not self._grows and self.n_rows > self.array.shape[0]:
+            raise SchemaError(
+                f"{self.array.name} takes {self.array.shape[0]:,} rows or entries; more came. Announce all of them to begin()."
+            )
         before = sum(len(part) for part in self._waiting)
         if before:
             # What waits is filled up to one unit, so that all beyond it is written without a copy.
@@ -89,10 +99,6 @@ class PlaceAppender(Appender):
         self._row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
 
     def _put(self, start: int, rows: NDArray[Any]) -> None:
-        if start + len(rows) > self.array.shape[0]:
-            raise SchemaError(
-                f"{self.array.name} takes {self.array.shape[0]:,} rows or entries; more came. Announce them all."
-            )
         left = memoryview(np.ascontiguousarray(rows, self.array.dtype).reshape(-1).view(np.uint8).data)
         at = self._offset + start * self._row_bytes
         self._writeback.note(len(left))

@@ -64,13 +64,13 @@ class _Compressed:
 
     def finish(self) -> None:
         """Write the rest and the pointers."""
-        self._data.flush()
-        self._indices.flush()
         pointers = np.concatenate(self._pointers)
         if self._length not in (None, (pointers[-1],)):
             raise SchemaError(
                 f"{self._key} received {pointers[-1]:,} of its {self._length[0]:,} entries; write them all before commit()."
             )
+        self._data.flush()
+        self._indices.flush()
         small = pointers[-1] <= NARROW_MOST and self._small and not self._wide
         stored = pointers.astype(np.int32 if small else np.int64)
         appender = self._target.array(f"{self._key}/indptr", stored.dtype, stored.shape)

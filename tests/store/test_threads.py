@@ -1,0 +1,68 @@
+"""Reading ahead: the same items in the same order, never more than one too early, and no thread left behind."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from raggedatlas.store.threads import ahead
+
+
+def counted(n: int, made: list[int]) -> Iterator[int]:
+    for i in range(n):
+        made.append(i)
+        yield i
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_items_come_in_order_and_one_early(n: int) -> None:
+    """All items come, those that count as false too; while one is used at most the next has been asked for."""
+    made: list[int] = []
+    for i in ahead(counted(n, made)):
+        assert i in (len(made) - 1, len(made) - 2)
+    assert made == list(range(n))
+
+
+def test_the_next_item_is_made_meanwhile() -> None:
+    """The next item is being made while one is used: neither waits for the other to end."""
+    begun = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        begun.set()
+        yield 2
+
+    for item in ahead(items()):
+        assert item == 2 or begun.wait(10)
+
+
+def test_errors_come_when_it_is_their_turn() -> None:
+    """What the iterator raises is raised after the items before it were given."""
+
+    def items() -> Iterator[int]:
+        yield 1
+        raise ValueError("the second")
+
+    walk = ahead(items())
+    assert next(walk) == 1
+    with pytest.raises(ValueError, match="the second"):
+        next(walk)
+    assert next(walk, None) is None
+
+
+def test_what_is_under_way_ends_before_an_early_end() -> None:
+    """Leaving early waits for the item being made, so that nothing is read of what is closed next."""
+    busy, closed = threading.Event(), []
+
+    def items() -> Iterator[int]:
+        yield 1
+        busy.set()
+        assert not closed
+        yield 2
+
+    walk = ahead(items())
+    assert next(walk) == 1
+    walk.close()
+    running = busy.is_set()
+    closed.append(True)
+    assert busy.is_set() == running

@@ -283,7 +283,9 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
         if not split and not opened.array.schema.sparse:
             with answering(opened.path):
                 parts = [opened.array.query(attrs=[ANONYMOUS]).multi_index[:, [int(c)]][ANONYMOUS] for c in columns]
-            return np.concatenate(parts, axis=1)
+            return np.concatenate(
+                [np.empty((opened.extents()[0], 0), opened.attribute(ANONYMOUS, "C14")), *parts], axis=1
+            )
         n_rows = Opened(folder / XR).extents()[0] if split else opened.extents()[0]
         pointers, rows, values = [np.zeros(1, np.int64)], [], []
         for column in columns:

@@ -1,0 +1,419 @@
+"""Reading a CXG: every version and layout by what is there, by rows and by columns, and refusals by rule."""
+
+import builtins
+import json
+import pickle
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from raggedatlas.errors import FeatureError, MissingExtraError, NotFoundError, SourceError
+from raggedatlas.formats.copying import copy
+from raggedatlas.formats.cxg.detecting import detect, is_cxg, kind_of
+from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
+from raggedatlas.formats.cxg.source import cxg_source
+from raggedatlas.formats.objects import as_anndata
+from raggedatlas.formats.registry import detect as detect_format
+from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.formats.units import units_of
+from raggedatlas.model.batch import CsrBlock
+from raggedatlas.testing import cxgs
+from raggedatlas.testing.cxgs import FORMS, VALUES, write_cxg
+
+pytest.importorskip("tiledb")
+# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
+)
+
+
+def read(path: Path, **options: Any) -> Any:
+    source = open_source(path, **options)
+    try:
+        return as_anndata(source, units_of(source).units[0])
+    finally:
+        source.close()
+
+
+def dense(matrix: Any) -> Any:
+    return matrix.toarray() if sp.issparse(matrix) else np.asarray(matrix)
+
+
+@pytest.fixture
+def cxg(tmp_path: Path) -> Path:
+    """A CXG 0.3.0 with Xr and Xc."""
+    return write_cxg(tmp_path / "a.cxg")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_version_and_layout_is_read(tmp_path: Path, form: Any) -> None:
+    """Whatever the version and layout, the same cells, features, values, categories, embeddings and metadata come out."""
+    path = write_cxg(tmp_path / "a.cxg", form)
+    assert detect_format(path) == "cxg"
+    found = detect(path)
+    assert found.version == (cxgs.VERSIONS[form] or "unnamed")
+    assert found.layout == {"split": "split", "sparse": "sparse"}.get(form, "dense")
+    back = read(path)
+    np.testing.assert_array_equal(dense(back.X), VALUES)
+    assert list(back.obs_names) == [f"cell {i}" for i in range(6)]
+    assert back.obs_names.name is None
+    assert list(back.var_names) == list(cxgs.VAR["name_0"])
+    assert list(back.var["feature_name"]) == list(cxgs.VAR["feature_name"])
+    kinds = [cxgs.KINDS[code] if code >= 0 else None for code in cxgs.OBS["kind"]]
+    assert [v if isinstance(v, str) and v != "nan" else None for v in back.obs["kind"]] == kinds
+    assert back.obs["batch"].tolist() == [7, 7, 9, 9, 9, 7]
+    assert list(back.obs["batch"].cat.categories) == [7, 9]
+    assert back.obs["is_useful"].tolist() == [True, False, True, True, False, True]
+    assert back.obs["sample"].tolist() == ["a", "ä", "", "b", "b", "a"]
+    np.testing.assert_array_equal(back.obsm["X_umap"], cxgs.EMBEDDINGS["umap"])
+    assert back.uns["cxg"]["var_index"] == "feature_name"
+    assert ("title" in back.uns) == (form != "unnamed")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_and_columns_are_parts_of_the_whole(tmp_path: Path, form: Any) -> None:
+    """Any step down the rows, and any features by number or by name, give what the whole has there."""
+    source = cxg_source(write_cxg(tmp_path / "a.cxg", form))
+    for step in (1, 4, 100):
+        rows = []
+        for (block,) in source.blocks(("X",), step):
+            values = block.layers["values"]
+            if isinstance(block, CsrBlock):
+                values = sp.csr_matrix((values, block.indices, block.indptr), (block.n_rows, block.n_cols)).toarray()
+            rows.append(values)
+        np.testing.assert_array_equal(np.concatenate(rows), VALUES)
+    np.testing.assert_array_equal(dense(source.columns([4, 0, 0])), VALUES[:, [4, 0, 0]])
+    np.testing.assert_array_equal(dense(source.columns(["LYZ", "CD3D"])), VALUES[:, [3, 0]])
+    np.testing.assert_array_equal(dense(source.columns([cxgs.VAR["name_0"][2]])), VALUES[:, [2]])
+    assert source.columns([]).shape == (6, 0)
+    with pytest.raises(FeatureError):
+        source.columns(["no such"])
+    with pytest.raises(SourceError, match="columns 0 to 4"):
+        source.columns([5])
+    source.close()
+
+
+def test_layout_goes_by_presence_not_by_version(tmp_path: Path) -> None:
+    """The newest version with one sparse X, and the oldest with Xr and Xc, are read as what they are; both halves win over X."""
+    new = write_cxg(tmp_path / "new.cxg", "sparse")
+    cxgs.set_meta(new / "cxg_group_metadata", cxg_version="0.3.0")
+    assert (detect(new).version, detect(new).layout) == ("0.3.0", "sparse")
+    np.testing.assert_array_equal(dense(read(new).X), VALUES)
+    old = write_cxg(tmp_path / "old.cxg")
+    cxgs.set_meta(old / "cxg_group_metadata", cxg_version="0.1")
+    cxgs.write_dense(old / "X", np.zeros((6, 5), np.float32), names=("obs", "var"))
+    assert (detect(old).version, detect(old).layout) == ("0.1", "split")
+    np.testing.assert_array_equal(dense(read(old).X), VALUES)
+
+
+def test_entries_may_lie_anywhere(cxg: Path) -> None:
+    """Entries in several fragments and in no order come out sorted, by rows as by columns."""
+    rng = np.random.default_rng(0)
+    rows, columns = np.nonzero(VALUES)
+    order = rng.permutation(len(rows))
+    rows, columns = rows[order], columns[order]
+    for part in (slice(0, 3), slice(3, None)):
+        entries = (rows[part], columns[part].astype(np.uint32), VALUES[rows[part], columns[part]])
+        if part.start == 0:
+            cxgs.write_half(cxg / "Xr", "obs", 6, entries)
+        else:
+            with open_array(cxg / "Xr", "w") as array:
+                array[entries[0]] = {"": entries[2], "var": entries[1]}
+    np.testing.assert_array_equal(read(cxg).X.toarray(), VALUES)
+
+
+def test_what_a_column_is_follows_its_hint(cxg: Path) -> None:
+    """Categories may be text or codes of any width, listed or not; all-true columns written as categories are booleans again."""
+    columns = {
+        "name_0": cxgs.OBS["name_0"],
+        "listed": np.array(["b", "a", "nan", "b", "c", "b"], object),
+        "unlisted": np.array(["b", "a", "b", "b", "a", "b"], object),
+        "wide": np.array([0, 1, 1, -1, 0, 1], np.int32),
+        "unsigned": np.array([0, 1, 1, 1, 0, 1], np.uint8),
+        "true": np.ones(6, np.uint8),
+        "holed": np.array([1, np.nan, 2, 2, 1, 1], np.float32),
+        "long": np.arange(6) * 2**40,
+        "plain": np.arange(6, dtype=np.float32),
+    }
+    hints = {
+        "index": "name_0",
+        "listed": {"type": "categorical", "categories": ["z", "b", "a"]},
+        "unlisted": {"type": "categorical"},
+        "wide": {"type": "categorical", "categories": ["x", "y"]},
+        "unsigned": {"type": "categorical", "categories": ["x", "y"]},
+        "true": {"type": "categorical", "categories": ["False", "True"]},
+        "holed": {"type": "categorical"},
+        "long": {"type": "int64"},
+    }
+    cxgs.write_frame(cxg / "obs", columns, hints)
+    obs = read(cxg).obs
+    assert list(obs["listed"].cat.categories) == ["z", "b", "a", "c"]
+    assert obs["listed"].isna().tolist() == [False, False, True, False, False, False]
+    assert list(obs["unlisted"].cat.categories) == ["a", "b"]
+    assert [v if isinstance(v, str) else None for v in obs["wide"]] == ["x", "y", "y", None, "x", "y"]
+    assert obs["unsigned"].tolist() == ["x", "y", "y", "y", "x", "y"]
+    assert obs["true"].dtype == bool
+    assert list(obs["holed"].cat.categories) == [1.0, 2.0]
+    assert obs["long"].tolist() == (np.arange(6) * 2**40).tolist()
+    assert obs["plain"].dtype == np.float32
+
+
+def test_without_hints_types_speak(cxg: Path) -> None:
+    """Tables without hints have the types of their attributes, and cells are numbered where nothing names them."""
+    cxgs.write_frame(cxg / "obs", {"kind": cxgs.OBS["kind"], "text": cxgs.OBS["sample"]}, None)
+    obs = read(cxg).obs
+    assert obs["kind"].dtype == np.int8
+    assert list(obs.index) == [str(i) for i in range(6)]
+
+
+@pytest.mark.parametrize("spelled", ["kind", "kind_colors"])
+def test_colours_have_two_spellings(cxg: Path, spelled: str) -> None:
+    """Colour tables are found by the column's name, as all real files have it, and with _colors, as the format says."""
+    table = {"NK cell": "#000001", "T cell": "#000002", "B cell": "#000003"}
+    cxgs.set_meta(cxg / "cxg_group_metadata", cxg_category_colors=json.dumps({spelled: table}))
+    assert list(read(cxg).uns["kind_colors"]) == ["#000002", "#000003", "#000001"]
+
+
+def test_everything_else_is_carried_through(cxg: Path, tmp_path: Path) -> None:
+    """Gene sets, coverage, unknown arrays, groups and metadata, and embeddings in 64 bits go through AnnData, and are put back."""
+    tiledb = open_tiledb()
+    sets = {"s": {"geneset_name": "s", "genes": [{"gene_symbol": "LYZ", "gene_description": ""}]}}
+    cxgs.set_meta(cxg / "obs", genesets=json.dumps(sets), more="text")
+    cxgs.set_meta(
+        cxg / "cxg_group_metadata",
+        note="kept",
+        cxg_properties=json.dumps({"title": "T", "about": "https://a.b", "x": 1}),
+    )
+    cxgs.write_dense(cxg / "emb" / "fine", np.linspace(0, 1, 12).reshape(6, 2))
+    cxgs.write_dense(cxg / "scores", np.arange(6.0))
+    cxgs.make_group(cxg / "own")
+    cxgs.write_dense(cxg / "own" / "inner", np.arange(4).reshape(2, 2))
+    axes = [
+        tiledb.Dim("chrom", domain=(1, 25), tile=1, dtype=np.uint32, ctx=context()),
+        tiledb.Dim("bin", domain=(0, 99), tile=10, dtype=np.uint32, ctx=context()),
+        tiledb.Dim("cell_type", domain=(None, None), tile=None, dtype="ascii", ctx=context()),
+    ]
+    attributes = [tiledb.Attr("coverage", dtype=np.float32, ctx=context())]
+    cxgs.create(cxg / "coverage", axes, attributes, sparse=True)
+    with open_array(cxg / "coverage", "w") as array:
+        array[[1, 2], [5, 7], np.array([b"B", b"T"])] = np.array([1.5, 2.5], np.float32)
+    cxgs.set_meta(cxg / "coverage", cell_id_map=json.dumps({"B": 0}))
+    back = copy(copy(cxg, tmp_path / "b.h5ad"), open_sink(tmp_path / "b.cxg"))
+    with open_array(Path(back) / "obs") as array:
+        assert json.loads(array.meta["genesets"]) == sets
+        assert array.meta["more"] == "text"
+    with open_array(Path(back) / "cxg_group_metadata") as array:
+        assert array.meta["note"] == "kept"
+        assert json.loads(array.meta["cxg_properties"]) == {"title": "T", "about": "https://a.b", "x": 1}
+        assert json.loads(array.meta["corpora"])["default_embedding"] == "X_umap"
+    with open_array(Path(back) / "emb" / "fine") as array:
+        assert array[:].dtype == np.float64
+    with open_array(Path(back) / "scores") as array:
+        np.testing.assert_array_equal(array[:], np.arange(6.0))
+    with open_array(Path(back) / "own" / "inner") as array:
+        np.testing.assert_array_equal(array[:], np.arange(4).reshape(2, 2))
+    with open_array(Path(back) / "coverage") as array:
+        assert [array.schema.domain.dim(i).name for i in range(3)] == ["chrom", "bin", "cell_type"]
+        found = array[:]
+        assert found["coverage"].tolist() == [1.5, 2.5]
+        assert found["bin"].tolist() == [5, 7]
+        assert [bytes(v) if isinstance(v, bytes) else v.encode() for v in found["cell_type"]] == [b"B", b"T"]
+        assert json.loads(array.meta["cell_id_map"]) == {"B": 0}
+
+
+def test_uns_may_be_a_group(cxg: Path) -> None:
+    """Metadata and arrays of a group uns are read like metadata of an array."""
+    tiledb = open_tiledb()
+    shutil.rmtree(cxg / "uns")
+    cxgs.make_group(cxg / "uns")
+    with tiledb.Group(str(cxg / "uns"), "w", ctx=context()) as group:
+        group.meta["spatial"] = json.dumps({"is_single": False})
+        group.meta["plain"] = "not json"
+    cxgs.write_dense(cxg / "uns" / "numbers", np.arange(3.0))
+    uns = read(cxg).uns
+    assert uns["spatial"] == {"is_single": False}
+    assert uns["plain"] == "not json"
+    np.testing.assert_array_equal(uns["numbers"], [0, 1, 2])
+
+
+class Trap:
+    """Unpickled, it would leave a mark."""
+
+    def __reduce__(self) -> Any:
+        return builtins.open, (str(TRAP), "w")
+
+
+TRAP = Path("sprung")
+
+
+def test_nothing_is_unpickled(cxg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes in uns are refused, and nothing in them is run; without uns the rest is read."""
+    monkeypatch.chdir(tmp_path)
+    cxgs.set_meta(cxg / "uns", spatial=pickle.dumps(Trap()))
+    with pytest.raises(SourceError, match=r"^C27: .*uns=False"):
+        open_source(cxg)
+    assert not TRAP.exists()
+    back = read(cxg, uns=False)
+    assert "spatial" not in back.uns
+    np.testing.assert_array_equal(dense(back.X), VALUES)
+
+
+def test_unknown_versions_are_read_when_told(cxg: Path) -> None:
+    """A version that nobody knows is refused with those that are known, and read as one of them on demand."""
+    cxgs.set_meta(cxg / "cxg_group_metadata", cxg_version="0.4.0")
+    with pytest.raises(SourceError, match=r"^C50: .*'0.4.0'.*0.3.0.*allow_unknown"):
+        open_source(cxg)
+    np.testing.assert_array_equal(dense(read(cxg, version="0.3.0").X), VALUES)
+    np.testing.assert_array_equal(dense(read(cxg, allow_unknown=True).X), VALUES)
+    with pytest.raises(SourceError, match="no CXG version '9'"):
+        open_source(cxg, version="9")
+
+
+def without(*names: str) -> Any:
+    return lambda path: [shutil.rmtree(path / name) for name in names]
+
+
+def truncate(path: Path) -> None:
+    for file in path.rglob("a0*.tdb"):
+        file.write_bytes(file.read_bytes()[:-20])
+
+
+def cut_short(name: str) -> Any:
+    return lambda path: truncate(path / name)
+
+
+def meta(name: str, **values: Any) -> Any:
+    return lambda path: cxgs.set_meta(path / name, **values)
+
+
+def half(axis: str, n: int, *entries: Any, **options: Any) -> Any:
+    name = {"obs": "Xr", "var": "Xc"}[axis]
+    made = tuple(np.array(part) for part in entries)
+    return lambda path: cxgs.write_half(path / name, axis, n, made, **options)
+
+
+def hints(**values: Any) -> Any:
+    return lambda path: cxgs.set_hints(path, "obs", **values)
+
+
+ENTRY = ([0], np.array([0], np.uint32), np.array([1], np.float32))
+FAULTS: dict[str, tuple[Any, str]] = {
+    "no obs": (without("obs"), r"^C10: .*obs"),
+    "no var": (without("var"), r"^C11: .*var"),
+    "half a matrix": (without("Xc"), r"^C17: .* has Xr and not Xc"),
+    "no matrix": (without("Xr", "Xc"), r"^C17: .*neither X nor Xr and Xc"),
+    "fewer cells in Xr": (half("obs", 5, *ENTRY), r"^C71: .*Xr .*\(5,\).*\(6,\)"),
+    "fewer features in Xc": (half("var", 4, *ENTRY), r"^C71: .*Xc .*\(4,\).*\(5,\)"),
+    "Xr without columns": (half("obs", 6, *ENTRY, other="other"), r"^C15: .*'var' belongs"),
+    "Xc without rows": (half("var", 5, *ENTRY, other="other"), r"^C16: .*'obs' belongs"),
+    "twice the same entry": (
+        half("obs", 6, [2, 2], np.array([1, 1], np.uint32), np.array([1, 2], np.float32)),
+        r"^C20: .*two entries at \(2, 1\)",
+    ),
+    "a column beyond": (half("obs", 6, [2], np.array([5], np.uint32), np.array([1], np.float32)), r"^C20: .*length of 5"),
+    "an axis from 1": (
+        lambda path: cxgs.write_dense(path / "emb" / "umap", np.zeros((6, 2)), start=1),
+        r"^C02: .*integers from 0",
+    ),
+    "an embedding of one column": (
+        lambda path: cxgs.write_dense(path / "emb" / "umap", np.zeros((6, 1))),
+        r"^C23: .*two or more",
+    ),
+    "an embedding of fewer cells": (
+        lambda path: cxgs.write_dense(path / "emb" / "umap", np.zeros((5, 2))),
+        r"^C71: .*emb/umap .*\(5, 2\)",
+    ),
+    "codes without categories": (hints(kind={"type": "categorical"}), r"^C13: .*'kind'.*int8"),
+    "a code beyond": (hints(kind={"type": "categorical", "categories": ["T"]}), r"^C31: .*code 1 in row 1.*1 categories"),
+    "categories twice": (hints(kind={"type": "categorical", "categories": ["T", "T", "B"]}), r"^C30: .*unique"),
+    "hints that are no JSON": (meta("obs", cxg_schema="{"), r"^C30: .*no JSON"),
+    "hints that are a list": (meta("obs", cxg_schema="[]x"[:2]), r"^C30: .*no object"),
+    "properties that are no JSON": (meta("cxg_group_metadata", cxg_properties="x"), r"^C51: "),
+    "colours that are no table": (meta("cxg_group_metadata", cxg_category_colors='{"kind": 1}'), r"^C53: .*'kind'"),
+    "corpora that are no JSON": (meta("cxg_group_metadata", corpora="x"), r"^C60: "),
+    "a damaged matrix": (cut_short("Xr"), r"^C00: .*Xr.*again"),
+    "a damaged table": (cut_short("obs"), r"^C00: .*obs.*again"),
+    "a table without rows": (lambda path: shutil.rmtree(path / "obs" / "__fragments"), r"^C00: .*obs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_refused_by_rule(cxg: Path, fault: str) -> None:
+    """Each way to be wrong is refused by the id of the rule, saying where, and what to do."""
+    damage, message = FAULTS[fault]
+    damage(cxg)
+    with pytest.raises(SourceError, match=message):
+        read(cxg)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: cxgs.write_dense(path / "X", np.zeros((6, 4), np.float32), names=("obs", "var")), r"^C71: .*X .*\(6, 4\)"),
+        (lambda path: cxgs.write_dense(path / "X", np.full((6, 5), "a").astype("U1"), names=("obs", "var")), r"^C04: .*numbers"),
+    ],
+)  # fmt: skip
+def test_a_dense_matrix_is_checked_too(tmp_path: Path, damage: Any, message: str) -> None:
+    """A dense matrix of another shape, or of text, is refused by rule."""
+    path = write_cxg(tmp_path / "a.cxg", "dense")
+    damage(path)
+    with pytest.raises(SourceError, match=message):
+        read(path)
+
+
+def test_a_shift_of_another_length_is_refused(tmp_path: Path) -> None:
+    """A column shift that is not of one value per feature is refused by rule."""
+    path = write_cxg(tmp_path / "a.cxg", "sparse")
+    cxgs.write_dense(path / "X_col_shift", np.zeros(4))
+    with pytest.raises(SourceError, match=r"^C43: .*\(4,\).*\(5,\)"):
+        open_source(path)
+
+
+def test_what_is_no_cxg_is_told(tmp_path: Path, cxg: Path) -> None:
+    """A missing folder, another folder, and an array are refused; a folder of CXGs is listed."""
+    with pytest.raises(NotFoundError):
+        cxg_source(tmp_path / "none.cxg")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"^C01: "):
+        cxg_source(tmp_path / "empty")
+    with pytest.raises(SourceError, match=r"^C01: "):
+        cxg_source(cxg / "obs")
+    assert (kind_of(cxg), kind_of(cxg / "obs"), kind_of(tmp_path)) == ("group", "array", None)
+    for mark in ("__tiledb_group.tdb", "__group"):
+        place = cxg / mark
+        place.unlink() if place.is_file() else shutil.rmtree(place)
+    assert is_cxg(cxg)
+
+
+def test_the_extra_is_named(cxg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the library a CXG is still recognised, and the error says what to install."""
+    monkeypatch.setitem(sys.modules, "tiledb", None)
+    assert detect_format(cxg) == "cxg"
+    with pytest.raises(MissingExtraError, match=r"raggedatlas\[cxg\]"):
+        open_source(cxg)
+
+
+def test_large_unknown_arrays_are_left_out_and_told(cxg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays beyond the limit are not read, and the source says so."""
+    cxgs.write_dense(cxg / "scores", np.arange(6.0))
+    monkeypatch.setattr("raggedatlas.formats.cxg.source.MOST_EXTRA_BYTES", 10)
+    source = open_source(cxg)
+    assert "more than are carried" in source.describe().left_out["scores"]
+    source.close()
+
+
+def test_frames_keep_what_pandas_needs(cxg: Path) -> None:
+    """The tables of a source are Arrow tables whose categoricals come back in order."""
+    source = open_source(cxg)
+    from raggedatlas.model.frames import arrow_to_frame
+
+    frame = arrow_to_frame(source.cells())
+    assert isinstance(frame["kind"].dtype, pd.CategoricalDtype)
+    assert list(frame["kind"].cat.categories) == list(cxgs.KINDS)
+    source.close()

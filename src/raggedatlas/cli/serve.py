@@ -3,11 +3,12 @@
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raggedatlas.cli.app import ASK, app
+from raggedatlas.cli.cxg import Method, tell_losses
 from raggedatlas.cli.options import At, Place, Selection, unfold
 from raggedatlas.cli.printing import progress, say, show, show_json
 from raggedatlas.cli.query import Overwrite
@@ -46,7 +47,7 @@ class Shown:
         ),
     ] = field(default_factory=list)
     compute_embedding: Annotated[
-        Literal["pca", "umap"] | None,
+        Method | None,
         typer.Option(help="Compute an embedding where there is none; umap needs the extra umap.", show_default=False),
     ] = None
     x: Annotated[str, typer.Option("--x", metavar="MATRIX", help="Of a file: X, or layers/NAME.")] = "X"
@@ -60,18 +61,20 @@ class Shown:
     overwrite: Overwrite = False
 
     def choices(self) -> dict[str, Any]:
-        """Give the keyword arguments of `prepare`."""
+        """Give the options of `prepare`."""
         return {
             "title": self.title,
             "embeddings": self.embedding or None,
-            "compute_embedding": _embedder(self.compute_embedding),
+            "compute_embedding": self._embedder(),
             "x": self.x,
             "overwrite": self.overwrite,
+            "on_losses": tell_losses,
         }
 
+    def _embedder(self) -> Any:  # noqa: ANN401  (an Embedder)
+        from raggedatlas.verbs.embedding import embedder
 
-def _embedder(name: str | None) -> Any:  # noqa: ANN401  (a name, or an Embedder)
-    return name
+        return None if self.compute_embedding is None else embedder(self.compute_embedding.value)
 
 
 @app.command(

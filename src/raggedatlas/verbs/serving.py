@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,13 +11,13 @@ from raggedatlas.errors import SourceError
 from raggedatlas.verbs.explorer import ExplorerServer, require_explorer
 
 if TYPE_CHECKING:
-    from raggedatlas.formats.cxg.embeddings import Embedder
     from raggedatlas.query.query import Query
 
 PROFILE = "0.2.0"
 """What cellxgene 0.16.8 serves."""
 
-NAME = "cells.cxg"
+ENDING = ".cxg"
+NAME = f"cells{ENDING}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +63,7 @@ def is_served(path: str | Path) -> bool:
 def prepare(
     what: "Query | str | Path | Any",  # noqa: ANN401  (anything that can be read)
     target: str | Path,
-    *,
-    title: str | None = None,
-    embeddings: Sequence[str] | None = None,
-    compute_embedding: "str | Embedder | None" = None,
-    x: str = "X",
-    overwrite: bool = False,
+    **options: Any,  # noqa: ANN401  (fields of CxgOptions)
 ) -> Prepared:
     """Make a CXG of cells that cellxgene 0.16.8 serves.
 
@@ -79,16 +73,9 @@ def prepare(
         Cells of an atlas, or anything that `open_source` takes.
     target : str or Path
         The folder to write, which ends in ``.cxg``; not written where `what` is a CXG that is served as it is.
-    title : str, optional
-        What the page is called.
-    embeddings : sequence of str, optional
-        Which members of ``obsm``; None takes all that can be drawn.
-    compute_embedding : str or Embedder, optional
-        As of `formats.cxg`: ``"pca"``, or what `verbs.embedder` gives.
-    x : str
-        Which matrix of a file is shown: ``"X"`` or ``"layers/<name>"``.
-    overwrite : bool
-        Whether a folder there may be replaced.
+    **options
+        How it is written, as `formats.cxg.options.CxgOptions` has them: ``title``, ``embeddings``, ``compute_embedding``, ``x``,
+        ``overwrite``, ``strict``, ``on_losses``. The profile is 0.2.0.
 
     Returns
     -------
@@ -98,7 +85,7 @@ def prepare(
     Raises
     ------
     SourceError
-        If it cannot become a CXG, for want of an embedding say.
+        If it cannot become a CXG, for want of an embedding say (C22).
     DuplicateError
         If the target exists.
     """
@@ -109,18 +96,12 @@ def prepare(
 
     if isinstance(what, str | Path) and is_cxg(Path(what)) and is_served(what):
         return Prepared(Path(what), made=False)
-    if Path(target).suffix != ".cxg":
-        raise SourceError(f"{target} is no name for a CXG; let it end in .cxg.")
-    options: dict[str, Any] = {
-        "profile": PROFILE,
-        "title": title,
-        "embeddings": embeddings,
-        "compute_embedding": compute_embedding,
-        "overwrite": overwrite,
-    }
+    if Path(target).suffix != ENDING:
+        raise SourceError(f"{target} is no name for a CXG; let it end in {ENDING}.")
+    chosen = {"profile": PROFILE, **{name: value for name, value in options.items() if value is not None}}
     if isinstance(what, Query):
-        return Prepared(Path(what.write(str(target), **options)), made=True)
-    return Prepared(Path(copy(what, open_sink(target, **options, x=x))), made=True)
+        return Prepared(Path(what.write(str(target), **chosen)), made=True)
+    return Prepared(Path(copy(what, open_sink(target, **chosen))), made=True)
 
 
 class Served:
@@ -177,7 +158,7 @@ def serve(
     target: str | Path | None = None,
     port: int = 0,
     title: str | None = None,
-    **choices: Any,  # noqa: ANN401  (those of `prepare`)
+    **options: Any,  # noqa: ANN401  (those of `prepare`)
 ) -> Served:
     """Serve cells with the web client of CELLxGENE Explorer, on loopback.
 
@@ -191,8 +172,8 @@ def serve(
         Port; 0 takes a free one.
     title : str, optional
         What the page is called.
-    **choices
-        Of `prepare`: ``embeddings``, ``compute_embedding``, ``x``, ``overwrite``.
+    **options
+        Of `prepare`: ``embeddings``, ``compute_embedding``, ``x``, ``overwrite``, ...
 
     Returns
     -------
@@ -216,7 +197,7 @@ def serve(
     folder = None if target is not None else Path(tempfile.mkdtemp(prefix="raggedatlas-serve-"))
     try:
         at = Path(target) if target is not None else Path(str(folder)) / NAME
-        found = prepare(what, at, title=title, **choices)
+        found = prepare(what, at, title=title, **options)
         server = ExplorerServer(found.path, port=port, title=title, program=program)
     except BaseException:
         if folder is not None:

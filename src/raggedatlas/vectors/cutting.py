@@ -15,6 +15,9 @@ from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Shapes
 OWNER = "object_id"
 """The fragment attribute that names the object of each fragment."""
 
+NOBODY = -1
+"""The owner of a fragment that belongs to no object."""
+
 BY_RUN = (*SEQUENTIAL, "skeleton")
 """Kinds whose vertices come back in their order: a fragment for each run of vertices in one chunk."""
 
@@ -83,7 +86,7 @@ def cut(shapes: Shapes, grid: Grid) -> Cut:
     keys = chunk_coordinates(shapes.positions, grid.chunk_shape)
     if shapes.n_objects == 0 and shapes.ids is None:
         return _cut_points(shapes, grid, keys)
-    owner = np.repeat(np.arange(shapes.n_objects), shapes.vertex_counts)
+    owner = owners_of(shapes)
     whole = np.arange(shapes.n_vertices), owner
     pieces = _pieces_by_run(shapes, keys, owner) if shapes.kind in BY_RUN else whole
     stored, owners, seams = _store(shapes, grid, keys, pieces)
@@ -96,7 +99,7 @@ def cut(shapes: Shapes, grid: Grid) -> Cut:
         objects=None if grid.identity else index[0],
         vertex_attributes=_take_all(shapes.vertex_attributes, stored.source),
         fragment_attributes={} if grid.identity else {OWNER: Attribute(index[1])},
-        object_attributes=_take_all(shapes.object_attributes, np.argsort(shapes.ids)),  # type: ignore[arg-type]
+        object_attributes=_take_all(shapes.object_attributes, np.argsort(_ids_of(shapes))),
         groups=shapes.groups,
     )
     n = shapes.n_vertices
@@ -106,11 +109,25 @@ def cut(shapes: Shapes, grid: Grid) -> Cut:
     return replace(made, level=_with_links(shapes, grid, made, fragment_of[stored.where]))
 
 
+def _ids_of(shapes: Shapes) -> NDArray[np.int64]:
+    """Return the ids of the objects, none where there are none."""
+    return np.zeros(0, np.int64) if shapes.ids is None else shapes.ids
+
+
+def owners_of(shapes: Shapes) -> NDArray[np.int64]:
+    """Return the object of each vertex, B for those that belong to none: (N,) int64."""
+    loose = shapes.n_vertices - int(shapes.offsets[-1])
+    counts = np.append(shapes.vertex_counts, loose) if shapes.n_objects else np.array([shapes.n_vertices])
+    return np.repeat(np.arange(len(counts)), counts)
+
+
 def _by_id(shapes: Shapes) -> Shapes:
     """Return the same shapes with their objects by ascending id, which must be 0 to B - 1."""
     ids = shapes.ids
     if ids is None or not np.array_equal(np.sort(ids), np.arange(shapes.n_objects)):
         raise SourceError("The identity convention needs objects whose ids are 0 to B - 1.")
+    if shapes.offsets[-1] != shapes.n_vertices:
+        raise SourceError("The identity convention needs every vertex to belong to an object.")
     order = np.argsort(ids)
     vertices = runs(shapes.offsets[order], shapes.vertex_counts[order])
     place = np.empty_like(vertices)
@@ -204,7 +221,7 @@ def _seams(shapes: Shapes, keys: NDArray[np.int64], piece: NDArray[np.int64]) ->
     """Return the vertices to repeat, each beside a vertex in whose chunk it is repeated: (n, 2)."""
     if shapes.kind in SEQUENTIAL:
         ends = np.flatnonzero(piece[1:] != piece[:-1])
-        owner = np.repeat(np.arange(shapes.n_objects), shapes.vertex_counts)
+        owner = owners_of(shapes)
         ends = ends[owner[ends] == owner[ends + 1]]
         return np.stack([ends + 1, ends], axis=1)
     if shapes.links is None:
@@ -222,8 +239,8 @@ def _fragments_of(
     shapes: Shapes, grid: Grid, stored: _Stored, piece: NDArray[np.int64]
 ) -> tuple[Fragments, tuple[Objects, NDArray[np.int64]], NDArray[np.int64]]:
     """Return fragments, the object index with the owner of each fragment, and the fragment of each stored row."""
-    ids = shapes.ids if shapes.ids is not None else np.zeros(0, np.int64)
-    owner = np.repeat(np.arange(shapes.n_objects), shapes.vertex_counts)[stored.source]
+    ids = _ids_of(shapes)
+    owner = owners_of(shapes)[stored.source]
     begins = np.zeros(len(piece), bool)
     begins[changes(stored.chunk)] = True
     begins[changes(piece)] = True
@@ -244,22 +261,23 @@ def _fragments_of(
     chunk = stored.chunk[first]
     bounds = np.searchsorted(chunk, np.arange(len(stored.keys) + 1)).astype(np.int64)
     fragments = Fragments(bounds, np.ones(len(first), bool), first - stored.bounds[chunk], counts, none)
-    rank = np.empty(len(ids), np.int64)
+    rank = np.full(len(ids) + 1, len(ids), np.int64)
     rank[np.argsort(ids)] = np.arange(len(ids))
+    place = rank[owner[first]]
     turn = piece[first] if shapes.kind in BY_RUN else np.arange(len(first))
-    order = np.lexsort((turn, rank[owner[first]]))
-    sizes = np.bincount(rank[owner[first]], minlength=len(ids))
-    single = np.ones(len(first), np.int64)
+    order = np.lexsort((turn, place))
+    sizes = np.bincount(place, minlength=len(ids))[: len(ids)]
+    order = order[: sizes.sum()]
     index = Objects(
         ids=np.sort(ids),
         bounds=offsets_of(sizes),
         chunks=stored.keys[chunk[order]],
-        modes=np.zeros(len(first), np.uint8),
+        modes=np.zeros(len(order), np.uint8),
         starts=(np.arange(len(first)) - bounds[chunk])[order],
-        counts=single,
+        counts=np.ones(len(order), np.int64),
         fragments=none,
     )
-    return fragments, (index, ids[owner[first]]), np.cumsum(begins) - 1
+    return fragments, (index, np.append(ids, NOBODY)[owner[first]]), np.cumsum(begins) - 1
 
 
 def _with_links(shapes: Shapes, grid: Grid, made: Cut, fragment_of: NDArray[np.int64]) -> Level:
@@ -269,7 +287,7 @@ def _with_links(shapes: Shapes, grid: Grid, made: Cut, fragment_of: NDArray[np.i
         if grid.boundary == "boundary_deduplication":
             return level
         last = np.flatnonzero(fragment_of[1 : shapes.n_vertices] != fragment_of[: shapes.n_vertices - 1])
-        owner = np.repeat(np.arange(shapes.n_objects), shapes.vertex_counts)
+        owner = owners_of(shapes)
         last = last[owner[last] == owner[last + 1]]
         return _with_cross(level, made, np.stack([last, last + 1], axis=1), {})
     if shapes.links is None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SourceError
-from raggedatlas.vectors.blobs import Blobs, Bytes, from_bytes, offsets_of, pack
+from raggedatlas.vectors.blobs import Bytes, from_bytes, offsets_of, pack
 from raggedatlas.vectors.cells import CellArray, ChunkFamily, Keys, NodeFamily
 from raggedatlas.vectors.files import Files, attributes_of
 from raggedatlas.vectors.fragment_index import decode_fragments
@@ -209,8 +209,7 @@ class LevelReader:
             raise CorruptError(
                 f"{self.where}/vertices, chunk {bad.tolist()}: {counts[counts % size > 0][0]} bytes are no rows of {size}."
             )
-        data = raw[0] if len(raw) == 1 else np.concatenate(raw) if raw else np.zeros(0, np.uint8)
-        return from_bytes(data, dtype, n_dims), offsets_of(counts // size), None
+        return from_bytes(joined(raw), dtype, n_dims), offsets_of(counts // size), None
 
     def _fragments(self, keys: NDArray[np.int64], sizes: NDArray[np.int64]) -> Fragments:
         """Return the vertex fragments of chunks; where none are stored, a chunk is one."""
@@ -246,7 +245,6 @@ class LevelReader:
             return None
         dtype = dtype_of(family.attributes, f"{self.where}/links")
         raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(keys)]
-        data = np.concatenate(raw) if raw else np.zeros(0, np.uint8)
         size = dtype.itemsize * self.link_width
         counts = np.array([blob.size for blob in raw], np.int64)
         if (counts % size).any():
@@ -254,7 +252,7 @@ class LevelReader:
         bounds = offsets_of(counts // size)
         own = self.family("link_fragments")
         parts = None if own is None else self._index(own, keys, np.diff(bounds), "link_fragments")
-        rows = from_bytes(data, dtype, self.link_width)
+        rows = from_bytes(joined(raw), dtype, self.link_width)
         return Links(bounds, rows, parts, self._attributes("link_attributes", keys, bounds, wanted))
 
     def _attributes(
@@ -325,8 +323,7 @@ def chunk_attribute(block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArra
         raise CorruptError(
             f"{where} has {counts[bad] / size:g} rows in a chunk where {rows[bad]} were expected. Restore it from a copy."
         )
-    data = np.concatenate(raw) if len(raw) != 1 else raw[0]
-    values = from_bytes(data, dtype, columns) if len(raw) else np.zeros((0,), dtype)
+    values = from_bytes(joined(raw), dtype, columns)
     return Attribute(values, channels if len(channels) == (columns or 1) else (), None, extra_of(block))
 
 
@@ -335,6 +332,8 @@ def extra_of(block: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in block.items() if key not in _BLOCK_KEYS}
 
 
-def as_blobs(parts: Sequence[Bytes | None]) -> Blobs:
-    """Put byte strings back to back, missing ones as empty."""
-    return pack([np.zeros(0, np.uint8) if part is None else part for part in parts])
+def joined(parts: Sequence[Bytes]) -> Bytes:
+    """Put bytes one after the other; without a copy where there is but one part."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)

@@ -2,26 +2,132 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.store.location import Location
-from raggedatlas.vectors.geometry import Geometry
-from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.vectors.crossings import Crossings, deltas_of
+from raggedatlas.vectors.files import Files, attributes_of
+from raggedatlas.vectors.geometry import CrossLinks, Geometry
+from raggedatlas.vectors.indexes import read_groups, read_tables
+from raggedatlas.vectors.joining import Rules
+from raggedatlas.vectors.levels import LevelReader
+from raggedatlas.vectors.metadata import Root, parse_root, with_levels
+from raggedatlas.vectors.opened import OpenLevel
+from raggedatlas.vectors.shapes import KINDS, SEQUENTIAL, Attribute, Groups, Shapes
+
+_WHOLE = (*SEQUENTIAL, "skeleton")
 
 
 class VectorStore:
-    """An open geometry store. Metadata are read once; local shards are memory-mapped; safe between threads.
+    """An open geometry store. Metadata are read once; local shards are memory-mapped.
 
     Every call that reads takes ``level`` (0 is the finest), or ``budget`` instead: the finest level with at most so many vertices
     (the coarsest, if none has so few); and ``attributes``: names of any family, None for all.
+
+    Parameters
+    ----------
+    location : Location
+        Where it lies.
+    layout : str or None
+        Refuse any other layout than this; None: read both.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas.vectors.building import Cutting, make_geometry
+    >>> from raggedatlas.vectors.writing import write
+    >>> lines = Shapes("polyline", np.array([[0.0, 0], [9, 0], [0, 5], [1, 5]]), offsets=np.array([0, 2, 4]))
+    >>> folder = tempfile.mkdtemp() + "/lines"
+    >>> write(make_geometry(lines, Cutting(chunk_shape=(4, 4))), folder)
+    >>> store = open_vectors(folder)
+    >>> store.objects([1]).positions.tolist()
+    [[0.0, 5.0], [1.0, 5.0]]
+    >>> store.box([8, -1], [10, 1]).ids.tolist()
+    [0]
     """
+
+    def __init__(self, location: Location, layout: str | None = None) -> None:
+        self.location = location
+        self.files = Files(location)
+        node = self.files.node("")
+        if node is None:
+            raise NotFoundError(f"There is no geometry store at {location.uri}: it has no zarr.json.")
+        self._root: Root = parse_root(attributes_of(node), location.uri)
+        if layout is not None and layout != self._root.layout:
+            raise SourceError(f"{location.uri} is of layout {self._root.layout}; {layout} was asked for.")
+        numbers = sorted(int(name) for name in self.files.children("") if name.isdigit())
+        if numbers != list(range(len(numbers))) or not numbers:
+            raise CorruptError(f"{location.uri} has the levels {numbers}; expected 0, 1, 2, ...")
+        self._levels: dict[int, OpenLevel] = {}
+        self.n_levels = len(numbers)
+        self._open(0)
+
+    @property
+    def geometry(self) -> Geometry:
+        """What the root says: types, axes, chunks, bounds and conventions, without levels."""
+        return self._root.geometry
+
+    @property
+    def layout(self) -> str:
+        """``"0.7"`` or ``"0.9"``."""
+        return self._root.layout
+
+    @property
+    def version(self) -> str:
+        """``zv_version`` as it stands."""
+        return self._root.version
+
+    @property
+    def kind(self) -> str:
+        """The geometry type; the first, if there are several; an unknown one is read as a graph."""
+        kind = self.geometry.types[0] if self.geometry.types else "point_cloud"
+        return kind if kind in KINDS else "graph"
+
+    def _open(self, number: int) -> OpenLevel:
+        """Return a level, opened once."""
+        if number not in self._levels:
+            if not 0 <= number < self.n_levels:
+                raise QueryError(
+                    f"There is no level {number}; {self.location.uri} has levels 0 to {self.n_levels - 1}."
+                )
+            root = self.geometry
+            reader = LevelReader(self.files, root, self.layout, number)
+            rules = Rules(self.kind, root.links_convention, root.cross_chunk)
+            self._levels[number] = OpenLevel(reader, rules, identity=root.index_convention == "identity")
+        return self._levels[number]
+
+    def _choose(self, level: int | None, budget: int | None) -> OpenLevel:
+        """Return the level that is asked for, by number or by a budget of vertices."""
+        if budget is None:
+            return self._open(0 if level is None else level)
+        if level is not None:
+            raise QueryError("Give a level or a budget of vertices, not both.")
+        for number in range(self.n_levels):
+            if self._open(number).reader.n_vertices <= budget:
+                return self._open(number)
+        return self._open(self.n_levels - 1)
+
+    def vertex_counts(self) -> list[int]:
+        """Return how many vertices each level has, by its metadata."""
+        return [self._open(number).reader.n_vertices for number in range(self.n_levels)]
 
     def read(
         self, *, level: int | None = None, budget: int | None = None, attributes: Sequence[str] | None = None
     ) -> Shapes:
-        """Return all of a level: objects by ascending id, their vertices in order of traversal."""
-        raise AssertionError
+        """Return all of a level: objects by ascending id, their vertices in order of traversal.
+
+        Parameters
+        ----------
+        level, budget : int or None
+            Which level, or how many vertices at most.
+        attributes : sequence of str or None
+            Names of any family; None: all.
+        """
+        return self._choose(level, budget).read(attributes)
 
     def box(
         self,
@@ -33,17 +139,40 @@ class VectorStore:
         attributes: Sequence[str] | None = None,
         whole: bool | None = None,
     ) -> Shapes:
-        """Return what lies in a box, both ends inclusive.
+        """Return what lies in a box, both ends inclusive; only chunks that meet it are read.
 
         Parameters
         ----------
         lo, hi : (D,) floats
             Corners in world units.
+        level, budget : int or None
+            Which level, or how many vertices at most.
+        attributes : sequence of str or None
+            Names of any family; None: all.
         whole : bool or None
-            True: whole objects that have a vertex in the box. False: the vertices in the box, and the links between them. None: whole
-            objects for lines, polylines, streamlines and skeletons, vertices for points, graphs and meshes.
+            True: whole objects that have a vertex in the box. False: the vertices in the box, and the links between them (also of
+            lines, whose links are then given). None: whole objects for lines, polylines, streamlines and skeletons, vertices for
+            points, graphs and meshes.
+
+        Raises
+        ------
+        QueryError
+            If the corners are not finite, not of D axes, or crossed.
         """
-        raise AssertionError
+        low, high = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
+        n_dims = self.geometry.n_dims
+        if (
+            low.shape != (n_dims,)
+            or high.shape != (n_dims,)
+            or np.isnan(low).any()
+            or np.isnan(high).any()
+            or (low > high).any()
+        ):
+            raise QueryError(
+                f"A box from {lo} to {hi} is none on {n_dims} axes; expected two corners, the least first."
+            )
+        entire = self.kind in _WHOLE if whole is None else whole
+        return self._choose(level, budget).box(low, high, attributes, whole=entire)
 
     def objects(
         self,
@@ -53,8 +182,29 @@ class VectorStore:
         budget: int | None = None,
         attributes: Sequence[str] | None = None,
     ) -> Shapes:
-        """Return objects by id, in the asked order; one pass over the chunks that hold them. `NotFoundError` for an unknown id."""
-        raise AssertionError
+        """Return objects by id, in the asked order; one pass over the chunks that hold them.
+
+        Parameters
+        ----------
+        ids : iterable of int
+            Each once.
+        level, budget, attributes
+            As in `read`.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such object, or there are no objects.
+        """
+        opened = self._choose(level, budget)
+        asked = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+        if asked.ndim != 1 or (asked.size and asked.dtype.kind not in "iu"):
+            raise QueryError(
+                f"Objects are asked for by {asked.dtype} of the shape {asked.shape}; expected whole numbers."
+            )
+        if not opened.has_objects:
+            raise NotFoundError(f"{self.location.uri} has no objects; read it whole or by a box.")
+        return opened.take(asked.astype(np.int64), attributes)
 
     def group(
         self,
@@ -64,28 +214,84 @@ class VectorStore:
         budget: int | None = None,
         attributes: Sequence[str] | None = None,
     ) -> Shapes:
-        """Return the objects of a group, by its number or by its value of the group attribute ``name``."""
-        raise AssertionError
+        """Return the objects of a group, by its number or by its value of the group attribute ``name``.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such group.
+        """
+        opened = self._choose(level, budget)
+        groups = read_groups(opened.reader)
+        number = _group_number(groups, group)
+        if groups is None or number is None:
+            raise NotFoundError(f"There is no group {group!r} in {opened.reader.where}.")
+        members = groups.members(number)
+        _, first = np.unique(members, return_index=True)
+        return opened.take(members[np.sort(first)], attributes)
 
     def load(self) -> Geometry:
         """Return the whole store as it is cut, every level and array: what `write` takes."""
-        raise AssertionError
+        made = []
+        for number in range(self.n_levels):
+            opened = self._open(number)
+            reader = opened.reader
+            level = reader.load(np.arange(len(reader.keys.keys)))
+            crossing = [self._crossing(number, delta).read() for delta in deltas_of(reader)]
+            made.append(
+                replace(
+                    level,
+                    cross_links=tuple(links for links in crossing if links is not None),
+                    objects=opened.index.every if opened.index.is_there else None,
+                    groups=read_groups(reader),
+                    object_attributes=read_tables(reader, "object_attributes"),
+                )
+            )
+        return with_levels(self._root, made)
 
-    def object_ids(self, level: int = 0) -> ArrayLike:
+    def _crossing(self, number: int, delta: int) -> Crossings:
+        """Return the links from one level to another."""
+        target = self._open(number + delta).reader if 0 <= number + delta < self.n_levels else None
+        return Crossings(self._open(number).reader, target, delta)
+
+    def cross_links(self, delta: int, *, level: int = 0) -> CrossLinks | None:
+        """Return the links from a level to the one `delta` further, or None where there are none."""
+        return self._crossing(level, delta).read()
+
+    def object_ids(self, level: int = 0) -> NDArray[np.int64]:
         """Return the ids of all objects, ascending, (B,) int64."""
-        raise AssertionError
+        opened = self._open(level)
+        return opened.ids if opened.has_objects else np.zeros(0, np.int64)
 
     def object_attributes(self, level: int = 0) -> Mapping[str, Attribute]:
         """Return the attributes of all objects."""
-        raise AssertionError
+        return self._open(level).object_attributes(None, None)
 
     def groups(self, level: int = 0) -> Groups | None:
         """Return the groups of a level with their attributes."""
-        raise AssertionError
+        return read_groups(self._open(level).reader)
 
 
-def open_vectors(location: Location | str | os.PathLike[str]) -> VectorStore:
+def _group_number(groups: Groups | None, group: int | str) -> int | None:
+    """Return the number of a group that is there."""
+    if groups is None:
+        return None
+    if isinstance(group, str):
+        names = groups.attributes.get("name")
+        found = [] if names is None else np.flatnonzero(names.values.astype(str) == group).tolist()
+        return found[0] if found else None
+    return int(group) if 0 <= group < groups.n_groups else None
+
+
+def open_vectors(location: Location | str | os.PathLike[str], *, layout: str | None = None) -> VectorStore:
     """Open a geometry store of either layout.
+
+    Parameters
+    ----------
+    location : Location, str or path
+        The store.
+    layout : str or None
+        ``"0.7"`` or ``"0.9"`` to refuse the other; None: read both.
 
     Raises
     ------
@@ -93,5 +299,7 @@ def open_vectors(location: Location | str | os.PathLike[str]) -> VectorStore:
         If there is no geometry store.
     SourceError
         If it is of a generation that is not read, mixes two, or requires a capability that is unknown.
+    CorruptError
+        If its metadata do not hold together.
     """
-    raise AssertionError
+    return VectorStore(location if isinstance(location, Location) else Location(os.fspath(location)), layout)

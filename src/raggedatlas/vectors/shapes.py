@@ -118,8 +118,8 @@ class Shapes:
     positions : (N, D) array
         Vertices in world units, D >= 2, of any type in `POSITION_TYPES`; all vertices of an object stand together.
     offsets : (B + 1,) int64 or None
-        Vertices of object ``i`` are ``positions[offsets[i]:offsets[i + 1]]``; an object may have none. None: one object, or, in a point
-        cloud without objects, all points.
+        Vertices of object ``i`` are ``positions[offsets[i]:offsets[i + 1]]``; an object may have none; vertices from ``offsets[B]`` on
+        belong to no object. None: one object, or, in a point cloud without objects, all points.
     ids : (B,) int64 or None
         Ids of the objects, each once, in any order, not negative. None: 0 to B - 1, or, in a point cloud whose `offsets` are None
         too, no objects.
@@ -178,7 +178,9 @@ class Shapes:
             object.__setattr__(self, "ids", np.arange(1 if lone else len(self.offsets) - 1))
         offsets = np.array([0, len(positions)]) if lone else self.offsets
         object.__setattr__(self, "positions", positions)
-        object.__setattr__(self, "offsets", check_offsets(offsets, len(positions), "The vertices of the objects"))
+        object.__setattr__(
+            self, "offsets", check_offsets(offsets, len(positions), "The vertices of the objects", partly=True)
+        )
         if self.ids is not None:
             object.__setattr__(self, "ids", check_ids(self.ids, len(self.offsets) - 1))
         if self.links is not None:
@@ -218,15 +220,16 @@ class Shapes:
         return np.diff(self.offsets)
 
 
-def check_offsets(offsets: Any, total: int, what: str) -> NDArray[np.int64]:  # noqa: ANN401 - whatever NumPy takes
-    """Return offsets as int64 after checking that they begin at 0, never fall and end at `total`."""
+def check_offsets(offsets: Any, total: int, what: str, *, partly: bool = False) -> NDArray[np.int64]:  # noqa: ANN401
+    """Return offsets as int64 after checking that they begin at 0, never fall and end at `total` (or before, if `partly`)."""
     made = np.asarray(offsets)
     if made.ndim != 1 or not made.size or made.dtype.kind not in "iu":
         raise SourceError(
             f"{what}: offsets are {made.dtype} of the shape {made.shape}; expected (objects + 1,) integers."
         )
     made = made.astype(np.int64)
-    if made[0] != 0 or made[-1] != total or (np.diff(made) < 0).any():
+    ends = made[-1] == total or (partly and made[-1] < total)
+    if made[0] != 0 or not ends or (np.diff(made) < 0).any():
         raise SourceError(f"{what}: offsets go from {made[0]} to {made[-1]}; expected 0 to {total}, never falling.")
     return made
 

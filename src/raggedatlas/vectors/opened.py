@@ -1,0 +1,263 @@
+"""One level of an open store, by its objects: whole, by a box, by object."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, NotFoundError
+from raggedatlas.vectors.blobs import offsets_of, runs
+from raggedatlas.vectors.crossings import Crossings
+from raggedatlas.vectors.cutting import NOBODY, OWNER
+from raggedatlas.vectors.fragment_index import fragment_rows
+from raggedatlas.vectors.geometry import CrossLinks, Level, Objects
+from raggedatlas.vectors.indexes import ObjectIndex, read_groups, read_table_attribute
+from raggedatlas.vectors.joining import Chosen, Rules, clip, join
+from raggedatlas.vectors.levels import LevelReader, wanted_of
+from raggedatlas.vectors.manifests import expand_blocks
+from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes
+
+_SHARED = -2
+
+
+class OpenLevel:
+    """One level of an open store with its objects.
+
+    Parameters
+    ----------
+    reader : LevelReader
+        Its arrays.
+    rules : Rules
+        Kind and conventions of the store.
+    identity : bool
+        Whether object ids are the numbers of the fragments of the only chunk.
+    """
+
+    def __init__(self, reader: LevelReader, rules: Rules, *, identity: bool) -> None:
+        self.reader, self.rules = reader, rules
+        self.index = ObjectIndex(reader)
+        self.identity = identity and not self.index.is_there
+        if self.identity and len(reader.keys.keys) > 1:
+            raise CorruptError(f"{reader.where} has {len(reader.keys.keys)} chunks; the identity convention needs one.")
+        self.crossings = Crossings(reader, None, 0)
+        self._tables: dict[str, Attribute | None] = {}
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether there are objects to ask for."""
+        return self.identity or self.index.is_there
+
+    @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """Ids of all objects, ascending."""
+        if not self.identity:
+            return self.index.ids
+        fragments = self.reader.load(np.arange(len(self.reader.keys.keys)), parts=("fragments",)).fragments
+        return np.arange(0 if fragments is None else fragments.n_fragments)
+
+    def load(self, rows: NDArray[np.int64], names: Sequence[str] | None) -> tuple[Level, CrossLinks | None]:
+        """Return some chunks, and the links across them where the kind has links of its own."""
+        linked = self.rules.kind not in SEQUENTIAL and self.rules.kind != "point_cloud"
+        parts = ("fragments", "links") if linked else ("fragments",)
+        level = self.reader.load(rows, wanted_of(names), parts)
+        cross = self.crossings.read(level.chunks, wanted_of(names)) if linked and len(rows) else None
+        return level, cross
+
+    def object_attributes(self, names: Sequence[str] | None, ids: NDArray[np.int64] | None) -> dict[str, Attribute]:
+        """Return the attributes of some objects, or of all."""
+        wanted = wanted_of(names)
+        made = {}
+        for name in filter(wanted, self.reader.attribute_names("object_attributes")):
+            if name not in self._tables:
+                self._tables[name] = read_table_attribute(self.reader, "object_attributes", name)
+            attribute = self._tables[name]
+            if attribute is None:
+                continue
+            if len(attribute.values) != len(self.ids):
+                raise CorruptError(
+                    f"{self.reader.where}/object_attributes/{name} has {len(attribute.values)} rows; "
+                    f"expected {len(self.ids)}, one for each object."
+                )
+            made[name] = attribute if ids is None else attribute.take(self._rows_of(ids))
+        return made
+
+    def _rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return ids if self.identity else self.index.rows_of(ids)
+
+    def manifests(self, ids: NDArray[np.int64]) -> Objects:
+        """Return where the fragments of some objects lie."""
+        if not self.identity:
+            return self.index.take(ids)
+        bad = (ids < 0) | (ids >= len(self.ids))
+        if bad.any():
+            raise NotFoundError(
+                f"There is no object {ids[bad][0]} in {self.reader.where}; it has {len(self.ids):,} objects."
+            )
+        chunk = self.reader.keys.keys
+        chunks = np.broadcast_to(chunk[:1], (len(ids), chunk.shape[1]))
+        ones = np.ones(len(ids), np.int64)
+        none = np.zeros(0, np.int64)
+        return Objects(ids, np.arange(len(ids) + 1), chunks, np.zeros(len(ids), np.uint8), ids, ones, none)
+
+    def take(self, ids: NDArray[np.int64], names: Sequence[str] | None) -> Shapes:
+        """Return objects in the given order; each chunk that holds some of them is read once."""
+        objects = self.manifests(ids)
+        blocks, fragments, bounds = expand_blocks(objects)
+        at = self._chunk_rows(objects)
+        touched, place = np.unique(at, return_inverse=True)
+        level, cross = self.load(touched, names)
+        chosen = self._numbered(level, place.reshape(-1)[blocks], fragments)
+        shapes = join(level, Chosen(chosen, bounds, ids), self.rules, cross)
+        return replace(shapes, object_attributes=self.object_attributes(names, ids))
+
+    def _chunk_rows(self, objects: Objects) -> NDArray[np.int64]:
+        """Return which chunk of the level each block names; a chunk that is not there is refused."""
+        at = self.reader.keys.find(objects.chunks)
+        bad = np.flatnonzero((at < 0) & (objects.counts > 0))
+        if bad.size:
+            raise CorruptError(
+                f"{self.reader.where}/object_index names chunk {objects.chunks[bad[0]].tolist()}, which has no vertices."
+            )
+        return at
+
+    def _numbered(self, level: Level, chunk: NDArray[np.int64], fragments: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of chunk-local fragments among those of the level at hand."""
+        assert level.fragments is not None
+        bounds = level.fragments.bounds
+        if (fragments >= np.diff(bounds)[chunk]).any() or (fragments < 0).any():
+            raise CorruptError(f"{self.reader.where}/object_index names a fragment that its chunk does not have.")
+        found: NDArray[np.int64] = bounds[chunk] + fragments
+        return found
+
+    def read(self, names: Sequence[str] | None) -> Shapes:
+        """Return all objects by ascending id, and behind them the vertices that belong to none."""
+        level, cross = self.load(np.arange(len(self.reader.keys.keys)), names)
+        n_fragments = 0 if level.fragments is None else level.fragments.n_fragments
+        if not self.has_objects:
+            shapes = join(level, self._all_of(n_fragments), self.rules, cross)
+            return replace(shapes, groups=read_groups(self.reader))
+        every = self.manifests(self.ids) if self.identity else self.index.every
+        blocks, fragments, bounds = expand_blocks(every)
+        chosen = self._numbered(level, self._chunk_rows(every)[blocks], fragments)
+        loose = np.ones(n_fragments, bool)
+        loose[chosen] = False
+        chosen = np.concatenate([chosen, np.flatnonzero(loose)])
+        shapes = join(level, Chosen(chosen, bounds, every.ids), self.rules, cross)
+        attributes = self.object_attributes(names, None)
+        return replace(shapes, object_attributes=attributes, groups=read_groups(self.reader))
+
+    def _all_of(self, n_fragments: int) -> Chosen:
+        """Choose all fragments of a level without objects: each is a line, or all are one cloud, graph or mesh."""
+        every = np.arange(n_fragments)
+        if self.rules.kind in SEQUENTIAL:
+            return Chosen(every, np.arange(n_fragments + 1), every)
+        ids = None if self.rules.kind == "point_cloud" else np.zeros(1, np.int64)
+        return Chosen(every, np.array([0, n_fragments]), ids)
+
+    def box(
+        self, low: NDArray[np.float64], high: NDArray[np.float64], names: Sequence[str] | None, *, whole: bool
+    ) -> Shapes:
+        """Return what lies in a box."""
+        rows = self._chunks_in(low, high)
+        if self.rules.kind == "point_cloud" and not self.has_objects:
+            return self._points_in(rows, (low, high), names)
+        if whole or self.rules.kind == "skeleton":
+            near = self.reader.load(rows, wanted_of((OWNER,)), ("fragments",))
+            owners = self._owners(near, rows)
+            inside = _inside(near.positions, low, high)
+            ids = self._hit(near, owners, inside)
+            shapes = self.take(ids, names) if self.has_objects else self._owned(rows, owners, names)
+            if self.has_objects and whole:
+                return shapes
+            if whole:
+                return _with_hits(shapes, low, high)
+        else:
+            near = self.reader.load(rows, wanted_of((OWNER,)), ("fragments",))
+            shapes = self._owned(rows, self._owners(near, rows), names)
+        return clip(shapes, _inside(shapes.positions, low, high))
+
+    def _chunks_in(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return which chunks may hold vertices of a box."""
+        keys = self.reader.keys.keys
+        edges = np.asarray(self.reader.chunk_shape)
+        own = keys[:, keys.shape[1] - len(edges) :]
+        return np.flatnonzero(((own >= np.floor(low / edges)) & (own <= np.floor(high / edges))).all(axis=1))
+
+    def _points_in(
+        self, rows: NDArray[np.int64], box: tuple[NDArray[np.float64], NDArray[np.float64]], names: Sequence[str] | None
+    ) -> Shapes:
+        """Return the points of a cloud without objects that lie in a box."""
+        parts = () if self.reader.tiles else ("fragments",)
+        level = self.reader.load(rows, wanted_of(names), parts)
+        if level.fragments is not None:
+            shapes = join(level, self._all_of(level.fragments.n_fragments), self.rules)
+            return clip(shapes, _inside(shapes.positions, *box))
+        kept = np.flatnonzero(_inside(level.positions, *box))
+        attributes = {name: attribute.take(kept) for name, attribute in level.vertex_attributes.items()}
+        return Shapes("point_cloud", level.positions[kept], vertex_attributes=attributes)
+
+    def _owners(self, level: Level, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (fragment of the level at hand, object) for all of its fragments; `NOBODY` where they belong to none."""
+        assert level.fragments is not None
+        n_fragments = level.fragments.n_fragments
+        every = np.arange(n_fragments)
+        if not self.has_objects:
+            return every, every if self.rules.kind in SEQUENTIAL else np.zeros(n_fragments, np.int64)
+        if self.identity:
+            return every, every
+        named = level.fragment_attributes.get(OWNER)
+        if named is not None and not (named.values == _SHARED).any():
+            return every, named.values.astype(np.int64)
+        chunk, fragment, ids = self.index.owners
+        first, last = np.searchsorted(chunk, rows, side="left"), np.searchsorted(chunk, rows, side="right")
+
+        at = runs(first, last - first)
+        number = np.repeat(level.fragments.bounds[:-1], last - first) + fragment[at]
+        loose = np.setdiff1d(every, number)
+        nobody = np.full(len(loose), NOBODY)
+        return np.concatenate([number, loose]), np.concatenate([ids[at], nobody])
+
+    def _hit(
+        self, level: Level, owners: tuple[NDArray[np.int64], NDArray[np.int64]], inside: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Return the objects that have a vertex inside, by ascending id."""
+        fragments = level.fragments
+        assert fragments is not None
+        local, counts = fragment_rows(fragments, owners[0])
+        chunk = np.searchsorted(fragments.bounds, owners[0], side="right") - 1
+        found = inside[local + np.repeat(level.bounds[chunk], counts)]
+        hit = np.diff(offsets_of(found)[offsets_of(counts)]) > 0
+        ids = np.unique(owners[1][hit])
+        return ids[ids != NOBODY]
+
+    def _owned(
+        self, rows: NDArray[np.int64], owners: tuple[NDArray[np.int64], NDArray[np.int64]], names: Sequence[str] | None
+    ) -> Shapes:
+        """Return what some chunks hold, by object; vertices that belong to none come last."""
+        level, cross = self.load(rows, names)
+        fragments, ids = owners
+        order = np.lexsort((fragments, ids.view(np.uint64)))  # NOBODY, as the greatest number, comes last
+        fragments, ids = fragments[order], ids[order]
+        owned = int(np.count_nonzero(ids != NOBODY))
+        unique, first = np.unique(ids[:owned], return_index=True)
+        shapes = join(level, Chosen(fragments, np.append(first, owned), unique), self.rules, cross)
+        if not self.has_objects:
+            return shapes
+        return replace(shapes, object_attributes=self.object_attributes(names, unique))
+
+
+def _inside(positions: NDArray[np.generic], low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Tell which positions lie in a box, both ends inclusive."""
+    inside = np.ones(len(positions), bool)
+    for axis in range(positions.shape[1]):
+        values = positions[:, axis]
+        inside &= (values >= low[axis]) & (values <= high[axis])  # type: ignore[operator]
+    return inside
+
+
+def _with_hits(shapes: Shapes, low: NDArray[np.float64], high: NDArray[np.float64]) -> Shapes:
+    """Return the objects that have a vertex in a box."""
+    hits = np.diff(offsets_of(_inside(shapes.positions, low, high))[shapes.offsets]) > 0
+    return clip(shapes, np.repeat(hits, shapes.vertex_counts))

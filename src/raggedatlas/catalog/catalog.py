@@ -19,8 +19,9 @@ from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.tables import Tables
 
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
-RESULTS = "_results"
-"""Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `RESULTS` comes with the first result."""
+RESULTS, GEOMETRY = "_results", "_geometry"
+"""Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `RESULTS` comes with the first result of a model,
+`GEOMETRY` with the first geometry store."""
 
 T = TypeVar("T")
 

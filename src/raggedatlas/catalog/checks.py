@@ -7,9 +7,11 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from raggedatlas.catalog.catalog import BASE_CELLS, CELLS, DATASETS, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import BASE_CELLS, CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.geometries import every_geometry
+from raggedatlas.catalog.geometry_checks import check_files, check_geometries, check_shapes
 from raggedatlas.catalog.inspection import check_arrays, check_bytes, check_specs
 from raggedatlas.catalog.layouts import Layout, read_layouts
 from raggedatlas.catalog.purge import unfinished_purge
@@ -18,6 +20,7 @@ from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.rows import check_rows
 from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, still_there
 from raggedatlas.errors import AtlasError
+from raggedatlas.model.geometries import GEOMETRY_SCHEMA
 from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, AtlasVersionRecord, DatasetRecord
@@ -57,9 +60,9 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
         Empty when all is well. Rule names are stable: ``missing-table``, ``table-columns``, ``lost-version``,
         ``unfinished-purge``, ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``group-name``,
         ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
-        ``duplicate-feature``, ``global-index``, ``unassigned-index`` (note), ``duplicate-result``, ``result-column``; rows: ``missing-array``, ``pointer-bounds``,
+        ``duplicate-feature``, ``global-index``, ``unassigned-index`` (note), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
         ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (note),
-        ``result-count``; deep: ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``layout-hash``,
+        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``.
     """
     problems: list[Problem] = []
@@ -82,11 +85,15 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
         problems += _check_layout(record, layouts.get(record.layout_uid), registries.get(record.feature_space))
     results = read_results(catalog)
     problems += check_results(catalog, results)
+    shapes = every_geometry(catalog)
+    problems += check_geometries(catalog, shapes)
     groups = [*records, *(result.as_group() for result in results if result.zarr_group)]
     if level != "quick":
         problems += check_rows(catalog, records)
         problems += [problem for group in groups for problem in check_arrays(catalog.arrays, group)]
+        problems += check_shapes(catalog, shapes)
     if level == "deep":
+        problems += check_files(catalog, shapes)
         problems += check_values(catalog, results)
         problems += [_hash_problem(layout) for layout in layouts.values() if layout_uid(layout.features) != layout.uid]
         problems += [problem for group in groups for problem in check_bytes(catalog, group)]
@@ -120,8 +127,9 @@ def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Pro
 
 
 def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
-    """Give the columns that every table must have; that of results need not be there."""
+    """Give the columns that every table must have; those of results and of geometry need not be there."""
     results = {RESULTS: RESULTS_SCHEMA} if catalog.tables.has(RESULTS) else {}
+    results |= {GEOMETRY: GEOMETRY_SCHEMA} if catalog.tables.has(GEOMETRY) else {}
     return {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA, **results}
 
 

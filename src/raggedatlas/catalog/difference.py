@@ -11,13 +11,14 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import metadata_columns
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.geometries import read_geometries
 from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.versions import find_version, registry_tables
 from raggedatlas.model.reports import Difference
 
 
 def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
-    """Say what changed between two snapshots: datasets, cells, features, columns, results.
+    """Say what changed between two snapshots: datasets, cells, features, columns, results, geometry.
 
     Parameters
     ----------
@@ -62,6 +63,8 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
         columns_removed=tuple(name for name in columns[0] if name not in columns[1]),
         results_added=_results_beyond(after, before),
         results_removed=_results_beyond(before, after),
+        geometry_added=_geometry_beyond(after, before),
+        geometry_removed=_geometry_beyond(before, after),
     )
 
 
@@ -69,6 +72,12 @@ def _results_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
     """Name the results that only one of two snapshots has; one that was replaced is another."""
     known = {record.uid for record in read_results(other)}
     return tuple(f"{record.name} ({record.uid})" for record in read_results(view) if record.uid not in known)
+
+
+def _geometry_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
+    """Name the geometry stores that only one of two snapshots has; one that was replaced is another."""
+    known = {record.uid for record in read_geometries(other)}
+    return tuple(f"{record.name} ({record.uid})" for record in read_geometries(view) if record.uid not in known)
 
 
 def _compare_cells(before: Catalog, after: Catalog, columns: list[str]) -> tuple[int, int, int]:

@@ -1,14 +1,18 @@
 """Purge: take a dataset out of every snapshot too, down to the bytes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
+from functools import partial
 
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import PURGED_KEY, group_by_dataset, purged, read_records
-from raggedatlas.catalog.result_purge import Cleaned, clean_arrays, every_result, remove_old_arrays, rewrite_results
+from raggedatlas.catalog.geometries import every_geometry
+from raggedatlas.catalog.geometry_purge import rewrite_geometries, stores_of
+from raggedatlas.catalog.result_purge import clean_arrays, every_result, remove_old_arrays, rewrite_results
 from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.tidy import clean_up, tidy_table
 from raggedatlas.catalog.versions import (
@@ -26,8 +30,11 @@ from raggedatlas.store.tables import Tables
 
 _MARK = "raggedatlas.purging"
 
-_TABLES = (CELLS, DATASETS, RESULTS)
-"""Tables that hold something of a dataset; the last is not in every atlas."""
+_TABLES = (CELLS, DATASETS, RESULTS, GEOMETRY)
+"""Tables that hold something of a dataset; the last two are not in every atlas."""
+
+Rewriters = Mapping[str, Callable[[int], int]]
+"""Table -> what makes the newest version of it like an old one, without the dataset."""
 
 
 def purge(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
@@ -101,21 +108,27 @@ def refuse_unfinished(catalog: Catalog) -> None:
 def _purge(catalog: Catalog, uid: str) -> UpkeepReport:
     tables = catalog.tables
     mark = unfinished_purge(catalog) or _begin(catalog, uid)
-    n_cells = 0
+    n_cells = n_stores = 0
     if CELLS in mark:
         tips = {name: int(mark[name]) for name in _TABLES if name in mark}
-        cleaned = clean_arrays(catalog, uid, tips)
+        stores = stores_of(catalog, uid, tips)
+        rewrite: Rewriters = {
+            CELLS: partial(_rewrite_cells, catalog, uid),
+            RESULTS: partial(rewrite_results, catalog, clean_arrays(catalog, uid, tips)),
+            GEOMETRY: partial(rewrite_geometries, catalog, stores),
+            DATASETS: partial(_rewrite_records, catalog, uid),
+        }
         n_cells = Tables(tables.location, tips).count(CELLS, one_of("dataset_uid", [uid]))
         fresh: dict[tuple[str, int], int] = {}
         for record in list_versions(catalog):
-            _purge_snapshot(catalog, cleaned, record, fresh)
-        _rewrite_cells(catalog, uid, tips[CELLS])
-        if RESULTS in tips:
-            rewrite_results(catalog, cleaned, tips[RESULTS])
-        _rewrite_records(catalog, uid, tips[DATASETS])
+            _purge_snapshot(catalog, uid, record, (rewrite, stores, fresh))
+        for name, make in rewrite.items():
+            if name in tips:
+                make(tips[name])
+        n_stores = sum(catalog.arrays.child(store).delete_prefix() for store in stores)
         tables.update_metadata(VERSIONS, {_MARK: json.dumps({"uid": uid})})
     untag_everywhere(catalog, _tag(uid), list(_TABLES))
-    n_bytes = catalog.arrays.child(uid).delete_prefix() + remove_old_arrays(catalog)
+    n_bytes = n_stores + catalog.arrays.child(uid).delete_prefix() + remove_old_arrays(catalog)
     log = {**purged(catalog), uid: utc_now()}
     tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
     notes = heal_tags(catalog)
@@ -136,13 +149,17 @@ def _begin(catalog: Catalog, uid: str) -> Mapping[str, str | int]:
 
 
 def _purge_snapshot(
-    catalog: Catalog, cleaned: Cleaned, record: AtlasVersionRecord, fresh: dict[tuple[str, int], int]
+    catalog: Catalog,
+    uid: str,
+    record: AtlasVersionRecord,
+    means: tuple[Rewriters, AbstractSet[str], dict[tuple[str, int], int]],
 ) -> None:
     """Make table versions without the dataset, name them in the snapshot's row, and move its tags there."""
-    then, uid = catalog.at(record), cleaned.uid
+    then, (rewrite, stores, fresh) = catalog.at(record), means
     n = then.tables.count(CELLS, one_of("dataset_uid", [uid]))
     had = any(r.uid == uid for r in read_records(then))
-    if not n and not had and not any(uid in result.cells_of for result in read_results(then)):
+    held = any(uid in result.cells_of for result in read_results(then))
+    if not (n or had or held or any(geometry.uid in stores for geometry in every_geometry(then))):
         return
     versions = {}
     for name in _TABLES:
@@ -150,10 +167,7 @@ def _purge_snapshot(
             continue
         old = record.table_versions[name]
         if (name, old) not in fresh:
-            if name == RESULTS:
-                fresh[name, old] = rewrite_results(catalog, cleaned, old)
-            else:
-                fresh[name, old] = (_rewrite_cells if name == CELLS else _rewrite_records)(catalog, uid, old)
+            fresh[name, old] = rewrite[name](old)
         versions[name] = fresh[name, old]
     changed = record.model_copy(
         update={

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from raggedatlas.catalog.catalog import CELLS, RESULTS, Catalog
 from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.geometries import every_geometry
 from raggedatlas.catalog.leases import GRACE, lease_alive
 from raggedatlas.errors import ConflictError, NotFoundError, StoreError
 from raggedatlas.model.reports import UpkeepReport
@@ -31,7 +32,8 @@ def read_results(catalog: Catalog) -> list[ResultRecord]:
 
 def named_uids(catalog: Catalog) -> set[str]:
     """Give the uids of all datasets and results, which are those of the groups that they need."""
-    return {record.uid for record in read_records(catalog)} | {record.uid for record in read_results(catalog)}
+    shapes = {record.uid for record in every_geometry(catalog)}
+    return shapes | {record.uid for record in read_records(catalog)} | {record.uid for record in read_results(catalog)}
 
 
 def find_result(catalog: Catalog, name: str) -> ResultRecord:

@@ -90,8 +90,10 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
     schema = catalog.tables.schema(CELLS)
     visible = visible_columns(catalog)
     marked = result_columns(schema)
-    pointers = {name: kind for name, kind in pointer_columns(schema).items() if name not in marked or name in visible}
-    groups = {record.zarr_group: _Seen(record) for record in records}
+    pointers = {name: of for name, of in pointer_columns(schema).items() if name not in marked or name in visible}
+    shapes = {name for name, (_, kind) in pointers.items() if kind is PointerKind.GEOMETRY}
+    pointers = {name: of for name, of in pointers.items() if name not in shapes}
+    groups = {record.zarr_group: _Seen(record) for record in records if record.pointer not in shapes}
     groups |= {r.zarr_group: _Seen(r.as_group(), owned=False) for r in visible.values() if r.zarr_group}
     counts: dict[str, dict[str, int]] = {column: {} for column in visible if column in schema.names}
     datasets = {record.uid for record in records}

@@ -4,10 +4,11 @@ import secrets
 import time
 from dataclasses import replace
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, RESULTS, Catalog, open_catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, open_catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.difference import diff
+from raggedatlas.catalog.geometries import change_geometries, every_geometry
 from raggedatlas.catalog.purge import refuse_unfinished
 from raggedatlas.catalog.results import change_results, read_results
 from raggedatlas.catalog.upkeep import optimize
@@ -194,6 +195,10 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     kept = {result.uid for result in results}
     if any(result.uid not in kept for result in read_results(catalog)):
         change_results(catalog, lambda old: [result for result in old if result.uid in kept])
+    shapes = every_geometry(then)
+    stores = {geometry.uid for geometry in shapes}
+    if any(geometry.uid not in stores for geometry in every_geometry(catalog)):
+        change_geometries(catalog, lambda old: [geometry for geometry in old if geometry.uid in stores])
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
     if record.ignored:
         catalog.tables.delete(CELLS, one_of("dataset_uid", record.ignored))
@@ -205,6 +210,8 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
             raise ConflictError(f"{DATASETS} of {catalog.location.uri} changed")
 
     catalog.tables.retry(DATASETS, once)
+    if shapes or catalog.tables.has(GEOMETRY):
+        change_geometries(catalog, lambda old: old if old == shapes else shapes)
     if results or catalog.tables.has(RESULTS):
         change_results(catalog, lambda old: old if old == results else results)
     return record

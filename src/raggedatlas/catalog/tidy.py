@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.errors import ConflictError
 from raggedatlas.model.results import ResultRecord
 
@@ -36,7 +36,7 @@ def tidy_table(catalog: Catalog, name: str, *, everything: bool = False, results
     bool
         Whether anything was written.
     """
-    columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, RESULTS} else (("uid", "BTREE"),))
+    columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, RESULTS, GEOMETRY} else (("uid", "BTREE"),))
     compacted = everything and catalog.tables.compact(name, everything=True)
     indexed = [catalog.tables.index(name, column, kind, rebuild=everything) for column, kind in columns]
     if name == CELLS:

@@ -3,9 +3,15 @@
 import time
 from datetime import UTC, datetime, timedelta
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import find_dataset, read_records
 from raggedatlas.catalog.features import reindex_registry, sync_layouts
+from raggedatlas.catalog.geometries import (
+    clear_pointers,
+    forget_datasets,
+    lost_datasets,
+    read_geometries,
+)
 from raggedatlas.catalog.leases import GRACE, lease_alive, release_lease
 from raggedatlas.catalog.purge import resume_purge
 from raggedatlas.catalog.results import dead_columns, named_uids, read_results
@@ -53,7 +59,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
     if not catalog.tables.settled(LAYOUTS):
         sync_layouts(catalog)
     changed = []
-    results = [RESULTS] if catalog.tables.has(RESULTS) else []
+    results = [name for name in (RESULTS, GEOMETRY) if catalog.tables.has(name)]
     names = (CELLS, DATASETS, LAYOUTS, *results, *registry_tables(catalog).values())
     for name in names:
         try:
@@ -124,6 +130,7 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
     uid = records[0].uid
     catalog.tables.delete(DATASETS, one_of("uid", [uid]))
     n = catalog.tables.delete(CELLS, one_of("dataset_uid", [uid]))
+    forget_datasets(catalog, [uid])
     release_lease(catalog, uid)
     return UpkeepReport(
         groups=tuple(record.zarr_group for record in records),
@@ -194,9 +201,15 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
     if stray:
         catalog.tables.drop_columns(CELLS, stray)
         notes.append(f"removed the cell columns {stray} of results that nobody names")
+    notes += _mend_geometry(catalog, grace)
     free, writing = unreached(catalog, grace)
     n_bytes = sum(catalog.arrays.child(uid).delete_prefix() for uid in free)
     notes += heal_tags(catalog)
+    notes += [
+        f"the shapes {record.zarr_group} of {record.name} are missing: put them back from a copy, or run drop_geometry({record.name!r})"
+        for record in read_geometries(catalog)
+        if not catalog.arrays.child(*record.zarr_group.split("/")).exists()
+    ]
     notes += [
         f"the values {record.zarr_group} of the result {record.name} are missing: put them back from a copy, or run "
         f"drop_result({record.name!r})"
@@ -211,6 +224,14 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
             )
     kept = tuple(dict.fromkeys([*alive, *writing]))
     return UpkeepReport(groups=tuple(free), n_cells=n_cells, n_bytes=n_bytes, kept=kept, notes=tuple(notes))
+
+
+def _mend_geometry(catalog: Catalog, grace: timedelta) -> list[str]:
+    """Take geometry of datasets that are gone out of the registry, and pointers that lead nowhere out of the cells."""
+    n_stores = forget_datasets(catalog, lost_datasets(catalog, grace))
+    n_pointers = clear_pointers(catalog, grace)
+    notes = [f"{n_stores:,} geometry stores named datasets that are gone"] if n_stores else []
+    return notes + ([f"removed {n_pointers:,} pointers to shapes that nobody names"] if n_pointers else [])
 
 
 def unreached(catalog: Catalog, grace: timedelta) -> tuple[list[str], list[str]]:
@@ -231,7 +252,7 @@ def unreached(catalog: Catalog, grace: timedelta) -> tuple[list[str], list[str]]
 def _reached(catalog: Catalog) -> set[str]:
     tables = Tables(catalog.tables.location)
     reached = named_uids(catalog)
-    for name in (DATASETS, RESULTS):
+    for name in (DATASETS, RESULTS, GEOMETRY):
         versions = set(tables.tags(name).values()) if tables.has(name) else set()
         versions |= {r.table_versions[name] for r in list_versions(catalog) if name in r.table_versions}
         for version in sorted(versions):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.features import reindex_registry, sync_layouts
 from raggedatlas.catalog.leases import lease_alive
 from raggedatlas.catalog.results import named_uids
@@ -129,7 +129,7 @@ def assign_indices(catalog: Catalog) -> bool:
 def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord:
     """Choose versions of all tables that belong together; nothing is held yet.
 
-    The inventory and the results are read first, the rest after them, so every record finds its cells, layouts, features and
+    The inventory, the results and the geometry stores are read first, the rest after them, so every record finds its cells, layouts, features and
     columns: they were written before it. What a dataset or a result that is dropped in between would lack is for the caller to
     see, by looking at both again (`still_there`).
 
@@ -147,8 +147,7 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
     """
     tables = catalog.tables
     versions = {DATASETS: tables.version(DATASETS)}
-    if tables.has(RESULTS):
-        versions[RESULTS] = tables.version(RESULTS)
+    versions |= {name: tables.version(name) for name in (RESULTS, GEOMETRY) if tables.has(name)}
     if assign:
         assign_indices(catalog)
     versions |= {name: tables.version(name) for name in (CELLS, LAYOUTS)}

@@ -1,7 +1,9 @@
 """A geometry store in an atlas: its row in the registry, which is what makes it visible (seed 002)."""
 
 import json
-from typing import Any
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
@@ -130,3 +132,64 @@ def geometries_from_table(table: pa.Table) -> list[GeometryRecord]:
     """
     rows: list[dict[str, Any]] = [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()]
     return sorted((GeometryRecord(**row) for row in rows), key=lambda record: record.created_at)
+
+
+@dataclass(frozen=True, slots=True)
+class GeometryReport:
+    """What `add` did with geometry, or would do (``dry_run``).
+
+    Parameters
+    ----------
+    name, space, column, zarr_group : str
+        What it is called, its feature space, and where pointers and shapes lie.
+    types : tuple of str
+        Geometry types.
+    n_objects, n_vertices, n_levels : int
+        Of the store.
+    n_cells, n_new_cells, n_datasets : int
+        Cells that have a shape now, those of them that are new, and datasets that these are of.
+    status : {"added", "skipped", "replaced", "dry run"}
+        What happened.
+    n_bytes : int
+        Of the store.
+    dataset_uid : str
+        Of the new cells; empty without any.
+    content_hash, source : str
+        Of what is stored and how it is linked, and where it came from.
+    notes : tuple of str
+        Everything else worth knowing: objects and cells left out, points of no cell.
+    """
+
+    name: str
+    space: str
+    column: str
+    zarr_group: str
+    types: tuple[str, ...]
+    n_objects: int
+    n_vertices: int
+    n_levels: int
+    n_cells: int
+    n_new_cells: int
+    n_datasets: int
+    status: Literal["added", "skipped", "replaced", "dry run"]
+    n_bytes: int = 0
+    dataset_uid: str = ""
+    content_hash: str = ""
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the report as plain values, as ``--json`` prints it."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        """Say it in lines."""
+        fresh = f" ({self.n_new_cells:,} new)" if self.n_new_cells else ""
+        first = (
+            f"{self.name}: {self.status}, {self.n_cells:,} cells{fresh} of {self.n_datasets:,} datasets, {self.n_objects:,} objects "
+            f"({', '.join(self.types)}), {self.n_vertices:,} vertices, feature space {self.space}"
+        )
+        return "\n".join([first, *(f"  {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"

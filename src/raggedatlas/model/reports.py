@@ -249,6 +249,8 @@ class Difference:
         Columns of the cell table.
     results_added, results_removed : tuple of str
         Names with uids; a result that was replaced is removed and added.
+    geometry_added, geometry_removed : tuple of str
+        Names with uids; likewise.
     """
 
     old: int
@@ -265,6 +267,8 @@ class Difference:
     columns_removed: tuple[str, ...] = ()
     results_added: tuple[str, ...] = ()
     results_removed: tuple[str, ...] = ()
+    geometry_added: tuple[str, ...] = ()
+    geometry_removed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Give the difference as plain dictionaries and lists."""

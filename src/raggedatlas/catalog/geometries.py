@@ -1,0 +1,225 @@
+"""The registry of geometry stores: read it, find them, change it by a checked commit, take away what nobody names."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from datetime import timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raggedatlas.catalog.catalog import CELLS, GEOMETRY, Catalog
+from raggedatlas.catalog.datasets import find_dataset, read_records
+from raggedatlas.catalog.leases import GRACE, lease_alive
+from raggedatlas.errors import ConflictError, NotFoundError, StoreError
+from raggedatlas.model.geometries import (
+    GEOMETRY_SCHEMA,
+    GeometryRecord,
+    geometries_from_table,
+    geometries_to_table,
+)
+from raggedatlas.model.pointers import PointerKind, pointer_columns
+from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.store.tables import Tables
+from raggedatlas.store.updating import update_columns
+
+
+def every_geometry(catalog: Catalog) -> list[GeometryRecord]:
+    """Read all rows of the registry, in the order of adding; none where the atlas, or the snapshot, has no such table."""
+    memo = catalog._memo.get("geometries")
+    if isinstance(memo, list):
+        return memo
+    found = geometries_from_table(catalog.tables.read(GEOMETRY)) if catalog.tables.has(GEOMETRY) else []
+    if catalog.snapshot is not None:
+        catalog._memo["geometries"] = found
+    return found
+
+
+def read_geometries(catalog: Catalog) -> list[GeometryRecord]:
+    """Read the geometry stores that are visible: those of which a dataset is in the inventory."""
+    found = every_geometry(catalog)
+    known = {record.uid for record in read_records(catalog)} if found else set()
+    return [record for record in found if is_visible(record, known)]
+
+
+def is_visible(record: GeometryRecord, known: AbstractSet[str]) -> bool:
+    """Tell whether the inventory knows a dataset of a store; that of the store's own new cells must be known, where there are any."""
+    own = record.cells_of
+    return record.uid in known if record.uid in own else bool(known & set(own))
+
+
+def find_geometries(catalog: Catalog, name: str) -> list[GeometryRecord]:
+    """Find the stores that a name means: those called so, or those of a feature space that has one name only.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none, or several names are of the space; the message lists what there is.
+    """
+    records = read_geometries(catalog)
+    named = [record for record in records if record.name == name]
+    if named:
+        return named
+    of_space = [record for record in records if record.space == name]
+    names = sorted({record.name for record in of_space})
+    if len(names) == 1:
+        return of_space
+    if names:
+        raise NotFoundError(f"Several geometries are of the feature space {name!r}: {names}; name one of them.")
+    at = "" if catalog.snapshot is None else f" at snapshot {catalog.snapshot.version}"
+    there = sorted({record.name for record in records})
+    raise NotFoundError(
+        f"{catalog.location.uri} has no geometry {name!r}{at}; it has {there}. Add one with "
+        "atlas.add('shapes.zv', link=..., space=...), and take a snapshot."
+    )
+
+
+def change_geometries(
+    catalog: Catalog, change: Callable[[list[GeometryRecord]], list[GeometryRecord]]
+) -> list[GeometryRecord]:
+    """Replace the rows of the registry by a function of themselves, again when another writer came between.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    change : function
+        Gets the list as it stands and returns the new one, or the same object for "nothing to do"; its errors change nothing.
+
+    Returns
+    -------
+    list of GeometryRecord
+        The list as it stands now.
+    """
+    tables = Tables(catalog.tables.location)
+    if not tables.has(GEOMETRY):
+        try:
+            tables.create(GEOMETRY, GEOMETRY_SCHEMA)
+        except StoreError:
+            if not tables.has(GEOMETRY):
+                raise
+
+    def once() -> list[GeometryRecord]:
+        at = tables.version(GEOMETRY)
+        old = geometries_from_table(Tables(tables.location, {GEOMETRY: at}).read(GEOMETRY))
+        new = change(old)
+        if new is not old and not tables.overwrite_if(GEOMETRY, geometries_to_table(new), at):
+            raise ConflictError(f"{GEOMETRY} of {catalog.location.uri} changed")
+        return new
+
+    return tables.retry(GEOMETRY, once)
+
+
+def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> UpkeepReport:
+    """Take geometry out of the atlas; snapshots that hold it keep it, and `gc` frees what none holds.
+
+    The row goes first, which makes the shapes invisible at once; then the pointers of the cells. A process that dies in between
+    leaves pointers that nobody follows, and `repair` removes them.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    name : str
+        Its name, or its feature space.
+    dataset : str or None
+        Only of this dataset, by name or uid; None takes every store of the name.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    """
+    catalog.require_tip("drop_geometry")
+    records = find_geometries(catalog, name)
+    if dataset is not None:
+        uid = find_dataset(catalog, dataset)[0].uid
+        records = [record for record in records if uid in record.cells_of]
+        if not records:
+            raise NotFoundError(f"The dataset {dataset!r} has no geometry {name!r}.")
+    gone = {record.uid for record in records}
+    change_geometries(catalog, lambda old: [record for record in old if record.uid not in gone])
+    clear_pointers(catalog)
+    return UpkeepReport(
+        groups=tuple(record.zarr_group for record in records),
+        n_cells=sum(record.n_cells for record in records),
+        notes=("the shapes stay until gc() finds that no snapshot needs them",),
+    )
+
+
+def forget_datasets(catalog: Catalog, uids: Iterable[str]) -> int:
+    """Take datasets that are gone out of the registry; a store without any other goes with them. Return how many stores changed."""
+    gone = set(uids)
+    if not gone or not any(gone & set(record.cells_of) for record in every_geometry(catalog)):
+        return 0
+    changed: list[str] = []
+
+    def without(old: list[GeometryRecord]) -> list[GeometryRecord]:
+        changed[:] = [record.uid for record in old if gone & set(record.cells_of)]
+        kept = ((record, {u: n for u, n in record.cells_of.items() if u not in gone}) for record in old)
+        left = [record.model_copy(update={"datasets": json.dumps(cells)}) for record, cells in kept if cells]
+        return left if changed else old
+
+    change_geometries(catalog, without)
+    return len(changed)
+
+
+def lost_datasets(catalog: Catalog, grace: timedelta = GRACE) -> list[str]:
+    """Find datasets that the registry names and the inventory does not, and that nobody is adding. The inventory is read last."""
+    idle = [record for record in every_geometry(catalog) if not lease_alive(catalog, record.uid, grace)]
+    known = {record.uid for record in read_records(catalog)}
+    return sorted({uid for record in idle for uid in record.cells_of} - known)
+
+
+def geometry_columns(schema: pa.Schema, space: str | None = None) -> list[str]:
+    """Name the cell columns that hold geometry pointers, of one feature space or of all."""
+    found = pointer_columns(schema).items()
+    return [n for n, (of, kind) in found if kind is PointerKind.GEOMETRY and space in {None, of}]
+
+
+def live_groups(catalog: Catalog, groups: Iterable[str], grace: timedelta = GRACE) -> set[str]:
+    """Tell which groups have a row in the registry or are being written. The registry is read last."""
+    candidates = set(groups)
+    alive = {group for group in candidates if lease_alive(catalog, group.split("/")[0], grace)}
+    return alive | (candidates & {record.zarr_group for record in every_geometry(catalog)})
+
+
+def clear_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
+    """Remove pointers that lead to no store, and columns that hold none and are no feature space's own; return how many cells lost one."""
+    n_cleared = 0
+    for column in geometry_columns(catalog.tables.schema(CELLS)):
+        with contextlib.suppress(ConflictError):
+            n_cleared += catalog.tables.retry(CELLS, lambda column=column: _clear(catalog, column, grace))  # type: ignore[misc]
+    named = {record.column for record in every_geometry(catalog)}
+    spare = [c for c in geometry_columns(catalog.tables.schema(CELLS)) if c not in named and c not in catalog.spaces()]
+    idle = [c for c in spare if not catalog.tables.count(CELLS, f"{c}.zarr_group IS NOT NULL")]
+    if idle:
+        catalog.tables.drop_columns(CELLS, idle)
+    return n_cleared
+
+
+def _clear(catalog: Catalog, column: str, grace: timedelta) -> int:
+    at = catalog.tables.version(CELLS)
+    then = Tables(catalog.tables.location, {CELLS: at})
+    if column not in then.schema(CELLS).names:
+        return 0
+    rows = then.read(CELLS, ["uid", f"{column}.zarr_group"], f"{column}.zarr_group IS NOT NULL")
+    groups = rows.column(1)
+    live = live_groups(catalog, pc.unique(groups).to_pylist(), grace)
+    dead = rows.filter(pc.invert(pc.is_in(groups, value_set=pa.array(sorted(live), pa.string()))))
+    if dead.num_rows:
+        field = then.schema(CELLS).field(column)
+        update_columns(
+            catalog.tables, CELLS, "uid",
+            pa.table([dead.column(0), pa.nulls(dead.num_rows, field.type)], schema=pa.schema([dead.schema.field(0), field])), at,
+        )  # fmt: skip
+    return int(dead.num_rows)
+
+
+def visible_groups(catalog: Catalog, name: str) -> dict[str, list[str]]:
+    """Give what a name means as cell columns: column -> groups that its pointers may lead to."""
+    found: dict[str, list[str]] = {}
+    for record in find_geometries(catalog, name):
+        found.setdefault(record.column, []).append(record.zarr_group)
+    return found

@@ -1,0 +1,286 @@
+"""Geometry into the atlas: the store first, unseen; then the pointers of the cells; its row of the registry last (seed 002)."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import widen
+from raggedatlas.catalog.geometries import change_geometries, clear_pointers, every_geometry, live_groups
+from raggedatlas.catalog.leases import release_lease, take_lease
+from raggedatlas.catalog.upkeep import drop_dataset
+from raggedatlas.errors import AtlasError, ConflictError, DuplicateError, SourceError, StoreError
+from raggedatlas.ingest.geometry_cells import NewCells, plan_cells
+from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, plan_geometry
+from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry
+from raggedatlas.ingest.options import Progress, bar, no_progress
+from raggedatlas.model.geometries import GeometryRecord, GeometryReport
+from raggedatlas.model.pointers import AXES, GeometryPointer, PointerKind, pointer_field
+from raggedatlas.store.location import Location
+from raggedatlas.store.tables import Tables
+from raggedatlas.store.trees import digest_files, list_files, read_file
+from raggedatlas.store.updating import update_columns
+from raggedatlas.vectors.placing import place_files
+from raggedatlas.vectors.writing import write
+
+GEOMETRY_STEPS = ("plan", "lease", "store", "columns", "pointers", "cells", "record", "done")
+"""The steps of adding geometry, in order; each is told just before the next begins."""
+
+
+def add_geometry(
+    catalog: Catalog,
+    source: Any,  # noqa: ANN401  (Shapes, Geometry, or a store)
+    choices: Mapping[str, Any],
+    progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
+) -> GeometryReport:
+    """Add a geometry store, or shapes in memory, and point cells to its objects.
+
+    The store is copied as it is under a group of its own, then cells get their pointers in one commit, then its row in
+    ``_geometry`` makes it visible (with new cells: the record of their dataset, after it). A process killed on the way leaves nothing
+    visible; the call can be run again, and `repair` and `gc` free what was left.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : Shapes, Geometry, str or path
+        Shapes in memory, or a zarr-vectors store of either layout.
+    choices : mapping
+        Keyword arguments of `GeometryOptions`.
+    progress : callable, bool or None
+        A callback; None draws a bar on a terminal, False draws nothing.
+
+    Returns
+    -------
+    GeometryReport
+        What was done.
+
+    Raises
+    ------
+    AtlasError
+        As `open_geometry` and `plan_geometry` refuse; and if another process adds the same meanwhile. The atlas is as it was.
+    """
+    catalog.require_tip("add()")
+    options = geometry_options(choices)
+    if callable(progress):
+        return _add(catalog, source, options, progress)
+    if progress is False:
+        return _add(catalog, source, options, no_progress)
+    show, close = bar(options.name or options.space or "add")
+    try:
+        return _add(catalog, source, options, show)
+    finally:
+        close()
+
+
+def geometry_options(choices: Mapping[str, Any]) -> GeometryOptions:
+    """Read the choices of a caller.
+
+    Raises
+    ------
+    SourceError
+        If one of them is not known.
+    """
+    known = GeometryOptions.__dataclass_fields__
+    unknown = sorted(set(choices) - set(known))
+    if unknown:
+        raise SourceError(f"add() of geometry does not know {unknown}; it takes {sorted(known)}.")
+    return GeometryOptions(**choices)
+
+
+def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Progress) -> GeometryReport:  # noqa: ANN401
+    progress("plan", 0, 1)
+    opened = open_geometry(source, options.cells, options.unassigned, options.layout)
+    plan = plan_geometry(catalog, opened, options)
+    if plan.skipped:
+        return _report(plan, "skipped")
+    fresh = plan_cells(catalog, plan, options)
+    plan = replace(plan, notes=(*plan.notes, *fresh.notes))
+    if options.dry_run:
+        return _report(plan, "dry run", fresh)
+    uid, written = plan.record.uid, plan.record
+    try:
+        take_lease(catalog, uid)
+        progress("lease", 1, 1)
+        written = store_shapes(catalog, plan)
+        progress("store", 1, 1)
+        widen(catalog, fresh.columns, [])
+        progress("columns", 1, 1)
+        written = stamp(catalog, plan, written)
+        progress("pointers", 1, 1)
+        written = fresh.named(written)
+        if fresh.n:
+            _commit(catalog, written, plan)
+            progress("cells", 0, 1)
+            fresh.commit(catalog, written, pointer_values(plan.source, plan.fresh, written.zarr_group))
+        else:
+            progress("cells", 1, 1)
+            _commit(catalog, written, plan)
+        progress("record", 1, 1)
+    except BaseException:
+        discard(catalog, uid)
+        raise
+    with contextlib.suppress(StoreError):
+        release_lease(catalog, uid)
+    for old in plan.replaces:
+        if old.uid in old.cells_of:
+            drop_dataset(catalog, old.uid)
+    if plan.replaces:
+        clear_pointers(catalog)
+    progress("done", 1, 1)
+    return _report(replace(plan, record=written), "replaced" if plan.replaces else "added", fresh)
+
+
+def store_shapes(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
+    """Put the store under its group: byte for byte where it lies on disk.
+
+    Raises
+    ------
+    ConflictError
+        If the store changed since it was read.
+    """
+    record, source = plan.record, plan.source
+    place = catalog.arrays.child(*record.zarr_group.split("/"))
+    if source.location is not None:
+        origin = source.location
+        files = [key for key, _ in list_files(origin)]
+        place_files(place, ((key, [read_file(origin, key)]) for key in files), overwrite=False)
+    elif source.geometry is not None:
+        write(source.geometry, place, layout=source.layout)
+    n_files, n_bytes, digest = digest_files(place)
+    if source.location is not None and digest != source.digest:
+        raise ConflictError(f"{source.uri} changed while it was added; nothing of it is visible. Run it again.")
+    return record.model_copy(update={"n_files": n_files, "n_bytes": n_bytes, "digest": digest})
+
+
+def pointer_values(source: GeometrySource, rows: NDArray[np.int64], group: str) -> pa.StructArray:
+    """Build pointers to some objects of a store.
+
+    Parameters
+    ----------
+    source : GeometrySource
+        The shapes.
+    rows : (n,) int64
+        Rows of the objects.
+    group : str
+        Path of the store.
+    """
+    ids = source.shapes.ids
+    assert ids is not None
+    lo, hi = source.bounds
+    middle = object_centroids(source.shapes)
+    parts: dict[str, Any] = {
+        "zarr_group": pa.array([group] * len(rows), pa.string()),
+        "object_id": pa.array(ids[rows]),
+        "level": pa.array(source.levels[rows], pa.int16()),
+    }
+    for i, axis in enumerate(AXES[: source.shapes.n_dims]):
+        for name, values in ((f"{axis}_min", lo), (f"{axis}_max", hi), (axis, middle)):
+            parts[name] = pa.array(values[rows, i], from_pandas=True)
+    fields = list(GeometryPointer.arrow_type)
+    arrays = [parts.get(field.name, pa.nulls(len(rows), field.type)) for field in fields]
+    return pa.StructArray.from_arrays(arrays, fields=fields)
+
+
+def stamp(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) -> GeometryRecord:
+    """Give cells that are there their pointers, in one commit; no pointer to another store that can be seen is overwritten.
+
+    Returns
+    -------
+    GeometryRecord
+        With the column that was taken.
+    """
+    uids = plan.uids
+    pointers = pointer_values(plan.source, plan.objects, record.zarr_group)
+
+    def once() -> str:
+        column = _column(catalog, record, uids)
+        field = pointer_field(column, PointerKind.GEOMETRY, record.space)
+        widen(catalog, [], [field])
+        at = catalog.tables.version(CELLS)
+        if len(uids) and _column(catalog, record, uids, at) != column:
+            raise ConflictError(f"the column {column!r} of {catalog.tables.uri(CELLS)} was filled meanwhile")
+        if len(uids):
+            rows = pa.table([uids, pointers], schema=pa.schema([pa.field("uid", pa.string(), nullable=False), field]))
+            update_columns(catalog.tables, CELLS, "uid", rows, at)
+        return column
+
+    return record.model_copy(update={"column": catalog.tables.retry(CELLS, once)})
+
+
+def _column(catalog: Catalog, record: GeometryRecord, uids: pa.Array, version: int | None = None) -> str:
+    """Choose the column: that of the name, or one of its own where these cells have a pointer of the name that is followed."""
+    tables = catalog.tables if version is None else Tables(catalog.tables.location, {CELLS: version})
+    if record.name not in tables.schema(CELLS).names or not len(uids):
+        return record.name
+    rows = tables.read(CELLS, ["uid", f"{record.name}.zarr_group"], f"{record.name}.zarr_group IS NOT NULL")
+    there = rows.column(1).filter(pc.is_in(rows.column(0), value_set=uids))
+    groups = [group for group in pc.unique(there).to_pylist() if group != record.zarr_group]
+    return f"{record.name}_{record.uid[:8]}" if live_groups(catalog, groups) else record.name
+
+
+def _commit(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan) -> None:
+    """Write the row of the registry.
+
+    Raises
+    ------
+    ConflictError, DuplicateError
+        If another process took the cells, or the name of their geometry, since they were looked at.
+    """
+    if len(plan.uids):
+        n = catalog.tables.count(CELLS, f"{record.column}.zarr_group = '{record.zarr_group}'")
+        if n != len(plan.uids):
+            raise ConflictError(
+                f"{len(plan.uids) - n:,} cells were dropped or pointed elsewhere while {plan.source.uri} was added; run it again."
+            )
+    gone = {old.uid for old in plan.replaces}
+
+    def change(old: list[GeometryRecord]) -> list[GeometryRecord]:
+        clash = [
+            r for r in old if r.uid not in gone and r.name == record.name and set(r.cells_of) & set(record.cells_of)
+        ]
+        if clash:
+            raise DuplicateError(
+                f"Another process has added geometry {record.name!r} of the same cells meanwhile; choose another name=..., or pass "
+                "on_duplicate='replace'."
+            )
+        return [*(other for other in old if other.uid not in gone), record]
+
+    change_geometries(catalog, change)
+
+
+def discard(catalog: Catalog, uid: str) -> None:
+    """Remove what did not become visible; where the tables cannot be read, `repair` will do so."""
+    with contextlib.suppress(AtlasError):
+        from raggedatlas.catalog.datasets import read_records
+
+        own = [record for record in every_geometry(catalog) if record.uid == uid]
+        if own and (uid not in own[0].cells_of or uid in {record.uid for record in read_records(catalog)}):
+            return
+        if own:
+            change_geometries(catalog, lambda old: [record for record in old if record.uid != uid])
+        catalog.tables.delete(CELLS, f"dataset_uid = '{uid}'")
+        Location(catalog.arrays.child(uid).uri, catalog.arrays.storage_options).delete_prefix()
+        clear_pointers(catalog)
+
+
+def _report(
+    plan: GeometryPlan, status: Literal["added", "skipped", "replaced", "dry run"], fresh: NewCells | None = None
+) -> GeometryReport:
+    record = plan.record
+    n_new = 0 if fresh is None else fresh.n
+    done = status in ("added", "replaced")
+    n_datasets = len({*json.loads(record.datasets), *([record.uid] if n_new else [])})
+    return GeometryReport(
+        name=record.name, space=record.space, column=record.column, zarr_group=record.zarr_group if done else "",
+        types=tuple(record.types), n_objects=record.n_objects, n_vertices=record.n_vertices, n_levels=record.n_levels,
+        n_cells=len(plan.uids) + n_new, n_new_cells=n_new, n_datasets=n_datasets, status=status, n_bytes=record.n_bytes,
+        dataset_uid=record.uid if n_new and done else "", content_hash=record.content_hash, source=record.source, notes=plan.notes,
+    )  # fmt: skip

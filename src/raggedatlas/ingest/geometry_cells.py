@@ -1,0 +1,126 @@
+"""Objects without a cell that become new cells: a dataset of their own, with the objects' attributes as columns."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from raggedatlas.catalog.catalog import CELLS, Catalog, facts_json
+from raggedatlas.catalog.cells import CellColumn, cell_rows
+from raggedatlas.catalog.datasets import commit_records, group_by_dataset, read_records
+from raggedatlas.catalog.frames import write_frame
+from raggedatlas.errors import DuplicateError
+from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
+from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan
+from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.model.frames import INDEX
+from raggedatlas.model.geometries import GeometryRecord
+from raggedatlas.model.ids import new_uids
+from raggedatlas.model.records import DatasetRecord
+
+
+@dataclass(frozen=True)
+class NewCells:
+    """Cells that are made of objects.
+
+    Parameters
+    ----------
+    n : int
+        How many; 0 for none.
+    name : str
+        Of their dataset.
+    frame : pyarrow.Table
+        Their names and attributes.
+    plans : sequence of ColumnPlan
+        What becomes of the attributes.
+    notes : tuple of str
+        For the report.
+    """
+
+    n: int
+    name: str
+    frame: pa.Table
+    plans: Sequence[ColumnPlan] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> list[CellColumn]:
+        """Cell columns that they bring."""
+        return [plan.column for plan in self.plans]
+
+    def named(self, record: GeometryRecord) -> GeometryRecord:
+        """Give the row of the registry with their dataset."""
+        if not self.n:
+            return record
+        return record.model_copy(update={"datasets": json.dumps({**record.cells_of, record.uid: self.n})})
+
+    def commit(self, catalog: Catalog, record: GeometryRecord, pointers: pa.StructArray) -> None:
+        """Append the cells, then the record of their dataset, which makes all of it visible."""
+        uid = record.uid
+        write_frame(catalog, uid, "obs", self.frame)
+        schema = catalog.tables.schema(CELLS)
+        columns = {
+            "uid": pa.array(new_uids(self.n), pa.string()),
+            "dataset_uid": pa.array([uid] * self.n, pa.string()),
+            "cell_name": self.frame.column(INDEX).cast(pa.string()),
+            record.column: pointers,
+        }
+        for plan in self.plans:
+            values = column_values(plan, self.frame)
+            columns[plan.column.stored] = values.cast(schema.field(plan.column.stored).type)
+        catalog.tables.append(CELLS, cell_rows(schema, columns, self.n))
+        made = DatasetRecord(
+            uid=uid, zarr_group=record.zarr_group, feature_space=record.space, n_cells=self.n, pointer=record.column, name=self.name,
+            source=record.source, content_hash=record.content_hash,
+            facts=facts_json(format="zarr-vectors", n_cells=self.n, layers={}, left_out={}, extras={}, colors={}),
+        )  # fmt: skip
+        commit_records(catalog, [made])
+
+
+def plan_cells(catalog: Catalog, plan: GeometryPlan, options: GeometryOptions) -> NewCells:
+    """Decide what the new cells of a plan will be.
+
+    Raises
+    ------
+    SchemaError
+        If an attribute clashes with a cell column.
+    DuplicateError
+        If a dataset is called so already, or the same cells were made before.
+    """
+    if not len(plan.fresh):
+        return NewCells(0, "", pa.table({}))
+    shapes = plan.source.shapes
+    assert shapes.ids is not None
+    ((_, attribute),) = json.loads(plan.record.link).items() or [("", "")]
+    label = attribute or options.cells if (attribute or options.cells) in shapes.object_attributes else ""
+    names = shapes.object_attributes[label].values[plan.fresh] if label else shapes.ids[plan.fresh]
+    frame = {INDEX: pa.array([str(name) for name in names.tolist()])}
+    left: list[str] = []
+    for name, values in sorted(shapes.object_attributes.items()):
+        if values.n_channels == 1 and name != label:
+            frame[name] = pa.array(
+                values.values[plan.fresh].tolist() if values.values.dtype.kind in "US" else values.values[plan.fresh]
+            )
+        elif name != label:
+            left.append(name)
+    table = pa.table(frame)
+    plans, _ = plan_columns(table.schema, catalog.tables.schema(CELLS), IngestOptions(), [plan.record.column])
+    name = _dataset_name(catalog, plan, options)
+    notes = [f"{len(plan.fresh):,} new cells in the dataset {name!r}"]
+    if left:
+        notes.append(f"object attributes of several channels are no cell columns, they stay in the store: {left}")
+    return NewCells(len(plan.fresh), name, table, plans, tuple(notes))
+
+
+def _dataset_name(catalog: Catalog, plan: GeometryPlan, options: GeometryOptions) -> str:
+    gone = {old.uid for old in plan.replaces}
+    taken = {records[0].name for uid, records in group_by_dataset(read_records(catalog)).items() if uid not in gone}
+    asked = options.dataset if options.link is None else None
+    if asked is not None and asked in taken:
+        raise DuplicateError(f"A dataset is called {asked!r} already; choose another name with dataset=...")
+    base = name = asked or plan.source.name
+    n = 2
+    while name in taken:
+        name, n = f"{base}-{n}", n + 1
+    return name

@@ -1,0 +1,464 @@
+"""Which cells get which shapes, decided before the first write; every refusal of adding geometry is made here."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import find_column, metadata_columns
+from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_records
+from raggedatlas.catalog.geometries import read_geometries
+from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
+from raggedatlas.ingest.geometry_source import GeometrySource
+from raggedatlas.ingest.options import OnDuplicate
+from raggedatlas.model.geometries import GeometryRecord
+from raggedatlas.model.ids import COLUMN, new_uid
+from raggedatlas.model.pointers import AXES, PointerKind, pointer_columns
+from raggedatlas.model.spaces import GEOMETRY_TYPES, known_spaces
+
+_USUAL = {
+    "skeleton": "morphology",
+    "graph": "morphology",
+    "mesh": "segmentation_mesh",
+    "polyline": "segmentation_boundary",
+    "line": "segmentation_boundary",
+    "streamline": "tract",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GeometryOptions:
+    """What a caller may choose about adding geometry, with every default filled in.
+
+    Parameters
+    ----------
+    name : str or None
+        What queries call it; None takes the feature space's name.
+    on_duplicate : {"error", "skip", "replace"}
+        What to do where a dataset has geometry of this name already.
+    dry_run : bool
+        Whether to do all but write.
+    space : str or None
+        Feature space; None takes the usual one of the geometry type.
+    link : str, mapping of str to str, or None
+        A cell column, ``"cell_name"`` or ``"uid"``, whose values are the object attribute of the same name, or else the object ids;
+        ``{column: attribute}`` names both. None makes a new cell of every object.
+    dataset : str or None
+        The dataset whose cells are meant, by name or uid; without a link: what to call the new dataset.
+    new_cells : bool
+        Whether objects without a cell become new cells.
+    unknown : {"error", "skip"}
+        What to do with objects without a cell.
+    lacking : {"error", "allow"}
+        What to do where cells of a dataset that has some shapes have none.
+    cells, genes : str
+        Of transcripts: the vertex attributes that tell the cell (empty: objects are cells) and the gene.
+    unassigned : value, or None
+        What `cells` holds where a transcript belongs to no cell, beside negative numbers and missing ones.
+    counts : bool
+        Whether transcripts also become a matrix of counts, as the expression of new cells.
+    organism : str
+        Of these genes.
+    layout : {"0.9", "0.7"}
+        Of a store that is made of shapes in memory.
+    """
+
+    name: str | None = None
+    on_duplicate: OnDuplicate = "error"
+    dry_run: bool = False
+    space: str | None = None
+    link: str | Mapping[str, str] | None = None
+    dataset: str | None = None
+    new_cells: bool = False
+    unknown: Literal["error", "skip"] = "error"
+    lacking: Literal["error", "allow"] = "error"
+    cells: str = ""
+    genes: str = "gene"
+    unassigned: Any = None
+    counts: bool = False
+    organism: str = "auto"
+    layout: Literal["0.9", "0.7"] = "0.9"
+
+
+@dataclass(frozen=True)
+class GeometryPlan:
+    """What adding geometry will write.
+
+    Parameters
+    ----------
+    record : GeometryRecord
+        Its row, but for what writing finds out.
+    source : GeometrySource
+        The shapes.
+    uids : pyarrow.Array
+        Cells that are there and get a pointer.
+    objects : (n,) int64
+        Row of the object of each of these.
+    fresh : (k,) int64
+        Rows of the objects that become new cells.
+    replaces : tuple of GeometryRecord
+        What goes.
+    skipped : bool
+        Whether nothing is to be done.
+    notes : tuple of str
+        For the report.
+    """
+
+    record: GeometryRecord
+    source: GeometrySource
+    uids: pa.Array
+    objects: NDArray[np.int64]
+    fresh: NDArray[np.int64]
+    replaces: tuple[GeometryRecord, ...] = ()
+    skipped: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Which cells go with which objects.
+
+    Parameters
+    ----------
+    uids : pyarrow.Array
+        The cells.
+    objects : (n,) int64
+        The object of each.
+    counts : mapping of str to int
+        Dataset uid -> its cells among them.
+    fresh : (k,) int64
+        Objects that become new cells.
+    link : mapping of str to str
+        Cell column and object attribute (empty: ids).
+    notes : tuple of str
+        For the report.
+    """
+
+    uids: pa.Array
+    objects: NDArray[np.int64]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    fresh: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    link: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -> GeometryPlan:
+    """Decide what adding geometry will write.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : GeometrySource
+        What was read.
+    options : GeometryOptions
+        The caller's choices.
+
+    Raises
+    ------
+    NotFoundError
+        For an unknown feature space, dataset, link column or object attribute.
+    SchemaError, NameRefusedError
+        For a space that is no geometry's, takes other geometry types, or a name that cannot be a column's.
+    SourceError
+        For values of the link that stand twice, objects without a cell, cells without a shape, and more than four axes.
+    DuplicateError
+        If a dataset has geometry of this name already.
+    """
+    check_options(options)
+    shapes = source.shapes
+    if shapes.n_dims > len(AXES):
+        raise SourceError(f"{source.uri} has {shapes.n_dims} axes; a pointer keeps boxes of at most {len(AXES)}.")
+    space = choose_space(catalog, source, options.space)
+    name = _checked_name(catalog, options.name or space, space)
+    if options.link is None:
+        fresh = np.arange(shapes.n_objects)
+        matched = Matched(pa.array([], pa.string()), np.zeros(0, np.int64), fresh=fresh)
+    else:
+        matched = _match(catalog, source, options)
+    notes = list(matched.notes)
+    empty = int(np.count_nonzero(shapes.vertex_counts == 0))
+    if empty:
+        notes.append(f"{empty:,} objects have no vertices: their cells point to them, and no box finds them")
+    if source.n_unassigned:
+        notes.append(f"{source.n_unassigned:,} points belong to no cell; they stay in the store")
+    uid = new_uid()
+    record = GeometryRecord(
+        uid=uid, name=name, space=space, column=name, zarr_group=f"{uid}/{space}", datasets=json.dumps(dict(matched.counts)),
+        types=_types(source), axes=list(source.axes), layout=source.layout, n_objects=shapes.n_objects,
+        n_vertices=shapes.n_vertices + source.n_unassigned, n_levels=source.n_levels, bounds=_extent(source),
+        link=json.dumps(dict(matched.link)), owner=options.cells, genes=options.genes if space == "transcripts" else "",
+        source=source.uri, content_hash=_content_hash(source, matched, options),
+    )  # fmt: skip
+    replaces, skipped = _judge_duplicates(catalog, record, options)
+    if skipped:
+        notes.append("the same shapes of the same cells are in the atlas already")
+    return GeometryPlan(record, source, matched.uids, matched.objects, matched.fresh, replaces, skipped, tuple(notes))
+
+
+def check_options(options: GeometryOptions) -> None:
+    """Refuse choices that are not understood, or contradict each other."""
+    known = {
+        "on_duplicate": ("error", "skip", "replace"), "unknown": ("error", "skip"), "lacking": ("error", "allow"),
+        "layout": ("0.9", "0.7"),
+    }  # fmt: skip
+    for choice, words in known.items():
+        if getattr(options, choice) not in words:
+            raise SourceError(f"{choice}={getattr(options, choice)!r} is not understood; it is one of {list(words)}.")
+    if options.new_cells and options.unknown == "skip":
+        raise SourceError(
+            "new_cells=True makes cells of objects without one, and unknown='skip' leaves them out; choose one."
+        )
+    if options.counts and options.link is not None:
+        raise SourceError(
+            "counts=True makes new cells of the transcripts, and link=... takes those that are there; leave one out. "
+            "transcripts_to_counts(...) gives the matrix alone."
+        )
+
+
+def choose_space(catalog: Catalog, source: GeometrySource, asked: str | None) -> str:
+    """Decide the feature space of shapes, and refuse one that takes others."""
+    kind = source.shapes.kind
+    usual = _USUAL.get(kind)
+    if usual is None:
+        usual = "position" if (source.shapes.vertex_counts <= 1).all() else "transcripts"
+    if usual == "segmentation_mesh" and source.shapes.n_dims == 2:
+        usual = "segmentation_boundary"
+    space = asked or usual
+    spaces = {**known_spaces(), **catalog.spaces()}
+    if space not in spaces:
+        shown = sorted(name for name, known in spaces.items() if known.kind is PointerKind.GEOMETRY)
+        raise NotFoundError(f"The atlas knows no feature space {space!r} for shapes, only {shown}.")
+    if spaces[space].kind is not PointerKind.GEOMETRY:
+        raise SchemaError(
+            f"The feature space {space!r} holds {spaces[space].kind.value} matrices, not shapes; leave space=... out, or name one of "
+            f"{sorted(GEOMETRY_TYPES)}."
+        )
+    if kind not in GEOMETRY_TYPES.get(space, (kind,)):
+        raise SchemaError(
+            f"The feature space {space!r} takes {' or '.join(GEOMETRY_TYPES[space])}, and {source.uri} holds a {kind}; "
+            f"its usual space is {usual!r}."
+        )
+    if space == "position" and (source.shapes.vertex_counts > 1).any():
+        first = int(np.flatnonzero(source.shapes.vertex_counts > 1)[0])
+        raise SchemaError(
+            f"'position' takes one point a cell; object {first if source.shapes.ids is None else source.shapes.ids[first]} of "
+            f"{source.uri} has {source.shapes.vertex_counts[first]}."
+        )
+    return space
+
+
+def _types(source: GeometrySource) -> list[str]:
+    return [source.shapes.kind]
+
+
+def _checked_name(catalog: Catalog, name: str, space: str) -> str:
+    if not COLUMN.fullmatch(name) or "__" in name or name in {"uid", "dataset_uid", "cell_name", "dataset"}:
+        raise NameRefusedError(
+            f"The name {name!r} cannot be a geometry's: letters, digits and single '_', not beginning with a digit; choose one with "
+            "name='nuclei'."
+        )
+    schema = catalog.tables.schema(CELLS)
+    pointers = pointer_columns(schema)
+    of = pointers.get(name)
+    if of is not None and of != (space, PointerKind.GEOMETRY):
+        raise SchemaError(f"The cells have a column {name!r} of {of[0]!r}; choose another name for the geometry.")
+    columns = metadata_columns(schema)
+    if name in columns or name in {facts.name for facts in columns.values()} or (of is None and name in schema.names):
+        raise SchemaError(f"The cells have a column {name!r} already; choose another name for the geometry.")
+    if name != space and name in {**known_spaces(), **catalog.spaces()}:
+        raise SchemaError(f"{name!r} is another feature space; choose another name for the geometry.")
+    taken = {record.space for record in read_geometries(catalog) if record.name == name}
+    if taken - {space}:
+        raise SchemaError(f"{name!r} is geometry of {sorted(taken)[0]!r} already; choose another name.")
+    return name
+
+
+def _match(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -> Matched:
+    """Find the cell of every object by the values of a column."""
+    column, attribute = _link(source, options.link)
+    stored = find_column(catalog.tables.schema(CELLS), column)
+    if stored is None or stored in pointer_columns(catalog.tables.schema(CELLS)):
+        offered = [
+            "uid",
+            "cell_name",
+            *(f.name or n for n, f in metadata_columns(catalog.tables.schema(CELLS)).items()),
+        ]
+        raise NotFoundError(f"link={column!r}: the cells have no such column; they have {offered}.")
+    cells = _cells(catalog, stored, options.dataset)
+    keys = pa.array(source.shapes.ids if not attribute else source.shapes.object_attributes[attribute].values)
+    what = f"object attribute {attribute!r}" if attribute else "object ids"
+    keys, values = comparable(keys, cells.column(stored), column)
+    _refuse_repeated(keys, f"The {what} of {source.uri}")
+    at = pc.index_in(values, value_set=keys)
+    found = cells.filter(at.is_valid())
+    objects = at.drop_null().to_numpy().astype(np.int64)
+    names = {uid: records[0].name for uid, records in group_by_dataset(read_records(catalog)).items()}
+    _refuse_shared(found, objects, keys, column, names)
+    counts = {str(e["values"]): int(e["counts"]) for e in pc.value_counts(found.column("dataset_uid")).to_pylist()}
+    notes = []
+    lone = np.setdiff1d(np.arange(len(keys)), objects)
+    if not len(objects):
+        raise SourceError(
+            f"No cell has a value of {column!r} that is among the {what} of {source.uri}: there "
+            f"{pc.drop_null(values)[:3].to_pylist()}, here {keys[:3].to_pylist()}."
+        )
+    if len(lone):
+        text = f"{len(lone):,} of {len(keys):,} objects of {source.uri} have no cell by {column!r}, first {keys[int(lone[0])]}"
+        if options.unknown == "error" and not options.new_cells:
+            raise SourceError(f"{text}; leave them out with unknown='skip', or make cells of them with new_cells=True.")
+        notes.append(f"{text}; {'they become new cells' if options.new_cells else 'left out'}")
+    notes += _lacking(cells, counts, at, names, options)
+    fresh = lone if options.new_cells else np.zeros(0, np.int64)
+    uids = found.column("uid").combine_chunks()
+    return Matched(uids, objects, counts, fresh.astype(np.int64), {column: attribute}, tuple(notes))
+
+
+def _link(source: GeometrySource, link: Any) -> tuple[str, str]:  # noqa: ANN401  (whatever a caller passed)
+    """Give the cell column and the object attribute (empty: the ids) of a link."""
+    attributes = source.shapes.object_attributes
+    if isinstance(link, str):
+        return link, link if link in attributes and attributes[link].n_channels == 1 else ""
+    if not isinstance(link, Mapping) or len(link) != 1:
+        raise SourceError(f"link={link!r} is not understood; pass a cell column, or {{column: object attribute}}.")
+    ((column, attribute),) = link.items()
+    if attribute not in attributes or attributes[attribute].n_channels != 1:
+        raise NotFoundError(
+            f"link={link!r}: the objects of {source.uri} have no attribute {attribute!r} of one value each; they have {sorted(attributes)}."
+        )
+    return str(column), str(attribute)
+
+
+def _cells(catalog: Catalog, stored: str, dataset: str | None) -> pa.Table:
+    """Read the cells that may be meant, with the values of the link."""
+    records = read_records(catalog) if dataset is None else find_dataset(catalog, dataset)
+    known = pa.array(sorted({record.uid for record in records}), pa.string())
+    columns = list(dict.fromkeys(["uid", "dataset_uid", stored]))
+    cells = catalog.tables.read(CELLS, columns)
+    return cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=known))
+
+
+def comparable(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tuple[pa.Array, pa.Array]:
+    """Give ids of objects and values of cells in one type: whole numbers as such, all else as text.
+
+    Raises
+    ------
+    SourceError
+        If one of them is neither text nor whole numbers.
+
+    Examples
+    --------
+    >>> keys, values = comparable(pa.array([1, 2]), pa.chunked_array([[2.0, None]]), "id")
+    >>> values.to_pylist(), keys.type
+    ([2, None], DataType(int64))
+    """
+    sides = []
+    for side, what in ((keys, "the objects' values"), (values, f"the cells' {column!r}")):
+        made = side.combine_chunks() if isinstance(side, pa.ChunkedArray) else side
+        if pa.types.is_floating(made.type):
+            whole = pc.fill_null(pc.equal(made, pc.floor(made)), fill_value=False)
+            made = pc.if_else(whole, made, pa.scalar(None, made.type)).cast(pa.int64())
+        if not (pa.types.is_integer(made.type) or pa.types.is_string(made.type) or pa.types.is_large_string(made.type)):
+            raise SourceError(f"link={column!r}: {what} are {made.type}; whole numbers or text can be matched.")
+        sides.append(made)
+    numbers = all(pa.types.is_integer(side.type) for side in sides)
+    shared = pa.int64() if numbers else pa.string()
+    return sides[0].cast(shared), sides[1].cast(shared)
+
+
+def _refuse_repeated(keys: pa.Array, what: str) -> None:
+    counts = pc.value_counts(keys.drop_null())
+    twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
+    if len(twice):
+        first = twice[0].as_py()
+        raise SourceError(
+            f"{what} hold {len(twice):,} values more than once, first {first['values']!r} ({first['counts']} times); every object needs "
+            "its own."
+        )
+
+
+def _refuse_shared(
+    found: pa.Table, objects: NDArray[np.int64], keys: pa.Array, column: str, names: Mapping[str, str]
+) -> None:
+    """Refuse objects that several cells claim."""
+    counts = np.bincount(objects, minlength=len(keys))
+    shared = np.flatnonzero(counts > 1)
+    if not len(shared):
+        return
+    rows = np.flatnonzero(objects == shared[0])
+    of = pc.unique(found.column("dataset_uid").take(pa.array(rows))).to_pylist()
+    where = f"in the datasets {sorted(names[uid] for uid in of)}; say which with dataset=..." if len(of) > 1 else (
+        f"in the dataset {names[of[0]]!r}; mend the column, or link by another"
+    )  # fmt: skip
+    raise SourceError(
+        f"{len(shared):,} values of {column!r} stand in several cells, first {keys[int(shared[0])]} in {counts[shared[0]]} cells {where}."
+    )
+
+
+def _lacking(
+    cells: pa.Table, counts: Mapping[str, int], at: pa.Array, names: Mapping[str, str], options: GeometryOptions
+) -> Sequence[str]:
+    """Refuse, or tell, that cells of the datasets concerned have no shape."""
+    touched = pc.is_in(cells.column("dataset_uid"), value_set=pa.array(list(counts), pa.string()))
+    without = cells.filter(pc.and_(touched, at.is_null()))
+    if not without.num_rows:
+        return []
+    first = without.slice(0, 1).to_pylist()[0]
+    text = (
+        f"{without.num_rows:,} cells of {sorted(names[uid] for uid in counts)} have no shape, first {first['uid']} of "
+        f"{names[first['dataset_uid']]!r}"
+    )
+    if options.lacking == "error":
+        raise SourceError(f"{text}; pass lacking='allow' to leave them without.")
+    return [text]
+
+
+def _extent(source: GeometrySource) -> str:
+    lo, hi = source.bounds
+    there = np.isfinite(lo).all(axis=1)
+    if not there.any():
+        return "[[], []]"
+    return json.dumps([lo[there].min(axis=0).tolist(), hi[there].max(axis=0).tolist()])
+
+
+def _content_hash(source: GeometrySource, matched: Matched, options: GeometryOptions) -> str:
+    """Tell the same store, linked with the same cells in the same way."""
+    pairs = sorted(zip(matched.uids.to_pylist(), matched.objects.tolist(), strict=True))
+    facts = [source.digest, options.cells, options.genes, len(matched.fresh), sorted(matched.counts)]
+    return hashlib.sha256(json.dumps([facts, pairs]).encode()).hexdigest()
+
+
+def _judge_duplicates(
+    catalog: Catalog, record: GeometryRecord, options: GeometryOptions
+) -> tuple[tuple[GeometryRecord, ...], bool]:
+    """Find what is there already, and decide what becomes of it."""
+    old = read_geometries(catalog)
+    own = set(record.cells_of)
+    same = [r for r in old if r.content_hash == record.content_hash and r.name == record.name]
+    clash = [r for r in old if r.name == record.name and own & set(r.cells_of)]
+    if options.on_duplicate == "skip" and same:
+        return (), True
+    if options.on_duplicate == "replace":
+        gone = {r.uid: r for r in (*same, *clash)}
+        for one in gone.values():
+            beyond = set(one.cells_of) - own
+            if own and beyond:
+                raise DuplicateError(
+                    f"The geometry {one.name!r} that would be replaced also has shapes of other datasets ({sorted(beyond)}); take it out "
+                    f"with drop_geometry({one.name!r}) first."
+                )
+        return tuple(gone.values()), False
+    if same or clash:
+        there = (same or clash)[0]
+        raise DuplicateError(
+            f"There is geometry {there.name!r} of the same cells already, added {there.created_at} from {there.source}; choose another "
+            "name=..., or pass on_duplicate='skip' or 'replace'."
+        )
+    return (), False

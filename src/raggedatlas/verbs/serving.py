@@ -17,6 +17,9 @@ PROFILE = "0.2.0"
 """What cellxgene 0.16.8 serves."""
 
 ENDING = ".cxg"
+SYMBOL = "symbol"
+"""The column of features in an atlas by which they are shown."""
+
 NAME = f"cells{ENDING}"
 
 
@@ -100,8 +103,15 @@ def prepare(
         raise SourceError(f"{target} is no name for a CXG; let it end in {ENDING}.")
     chosen = {"profile": PROFILE, **{name: value for name, value in options.items() if value is not None}}
     if isinstance(what, Query):
+        # Cells of an atlas are shown by the symbols of their genes, which people look for, and not by ids.
+        chosen = {"var_index": SYMBOL, **chosen} if _has_symbols(what) else chosen
         return Prepared(Path(what.write(str(target), **chosen)), made=True)
     return Prepared(Path(copy(what, open_sink(target, **chosen))), made=True)
+
+
+def _has_symbols(query: "Query") -> bool:
+    found = query.limit(1).to_anndata()
+    return SYMBOL in found.var and bool(found.var[SYMBOL].notna().any())
 
 
 class Served:

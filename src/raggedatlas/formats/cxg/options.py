@@ -40,7 +40,8 @@ class CxgOptions:
     compute_embedding : str or Embedder, optional
         ``"pca"`` computes two principal components where there is no embedding of that name; an `Embedder` can do more.
     var_index : str, optional
-        The column of ``var`` by whose names viewers show features; None takes ``feature_name`` where its names are unique, else the index.
+        The column of ``var`` by whose names viewers show features; where features share names, a column ``feature_name`` is made in which
+        they have their ids too. None takes ``feature_name`` where its names are unique, else the index.
     sort_categories : bool
         Whether categories are sorted by name, instead of keeping their order.
     wide_integers : {"refuse", "text"}

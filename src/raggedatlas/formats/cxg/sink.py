@@ -18,6 +18,7 @@ from raggedatlas.formats.cxg.embeddings import OBSM, cxg_name, is_embedding, is_
 from raggedatlas.formats.cxg.engine import answering
 from raggedatlas.formats.cxg.losses import STRICT, Loss, sorted_losses
 from raggedatlas.formats.cxg.matrices import MatrixWriter
+from raggedatlas.formats.cxg.naming import distinct_names
 from raggedatlas.formats.cxg.options import CxgOptions
 from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, UNS, VAR
 from raggedatlas.formats.cxg.source import obsm_name
@@ -269,6 +270,9 @@ class CxgSink:
             raise SourceError(
                 f"C30: var has no column {shown!r} to show features by; it has {[str(c) for c in var.columns][:20]}."
             )
+        if self.options.var_index is not None and FEATURE_NAME not in var.columns and not var[shown].is_unique:
+            self._noted.append(Loss(f"var/{FEATURE_NAME}", "converted", f"made of {shown}, whose names are shared"))
+            var, shown = var.assign(**{FEATURE_NAME: distinct_names(var[shown])}), FEATURE_NAME
         if shown is None and FEATURE_NAME in var.columns:
             names = var[FEATURE_NAME]
             shown = FEATURE_NAME if names.is_unique and not names.isna().any() else None

@@ -87,7 +87,7 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
     problems += check_results(catalog, results)
     shapes = every_geometry(catalog)
     problems += check_geometries(catalog, shapes)
-    groups = [*records, *(result.as_group() for result in results if result.zarr_group)]
+    groups = [*records, *(result.as_group(stored=True) for result in results if result.zarr_group)]
     if level != "quick":
         problems += check_rows(catalog, records)
         problems += [problem for group in groups for problem in check_arrays(catalog.arrays, group)]

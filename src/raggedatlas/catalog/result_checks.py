@@ -33,7 +33,7 @@ def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Pro
             if record.space not in spaces:
                 text = f"its feature space {record.space!r} is unknown"
                 problems.append(Problem("unknown-space", record.name, text, "Define it with register_space()."))
-            problems += check_specs(record.as_group(), spaces.get(record.space))
+            problems += check_specs(record.as_group(stored=True), spaces.get(record.space))
     return problems
 
 

@@ -110,8 +110,17 @@ class ResultRecord(BaseModel):
         shapes = [spec["shape"] for spec in json.loads(self.arrays).values()]
         return int(shapes[0][0]) if shapes else 0
 
-    def as_group(self) -> DatasetRecord:
-        """Describe the group of a ``space`` as those of datasets are described, for whatever reads and checks these."""
+    def as_group(self, *, stored: bool = False) -> DatasetRecord:
+        """Describe the group of a ``space`` as those of datasets are described, for whatever reads and checks these.
+
+        Parameters
+        ----------
+        stored : bool
+            Whether the array goes by the name that it has on disk, which a purge changes, or by that of the layer.
+        """
+        specs = json.loads(self.arrays)
+        names = [path.removeprefix("layers/") for path in specs] if stored else [VALUES]
+        described = {f"layers/{name}": spec for name, spec in zip(names, specs.values(), strict=False)}
         return DatasetRecord(
             uid=self.uid,
             zarr_group=self.zarr_group,
@@ -122,8 +131,8 @@ class ResultRecord(BaseModel):
             source=self.source,
             n_features=self.width,
             n_entries=self.n_rows * self.width,
-            layers=[VALUES],
-            arrays=self.arrays,
+            layers=names,
+            arrays=json.dumps(described),
             checksums=self.checksums,
             created_at=self.created_at,
         )

@@ -13,7 +13,7 @@ from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.results import find_result
 from raggedatlas.errors import QueryError
-from raggedatlas.model.results import VALUES
+from raggedatlas.model.results import VALUES, ResultRecord
 from raggedatlas.query.axis import Axis, FeatureRows, build_axis
 from raggedatlas.query.filters import DATASET, Columns
 from raggedatlas.query.layers import CellPointers, Modality, choose_layers, plan_parts, pointer_of
@@ -82,14 +82,17 @@ def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None
         else _plan_space(plain, catalog, known[record.name], pointers, (None, ()))
         for record in results
     ]
-    return ReadPlan(obs, planned, n_without, provenance(spec, catalog), _beside(made))
+    return ReadPlan(obs, planned, n_without, provenance(spec, catalog), _beside(results, made))
 
 
-def _beside(made: Sequence[SpacePlan]) -> dict[str, SpacePlan]:
-    """Give the results that come along under their names, NaN where a cell has none."""
-    for space in made:
+def _beside(records: Sequence[ResultRecord], made: Sequence[SpacePlan]) -> dict[str, SpacePlan]:
+    """Give the results that come along under their names, in their own types, NaN where a cell has none."""
+    found = {}
+    for record, space in zip(records, made, strict=True):
         refuse_arrays(space, "obsm")
-    return {space.name: with_nan(space, join_dtypes({space.dtypes[VALUES]}, nan=True)) for space in made}
+        stored = np.dtype(record.dtype)
+        found[record.name] = with_nan(replace(space, dtypes={VALUES: stored}), join_dtypes({stored}, nan=True))
+    return found
 
 
 def plan_rows(

@@ -55,7 +55,7 @@ class Table:
     losses : tuple of Loss
         What does not come through as it is.
     labels : mapping of str to list of str
-        Name of a categorical column in the frame -> its categories as they are labelled in the CXG.
+        Name of a categorical column in the frame -> its categories, in the order of the frame, as they are labelled in the CXG.
     names : mapping of str to str
         Name of a column in the frame -> its name in the CXG.
     """
@@ -284,7 +284,7 @@ class _Encoder:
             return self._numbers(name, found)
         if kind.kind == "b":
             self.note(name, "converted", "truths as categories are written as text")
-        labels = [_text(category) for category in found.categories]
+        labels = self.labels[name] = [_text(category) for category in found.categories]
         if len(set(labels)) < len(labels):
             self.note(name, "changed", "different categories that read alike become one")
             texts = pd.Series(pd.Categorical(found)).map(dict(zip(found.categories, labels, strict=True)))
@@ -295,12 +295,13 @@ class _Encoder:
             found = found.reorder_categories(sorted(found.categories))
         if len(found.categories) > max(MOST_CATEGORIES, SHARE_OF_CATEGORIES * len(series)):
             self.note(name, "converted", f"its {len(found.categories):,} categories are written as text")
+            del self.labels[name]
             return self._text(name, pd.Series(found.astype(object)))
         return self._categories(name, found)
 
     def _categories(self, name: str, found: "pd.Categorical") -> Column:
         labels = [str(category) for category in found.categories]
-        self.labels[name] = labels
+        self.labels.setdefault(name, labels)
         if self.manner.by_codes:
             return Column(name, np.asarray(found.codes), {"type": "categorical", "categories": labels})
         codes = np.asarray(found.codes)
@@ -321,12 +322,23 @@ class _Encoder:
         kept = np.unique(found.categories.to_numpy()[np.unique(found.codes[found.codes >= 0])])
         if list(kept) != list(found.categories):
             self.note(name, "changed", "numbers as categories lose those that do not occur, and come back sorted")
-        self.labels[name] = [str(value) for value in kept.tolist()]
+        self.labels[name] = [label_of(value) for value in found.categories.tolist()]
         values = pd.Series(found.astype("Int64" if found.categories.dtype.kind in "iu" else np.float64))
         whole = values.astype(found.categories.dtype) if not values.isna().any() else values
         made = self.column(name, whole)
         assert made is not None
         return made if made.values.dtype == object else Column(name, made.values, {"type": "categorical"})
+
+
+def label_of(value: Any) -> str:  # noqa: ANN401
+    """Label a category as viewers do: a whole number without a point, whatever type it is stored in.
+
+    Examples
+    --------
+    >>> label_of(2), label_of(2.0), label_of(0.5), label_of("B")
+    ('2', '2', '0.5', 'B')
+    """
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _text(value: Any) -> str:  # noqa: ANN401

@@ -75,7 +75,8 @@ def contents_of(uns: Mapping[str, Any], obs: Table, options: CxgOptions) -> Cont
     made.obs.update(side.get("obs_metadata", {}))
     made.var.update(side.get("var_metadata", {}))
     corpora = _corpora(left, made)
-    title = options.title if options.title is not None else _text_or_none(left.pop("title", None))
+    given = _text_or_none(left.pop("title", None))
+    title = options.title if options.title is not None else given
     if corpora:
         made.group[CORPORA] = json.dumps({**corpora, "title": title if title is not None else corpora.get("title", "")})
     properties = {str(key): _plain(value) for key, value in dict(side.get("properties", {})).items()}

@@ -287,7 +287,7 @@ def _as_float32(values: NDArray[Any], indptr: NDArray[np.int64], first: int) -> 
         # beyond 2**24 not every integer is a float32; float64 tells them apart up to 2**53, integers beyond compare as such
         wrong = (
             small.astype(np.longdouble) != values.astype(np.longdouble)
-            if np.abs(small).max() > 2**24
+            if np.abs(small).max() >= 2**24
             else np.zeros(0, bool)
         )
     else:

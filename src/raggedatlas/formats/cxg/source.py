@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.formats.cxg.columns import label_of
 from raggedatlas.formats.cxg.detecting import Detection, detect, kind_of, list_members, require
 from raggedatlas.formats.cxg.engine import open_array
 from raggedatlas.formats.cxg.frames import parsed, read_column, read_frame, stored_frame
@@ -290,7 +291,7 @@ class _Stored:
         listed = hint.get("categories") if isinstance(hint, dict) else None
         if listed is None and column in self.obs.columns:
             values = read_column(self.obs, column)
-            listed = [str(v) for v in getattr(values, "categories", [])]
+            listed = [label_of(v) for v in getattr(values, "categories", np.empty(0)).tolist()]
         labels = [str(name) for name in listed or []]
         if not labels or any(label not in table for label in labels):
             return None

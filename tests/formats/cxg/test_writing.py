@@ -1,0 +1,586 @@
+"""Writing a CXG: the arrays of each profile to the last filter, the traps of viewers, and nothing half done."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from raggedatlas.errors import DuplicateError, QueryError, SchemaError, SourceError, StoreError, ValuesError
+from raggedatlas.formats.copying import copy
+from raggedatlas.formats.cxg import engine, writers
+from raggedatlas.formats.cxg.detecting import detect
+from raggedatlas.formats.cxg.embeddings import Embedder, principal_components
+from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
+from raggedatlas.formats.registry import open_sink, open_source
+from raggedatlas.model.batch import CsrBlock, DenseBlock
+from raggedatlas.model.contracts import SinkMatrix
+from raggedatlas.verbs.embedding import embedder
+
+pytest.importorskip("tiledb")
+# anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
+)
+
+N, M = 700, 2100
+
+
+def small(n: int = 30, m: int = 12, **obs: Any) -> ad.AnnData:
+    """A small AnnData with an embedding."""
+    rng = np.random.default_rng(n)
+    frame = pd.DataFrame({"kind": pd.Categorical(rng.choice(["T", "B"], n), ["T", "B", "NK"]), **obs})
+    frame.index = pd.Index([f"cell {i}" for i in range(n)])
+    made = ad.AnnData(sp.csr_matrix(rng.poisson(0.2, (n, m)).astype(np.float32)), obs=frame)
+    made.var_names = [f"g{i}" for i in range(m)]
+    made.obsm["X_umap"] = rng.normal(size=(n, 2)).astype(np.float32)
+    return made
+
+
+def write(given: Any, path: Path, **options: Any) -> Path:
+    return Path(copy(given, open_sink(path, **options)))
+
+
+def triples(path: Path) -> list[tuple[int, int, float]]:
+    """Read all entries of a sparse array in the order of its fragments."""
+    with open_array(path) as array:
+        found = array.query(dims=True, order="G")[:]
+    other = [name for name in ("obs", "var") if name in found]
+    return list(zip(found["obs"].tolist(), found["var"].tolist(), found[""].tolist(), strict=True)) if other else []
+
+
+def schema_of(path: Path) -> dict[str, Any]:
+    """Describe the schema of an array in plain data."""
+    with open_array(path) as array:
+        schema, domain = array.schema, array.schema.domain
+        axes = [domain.dim(i) for i in range(domain.ndim)]
+        attributes = [schema.attr(i) for i in range(schema.nattr)]
+        return {
+            "axes": [(a.name, str(a.dtype), *(int(v) for v in a.domain), int(a.tile), filters_of(a)) for a in axes],
+            "attributes": [
+                (a.name, "text" if a.isvar else str(a.dtype), a.isnullable, filters_of(a)) for a in attributes
+            ],
+            "sparse": schema.sparse,
+            "orders": (schema.cell_order, schema.tile_order),
+            "capacity": schema.capacity,
+            "duplicates": schema.sparse and schema.allows_duplicates,
+        }
+
+
+def filters_of(part: Any) -> list[str]:
+    named = {"ZstdFilter": lambda f: f"zstd {f.level}", "ByteShuffleFilter": lambda _: "shuffle"}
+    return [named[type(f).__name__](f) for f in part.filters]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> ad.AnnData:
+    """Larger than every tile."""
+    rng = np.random.default_rng(0)
+    made = ad.AnnData(sp.random(N, M, 0.02, "csr", dtype=np.float32, rng=rng))
+    made.obs["flag"] = rng.random(N) < 0.5
+    made.obs["n"] = rng.integers(0, 9, N).astype(np.int32)
+    made.obs["kind"] = pd.Categorical(rng.choice(["T", "B"], N), ["T", "B"])
+    made.var["type"] = pd.Categorical(["a"] * M)
+    made.obsm["X_umap"] = rng.normal(size=(N, 2)).astype(np.float32)
+    made.obsm["spatial"] = rng.normal(size=(N, 3))
+    return made
+
+
+ZSTD, SHUFFLED, DEFAULT = ["zstd 3"], ["shuffle", "zstd 3"], ["zstd -1"]
+TABLE = {"sparse": False, "orders": ("row-major", "row-major"), "capacity": 10_000, "duplicates": False}
+HALF = {"sparse": True, "orders": ("row-major", "row-major"), "capacity": 262_144, "duplicates": True}
+HOLDER = {
+    "axes": [("__dim_0", "uint64", 0, 0, 1, DEFAULT)], "attributes": [("", "float64", False, SHUFFLED)], **TABLE
+}  # fmt: skip
+EMBEDDINGS = {
+    "emb/umap": {
+        "axes": [("__dim_0", "uint32", 0, N - 1, N, DEFAULT), ("__dim_1", "uint32", 0, 1, 2, DEFAULT)],
+        "attributes": [("", "float32", False, SHUFFLED)],
+        **TABLE,
+    },
+    "emb/spatial": {
+        "axes": [("__dim_0", "uint32", 0, N - 1, N, DEFAULT), ("__dim_1", "uint32", 0, 2, 3, DEFAULT)],
+        "attributes": [("", "float64", False, SHUFFLED)],
+        **TABLE,
+    },
+    "cxg_group_metadata": HOLDER,
+}
+VAR_TABLE = {
+    "axes": [("__dim_0", "uint32", 0, M - 1, 1000, DEFAULT)],
+    "attributes": [("name_0", "text", False, ZSTD), ("type", "text", False, ZSTD)],
+    **TABLE,
+}
+
+
+def obs_table(kind: tuple[Any, ...]) -> dict[str, Any]:
+    return {
+        "axes": [("__dim_0", "uint32", 0, N - 1, N, DEFAULT)],
+        "attributes": [
+            ("name_0", "text", False, ZSTD), ("flag", "uint8", False, ZSTD), ("n", "int32", False, SHUFFLED), kind,
+        ],
+        **TABLE,
+    }  # fmt: skip
+
+
+CODED, SPELLED = obs_table(("kind", "int8", False, ZSTD)), obs_table(("kind", "text", False, ZSTD))
+DENSE_X = {
+    "axes": [("obs", "uint32", 0, N - 1, 256, DEFAULT), ("var", "uint32", 0, M - 1, 2048, DEFAULT)],
+    "attributes": [("", "float32", False, SHUFFLED)],
+    **TABLE,
+}
+GOLDEN: dict[tuple[str, str], dict[str, Any]] = {
+    ("0.3.0", "sparse"): {
+        "obs": CODED,
+        "Xr": {
+            "axes": [("obs", "uint32", 0, N - 1, 256, SHUFFLED)],
+            "attributes": [("", "float32", False, SHUFFLED), ("var", "uint32", False, SHUFFLED)],
+            **HALF,
+        },
+        "Xc": {
+            "axes": [("var", "uint32", 0, M - 1, 256, SHUFFLED)],
+            "attributes": [("", "float32", False, SHUFFLED), ("obs", "uint32", False, SHUFFLED)],
+            **HALF,
+        },
+    },
+    ("0.3.0", "dense"): {"obs": CODED, "X": DENSE_X},
+    ("0.2.0", "sparse"): {
+        "obs": SPELLED,
+        "X": {
+            "axes": [("obs", "uint32", 0, N - 1, 512, SHUFFLED), ("var", "uint32", 0, M - 1, 2048, SHUFFLED)],
+            "attributes": [("", "float32", False, SHUFFLED)],
+            **HALF,
+            "orders": ("row-major", "col-major"),
+        },
+    },
+    ("0.2.0", "dense"): {"obs": SPELLED, "X": DENSE_X},
+}
+
+
+@pytest.mark.parametrize(("profile", "layout"), list(GOLDEN))
+def test_the_arrays_of_each_profile(tmp_path: Path, wide: ad.AnnData, profile: Any, layout: Any) -> None:
+    """Every array has exactly these axes, domains, tiles, attributes, filters and orders, and is one fragment."""
+    made = write(wide, tmp_path / "a.cxg", profile=profile, layout=layout)
+    expected = {**GOLDEN[profile, layout], "var": VAR_TABLE, **EMBEDDINGS}
+    found = [name for name, kind in detect(made).members.items() if kind == "array"]
+    assert sorted([*found, *(f"emb/{name}" for name in detect(made).embeddings)]) == sorted(expected)
+    for name, schema in expected.items():
+        assert schema_of(made / name) == schema, name
+        assert len(open_tiledb().array_fragments(str(made / name), ctx=context())) == 1, name
+
+
+@pytest.mark.parametrize("profile", ["0.3.0", "0.2.0"])
+def test_the_metadata_of_each_profile(tmp_path: Path, wide: ad.AnnData, profile: Any) -> None:
+    """The metadata that viewers read is there to the letter: version, properties, colours, hints; values are text, never bytes."""
+    given = wide.copy()
+    given.uns = {
+        "kind_colors": ["#00f", "red"],
+        "schema_version": "5.2.0",
+        "title": "T",
+        "default_embedding": "X_umap",
+        "spatial": {"is_single": True},
+    }
+    made = write(given, tmp_path / "a.cxg", profile=profile, title="Mine", about="https://example.org")
+    with open_array(made / "cxg_group_metadata") as array:
+        group = dict(array.meta.items())
+        np.testing.assert_array_equal(array[:], [0.0])
+    assert all(isinstance(value, str) for value in group.values())
+    assert group["cxg_version"] == profile
+    assert json.loads(group["cxg_properties"]) == {"title": "Mine", "about": "https://example.org"}
+    assert json.loads(group["cxg_category_colors"]) == {"kind": {"T": "#0000ff", "B": "#ff0000"}}
+    assert json.loads(group["corpora"]) == {"schema_version": "5.2.0", "title": "Mine", "default_embedding": "X_umap"}
+    with open_array(made / "uns") as array:
+        assert dict(array.meta.items()) == {"spatial": '{"is_single": true}'}
+    with open_array(made / "obs") as array:
+        assert json.loads(array.meta["cxg_schema"]) == {
+            "index": "name_0",
+            "name_0": {"type": "string"},
+            "flag": {"type": "boolean"},
+            "n": {"type": "int32"},
+            "kind": {"type": "categorical", "categories": ["T", "B"]},
+        }
+    with open_array(made / "var") as array:
+        assert json.loads(array.meta["cxg_schema"])["type"] == {"type": "categorical", "categories": ["a"]}
+
+
+def test_properties_are_written_even_if_empty(tmp_path: Path) -> None:
+    """Without a title there are properties all the same, for viewers fail on every request without; and no corpora."""
+    made = write(small(), tmp_path / "a.cxg")
+    with open_array(made / "cxg_group_metadata") as array:
+        assert json.loads(array.meta["cxg_properties"]) == {"title": None, "about": None}
+        assert json.loads(array.meta["cxg_category_colors"]) == {}
+        assert "corpora" not in array.meta
+
+
+@pytest.mark.parametrize("profile", ["0.3.0", "0.2.0"])
+def test_columns_avoid_the_traps_of_viewers(tmp_path: Path, profile: Any) -> None:
+    """No column without a hint or in 64 bits; all-true booleans list both truths as categories; categories of features are text."""
+    given = small(all=True, some=[True, False] * 15, wide=np.arange(30), fine=np.linspace(0, 1, 30))
+    given.obs["holes"] = pd.array([1, None] * 15, dtype="Int64")
+    given.var["kind"] = pd.Categorical(["x", "y"] * 6)
+    made = write(given, tmp_path / "a.cxg", profile=profile)
+    with open_array(made / "obs") as array:
+        hints = json.loads(array.meta["cxg_schema"])
+        types = {array.schema.attr(i).name: str(array.schema.attr(i).dtype) for i in range(array.schema.nattr)}
+        codes = array.query(attrs=["all"])[:]["all"]
+    assert set(types) == set(hints) - {"index"}
+    assert set(types.values()) <= {"<U0", "int8", "uint8", "int32", "float32"}
+    new = {"type": "categorical", "categories": ["False", "True"]}
+    assert hints["all"] == (new if profile == "0.3.0" else {"type": "boolean"})
+    assert codes.tolist() == [1] * 30
+    assert hints["some"] == {"type": "boolean"}
+    assert (hints["wide"], hints["fine"], hints["holes"]) == (
+        {"type": "int32"},
+        {"type": "float32"},
+        {"type": "float32"},
+    )
+    assert types["kind"] == ("int8" if profile == "0.3.0" else "<U0")
+    with open_array(made / "var") as array:
+        assert array.schema.attr("kind").isvar
+
+
+def test_missing_categories_are_a_code_below_none(tmp_path: Path) -> None:
+    """Codes are those of pandas, -1 where a value is missing, and categories keep their order, unused ones too, unless told."""
+    given = small()
+    given.obs["kind"] = pd.Categorical([None, "T", "B"] * 10, ["T", "B", "NK"])
+    given.uns["kind_colors"] = ["#000001", "#000002", "#000003"]
+    made = write(given, tmp_path / "a.cxg")
+    with open_array(made / "obs") as array:
+        assert array.query(attrs=["kind"])[:]["kind"][:3].tolist() == [-1, 0, 1]
+        assert json.loads(array.meta["cxg_schema"])["kind"]["categories"] == ["T", "B", "NK"]
+    made = write(given, tmp_path / "b.cxg", sort_categories=True)
+    with open_array(made / "obs") as array:
+        assert json.loads(array.meta["cxg_schema"])["kind"]["categories"] == ["B", "NK", "T"]
+        assert array.query(attrs=["kind"])[:]["kind"][:3].tolist() == [-1, 2, 0]
+    with open_array(made / "cxg_group_metadata") as array:
+        colors = json.loads(array.meta["cxg_category_colors"])["kind"]
+    assert colors == {"T": "#000001", "B": "#000002", "NK": "#000003"}
+
+
+def test_categories_that_are_numbers_are_written_as_numbers(tmp_path: Path) -> None:
+    """Categories of numbers are values with a hint and no list, also with missing ones; their colours are found by their labels."""
+    given = small()
+    given.obs["cluster"] = pd.Categorical([2, 0, None] * 10, [2, 0, 7])
+    given.uns["cluster_colors"] = ["#000002", "#000000", "#000007"]
+    made = write(given, tmp_path / "a.cxg")
+    with open_array(made / "obs") as array:
+        assert json.loads(array.meta["cxg_schema"])["cluster"] == {"type": "categorical"}
+        np.testing.assert_array_equal(
+            array.query(attrs=["cluster"])[:]["cluster"][:3], np.array([2, 0, np.nan], np.float32)
+        )
+    source = open_source(made)
+    assert list(source.element("obs")["cluster"].cat.categories) == [0, 2]
+    assert source.element("uns/cluster_colors").tolist() == ["#000000", "#000002"]
+
+
+def test_both_halves_hold_the_same_entries_in_order(tmp_path: Path, wide: ad.AnnData) -> None:
+    """Xr is sorted by cell and feature, Xc by feature and cell; both hold each non-zero once."""
+    given = wide.copy()
+    given.X.data[:50] = 0
+    given.X.indices[: given.X.indptr[1]] = given.X.indices[: given.X.indptr[1]][::-1]
+    given.X.has_sorted_indices = False
+    made = write(given, tmp_path / "a.cxg")
+    by_row, by_column = triples(made / "Xr"), triples(made / "Xc")
+    expected = sp.csr_matrix(given.X, copy=True)
+    expected.eliminate_zeros()
+    expected.sort_indices()
+    coo = expected.tocoo()
+    assert by_row == list(zip(coo.row.tolist(), coo.col.tolist(), coo.data.tolist(), strict=True))
+    assert by_column == sorted(by_row, key=lambda entry: (entry[1], entry[0]))
+
+
+@pytest.mark.parametrize("profile", ["0.3.0", "0.2.0"])
+@pytest.mark.parametrize("run", [50, 1000])
+def test_small_runs_give_the_same_arrays(
+    tmp_path: Path, wide: ad.AnnData, monkeypatch: pytest.MonkeyPatch, profile: Any, run: int
+) -> None:
+    """Entries sorted in many runs through a file are those that are sorted at once, and the file is gone."""
+    given = wide[:60].copy()
+    whole = write(given, tmp_path / "a.cxg", profile=profile)
+    monkeypatch.setattr("raggedatlas.formats.cxg.sorting.RUN_ENTRIES", run)
+    parts = write(given, tmp_path / "b.cxg", profile=profile)
+    for name in ("Xr", "Xc") if profile == "0.3.0" else ("X",):
+        assert triples(parts / name) == triples(whole / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.cxg", "b.cxg"]
+
+
+@pytest.mark.parametrize("profile", ["0.3.0", "0.2.0"])
+@pytest.mark.parametrize("missing", ["module", "handle"])
+def test_the_public_call_writes_the_same(
+    tmp_path: Path, wide: ad.AnnData, monkeypatch: pytest.MonkeyPatch, profile: Any, missing: str
+) -> None:
+    """Without the library's private names the arrays hold the same, in one fragment each."""
+    given = wide[:60].copy()
+    fast = write(given, tmp_path / "a.cxg", profile=profile)
+    if missing == "module":
+        monkeypatch.delattr(open_tiledb().libtiledb, "LayoutType")
+        assert engine.low_level() is None
+        monkeypatch.undo()
+        monkeypatch.setattr(writers, "low_level", lambda: None)
+    else:
+        monkeypatch.setattr(writers, "_global_query", lambda _: [][:].no_such_name)
+    slow = write(given, tmp_path / "b.cxg", profile=profile)
+    for name in ("Xr", "Xc") if profile == "0.3.0" else ("X",):
+        assert sorted(triples(slow / name)) == sorted(triples(fast / name))
+        assert len(open_tiledb().array_fragments(str(slow / name), ctx=context())) == 1
+
+
+def test_dense_arrays_in_many_bands_are_joined(
+    tmp_path: Path, wide: ad.AnnData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bands of a dense matrix that make too many fragments become one, and hold the same."""
+    monkeypatch.setattr(writers, "BAND_BYTES", 256 * M * 4)
+    monkeypatch.setattr(writers, "MOST_FRAGMENTS", 2)
+    made = write(wide, tmp_path / "a.cxg", layout="dense")
+    assert len(open_tiledb().array_fragments(str(made / "X"), ctx=context())) == 1
+    with open_array(made / "X") as array:
+        np.testing.assert_array_equal(array[:][""] if isinstance(array[:], dict) else array[:], wide.X.toarray())
+
+
+@pytest.mark.parametrize(("share", "layout"), [(0.24, "split"), (0.26, "dense")])
+@pytest.mark.parametrize("known", [True, False])
+def test_density_decides(tmp_path: Path, share: float, layout: str, known: bool) -> None:
+    """Below a quarter of non-zeros the matrix is sparse; told so or not, sparse or dense in its source."""
+    values = np.zeros((100, 10), np.float32)
+    values.reshape(-1)[:: round(1 / share * 1000) // 1000 or 1] = 1
+    rng = np.random.default_rng(0)
+    values[:] = 0
+    values.reshape(-1)[rng.permutation(1000)[: round(1000 * share)]] = 1
+    given = ad.AnnData(sp.csr_matrix(values) if known else values, obsm={"X_umap": rng.normal(size=(100, 2))})
+    assert detect(write(given, tmp_path / "a.cxg")).layout == layout
+    assert detect(write(given, tmp_path / "b.cxg", sparse_below=0)).layout == "dense"
+    assert detect(write(given, tmp_path / "c.cxg", sparse_below=100)).layout == "split"
+
+
+def test_features_are_shown_by_the_names_that_are_unique(tmp_path: Path) -> None:
+    """A column feature_name is the index that viewers show where its names are unique; another one where it is asked."""
+    given = small()
+    given.var["feature_name"] = [f"SYM{i}" for i in range(12)]
+    given.var["other"] = "x"
+
+    def shown(path: Path) -> str:
+        with open_array(path / "var") as array:
+            return str(json.loads(array.meta["cxg_schema"])["index"])
+
+    assert shown(write(given, tmp_path / "a.cxg")) == "feature_name"
+    assert shown(write(given, tmp_path / "b.cxg", var_index="other")) == "other"
+    given.var["feature_name"] = "same"
+    assert shown(write(given, tmp_path / "c.cxg")) == "name_0"
+    with pytest.raises(SourceError, match=r"^C30: .*'nothing'"):
+        write(given, tmp_path / "d.cxg", var_index="nothing")
+
+
+def test_an_embedding_is_computed_on_request(tmp_path: Path) -> None:
+    """Principal components are those of the logged matrix, the same every time, whatever the layout; a file's own are kept."""
+    rng = np.random.default_rng(0)
+    groups = rng.integers(0, 3, 200)
+    counts = rng.poisson(0.3 + 3 * (np.arange(20) % 3 == groups[:, None]))
+    given = ad.AnnData(sp.csr_matrix(counts.astype(np.float32)))
+    logged = np.log1p(counts * 1e4 / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+    left, lengths, _ = np.linalg.svd(logged - logged.mean(axis=0), full_matrices=False)
+    found = {}
+    for profile, layout in GOLDEN:
+        path = write(
+            given, tmp_path / f"{profile}{layout}.cxg", profile=profile, layout=layout, compute_embedding="pca"
+        )
+        with open_array(path / "emb" / "pca") as array:
+            read = array[:]
+            found[profile, layout] = read[""] if isinstance(read, dict) else read
+    first = found["0.3.0", "sparse"]
+    for other in found.values():
+        np.testing.assert_allclose(other, first, atol=1e-3)
+    np.testing.assert_allclose(np.abs(first), np.abs(left[:, :2] * lengths[:2]), atol=2e-3)
+    given.obsm["X_pca"] = np.ones((200, 2))
+    path = write(given, tmp_path / "own.cxg", compute_embedding="pca")
+    assert detect(path).embeddings == ("pca",)
+    np.testing.assert_array_equal(open_source(path).element("obsm/X_pca"), np.ones((200, 2)))
+
+
+def test_another_way_to_embed_is_handed_over(tmp_path: Path) -> None:
+    """An embedder is given as many components as it asks for, and what it makes of them is the embedding."""
+    seen = []
+
+    def halves(components: Any) -> Any:
+        seen.append(components.shape)
+        return components[:, :2] / 2
+
+    given = small()
+    del given.obsm["X_umap"]
+    path = write(given, tmp_path / "a.cxg", compute_embedding=Embedder("half", 5, halves))
+    assert seen == [(30, 5)]
+    assert detect(path).embeddings == ("half",)
+    assert embedder("pca").layout is None
+    with pytest.raises(SourceError, match="verbs"):
+        open_sink(tmp_path / "b.cxg", compute_embedding="umap")
+
+
+def test_a_umap_is_made_of_thirty_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedder of the verbs fits a UMAP to principal components, with no more neighbours than there are cells."""
+    from raggedatlas.verbs import umap_models
+
+    def fit(sample: Any, settings: Any) -> Any:
+        assert sample.shape == (10, 30)
+        assert settings.n_neighbors == 9
+        return umap_models.UmapModel(settings, sample, sample[:, :2])
+
+    monkeypatch.setattr(umap_models, "fit_umap", fit)
+    given = small(10)
+    del given.obsm["X_umap"]
+    path = write(given, tmp_path / "a.cxg", compute_embedding=embedder("umap"))
+    assert open_source(path).element("obsm/X_umap").shape == (10, 2)
+    with pytest.raises(QueryError, match="'pca' or 'umap'"):
+        embedder("tsne")  # type: ignore[arg-type]
+
+
+def test_components_of_little_are_filled_up() -> None:
+    """A matrix of one feature or one cell has fewer components than asked; the rest is zero."""
+    for shape in ((1, 5), (5, 1), (2, 2)):
+        values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        found = principal_components(lambda values=values: iter([DenseBlock({"values": values})]), shape, 2)
+        assert found.shape == (shape[0], 2)
+        assert np.isfinite(found).all()
+
+
+def refused(given: ad.AnnData, tmp_path: Path, error: type[Exception], match: str, **options: Any) -> None:
+    """Assert that nothing is left where a write is refused."""
+    with pytest.raises(error, match=match):
+        write(given, tmp_path / "a.cxg", **options)
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def changed(**values: Any) -> ad.AnnData:
+    """Make a small AnnData with another X or embedding, or without one."""
+    made = small()
+    if "X" in values:
+        made = ad.AnnData(values["X"], obs=made.obs, obsm=dict(made.obsm))
+    if "umap" in values:
+        made.obsm["X_umap"] = values["umap"]
+    return made
+
+
+INFINITE = np.where(np.arange(60).reshape(30, 2) == 7, np.inf, 0.0)
+BAD: dict[str, tuple[Any, type[Exception], str, dict[str, Any]]] = {
+    "infinite coordinates": (lambda: changed(umap=INFINITE), ValuesError, r"^C24: obsm/X_umap .*cell 3", {}),
+    "no coordinates": (lambda: changed(umap=np.full((30, 2), np.nan)), ValuesError, r"^C24: .*NaN", {}),
+    "wide integers": (lambda: small(wide=np.arange(30) + 2**31), SourceError, r"^C28: obs column 'wide' .*wide_integers", {}),
+    "wide integers with holes": (
+        lambda: small(wide=pd.array([2**25, None] * 15, dtype="Int64")), SourceError, r"^C28: obs column 'wide'", {}
+    ),
+    "huge reals": (lambda: small(x=np.full(30, 1e39)), SourceError, r"^C28: obs column 'x' .*row 0", {}),
+    "a count beyond float32": (
+        lambda: changed(X=np.full((30, 2), 2**24 + 1)), ValuesError, r"^C03: .*16777217 of cell 0", {}
+    ),
+    "no X": (lambda: ad.AnnData(obs=small().obs, obsm=dict(small().obsm)), SourceError, r"^C17: there is no X", {}),
+    "no such layer": (small, SourceError, r"^C17: there is no layers/no", {"x": "layers/no"}),
+    "no embedding": (
+        lambda: ad.AnnData(np.ones((3, 2))), SourceError, r"^C22: .*compute_embedding='pca'", {}
+    ),
+    "none of the embeddings": (small, SourceError, r"^C22: .*X_umap", {"embeddings": ["X_tsne"]}),
+    "no features": (lambda: changed(X=np.ones((30, 0))), SourceError, r"^C(17|71): ", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_written_is_refused_by_rule(tmp_path: Path, case: str) -> None:
+    """Each is refused by rule with the mend, and nothing is left."""
+    make, error, match, options = BAD[case]
+    refused(make(), tmp_path, error, match, **options)
+
+
+def test_choices_are_checked_before_anything(tmp_path: Path) -> None:
+    """Unknown options and values, a folder that is not there, and a place that refuses are told at once."""
+    for options, match in (
+        ({"colour": 1}, "colour"), ({"profile": "0.1"}, "0.3.0, 0.2.0"), ({"layout": "csr"}, "auto"), ({"wide_integers": "x"}, "text"),
+    ):  # fmt: skip
+        with pytest.raises(SourceError, match=match):
+            open_sink(tmp_path / "a.cxg", **options)
+    with pytest.raises(StoreError, match="no folder"):
+        open_sink(tmp_path / "none" / "a.cxg")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError):
+        open_sink(tmp_path / "file" / "a.cxg")
+    if Path("/proc/self").is_dir():
+        with pytest.raises(StoreError, match="cannot be written"):
+            open_sink("/proc/self/a.cxg")
+
+
+def test_what_is_there_is_kept_unless_told(tmp_path: Path) -> None:
+    """An existing CXG is refused, also when it appears meanwhile; with overwrite it is replaced at the end, whole."""
+    path = write(small(), tmp_path / "a.cxg")
+    with pytest.raises(DuplicateError):
+        open_sink(path)
+    sink = open_sink(tmp_path / "b.cxg")
+    write(small(), tmp_path / "b.cxg")
+    with pytest.raises(DuplicateError):
+        copy(small(), sink)
+    write(small(40), path, overwrite=True)
+    assert open_source(path).describe().n_cells == 40
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.cxg", "b.cxg"]
+
+
+def test_a_sink_holds_its_caller_to_order(tmp_path: Path) -> None:
+    """Rows that are missing, elements that come late, matrices of text and sparse embeddings are refused."""
+    umap = SinkMatrix.of("obsm/X_umap", "dense", "f4", (3, 2))
+    x = SinkMatrix.of("X", "dense", "f4", (3, 2))
+    frame = pd.DataFrame(index=["a", "b", "c"])
+    block = DenseBlock({"values": np.ones((3, 2), np.float32)})
+
+    def begun(*more: SinkMatrix) -> Any:
+        sink = open_sink(tmp_path / "a.cxg")
+        sink.begin((x, umap, *more))
+        sink.element("obs", frame)
+        sink.element("var", frame[:2])
+        return sink
+
+    sink = begun()
+    sink.write("X", block)
+    with pytest.raises(SchemaError, match="obsm/X_umap got 0 of 3 rows"):
+        sink.commit()
+    sink.abort()
+    sink = begun()
+    sink.write("X", block)
+    with pytest.raises(SchemaError, match="uns/x comes after"):
+        sink.element("uns/x", 1)
+    with pytest.raises(SchemaError, match="sparse block"):
+        sink.write("obsm/X_umap", CsrBlock(np.zeros(4, np.int64), np.empty(0), {"values": np.empty(0)}, 2))
+    sink.abort()
+    sink = open_sink(tmp_path / "a.cxg")
+    with pytest.raises(SchemaError, match="type <U1"):
+        sink.begin((SinkMatrix.of("X", "dense", "<U1", (1, 1)),))
+    sink.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("at", ["_publish", "_compute"])
+def test_a_kill_leaves_nothing_under_the_name(tmp_path: Path, at: str) -> None:
+    """A process killed before the end leaves nothing that could be taken for a CXG, and the next try succeeds."""
+    small().write_h5ad(tmp_path / "in.h5ad")
+    script = (
+        "import time, sys\n"
+        "from raggedatlas.formats.cxg.sink import CxgSink\n"
+        f"def halt(self):\n    print('here', flush=True)\n    time.sleep(60)\n"
+        f"CxgSink.{at} = halt\n"
+        "from raggedatlas.formats.copying import copy\n"
+        "copy('in.h5ad', 'out.cxg')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        os.kill(process.pid, signal.SIGKILL)
+    assert not (tmp_path / "out.cxg").exists()
+    left = [path.name for path in tmp_path.iterdir() if path.name != "in.h5ad"]
+    assert [name.startswith(".out.cxg.") and name.endswith(".partial") for name in left] == [True]
+    assert detect(write(tmp_path / "in.h5ad", tmp_path / "out.cxg")).layout == "split"
+
+
+def test_names_of_files_may_be_odd(tmp_path: Path) -> None:
+    """Spaces, accents, percent and number signs in a path are taken as they are."""
+    path = write(small(), tmp_path / "a b#c%20é.cxg")
+    assert open_source(path).describe().n_cells == 30

@@ -77,8 +77,10 @@ def color_table(labels: Sequence[str], colors: Any) -> dict[str, str] | None:  #
 
 
 def keeps(colors: Any, table: Mapping[str, str]) -> bool:  # noqa: ANN401
-    """Say whether a table holds all that the colours said: nothing more, in the same spelling."""
-    return [str(color) for color in np.asarray(colors, dtype=object).reshape(-1).tolist()] == list(table.values())
+    """Say whether a table holds all that the colours said: nothing more, spelled alike but for capitals."""
+    return [str(color).lower() for color in np.asarray(colors, dtype=object).reshape(-1).tolist()] == list(
+        table.values()
+    )
 
 
 def _of_text(text: str) -> str | None:

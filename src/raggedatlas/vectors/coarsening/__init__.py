@@ -1,0 +1,1 @@
+"""How each geometry type becomes coarser: points, lines, graphs and skeletons, meshes."""

@@ -1,0 +1,112 @@
+"""Graphs and skeletons become simpler between their branch points, which all stay."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.coarsening.lines import hold_heaviest, line_weights
+from raggedatlas.vectors.coarsening.steps import Rung, Steps, nearest_kept, rungs, weighed
+from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.vectors.subsets import spread
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The unbranched runs of a graph.
+
+    Parameters
+    ----------
+    members : (T,) int64
+        Vertices, run after run, both ends included.
+    offsets : (chains + 1,) int64
+        Where runs begin.
+    forward : (chains,) bool
+        Whether links point along the run, or against it.
+    """
+
+    members: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    forward: NDArray[np.bool_]
+
+
+def find_chains(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) -> Chains:
+    """Cut a graph at its fixed vertices into unbranched runs; rings without one are cut at their lowest vertex.
+
+    Parameters
+    ----------
+    links : (M, 2) integers
+        Edges.
+    n_vertices : int
+        How many vertices.
+    fixed : (N,) bool
+        Where runs end; all vertices that do not have two edges must be among them.
+    """
+    from raggedatlas.vectors.coarsening.kernels import walk_chains
+
+    links = links.astype(np.int64).reshape(-1, 2)
+    n_links = len(links)
+    near, far = links.T.ravel(), links[:, ::-1].T.ravel()
+    order = np.argsort(near, kind="stable")
+    adjacency = np.stack([far[order], order % max(n_links, 1)], 1)
+    bounds = spread(np.bincount(near, minlength=n_vertices))
+    members, ends = np.empty(2 * n_links, np.int64), np.empty((n_links, 2), np.int64)
+    n_chains = walk_chains(adjacency, bounds, fixed, members, ends)
+    offsets = np.concatenate([[0], ends[:n_chains, 0]]).astype(np.int64)
+    members = members[: offsets[-1]]
+    return Chains(members, offsets, links[ends[:n_chains, 1], 0] == members[offsets[:-1]])
+
+
+def fixed_vertices(shapes: Shapes, links: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which vertices stay: branch points, ends, lone vertices, ends of loops, and the roots of skeletons."""
+    degree = np.bincount(links.ravel(), minlength=shapes.n_vertices)
+    fixed: NDArray[np.bool_] = degree != 2
+    fixed[links[links[:, 0] == links[:, 1], 0]] = True
+    if shapes.kind == "skeleton":
+        has_parent = np.zeros(shapes.n_vertices, bool)
+        has_parent[links[:, 0]] = True
+        fixed |= ~has_parent
+    return fixed
+
+
+def inner_needed(chains: Chains) -> NDArray[np.int64]:
+    """Return how many inner vertices each run must keep so that no loop and no parallel run is lost."""
+    ends = np.sort(np.stack([chains.members[chains.offsets[:-1]], chains.members[chains.offsets[1:] - 1]], 1), 1)
+    _, which, counts = np.unique(ends, axis=0, return_inverse=True, return_counts=True)
+    return np.where(ends[:, 0] == ends[:, 1], 2, np.where(counts[which.ravel()] > 1, 1, 0))
+
+
+def graph_levels(shapes: Shapes, steps: Steps) -> Iterator[Rung]:
+    """Yield coarser levels of graphs and skeletons.
+
+    Branch points, ends, lone vertices and roots stay. The runs between them are simplified by Douglas and Peucker's algorithm;
+    a loop keeps two inner vertices and parallel runs one each, so that components, branches and loops are as many as before. A
+    new link points as the links did that it stands for; attributes of links are not carried, as links are merged.
+    """
+    links = np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
+    if links.shape[1] != 2:
+        raise SourceError(f"Links of a {shapes.kind} have {links.shape[1]} ends; expected 2.")
+    chains = find_chains(links, shapes.n_vertices, fixed_vertices(shapes, links))
+    points = shapes.positions.astype(np.float64)
+    along = line_weights(points[chains.members], chains.offsets)
+    hold_heaviest(along, chains.offsets, inner_needed(chains))
+    weights = np.full(shapes.n_vertices, np.inf)
+    weights[chains.members] = along
+    chain = np.repeat(np.arange(len(chains.forward)), np.diff(chains.offsets))
+
+    def stand_in(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+        stands = np.arange(len(kept))
+        stands[chains.members] = chains.members[nearest_kept(points[chains.members], kept[chains.members])]
+        return stands
+
+    def relink(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+        rows = np.flatnonzero(kept[chains.members])
+        joined = chain[rows[:-1]] == chain[rows[1:]]
+        near, far = chains.members[rows[:-1][joined]], chains.members[rows[1:][joined]]
+        forward = chains.forward[chain[rows[:-1][joined]]]
+        return np.stack([np.where(forward, near, far), np.where(forward, far, near)], 1)
+
+    yield from rungs(shapes, weighed(shapes, weights, steps), stand_in, relink)

@@ -1,0 +1,59 @@
+"""Lines become simpler by Douglas and Peucker's algorithm; closed ones stay rings."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.vectors.coarsening.steps import Rung, Steps, nearest_kept, no_links, rungs, weighed
+from raggedatlas.vectors.shapes import Shapes
+
+
+def line_weights(positions: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return for each vertex the largest tolerance at which Douglas and Peucker's algorithm keeps it; ends infinity.
+
+    Parameters
+    ----------
+    positions : (N, D) array
+        Vertices of lines, line after line.
+    offsets : (lines + 1,) int64
+        Where lines begin.
+
+    Examples
+    --------
+    >>> line_weights(np.array([[0, 0], [1, 3], [2, 0]]), np.array([0, 3])).tolist()
+    [inf, 3.0, inf]
+    """
+    from raggedatlas.vectors.coarsening.kernels import weigh_lines
+
+    weights = np.zeros(len(positions))
+    weigh_lines(np.ascontiguousarray(positions, np.float64), offsets.astype(np.int64), weights)
+    return weights
+
+
+def hold_heaviest(weights: NDArray[np.float64], offsets: NDArray[np.int64], needed: NDArray[np.int64]) -> None:
+    """Make the heaviest inner vertices of each line stay: `needed` of them, as far as there are so many."""
+    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    inner = np.flatnonzero(np.isfinite(weights) & (needed[owner] > 0))
+    order = inner[np.lexsort((-weights[inner], owner[inner]))]
+    first = np.flatnonzero(np.diff(owner[order], prepend=-1))
+    rank = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    weights[order[rank < needed[owner[order]]]] = np.inf
+
+
+def line_levels(shapes: Shapes, steps: Steps) -> Iterator[Rung]:
+    """Yield coarser levels of lines, polylines and streamlines.
+
+    Vertices are kept as they are, with their attributes; both ends always, and of a line whose ends lie in one place (a ring)
+    also the two that matter most.
+    """
+    weights = line_weights(shapes.positions, shapes.offsets)
+    counts = np.diff(shapes.offsets)
+    needed = np.zeros(len(counts), np.int64)
+    long = np.flatnonzero(counts > 3)
+    closed = (shapes.positions[shapes.offsets[long]] == shapes.positions[shapes.offsets[long + 1] - 1]).all(1)
+    needed[long[closed]] = 2
+    hold_heaviest(weights, shapes.offsets, needed)
+    points = shapes.positions.astype(np.float64)
+    yield from rungs(shapes, weighed(shapes, weights, steps), lambda kept: nearest_kept(points, kept), no_links)

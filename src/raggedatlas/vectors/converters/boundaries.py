@@ -1,0 +1,271 @@
+"""Boundaries and places as GeoJSON and GeoParquet (shapely, geopandas): polygons with holes, lines, points, and their properties."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.converters.content import OBJECT_ID, Content, Holding, as_codes, decoded
+from raggedatlas.vectors.converters.tables import read_text
+from raggedatlas.vectors.extras import library
+from raggedatlas.vectors.objects import ORDER, PART, RING, geometries_of
+from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.subsets import spread
+
+OUTLINE = (PART, RING, ORDER)
+
+BOUNDARY_HOLDING = Holding(
+    kinds=("point_cloud", "line", "polyline", "streamline", "graph", "skeleton"), dims=(2, 3), vertex=OUTLINE, link=()
+)
+
+POLYGONS, LINES, POINTS = ("Polygon", "MultiPolygon"), ("LineString", "LinearRing"), ("Point", "MultiPoint")
+
+
+def read_geojson(path: Path) -> Content:
+    """Read a GeoJSON file; see `shapes_of_geometries`. A ``crs`` is kept where the file names one.
+
+    Raises
+    ------
+    SourceError
+        If it is no GeoJSON, or a feature has no geometry or one that cannot be drawn; with the feature.
+    MissingExtraError
+        Without shapely.
+    """
+    shapely = library("shapely")
+    try:
+        whole = json.loads(read_text(path))
+        features = whole["features"] if whole.get("type") == "FeatureCollection" else [whole]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise SourceError(f"{path} is no GeoJSON: {type(error).__name__}: {error}.") from None
+    geometries = np.empty(len(features), object)
+    for row, feature in enumerate(features):
+        try:
+            drawn = feature.get("geometry") if feature.get("type") == "Feature" else feature
+            geometries[row] = None if drawn is None else shapely.geometry.shape(drawn)
+        except Exception as error:  # noqa: BLE001 - the library raises whatever a broken geometry leads to
+            raise SourceError(f"{path}: feature {row} has no geometry that can be read: {error}.") from None
+    said = [dict(feature.get("properties") or {}) for feature in features]
+    for feature, properties in zip(features, said, strict=True):
+        if "id" in feature:
+            properties.setdefault("id", feature["id"])
+    names = list(dict.fromkeys(name for properties in said for name in properties))
+    columns = {name: column_of([properties.get(name) for properties in said]) for name in names}
+    metadata = {"crs": whole["crs"]} if isinstance(whole, dict) and whole.get("crs") else {}
+    return Content(shapes_of_geometries(geometries, columns, str(path)), metadata)
+
+
+def read_geoparquet(path: Path) -> Content:
+    """Read a GeoParquet file; see `shapes_of_geometries`. The ``crs`` stands in the metadata as PROJJSON.
+
+    Raises
+    ------
+    SourceError
+        If it cannot be read, or a row has no geometry or one that cannot be drawn.
+    MissingExtraError
+        Without geopandas.
+    """
+    geopandas = library("geopandas")
+    try:
+        frame = geopandas.read_parquet(path)
+    except Exception as error:  # noqa: BLE001 - the library raises whatever a damaged file leads to
+        raise SourceError(f"{path} is no GeoParquet that can be read: {type(error).__name__}: {error}.") from None
+    return frame_content(frame, str(path))
+
+
+def frame_content(frame: Any, what: str) -> Content:  # noqa: ANN401  (a GeoDataFrame)
+    """Return what a GeoDataFrame draws; an index that is not 0, 1, ... becomes ids, or the object attribute ``name``."""
+    columns = {
+        str(name): column_of(frame[name].tolist(), frame[name].dtype)
+        for name in frame.columns
+        if name != frame.geometry.name
+    }
+    index = frame.index.to_numpy()
+    if index.dtype.kind in "iu":
+        if not np.array_equal(index, np.arange(len(index))):
+            columns.setdefault(OBJECT_ID, Attribute(index))
+    else:
+        columns.setdefault("name", Attribute(np.array([str(name) for name in index], dtype=str)))
+    metadata = {} if frame.crs is None else {"crs": json.loads(frame.crs.to_json())}
+    return Content(shapes_of_geometries(frame.geometry.to_numpy(), columns, what), metadata)
+
+
+def column_of(values: Sequence[Any], kind: Any = None) -> Attribute:  # noqa: ANN401  (a dtype)
+    """Return a column of properties: numbers where all are, else texts; what is no text becomes JSON, what is missing has no value."""
+    there = np.array([value is not None and value == value for value in values], bool)  # noqa: PLR0124 - NaN
+    present = None if there.all() else there
+    known = [value for value, has in zip(values, there, strict=True) if has]
+    if known and all(isinstance(value, int | float | np.number | np.bool_) for value in known):
+        if present is None or all(isinstance(value, float | np.floating) for value in known):
+            made = np.array([value if has else np.nan for value, has in zip(values, there, strict=True)])
+            narrow = kind if present is None and getattr(kind, "kind", "") in tuple("iuf") else made.dtype
+            return Attribute(made.astype(narrow))
+        filled = np.array([value if has else 0 for value, has in zip(values, there, strict=True)])
+        return Attribute(filled, present=present)
+    texts = [
+        (value if isinstance(value, str) else json.dumps(value, default=str)) if has else ""
+        for value, has in zip(values, there, strict=True)
+    ]
+    return Attribute(np.array(texts, dtype=str), present=present)
+
+
+def shapes_of_geometries(geometries: NDArray[Any], columns: Mapping[str, Attribute], what: str) -> Shapes:
+    """Return shapely geometries as shapes, an object each.
+
+    Parameters
+    ----------
+    geometries : (n,) array of shapely geometries
+        All polygons, or all lines, or all points (each also multiple but for lines).
+    columns : mapping of str to Attribute
+        Properties; ``object_id`` becomes the ids.
+
+    Returns
+    -------
+    Shapes
+        Polygons of one ring each: polylines whose last vertex is the first again. Polygons with holes or of several parts: a graph, each ring
+        a circle of links, with the vertex attributes ``part``, ``ring`` (0 is the outer one) and ``order``. Lines: polylines. Points: a point
+        cloud, without objects where each feature is one point (its properties are then vertex attributes).
+
+    Raises
+    ------
+    SourceError
+        If kinds are mixed, or one is empty or missing; with its row.
+    """
+    shapely = library("shapely")
+    for row, geometry in enumerate(geometries):
+        if geometry is None or geometry.is_empty:
+            raise SourceError(f"{what}: feature {row} has no geometry, or an empty one. Leave it out.")
+    kinds = {geometry.geom_type for geometry in geometries}
+    family = next((family for family in (POLYGONS, LINES, POINTS) if kinds <= {*family}), None)
+    if family is None:
+        raise SourceError(
+            f"{what} has features of the kinds {', '.join(sorted(kinds))}; expected all polygons, lines or points."
+        )
+    deep = {bool(geometry.has_z) for geometry in geometries}
+    if len(deep) > 1:
+        raise SourceError(f"{what} has features with and without z; expected one or the other.")
+    columns = dict(columns)
+    ids = columns.pop(OBJECT_ID, None)
+    numbers = None if ids is None else ids.values.astype(np.int64)
+    if not len(geometries):
+        return Shapes("polyline", np.zeros((0, 2)), np.zeros(1, np.int64), object_attributes=columns)
+    _, positions, offsets = shapely.to_ragged_array(geometries, include_z=deep == {True})
+    offsets = tuple(np.asarray(part, np.int64) for part in offsets)
+    if family is POLYGONS:
+        return _polygons(positions, offsets, numbers, columns)
+    if family is LINES:
+        return Shapes("polyline", positions, offsets[0], numbers, object_attributes=columns)
+    if not offsets and numbers is None:
+        return Shapes("point_cloud", positions, vertex_attributes=_codes(columns))
+    bounds = offsets[0] if offsets else np.arange(len(positions) + 1)
+    return Shapes("point_cloud", positions, bounds, numbers, object_attributes=columns)
+
+
+def _codes(columns: Mapping[str, Attribute]) -> dict[str, Attribute]:
+    """Return texts as codes, as vertices hold numbers only."""
+    made = {}
+    for name, column in columns.items():
+        if column.values.dtype.kind in "iuf":
+            made[name] = column
+            continue
+        texts = column.values.astype(object)
+        texts[np.zeros(len(texts), bool) if column.present is None else ~column.present] = None
+        made[name] = as_codes(texts)
+    return made
+
+
+def _polygons(
+    positions: NDArray[Any],
+    offsets: tuple[NDArray[np.int64], ...],
+    ids: NDArray[np.int64] | None,
+    columns: Mapping[str, Attribute],
+) -> Shapes:
+    rings, polygons = offsets[0], offsets[1]
+    features = offsets[2] if len(offsets) == 3 else np.arange(len(polygons))
+    if len(rings) == len(features):
+        return Shapes("polyline", positions, rings, ids, object_attributes=columns)
+    counts = np.diff(rings) - 1  # a ring of shapely ends where it begins
+    kept = np.ones(len(positions), bool)
+    kept[rings[1:] - 1] = False
+    bounds = spread(counts)
+    n, ring_of = int(bounds[-1]), np.repeat(np.arange(len(counts)), counts)
+    follow = np.arange(1, n + 1)
+    follow[bounds[1:] - 1] = bounds[:-1]
+    part_of_ring = np.repeat(np.arange(len(polygons) - 1), np.diff(polygons))
+    feature_of_part = np.repeat(np.arange(len(features) - 1), np.diff(features))
+    vertex_bounds = bounds[polygons[features]]
+    part = part_of_ring[ring_of] - features[feature_of_part[part_of_ring[ring_of]]]
+    return Shapes(
+        "graph",
+        positions[kept],
+        vertex_bounds,
+        ids,
+        np.stack([np.arange(n), follow], 1),
+        vertex_bounds,
+        {
+            PART: Attribute(part.astype(np.int32)),
+            RING: Attribute((ring_of - polygons[part_of_ring[ring_of]]).astype(np.int32)),
+            ORDER: Attribute((np.arange(n) - np.repeat(vertex_bounds[:-1], np.diff(vertex_bounds))).astype(np.int32)),
+        },
+        object_attributes=columns,
+    )
+
+
+def write_geojson(content: Content, path: Path) -> None:
+    """Write shapes as GeoJSON, an object a feature; ids stand in the property ``object_id``."""
+    shapely = library("shapely")
+    geometries, columns = features_of(content.shapes)
+    values = {name: column.tolist() for name, column in columns.items()}
+    features = [
+        {
+            "type": "Feature",
+            "properties": {name: column[row] for name, column in values.items()},
+            "geometry": shapely.geometry.mapping(geometry),
+        }
+        for row, geometry in enumerate(geometries)
+    ]
+    whole: dict[str, Any] = {"type": "FeatureCollection", "features": features}
+    if "crs" in content.metadata:
+        whole["crs"] = content.metadata["crs"]
+    path.write_text(json.dumps(whole), encoding="utf-8")
+
+
+def write_geoparquet(content: Content, path: Path) -> None:
+    """Write shapes as GeoParquet, an object a row."""
+    geopandas = library("geopandas")
+    geometries, columns = features_of(content.shapes)
+    frame = geopandas.GeoDataFrame(columns, geometry=list(geometries), crs=content.metadata.get("crs"))
+    frame.to_parquet(path, index=False)
+
+
+def features_of(shapes: Shapes) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+    """Return shapely geometries and their properties, None where there is none."""
+    geometries = geometries_of(shapes)
+    attributes = shapes.object_attributes if shapes.ids is not None else shapes.vertex_attributes
+    columns = {name: plain_column(a) for name, a in attributes.items() if a.values.ndim == 1}
+    if shapes.ids is not None and not np.array_equal(shapes.ids, np.arange(shapes.n_objects)):
+        columns[OBJECT_ID] = shapes.ids
+    return geometries, columns
+
+
+def plain_column(attribute: Attribute) -> NDArray[Any]:
+    """Return an attribute's values, None where an object has none."""
+    values = decoded(attribute)
+    if values.dtype.kind == "f":
+        return values.astype(object) if attribute.present is not None and not attribute.present.all() else values
+    if attribute.present is None or attribute.present.all():
+        return values
+    made = values.astype(object)
+    made[~attribute.present] = None
+    return made
+
+
+def boundary_losses(shapes: Shapes) -> Iterator[str]:
+    """Yield which properties have several channels."""
+    attributes = shapes.object_attributes if shapes.ids is not None else {}
+    for name, attribute in attributes.items():
+        if attribute.values.ndim == 2:
+            yield f"object attribute {name!r} is left out: it has {attribute.n_channels} channels"

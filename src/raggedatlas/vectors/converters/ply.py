@@ -1,0 +1,380 @@
+"""PLY: points, meshes and edges with any columns of numbers, as text or bytes of either order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.converters.content import OBJECT_ID, Content, Holding
+from raggedatlas.vectors.converters.tables import shortest, split_channels
+from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes
+from raggedatlas.vectors.subsets import owners, spread
+
+PLY_HOLDING = Holding(kinds=("point_cloud", "mesh", "graph", "skeleton"), dims=(3,), object=(), strings=False)
+
+TYPES = {
+    "char": "i1",
+    "uchar": "u1",
+    "short": "i2",
+    "ushort": "u2",
+    "int": "i4",
+    "uint": "u4",
+    "float": "f4",
+    "double": "f8",
+    "int8": "i1",
+    "uint8": "u1",
+    "int16": "i2",
+    "uint16": "u2",
+    "int32": "i4",
+    "uint32": "u4",
+    "float32": "f4",
+    "float64": "f8",
+}
+NAMES = {
+    "i1": "char",
+    "u1": "uchar",
+    "i2": "short",
+    "u2": "ushort",
+    "i4": "int",
+    "u4": "uint",
+    "f4": "float",
+    "f8": "double",
+}
+ORDERS = {"ascii": "=", "binary_little_endian": "<", "binary_big_endian": ">"}
+JOINED = {
+    "normal": ("nx", "ny", "nz"),
+    "color": ("red", "green", "blue"),
+    "color_alpha": ("red", "green", "blue", "alpha"),
+}
+"""Attributes that are several columns by custom."""
+
+CORNERS = ("vertex_indices", "vertex_index")
+MAX_HEADER = 1 << 16
+
+
+@dataclass(frozen=True)
+class Element:
+    """One kind of rows of a file: its columns and their types; a list has the types of its length and of its members."""
+
+    name: str
+    count: int
+    columns: tuple[tuple[str, str, str], ...]
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """Names of the columns that are lists."""
+        return tuple(name for name, length, _ in self.columns if length)
+
+
+Table = dict[str, NDArray[Any]]
+
+
+def read_ply(path: Path) -> Content:
+    """Read a PLY file: a mesh if it has faces, a graph if it has edges, else points.
+
+    Parameters
+    ----------
+    path : Path
+        A ``.ply`` file, text or binary.
+
+    Returns
+    -------
+    Content
+        All further columns become attributes; ``red green blue (alpha)`` become ``color``, ``nx ny nz`` become ``normal``. A column
+        ``object_id`` of the vertices puts them into objects.
+
+    Raises
+    ------
+    SourceError
+        If the header cannot be read, or the file ends too early.
+    """
+    data = path.read_bytes()
+    order, elements, at = _header(data, path)
+    reader = _read_ascii if order == "=" else _read_binary
+    tables, left = {}, []
+    for element in elements:
+        tables[element.name], at = reader(data, at, element, order, path)
+        if element.name not in ("vertex", "face", "edge"):
+            left.append(f"element {element.name!r} is left out")
+    vertices = tables.get("vertex", {})
+    if not {"x", "y", "z"} <= set(vertices):
+        raise SourceError(f"{path} has no vertices with x, y and z.")
+    positions = np.stack([vertices.pop(name) for name in "xyz"], 1)
+    owner = vertices.pop(OBJECT_ID, None)
+    kind, links, columns = _links(tables, left, path)
+    shapes = Shapes(
+        kind,
+        positions,
+        links=links,
+        vertex_attributes=_joined(vertices, left),
+        link_attributes=_joined(columns, left),
+    )
+    return Content(shapes if owner is None else _by_owner(shapes, owner, path), left=tuple(left))
+
+
+def _links(tables: dict[str, Table], left: list[str], path: Path) -> tuple[str, NDArray[Any] | None, Table]:
+    if tables.get("face"):
+        faces = tables["face"]
+        corners = next((faces.pop(name) for name in CORNERS if name in faces), None)
+        if corners is None:
+            raise SourceError(f"{path} has faces without {' or '.join(CORNERS)}.")
+        if corners.dtype != object:
+            return "mesh", corners.astype(np.int64), faces
+        counts = np.array([len(face) for face in corners])
+        if len(counts) and counts.min() < 3:
+            raise SourceError(f"{path}: face {counts.argmin()} has {counts.min()} corners; expected 3 or more.")
+        left.append(f"{int((counts > 3).sum())} faces of more than three corners are cut into triangles")
+        rows = np.repeat(np.arange(len(counts)), counts - 2)
+        cut = [[face[0], face[k], face[k + 1]] for face in corners for k in range(1, len(face) - 1)]
+        made = np.array(cut, np.int64).reshape(-1, 3)
+        return "mesh", made, {name: column[rows] for name, column in faces.items()}
+    if "edge" in tables and {"vertex1", "vertex2"} <= set(tables["edge"]):
+        edges = tables["edge"]
+        return "graph", np.stack([edges.pop("vertex1"), edges.pop("vertex2")], 1).astype(np.int64), edges
+    return "point_cloud", None, {}
+
+
+def _joined(table: Table, left: list[str]) -> dict[str, Attribute]:
+    made = {}
+    for name, columns in sorted(JOINED.items(), key=lambda item: -len(item[1])):
+        if set(columns) <= set(table) and len({table[column].dtype for column in columns}) == 1:
+            made[name.split("_")[0]] = Attribute(np.stack([table.pop(column) for column in columns], 1), columns)
+    for name, column in table.items():
+        if column.dtype == object or column.ndim > 1:
+            left.append(f"list {name!r} is left out")
+        else:
+            made[name] = Attribute(column)
+    return made
+
+
+def _by_owner(shapes: Shapes, owner: NDArray[Any], path: Path) -> Shapes:
+    """Put the vertices of each object together, and renumber the links."""
+    if owner.dtype.kind not in "iu" or (len(owner) and owner.min() < 0):
+        raise SourceError(f"{path} has a column {OBJECT_ID} of {owner.dtype}; expected whole numbers from 0.")
+    ids, codes = np.unique(owner, return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    links = shapes.links
+    if links is not None:
+        if links.size and (links.min() < 0 or links.max() >= len(place)):
+            raise SourceError(f"{path} has a face or edge of vertex {links.max()}; it has {len(place)} vertices.")
+        links = place[links]
+    return Shapes(
+        shapes.kind,
+        shapes.positions[order],
+        spread(np.bincount(codes, minlength=len(ids))),
+        ids.astype(np.int64),
+        links,
+        vertex_attributes={name: attribute.take(order) for name, attribute in shapes.vertex_attributes.items()},
+        link_attributes=shapes.link_attributes,
+    )
+
+
+def _header(data: bytes, path: Path) -> tuple[str, list[Element], int]:
+    end = data.find(b"end_header", 0, MAX_HEADER)
+    stop = data.find(b"\n", end)
+    if not data.startswith(b"ply") or end < 0 or stop < 0:
+        raise SourceError(f"{path} does not begin as a PLY file: 'ply', a header, 'end_header'.")
+    order, elements = "", []
+    for number, line in enumerate(data[:end].decode("ascii", "replace").splitlines(), 1):
+        words = line.split()
+        try:
+            if words[:1] == ["format"]:
+                order = ORDERS[words[1]]
+            elif words[:1] == ["element"]:
+                elements.append(Element(words[1], int(words[2]), ()))
+            elif words[:2] == ["property", "list"]:
+                elements[-1] = _with(elements[-1], words[4], TYPES[words[2]], TYPES[words[3]])
+            elif words[:1] == ["property"]:
+                elements[-1] = _with(elements[-1], words[2], "", TYPES[words[1]])
+        except (KeyError, IndexError, ValueError):
+            raise SourceError(f"{path}, line {number} of the header is {line!r}, which means nothing in PLY.") from None
+    if not order or any(element.count < 0 for element in elements):
+        raise SourceError(f"{path} has no format that is known, or an element with a negative count.")
+    return order, elements, stop + 1
+
+
+def _with(element: Element, name: str, length: str, kind: str) -> Element:
+    return Element(element.name, element.count, (*element.columns, (name, length, kind)))
+
+
+def _read_binary(data: bytes, at: int, element: Element, order: str, path: Path) -> tuple[Table, int]:
+    """Read rows at once where all lists are as long as in the first row, else row by row."""
+    if not element.count:
+        return {name: np.zeros(0, kind) for name, _, kind in element.columns if not _}, at
+    lengths = _first_lengths(data, at, element, order, path)
+    fields: list[Any] = []
+    for name, length, kind in element.columns:
+        if length:
+            fields += [(f"{name}\0", order + length), (name, order + kind, (lengths[name],))]
+        else:
+            fields.append((name, order + kind))
+    row = np.dtype(fields)
+    if at + row.itemsize * element.count <= len(data):
+        rows = np.frombuffer(data, row, element.count, at)
+        if all((rows[f"{name}\0"] == lengths[name]).all() for name in element.lists):
+            table = {name: rows[name].astype(rows[name].dtype.newbyteorder("=")) for name, _, _ in element.columns}
+            return table, at + row.itemsize * element.count
+    if not element.lists:
+        raise SourceError(f"{path} ends inside its {element.count} rows of {element.name!r}.")
+    return _read_rows(data, at, element, order, path)
+
+
+def _first_lengths(data: bytes, at: int, element: Element, order: str, path: Path) -> dict[str, int]:
+    table, _ = _read_rows(data, at, Element(element.name, 1, element.columns), order, path)
+    return {name: len(table[name][0]) for name in element.lists}
+
+
+def _read_rows(data: bytes, at: int, element: Element, order: str, path: Path) -> tuple[Table, int]:
+    found: dict[str, list[Any]] = {name: [] for name, _, _ in element.columns}
+    for number in range(element.count):
+        for name, length, kind in element.columns:
+            count = 1
+            if length:
+                count = int(_values(data, at, 1, order + length, f"{path}, {element.name} {number}")[0])
+                at += np.dtype(length).itemsize
+            values = _values(data, at, count, order + kind, f"{path}, {element.name} {number}")
+            at += np.dtype(kind).itemsize * count
+            found[name].append(values if length else values[0])
+    return {name: _column(found[name], length, kind) for name, length, kind in element.columns}, at
+
+
+def _values(data: bytes, at: int, count: int, kind: str, where: str) -> NDArray[Any]:
+    if count < 0 or at + count * np.dtype(kind).itemsize > len(data):
+        raise SourceError(f"{where}: the file ends inside it.")
+    return np.frombuffer(data, kind, count, at)
+
+
+def _column(values: list[Any], length: str, kind: str) -> NDArray[Any]:
+    if not length:
+        return np.array(values, kind)
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
+
+
+def _read_ascii(data: bytes, at: int, element: Element, order: str, path: Path) -> tuple[Table, int]:
+    found: dict[str, list[Any]] = {name: [] for name, _, _ in element.columns}
+    for number in range(element.count):
+        stop = data.find(b"\n", at)
+        stop = len(data) if stop < 0 else stop
+        words = data[at:stop].split()
+        at = min(stop + 1, len(data))
+        place = 0
+        try:
+            for name, length, kind in element.columns:
+                count = int(words[place]) if length else 1
+                place += bool(length)
+                if count < 0 or place + count > len(words):
+                    raise IndexError
+                values = np.array(words[place : place + count], np.dtype("S")).astype(np.float64).astype(kind)
+                place += count
+                found[name].append(values if length else values[0])
+        except (IndexError, ValueError):
+            raise SourceError(
+                f"{path}, {element.name} {number} is {data[at:stop][:60]!r}; not as its header says."
+            ) from None
+    table = {name: _column(found[name], length, kind) for name, length, kind in element.columns}
+    for name in element.lists:
+        if len({len(values) for values in table[name]}) == 1:
+            table[name] = np.stack(list(table[name]))
+    del order
+    return table, at
+
+
+def write_ply(content: Content, path: Path, *, ascii: bool = False) -> None:
+    """Write a PLY file, binary in little-endian order, or as text."""
+    shapes = content.shapes
+    vertices = dict(zip("xyz", shapes.positions.T, strict=True))
+    if shapes.ids is not None and shapes.ids.tolist() != [0]:
+        vertices[OBJECT_ID] = shapes.ids[owners(shapes)]
+    vertices |= _columns(shapes.vertex_attributes)
+    tables = [("vertex", {name: narrow(column) for name, column in vertices.items()})]
+    if shapes.links is not None and shapes.kind == "mesh":
+        faces = {CORNERS[0]: shapes.links.astype("<i4")}
+        tables.append(("face", faces | {name: narrow(c) for name, c in _columns(shapes.link_attributes).items()}))
+    elif shapes.links is not None:
+        edges = {f"vertex{k + 1}": shapes.links[:, k].astype("<i4") for k in range(2)}
+        tables.append(("edge", edges | {name: narrow(c) for name, c in _columns(shapes.link_attributes).items()}))
+    lines = ["ply", f"format {'ascii' if ascii else 'binary_little_endian'} 1.0"]
+    for name, table in tables:
+        lines += [f"element {name} {len(next(iter(table.values())))}", *(_property(*item) for item in table.items())]
+    with path.open("wb") as file:
+        file.write("\n".join([*lines, "end_header", ""]).encode("ascii"))
+        for _, table in tables:
+            file.write(_text(table) if ascii else _bytes(table))
+
+
+def _columns(attributes: Attributes) -> Table:
+    """Return attributes as columns, those of custom by their customary names."""
+    made: Table = {}
+    for name, attribute in attributes.items():
+        custom = JOINED.get(f"{name}_alpha" if attribute.n_channels == 4 else name)
+        if attribute.values.ndim == 2 and custom and len(custom) == attribute.n_channels:
+            made |= dict(zip(custom, attribute.values.T, strict=True))
+        elif "categories" not in attribute.metadata and attribute.values.dtype.kind in "iuf":
+            made |= {column.replace(" ", "_"): values for column, values in split_channels(name, attribute)}
+    return made
+
+
+def narrow(column: NDArray[Any]) -> NDArray[Any]:
+    """Return a column in a type that PLY has: 64-bit integers as 32-bit ones where they fit, half floats as floats.
+
+    Raises
+    ------
+    SourceError
+        If an integer needs 64 bits.
+    """
+    if column.dtype.kind == "f":
+        return column.astype("<f4" if column.dtype.itemsize < 8 else "<f8")
+    if column.dtype.itemsize < 8:
+        return column.astype(column.dtype.newbyteorder("<"))
+    for kind in ("<i4", "<u4"):
+        if not len(column) or (np.iinfo(kind).min <= column.min() and column.max() <= np.iinfo(kind).max):
+            return column.astype(kind)
+    raise SourceError(
+        f"PLY holds integers of 32 bits; a column goes from {column.min()} to {column.max()}. Leave it out."
+    )
+
+
+def ply_losses(shapes: Shapes) -> Iterator[str]:
+    """Yield which attributes come back as several, as no custom joins them."""
+    for name, attribute in shapes.vertex_attributes.items():
+        custom = JOINED.get(f"{name}_alpha" if attribute.n_channels == 4 else name, ())
+        if attribute.values.ndim == 2 and len(custom) != attribute.n_channels:
+            yield f"vertex attribute {name!r} becomes {attribute.n_channels} columns"
+
+
+def _property(name: str, column: NDArray[Any]) -> str:
+    kind = NAMES[column.dtype.str[1:]]
+    return f"property {f'list uchar {kind}' if column.ndim == 2 else kind} {name}"
+
+
+def _bytes(table: Table) -> bytes:
+    fields: list[Any] = []
+    for name, column in table.items():
+        if column.ndim == 2:
+            fields += [("\0", "u1"), (name, column.dtype, (column.shape[1],))]
+        else:
+            fields.append((name, column.dtype))
+    rows = np.empty(len(next(iter(table.values()))), np.dtype(fields))
+    for name, column in table.items():
+        rows[name] = column
+        if column.ndim == 2:
+            rows["\0"] = column.shape[1]
+    return rows.tobytes()
+
+
+def _text(table: Table) -> bytes:
+    texts = [
+        [" ".join([str(len(row)), *map(repr, row)]) for row in column.tolist()]
+        if column.ndim == 2
+        else [repr(value) for value in shortest(column).tolist()]
+        for column in table.values()
+    ]
+    return "".join(" ".join(row) + "\n" for row in zip(*texts, strict=True)).encode("ascii")

@@ -1,0 +1,254 @@
+"""TRX: streamlines as plain arrays in a zip file or a folder, with values of vertices, lines and groups."""
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.converters.content import OBJECT_ID, Content, Holding, is_text
+from raggedatlas.vectors.geometry import Axis
+from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Groups, Shapes
+from raggedatlas.vectors.subsets import spread
+
+TRACTOGRAM = "tractogram"
+"""Key of the metadata: ``voxel_to_rasmm`` (4 x 4) and ``dimensions`` (3) of the image the lines were drawn on."""
+
+TRX_HOLDING = Holding(kinds=SEQUENTIAL, dims=(3,), link=(), strings=False, groups=True)
+
+MILLIMETRES = tuple(Axis(name, "millimeter") for name in "xyz")
+
+
+def read_trx(path: Path) -> Content:
+    """Read a TRX file or folder: streamlines in RAS+ millimetres.
+
+    Parameters
+    ----------
+    path : Path
+        A ``.trx`` zip, compressed or not, or a folder with ``header.json``.
+
+    Returns
+    -------
+    Content
+        ``dpv`` become vertex attributes, ``dps`` object attributes, groups keep their names and ``dpg``. The affine and the dimensions
+        stand in ``metadata["tractogram"]``.
+
+    Raises
+    ------
+    SourceError
+        If a part is missing, has a type that is none, or has not as many values as the header says.
+    """
+    parts = dict(_folder_parts(path) if path.is_dir() else _zip_parts(path))
+    header = _header(parts, path)
+    found = {name: _array(name, data, path) for name, data in parts.items() if not name.endswith(".json")}
+    n_lines, n_vertices = int(header["NB_STREAMLINES"]), int(header["NB_VERTICES"])
+    positions = _only(found, "positions", path, n_vertices) if n_vertices else np.zeros((0, 3), np.float32)
+    offsets = _only(found, "offsets", path, None).ravel().astype(np.int64) if n_lines else np.zeros(1, np.int64)
+    if len(offsets) == n_lines:
+        offsets = np.append(offsets, n_vertices)
+    if positions.shape != (n_vertices, 3) or len(offsets) != n_lines + 1:
+        raise SourceError(
+            f"{path} has positions of the shape {positions.shape} and {len(offsets)} offsets; its header says "
+            f"{n_vertices} vertices and {n_lines} streamlines."
+        )
+    vertex, lines = _rows(found, "dpv/", n_vertices, path), _rows(found, "dps/", n_lines, path)
+    ids = lines.pop(OBJECT_ID).values if OBJECT_ID in lines else np.arange(n_lines)
+    shapes = Shapes(
+        "streamline",
+        positions,
+        offsets,
+        ids.astype(np.int64),
+        vertex_attributes=vertex,
+        object_attributes=lines,
+        groups=_groups(found, ids.astype(np.int64), path),
+    )
+    affine = np.array(header["VOXEL_TO_RASMM"], np.float64).reshape(4, 4).tolist()
+    image = {"voxel_to_rasmm": affine, "dimensions": [int(size) for size in header["DIMENSIONS"]]}
+    return Content(shapes, {TRACTOGRAM: image}, MILLIMETRES)
+
+
+def _zip_parts(path: Path) -> Iterator[tuple[str, bytes]]:
+    try:
+        with zipfile.ZipFile(path) as file:
+            for item in file.infolist():
+                if not item.is_dir():
+                    yield item.filename, file.read(item)
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise SourceError(f"{path} is no zip file that can be read: {error}.") from None
+
+
+def _folder_parts(path: Path) -> Iterator[tuple[str, bytes]]:
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            yield file.relative_to(path).as_posix(), file.read_bytes()
+
+
+def _header(parts: Mapping[str, bytes], path: Path) -> dict[str, Any]:
+    wanted = ("NB_STREAMLINES", "NB_VERTICES", "VOXEL_TO_RASMM", "DIMENSIONS")
+    try:
+        header = json.loads(parts["header.json"])
+        if all(key in header for key in wanted) and np.size(header["VOXEL_TO_RASMM"]) == 16:
+            return dict(header)
+    except (KeyError, ValueError, TypeError):
+        pass
+    raise SourceError(f"{path} has no header.json with {', '.join(wanted)}; it is no TRX.")
+
+
+def _array(name: str, data: bytes, path: Path) -> NDArray[Any]:
+    """Read ``folder/name.channels.dtype``; bits are bytes of 0 and 1, as the library reads them."""
+    words = name.rsplit("/", 1)[-1].split(".")
+    try:
+        kind = np.dtype(np.uint8 if words[-1] in ("bit", "bool") else words[-1]).newbyteorder("<")
+        channels = int(words[1]) if len(words) == 3 else 1
+        if kind.kind not in "iuf" or len(words) not in (2, 3) or channels < 1:
+            raise ValueError
+        values = np.frombuffer(data, kind).astype(kind.newbyteorder("="))
+        return values.reshape(-1, channels) if len(words) == 3 else values
+    except (TypeError, ValueError):
+        raise SourceError(
+            f"{path}: {name} has {len(data)} bytes; expected a name like 'fa.float32' or 'color.3.uint8' and whole rows."
+        ) from None
+
+
+def _only(found: Mapping[str, NDArray[Any]], stem: str, path: Path, rows: int | None) -> NDArray[Any]:
+    for name, values in found.items():
+        if name.split(".")[0] == stem:
+            return values
+    raise SourceError(f"{path} has no {stem}; expected {'' if rows is None else rows} of them.")
+
+
+def _rows(found: Mapping[str, NDArray[Any]], folder: str, rows: int, path: Path) -> dict[str, Attribute]:
+    made = {}
+    for name, values in found.items():
+        if name.startswith(folder):
+            if len(values) != rows:
+                raise SourceError(f"{path}: {name} has {len(values)} rows; expected {rows}.")
+            flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+            made[name.removeprefix(folder).split(".")[0]] = Attribute(flat)
+    return made
+
+
+def _groups(found: Mapping[str, NDArray[Any]], ids: NDArray[np.int64], path: Path) -> Groups | None:
+    members = {
+        name.removeprefix("groups/").split(".")[0]: values.ravel().astype(np.int64)
+        for name, values in found.items()
+        if name.startswith("groups/")
+    }
+    if not members:
+        return None
+    for name, rows in members.items():
+        if len(rows) and (rows.min() < 0 or rows.max() >= len(ids)):
+            raise SourceError(f"{path}: group {name!r} names streamline {rows.max()}; there are {len(ids)}.")
+    attributes = {"name": Attribute(np.array(list(members), dtype=str))}
+    values: dict[str, dict[str, NDArray[Any]]] = {}
+    for name, value in found.items():
+        words = name.split("/")
+        if words[0] == "dpg" and len(words) == 3 and words[1] in members:
+            values.setdefault(words[2].split(".")[0], {})[words[1]] = value.ravel()
+    attributes |= {key: _group_column(key, rows, list(members), path) for key, rows in values.items()}
+    flat = np.concatenate(list(members.values()))
+    return Groups(spread(np.array([len(rows) for rows in members.values()])), ids[flat], attributes)
+
+
+def _group_column(name: str, rows: Mapping[str, NDArray[Any]], groups: list[str], path: Path) -> Attribute:
+    first = next(iter(rows.values()))
+    if any(row.shape != first.shape for row in rows.values()):
+        raise SourceError(f"{path}: dpg {name!r} has different lengths in different groups.")
+    present = np.array([group in rows for group in groups])
+    column = np.zeros((len(groups), len(first)), first.dtype)
+    for k, group in enumerate(groups):
+        column[k] = rows.get(group, 0)
+    return Attribute(column[:, 0] if len(first) == 1 else column, present=None if present.all() else present)
+
+
+def write_trx(content: Content, path: Path) -> None:
+    """Write streamlines as TRX, a zip that is not compressed; ids that are no row numbers stand in the dps ``object_id``."""
+    shapes = content.shapes
+    image = content.metadata.get(TRACTOGRAM, {})
+    header = {
+        "DIMENSIONS": image.get("dimensions", [1, 1, 1]),
+        "VOXEL_TO_RASMM": image.get("voxel_to_rasmm", np.eye(4).tolist()),
+        "NB_VERTICES": shapes.n_vertices,
+        "NB_STREAMLINES": shapes.n_objects,
+    }
+    positions = shapes.positions if shapes.positions.dtype.kind == "f" else shapes.positions.astype(np.float64)
+    parts: dict[str, NDArray[Any]] = {
+        f"positions.3.{positions.dtype.name}": positions,
+        "offsets.uint64": shapes.offsets.astype(np.uint64),
+    }
+    ids = np.asarray(shapes.ids)
+    if not np.array_equal(ids, np.arange(len(ids))):
+        parts[f"dps/{OBJECT_ID}.int64"] = ids
+    parts |= _parts("dpv", shapes.vertex_attributes) | _parts("dps", shapes.object_attributes)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
+        file.writestr("header.json", json.dumps(header))
+        for name, values in (parts | group_parts(shapes)).items():
+            file.writestr(name, np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes())
+
+
+def _parts(folder: str, attributes: Attributes) -> dict[str, NDArray[Any]]:
+    return {
+        f"{folder}/{file_name(name)}{f'.{a.n_channels}' if a.values.ndim == 2 else ''}.{a.values.dtype.name}": a.values
+        for name, a in attributes.items()
+        if not is_text(a)
+    }
+
+
+def file_name(name: str) -> str:
+    """Return a name as part of a file's name, in which dots and slashes divide.
+
+    Examples
+    --------
+    >>> file_name("mean.fa")
+    'mean_fa'
+    """
+    return name.replace(".", "_").replace("/", "_")
+
+
+def group_parts(shapes: Shapes) -> dict[str, NDArray[Any]]:
+    """Return the groups of shapes and their numbers, by names of files in a TRX."""
+    if shapes.groups is None:
+        return {}
+    order = np.argsort(np.asarray(shapes.ids))
+    names = group_names(shapes.groups)
+    parts: dict[str, NDArray[Any]] = {}
+    for k, name in enumerate(names):
+        members = shapes.groups.members(k)
+        place = np.minimum(np.searchsorted(np.asarray(shapes.ids)[order], members), max(len(order) - 1, 0))
+        rows = order[place] if len(order) else place
+        parts[f"groups/{name}.uint32"] = rows[np.asarray(shapes.ids)[rows] == members].astype(np.uint32)
+        for key, attribute in shapes.groups.attributes.items():
+            there = attribute.present is None or attribute.present[k]
+            if there and attribute.values.dtype.kind in "iuf":
+                row = attribute.values[k].reshape(-1)
+                parts[f"dpg/{name}/{file_name(key)}.{len(row)}.{row.dtype.name}"] = row
+    return parts
+
+
+def group_names(groups: Groups) -> list[str]:
+    """Return names of groups that can be names of files: their own, else ``group_0``, ``group_1``, ..."""
+    given = groups.attributes.get("name")
+    names = [] if given is None else [file_name(str(name)) for name in given.values]
+    if len({*names}) == groups.n_groups and all(names):
+        return names
+    return [f"group_{k}" for k in range(groups.n_groups)]
+
+
+def trx_losses(shapes: Shapes) -> Iterator[str]:
+    """Yield what is said of groups that TRX does not hold, and which names change."""
+    for family in ("vertex", "object"):
+        for name in getattr(shapes, f"{family}_attributes"):
+            if file_name(name) != name:
+                yield f"{family} attribute {name!r} is called {file_name(name)!r}"
+    if shapes.groups is None:
+        return
+    for name, attribute in shapes.groups.attributes.items():
+        if attribute.values.dtype.kind not in "iuf" and name != "name":
+            yield f"group attribute {name!r} is left out: it is text"
+    missing = np.setdiff1d(shapes.groups.ids, np.asarray(shapes.ids))
+    if len(missing):
+        yield f"groups: {len(missing)} members that are not among the streamlines are left out"

@@ -1,0 +1,36 @@
+"""The one door to the libraries of the extra ``geometry``: each is imported here only, when it is first needed."""
+
+import importlib
+from typing import Any
+
+from raggedatlas.errors import MissingExtraError
+
+LIBRARIES = {
+    "fast_simplification": "Meshes are decimated by the package fast-simplification",
+    "geopandas": "Tables of geometries are made by the package geopandas",
+    "networkx": "Graphs are made by the package networkx",
+    "nibabel": "TRK and TCK are read and written by the package nibabel",
+    "shapely": "Polygons are made by the package shapely",
+    "trimesh": "Meshes as objects are made by the package trimesh",
+}
+"""Module -> what it is for."""
+
+
+def library(name: str) -> Any:  # noqa: ANN401  (a module)
+    """Import a library of the extra ``geometry``.
+
+    Parameters
+    ----------
+    name : str
+        One of `LIBRARIES`, or a module of one.
+
+    Raises
+    ------
+    MissingExtraError
+        If it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        what = LIBRARIES[name.partition(".")[0]]
+        raise MissingExtraError(f"{what}; install it with: pip install 'raggedatlas[geometry]'.") from error

@@ -1,0 +1,235 @@
+"""Shapes as the objects of other libraries: trimesh, networkx, shapely and geopandas (extra ``geometry``)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.converters.tables import split_channels
+from raggedatlas.vectors.extras import library
+from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes
+from raggedatlas.vectors.subsets import owners, spread, take_objects
+
+PART, RING, ORDER = "part", "ring", "order"
+"""Vertex attributes that say which polygon of an object, which ring of it (0 is the outer one), and where in the object a vertex stands."""
+
+NODE = "node"
+"""Vertex attribute with the names of a graph's nodes."""
+
+AXES = ("x", "y", "z", "w")
+
+
+def to_trimesh(shapes: Shapes) -> dict[int, Any]:
+    """Return meshes as `trimesh.Trimesh`, by object id; vertices and faces as they are, attributes beside them.
+
+    Parameters
+    ----------
+    shapes : Shapes
+        Meshes of triangles in 3-D.
+
+    Raises
+    ------
+    SourceError
+        If they are something else.
+    MissingExtraError
+        Without trimesh.
+
+    Examples
+    --------
+    >>> corner = Shapes("mesh", np.eye(3), links=np.array([[0, 1, 2]]), ids=np.array([7]))
+    >>> to_trimesh(corner)[7].faces.tolist()
+    [[0, 1, 2]]
+    """
+    if shapes.kind != "mesh" or shapes.n_dims != 3 or (shapes.links is not None and shapes.links.shape[1] != 3):
+        raise SourceError(f"A {shapes.kind} of {shapes.n_dims} axes makes no trimesh; expected triangles in 3-D.")
+    trimesh = library("trimesh")
+    made = {}
+    for row, number in enumerate(np.asarray(shapes.ids).tolist()):
+        one = take_objects(shapes, np.array([row]))
+        made[number] = trimesh.Trimesh(
+            vertices=one.positions,
+            faces=np.zeros((0, 3), np.int64) if one.links is None else one.links,
+            vertex_attributes={name: a.values for name, a in one.vertex_attributes.items()},
+            face_attributes={name: a.values for name, a in one.link_attributes.items()},
+            metadata={name: a.values[0] for name, a in one.object_attributes.items()},
+            process=False,
+        )
+    return made
+
+
+def to_networkx(shapes: Shapes) -> Any:  # noqa: ANN401  (a networkx graph)
+    """Return shapes as one networkx graph; skeletons as a directed one, from child to parent.
+
+    Nodes are rows of vertices, with ``pos``, ``object_id`` and the vertex attributes; edges have the link attributes.
+
+    Raises
+    ------
+    SourceError
+        For meshes.
+    MissingExtraError
+        Without networkx.
+
+    Examples
+    --------
+    >>> path = Shapes("polyline", np.array([[0, 0], [3, 4]]), ids=np.array([7]))
+    >>> to_networkx(path).nodes[1]
+    {'x': 3, 'y': 4, 'object_id': 7, 'pos': (3, 4)}
+    """
+    graph = graph_of(shapes, directed=shapes.kind == "skeleton", axes=AXES[: shapes.n_dims], numbered=True)
+    for node, position in enumerate(shapes.positions.tolist()):
+        graph.nodes[node]["pos"] = tuple(position)
+    return graph
+
+
+def graph_of(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbered: bool = False) -> Any:  # noqa: ANN401
+    """Return shapes as a networkx graph whose values are plain numbers and texts.
+
+    Parameters
+    ----------
+    shapes : Shapes
+        Anything but meshes.
+    directed : bool
+        Whether edges have a direction.
+    axes : sequence of str
+        Names of the coordinates.
+    numbered : bool
+        Whether nodes are rows, even where the vertex attribute ``node`` names them.
+    """
+    if shapes.kind == "mesh":
+        raise SourceError("A mesh makes no graph; expected points, lines, graphs or skeletons.")
+    networkx = library("networkx")
+    links = edges_of(shapes).tolist()
+    multiple = len({(a, b) if directed else (min(a, b), max(a, b)) for a, b in links}) < len(links)
+    kinds = {
+        (False, False): "Graph",
+        (True, False): "DiGraph",
+        (False, True): "MultiGraph",
+        (True, True): "MultiDiGraph",
+    }
+    graph = getattr(networkx, kinds[directed, multiple])()
+    columns: dict[str, list[Any]] = {axis: shapes.positions[:, d].tolist() for d, axis in enumerate(axes)}
+    for name, attribute in shapes.vertex_attributes.items():
+        columns |= _plain(name, attribute)
+    if shapes.ids is not None and (numbered or shapes.ids.tolist() != [0]):
+        columns["object_id"] = shapes.ids[owners(shapes)].tolist()
+    names: list[Any] = list(range(shapes.n_vertices))
+    given = columns.get(NODE, [])
+    if not numbered and len({*map(str, given)}) == len(names) == len(given):
+        names = [str(name) for name in columns.pop(NODE)]
+    for row, name in enumerate(names):
+        graph.add_node(name, **{key: column[row] for key, column in columns.items() if column[row] is not None})
+    between: dict[str, list[Any]] = {}
+    for name, attribute in shapes.link_attributes.items():
+        between |= _plain(name, attribute)
+    for row, (a, b) in enumerate(links):
+        graph.add_edge(names[a], names[b], **{key: column[row] for key, column in between.items()})
+    return graph
+
+
+def edges_of(shapes: Shapes) -> NDArray[np.int64]:
+    """Return the links as rows of vertices, those that follow from the order written out."""
+    if shapes.kind in SEQUENTIAL:
+        owner = owners(shapes)
+        first = np.flatnonzero(owner[1:] == owner[:-1])
+        return np.stack([first, first + 1], 1)
+    return np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
+
+
+def to_geopandas(shapes: Shapes, *, crs: Any = None) -> Any:  # noqa: ANN401  (a GeoDataFrame)
+    """Return shapes as a GeoDataFrame, an object a row, with its id as index and its attributes as columns.
+
+    Closed polylines, and graphs with ``part``, ``ring`` and ``order``, become polygons; other lines and graphs become lines; points become
+    points. A point cloud without objects has a row for each point.
+
+    Parameters
+    ----------
+    shapes : Shapes
+        Anything but meshes, 2-D or 3-D.
+    crs : anything that geopandas takes
+        Coordinate reference system.
+
+    Raises
+    ------
+    SourceError
+        For meshes and other numbers of axes.
+    MissingExtraError
+        Without geopandas.
+
+    Examples
+    --------
+    >>> square = Shapes("polyline", np.array([[0, 0], [2, 0], [2, 2], [0, 0]]), ids=np.array([7]))
+    >>> to_geopandas(square).area
+    7    2.0
+    dtype: float64
+    """
+    geopandas = library("geopandas")
+    geometries = geometries_of(shapes)
+    alone = shapes.ids is None
+    attributes = shapes.vertex_attributes if alone else shapes.object_attributes
+    columns: dict[str, list[Any]] = {}
+    for name, attribute in attributes.items():
+        columns |= _plain(name, attribute)
+    index = None if alone else shapes.ids
+    return geopandas.GeoDataFrame(columns, geometry=list(geometries), index=index, crs=crs)
+
+
+def geometries_of(shapes: Shapes) -> NDArray[Any]:
+    """Return shapely geometries, one for each object, or for each point of a cloud without objects; see `to_geopandas`."""
+    if shapes.kind == "mesh" or shapes.n_dims not in (2, 3):
+        raise SourceError(
+            f"A {shapes.kind} of {shapes.n_dims} axes makes no geometry of shapely; expected lines or points."
+        )
+    shapely = library("shapely")
+    points = np.asarray(shapes.positions, np.float64)
+    if shapes.ids is None:
+        return np.asarray(shapely.points(points), object).reshape(-1)
+    if {PART, RING, ORDER} <= set(shapes.vertex_attributes):
+        return _ringed(shapes, points)
+    made = np.empty(shapes.n_objects, object)
+    for row in range(shapes.n_objects):
+        part = points[shapes.offsets[row] : shapes.offsets[row + 1]]
+        if shapes.kind == "point_cloud":
+            made[row] = shapely.Point(part[0]) if len(part) == 1 else shapely.MultiPoint(part)
+        elif shapes.kind in SEQUENTIAL:
+            closed = len(part) >= 4 and bool((part[0] == part[-1]).all())
+            made[row] = shapely.Polygon(part) if closed else shapely.LineString(part if len(part) > 1 else part[:0])
+        else:
+            edges = edges_of(take_objects(shapes, np.array([row])))
+            made[row] = shapely.MultiLineString(part[edges])
+    return made
+
+
+def _ringed(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[Any]:
+    """Build polygons of rings whose vertices may stand in any order."""
+    shapely = library("shapely")
+    owner = owners(shapes)
+    part, ring, place = (shapes.vertex_attributes[name].values.astype(np.int64) for name in (PART, RING, ORDER))
+    order = np.lexsort((place, ring, part, owner))
+    keys = np.stack([owner[order], part[order], ring[order]], 1)
+    starts = np.flatnonzero(np.any(np.diff(keys, axis=0, prepend=-1), axis=1))
+    sizes = np.diff(np.append(starts, len(keys)))
+    new = np.any(np.diff(keys[starts, :2], axis=0, prepend=-1), axis=1)
+    rings = np.repeat(np.arange(len(starts)), sizes + 1)
+    bounds = spread(sizes + 1)
+    rows = np.arange(bounds[-1]) - bounds[rings]
+    rows = np.where(rows == sizes[rings], 0, rows) + starts[rings]
+    polygons = np.flatnonzero(new)
+    parts = np.bincount(keys[starts[polygons], 0], minlength=shapes.n_objects)
+    offsets = (bounds, np.append(polygons, len(starts)), spread(parts))
+    kind = shapely.GeometryType.MULTIPOLYGON
+    made = np.asarray(shapely.from_ragged_array(kind, points[order][rows], offsets), object)
+    for row in np.flatnonzero(parts == 1):
+        made[row] = made[row].geoms[0]
+    return made
+
+
+def _plain(name: str, attribute: Attribute) -> dict[str, list[Any]]:
+    """Return an attribute as lists of plain values, a list for each channel; texts in the place of codes."""
+    made = {key: column.tolist() for key, column in split_channels(name, attribute)}
+    if attribute.present is not None:
+        made = {
+            key: [v if has else None for v, has in zip(c, attribute.present, strict=True)] for key, c in made.items()
+        }
+    return made

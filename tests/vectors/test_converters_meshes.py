@@ -1,0 +1,281 @@
+"""OBJ, PLY, STL and Neuroglancer meshes, against trimesh and DracoPy."""
+
+import json
+from pathlib import Path
+
+import DracoPy
+import numpy as np
+import pytest
+import trimesh
+
+from raggedatlas.errors import MissingExtraError, SourceError
+from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.precomputed import write_shard
+from raggedatlas.vectors.objects import to_trimesh
+from raggedatlas.vectors.shapes import Shapes
+
+
+def ball(shift: float = 0) -> trimesh.Trimesh:
+    made = trimesh.creation.icosphere(subdivisions=1)
+    made.apply_translation([shift, 0, 0])
+    return made
+
+
+def two_balls() -> Shapes:
+    first, second = ball(), ball(5)
+    n = len(first.vertices)
+    return Shapes(
+        "mesh",
+        np.concatenate([first.vertices, second.vertices]).astype(np.float32),
+        np.array([0, n, 2 * n]),
+        np.array([7, 2]),
+        np.concatenate([first.faces, second.faces + n]),
+        vertex_attributes={"color": np.arange(6 * n, dtype=np.uint8).reshape(-1, 3)},
+    )
+
+
+def same_surface(shapes: Shapes, mesh: trimesh.Trimesh, row: int = 0) -> None:
+    first = to_trimesh(shapes)[int(np.asarray(shapes.ids)[row])]
+    assert np.allclose(np.sort(first.triangles.reshape(-1, 9), 0), np.sort(mesh.triangles.reshape(-1, 9), 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("ending", [".obj", ".ply", ".stl"])
+def test_files_of_trimesh_are_read(tmp_path: Path, ending: str) -> None:
+    """A mesh that trimesh wrote is read with the same triangles, and hangs together: it is closed."""
+    ball().export(tmp_path / f"a{ending}")
+    content = read_file(tmp_path / f"a{ending}")
+    same_surface(content.shapes, ball())
+    assert to_trimesh(content.shapes)[0].is_watertight
+
+
+@pytest.mark.parametrize("ending", [".obj", ".ply", ".stl"])
+def test_our_files_are_read_by_trimesh(tmp_path: Path, ending: str) -> None:
+    """A mesh that we wrote is read by trimesh with the same triangles."""
+    shapes = Shapes("mesh", ball().vertices.astype(np.float32), links=ball().faces)
+    assert write_file(shapes, tmp_path / f"a{ending}", strict=True) == []
+    loaded = trimesh.load_mesh(tmp_path / f"a{ending}", process=False)
+    assert np.allclose(loaded.triangles, ball().triangles, atol=1e-6)
+
+
+def test_text_stl_and_ply_of_trimesh_are_read(tmp_path: Path) -> None:
+    """The text forms say the same as the binary ones."""
+    (tmp_path / "a.stl").write_text(ball().export(file_type="stl_ascii"))
+    same_surface(read_file(tmp_path / "a.stl").shapes, ball())
+    (tmp_path / "a.ply").write_bytes(ball().export(file_type="ply", encoding="ascii"))
+    same_surface(read_file(tmp_path / "a.ply").shapes, ball())
+
+
+def test_colours_and_objects_come_back(tmp_path: Path) -> None:
+    """Ids, colours and objects survive OBJ and PLY, text or binary; trimesh sees the same colours and object names."""
+    for name, options in (("a.ply", {}), ("b.ply", {"ascii": True}), ("a.obj", {})):
+        assert write_file(two_balls(), tmp_path / name, strict=True, **options) == []
+        again = read_file(tmp_path / name).shapes
+        order = [np.asarray(again.ids).tolist().index(number) for number in (7, 2)]
+        assert np.asarray(again.ids)[order].tolist() == [7, 2]
+        for row, at in enumerate(order):
+            same_surface(again, ball(5 * row), at)
+        assert sorted(again.vertex_attributes["color"].values.ravel().tolist()) == sorted(range(252))
+    loaded = trimesh.load_mesh(tmp_path / "a.ply", process=False)
+    assert np.array_equal(loaded.visual.vertex_colors[:, :3], two_balls().vertex_attributes["color"].values)
+    scene = trimesh.load_scene(tmp_path / "a.obj", split_object=True)
+    assert sorted(scene.geometry) == ["object_2", "object_7"]
+
+
+def test_further_columns_of_ply_are_kept(tmp_path: Path) -> None:
+    """Columns that trimesh drops become attributes of vertices and faces; normals are joined; edges make a graph."""
+    text = (
+        "ply\nformat ascii 1.0\ncomment made by hand\nelement vertex 3\nproperty float x\nproperty float y\nproperty float z\n"
+        "property float nx\nproperty float ny\nproperty float nz\nproperty ushort label\nelement face 1\n"
+        "property list uchar int vertex_indices\nproperty float area\nelement other 1\nproperty int k\nend_header\n"
+        "0 0 0 0 0 1 7\n1 0 0 0 0 1 8\n0 1 0 0 0 1 9\n3 0 1 2 0.5\n4\n"
+    )
+    (tmp_path / "a.ply").write_text(text)
+    content = read_file(tmp_path / "a.ply")
+    assert content.shapes.vertex_attributes["label"].values.tolist() == [7, 8, 9]
+    assert content.shapes.vertex_attributes["normal"].values.tolist() == [[0, 0, 1]] * 3
+    assert content.shapes.link_attributes["area"].values.tolist() == [0.5]
+    assert content.left == ("element 'other' is left out",)
+    graph = Shapes("graph", np.eye(3), links=np.array([[0, 1], [1, 2]]), link_attributes={"w": np.array([1.5, 2])})
+    write_file(graph, tmp_path / "g.ply", strict=True)
+    again = read_file(tmp_path / "g.ply").shapes
+    assert (again.kind, again.links.tolist(), again.link_attributes["w"].values.tolist()) == (
+        "graph",
+        [[0, 1], [1, 2]],
+        [1.5, 2],
+    )
+
+
+def test_big_endian_and_mixed_faces_of_ply(tmp_path: Path) -> None:
+    """Bytes of the other order are read; faces of more corners are cut, which is said, and their values repeated."""
+    header = (
+        "ply\nformat binary_big_endian 1.0\nelement vertex 5\nproperty double x\nproperty double y\nproperty double z\n"
+        "element face 2\nproperty list uchar uint vertex_index\nproperty uchar k\nend_header\n"
+    )
+    points = np.arange(15, dtype=">f8").reshape(5, 3)
+    faces = (
+        b"\3" + np.array([0, 1, 2], ">u4").tobytes() + b"\5" + b"\4" + np.array([1, 2, 3, 4], ">u4").tobytes() + b"\6"
+    )
+    (tmp_path / "a.ply").write_bytes(header.encode() + points.tobytes() + faces)
+    content = read_file(tmp_path / "a.ply")
+    assert np.asarray(content.shapes.links).tolist() == [[0, 1, 2], [1, 2, 3], [1, 3, 4]]
+    assert content.shapes.link_attributes["k"].values.tolist() == [5, 6, 6]
+    assert content.left == ("1 faces of more than three corners are cut into triangles",)
+
+
+def test_textures_normals_and_names_of_obj(tmp_path: Path) -> None:
+    """Normals and textures are kept where each vertex has one, else said to be left; objects keep names; quads are cut."""
+    text = (
+        "mtllib a.mtl\no left side\nv 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nvt 0 0\nvt 1 0\nvt 1 1\nvt 0 1\nvn 0 0 1\n"
+        "f 1/1/1 2/2/1 3/3/1 4/4/1\no right\nv 5 0 0\nf 2//1 -1//1 -3//1\n"
+    )
+    (tmp_path / "a.obj").write_text(text)
+    content = read_file(tmp_path / "a.obj")
+    assert content.shapes.object_attributes["name"].values.tolist() == ["left side", "right"]
+    assert content.shapes.vertex_counts.tolist() == [4, 3]
+    assert content.shapes.vertex_attributes["normal"].values.tolist() == [[0, 0, 1]] * 7
+    assert [loss.split(":")[0].split(" ")[0] for loss in content.left] == ["uv", "1", "lines"]
+    assert write_file(content, tmp_path / "b.obj", strict=True) == []
+    again = read_file(tmp_path / "b.obj").shapes
+    assert np.array_equal(again.positions, content.shapes.positions)
+    assert np.array_equal(again.links, content.shapes.links)
+    assert again.object_attributes["name"].values.tolist() == ["left side", "right"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.obj", b"v 0 0 0\nv 1 0 0\nf 1 2 3\n", "line 3: a face names '3'"),
+        ("a.obj", b"v 0 0\n", "line 1"),
+        ("a.obj", b"v 0 0 x\n", "line 1"),
+        ("a.obj", b"v 0 0 0\nv 1 0 0\nf 1 2\n", "2 corners"),
+        ("a.obj", b"v 0 0 0\nv 1 0 0 1 1 1\n", "different lengths"),
+        ("a.stl", b"\0" * 80 + b"\5\0\0\0" + b"\0" * 60, "cut off"),
+        ("a.stl", b"solid a\nfacet normal 0 0 1\nouter loop\nvertex 0 0 0\nvertex 1 0 0\n", "ends inside"),
+        ("a.stl", b"solid a\nfacet normal 0 0 1\nouter loop\nvertex 0 0\n", "line 4"),
+        ("a.stl", b"solid a\nnonsense\n", "line 2"),
+        ("a.ply", b"plx\n", "does not begin"),
+        (
+            "a.ply",
+            b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nend_header\n1\n",
+            "no vertices with x, y and z",
+        ),
+        ("a.ply", b"ply\nformat ascii 1.0\nelement vertex 1\nproperty quad x\nend_header\n", "line 4"),
+        (
+            "a.ply",
+            b"ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\nend_header\n0 0 0\n0 0\n",
+            "vertex 1",
+        ),
+        (
+            "a.ply",
+            b"ply\nformat binary_little_endian 1.0\nelement vertex 9\nproperty float x\nproperty float y\nproperty float z\n"
+            b"end_header\n0000",
+            "ends inside",
+        ),
+        (
+            "a.ply",
+            b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nproperty float z\nelement face 1\n"
+            b"property list uchar int vertex_indices\nend_header\n0 0 0\n3 0 0 9\n",
+            "link 0 has the ends",
+        ),
+    ],
+)
+def test_a_broken_mesh_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    """Each way to be wrong is refused by name, with the line or the face."""
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(SourceError, match=name.replace(".", r"\.")) as caught:
+        read_file(tmp_path / name)
+    assert said in str(caught.value)
+
+
+def test_what_stl_does_not_hold_is_told(tmp_path: Path) -> None:
+    """STL joins objects and holds neither ids nor colours."""
+    expected = ["objects: 2 are joined into one", "vertex attribute 'color' is left out"]
+    assert plan_losses(two_balls(), "stl") == expected
+    with pytest.raises(SourceError, match="joined"):
+        write_file(two_balls(), tmp_path / "a.stl", strict=True)
+    wide = Shapes("mesh", np.eye(3) / 3, links=np.array([[0, 1, 2]]))
+    assert write_file(wide, tmp_path / "a.stl", strict=True) == ["rounded: positions, from float64 to 32 bits"]
+
+
+def test_precomputed_meshes_have_the_bytes_of_the_format(tmp_path: Path) -> None:
+    """A manifest names the fragment; it is a count, positions and faces; both come back, several fragments joined."""
+    write_file(two_balls(), f"precomputed://{tmp_path}/m")
+    assert json.loads((tmp_path / "m" / "2:0").read_text()) == {"fragments": ["2:0:0"]}
+    data = (tmp_path / "m" / "2:0:0").read_bytes()
+    assert data[:4] == np.uint32(42).tobytes()
+    assert np.array_equal(np.frombuffer(data, "<f4", 126, 4).reshape(-1, 3), two_balls().positions[42:])
+    assert np.array_equal(np.frombuffer(data, "<u4", -1, 508).reshape(-1, 3), ball().faces)
+    again = read_file(tmp_path / "m").shapes
+    assert np.asarray(again.ids).tolist() == [2, 7]
+    same_surface(again, ball(5), 0)
+    (tmp_path / "m" / "info").unlink()
+    (tmp_path / "m" / "2:0").write_text(json.dumps({"fragments": ["2:0:0", "7:0:0"]}))
+    assert read_file(tmp_path / "m").shapes.vertex_counts.tolist() == [84, 42]
+    (tmp_path / "m" / "2:0:0").write_bytes(data[:-1])
+    with pytest.raises(SourceError, match="cut off"):
+        read_file(tmp_path / "m")
+    (tmp_path / "m" / "2:0").write_text(json.dumps({"fragments": ["../info"]}))
+    with pytest.raises(SourceError, match="not in its folder"):
+        read_file(tmp_path / "m")
+
+
+def draco_mesh(points: np.ndarray, faces: np.ndarray) -> tuple[bytes, bytes]:
+    """Return a manifest and fragments: one level of two nodes, 16 bits, and a coarser level."""
+    shape, origin = np.array([2, 2, 2], "<f4"), np.array([-1, -1, -1], "<f4")
+    bits = 2**16 - 1
+    parts = []
+    for node in (0, 2):
+        grid = np.rint((points - origin) / shape * bits).astype(np.int32)
+        parts.append(DracoPy.encode(grid, faces, preserve_order=True, quantization_bits=0))
+        del node
+    manifest = [shape, origin, np.uint32(2), np.array([1, 2], "<f4"), np.zeros(6, "<f4"), np.array([2, 1], "<u4")]
+    manifest += [np.array([[0, 2], [0, 0], [0, 0]], "<u4"), np.array([len(part) for part in parts], "<u4")]
+    manifest += [np.zeros(3, "<u4"), np.uint32(0)]
+    return b"".join(np.asarray(part).tobytes() for part in manifest), b"".join(parts)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_draco_meshes_of_several_levels_are_read(tmp_path: Path, sharded: bool) -> None:
+    """The finest level is decoded, each fragment at its node of the octree; that others are left is said."""
+    manifest, data = draco_mesh(ball().vertices, ball().faces)
+    info = {
+        "@type": "neuroglancer_multilod_draco",
+        "vertex_quantization_bits": 16,
+        "transform": [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0],
+    }
+    folder = tmp_path / "m"
+    folder.mkdir()
+    if sharded:
+        info["sharding"] = write_shard(folder, np.array([9], np.uint64), [manifest])
+        shard = (folder / "0.shard").read_bytes()
+        head, rest = np.frombuffer(shard, "<u8", 2) + len(data), bytearray(shard[16:])
+        index = np.frombuffer(rest[len(manifest) :], "<u8").copy()
+        index[1] += len(data)
+        (folder / "0.shard").write_bytes(head.tobytes() + data + manifest + index.tobytes())
+    else:
+        (folder / "9.index").write_bytes(manifest)
+        (folder / "9").write_bytes(data)
+    (folder / "info").write_text(json.dumps(info))
+    content = read_file(folder)
+    assert content.left == ("coarser levels of detail are left out",)
+    assert np.asarray(content.shapes.ids).tolist() == [9]
+    assert content.shapes.n_links == 2 * len(ball().faces)
+    both = np.concatenate([ball().vertices, ball(4).vertices])
+    assert np.allclose(np.sort(content.shapes.positions, 0), np.sort(both, 0), atol=1e-4)
+    if not sharded:
+        (folder / "9").write_bytes(data[:-40])
+        with pytest.raises(SourceError, match="cut off"):
+            read_file(folder)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without its library a format says which extra to install."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "trimesh", None)
+    with pytest.raises(MissingExtraError, match=r"raggedatlas\[geometry\]"):
+        to_trimesh(two_balls())
+    monkeypatch.setitem(sys.modules, "nibabel.streamlines", None)
+    (tmp_path / "a.trk").write_bytes(b"")
+    with pytest.raises(MissingExtraError, match=r"nibabel; install it with: pip install 'raggedatlas\[geometry\]'"):
+        read_file(tmp_path / "a.trk")

@@ -1,0 +1,167 @@
+"""Tables of points: CSV, TSV, Parquet, XYZ."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as papq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as stnp
+
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.converters.content import decoded
+from raggedatlas.vectors.converters.files import read_file, write_file
+from raggedatlas.vectors.shapes import Attribute, Shapes
+
+
+def frame() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "x": [0.5, 1.25, -3.0, 8.0],
+            "y": [1.0, 2.0, 3.0, 4.0],
+            "gene": ["ACTB", "CD3E", "ACTB", "MS4A1"],
+            "quality": np.array([10, 20, 30, 255], np.int64),
+            "seen": [True, False, True, True],
+            "object_id": [7, 2, 7, 2],
+        }
+    )
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet"])
+def test_tables_of_pandas_come_back(tmp_path: Path, ending: str) -> None:
+    """A table that pandas wrote is read, written and read by pandas with the same values; objects are put together."""
+    source, target = tmp_path / f"a{ending}", tmp_path / f"b{ending}"
+    if ending == ".parquet":
+        frame().to_parquet(source)
+    else:
+        frame().to_csv(source, index=False, sep="\t" if ending == ".tsv" else ",")
+    content = read_file(source)
+    assert np.asarray(content.shapes.ids).tolist() == [2, 7]
+    assert content.shapes.vertex_counts.tolist() == [2, 2]
+    assert content.shapes.vertex_attributes["gene"].metadata["categories"] == ["ACTB", "CD3E", "MS4A1"]
+    assert write_file(content, target, strict=True) == []
+    again = (
+        pd.read_parquet(target) if ending == ".parquet" else pd.read_csv(target, sep="\t" if ending == ".tsv" else ",")
+    )
+    expected = frame().sort_values("object_id", kind="stable", ignore_index=True)
+    assert again["gene"].tolist() == expected["gene"].tolist()
+    for name in ("x", "y", "quality", "object_id"):
+        assert np.array_equal(again[name].to_numpy(), expected[name].to_numpy()), name
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    """Positions and objects are found by usual names, or by those that are given; names of cells become names of objects."""
+    table = pd.DataFrame({"X_location": [1.0, 2], "y_LOCATION": [3.0, 4], "cell": ["b", "a"], "u": [5.0, 6]})
+    table.to_csv(tmp_path / "a.csv", index=False)
+    assert read_file(tmp_path / "a.csv").shapes.positions.tolist() == [[1, 3], [2, 4]]
+    made = read_file(tmp_path / "a.csv", axes=["u", "X_location"], objects="cell").shapes
+    assert made.object_attributes["name"].values.tolist() == ["a", "b"]
+    assert made.positions.tolist() == [[6, 2], [5, 1]]
+    with pytest.raises(SourceError, match="no column 'z'"):
+        read_file(tmp_path / "a.csv", axes=["u", "z"])
+    with pytest.raises(SourceError, match="no column 'whose' of objects"):
+        read_file(tmp_path / "a.csv", objects="whose")
+    with pytest.raises(SourceError, match="mean nothing for csv; it takes axes, objects"):
+        read_file(tmp_path / "a.csv", columns=["x"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x,y\n1,2\n1,2,3\n", "rows of one length"),
+        ("x,y\n1,\n", "no number in row 0"),
+        ("x,y\n1,a\n", "'y' is string"),
+        ("a,b\n1,2\n", "no columns x and y; it has a, b"),
+        ("x,y\n1,nan\n", "no number in row 0"),
+        ("x,y\n1,inf\n", "vertex 0 lies at"),
+        ("x,y,n\n1,2,3\n1,2,\n", "'n' has no value in row 1"),
+        ("x,y,object_id\n1,2,3\n1,2,-1\n", "the id -1 in row 1"),
+        ("x,y,object_id\n1,2,3\n1,2,\n", "names no object in row 1"),
+    ],
+)
+def test_a_broken_table_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    """Ragged rows, what is no number, and points that name no object are refused, with the row."""
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(SourceError, match=r"a\.csv") as caught:
+        read_file(tmp_path / "a.csv")
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    """An unknown ending, bytes that are no Parquet and text that is none are refused by name."""
+    (tmp_path / "a.docx").write_text("x")
+    with pytest.raises(SourceError, match=r"a\.docx is of no kind .*\.csv, .*swc-folder"):
+        read_file(tmp_path / "a.docx")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(SourceError, match="no Parquet"):
+        read_file(tmp_path / "a.parquet")
+    (tmp_path / "a.xyz").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SourceError, match="no text in UTF-8"):
+        read_file(tmp_path / "a.xyz")
+    points = Shapes("point_cloud", np.zeros((1, 2)))
+    with pytest.raises(SourceError, match=r"ending '\.docx'"):
+        write_file(points, tmp_path / "b.docx")
+    with pytest.raises(SourceError, match="no format 'docx'"):
+        write_file(points, tmp_path / "b.docx", format="docx")
+    with pytest.raises(SourceError, match="vertex 0 lies at"):
+        write_file(Shapes("point_cloud", np.full((1, 2), np.nan)), tmp_path / "b.csv")
+
+
+def test_what_tables_do_not_hold_is_told(tmp_path: Path) -> None:
+    """Links and attributes of objects are lost by name; several channels become several columns."""
+    mesh = Shapes(
+        "mesh", np.eye(3), links=np.array([[0, 1, 2]]), vertex_attributes={"rgb": np.zeros((3, 3))},
+        object_attributes={"name": np.array(["a"])},
+    )  # fmt: skip
+    expected = [
+        "links: 1 are left out",
+        "object attribute 'name' is left out",
+        "vertex attribute 'rgb' becomes 3 columns",
+    ]
+    assert write_file(mesh, tmp_path / "a.csv") == expected
+    assert list(pd.read_csv(tmp_path / "a.csv")) == ["x", "y", "z", "object_id", "rgb.0", "rgb.1", "rgb.2"]
+
+
+def test_missing_texts_stay_missing(tmp_path: Path) -> None:
+    """A text that is missing is no text of its own; dictionary columns of Arrow are read as what they stand for."""
+    table = pa.table({"x": [1.0, 2], "y": [1.0, 2], "t": pa.array(["a", None]).dictionary_encode()})
+    papq.write_table(table, tmp_path / "a.parquet")
+    made = read_file(tmp_path / "a.parquet").shapes.vertex_attributes["t"]
+    assert decoded(made).tolist() == ["a", None]
+    write_file(read_file(tmp_path / "a.parquet"), tmp_path / "b.parquet")
+    assert papq.read_table(tmp_path / "b.parquet")["t"].to_pylist() == ["a", None]
+
+
+def test_xyz_is_lines_of_numbers(tmp_path: Path) -> None:
+    """Names stand in a first line or are given; commas divide as well; lines of other lengths are refused by number."""
+    (tmp_path / "a.xyz").write_text("1 2 3 0.5\n\n4,5,6,0.25\n")
+    made = read_file(tmp_path / "a.xyz").shapes
+    assert made.positions.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert made.vertex_attributes["column_4"].values.tolist() == [0.5, 0.25]
+    assert list(read_file(tmp_path / "a.xyz", columns=["t", "z", "y", "x"]).shapes.vertex_attributes) == ["t"]
+    (tmp_path / "a.xyz").write_text("# x y z time\n1 2 3 4\n1 2 3\n")
+    with pytest.raises(SourceError, match="line 3 has 3 values; expected 4 as in line 2"):
+        read_file(tmp_path / "a.xyz")
+    (tmp_path / "a.xyz").write_text("1 2 3\n1 b 3\n")
+    with pytest.raises(SourceError, match="line 2 has 'b'"):
+        read_file(tmp_path / "a.xyz")
+
+
+@given(
+    stnp.arrays(np.float32, st.tuples(st.integers(1, 9), st.just(3)), elements=st.floats(-1e6, 1e6, width=32)),
+    st.sampled_from([".xyz", ".csv", ".ply", ".parquet"]),
+)
+def test_positions_come_back_to_the_last_bit(
+    tmp_path_factory: pytest.TempPathFactory, positions: np.ndarray, ending: str
+) -> None:
+    """Text or bytes, a position that was written is read as the same number."""
+    path = tmp_path_factory.mktemp("points") / f"a{ending}"
+    write_file(
+        Shapes("point_cloud", positions, vertex_attributes={"v": Attribute(positions[:, 0].astype(np.float64))}), path
+    )
+    again = read_file(path).shapes
+    assert np.array_equal(again.positions.astype(np.float32), positions)
+    assert np.array_equal(again.vertex_attributes["v"].values, positions[:, 0])

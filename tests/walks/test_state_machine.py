@@ -2,6 +2,7 @@
 
 import datetime as dt
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,12 @@ import raggedatlas as ra
 from raggedatlas.catalog.checks import is_note
 from raggedatlas.errors import DuplicateError
 from raggedatlas.testing.annotated import GENES, small_anndata
+from raggedatlas.testing.modelled import write_results
 
 Model = dict[str, Any]
+
+Results = dict[str, frozenset[str]]
+"""Name of a result -> the datasets that were there when it was added."""
 
 gene_lists = st.lists(st.sampled_from(GENES), min_size=5, max_size=15, unique=True)
 extra_columns = st.none() | st.sampled_from(["age", "score", "percent.mt"])
@@ -61,6 +66,22 @@ def assert_equal(view: Any, model: Model) -> None:
         np.testing.assert_array_equal(np.flatnonzero(measured), sorted(where))
 
 
+def value_of(uid: str, name: str) -> list[float]:
+    """Give the result of a cell as its uid and the result's name make it."""
+    return [int(uid[:6], 16) / 2**24, float(name.rpartition("_")[2])]
+
+
+def assert_results(view: Any, found: Results) -> None:
+    """Compare the results of a view: names, and for each cell its own value, or NaN where its dataset came later."""
+    assert sorted(view.results().index) == sorted(found)
+    if not found or not len(view.list_datasets()):
+        return
+    adata = view.query().with_results(sorted(found)).to_anndata()
+    for name, datasets in found.items():
+        expected = [value_of(uid, name) if of in datasets else [np.nan] * 2 for uid, of in adata.obs["dataset"].items()]
+        np.testing.assert_array_equal(adata.obsm[name], np.array(expected, np.float32))
+
+
 class AtlasMachine(RuleBasedStateMachine):
     """An atlas in a folder beside a model in memory."""
 
@@ -71,15 +92,17 @@ class AtlasMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.atlas = ra.RaggedAtlas.create(f"{self.folder.name}/machine.atlas")
         self.tip: Model = {}
-        self.kept: dict[int, Model] = {}
+        self.found: Results = {}
+        self.kept: dict[int, tuple[Model, Results]] = {}
         self.added = 0
 
     def teardown(self) -> None:
         if not hasattr(self, "folder"):
             return
         try:
-            for version, model in self.kept.items():
+            for version, (model, found) in self.kept.items():
                 assert_equal(self.atlas.checkout(version), model)
+                assert_results(self.atlas.checkout(version), found)
             assert [problem for problem in self.atlas.validate("rows") if not is_note(problem)] == []
         finally:
             self.folder.cleanup()
@@ -105,6 +128,26 @@ class AtlasMachine(RuleBasedStateMachine):
         self.atlas.drop_dataset(name)
         del self.tip[name]
 
+    @precondition(lambda self: self.tip)
+    @rule(form=st.sampled_from(["space", "vector"]))
+    def add_result(self, form: str) -> None:
+        self.added += 1
+        name = f"z_{self.added}"
+        cells = self.atlas._catalog.tables.read("cells", ["uid", "dataset_uid"])
+        there = set(self.atlas.list_datasets().index)
+        uids = [row["uid"] for row in cells.to_pylist() if row["dataset_uid"] in there]
+        values = np.array([value_of(uid, name) for uid in uids], np.float32)
+        folder = write_results(Path(self.folder.name) / name, uids, values)
+        self.atlas.add(folder, name, as_=form, progress=False)
+        self.found[name] = frozenset(self.tip)
+
+    @precondition(lambda self: self.found)
+    @rule(data=st.data())
+    def drop_result(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.found)))
+        self.atlas.drop_result(name)
+        del self.found[name]
+
     @rule()
     def optimize(self) -> None:
         self.atlas.optimize()
@@ -113,17 +156,18 @@ class AtlasMachine(RuleBasedStateMachine):
     def snapshot(self) -> int:
         version = self.atlas.snapshot()
         assert version not in self.kept
-        self.kept[version] = dict(self.tip)
+        self.kept[version] = dict(self.tip), dict(self.found)
         return version
 
     @rule(version=snapshots)
     def checkout(self, version: int) -> None:
-        assert_equal(self.atlas.checkout(version), self.kept[version])
+        assert_equal(self.atlas.checkout(version), self.kept[version][0])
+        assert_results(self.atlas.checkout(version), self.kept[version][1])
 
     @rule(version=snapshots)
     def restore(self, version: int) -> None:
         self.atlas.restore(version)
-        self.tip = dict(self.kept[version])
+        self.tip, self.found = (dict(part) for part in self.kept[version])
 
     @rule()
     def gc(self) -> None:
@@ -137,6 +181,7 @@ class AtlasMachine(RuleBasedStateMachine):
     def the_tip_is_the_model(self) -> None:
         if hasattr(self, "tip"):
             assert self.atlas.list_datasets()["name"].tolist() == list(self.tip)
+            assert sorted(self.atlas.results().index) == sorted(self.found)
             assert self.atlas.list_datasets()["n_cells"].tolist() == [source.n_obs for source in self.tip.values()]
 
 

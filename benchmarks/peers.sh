@@ -5,6 +5,7 @@
 #   benchmarks/peers.sh loader  also annbatch and cellstream there, torch in .venv-peers-torch (5.5 GB with what it
 #                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml and slafdb in .venv-peers-3.11
 #   benchmarks/peers.sh results only hyrax 0.13, and 0.6.10 beside it, in .venv-peers-hyrax, for results.py and tests -m peers
+#   benchmarks/peers.sh vectors only zarr-vectors 0.2.0 and 0.9.2 in .venv-peers-vectors-*, for vectors.py and tests -m peers
 #   benchmarks/peers.sh anndata only anndata 0.8 and 0.10, in .venv-peers-anndata-*, for tests -m peers
 #   benchmarks/peers.sh explorer only cellxgene 0.16.8 (CELLxGENE Explorer), in .venv-explorer, for raggedatlas serve, cxg.py and tests -m peers
 # PEERS_PYTHON names the interpreter of .venv-peers (>= 3.12), PEERS_PYTHON_311 the one of .venv-peers-3.11.
@@ -115,6 +116,13 @@ if [ "$what" = explorer ]; then
     environment .venv-explorer requirements/peers-explorer-3.11.txt "${PEERS_PYTHON_311:-}" 11
     peer .venv-explorer requirements/peers-explorer-3.11.txt cellxgene server.cli.launch \
         --no-deps --requirement requirements/peers-explorer-3.11.txt
+    exit 0
+fi
+if [ "$what" = vectors ]; then
+    for version in 0.2 0.9; do # 0.2.0 writes layout 0.7, 0.9.2 layout 0.9; both need Python 3.12
+        environment ".venv-peers-vectors-$version" "requirements/peers-vectors-$version.txt" "${PEERS_PYTHON:-}" "13 12 14"
+        peer ".venv-peers-vectors-$version" "requirements/peers-vectors-$version.txt" zarr-vectors zarr_vectors zarr-vectors
+    done
     exit 0
 fi
 pins=requirements/peers-3.13.txt

@@ -15,7 +15,7 @@ from raggedatlas.vectors.files import attributes_of, read_node
 from raggedatlas.vectors.geometry import CrossLinks
 from raggedatlas.vectors.levels import LevelReader, Wanted, chunk_attribute, dtype_of, everything
 from raggedatlas.vectors.metadata import level_scale
-from raggedatlas.vectors.shapes import Attribute
+from raggedatlas.vectors.shapes import Attribute, joined_attributes
 
 _DELTA = re.compile(r"0|[+-]\d+")
 
@@ -92,16 +92,7 @@ class Crossings:
             return None
         if len(parts) == 1:
             return parts[0]
-        names = [name for name in parts[0].attributes if all(name in part.attributes for part in parts)]
-        attributes = {
-            name: Attribute(
-                np.concatenate([part.attributes[name].values for part in parts]),
-                parts[0].attributes[name].channels,
-                None,
-                parts[0].attributes[name].metadata,
-            )
-            for name in names
-        }
+        attributes = joined_attributes([part.attributes for part in parts], [part.n_links for part in parts])
         chunk = np.concatenate([part.chunks for part in parts])
         rows = np.concatenate([part.rows for part in parts])
         found = CrossLinks(self.delta, chunk, rows, parts[0].directed, parts[0].store, attributes)

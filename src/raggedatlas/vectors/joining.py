@@ -11,7 +11,7 @@ from raggedatlas.vectors.blobs import offsets_of, runs
 from raggedatlas.vectors.cells import Keys
 from raggedatlas.vectors.fragment_index import fragment_rows
 from raggedatlas.vectors.geometry import CrossLinks, Level
-from raggedatlas.vectors.shapes import KINDS, SEQUENTIAL, Attribute, Attributes, Shapes
+from raggedatlas.vectors.shapes import KINDS, SEQUENTIAL, Attribute, Attributes, Shapes, joined_attributes
 
 
 @dataclass(frozen=True)
@@ -138,16 +138,13 @@ def _with_links(
     if cross is not None and rules.boundary != "both":
         parts.append((_global_rows(level, cross), cross.attributes))
     found = [finder.place(ends) for ends, _ in parts]
-    links = np.concatenate([ends for ends, _ in found]) if found else np.zeros((0, 2), np.int64)
-    names = [name for name in (parts[0][1] if parts else {}) if all(name in own for _, own in parts)]
-    attributes = {
-        name: _joined([own[name].take(kept) for (_, own), (_, kept) in zip(parts, found, strict=True)])
-        for name in names
-    }
+    placed_links = [ends for ends, _ in found]
+    values = [_take(own, kept) for (_, own), (_, kept) in zip(parts, found, strict=True)]
     if rules.convention == "implicit_sequential_with_branches":
-        derived = _sequels(shapes, links)
-        links = np.concatenate([links, derived])
-        attributes = {}
+        placed_links.append(_sequels(shapes, np.concatenate([np.zeros((0, 2), np.int64), *placed_links])))
+        values.append({})
+    links = np.concatenate(placed_links) if placed_links else np.zeros((0, 2), np.int64)
+    attributes = joined_attributes(values, [len(ends) for ends in placed_links])
     owner = np.searchsorted(shapes.offsets, links[:, 0], side="right") - 1
     order = np.argsort(owner, kind="stable")
     counts = np.bincount(owner, minlength=len(shapes.offsets))[: len(shapes.offsets) - 1]
@@ -158,11 +155,6 @@ def _with_links(
         link_offsets=bounds,
         link_attributes={name: attribute.take(order) for name, attribute in attributes.items()},
     )
-
-
-def _joined(parts: list[Attribute]) -> Attribute:
-    """Put the rows of an attribute one after the other."""
-    return replace(parts[0], values=np.concatenate([part.values for part in parts]))
 
 
 def _global_rows(level: Level, cross: CrossLinks) -> NDArray[np.int64]:

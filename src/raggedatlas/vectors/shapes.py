@@ -1,6 +1,6 @@
 """Shapes as people have them: flat arrays, object after object, and their attributes and groups."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +77,30 @@ def as_attributes(values: Mapping[str, Any] | None) -> dict[str, Attribute]:
     return {
         name: value if isinstance(value, Attribute) else Attribute(np.asarray(value)) for name, value in made.items()
     }
+
+
+def joined_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dict[str, Attribute]:
+    """Put the rows of attributes one after the other; a part that lacks one has absent rows in their place.
+
+    Parameters
+    ----------
+    parts : sequence of mapping of str to Attribute
+        Attributes of each part.
+    counts : sequence of int
+        Rows of each part.
+    """
+    made: dict[str, Attribute] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        first = next(part[name] for part in parts if name in part)
+        values = [
+            part[name].values
+            if name in part
+            else np.full((n, *first.values.shape[1:]), fill_of(first.values.dtype), first.values.dtype)
+            for part, n in zip(parts, counts, strict=True)
+        ]
+        present = np.concatenate([np.full(n, name in part) for part, n in zip(parts, counts, strict=True)])
+        made[name] = replace(first, values=np.concatenate(values), present=None if present.all() else present)
+    return made
 
 
 @dataclass(frozen=True)

@@ -130,11 +130,12 @@ class RaggedAtlas(Readable):
 
         Parameters
         ----------
-        source : path, AnnData, MuData, ResultDataset, or sequence of these
+        source : path, AnnData, MuData, ResultDataset, Shapes, Geometry, or sequence of these
             ``.h5ad``, AnnData ``.zarr``, ``.h5mu``, 10x ``.h5``, a Market-matrix folder, or a folder of such files. A model's
-            results, or their folder, are joined by uid with the cells that are there already.
+            results, or their folder, are joined by uid with the cells that are there already. A zarr-vectors store, or shapes in
+            memory, give these cells their shapes (``link=``), or become new cells.
         name : str or None
-            What to call the dataset or the result; None takes the file's name.
+            What to call the dataset, the result or the geometry; None takes the file's name, for geometry its feature space's.
         on_duplicate : {"error", "skip", "replace"}
             What to do with content that is in the atlas already (``replace`` also replaces a dataset of the same name), and with
             results of a name that is taken.
@@ -147,7 +148,7 @@ class RaggedAtlas(Readable):
 
         Returns
         -------
-        IngestReport, ResultReport, or list of IngestReport
+        IngestReport, ResultReport, GeometryReport, or list of IngestReport
             A list for a folder or a sequence. Every column and element stands in it with what became of it.
 
         Raises
@@ -159,6 +160,7 @@ class RaggedAtlas(Readable):
         --------
         >>> atlas.add("pbmc.h5ad", organism="human")  # doctest: +SKIP
         >>> atlas.add(ResultDataset({}, "results/z"), space="embedding", name="scvi_64")  # doctest: +SKIP
+        >>> atlas.add("cells.zv", link="segment_id", space="segmentation_boundary")  # doctest: +SKIP
         """
         from raggedatlas.ingest.add import add
 
@@ -302,8 +304,14 @@ class RaggedAtlas(Readable):
 
         return drop_result(self._catalog, name)
 
+    def drop_geometry(self, name: str, dataset: str | None = None) -> UpkeepReport:
+        """Take geometry out of the atlas, of one dataset or of all; snapshots that have it keep it, and `gc` frees nothing that they reach."""
+        from raggedatlas.catalog.geometries import drop_geometry
+
+        return drop_geometry(self._catalog, name, dataset)
+
     def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> UpkeepReport:
-        """Free what no kept snapshot, no dataset, no result and no running `add` reaches.
+        """Free what no kept snapshot, no dataset, no result, no geometry and no running `add` reaches.
 
         Parameters
         ----------

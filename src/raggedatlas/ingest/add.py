@@ -9,10 +9,13 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import AtlasError, SourceError
 from raggedatlas.formats.anndata import refuse_broken, with_rule
 from raggedatlas.formats.registry import detect, list_sources, open_source
+from raggedatlas.ingest.geometries import add_shapes
+from raggedatlas.ingest.geometry_source import is_geometry
 from raggedatlas.ingest.options import IngestOptions, Progress, bar, no_progress
 from raggedatlas.ingest.results import add_results, is_results
 from raggedatlas.ingest.write import add_sources
 from raggedatlas.model.contracts import Source
+from raggedatlas.model.geometries import GeometryReport
 from raggedatlas.model.reports import IngestReport, ResultReport
 
 ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
@@ -57,15 +60,16 @@ def add(
     source: Any,  # noqa: ANN401  (anything that can be added)
     choices: Mapping[str, Any],
     progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
-) -> IngestReport | ResultReport | list[IngestReport]:
+) -> IngestReport | ResultReport | GeometryReport | list[IngestReport]:
     """Add whatever `source` is.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
-    source : path, AnnData, MuData, Source, ResultDataset, or sequence of these
-        A folder that is no source itself stands for the files in it; a folder of results is a model's result.
+    source : path, AnnData, MuData, Source, ResultDataset, Shapes, Geometry, or sequence of these
+        A folder that is no source itself stands for the files in it; a folder of results is a model's result, a zarr-vectors store
+        is geometry.
     choices : mapping
         Keyword arguments of `IngestOptions`.
     progress : callable, bool or None
@@ -73,7 +77,7 @@ def add(
 
     Returns
     -------
-    IngestReport, ResultReport, or list of IngestReport
+    IngestReport, ResultReport, GeometryReport, or list of IngestReport
         A list for a folder or a sequence.
 
     Raises
@@ -82,6 +86,8 @@ def add(
         If a choice is not understood or the source is refused.
     """
     catalog.require_tip("add()")
+    if is_geometry(source):
+        return add_shapes(catalog, source, choices, progress)
     if is_results(source):
         return add_results(catalog, source, choices, progress)
     unknown = sorted(set(choices) - set(IngestOptions.__dataclass_fields__))

@@ -80,6 +80,20 @@ def add_geometry(
         close()
 
 
+def add_shapes(
+    catalog: Catalog,
+    source: Any,  # noqa: ANN401  (Shapes, Geometry, or a store)
+    choices: Mapping[str, Any],
+    progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
+) -> GeometryReport:
+    """Add geometry, and with ``counts=True`` also the counts of its transcripts; see `add_geometry` and `add_transcripts`."""
+    if choices.get("counts"):
+        from raggedatlas.ingest.transcripts import add_transcripts
+
+        return add_transcripts(catalog, source, geometry_options(choices), progress)
+    return add_geometry(catalog, source, choices, progress)
+
+
 def geometry_options(choices: Mapping[str, Any]) -> GeometryOptions:
     """Read the choices of a caller.
 

@@ -46,15 +46,33 @@ class AddChoices(TypedDict, total=False):
         What is kept of `obsm`, `varm`, `obsp`, `varp`, `uns` and ``raw/varm`` beside: keys (``"uns/neighbors"``) or whole
         groups (``"uns"``).
     space : str
-        Of a model's result: the feature space that it becomes, ``"embedding"`` by default.
+        Of a model's result: the feature space that it becomes, ``"embedding"`` by default. Of geometry: its feature space; by default the
+        usual one of its type.
     as_ : {"space", "vector"}
         Of a result: an array that cells point into, or vectors in the cell table, with an index where cells are many.
     output : str
         Of a result: which output, where there are several.
     unknown : {"error", "skip"}
-        Of a result: what to do with ids that are no cells of the atlas.
+        Of a result or geometry: what to do with ids that are no cells of the atlas.
     metric : {"l2", "cosine", "dot"}
         Of a result as vectors: by which distance their index answers.
+    link : str, mapping of str to str, or None
+        Of geometry: the cell column, ``"cell_name"`` or ``"uid"`` whose values are the object attribute of the same name, or else the object
+        ids; ``{column: attribute}`` names both. Without it every object becomes a new cell.
+    dataset : str
+        Of geometry: whose cells are meant; without a link, what the new dataset is called.
+    new_cells : bool
+        Of geometry: whether objects without a cell become new cells.
+    lacking : {"error", "allow"}
+        Of geometry: what to do where cells of a dataset have no shape.
+    cells, genes : str
+        Of transcripts: the vertex attributes that tell the cell and the gene.
+    unassigned : value
+        Of transcripts: what stands for no cell, beside negative and missing values.
+    counts : bool
+        Of transcripts: whether they also become a matrix of counts of new cells.
+    layout : {"0.9", "0.7"}
+        Of geometry in memory: how it is stored.
     """
 
     obs: Literal["all"] | Sequence[str] | Mapping[str, str]
@@ -74,6 +92,15 @@ class AddChoices(TypedDict, total=False):
     output: str
     unknown: Literal["error", "skip"]
     metric: Literal["l2", "cosine", "dot"]
+    link: str | Mapping[str, str] | None
+    dataset: str
+    new_cells: bool
+    lacking: Literal["error", "allow"]
+    cells: str
+    genes: str
+    unassigned: Any
+    counts: bool
+    layout: Literal["0.9", "0.7"]
 
 
 OnDuplicate = Literal["error", "skip", "replace"]

@@ -12,6 +12,7 @@ from raggedatlas.catalog.frames import read_frame
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.records import DatasetRecord
+from raggedatlas.query.listing import list_geometries
 from raggedatlas.query.results import list_results
 
 if TYPE_CHECKING:
@@ -260,6 +261,10 @@ def describe(catalog: Catalog, what: str) -> str:
     lines += [
         f"  result {name}: {row['n_cells']:,} cells, {_told(row)}" for name, row in list_results(catalog).iterrows()
     ]
+    lines += [
+        f"  geometry {row['name']}: {row['n_cells']:,} cells of {row['datasets']}, {row['types']}, {row['n_vertices']:,} vertices"
+        for _, row in list_geometries(catalog).iterrows()
+    ]
     return "\n".join(lines)
 
 
@@ -280,6 +285,14 @@ def describe_html(catalog: Catalog, what: str) -> str:
     )
     if results:
         results = f"<table><tr><th>result</th><th>n_cells</th><th>values</th></tr>{results}</table>"
+    shapes = "".join(
+        f"<tr><td>{escape(row['name'])}</td><td>{row['n_cells']}</td><td>{escape(row['datasets'])}</td>"
+        f"<td>{escape(row['types'])}</td><td>{row['n_vertices']}</td></tr>"
+        for _, row in list_geometries(catalog).iterrows()
+    )
+    if shapes:
+        head_of = "".join(f"<th>{name}</th>" for name in ("geometry", "n_cells", "datasets", "types", "n_vertices"))
+        results += f"<table><tr>{head_of}</tr>{shapes}</table>"
     place = escape(catalog.location.uri)
     return f"<p><b>{escape(what)}</b> at <code>{place}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>{results}"
 

@@ -13,8 +13,10 @@ from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.results import find_result
 from raggedatlas.errors import QueryError
+from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.results import VALUES, ResultRecord
 from raggedatlas.query.axis import Axis, FeatureRows, build_axis
+from raggedatlas.query.centroids import centroid_columns, centroid_plans
 from raggedatlas.query.filters import DATASET, Columns
 from raggedatlas.query.layers import CellPointers, Modality, choose_layers, plan_parts, pointer_of
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
@@ -59,7 +61,7 @@ def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None
     results = [find_result(catalog, name) for name in spec.results]
     pointing = [r.column for r in results if r.kind == "space"]
     wanted = tuple(dict.fromkeys([*(p for m in chosen for p in m.pointers), *pointing]))
-    held = tuple(r.column for r in results if r.kind == "vector")
+    held = tuple(r.column for r in results if r.kind == "vector") + centroid_columns(catalog, spec.centroids)
     cells, obs = plan_rows(spec, catalog, columns, wanted, held)
     pointers = cells.pointers(columns.schema)
     having = np.zeros(cells.n, bool)
@@ -82,7 +84,13 @@ def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None
         else _plan_space(plain, catalog, known[record.name], pointers, (None, ()))
         for record in results
     ]
-    return ReadPlan(obs, planned, n_without, provenance(spec, catalog), _beside(results, made))
+    return ReadPlan(
+        obs,
+        planned,
+        n_without,
+        provenance(spec, catalog),
+        _beside(results, made) | centroid_plans(catalog, spec.centroids, cells),
+    )
 
 
 def _beside(records: Sequence[ResultRecord], made: Sequence[SpacePlan]) -> dict[str, SpacePlan]:
@@ -154,7 +162,7 @@ def modalities(catalog: Catalog) -> dict[str, Modality]:
     known = {
         name: Modality(name, spaces[space_of[name]], {uid: tuple(r) for uid, r in held.items()})  # type: ignore[arg-type]
         for name, held in found.items()
-        if space_of[name] in spaces
+        if space_of[name] in spaces and spaces[space_of[name]].kind is not PointerKind.GEOMETRY
     }
     return known | result_modalities(catalog)
 

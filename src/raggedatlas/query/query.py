@@ -16,6 +16,7 @@ from raggedatlas.query.literals import quote_identifier
 from raggedatlas.query.plan import find_modality, modalities
 from raggedatlas.query.rows import known_columns, metadata_names
 from raggedatlas.query.search import METRICS
+from raggedatlas.query.spatial import SpatialQuery
 from raggedatlas.query.spec import Missing, QuerySpec, Sample, Search, count_of, listed_names
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Query(Answers):
+class Query(SpatialQuery, Answers):
     """Cells and features of an atlas at one version; nothing is read before an output is asked for.
 
     Rows are chosen by filters, search, sample, order and limit, in this sequence whatever the sequence of the calls.

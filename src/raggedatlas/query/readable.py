@@ -8,6 +8,7 @@ from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference, Problem
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.dataset import Dataset, list_datasets
+from raggedatlas.query.listing import list_geometries
 from raggedatlas.query.results import list_results
 
 if TYPE_CHECKING:
@@ -76,6 +77,17 @@ class Readable:
             query, snapshot, parent, source, created_at, content_hash, uid.
         """
         return list_results(self._catalog)
+
+    def geometries(self) -> "pd.DataFrame":
+        """List the geometry stores.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per store, in the order of adding, indexed by uid: name, space, types, axes, n_cells, datasets (names), n_objects,
+            n_vertices, n_levels, bounds, n_bytes, layout, source, created_at.
+        """
+        return list_geometries(self._catalog)
 
     def features(self, space: str = "gene_expression") -> "pd.DataFrame":
         """Give the registry of a feature space as a frame indexed by uid."""

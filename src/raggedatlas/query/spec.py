@@ -82,6 +82,8 @@ class QuerySpec:
         What stands for what was not measured.
     results : tuple of str
         Results of models that come along in `obsm`.
+    centroids : tuple of (str, str)
+        Geometry whose centroids come along, and their name in `obsm`.
     """
 
     filters: tuple[Filter, ...] = ()
@@ -96,6 +98,7 @@ class QuerySpec:
     obs: tuple[str, ...] | None = None
     missing: Missing = "zero"
     results: tuple[str, ...] = ()
+    centroids: tuple[tuple[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Give what differs from a query without conditions, as plain values for provenance."""
@@ -115,6 +118,7 @@ class QuerySpec:
             "spaces": self.spaces,
             "layers": self.layers,
             "with_results": self.results,
+            "with_centroids": [f"{name} as {key}" for name, key in self.centroids],
         }
         parts |= {key: ", ".join(names) for key, names in named.items() if names}
         for space, names in self.features:

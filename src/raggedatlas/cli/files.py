@@ -13,7 +13,7 @@ from raggedatlas.cli.printing import console, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from raggedatlas.formats.anndata.rules import Problem
+    from raggedatlas.model.problems import Problem
 
 ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
 """Names that tell a Zarr folder from that of an atlas."""
@@ -161,7 +161,7 @@ def inspect(
     from raggedatlas.cli.printing import printable
     from raggedatlas.formats import cxg
     from raggedatlas.formats.anndata.inspection import inspect as inspect_file
-    from raggedatlas.formats.anndata.inspection import size_text
+    from raggedatlas.model.inspections import size_text
 
     found = (cxg.inspect if _is_cxg(Path(file)) else inspect_file)(file)
     if as_json:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.formats.anndata.inspection import Element
+from raggedatlas.model.inspections import Element
 from raggedatlas.formats.cxg import CxgInspection, inspect
 from raggedatlas.testing.cxgs import FORMS, VERSIONS, Form, set_meta, write_cxg
 

@@ -1,9 +1,11 @@
 """AnnData on disk and in memory: read and written in row blocks, validated, mended, and looked at."""
 
-from raggedatlas.formats.anndata.inspection import Element, Inspection, inspect
+from raggedatlas.formats.anndata.inspection import inspect
 from raggedatlas.formats.anndata.repair import Repair, repair
-from raggedatlas.formats.anndata.rules import RULES, Problem, Rule
+from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.anndata.validation import refuse_broken, validate, with_rule
+from raggedatlas.model.inspections import Element, Inspection
+from raggedatlas.model.problems import Problem, Rule
 
 __all__ = [
     "RULES",

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, LimitError
-from raggedatlas.formats.anndata.rules import RULES, Level, Problem
+from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.anndata.tree import Node, plain_attribute
+from raggedatlas.model.problems import Level, Problem
 
 Layout = Literal["", "0.7", "0.5"]
 Check = Callable[["Checking", Node], None]

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.formats.anndata.checking import Checking, decode
 from raggedatlas.formats.anndata.names import hash_names
-from raggedatlas.formats.anndata.rules import Level
 from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.model.problems import Level
 
 NUMBERS = ("bool", "integer", "real", "complex")
 

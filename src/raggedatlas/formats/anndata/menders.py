@@ -22,8 +22,8 @@ from raggedatlas.formats.anndata.checking import (
 from raggedatlas.formats.anndata.checks_frames import OLD_CATEGORIES
 from raggedatlas.formats.anndata.names import names_node
 from raggedatlas.formats.anndata.rewriting import parent_of, recast, rechunk, sort_entries, write_small
-from raggedatlas.formats.anndata.rules import Problem
 from raggedatlas.formats.anndata.tree import Node, plain_attribute
+from raggedatlas.model.problems import Problem
 
 Mender = Callable[[Node, Problem, Node], str]
 

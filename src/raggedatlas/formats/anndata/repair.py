@@ -12,11 +12,11 @@ from uuid import uuid4
 
 from raggedatlas.errors import AtlasError, DuplicateError, StoreError
 from raggedatlas.formats.anndata.menders import MENDERS
-from raggedatlas.formats.anndata.rules import Depth, Problem
 from raggedatlas.formats.anndata.tree import Node
 from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS
 from raggedatlas.formats.targets import writable
+from raggedatlas.model.problems import Depth, Problem
 
 MOST_ROUNDS = 10
 """A mend can bring another problem to light; so often is the copy looked through again."""

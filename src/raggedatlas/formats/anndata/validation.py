@@ -22,8 +22,9 @@ from raggedatlas.formats.anndata.checks_columns import (
 )
 from raggedatlas.formats.anndata.checks_frames import check_frame
 from raggedatlas.formats.anndata.checks_sparse import check_sparse
-from raggedatlas.formats.anndata.rules import RULES, Depth, Problem
+from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.anndata.tree import Node, open_tree
+from raggedatlas.model.problems import Depth, Problem
 
 CHECKS: dict[str, Check] = {
     "anndata": check_anndata,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import AtlasError
-from raggedatlas.formats.anndata.rules import Level, Problem
 from raggedatlas.formats.cxg.arrays import StoredArray, look_at
 from raggedatlas.formats.cxg.detecting import Kind, list_members
 from raggedatlas.formats.cxg.rules import RULES
 from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, UNNAMED, VAR
+from raggedatlas.model.problems import Level, Problem
 
 
 @dataclass(slots=True)

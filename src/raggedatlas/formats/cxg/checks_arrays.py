@@ -1,6 +1,5 @@
 """The rules of arrays: which there are, their axes, attributes, types, tiles and sizes."""
 
-from raggedatlas.formats.anndata.rules import Level
 from raggedatlas.formats.cxg.arrays import StoredArray
 from raggedatlas.formats.cxg.checking import Checking
 from raggedatlas.formats.cxg.schema import (
@@ -16,6 +15,7 @@ from raggedatlas.formats.cxg.schema import (
     XR,
     X,
 )
+from raggedatlas.model.problems import Level
 
 LARGEST_TILE = 128 << 20
 """Bytes of a decoded tile beyond which a reader of a part reads far too much."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.anndata.inspection import Element, Inspection
 from raggedatlas.formats.cxg.arrays import Attribute, StoredArray, look_at, stored_bytes, written_cells
 from raggedatlas.formats.cxg.detecting import Kind, detect, list_members
 from raggedatlas.formats.cxg.schema import ANONYMOUS, GROUP_METADATA, HINTS, OBS, UNNAMED, VAR, X
+from raggedatlas.model.inspections import Element, Inspection
 
 _LONGEST = 80
 

@@ -1,6 +1,6 @@
 """The numbered rules of a CXG; what it is to break one is told as for AnnData files."""
 
-from raggedatlas.formats.anndata.rules import Rule
+from raggedatlas.model.problems import Rule
 
 _AGAIN = "Write the CXG again from its source."
 _CONVERT = "Write it again, e.g. by raggedatlas convert."

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.formats.anndata.rules import Depth, Problem
 from raggedatlas.formats.cxg.checking import start
 from raggedatlas.formats.cxg.checks_arrays import check_arrays, check_members, check_shift, check_sizes
 from raggedatlas.formats.cxg.checks_frames import check_columns
@@ -11,6 +10,7 @@ from raggedatlas.formats.cxg.checks_metadata import check_metadata, version_of
 from raggedatlas.formats.cxg.checks_values import check_values
 from raggedatlas.formats.cxg.detecting import is_cxg, kind_of
 from raggedatlas.formats.cxg.rules import RULES
+from raggedatlas.model.problems import Depth, Problem
 
 
 def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:

@@ -43,7 +43,9 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
     parent, _, name = path.rpartition("/")
     group = group.require_group(parent) if parent else group
     callback = _in_chunks if is_zarr or options else _as_told
-    with warnings.catch_warnings(action="ignore"), anndata.settings.override(allow_write_nullable_strings=True):
+    # Slashes that are left by now are in columns of HDF5, which every anndata reads though 0.13 does not write them.
+    allowed = {"allow_write_nullable_strings": True, "disallow_forward_slash_in_h5ad": False}
+    with warnings.catch_warnings(action="ignore"), anndata.settings.override(**allowed):
         try:
             write_dispatched(group, name, value, callback=callback, dataset_kwargs=options)
         except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:

@@ -1,6 +1,7 @@
 """A query into a file, block by block: what is held at once does not grow with the cells' values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from raggedatlas.model.results import VALUES
 from raggedatlas.query.beside import joined_obsm
 from raggedatlas.query.frames import layout_column, obs_frame
 from raggedatlas.query.outputs import joined_uns, measured_frame, var_of
-from raggedatlas.query.parts import ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.plan import modalities, plan_read
 from raggedatlas.query.read import PartReader
 from raggedatlas.query.spec import QuerySpec
@@ -70,54 +71,70 @@ def write(spec: QuerySpec, catalog: Catalog, path: str, options: Mapping[str, An
         refuse_arrays(space, str(path))
     sink = open_sink(path, **options)
     try:
-        if multimodal:
-            _write_mudata(sink, plan, catalog)
-        else:
-            _write_space(sink, plan, plan.single(), catalog, "")
+        streams = (_begin_mudata if multimodal else _begin_space)(sink, plan, catalog)
+        # The tables are written; their memory is let go of before the values take theirs.
+        del plan
+        pa.default_memory_pool().release_unused()
+        for stream in streams:
+            _write_values(sink, stream)
         return sink.commit()
     except BaseException:
         sink.abort()
         raise
 
 
-def _write_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> None:
-    parts, beside = {}, {}
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Matrices that are still to be written: those of a space if there is one, and members of `obsm`."""
+
+    space: SpacePlan | None
+    beside: Mapping[str, SpacePlan]
+    prefix: str
+
+
+def _begin_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> list[_Stream]:
+    parts, streams = {}, []
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
         own = space.take(rows)
         parts[name] = ReadPlan(
             plan.obs.take(pa.array(rows)).select(["uid"]), {name: own}, plan.n_without, plan.provenance
         )
-        beside[name] = joined_obsm(parts[name], own, catalog)
-    own_matrices = [m for name, part in parts.items() for m in _matrices(part.single(), beside[name], f"mod/{name}/")]
-    sink.begin((*own_matrices, *_members(plan.results, plan.n_cells, "")))
+        streams.append(_Stream(own, joined_obsm(parts[name], own, catalog), f"mod/{name}/"))
+    streams.append(_Stream(None, plan.results, ""))
+    sink.begin(tuple(matrix for stream in streams for matrix in _matrices(stream, plan.n_cells)))
     for name, space in plan.spaces.items():
         own_row = np.where(space.present, np.cumsum(space.present), 0)
         sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
     for name, part in parts.items():
         _write_elements(sink, part, part.single(), catalog, f"mod/{name}/")
-        _write_values(sink, part.single(), beside[name], f"mod/{name}/")
-    _write_members(sink, plan.results, "")
     sink.element("obs", _writable(obs_frame(plan.obs)))
     sink.element("uns", joined_uns(plan, catalog))
+    return streams
 
 
-def _write_space(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog, prefix: str) -> None:
-    beside = {**joined_obsm(plan, space, catalog), **plan.results}
-    sink.begin(_matrices(space, beside, prefix))
-    _write_elements(sink, plan, space, catalog, prefix)
-    _write_values(sink, space, beside, prefix)
+def _begin_space(sink: Sink, plan: ReadPlan, catalog: Catalog) -> list[_Stream]:
+    space = plan.single()
+    stream = _Stream(space, {**joined_obsm(plan, space, catalog), **plan.results}, "")
+    sink.begin(_matrices(stream, plan.n_cells))
+    _write_elements(sink, plan, space, catalog, "")
+    return [stream]
 
 
-def _matrices(space: SpacePlan, beside: Mapping[str, SpacePlan], prefix: str) -> tuple[SinkMatrix, ...]:
-    shape = (len(space.present), space.n_cols)
-    form: Literal["csr", "dense"] = "csr" if space.sparse else "dense"
-    matrices = [
-        SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape, n_entries, exact=n_entries is not None)
-        for layer, dtype in space.dtypes.items()
-        for n_entries in (_n_entries(space, layer),)
-    ]
-    return (*matrices, *_members(beside, shape[0], prefix))
+def _matrices(stream: _Stream, n_cells: int) -> tuple[SinkMatrix, ...]:
+    space, prefix, matrices = stream.space, stream.prefix, []
+    if space is not None:
+        shape = n_cells, _ = len(space.present), space.n_cols
+        form: Literal["csr", "dense"] = "csr" if space.sparse else "dense"
+        for layer, dtype in space.dtypes.items():
+            n = _n_entries(space, layer)
+            matrices.append(
+                SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape, n, exact=n is not None)
+            )
+    for name, member in stream.beside.items():
+        wide = (n_cells, member.n_cols)
+        matrices.append(SinkMatrix(f"{prefix}obsm/{name}", "dense", np.dtype(member.dtypes[VALUES]), wide))
+    return tuple(matrices)
 
 
 def _n_entries(space: SpacePlan, layer: str) -> int | None:
@@ -127,13 +144,6 @@ def _n_entries(space: SpacePlan, layer: str) -> int | None:
     if not space.sparse or space.nan or any((space.column_maps[uid] < 0).any() for uid in layouts):
         return None
     return int((part.end - part.start).sum())
-
-
-def _members(beside: Mapping[str, SpacePlan], n_cells: int, prefix: str) -> list[SinkMatrix]:
-    return [
-        SinkMatrix(f"{prefix}obsm/{name}", "dense", np.dtype(member.dtypes[VALUES]), (n_cells, member.n_cols))
-        for name, member in beside.items()
-    ]
 
 
 def _key(space: SpacePlan, layer: str, prefix: str) -> str:
@@ -152,19 +162,20 @@ def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catal
     sink.element(f"{prefix}uns", joined_uns(plan, catalog))
 
 
-def _write_values(sink: Sink, space: SpacePlan, beside: Mapping[str, SpacePlan], prefix: str) -> None:
-    for part in space.parts:
-        reader = PartReader(space, part, ring=BufferRing())
-        for _, block in ahead(reader.read_blocks(n_bytes=STEP_BYTES)):
-            for layer in part.layers:
-                sink.write(_key(space, layer, prefix), _single(block, layer))
-    _write_members(sink, beside, prefix)
+def _write_values(sink: Sink, stream: _Stream) -> None:
+    if stream.space is not None:
+        for part in stream.space.parts:
+            for block in _blocks(stream.space, part):
+                for layer in part.layers:
+                    sink.write(_key(stream.space, layer, stream.prefix), _single(block, layer))
+    for name, member in stream.beside.items():
+        for block in _blocks(member, member.parts[0]):
+            sink.write(f"{stream.prefix}obsm/{name}", _single(block, VALUES))
 
 
-def _write_members(sink: Sink, beside: Mapping[str, SpacePlan], prefix: str) -> None:
-    for name, member in beside.items():
-        for _, block in ahead(PartReader(member, member.parts[0]).read_blocks(n_bytes=STEP_BYTES)):
-            sink.write(f"{prefix}obsm/{name}", _single(block, VALUES))
+def _blocks(space: SpacePlan, part: PartPlan) -> Iterator[Block]:
+    reader = PartReader(space, part, ring=BufferRing())
+    return (block for _, block in ahead(reader.read_blocks(n_bytes=STEP_BYTES)))
 
 
 def _single(block: Block, layer: str) -> Block:

@@ -112,8 +112,16 @@ def encode_vlen(blobs: Blobs) -> bytes:
     sizes = np.diff(blobs.bounds)
     if (sizes >= 2**32).any():
         raise SourceError("An item of a vlen-bytes chunk has 4 GiB or more; use smaller chunks.")
-    heads = Blobs(as_bytes(sizes.astype(np.uint32)), np.arange(len(blobs) + 1, dtype=np.int64) * 4)
-    return len(blobs).to_bytes(4, "little") + interleave(heads, blobs).data.tobytes()
+    out = np.empty(4 + 4 * len(blobs) + int(blobs.bounds[-1] - blobs.bounds[0]), np.uint8)
+    out[:4] = as_bytes(np.array([len(blobs)], np.uint32))
+    at = 4 + blobs.bounds[:-1] - blobs.bounds[0] + 4 * np.arange(len(blobs))
+    heads = at[:, None] + np.arange(4)
+    is_data = np.ones(len(out), bool)
+    is_data[:4] = False
+    is_data[heads] = False
+    out[heads] = as_bytes(sizes.astype(np.uint32)).reshape(-1, 4)
+    out[is_data] = blobs.data[blobs.bounds[0] : blobs.bounds[-1]]
+    return out.tobytes()
 
 
 def decode_vlen(chunk: Bytes, what: str = "A vlen-bytes chunk") -> Blobs:
@@ -185,6 +193,13 @@ def decode_ragged(blob: Bytes, what: str = "A stream of rows") -> Blobs:
     if (count == 0 and data.size) or (count and begin[0] != 0) or (np.diff(bounds) < 0).any():
         raise CorruptError(f"{what} has offsets that fall or point outside of it. Restore it from a copy.")
     return Blobs(data, bounds if count else np.zeros(1, np.int64))
+
+
+def ragged_blobs(rows: Blobs) -> Blobs:
+    """Return many inline streams, each with one group of rows."""
+    heads = np.zeros((len(rows), 2), np.int64)
+    heads[:, 0] = 1
+    return interleave(Blobs(as_bytes(heads), np.arange(len(rows) + 1, dtype=np.int64) * 16), rows)
 
 
 # Groups (§7.4)

@@ -242,7 +242,8 @@ def _bounds_of(shapes: Shapes, given: tuple[Any, Any] | None) -> tuple[tuple[flo
     if given is None:
         if not len(positions):
             return (0.0,) * shapes.n_dims, (0.0,) * shapes.n_dims
-        return tuple(float(x) for x in positions.min(axis=0)), tuple(float(x) for x in positions.max(axis=0))
+        columns = positions.T  # NumPy finds the least of a column faster than of an axis
+        return tuple(float(x.min()) for x in columns), tuple(float(x.max()) for x in columns)
     low, high = tuple(float(x) for x in given[0]), tuple(float(x) for x in given[1])
     if len(low) != shapes.n_dims or len(high) != shapes.n_dims or any(a > b for a, b in zip(low, high, strict=True)):
         raise SourceError(f"bounds are {given}; expected least and greatest coordinates on {shapes.n_dims} axes.")
@@ -322,16 +323,18 @@ def _with_cross_levels(levels: list[Level], cuts: list[Cut], coarser: Sequence[C
         if storage == "none" or step.parents is None:
             continue
         parents = np.asarray(step.parents)
-        if parents.shape != cuts[k].row.shape or (parents >= step.shapes.n_vertices).any():
+        n_finer = len(cuts[k].where)
+        if parents.shape != (n_finer,) or (parents >= step.shapes.n_vertices).any():
             raise SourceError(
                 f"Level {k + 1}: parents have the shape {parents.shape}; expected one row of the coarser shapes "
-                f"(or -1) for each of {len(cuts[k].row)} finer vertices."
+                f"(or -1) for each of {n_finer} finer vertices."
             )
         fine = np.flatnonzero(parents >= 0)
         ends = [(levels[k], cuts[k], fine), (levels[k + 1], cuts[k + 1], parents[fine])]
         for delta, order in ((1, ends), (-1, ends[::-1]))[: 2 if storage == "explicit" else 1]:
-            chunks = np.stack([level.chunks[place.chunk[rows]] for level, place, rows in order], axis=1)
-            rows = np.stack([place.row[rows] for _, place, rows in order], axis=1)
+            placed = [(level, *place.place(rows)) for level, place, rows in order]
+            chunks = np.stack([level.chunks[chunk] for level, chunk, _ in placed], axis=1)
+            rows = np.stack([row for *_, row in placed], axis=1)
             at = k if delta == 1 else k + 1
             made[at] = replace(made[at], cross_links=(*made[at].cross_links, CrossLinks(delta, chunks, rows)))
     return made

@@ -1,6 +1,7 @@
 """Cutting shapes into the chunks of one level: one floor-divide, one stable sort, and the borders of runs."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,15 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.blobs import offsets_of, runs
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Level, Links, Objects
-from raggedatlas.vectors.grids import KeyIndex, bins_per_chunk, changes, chunk_coordinates, number_keys, stable_order
+from raggedatlas.vectors.grids import (
+    KeyIndex,
+    Numbered,
+    bins_per_chunk,
+    changes,
+    chunk_coordinates,
+    number_positions,
+    stable_order,
+)
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Shapes
 
 OWNER = "object_id"
@@ -48,29 +57,54 @@ class Grid:
 class Cut:
     """A level, and where each vertex went.
 
-    chunk, row: (N,) chunk of the level and row in that chunk; repeated: (n, 3) the vertices that stand in a second chunk, as
-    vertex, chunk, row.
+    level; source: (N',) the vertex of each stored row; repeated: (n, 2) the last of them, which stand in a second chunk: vertex, stored row.
     """
 
     level: Level
-    chunk: NDArray[np.int64]
-    row: NDArray[np.int64]
+    source: NDArray[np.int64]
     repeated: NDArray[np.int64]
+
+    @cached_property
+    def where(self) -> NDArray[np.int64]:
+        """The stored row of each vertex."""
+        n = len(self.source) - len(self.repeated)
+        first = np.ones(len(self.source), bool)
+        first[self.repeated[:, 1]] = False
+        rows = np.empty(n, np.int64)
+        rows[self.source[first]] = np.flatnonzero(first)
+        return rows
+
+    @cached_property
+    def _chunk_of_row(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(len(self.level.chunks)), np.diff(self.level.bounds))
+
+    def place(self, vertices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the chunk of the level and the row in it of some vertices."""
+        return self.split(self.where[vertices])
+
+    def split(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return chunk and row in it of stored rows."""
+        chunk = self._chunk_of_row[rows]
+        return chunk, rows - self.level.bounds[chunk]
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Vertices in their stored order, repeated ones included.
+    """Vertices and fragments in their stored order.
 
-    source: (N',) the vertex of the shapes; keys, bounds: the chunks; chunk: (N',) the chunk of each stored row; where: (N',) the stored row
-    of each vertex, and behind them of each repeated one.
+    source: (N',) the vertex of each row; keys, bounds: the chunks; first, counts: (F,) rows of each fragment; chunk, owner: (F,) its chunk
+    and object; turn: (F,) its rank in the order of traversal; repeated: as in `Cut`.
     """
 
     source: NDArray[np.int64]
     keys: NDArray[np.int64]
     bounds: NDArray[np.int64]
+    first: NDArray[np.int64]
+    counts: NDArray[np.int64]
     chunk: NDArray[np.int64]
-    where: NDArray[np.int64]
+    owner: NDArray[np.int64]
+    turn: NDArray[np.int64]
+    repeated: NDArray[np.int64]
 
 
 def cut(shapes: Shapes, grid: Grid) -> Cut:
@@ -83,30 +117,30 @@ def cut(shapes: Shapes, grid: Grid) -> Cut:
     """
     if grid.identity:
         shapes = _by_id(shapes)
-    keys = chunk_coordinates(shapes.positions, grid.chunk_shape)
-    if shapes.n_objects == 0 and shapes.ids is None:
-        return _cut_points(shapes, grid, keys)
+    chunks = number_positions(shapes.positions, grid.chunk_shape)
+    if shapes.ids is None:
+        return _cut_points(shapes, grid, chunks)
     owner = owners_of(shapes)
-    whole = np.arange(shapes.n_vertices), owner
-    pieces = _pieces_by_run(shapes, keys, owner) if shapes.kind in BY_RUN else whole
-    stored, owners, seams = _store(shapes, grid, keys, pieces)
-    fragments, index, fragment_of = _fragments_of(shapes, grid, stored, owners)
+    if shapes.kind in BY_RUN:
+        begins = _begins(shapes, chunks.codes, owner)
+        by_run = grid.boundary == "explicit_links"
+        stored = _store_runs(chunks, owner, begins) if by_run else _store(shapes, chunks, owner, np.cumsum(begins) - 1)
+    else:
+        stored = _store(shapes, chunks, owner, owner, seams=grid.boundary != "explicit_links")
+    fragments, index = _fragments_of(shapes, grid, stored)
     level = Level(
         chunks=stored.keys,
         bounds=stored.bounds,
-        positions=shapes.positions[stored.source],
+        positions=np.take(shapes.positions, stored.source, axis=0),
         fragments=fragments,
-        objects=None if grid.identity else index[0],
+        objects=None if grid.identity else index,
         vertex_attributes=_take_all(shapes.vertex_attributes, stored.source),
-        fragment_attributes={} if grid.identity else {OWNER: Attribute(index[1])},
-        object_attributes=_take_all(shapes.object_attributes, np.argsort(_ids_of(shapes))),
+        fragment_attributes={} if grid.identity else {OWNER: Attribute(np.append(shapes.ids, NOBODY)[stored.owner])},
+        object_attributes=_take_all(shapes.object_attributes, np.argsort(shapes.ids)),
         groups=shapes.groups,
     )
-    n = shapes.n_vertices
-    chunk = stored.chunk[stored.where]
-    row = stored.where - stored.bounds[chunk]
-    made = Cut(level, chunk[:n], row[:n], np.stack([seams[:, 0], chunk[n:], row[n:]], axis=1))
-    return replace(made, level=_with_links(shapes, grid, made, fragment_of[stored.where]))
+    made = Cut(level, stored.source, stored.repeated)
+    return replace(made, level=_with_links(shapes, grid, made, stored))
 
 
 def _ids_of(shapes: Shapes) -> NDArray[np.int64]:
@@ -144,80 +178,109 @@ def _by_id(shapes: Shapes) -> Shapes:
     )
 
 
-def _cut_points(shapes: Shapes, grid: Grid, keys: NDArray[np.int64]) -> Cut:
+def _cut_points(shapes: Shapes, grid: Grid, chunks: Numbered) -> Cut:
     """Cut points without objects: bin by bin in each chunk, one fragment for each bin, also for an empty one."""
-    codes, top = number_keys(keys)
-    n_bins = 1
+    codes, top, n_bins = chunks.codes, chunks.top, 1
     if grid.bin_shape is not None:
         ratio = bins_per_chunk(grid.chunk_shape, grid.bin_shape)
         n_bins = int(np.prod(ratio))
-        inside = np.clip(chunk_coordinates(shapes.positions, grid.bin_shape) - keys * ratio, 0, ratio - 1)
+        inside = chunk_coordinates(shapes.positions, grid.bin_shape) - chunks.keys(codes) * ratio
+        inner = np.ravel_multi_index(tuple(np.clip(inside, 0, ratio - 1).T), tuple(ratio.tolist()))
         if top * n_bins >= 2**62:
-            codes = np.unique(codes, return_inverse=True)[1].reshape(-1).astype(np.int64)
-            top = len(codes) + 1
-        codes = codes * n_bins + np.ravel_multi_index(tuple(inside.T), tuple(ratio.tolist()))
-        top *= n_bins
+            raise SourceError(f"Chunks of {n_bins} bins are too many for so wide a store; use larger bins or chunks.")
+        codes, top = codes * n_bins + inner, top * n_bins
     order = stable_order(codes, top)
     sorted_codes = codes[order]
-    first = changes(sorted_codes // n_bins)
+    first = changes(sorted_codes // n_bins if n_bins > 1 else sorted_codes)
     bounds = np.append(first, len(order))
-    chunk = np.repeat(np.arange(len(first)), np.diff(bounds))
-    counts = np.bincount(chunk * n_bins + sorted_codes % n_bins, minlength=len(first) * n_bins).astype(np.int64)
+    counts = np.diff(bounds)
+    if n_bins > 1:
+        chunk = np.repeat(np.arange(len(first)), counts)
+        counts = np.bincount(chunk * n_bins + sorted_codes % n_bins, minlength=len(first) * n_bins).astype(np.int64)
     starts = offsets_of(counts)[:-1] - np.repeat(bounds[:-1], n_bins)
     fragment_bounds = np.arange(len(first) + 1, dtype=np.int64) * n_bins
     fragments = Fragments(fragment_bounds, np.ones(len(counts), bool), starts, counts, np.zeros(0, np.int64))
-    where = np.empty_like(order)
-    where[order] = np.arange(len(order))
     level = Level(
-        chunks=keys[order[first]],
+        chunks=chunks.keys(sorted_codes[first] // n_bins),
         bounds=bounds,
-        positions=shapes.positions[order],
+        positions=np.take(shapes.positions, order, axis=0),
         fragments=fragments,
         vertex_attributes=_take_all(shapes.vertex_attributes, order),
     )
-    return Cut(level, chunk[where], where - bounds[chunk[where]], np.zeros((0, 3), np.int64))
+    return Cut(level, order, np.zeros((0, 2), np.int64))
 
 
-def _pieces_by_run(
-    shapes: Shapes, keys: NDArray[np.int64], owner: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each vertex and the run of its: vertices of one object that follow each other in one chunk."""
-    begins = np.ones(len(keys), bool)
-    begins[1:] = (keys[1:] != keys[:-1]).any(axis=1) | (owner[1:] != owner[:-1])
+def _begins(shapes: Shapes, codes: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which vertices begin a run: vertices of one object that follow each other in one chunk; so does a root of a tree."""
+    begins = np.ones(len(codes), bool)
+    np.not_equal(codes[1:], codes[:-1], out=begins[1:])
+    begins[1:] |= owner[1:] != owner[:-1]
     if shapes.kind == "skeleton" and shapes.links is not None:
-        roots = np.ones(len(keys), bool)
+        roots = np.ones(len(codes), bool)
         roots[shapes.links[:, 0]] = False
         begins |= roots
-    return np.arange(len(keys)), np.cumsum(begins) - 1
+    return begins
+
+
+def _store_runs(chunks: Numbered, owner: NDArray[np.int64], begins: NDArray[np.bool_]) -> _Stored:
+    """Sort whole runs by chunk, which are far fewer than vertices."""
+    first = np.flatnonzero(begins)
+    counts = np.diff(np.append(first, len(begins)))
+    codes = chunks.codes[first]
+    order = stable_order(codes, chunks.top)
+    sizes = counts[order]
+    rows = offsets_of(sizes)
+    new = changes(codes[order])
+    chunk = np.repeat(np.arange(len(new)), np.diff(np.append(new, len(order))))
+    return _Stored(
+        source=runs(first[order], sizes),
+        keys=chunks.keys(codes[order[new]]),
+        bounds=np.append(rows[:-1][new], rows[-1]),
+        first=rows[:-1],
+        counts=sizes,
+        chunk=chunk,
+        owner=owner[first[order]],
+        turn=order,
+        repeated=np.zeros((0, 2), np.int64),
+    )
 
 
 def _store(
-    shapes: Shapes, grid: Grid, keys: NDArray[np.int64], pieces: tuple[NDArray[np.int64], NDArray[np.int64]]
-) -> tuple[_Stored, NDArray[np.int64], NDArray[np.int64]]:
-    """Sort vertices by chunk, and within it by piece; with repeated ends where the policy asks for them.
+    shapes: Shapes, chunks: Numbered, owner: NDArray[np.int64], piece: NDArray[np.int64], *, seams: bool = True
+) -> _Stored:
+    """Sort vertices by chunk, and within it by piece; with repeated ends where the policy asks for them."""
+    codes, source, n = chunks.codes, np.arange(shapes.n_vertices), shapes.n_vertices
+    if seams:
+        ends = _seams(shapes, codes, piece)
+        source = np.concatenate([source, ends[:, 0]])
+        codes = np.concatenate([codes, codes[ends[:, 1]]])
+        piece = np.concatenate([piece, piece[ends[:, 1]] if shapes.kind in BY_RUN else piece[ends[:, 0]]])
+        by_piece = stable_order(piece, int(piece.max(initial=0)) + 1)
+        order = by_piece[stable_order(codes[by_piece], chunks.top)]
+    else:
+        order = stable_order(codes, chunks.top)
+    sorted_codes, pieces = codes[order], piece[order]
+    begins = np.ones(len(order), bool)
+    np.not_equal(sorted_codes[1:], sorted_codes[:-1], out=begins[1:])
+    new = np.flatnonzero(begins)
+    begins[1:] |= pieces[1:] != pieces[:-1]
+    first = np.flatnonzero(begins)
+    rows = np.flatnonzero(order >= n) if seams else np.zeros(0, np.int64)
+    source = source[order]
+    return _Stored(
+        source=source,
+        keys=chunks.keys(sorted_codes[new]),
+        bounds=np.append(new, len(order)),
+        first=first,
+        counts=np.diff(np.append(first, len(order))),
+        chunk=np.searchsorted(new, first, side="right") - 1,
+        owner=owner[source[first]],
+        turn=pieces[first] if shapes.kind in BY_RUN else np.arange(len(first)),
+        repeated=np.stack([source[rows], rows], axis=1),
+    )
 
-    Returns the stored vertices, the piece of each stored row, and the repeated ends as (vertex, vertex in whose chunk it is repeated).
-    """
-    source, piece = pieces
-    seams = np.zeros((0, 2), np.int64)
-    all_keys = keys
-    if grid.boundary != "explicit_links":
-        seams = _seams(shapes, keys, piece)
-        source = np.concatenate([source, seams[:, 0]])
-        all_keys = np.concatenate([keys, keys[seams[:, 1]]])
-        piece = np.concatenate([piece, piece[seams[:, 1]] if shapes.kind in BY_RUN else piece[seams[:, 0]]])
-    codes, top = number_keys(all_keys)
-    by_piece = stable_order(piece, int(piece.max(initial=0)) + 1)
-    order = by_piece[stable_order(codes[by_piece], top)]
-    first = changes(codes[order])
-    bounds = np.append(first, len(order))
-    chunk = np.repeat(np.arange(len(first)), np.diff(bounds))
-    where = np.empty_like(order)
-    where[order] = np.arange(len(order))
-    return _Stored(source[order], all_keys[order[first]], bounds, chunk, where), piece[order], seams
 
-
-def _seams(shapes: Shapes, keys: NDArray[np.int64], piece: NDArray[np.int64]) -> NDArray[np.int64]:
+def _seams(shapes: Shapes, codes: NDArray[np.int64], piece: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the vertices to repeat, each beside a vertex in whose chunk it is repeated: (n, 2)."""
     if shapes.kind in SEQUENTIAL:
         ends = np.flatnonzero(piece[1:] != piece[:-1])
@@ -228,83 +291,82 @@ def _seams(shapes: Shapes, keys: NDArray[np.int64], piece: NDArray[np.int64]) ->
         return np.zeros((0, 2), np.int64)
     near = np.repeat(shapes.links[:, :1], shapes.links.shape[1] - 1, axis=1).reshape(-1).astype(np.int64)
     far = shapes.links[:, 1:].reshape(-1).astype(np.int64)
-    apart = (keys[near] != keys[far]).any(axis=1)
+    apart = codes[near] != codes[far]
     near, far = near[apart], far[apart]
-    codes = number_keys(keys)[0]
     _, kept = np.unique(np.stack([far, codes[near]], axis=1), axis=0, return_index=True)
     return np.stack([far[kept], near[kept]], axis=1)
 
 
-def _fragments_of(
-    shapes: Shapes, grid: Grid, stored: _Stored, piece: NDArray[np.int64]
-) -> tuple[Fragments, tuple[Objects, NDArray[np.int64]], NDArray[np.int64]]:
-    """Return fragments, the object index with the owner of each fragment, and the fragment of each stored row."""
-    ids = _ids_of(shapes)
-    owner = owners_of(shapes)[stored.source]
-    begins = np.zeros(len(piece), bool)
-    begins[changes(stored.chunk)] = True
-    begins[changes(piece)] = True
-    first = np.flatnonzero(begins)
-    counts = np.diff(np.append(first, len(piece)))
-    none = np.zeros(0, np.int64)
+def _fragments_of(shapes: Shapes, grid: Grid, stored: _Stored) -> tuple[Fragments, Objects]:
+    """Return the fragments and the object index."""
+    ids, none = _ids_of(shapes), np.zeros(0, np.int64)
     if grid.identity:
         if len(stored.keys) > 1:
             raise SourceError(f"The identity convention needs exactly one chunk; there are {len(stored.keys)}.")
-        if len(first) != np.count_nonzero(shapes.vertex_counts):
+        if len(stored.first) != np.count_nonzero(shapes.vertex_counts):
             raise SourceError("The identity convention needs one fragment for each object; a skeleton here has more.")
         each = shapes.vertex_counts
         fragments = Fragments(np.array([0, len(each)]), np.ones(len(each), bool), shapes.offsets[:-1], each, none)
-        empty = Objects(
-            none, np.zeros(1, np.int64), np.zeros((0, shapes.n_dims), np.int64), none.astype(np.uint8), none, none, none
-        )
-        return fragments, (empty, none), owner
-    chunk = stored.chunk[first]
-    bounds = np.searchsorted(chunk, np.arange(len(stored.keys) + 1)).astype(np.int64)
-    fragments = Fragments(bounds, np.ones(len(first), bool), first - stored.bounds[chunk], counts, none)
+        empty = np.zeros((0, shapes.n_dims), np.int64)
+        return fragments, Objects(none, np.zeros(1, np.int64), empty, none.astype(np.uint8), none, none, none)
+    n = len(stored.first)
+    bounds = np.searchsorted(stored.chunk, np.arange(len(stored.keys) + 1)).astype(np.int64)
+    starts = stored.first - stored.bounds[stored.chunk]
+    fragments = Fragments(bounds, np.ones(n, bool), starts, stored.counts, none)
     rank = np.full(len(ids) + 1, len(ids), np.int64)
     rank[np.argsort(ids)] = np.arange(len(ids))
-    place = rank[owner[first]]
-    turn = piece[first] if shapes.kind in BY_RUN else np.arange(len(first))
-    order = np.lexsort((turn, place))
-    sizes = np.bincount(place, minlength=len(ids))[: len(ids)]
+    place = rank[stored.owner]
+    by_turn = stable_order(stored.turn, int(stored.turn.max(initial=0)) + 1)
+    order = by_turn[stable_order(place[by_turn], len(ids) + 1)]
+    sizes = np.bincount(place, minlength=len(ids))[: len(ids)].astype(np.int64)
     order = order[: sizes.sum()]
     index = Objects(
         ids=np.sort(ids),
         bounds=offsets_of(sizes),
-        chunks=stored.keys[chunk[order]],
+        chunks=np.take(stored.keys, stored.chunk[order], axis=0),
         modes=np.zeros(len(order), np.uint8),
-        starts=(np.arange(len(first)) - bounds[chunk])[order],
+        starts=(np.arange(n) - bounds[stored.chunk])[order],
         counts=np.ones(len(order), np.int64),
         fragments=none,
     )
-    return fragments, (index, np.append(ids, NOBODY)[owner[first]]), np.cumsum(begins) - 1
+    return fragments, index
 
 
-def _with_links(shapes: Shapes, grid: Grid, made: Cut, fragment_of: NDArray[np.int64]) -> Level:
+def _with_links(shapes: Shapes, grid: Grid, made: Cut, stored: _Stored) -> Level:
     """Return the level with its links: within chunks, and across them."""
     level = made.level
     if shapes.kind in SEQUENTIAL:
-        if grid.boundary == "boundary_deduplication":
-            return level
-        last = np.flatnonzero(fragment_of[1 : shapes.n_vertices] != fragment_of[: shapes.n_vertices - 1])
-        owner = owners_of(shapes)
-        last = last[owner[last] == owner[last + 1]]
-        return _with_cross(level, made, np.stack([last, last + 1], axis=1), {})
+        return level if grid.boundary == "boundary_deduplication" else _with_steps(level, stored, grid)
     if shapes.links is None:
         return level
     ends = shapes.links.astype(np.int64)
-    chunk, row = made.chunk[ends], made.row[ends]
+    chunk, row = made.place(ends)
     apart = (chunk != chunk[:, :1]).any(axis=1)
     row = _repeated_rows(made, ends, chunk, row)
-    stored = np.ones(len(ends), bool) if grid.boundary != "explicit_links" else ~apart
+    fragment_of = np.repeat(np.arange(len(stored.first)), stored.counts)
+    owner = fragment_of[made.where[ends[:, :2]]] if not grid.identity else owners_of(shapes)[ends[:, :2]]
+    inner = np.ones(len(ends), bool) if grid.boundary != "explicit_links" else ~apart
     if is_branching(shapes, grid):
-        fragment = fragment_of[ends]
-        sequel = (fragment[:, 0] == fragment[:, 1]) & (row[:, 0] == row[:, 1] + 1)
-        stored &= ~sequel
-    level = replace(level, links=_inner_links(level, (chunk[:, 0], row, fragment_of[ends[:, 0]]), shapes, stored))
+        inner &= (owner[:, 0] != owner[:, 1]) | (row[:, 0] != row[:, 1] + 1)
+    level = replace(level, links=_inner_links(level, (chunk[:, 0], row, owner[:, 0]), shapes, inner))
     if grid.boundary == "boundary_deduplication":
         return level
     return _with_cross(level, made, ends[apart], _take_all(shapes.link_attributes, np.flatnonzero(apart)))
+
+
+def _with_steps(level: Level, stored: _Stored, grid: Grid) -> Level:
+    """Add the steps of lines from one piece to the next, which are links across chunks."""
+    by_turn = stable_order(stored.turn, int(stored.turn.max(initial=0)) + 1)
+    owner = stored.owner[by_turn]
+    at = np.flatnonzero(owner[1:] == owner[:-1])
+    if not len(at):
+        return level
+    before, after = by_turn[at], by_turn[at + 1]
+    last = stored.first[before] + stored.counts[before] - (2 if grid.boundary == "both" else 1)
+    ends = np.stack([last, stored.first[after]], axis=1)
+    chunk = np.stack([stored.chunk[before], stored.chunk[after]], axis=1)
+    links = CrossLinks(0, np.take(level.chunks, chunk, axis=0), ends - level.bounds[chunk])
+    return replace(level, cross_links=(*level.cross_links, links))
 
 
 def is_branching(shapes: Shapes, grid: Grid) -> bool:
@@ -318,12 +380,13 @@ def _repeated_rows(
     """Return rows of ends in the chunk of their first end, where they are repeated if they lie elsewhere."""
     if not len(made.repeated):
         return row
-    order = np.lexsort((made.repeated[:, 1], made.repeated[:, 0]))
+    chunks, rows_there = made.split(made.repeated[:, 1])
+    order = np.lexsort((chunks, made.repeated[:, 0]))
     far = chunk != chunk[:, :1]
     wanted = np.stack([ends[far], np.broadcast_to(chunk[:, :1], chunk.shape)[far]], axis=1)
-    found = KeyIndex(made.repeated[order, :2]).find(wanted)
+    found = KeyIndex(np.stack([made.repeated[:, 0], chunks], axis=1)[order]).find(wanted)
     rows = row.copy()
-    rows[far] = made.repeated[order[found], 2]
+    rows[far] = rows_there[order[found]]
     return rows
 
 
@@ -356,7 +419,8 @@ def _with_cross(level: Level, made: Cut, ends: NDArray[np.int64], attributes: At
     """Add links whose ends lie in several chunks."""
     if not len(ends):
         return level
-    links = CrossLinks(0, level.chunks[made.chunk[ends]], made.row[ends], attributes=attributes)
+    chunk, row = made.place(ends)
+    links = CrossLinks(0, level.chunks[chunk], row, attributes=attributes)
     return replace(level, cross_links=(*level.cross_links, links))
 
 

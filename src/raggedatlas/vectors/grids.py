@@ -70,6 +70,59 @@ def stable_order(codes: NDArray[np.int64], top: int) -> NDArray[np.int64]:
     return order
 
 
+@dataclass(frozen=True)
+class Numbered:
+    """The chunks of positions, as numbers that rise with their keys.
+
+    Parameters
+    ----------
+    codes : (N,) int64
+        A number for the chunk of each vertex, below `top`.
+    top : int
+        Above all numbers.
+    low, spans : (D,) int64
+        Least key, and how many there are on each axis; numbers count them last axis first.
+    """
+
+    codes: NDArray[np.int64]
+    top: int
+    low: NDArray[np.int64]
+    spans: NDArray[np.int64]
+
+    def keys(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the keys of some numbers: (n, D)."""
+        keys = np.empty((len(codes), len(self.low)), np.int64)
+        left = codes
+        for axis in range(len(self.low) - 1, -1, -1):
+            left, keys[:, axis] = np.divmod(left, self.spans[axis])
+        return keys + self.low
+
+
+def number_positions(positions: NDArray[Any], edges: ArrayLike) -> Numbered:
+    """Return the chunks of positions, axis by axis, so that no table of keys is made.
+
+    Raises
+    ------
+    ValuesError
+        If there are 2**62 chunks or more between the least and the greatest.
+    """
+    sizes = np.asarray(edges, np.float64)
+    n_dims = positions.shape[1]
+    codes = np.zeros(len(positions), np.int64)
+    low, spans, top = np.zeros(n_dims, np.int64), np.ones(n_dims, np.int64), 1
+    for axis in range(n_dims if len(positions) else 0):
+        cells = _along(positions[:, axis], float(sizes[axis]))
+        low[axis] = cells.min()
+        spans[axis] = int(cells.max()) - int(low[axis]) + 1
+        top *= int(spans[axis])
+        if top >= _MOST_CODES:
+            raise ValuesError("The positions span 2**62 chunks or more; use larger chunks.")
+        codes *= spans[axis]
+        codes += cells
+        codes -= low[axis]
+    return Numbered(codes, top, low, spans)
+
+
 def changes(values: NDArray[Any]) -> NDArray[np.int64]:
     """Return where runs of equal values begin."""
     if not len(values):

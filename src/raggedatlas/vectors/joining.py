@@ -78,7 +78,7 @@ def join(level: Level, chosen: Chosen, rules: Rules, cross: CrossLinks | None = 
         rows, bounds = rows[kept], offsets_of(counts)
     shapes = Shapes(
         rules.kind if rules.kind in KINDS else "graph",
-        level.positions[rows],
+        np.take(level.positions, rows, axis=0),
         offsets=bounds[chosen.bounds],
         ids=chosen.ids,
         vertex_attributes=_take(level.vertex_attributes, rows),
@@ -276,7 +276,7 @@ def clip(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
         pieces = offsets_of(sizes[sizes > 0])
     return replace(
         shapes,
-        positions=shapes.positions[kept],
+        positions=np.take(shapes.positions, kept, axis=0),
         offsets=offsets_of(counts[some]),
         ids=None if shapes.ids is None else shapes.ids[some],
         vertex_attributes=_take(shapes.vertex_attributes, kept),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from raggedatlas.vectors.blobs import Blobs, as_bytes, encode_ragged, offsets_of, pack
+from raggedatlas.vectors.blobs import Blobs, as_bytes, offsets_of, ragged_blobs
 from raggedatlas.vectors.crossing import file_links
 from raggedatlas.vectors.cutting import narrowest
 from raggedatlas.vectors.families import Family, attribute_block, chunk_families, families_present, row_blobs
@@ -166,8 +166,7 @@ def _segment_files(root: str, links: CrossLinks, segments: list[Any], grid: Grid
             "level_delta": links.delta,
         }
         rows = segment.rows.astype(kind)
-        cut = row_blobs(rows, segment.bounds)
-        blobs = pack([encode_ragged(cut[i]) for i in range(len(cut))])
+        blobs = ragged_blobs(row_blobs(rows, segment.bounds))
         yield from cell_array(path, segment.cells, blobs, block, grid)
         for name, attribute in links.attributes.items():
             values = attribute.values[segment.record]

@@ -196,7 +196,7 @@ class OpenLevel:
             return clip(shapes, _inside(shapes.positions, *box))
         kept = np.flatnonzero(_inside(level.positions, *box))
         attributes = {name: attribute.take(kept) for name, attribute in level.vertex_attributes.items()}
-        return Shapes("point_cloud", level.positions[kept], vertex_attributes=attributes)
+        return Shapes("point_cloud", np.take(level.positions, kept, axis=0), vertex_attributes=attributes)
 
     def _owners(self, level: Level, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (fragment of the level at hand, object) for all of its fragments; `NOBODY` where they belong to none."""

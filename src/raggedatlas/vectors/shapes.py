@@ -65,7 +65,8 @@ class Attribute:
     def take(self, rows: NDArray[np.integer[Any]] | slice) -> "Attribute":
         """Return the attribute for some rows."""
         present = None if self.present is None else self.present[rows]
-        return replace(self, values=self.values[rows], present=present)
+        values = self.values[rows] if isinstance(rows, slice) else np.take(self.values, rows, axis=0)
+        return replace(self, values=values, present=present)
 
 
 Attributes = Mapping[str, Attribute]

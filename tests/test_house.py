@@ -37,6 +37,7 @@ PUBLIC_NAMES = [
     "FeatureBaseSchema",
     "FeatureLayout",
     "FeatureSpace",
+    "GeometryPointer",
     "HoxBaseSchema",
     "InferenceDataSet",
     "Loader",
@@ -53,9 +54,11 @@ PUBLIC_NAMES = [
     "copy",
     "create_results_writer",
     "load_results_dataset",
+    "make_transcripts",
     "open_sink",
     "open_source",
     "register_space",
+    "transcripts_to_counts",
 ]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from raggedatlas.errors import AtlasError
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.registry import open_sink, open_source
+    from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
     from raggedatlas.loader.dataset import CellDataset
     from raggedatlas.loader.loader import Loader
-    from raggedatlas.model.pointers import DenseZarrPointer, PointerKind, SparseZarrPointer
+    from raggedatlas.model.pointers import DenseZarrPointer, GeometryPointer, PointerKind, SparseZarrPointer
     from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, FeatureLayout
     from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema, PointerField
     from raggedatlas.model.spaces import FeatureSpace, register_space
@@ -44,6 +45,7 @@ _HOMES = {
     "FeatureBaseSchema": "raggedatlas.model.schemas",
     "FeatureLayout": "raggedatlas.model.records",
     "FeatureSpace": "raggedatlas.model.spaces",
+    "GeometryPointer": "raggedatlas.model.pointers",
     "HoxBaseSchema": "raggedatlas.model.schemas",
     "InferenceDataSet": "raggedatlas.results.inference",
     "Loader": "raggedatlas.loader.loader",
@@ -60,9 +62,11 @@ _HOMES = {
     "copy": "raggedatlas.formats.copying",
     "create_results_writer": "raggedatlas.results.factories",
     "load_results_dataset": "raggedatlas.results.factories",
+    "make_transcripts": "raggedatlas.ingest.transcripts",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",
     "register_space": "raggedatlas.model.spaces",
+    "transcripts_to_counts": "raggedatlas.ingest.transcripts",
 }
 
 __all__ = [
@@ -76,6 +80,7 @@ __all__ = [
     "FeatureBaseSchema",
     "FeatureLayout",
     "FeatureSpace",
+    "GeometryPointer",
     "HoxBaseSchema",
     "InferenceDataSet",
     "Loader",
@@ -92,9 +97,11 @@ __all__ = [
     "copy",
     "create_results_writer",
     "load_results_dataset",
+    "make_transcripts",
     "open_sink",
     "open_source",
     "register_space",
+    "transcripts_to_counts",
 ]
 
 

@@ -9,10 +9,11 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import AtlasError, SourceError
 from raggedatlas.formats.anndata import refuse_broken, with_rule
 from raggedatlas.formats.registry import detect, list_sources, open_source
-from raggedatlas.ingest.geometries import add_shapes
+from raggedatlas.ingest.geometries import add_geometry
 from raggedatlas.ingest.geometry_source import is_geometry
 from raggedatlas.ingest.options import IngestOptions, Progress, bar, no_progress
 from raggedatlas.ingest.results import add_results, is_results
+from raggedatlas.ingest.transcripts import add_transcripts
 from raggedatlas.ingest.write import add_sources
 from raggedatlas.model.contracts import Source
 from raggedatlas.model.geometries import GeometryReport
@@ -87,7 +88,8 @@ def add(
     """
     catalog.require_tip("add()")
     if is_geometry(source):
-        return add_shapes(catalog, source, choices, progress)
+        adds = add_transcripts if choices.get("counts") else add_geometry
+        return adds(catalog, source, choices, progress)
     if is_results(source):
         return add_results(catalog, source, choices, progress)
     unknown = sorted(set(choices) - set(IngestOptions.__dataclass_fields__))

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import widen
-from raggedatlas.catalog.geometries import change_geometries, clear_pointers, every_geometry, live_groups
+from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.geometries import change_geometries, clear_pointers, every_geometry, is_visible, live_groups
 from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.catalog.upkeep import drop_dataset
 from raggedatlas.errors import AtlasError, ConflictError, DuplicateError, SourceError, StoreError
@@ -23,7 +24,6 @@ from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids,
 from raggedatlas.ingest.options import Progress, bar, no_progress
 from raggedatlas.model.geometries import GeometryRecord, GeometryReport
 from raggedatlas.model.pointers import AXES, GeometryPointer, PointerKind, pointer_field
-from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.trees import digest_files, list_files, read_file
 from raggedatlas.store.updating import update_columns
@@ -80,20 +80,6 @@ def add_geometry(
         close()
 
 
-def add_shapes(
-    catalog: Catalog,
-    source: Any,  # noqa: ANN401  (Shapes, Geometry, or a store)
-    choices: Mapping[str, Any],
-    progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
-) -> GeometryReport:
-    """Add geometry, and with ``counts=True`` also the counts of its transcripts; see `add_geometry` and `add_transcripts`."""
-    if choices.get("counts"):
-        from raggedatlas.ingest.transcripts import add_transcripts
-
-        return add_transcripts(catalog, source, geometry_options(choices), progress)
-    return add_geometry(catalog, source, choices, progress)
-
-
 def geometry_options(choices: Mapping[str, Any]) -> GeometryOptions:
     """Read the choices of a caller.
 
@@ -114,11 +100,11 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
     opened = open_geometry(source, options.cells, options.unassigned, options.layout)
     plan = plan_geometry(catalog, opened, options)
     if plan.skipped:
-        return _report(plan, "skipped")
+        return report_of(plan, "skipped")
     fresh = plan_cells(catalog, plan, options)
     plan = replace(plan, notes=(*plan.notes, *fresh.notes))
     if options.dry_run:
-        return _report(plan, "dry run", fresh)
+        return report_of(plan, "dry run", fresh)
     uid, written = plan.record.uid, plan.record
     try:
         take_lease(catalog, uid)
@@ -131,12 +117,12 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
         progress("pointers", 1, 1)
         written = fresh.named(written)
         if fresh.n:
-            _commit(catalog, written, plan)
+            commit_record(catalog, written, plan)
             progress("cells", 0, 1)
             fresh.commit(catalog, written, pointer_values(plan.source, plan.fresh, written.zarr_group))
         else:
             progress("cells", 1, 1)
-            _commit(catalog, written, plan)
+            commit_record(catalog, written, plan)
         progress("record", 1, 1)
     except BaseException:
         discard(catalog, uid)
@@ -149,7 +135,7 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
     if plan.replaces:
         clear_pointers(catalog)
     progress("done", 1, 1)
-    return _report(replace(plan, record=written), "replaced" if plan.replaces else "added", fresh)
+    return report_of(replace(plan, record=written), "replaced" if plan.replaces else "added", fresh)
 
 
 def store_shapes(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
@@ -240,8 +226,8 @@ def _column(catalog: Catalog, record: GeometryRecord, uids: pa.Array, version: i
     return f"{record.name}_{record.uid[:8]}" if live_groups(catalog, groups) else record.name
 
 
-def _commit(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan) -> None:
-    """Write the row of the registry.
+def commit_record(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan) -> None:
+    """Write the row of the registry, in the place of those that it replaces.
 
     Raises
     ------
@@ -273,21 +259,20 @@ def _commit(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan) -> Non
 def discard(catalog: Catalog, uid: str) -> None:
     """Remove what did not become visible; where the tables cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
-        from raggedatlas.catalog.datasets import read_records
-
         own = [record for record in every_geometry(catalog) if record.uid == uid]
-        if own and (uid not in own[0].cells_of or uid in {record.uid for record in read_records(catalog)}):
+        if own and is_visible(own[0], {record.uid for record in read_records(catalog)}):
             return
         if own:
             change_geometries(catalog, lambda old: [record for record in old if record.uid != uid])
         catalog.tables.delete(CELLS, f"dataset_uid = '{uid}'")
-        Location(catalog.arrays.child(uid).uri, catalog.arrays.storage_options).delete_prefix()
+        catalog.arrays.child(uid).delete_prefix()
         clear_pointers(catalog)
 
 
-def _report(
+def report_of(
     plan: GeometryPlan, status: Literal["added", "skipped", "replaced", "dry run"], fresh: NewCells | None = None
 ) -> GeometryReport:
+    """Say what a plan did, or would do."""
     record = plan.record
     n_new = 0 if fresh is None else fresh.n
     done = status in ("added", "replaced")

@@ -84,9 +84,22 @@ class Opening(Protocol):
         ...
 
 
+class Beside(Protocol):
+    """What becomes visible together with a dataset: further columns of its cells, and a last step before its record."""
+
+    def columns(self) -> Mapping[str, tuple[pa.Field, pa.Array]]:
+        """Give cell columns with their values, in the order of the source's cells."""
+        ...
+
+    def before_record(self, uid: str) -> None:
+        """Write what the record of the dataset makes visible."""
+        ...
+
+
 def add_sources(
-    catalog: Catalog, sources: Iterable[Opening], options: IngestOptions, progress: Progress = no_progress
-) -> list[IngestReport]:
+    catalog: Catalog, sources: Iterable[Opening], options: IngestOptions, progress: Progress = no_progress,
+    *, beside: Beside | None = None,
+) -> list[IngestReport]:  # fmt: skip
     """Add sources one after the other; the cells of many small ones go in with one commit.
 
     Parameters
@@ -99,6 +112,8 @@ def add_sources(
         The caller's choices.
     progress : callable
         Told every step.
+    beside : Beside or None
+        With one source: what is committed with it.
 
     Returns
     -------
@@ -130,7 +145,7 @@ def add_sources(
             if len(staged) >= COMMIT_DATASETS or sum(s.plan.schema.n_cells for s in staged) >= COMMIT_CELLS:
                 _commit(catalog, staged, progress)
                 staged = []
-        _commit(catalog, staged, progress)
+        _commit(catalog, staged, progress, beside)
     except BaseException:
         _discard(catalog, staged)
         raise
@@ -271,7 +286,7 @@ def _write_frames(catalog: Catalog, plan: IngestPlan) -> None:
             write_frame(catalog, plan.uid, f"var.{group.pointer}", group.features.frame)
 
 
-def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress) -> None:
+def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress, beside: Beside | None = None) -> None:
     if not staged:
         return
     for one in staged:
@@ -285,11 +300,15 @@ def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress) -> N
     pointers = [
         pointer_field(w.group.pointer, w.group.space.kind, w.group.space.name) for s in staged for w in s.groups
     ]
+    further = {} if beside is None else beside.columns()
+    pointers += [field for field, _ in further.values()]
     widen(catalog, [c.column for s in staged for c in s.plan.columns], list({p.name: p for p in pointers}.values()))
     progress("columns", 1, 1)
     schema = catalog.tables.schema(CELLS)
-    catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, s) for s in staged]))
+    catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, s, further) for s in staged]))
     progress("cells", 1, 1)
+    if beside is not None:
+        beside.before_record(staged[0].plan.uid)
     commit_records(catalog, [record for s in staged for record in _records(s)])
     progress("records", 1, 1)
     for one in staged:
@@ -316,7 +335,7 @@ def _lay_out(catalog: Catalog, group: GroupPlan) -> None:
         ensure_layout(catalog, uids, registry.global_index[rows.to_numpy()])
 
 
-def _cells(schema: pa.Schema, staged: Staged) -> pa.Table:
+def _cells(schema: pa.Schema, staged: Staged, further: Mapping[str, tuple[pa.Field, pa.Array]]) -> pa.Table:
     plan = staged.plan
     n = plan.schema.n_cells
     columns: dict[str, Any] = {
@@ -334,6 +353,7 @@ def _cells(schema: pa.Schema, staged: Staged) -> pa.Table:
         )
     for written in staged.groups:
         columns[written.group.pointer] = pointer_array(written, n)
+    columns |= {name: values for name, (_, values) in further.items()}
     return cell_rows(schema, columns, n)
 
 

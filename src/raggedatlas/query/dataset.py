@@ -11,6 +11,7 @@ from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_re
 from raggedatlas.catalog.frames import read_frame
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.frames import arrow_to_frame
+from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.query.listing import list_geometries
 from raggedatlas.query.results import list_results
@@ -133,6 +134,7 @@ class Dataset:
 
     def source(self) -> "PartsSource":
         """Give the dataset as a source, as of the file that was added: for `copy`, or to add it to another atlas."""
+        self._main(None)
         return self._returning.source()
 
     def to_anndata(self, space: str | None = None) -> "AnnData":
@@ -219,7 +221,18 @@ class Dataset:
         return Returning(self.catalog, self.records)
 
     def _main(self, space: str | None) -> DatasetRecord:
-        spaces = list(dict.fromkeys(r.feature_space for r in self.records))
+        known = self.catalog.spaces()
+        kinds = {r.feature_space: known[r.feature_space].kind for r in self.records if r.feature_space in known}
+        spaces = list(
+            dict.fromkeys(
+                s for s in (r.feature_space for r in self.records) if kinds.get(s) is not PointerKind.GEOMETRY
+            )
+        )
+        if not spaces or kinds.get(space or "") is PointerKind.GEOMETRY:
+            shapes = sorted(s for s in kinds if s not in spaces)
+            raise NotFoundError(
+                f"Dataset {self.name!r} has shapes in {shapes}, no values; read them with view.query().geometry(...)."
+            )
         wanted = space or ("gene_expression" if "gene_expression" in spaces else spaces[0])
         for record in self.records:
             if record.feature_space == wanted:
@@ -235,7 +248,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         """Say its name, cells and layers."""
-        layers = ", ".join(f"{r.feature_space}/{layer}" for r in self.records for layer in r.layers)
+        layers = ", ".join(f"{r.feature_space}/{layer}" for r in self.records for layer in r.layers or ("shapes",))
         return f"Dataset {self.name!r} ({self.uid}): {self.n_cells:,} cells, {layers}"
 
     def _repr_html_(self) -> str:

@@ -199,6 +199,10 @@ def usual_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Catalo
     measured = tuple(name for name, modality in known.items() if not modality.is_result)
     if len(measured) == 1:
         return measured
+    if not known and read_records(catalog):
+        raise QueryError(
+            f"The datasets of {catalog.location.uri} have shapes, no values; read them with .geometry(...)."
+        )
     if not known:
         raise QueryError(
             f"The atlas {catalog.location.uri} holds no dataset at this version; add one and take a snapshot."

@@ -98,17 +98,27 @@ class Opened:
         tuple of arrays
             The coordinate on that axis, the one on the other, and the value, in any order. In ``Xr`` and ``Xc`` the other one is an attribute.
         """
+        return self._entries(slice(first, stop), along, inclusive=False)
+
+    def stored_at(
+        self, places: NDArray[np.int64], *, along: int = 0
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Read the entries at some coordinates of one axis, as `stored` does."""
+        return self._entries(places.tolist(), along, inclusive=True)
+
+    def _entries(self, wanted: Any, along: int, *, inclusive: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:  # noqa: ANN401
         schema = self.array.schema
         names = [schema.domain.dim(i).name for i in range(schema.domain.ndim)]
-        ranges: list[slice] = [slice(None)] * len(names)
-        ranges[along] = slice(first, stop)
+        ranges: list[Any] = [slice(None)] * len(names)
+        ranges[along] = wanted
         others = [name for i, name in enumerate(names) if i != along]
         attributes = [schema.attr(i).name for i in range(schema.nattr)]
-        wanted = [name for name in attributes if name in (ANONYMOUS, OBS, VAR)]
+        taken = [name for name in attributes if name in (ANONYMOUS, OBS, VAR)]
         with answering(self.path):
-            query = self.array.query(attrs=wanted, dims=names, order="U")
-            found = query[tuple(ranges) if len(ranges) > 1 else ranges[0]]
-        other = found[others[0]] if others else found[next(name for name in wanted if name)]
+            query = self.array.query(attrs=taken, dims=names, order="U")
+            reader = query.multi_index if inclusive else query
+            found = reader[tuple(ranges) if len(ranges) > 1 else ranges[0]]
+        other = found[others[0]] if others else found[next(name for name in taken if name)]
         return found[names[along]], other, found[ANONYMOUS]
 
 
@@ -275,8 +285,6 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
     scipy.sparse.csc_matrix or numpy.ndarray
         ``(n_cells, n_columns)``; an array where the matrix is dense or shifted.
     """
-    from scipy.sparse import csc_matrix
-
     split = (folder / XC).is_dir() and (folder / XR).is_dir()
     opened = Opened(folder / (XC if split else X))
     try:
@@ -287,20 +295,28 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
                 [np.empty((opened.extents()[0], 0), opened.attribute(ANONYMOUS, "C14")), *parts], axis=1
             )
         n_rows = Opened(folder / XR).extents()[0] if split else opened.extents()[0]
-        pointers, rows, values = [np.zeros(1, np.int64)], [], []
-        for column in columns:
-            major, minor, found = opened.stored(int(column), int(column) + 1, along=0 if split else 1)
-            indptr, minor, found = compressed(opened.path, (major, minor, found), (column, column + 1), n_rows)
-            pointers.append(indptr[1:] + pointers[-1][-1])
-            rows.append(minor)
-            values.append(found)
-        made = csc_matrix(
-            (_joined(values, np.float32), _joined(rows, np.int32), np.concatenate(pointers)), (n_rows, len(columns))
-        )
+        distinct = np.unique(np.asarray(columns, np.int64))
+        try:
+            made = _columns_at_once(opened, distinct, n_rows, along=0 if split else 1)
+        except SourceError:
+            # Alone, a column that is at fault is named by its own number.
+            for column in distinct.tolist():
+                entries = opened.stored(column, column + 1, along=0 if split else 1)
+                compressed(opened.path, entries, (column, column + 1), n_rows)
+            raise
+        made = made[:, np.searchsorted(distinct, columns)] if list(columns) != distinct.tolist() else made
         return made if shift is None else made.toarray() + shift[list(columns)].astype(made.dtype)
     finally:
         opened.close()
 
 
-def _joined(parts: list[NDArray[Any]], empty: Any) -> NDArray[Any]:  # noqa: ANN401
-    return np.concatenate(parts) if parts else np.empty(0, empty)
+def _columns_at_once(opened: Opened, columns: NDArray[np.int64], n_rows: int, *, along: int) -> Any:  # noqa: ANN401
+    """Read distinct, ascending columns in one query, so that a tile which holds several is decoded once."""
+    from scipy.sparse import csc_matrix
+
+    if not len(columns):
+        return csc_matrix((n_rows, 0), dtype=opened.attribute(ANONYMOUS, "C14"))
+    major, minor, values = opened.stored_at(columns, along=along)
+    ranks = np.searchsorted(columns, major)
+    indptr, minor, values = compressed(opened.path, (ranks, minor, values), (0, len(columns)), n_rows)
+    return csc_matrix((values, minor, indptr), (n_rows, len(columns)))

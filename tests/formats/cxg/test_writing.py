@@ -584,3 +584,13 @@ def test_names_of_files_may_be_odd(tmp_path: Path) -> None:
     """Spaces, accents, percent and number signs in a path are taken as they are."""
     path = write(small(), tmp_path / "a b#c%20é.cxg")
     assert open_source(path).describe().n_cells == 30
+
+
+def test_relative_names_follow_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path means the folder that the process is in, also when it was in another one before."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        write(small(), Path("a.cxg"))
+        assert open_source("a.cxg").element("X").shape == (30, 12)
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")) == ["one/a.cxg", "two/a.cxg"]

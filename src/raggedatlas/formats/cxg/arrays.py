@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from raggedatlas.formats.cxg.engine import answering, context, open_array, open_tiledb
+from raggedatlas.formats.cxg.engine import answering, context, open_array, open_tiledb, uri_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def written_cells(path: Path) -> int:
         If it cannot be opened (C00).
     """
     with answering(path):
-        return int(sum(open_tiledb().array_fragments(str(path), ctx=context()).cell_num))
+        return int(sum(open_tiledb().array_fragments(uri_of(path), ctx=context()).cell_num))
 
 
 def stored_bytes(path: Path) -> int:

@@ -68,6 +68,11 @@ def low_level() -> Any:  # noqa: ANN401  (a module)
     return engine if whole else None
 
 
+def uri_of(path: Path) -> str:
+    """Name a place for TileDB: whole, since it takes what is relative from the folder where the process was when it first asked."""
+    return str(path.absolute())
+
+
 @contextmanager
 def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
     """Open an array, to read (``"r"``) or write (``"w"``), and close it at the end.
@@ -81,7 +86,7 @@ def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
     """
     tiledb = open_tiledb()
     with answering(path, writes=mode == "w"):
-        opened = tiledb.open(str(path), mode, ctx=context())
+        opened = tiledb.open(uri_of(path), mode, ctx=context())
         try:
             yield opened
         finally:

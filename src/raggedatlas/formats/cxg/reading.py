@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.cxg.engine import answering, context, open_tiledb
+from raggedatlas.formats.cxg.engine import answering, context, open_tiledb, uri_of
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
 from raggedatlas.formats.rows import BLOCK_BYTES
 from raggedatlas.model.batch import CsrBlock, DenseBlock
@@ -36,7 +36,7 @@ class Opened:
         """The TileDB array."""
         if self._array is None:
             with answering(self.path):
-                self._array = open_tiledb().open(str(self.path), "r", ctx=context())
+                self._array = open_tiledb().open(uri_of(self.path), "r", ctx=context())
         return self._array
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Opened:
     def n_cells(self) -> int | None:
         """Count what is stored, without reading it; None where fragments may overlap."""
         with answering(self.path):
-            found = open_tiledb().array_fragments(str(self.path), ctx=context())
+            found = open_tiledb().array_fragments(uri_of(self.path), ctx=context())
             return int(sum(found.cell_num)) if len(found) else 0
 
     def stored(self, first: int, stop: int, *, along: int = 0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

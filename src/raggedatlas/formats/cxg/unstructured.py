@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.detecting import kind_of, list_members
-from raggedatlas.formats.cxg.engine import answering, context, open_array, open_tiledb
+from raggedatlas.formats.cxg.engine import answering, context, open_array, open_tiledb, uri_of
 
 
 class NoJsonError(Exception):
@@ -115,7 +115,7 @@ def read_unstructured(path: Path) -> dict[str, Any]:
             stored = dict(array.meta.items())
     else:
         tiledb = open_tiledb()
-        with answering(path), tiledb.Group(str(path), "r", ctx=context()) as group:
+        with answering(path), tiledb.Group(uri_of(path), "r", ctx=context()) as group:
             stored = dict(group.meta.items())
     found = {key: _value(path, key, value) for key, value in stored.items()}
     for name, kind in list_members(path).items():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.formats.cxg.columns import Table
-from raggedatlas.formats.cxg.engine import answering, context, low_level, open_array, open_tiledb
+from raggedatlas.formats.cxg.engine import answering, context, low_level, open_array, open_tiledb, uri_of
 from raggedatlas.formats.cxg.schema import ANONYMOUS, HINTS, OBS, VAR
 
 ZSTD_LEVEL = 3
@@ -139,14 +139,14 @@ def create(path: Path, form: Form) -> None:
             allows_duplicates=form.sparse,
             ctx=context(),
         )
-        tiledb.Array.create(str(path), schema, ctx=context())
+        tiledb.Array.create(uri_of(path), schema, ctx=context())
 
 
 def create_group(path: Path) -> None:
     """Make a group; its members are found by looking into it."""
     tiledb = open_tiledb()
     with answering(path, writes=True):
-        tiledb.group_create(str(path), ctx=context())
+        tiledb.group_create(uri_of(path), ctx=context())
 
 
 def write_metadata(path: Path, values: Mapping[str, Any]) -> None:
@@ -247,7 +247,7 @@ class OrderedEntries:
 
 def _global_query(path: Path) -> tuple[Any, Any]:
     engine = low_level()
-    array = open_tiledb().open(str(path), "w", ctx=context())
+    array = open_tiledb().open(uri_of(path), "w", ctx=context())
     # The handle below the public array; releases that had none were it themselves.
     query = engine.Query(array.ctx, getattr(array, "array", array), engine.QueryType.WRITE)
     query.layout = engine.LayoutType.GLOBAL_ORDER
@@ -288,7 +288,7 @@ def consolidate(path: Path, most: int) -> None:
     """Join the fragments of an array if they are more than so many."""
     tiledb = open_tiledb()
     with answering(path, writes=True):
-        if len(tiledb.array_fragments(str(path), ctx=context())) <= most:
+        if len(tiledb.array_fragments(uri_of(path), ctx=context())) <= most:
             return
         config = tiledb.Config(
             {
@@ -297,8 +297,8 @@ def consolidate(path: Path, most: int) -> None:
                 "sm.consolidation.buffer_size": str(BAND_BYTES),
             }
         )
-        tiledb.consolidate(str(path), config=config, ctx=context())
-        tiledb.vacuum(str(path), ctx=context())
+        tiledb.consolidate(uri_of(path), config=config, ctx=context())
+        tiledb.vacuum(uri_of(path), ctx=context())
 
 
 class DenseBands:
@@ -384,7 +384,7 @@ def write_scattered(path: Path, frame: Any, axes: list[dict[str, Any]]) -> None:
         schema = tiledb.ArraySchema(
             tiledb.Domain(*made, ctx=context()), attributes, sparse=True, allows_duplicates=True, ctx=context()
         )
-        tiledb.Array.create(str(path), schema, ctx=context())
+        tiledb.Array.create(uri_of(path), schema, ctx=context())
     if len(frame):
         with open_array(path, "w") as array:
             coordinates = tuple(frame[name].to_numpy() for name in names)

@@ -77,7 +77,7 @@ def test_colours_and_objects_come_back(tmp_path: Path) -> None:
         assert sorted(again.vertex_attributes["color"].values.ravel().tolist()) == sorted(range(252))
     loaded = trimesh.load_mesh(tmp_path / "a.ply", process=False)
     assert np.array_equal(loaded.visual.vertex_colors[:, :3], two_balls().vertex_attributes["color"].values)
-    scene = trimesh.load_scene(tmp_path / "a.obj", split_object=True)
+    scene = trimesh.load_scene(tmp_path / "a.obj", split_objects=True)
     assert sorted(scene.geometry) == ["object_2", "object_7"]
 
 

@@ -105,6 +105,8 @@ def _read_shard(file: Path, sharding: Mapping[str, Any]) -> Iterator[Blob]:
         base = 16 * n_lists
         for first, last in np.frombuffer(data, "<u8", 2 * n_lists).reshape(-1, 2).tolist():
             packed = data[base + first : base + last]
+            if base + last > len(data):
+                raise ValueError("it ends inside a list of its blobs")
             if last > first:
                 keys, gaps, sizes = np.frombuffer(unpack_list(packed), "<u8").reshape(3, -1)
                 ends = np.cumsum(gaps + sizes).tolist()

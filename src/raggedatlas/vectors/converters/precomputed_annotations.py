@@ -58,7 +58,7 @@ def read_annotations(path: Path) -> Content:
         For boxes and ellipsoids, and if a file is cut off.
     """
     info = read_info(path)
-    kind = str(info.get("annotation_type", ""))
+    kind = str(info.get("annotation_type", "")).upper()
     if kind not in ENDS:
         raise SourceError(f"{path} holds annotations of the type {kind or 'unknown'}; {' and '.join(ENDS)} are read.")
     dimensions = dict(info["dimensions"])

@@ -1,0 +1,253 @@
+"""GeoJSON, GeoParquet and SpatialData, against shapely, geopandas and files that spatialdata wrote."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import geopandas as gpd
+import numpy as np
+import pandas as pd
+import pytest
+import shapely
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.converters.boundaries import shapes_of_geometries
+from raggedatlas.vectors.converters.content import Content, decoded
+from raggedatlas.vectors.converters.files import detect, plan_losses, read_file, write_file
+from raggedatlas.vectors.objects import geometries_of, to_geopandas
+from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.subsets import take_objects
+
+SQUARE = shapely.Polygon([(0, 0), (2, 0), (2, 2), (0, 0)])
+HOLED = shapely.Polygon([(0, 0), (9, 0), (9, 9), (0, 9)], [[(1, 1), (2, 1), (2, 2)], [(4, 4), (5, 4), (5, 5), (4, 5)]])
+SEVERAL = shapely.MultiPolygon([shapely.Polygon([(20, 0), (22, 0), (22, 2)]), HOLED])
+
+
+@pytest.fixture(scope="session")
+def peers(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
+    """Folder with files that other libraries wrote."""
+    folder = tmp_path_factory.mktemp("peers")
+    with zipfile.ZipFile(data_dir / "geometry_peers.zip") as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def frame(*geometries: shapely.Geometry) -> gpd.GeoDataFrame:
+    n = len(geometries)
+    columns = {"area": np.arange(n) + 0.5, "label": [f"cell {k}" for k in range(n)], "n": np.arange(n, dtype=np.int32)}
+    return gpd.GeoDataFrame(columns, geometry=list(geometries), crs="EPSG:3857")
+
+
+@pytest.mark.parametrize("geometries", [(SQUARE, SQUARE), (SQUARE, HOLED), (SEVERAL, SQUARE, HOLED)])
+@pytest.mark.parametrize("ending", [".geojson", ".geoparquet", ".parquet"])
+def test_polygons_of_geopandas_come_back(tmp_path: Path, geometries: tuple[shapely.Geometry, ...], ending: str) -> None:
+    """Polygons that geopandas wrote, also with holes and of several parts, are read, written and read by geopandas the same."""
+    given_frame = frame(*geometries)
+    source = tmp_path / f"a{ending}"
+    if ending == ".geojson":
+        given_frame.to_file(source, driver="GeoJSON")
+    else:
+        given_frame.to_parquet(source)
+    content = read_file(source)
+    assert content.shapes.n_objects == len(geometries)
+    target = tmp_path / "b.geojson" if ending == ".geojson" else tmp_path / "b.geoparquet"
+    assert write_file(content, target, strict=True) == []
+    again = gpd.read_file(target) if ending == ".geojson" else gpd.read_parquet(target)
+    assert again.crs == given_frame.crs
+    assert again.geometry.geom_equals(given_frame.geometry).all()
+    assert again["label"].tolist() == given_frame["label"].tolist()
+    assert again["area"].tolist() == given_frame["area"].tolist()
+    assert again["n"].tolist() == given_frame["n"].tolist()
+
+
+def test_simple_polygons_are_closed_lines_and_others_circles_of_links() -> None:
+    """One ring each: polylines; with holes: a graph whose every vertex has two links and whose rings are its circles."""
+    simple = shapes_of_geometries(np.array([SQUARE, SQUARE]), {}, "x")
+    assert simple.kind == "polyline"
+    assert np.array_equal(simple.positions[simple.offsets[:-1]], simple.positions[simple.offsets[1:] - 1])
+    shapes = shapes_of_geometries(np.array([SEVERAL, SQUARE]), {}, "x")
+    assert shapes.kind == "graph"
+    assert (np.bincount(np.asarray(shapes.links).ravel()) == 2).all()
+    assert shapes.vertex_attributes["ring"].values.tolist() == [0] * 3 + [0] * 4 + [1] * 3 + [2] * 4 + [0] * 3
+    assert shapes.vertex_attributes["part"].values.tolist() == [0] * 3 + [1] * 11 + [0] * 3
+
+
+@given(st.permutations(range(17)))
+def test_rings_do_not_need_an_order(order: list[int]) -> None:
+    """Vertices that come from chunks in another order make the same polygons."""
+    shapes = shapes_of_geometries(np.array([SEVERAL, SQUARE]), {}, "x")
+    rows = np.array(order)
+    rows = np.concatenate([rows[rows < 14], rows[rows >= 14]])
+    turned = Shapes(
+        "graph", shapes.positions[rows], shapes.offsets, links=np.argsort(rows)[shapes.links],
+        vertex_attributes={name: a.take(rows) for name, a in shapes.vertex_attributes.items()},
+    )  # fmt: skip
+    assert [a.equals_exact(b) for a, b in zip(geometries_of(turned), [SEVERAL, SQUARE], strict=True)] == [True, True]
+    assert geometries_of(take_objects(turned, np.array([1])))[0].equals_exact(SQUARE)
+
+
+def test_lines_points_and_third_axes_come_back(tmp_path: Path) -> None:
+    """Lines become polylines, points a cloud with values at its points, many points an object; z stays."""
+    lines = gpd.GeoDataFrame(
+        {"k": [1, 2]}, geometry=[shapely.LineString([(0, 0, 1), (1, 1, 2)]), shapely.LineString([(5, 5, 5), (6, 6, 6)])]
+    )
+    lines.to_parquet(tmp_path / "l.geoparquet")
+    shapes = read_file(tmp_path / "l.geoparquet").shapes
+    assert (shapes.kind, shapes.n_dims, shapes.object_attributes["k"].values.tolist()) == ("polyline", 3, [1, 2])
+    assert to_geopandas(shapes).geometry.tolist() == lines.geometry.tolist()
+    points = gpd.GeoDataFrame({"t": ["a", None]}, geometry=[shapely.Point(0, 1), shapely.Point(2, 3)])
+    points.to_parquet(tmp_path / "p.geoparquet")
+    cloud = read_file(tmp_path / "p.geoparquet").shapes
+    assert cloud.ids is None
+    assert decoded(cloud.vertex_attributes["t"]).tolist() == ["a", None]
+    write_file(cloud, tmp_path / "q.geoparquet")
+    assert gpd.read_parquet(tmp_path / "q.geoparquet").geometry.tolist() == points.geometry.tolist()
+    many = shapes_of_geometries(np.array([shapely.MultiPoint([(0, 0), (1, 1)]), shapely.Point(5, 5)], object), {}, "x")
+    assert many.vertex_counts.tolist() == [2, 1]
+
+
+def test_missing_values_and_ids_of_features_stay(tmp_path: Path) -> None:
+    """Ids come from object_id, a missing number or text has no value and is null again, lists become JSON."""
+    features = [
+        {"type": "Feature", "id": "u", "properties": {"object_id": 7, "n": 3, "t": None, "l": [1, 2]}, "geometry": shapely.geometry.mapping(SQUARE)},
+        {"type": "Feature", "properties": {"object_id": 4, "n": None, "t": "x"}, "geometry": shapely.geometry.mapping(SQUARE)},
+    ]  # fmt: skip
+    (tmp_path / "a.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    shapes = read_file(tmp_path / "a.geojson").shapes
+    assert np.asarray(shapes.ids).tolist() == [7, 4]
+    assert shapes.object_attributes["n"].present is not None
+    write_file(shapes, tmp_path / "b.geojson")
+    again = [feature["properties"] for feature in json.loads((tmp_path / "b.geojson").read_text())["features"]]
+    assert again[0] == {"object_id": 7, "n": 3, "t": None, "l": "[1, 2]", "id": "u"}
+    assert again[1] == {"object_id": 4, "n": None, "t": "x", "l": None, "id": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1", "no GeoJSON"),
+        ('{"type": "FeatureCollection"}', "no GeoJSON"),
+        (
+            '{"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": null}]}',
+            "feature 0 has no geometry",
+        ),
+        (
+            '{"type": "FeatureCollection", "features": [{"type": "Feature", "geometry": {"type": "Polygon", "coordinates": [[[0, 0]]]}}]}',
+            "feature 0 has no geometry that can be read",
+        ),
+        (
+            '{"type": "FeatureCollection", "features": [{"type": "Point", "coordinates": [0, 0]},'
+            ' {"type": "LineString", "coordinates": [[0, 0], [1, 1]]}]}',
+            "kinds LineString, Point",
+        ),
+        ('{"type": "Point", "coordinates": [0, NaN]}', "vertex 0 lies at"),
+    ],
+)
+def test_a_broken_geojson_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    """What is no GeoJSON, a missing or broken geometry and mixed kinds are refused, with the feature."""
+    (tmp_path / "a.geojson").write_text(text)
+    with pytest.raises(SourceError, match=r"a\.geojson") as caught:
+        read_file(tmp_path / "a.geojson")
+    assert said in str(caught.value)
+
+
+def test_what_boundaries_do_not_hold_is_told() -> None:
+    """Values of vertices and links, several channels and groups are lost by name; meshes are refused."""
+    path = Shapes(
+        "polyline", np.zeros((2, 2)), vertex_attributes={"t": np.zeros(2)}, object_attributes={"rgb": np.zeros((1, 3))}
+    )
+    assert plan_losses(path, "geojson") == [
+        "vertex attribute 't' is left out",
+        "object attribute 'rgb' is left out: it has 3 channels",
+    ]
+    with pytest.raises(SourceError, match="geoparquet holds no mesh"):
+        plan_losses(Shapes("mesh", np.eye(3), links=np.array([[0, 1, 2]])), "geoparquet")
+
+
+@pytest.mark.parametrize("store", ["new.zarr", "old.zarr", "oldest.zarr"])
+def test_spatialdata_is_read(peers: Path, store: str) -> None:
+    """Points, circles and polygons of three generations of spatialdata, moved into the asked coordinate system."""
+    path = peers / store
+    assert detect(path) == "spatialdata"
+    points = read_file(path, element="points/transcripts")
+    assert points.shapes.positions.tolist() == [[2, 15], [4, 18], [7, 21], [8, 24]]
+    assert decoded(points.shapes.vertex_attributes["gene"]).tolist() == ["A", "B", "A", "C"]
+    assert points.metadata["spatialdata"] == {"feature_key": "gene", "instance_key": "cell_id"}
+    assert read_file(path, element="points/transcripts", system="px").shapes.positions[0].tolist() == [1, 5]
+    owned = read_file(path, element="points/transcripts", objects="cell_id").shapes
+    assert np.asarray(owned.ids).tolist() == [3, 9]
+    spots = read_file(path / "shapes" / "spots").shapes
+    assert (np.asarray(spots.ids).tolist(), spots.vertex_attributes["radius"].values.tolist()) == ([4, 7], [0.5, 1.5])
+    cells = read_file(path, element="shapes/cells").shapes
+    drawn = geometries_of(cells)
+    assert drawn[0].equals(shapely.Polygon([(1, 2), (1, 4), (3, 4)]))
+    assert (drawn[1].area, len(drawn[1].interiors)) == (15.5, 1)
+    if store == "oldest.zarr":
+        assert np.asarray(cells.ids).tolist() == [3, 9]
+    else:
+        assert cells.object_attributes["name"].values.tolist() == ["c3", "c9"]
+        assert cells.object_attributes["area"].values.tolist() == [3, 15]
+
+
+def test_what_is_no_element_is_refused(peers: Path, tmp_path: Path) -> None:
+    """Several elements ask for a choice; an unknown one, an unknown coordinate system and transformation are refused."""
+    for options, said in (
+        ({}, "3 elements of points and shapes; choose one: element= of points/transcripts, shapes/cells"),
+        ({"element": "shapes/nuclei"}, "no element 'shapes/nuclei'"),
+        ({"element": "shapes/cells", "system": "moon"}, "not in the coordinate system 'moon'; it is in global"),
+    ):
+        with pytest.raises(SourceError) as caught:
+            read_file(peers / "new.zarr", **options)
+        assert said in str(caught.value)
+    write_file(Shapes("point_cloud", np.zeros((1, 2))), tmp_path / "a.zarr", format="spatialdata")
+    node = tmp_path / "a.zarr" / "points" / "elements" / "zarr.json"
+    node.write_text(node.read_text().replace('"identity"', '"mapAxis"'))
+    with pytest.raises(SourceError, match="transformation 'mapAxis'"):
+        read_file(tmp_path / "a.zarr")
+    (tmp_path / "a.zarr" / "points" / "elements" / "points.parquet" / "part.0.parquet").write_bytes(b"PAR1")
+    with pytest.raises(SourceError, match=r"points\.parquet that can be read"):
+        read_file(tmp_path / "a.zarr")
+
+
+def test_spatialdata_comes_back(tmp_path: Path) -> None:
+    """Points, circles and polygons that we wrote are read as they were; lines are refused."""
+    points = Shapes(
+        "point_cloud", np.array([[0.5, 1], [2, 3]]), vertex_attributes={"gene": Attribute(np.array([0, 1]), metadata={"categories": ["A", "B"]})}
+    )  # fmt: skip
+    said = {"spatialdata": {"feature_key": "gene"}}
+    assert write_file(Content(points, said), tmp_path / "p.zarr", format="spatialdata", strict=True) == []
+    again = read_file(tmp_path / "p.zarr")
+    assert again.metadata == said
+    assert decoded(again.shapes.vertex_attributes["gene"]).tolist() == ["A", "B"]
+    circles = Shapes(
+        "point_cloud",
+        np.array([[0.5, 1], [2, 3]]),
+        np.arange(3),
+        np.array([4, 9]),
+        vertex_attributes={"radius": np.array([1.0, 2])},
+    )
+    write_file(circles, tmp_path / "c.zarr", format="spatialdata", strict=True)
+    back = read_file(tmp_path / "c.zarr").shapes
+    assert (np.asarray(back.ids).tolist(), back.vertex_attributes["radius"].values.tolist()) == ([4, 9], [1, 2])
+    polygons = shapes_of_geometries(np.array([SQUARE, HOLED]), {"area": Attribute(np.array([1.0, 2]))}, "x")
+    write_file(polygons, tmp_path / "s.zarr", format="spatialdata", strict=True, name="cells")
+    cells = read_file(tmp_path / "s.zarr").shapes
+    assert geometries_of(cells)[1].equals_exact(HOLED)
+    assert cells.object_attributes["area"].values.tolist() == [1, 2]
+    with pytest.raises(SourceError, match="circles and polygons"):
+        write_file(Shapes("polyline", np.zeros((2, 2))), tmp_path / "l.zarr", format="spatialdata")
+    assert not (tmp_path / "l.zarr").exists()
+
+
+def test_a_table_for_people(tmp_path: Path) -> None:
+    """A GeoDataFrame has ids as index and attributes as columns; meshes make none."""
+    shapes = shapes_of_geometries(
+        np.array([SQUARE, HOLED]), {"object_id": Attribute(np.array([9, 3])), "t": Attribute(np.array(["a", "b"]))}, "x"
+    )
+    table = to_geopandas(shapes, crs="EPSG:3857")
+    assert isinstance(table, pd.DataFrame)
+    assert (table.index.tolist(), table["t"].tolist()) == ([9, 3], ["a", "b"])
+    with pytest.raises(SourceError, match="A mesh of 3 axes"):
+        to_geopandas(Shapes("mesh", np.eye(3), links=np.array([[0, 1, 2]])))

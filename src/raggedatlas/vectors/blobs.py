@@ -79,15 +79,15 @@ def from_bytes(data: Bytes, dtype: DTypeLike, columns: int | None = None, what: 
     return values if columns is None else values.reshape(-1, columns)
 
 
-def pack(parts: Sequence[Bytes | bytes]) -> Blobs:
+def pack(parts: Sequence[Bytes | bytes | memoryview]) -> Blobs:
     """Put byte strings back to back."""
-    data = np.frombuffer(b"".join(parts), np.uint8)
+    data = np.frombuffer(b"".join(parts), np.uint8)  # type: ignore[arg-type] # arrays of bytes are buffers
     return Blobs(data, offsets_of(np.fromiter((len(part) for part in parts), np.int64, len(parts))))
 
 
 def interleave(*sections: Blobs) -> Blobs:
     """Join the first blobs of all sections, then the second ones, and so on."""
-    parts = [memoryview(section.data) for section in sections]
+    parts = [section.data.data for section in sections]
     table = np.stack([section.bounds for section in sections], axis=1).tolist()
     pieces = [
         part[a:b] for starts, stops in pairwise(table) for part, a, b in zip(parts, starts, stops, strict=True) if b > a

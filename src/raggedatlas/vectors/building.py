@@ -175,7 +175,7 @@ def links_convention(shapes: Shapes, grid: Grid) -> str:
 
 def default_chunk_shape(positions: NDArray[Any]) -> tuple[float, ...]:
     """Return the edges of cubes that hold about 16,384 vertices each, if those lie evenly."""
-    n_dims = positions.shape[1]
+    n_dims = int(positions.shape[1])
     if not len(positions):
         return (1.0,) * n_dims
     span = positions.max(axis=0).astype(np.float64) - positions.min(axis=0).astype(np.float64)

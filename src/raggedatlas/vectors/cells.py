@@ -276,7 +276,7 @@ class ItemArray:
             data = np.concatenate([part.data for part in parts]) if parts else np.zeros(0, np.uint8)
             return _first(Blobs(data, offsets_of(sizes)), self.n_items)
         chunks = {i: self._decode(i) for i in sorted(set((rows // inner).tolist()))}
-        return pack([chunks[row // inner][row % inner].data for row in rows.tolist()])
+        return pack([chunks[row // inner][row % inner] for row in rows.tolist()])
 
     def _decode(self, chunk: int) -> Blobs:
         """Return the items of one inner chunk; kept for the next time."""

@@ -58,7 +58,7 @@ class Crossings:
         made = []
         for name in self.level.files.children(path):
             width = int(self._policy["link_width"])
-            n_parts = int(self._policy.get("sid_ndim", self.level.keys.keys.shape[1]))
+            n_parts = int(self._policy.get("sid_ndim") or self.level.keys.keys.shape[1])
             offsets = parse_segment(name, width, n_parts)
             if self.delta == 0 and not offsets.any():
                 continue
@@ -143,7 +143,7 @@ class Crossings:
             return made
         block = attributes_of(node)
         raw = read_node(self.level.files, f"{path}/data")
-        width, n_dims = int(block["link_width"]), int(block.get("sid_ndim", self.level.keys.keys.shape[1]))
+        width, n_dims = int(block["link_width"]), int(block.get("sid_ndim") or self.level.keys.keys.shape[1])
         chunks, rows = decode_records(np.zeros(0, np.uint8) if raw is None else raw, width, n_dims, path)
         if len(rows) != int(block.get("num_links", len(rows))):
             raise CorruptError(f"{self.where}: {block['num_links']} links are declared, {len(rows)} are stored.")

@@ -40,7 +40,7 @@ class ObjectIndex:
     @cached_property
     def n_dims(self) -> int:
         """How many coordinates a chunk has in a manifest."""
-        return int(self.block.get("sid_ndim", self.level.keys.keys.shape[1]))
+        return int(self.block.get("sid_ndim") or self.level.keys.keys.shape[1])
 
     @cached_property
     def ids(self) -> NDArray[np.int64]:

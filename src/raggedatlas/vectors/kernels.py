@@ -20,7 +20,7 @@ def _int64(data: NDArray[np.uint8], i: int) -> int:
     value = np.uint64(0)
     for k in range(8):
         value |= np.uint64(data[i + k]) << np.uint64(8 * k)
-    return np.int64(value)
+    return np.int64(value)  # type: ignore[return-value] # compiled
 
 
 @njit(cache=True, nogil=True)
@@ -60,9 +60,9 @@ def _measure_block(data: NDArray[np.uint8], body: int, end: int) -> tuple[int, i
     if body + size > end:
         return SHORT, 0, 0
     if mode == 2:
-        return GOOD, size, (size - 4) // 8
+        return GOOD, size, (size - 4) // 8  # type: ignore[return-value] # compiled
     many = _int64(data, body + 8) if mode == 1 else 1
-    return (NEGATIVE if many < 0 or _int64(data, body) < 0 else GOOD), size, many
+    return (NEGATIVE if many < 0 or _int64(data, body) < 0 else GOOD), size, many  # type: ignore[return-value] # compiled
 
 
 @njit(cache=True, nogil=True)

@@ -9,6 +9,8 @@ from raggedatlas.errors import CorruptError
 from raggedatlas.vectors.blobs import Blobs, Bytes, offsets_of, refuse, runs
 from raggedatlas.vectors.geometry import Objects
 
+_MOST_FRAGMENTS = 2**40
+
 SINGLE, RUN, LIST = 0, 1, 2
 """Modes of a block."""
 
@@ -77,7 +79,9 @@ def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
     from raggedatlas.vectors import kernels
 
     if n_objects < 0 or 4 * n_objects > data.size:
-        raise CorruptError(f"object_index/data has {data.size:,} bytes, too few for {n_objects:,} manifests.")
+        raise CorruptError(
+            f"object_index/data has {data.size:,} bytes, too few for {n_objects:,} manifests; it was cut short."
+        )
     bounds = np.zeros(n_objects + 1, np.int64)
     refuse(kernels.measure_manifests(np.ascontiguousarray(data), n_dims, bounds), "object_index/data")
     return Blobs(data, bounds)
@@ -92,7 +96,15 @@ class Expanded(NamedTuple):
 
 
 def expand_blocks(objects: Objects) -> Expanded:
-    """Write the blocks of an object index out, in order of traversal."""
+    """Write the blocks of an object index out, in order of traversal.
+
+    Raises
+    ------
+    CorruptError
+        If they name more fragments than any store can have.
+    """
+    if float(objects.counts.sum(dtype=np.float64)) > _MOST_FRAGMENTS:
+        raise CorruptError("An object index names more than 2**40 fragments. Restore it from a copy.")
     fragments = runs(objects.starts, objects.counts)
     listed = objects.modes == LIST
     if listed.any():

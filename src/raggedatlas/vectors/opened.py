@@ -229,8 +229,8 @@ class OpenLevel:
         chunk = np.searchsorted(fragments.bounds, owners[0], side="right") - 1
         found = inside[local + np.repeat(level.bounds[chunk], counts)]
         hit = np.diff(offsets_of(found)[offsets_of(counts)]) > 0
-        ids = np.unique(owners[1][hit])
-        return ids[ids != NOBODY]
+        ids: NDArray[np.int64] = np.unique(owners[1][hit])
+        return np.compress(ids != NOBODY, ids)
 
     def _owned(
         self, rows: NDArray[np.int64], owners: tuple[NDArray[np.int64], NDArray[np.int64]], names: Sequence[str] | None
@@ -253,7 +253,7 @@ def _inside(positions: NDArray[np.generic], low: NDArray[np.float64], high: NDAr
     inside = np.ones(len(positions), bool)
     for axis in range(positions.shape[1]):
         values = positions[:, axis]
-        inside &= (values >= low[axis]) & (values <= high[axis])  # type: ignore[operator]
+        inside &= (values >= low[axis]) & (values <= high[axis])
     return inside
 
 

@@ -169,7 +169,7 @@ class VectorStore:
             or (low > high).any()
         ):
             raise QueryError(
-                f"A box from {lo} to {hi} is none on {n_dims} axes; expected two corners, the least first."
+                f"A box from {low.tolist()} to {high.tolist()} is none on {n_dims} axes; expected two corners, the least first."
             )
         entire = self.kind in _WHOLE if whole is None else whole
         return self._choose(level, budget).box(low, high, attributes, whole=entire)

@@ -9,6 +9,7 @@ import typer
 from raggedatlas.cli.app import BUILD, app
 from raggedatlas.cli.options import Place, pairs, unfold
 from raggedatlas.cli.printing import progress, show, show_json, show_table
+from raggedatlas.cli.shapes import Linking
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import IngestReport
@@ -46,7 +47,8 @@ class AddOptions:
         list[str], _many("KEY or KEY=NAME", "Take only these matrices (X, raw/X, layers/spliced), and name the layer")
     ] = field(default_factory=list)
     space: Annotated[
-        list[str], _many("KEY=SPACE or SPACE", "Feature space of a matrix or modality; of a result, its name alone")
+        list[str],
+        _many("KEY=SPACE or SPACE", "Feature space of a matrix or modality; of a result or shapes, its name alone"),
     ] = field(default_factory=list)
     feature_id: Annotated[list[str], _many("COLUMN or SPACE=COLUMN", "Column that holds the feature ids, or index")] = (
         field(default_factory=list)
@@ -68,7 +70,7 @@ class AddOptions:
         str | None, typer.Option("--output", metavar="NAME", help="Which output of a result.", show_default=False)
     ] = None
     unknown: Annotated[
-        Literal["error", "skip"], typer.Option(help="What to do with a result's ids that are no cells.")
+        Literal["error", "skip"], typer.Option(help="What to do with ids of a result or shapes that are no cells.")
     ] = "error"
     metric: Annotated[
         Literal["l2", "cosine", "dot"], typer.Option(help="By which distance the index of a result's vectors answers.")
@@ -142,12 +144,17 @@ def create(place: Place, codec: Codec = None) -> None:
 
 @app.command(rich_help_panel=BUILD, epilog="Example: raggedatlas add pbmc.atlas a.h5ad b.h5ad --organism human")
 @unfold
-def add(place: Place, options: AddOptions) -> None:
-    """Add files, or a model's results for cells that are there; what is refused leaves the atlas as it was."""
+def add(place: Place, options: AddOptions, linking: Linking) -> None:
+    """Add files, geometry stores, or a model's results for cells that are there; what is refused leaves the atlas as it was."""
+    from raggedatlas.ingest.geometry_source import is_geometry
     from raggedatlas.ingest.results import is_results
 
+    if len(options.files) == 1 and is_geometry(options.files[0]):
+        chosen = linking.choices(options.space, options.unknown, options.organism)
+        _add_one(place, options, {"on_duplicate": options.on_duplicate, "dry_run": options.dry_run, **chosen})
+        return
     if len(options.files) == 1 and is_results(options.files[0]):
-        _add_result(place, options)
+        _add_one(place, options, options.of_result())
         return
     choices = options.choices()
     atlas = place.open()
@@ -161,8 +168,7 @@ def add(place: Place, options: AddOptions) -> None:
         _show_reports(reports)
 
 
-def _add_result(place: Place, options: AddOptions) -> None:
-    choices = options.of_result()
+def _add_one(place: Place, options: AddOptions, choices: dict[str, Any]) -> None:
     with progress("add") as callback:
         report = place.open().add(options.files[0], options.name, progress=callback, **choices)
     if place.as_json:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from raggedatlas.cli.shapes import geometry_names
+
 if TYPE_CHECKING:
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.catalog.catalog import Catalog
@@ -211,10 +213,12 @@ class Selection:
         return self._narrow_cells(query)
 
     def _narrow_features(self, query: "Query") -> "Query":
-        if self.space:
-            query = query.spaces(*self.space)
+        shapes = geometry_names(query, self.space)
+        spaces = [name for name in self.space if name not in shapes]
+        if spaces:
+            query = query.spaces(*spaces)
         if self.features:
-            query = query.features(*self.features, space=self.space[0] if len(self.space) == 1 else None)
+            query = query.features(*self.features, space=spaces[0] if len(spaces) == 1 else None)
         return query.layers(*self.layers) if self.layers else query
 
     def _narrow_cells(self, query: "Query") -> "Query":

@@ -11,6 +11,7 @@ from raggedatlas.cli.app import ASK, app
 from raggedatlas.cli.cxg import AsCxg, tell_losses
 from raggedatlas.cli.options import At, Place, Selection, unfold
 from raggedatlas.cli.printing import plain, progress, say, show, show_json, show_table
+from raggedatlas.cli.shapes import Inside
 from raggedatlas.errors import DuplicateError
 
 if TYPE_CHECKING:
@@ -54,12 +55,14 @@ def query(
     ] = None,
     *,
     selection: Selection,
+    inside: Inside,
     answer: Answer,
 ) -> None:
     """Ask a snapshot (the newest, or --at) for cells, and show the first of them."""
     view = place.open_snapshot(answer.at)
     asked = view.query()
     asked = selection.narrow(asked if condition is None else asked.where(condition))
+    asked = inside.narrow(asked, selection.space)
     if answer.output is not None:
         _write(asked, answer.output, {"overwrite": answer.overwrite})
         say(f"Wrote {answer.output}")
@@ -134,13 +137,14 @@ def export(
     ],
     *,
     selection: Selection,
+    inside: Inside,
     cxg: AsCxg,
     overwrite: Overwrite = False,
     at: At = None,
 ) -> None:
     """Write cells of a snapshot (the newest, or --at) to a file."""
     view = place.open_snapshot(at)
-    asked = selection.narrow(view.query())
+    asked = inside.narrow(selection.narrow(view.query()), selection.space)
     _write(asked, output, {"overwrite": overwrite, **cxg.options(output, tell_losses)})
     if place.as_json:
         show_json({"path": output, "snapshot": view.version, "n_cells": asked.count()})

@@ -13,6 +13,7 @@ from raggedatlas.formats.containers import readable
 from raggedatlas.formats.spill import RowSpill
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import NARROW, MatrixForm
+from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 BLOCK_BYTES = 256 << 20
 """A step down the rows stops early rather than take more than this (one row is always taken)."""
@@ -446,7 +447,7 @@ def _check_row_lengths(pointers: NDArray[np.int64], n_cols: int, place: Place) -
 
 
 def _check_columns(indices: NDArray[Any], pointers: NDArray[np.int64], start: int, n_cols: int, place: Place) -> None:
-    if not len(indices) or (indices.min() >= 0 and indices.max() < n_cols):
+    if not len(indices) or _highest(indices) < n_cols:
         return
     entry = int(np.flatnonzero((indices < 0) | (indices >= n_cols))[0])
     row = start + int(np.searchsorted(pointers, entry, side="right")) - 1
@@ -454,6 +455,17 @@ def _check_columns(indices: NDArray[Any], pointers: NDArray[np.int64], start: in
         f"{place.uri}: {place.element} has an entry of {place.cell(row)} in column {int(indices[entry]):,}, outside its "
         f"{n_cols:,} columns; the file is damaged. Write it again."
     )
+
+
+def _highest(indices: NDArray[Any]) -> int:
+    """Return the highest index; what is below zero counts as more than any number of columns. One look at each on all threads."""
+    unsigned = indices.view(f"u{indices.dtype.itemsize}")
+    parts = np.array_split(unsigned, min(DECODE_THREADS, 1 + len(indices) // ENTRIES))
+    return max(map_decode(_max_of, parts))
+
+
+def _max_of(values: NDArray[Any]) -> int:
+    return int(values.max())
 
 
 def _stop_by_entries(indptr: NDArray[np.int64], start: int, stop: int, limit: int) -> int:

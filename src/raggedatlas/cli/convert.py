@@ -8,6 +8,7 @@ import typer
 
 from raggedatlas.cli.app import BUILD, app
 from raggedatlas.cli.cxg import AsCxg, tell_losses
+from raggedatlas.cli.geometry import Shaped, convert_geometry, is_geometry
 from raggedatlas.cli.options import unfold
 from raggedatlas.cli.printing import progress, show, show_json
 from raggedatlas.cli.query import Overwrite
@@ -98,17 +99,25 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            help="h5ad, h5mu, AnnData or MuData zarr, CXG, 10x h5, or Market-matrix folder.", show_default=False
+            help="h5ad, h5mu, AnnData or MuData zarr, CXG, 10x h5, Market-matrix folder; or geometry: a store (.zv), swc, obj, trx, ...",
+            show_default=False,
         ),
     ],
-    target: Annotated[str, typer.Argument(help="A .h5ad, .h5mu, .zarr or .cxg.", show_default=False)],
+    target: Annotated[str, typer.Argument(help="A .h5ad, .h5mu, .zarr or .cxg; or geometry.", show_default=False)],
     *,
     taken: Taken,
     written: Written,
     cxg: AsCxg,
+    shaped: Shaped,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Copy a file into another format, whole or in part, in bounded memory."""
+    """Copy a file into another format, whole or in part, in bounded memory; geometry is held whole."""
+    if is_geometry(source, target, shaped):
+        if taken != Taken() or written.compression is not None or written.zarr_format is not None:
+            raise typer.BadParameter("--where, --features, --layers, --compression and their like are not for geometry")
+        how = shaped.conversion(strict=cxg.strict, overwrite=written.overwrite)
+        convert_geometry(source, target, how, as_json=as_json)
+        return
     from raggedatlas.formats.copying import copy, is_multimodal
     from raggedatlas.formats.registry import open_source
 

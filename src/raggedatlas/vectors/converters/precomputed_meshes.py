@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import MissingExtraError, SourceError
+from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.vectors.converters.content import Content, Holding
 from raggedatlas.vectors.converters.precomputed import Blob, moved, read_blobs, read_info, take_bytes
 from raggedatlas.vectors.converters.precomputed_skeletons import NANOMETRES
 from raggedatlas.vectors.converters.stl import rounded
+from raggedatlas.vectors.draco import decode_cell
 from raggedatlas.vectors.shapes import Shapes
 from raggedatlas.vectors.subsets import spread, take_objects
 
@@ -130,19 +131,11 @@ def _read_draco(blob: Blob, info: dict[str, Any], path: Path) -> Surface:
 
 
 def _decode(data: bytes, where: str) -> Surface:
-    import importlib
-
     try:
-        draco = importlib.import_module("DracoPy")
-    except ImportError as error:
-        raise MissingExtraError(
-            "Draco is read by the package DracoPy; install it with: pip install 'raggedatlas[draco]'."
-        ) from error
-    try:
-        mesh = draco.decode(data)
-        return np.asarray(mesh.points, np.float64), np.asarray(mesh.faces, np.int64).reshape(-1, 3)
-    except Exception as error:  # noqa: BLE001 - the library raises whatever damaged bytes lead to
-        raise SourceError(f"{where} has a fragment that is no Draco mesh: {error}.") from None
+        points, faces = decode_cell(np.frombuffer(data, np.uint8), where)
+    except CorruptError as error:
+        raise SourceError(f"{where} has a fragment that is no Draco mesh: {error}") from None
+    return points.astype(np.float64), faces
 
 
 def write_meshes(content: Content, path: Path) -> None:

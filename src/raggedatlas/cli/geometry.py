@@ -1,0 +1,121 @@
+"""Options of ``convert`` for files and stores of geometry, and the conversion itself."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from raggedatlas.cli.options import pairs
+from raggedatlas.cli.printing import say, show, show_json
+
+if TYPE_CHECKING:
+    from raggedatlas.vectors.coarsening.steps import Steps
+    from raggedatlas.vectors.converters.stores import Conversion
+
+ENDINGS = (
+    ".zv", ".csv", ".tsv", ".parquet", ".xyz", ".swc", ".obj", ".ply", ".stl", ".trx", ".trk", ".tck", ".graphml",
+    ".edgelist", ".geojson", ".geoparquet", ".precomputed",
+)  # fmt: skip
+"""Endings by which files of geometry are told from tables of cells, without loading what reads them."""
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """How geometry is converted."""
+
+    format_in: Annotated[
+        str | None, typer.Option("--from", metavar="FORMAT", help="Geometry: what the source is.", show_default=False)
+    ] = None
+    format_out: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="Geometry: what to write, e.g. swc-folder, spatialdata, precomputed-meshes, store.",
+            show_default=False,
+        ),
+    ] = None
+    options: Annotated[
+        list[str],
+        typer.Option(
+            "--option",
+            metavar="KEY=VALUE",
+            help="Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id; repeatable.",
+            show_default=False,
+        ),
+    ] = field(default_factory=list)
+    level: Annotated[
+        int | None, typer.Option(min=0, help="Geometry: which level of a store becomes a file.", show_default="0")
+    ] = None
+    layout: Annotated[Literal["0.9", "0.7"], typer.Option(help="Geometry: layout of a store.")] = "0.9"
+    chunk_shape: Annotated[
+        str | None,
+        typer.Option(metavar="X,Y,...", help="Geometry: edges of a chunk, world units.", show_default="by the data"),
+    ] = None
+    levels: Annotated[int, typer.Option(min=0, help="Geometry: how many coarser levels a store gets.")] = 0
+    factor: Annotated[float, typer.Option(help="Geometry: how many times fewer vertices each level has.")] = 8.0
+    sparsity: Annotated[float, typer.Option(help="Geometry: share of the objects that each level keeps.")] = 1.0
+    level_links: Annotated[
+        Literal["none", "implicit", "explicit"], typer.Option(help="Geometry: links between levels.")
+    ] = "none"
+
+    def conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
+        """Give how to convert."""
+        from raggedatlas.vectors.building import Cutting
+        from raggedatlas.vectors.converters.stores import Conversion
+
+        options: dict[str, object] = dict(pairs(self.options, "--option"))
+        for key in ("axes", "columns"):
+            if key in options:
+                options[key] = str(options[key]).split(",")
+        return Conversion(
+            self.format_in,
+            self.format_out,
+            options,
+            self.level,
+            self.layout,
+            self._steps(),
+            Cutting(chunk_shape=self._chunk_shape(), cross_level_storage=self.level_links),
+            strict,
+            overwrite,
+        )
+
+    def _steps(self) -> "Steps | None":
+        from raggedatlas.vectors.coarsening.steps import Steps
+
+        return Steps(self.levels, self.factor, sparsity=self.sparsity) if self.levels else None
+
+    def _chunk_shape(self) -> tuple[float, ...] | None:
+        if self.chunk_shape is None:
+            return None
+        try:
+            return tuple(float(part) for part in self.chunk_shape.split(","))
+        except ValueError:
+            raise typer.BadParameter("expected numbers, e.g. 100,100,50", param_hint="--chunk-shape") from None
+
+
+def is_geometry(source: str, target: str, shaped: Shaped) -> bool:
+    """Tell whether a conversion is one of geometry: by a format that is named, an ending, or what a folder is."""
+    if shaped.format_in or shaped.format_out or ("://" in source + target and "precomputed://" in (source + target)):
+        return True
+    if any(Path(path.rstrip("/")).suffix.lower() in ENDINGS for path in (source, target)):
+        return True
+    if not (Path(source) / "zarr.json").is_file():
+        return False
+    from raggedatlas.vectors.converters.stores import is_store
+
+    return is_store(source)
+
+
+def convert_geometry(source: str, target: str, how: "Conversion", *, as_json: bool) -> None:
+    """Convert, and tell what was lost."""
+    from raggedatlas.vectors.converters.stores import convert
+
+    losses = convert(source, target, how)
+    if as_json:
+        show_json({"path": target, "losses": losses})
+        return
+    for loss in losses:
+        say(f"lost: {loss}" if not loss.startswith("rounded: ") else loss)
+    show(f"Wrote {target}")

@@ -131,7 +131,7 @@ class RaggedAtlas(Readable):
         Parameters
         ----------
         source : path, AnnData, MuData, ResultDataset, Shapes, Geometry, or sequence of these
-            ``.h5ad``, AnnData ``.zarr``, ``.h5mu``, 10x ``.h5``, a Market-matrix folder, or a folder of such files. A model's
+            ``.h5ad``, AnnData ``.zarr``, ``.h5mu``, CXG, 10x ``.h5``, a Market-matrix folder, or a folder of such files. A model's
             results, or their folder, are joined by uid with the cells that are there already. A zarr-vectors store, or shapes in
             memory, give these cells their shapes (``link=``), or become new cells.
         name : str or None

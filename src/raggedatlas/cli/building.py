@@ -26,7 +26,7 @@ class AddOptions:
     files: Annotated[
         list[str],
         typer.Argument(
-            help="h5ad, h5mu, AnnData zarr, 10x h5, Market-matrix folder, a folder of these, or a folder of a model's results.",
+            help="h5ad, h5mu, AnnData zarr, CXG, 10x h5, Market-matrix folder, a folder of these, or a folder of a model's results.",
             show_default=False,
         ),
     ]

@@ -184,7 +184,7 @@ class Dataset:
         return as_mudata(self.source())
 
     def write(self, path: str | Path, **options: Any) -> str:  # noqa: ANN401  (options of the format)
-        """Write the dataset as it was added to ``.h5ad``, ``.zarr`` or ``.h5mu``, in bounded memory.
+        """Write the dataset as it was added to ``.h5ad``, ``.zarr``, ``.h5mu`` or ``.cxg``, in bounded memory.
 
         Parameters
         ----------

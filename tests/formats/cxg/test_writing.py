@@ -525,6 +525,28 @@ def test_what_is_there_is_kept_unless_told(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.cxg", "b.cxg"]
 
 
+def test_what_was_there_survives_a_failed_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last move of a replacement fails, what was there is there again."""
+    path = write(small(), tmp_path / "a.cxg")
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == "cxg":
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(StoreError):
+        write(small(40), path, overwrite=True)
+    assert open_source(path).describe().n_cells == 30
+    assert [p.name for p in tmp_path.iterdir()] == ["a.cxg"]
+
+
+def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    """Halves of characters, which UTF-8 does not hold, are refused, and nothing is left."""
+    refused(small(text=["\ud800"] * 30), tmp_path, SourceError, r"^C28: obs column 'text' .*no Unicode")
+
+
 def test_a_sink_holds_its_caller_to_order(tmp_path: Path) -> None:
     """Rows that are missing, elements that come late, matrices of text and sparse embeddings are refused."""
     umap = SinkMatrix.of("obsm/X_umap", "dense", "f4", (3, 2))

@@ -113,7 +113,7 @@ def stored_table(frame: "pd.DataFrame", manner: Manner, shown: str | None = None
     Raises
     ------
     SourceError
-        By rule id: C28 for integers beyond 32 bits and numbers beyond float32.
+        By rule id: C28 for integers beyond 32 bits, numbers beyond float32, and text that is no Unicode.
 
     Examples
     --------
@@ -211,6 +211,7 @@ class _Encoder:
     def _text(self, name: str, series: "pd.Series[Any]") -> Column:
         missing = series.isna().to_numpy()
         values = [_text(v) for v in series.to_numpy(object)]
+        self._refuse_halves(name, values)
         if missing.any():
             self.note(
                 name, "changed", f"{int(missing.sum()):,} missing values are written as the text {MISSING_TEXT!r}"
@@ -218,6 +219,14 @@ class _Encoder:
         out = np.empty(len(values), object)
         out[:] = [MISSING_TEXT if gone else value for value, gone in zip(values, missing.tolist(), strict=True)]
         return Column(name, out, {"type": "string"})
+
+    def _refuse_halves(self, name: str, values: list[str]) -> None:
+        try:
+            "".join(values).encode()
+        except UnicodeEncodeError as error:
+            raise SourceError(
+                f"C28: {self.manner.axis} column {name!r} has text that is no Unicode ({error.reason}); correct it, or leave the column out."
+            ) from error
 
     def _truths(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
         missing = series.isna().to_numpy()

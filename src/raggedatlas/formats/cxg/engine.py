@@ -101,7 +101,7 @@ def answering(path: Path, *, writes: bool = False) -> Iterator[None]:
         yield
     except AtlasError:
         raise
-    except (tiledb.TileDBError, OSError, UnicodeDecodeError) as error:
+    except (tiledb.TileDBError, OSError, UnicodeError) as error:
         said = " ".join(str(error).split())
         if writes:
             raise StoreError(

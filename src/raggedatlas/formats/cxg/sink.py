@@ -326,7 +326,12 @@ class CxgSink:
                 self.path.rename(old)
             else:
                 _refuse_existing(self.path)
-            self._folder.rename(self.path)
+            try:
+                self._folder.rename(self.path)
+            except BaseException:
+                if old.exists():
+                    old.rename(self.path)
+                raise
         shutil.rmtree(self._work, ignore_errors=True)
 
 

@@ -1,0 +1,418 @@
+"""Geometry in the atlas: linked with cells or made into cells, all or nothing, refused by name."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.catalog import leases
+from raggedatlas.catalog.catalog import CELLS, GEOMETRY
+from raggedatlas.catalog.geometries import every_geometry
+from raggedatlas.errors import (
+    AtlasError,
+    CorruptError,
+    DuplicateError,
+    NotFoundError,
+    SchemaError,
+    SourceError,
+    ValuesError,
+)
+from raggedatlas.ingest import geometries
+from raggedatlas.ingest.geometries import GEOMETRY_STEPS
+from raggedatlas.ingest.geometry_source import is_geometry, object_bounds
+from raggedatlas.model.pointers import GeometryPointer, PointerKind, pointer_columns, pointer_field
+from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.store.groups import write_group_attributes
+from raggedatlas.store.location import Location
+from raggedatlas.store.trees import list_files, read_file
+from raggedatlas.testing.slides import Slide, make_slide
+from raggedatlas.vectors.building import make_geometry
+from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.vectors.subsets import take_objects
+from raggedatlas.vectors.writing import write
+
+BOUNDARY = "segmentation_boundary"
+LINKED: dict[str, Any] = {"link": "segment_id", "progress": False}
+DEAD_PROCESS = int(
+    subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True).stdout
+)
+
+
+@pytest.fixture(scope="module")
+def slide() -> Slide:
+    return make_slide(20)
+
+
+@pytest.fixture(scope="module")
+def template(slide: Slide, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An atlas that has the slide's counts, copied for every test; moving the folder moves the atlas."""
+    folder = tmp_path_factory.mktemp("template") / "atlas"
+    made = RaggedAtlas.create(str(folder))
+    made.add(slide.data, "slide", progress=False)
+    made.optimize()
+    write(make_geometry(slide.outlines), folder.with_name("cells.zv"))
+    write(make_geometry(slide.outlines), folder.with_name("old.zv"), layout="0.7")
+    return folder
+
+
+@pytest.fixture
+def atlas(template: Path, tmp_path: Path) -> RaggedAtlas:
+    shutil.copytree(template, tmp_path / "atlas")
+    return RaggedAtlas.open(str(tmp_path / "atlas"))
+
+
+def view_of(atlas: RaggedAtlas) -> Any:
+    return atlas.checkout(atlas.snapshot())
+
+
+def test_a_pointer_is_a_struct_that_names_its_space() -> None:
+    """The column of a geometry pointer tells kind and feature space by itself, and a box that is none is refused."""
+    import pyarrow as pa
+
+    field = pointer_field("nuclei", PointerKind.GEOMETRY, BOUNDARY)
+    assert pointer_columns(pa.schema([field])) == {"nuclei": (BOUNDARY, PointerKind.GEOMETRY)}
+    assert list(GeometryPointer.model_fields) == [f.name for f in GeometryPointer.arrow_type]
+    with pytest.raises(ValueError, match="x_min <= x_max"):
+        GeometryPointer(zarr_group="a/b", object_id=1, x_min=2, x_max=1)
+    with pytest.raises(SchemaError, match="a geometry space has shapes"):
+        FeatureSpace("shapes", PointerKind.GEOMETRY)
+
+
+@pytest.mark.parametrize("store", ["cells.zv", "old.zv"])
+def test_a_store_is_copied_byte_for_byte_and_linked(
+    atlas: RaggedAtlas, slide: Slide, template: Path, store: str
+) -> None:
+    """A store of either layout lies under the atlas as it was; every cell points to its object, box and centroid."""
+    origin = Location(str(template.with_name(store)))
+    report = atlas.add(origin.uri, **LINKED)
+    assert (report.status, report.n_cells, report.n_datasets, report.n_new_cells) == ("added", 20, 1, 0)
+    copied = atlas._catalog.arrays.child(*report.zarr_group.split("/"))
+    assert list_files(copied) == list_files(origin)
+    assert all(read_file(copied, key) == read_file(origin, key) for key, _ in list_files(origin))
+    rows = atlas._catalog.tables.read(CELLS, ["segment_id", BOUNDARY]).to_pylist()
+    lo, hi = object_bounds(slide.outlines)
+    for row in rows:
+        pointer = GeometryPointer(**row[BOUNDARY])
+        at = int(np.flatnonzero(slide.outlines.ids == row["segment_id"])[0])
+        assert pointer.object_id == row["segment_id"]
+        assert pointer.bbox == (tuple(lo[at]), tuple(hi[at]))
+        middle = slide.outlines.positions[at * 16 : at * 16 + 16].mean(axis=0)
+        assert np.allclose(pointer.centroid, middle)
+    assert atlas.validate("deep") == []
+
+
+def test_shapes_in_memory_are_linked_by_an_attribute(atlas: RaggedAtlas, slide: Slide) -> None:
+    """{column: attribute} matches values of the objects, text with text; a name of their own is the cell column."""
+    names = np.array([f"cell-{i}" for i in range(20)])
+    named = replace(slide.outlines, object_attributes={"label": names}, ids=np.arange(20) * 10**15)
+    report = atlas.add(named, "nuclei", link={"cell_name": "label"}, space=BOUNDARY, progress=False)
+    assert (report.name, report.column, report.space) == ("nuclei", "nuclei", BOUNDARY)
+    shapes = view_of(atlas).query().geometry("nuclei")
+    assert np.array_equal(shapes.positions, slide.outlines.positions)
+
+
+def test_objects_without_a_link_become_cells(atlas: RaggedAtlas, slide: Slide) -> None:
+    """Every object is a cell of a new dataset, named by its id, with the attributes as columns; its dataset has shapes alone."""
+    report = atlas.add(slide.outlines, dataset="outlines", progress=False)
+    assert (report.n_new_cells, report.n_datasets) == (20, 1)
+    view = view_of(atlas)
+    frame = view.query().where({"dataset": "outlines"}).to_pandas()
+    assert frame["cell_name"].tolist() == [str(i) for i in slide.outlines.ids]
+    assert np.array_equal(frame["area"], slide.outlines.object_attributes["area"].values)
+    shapes = view.query().geometry()
+    assert shapes.object_attributes["present"].values.tolist() == [0] * 20 + [1] * 20
+    with pytest.raises(NotFoundError, match=r"shapes in .*no values"):
+        view.dataset("outlines").to_anndata()
+    assert atlas.validate("deep") == []
+    with pytest.raises(DuplicateError, match="same cells already"):
+        atlas.add(slide.outlines, dataset="again", progress=False)
+
+
+def test_new_cells_beside_linked_ones(atlas: RaggedAtlas, slide: Slide) -> None:
+    """With new_cells=True objects without a cell become cells of a dataset of their own; both become visible at once."""
+    moved = replace(
+        slide.outlines, ids=np.where(slide.outlines.ids < 105, slide.outlines.ids + 900, slide.outlines.ids)
+    )
+    report = atlas.add(moved, link="segment_id", new_cells=True, lacking="allow", progress=False)
+    assert (report.n_cells, report.n_new_cells, report.n_datasets) == (20, 5, 2)
+    shapes = view_of(atlas).query().geometry()
+    assert (shapes.n_objects, int(shapes.object_attributes["present"].values.sum())) == (25, 20)
+    atlas.drop_dataset(report.dataset_uid)
+    assert view_of(atlas).query().geometry().object_attributes["present"].values.sum() == 15
+    assert atlas.validate("deep") == []
+
+
+Refusal = Callable[[Slide], tuple[Any, dict[str, Any]]]
+REFUSED: dict[str, tuple[Refusal, type[AtlasError], str]] = {
+    "link column": (lambda s: (s.outlines, {"link": "segment"}), NotFoundError, "no such column"),
+    "object attribute": (lambda s: (s.outlines, {"link": {"segment_id": "label"}}), NotFoundError, "no attribute 'label'"),
+    "link of two": (lambda s: (s.outlines, {"link": {"a": "b", "c": "d"}}), SourceError, "is not understood"),
+    "ids without a cell": (
+        lambda s: (replace(s.outlines, ids=s.outlines.ids + 3), {"link": "segment_id"}),
+        SourceError,
+        "3 of 20 objects .* have no cell .*unknown='skip'",
+    ),
+    "cells without a shape": (
+        lambda s: (take_objects(s.outlines, np.arange(5)), {"link": "segment_id"}),
+        SourceError,
+        "15 cells of .'slide'. have no shape, first .*lacking='allow'",
+    ),
+    "no cell at all": (
+        lambda s: (replace(s.outlines, ids=s.outlines.ids + 1000), {"link": "segment_id"}), SourceError, "No cell has a value",
+    ),
+    "cells that share a value": (
+        lambda s: (replace(s.outlines, object_attributes={"region": np.array(["x"] * 19 + ["tumour"])}), {"link": "region"}),
+        SourceError,
+        "more than once",
+    ),
+    "values that several cells have": (
+        lambda s: (
+            take_objects(replace(s.outlines, object_attributes={"region": np.array(["tumour"] * 20)}), np.arange(1)),
+            {"link": "region", "lacking": "allow"},
+        ),
+        SourceError,
+        "stand in several cells, first tumour",
+    ),
+    "positions that are not finite": (
+        lambda s: (replace(s.outlines, positions=np.where(np.arange(320)[:, None] == 40, np.nan, s.outlines.positions)), {}),
+        ValuesError,
+        "1 positions are not finite, first in object",
+    ),
+    "wrong type": (lambda s: (s.outlines, {"space": "morphology"}) and (s.transcripts, {"space": "tract", "cells": "cell_id"}),
+                   SchemaError, "takes streamline .* holds a point_cloud"),
+    "more than a point": (
+        lambda s: (s.transcripts, {"space": "position", "cells": "cell_id"}), SchemaError, "takes one point a cell",
+    ),
+    "no space for shapes": (lambda s: (s.outlines, {"space": "gene_expression"}), SchemaError, "holds sparse matrices"),
+    "unknown space": (lambda s: (s.outlines, {"space": "outlines"}), NotFoundError, "knows no feature space"),
+    "unknown dataset": (lambda s: (s.outlines, {"link": "segment_id", "dataset": "other"}), NotFoundError, "no dataset"),
+    "taken column": (lambda s: (s.outlines, {"name": "region"}), SchemaError, "have a column 'region'"),
+    "name of another space": (lambda s: (s.outlines, {"name": "tract"}), SchemaError, "another feature space"),
+    "bad name": (lambda s: (s.outlines, {"name": "a-b"}), AtlasError, "cannot be a geometry's"),
+    "points without objects": (lambda s: (s.transcripts, {}), SourceError, "points without objects"),
+    "unknown owner": (lambda s: (s.transcripts, {"cells": "cell"}), NotFoundError, "no attribute 'cell'"),
+    "unknown gene": (lambda s: (s.transcripts, {"cells": "cell_id", "counts": True, "genes": "g"}), NotFoundError, "no attribute 'g'"),
+    "counts of linked cells": (
+        lambda s: (s.transcripts, {"cells": "cell_id", "counts": True, "link": "segment_id"}), SourceError, "leave one out",
+    ),
+    "unknown choice": (lambda s: (s.outlines, {"lacking": "no"}), SourceError, "lacking='no' is not understood"),
+    "choice of files": (lambda s: (s.outlines, {"embeddings": ["a"]}), SourceError, "does not know"),
+    "two ways": (
+        lambda s: (s.outlines, {"link": "segment_id", "new_cells": True, "unknown": "skip"}), SourceError, "choose one",
+    ),
+}  # fmt: skip
+
+
+def test_what_is_refused_leaves_the_atlas_as_it_was(atlas: RaggedAtlas, slide: Slide) -> None:
+    """Every way to be wrong is refused by name before anything is written."""
+    tables = atlas._catalog.tables
+
+    def state() -> Any:
+        folders = atlas._catalog.arrays.list_children()
+        return {name: tables.version(name) for name in tables.names()}, folders
+
+    before = state()
+    for way, (make, error, words) in REFUSED.items():
+        source, choices = make(slide)
+        with pytest.raises(error, match=words):
+            atlas.add(source, progress=False, **choices)
+        assert state() == before, way
+
+
+def test_the_same_shapes_are_known_again(atlas: RaggedAtlas, slide: Slide, template: Path) -> None:
+    """Again is an error, 'skip' leaves them, 'replace' puts others in their place; a dataset has one geometry of a name."""
+    store = str(template.with_name("cells.zv"))
+    first = atlas.add(store, **LINKED)
+    with pytest.raises(DuplicateError, match="of the same cells already"):
+        atlas.add(store, **LINKED)
+    assert atlas.add(store, on_duplicate="skip", **LINKED).status == "skipped"
+    assert atlas.add(store, dry_run=True, name="again", **LINKED).status == "dry run"
+    old = view_of(atlas)
+    moved = replace(slide.outlines, positions=slide.outlines.positions + 500)
+    second = atlas.add(moved, on_duplicate="replace", **LINKED)
+    assert second.status == "replaced"
+    assert second.column != first.column
+    new = view_of(atlas)
+    assert old.query().geometry().positions.max() < 300 < new.query().geometry().positions.min()
+    assert atlas.geometries().index.tolist() == [second.zarr_group.split("/")[0]]
+    assert atlas.validate("deep") == []
+    third = atlas.add(slide.outlines, on_duplicate="replace", **LINKED)
+    assert third.column == BOUNDARY
+    assert pointer_columns(atlas._catalog.tables.schema(CELLS)).keys() == {"gene_expression", BOUNDARY}
+
+
+def test_two_datasets_share_a_column(atlas: RaggedAtlas, template: Path) -> None:
+    """Values that stand in two datasets need dataset=...; the geometry of both is one name, in one column."""
+    other = make_slide(20, seed=1)
+    atlas.add(other.data, "second", progress=False)
+    with pytest.raises(SourceError, match=r"several cells, first .* in the datasets \['second', 'slide'\]; say which"):
+        atlas.add(str(template.with_name("cells.zv")), **LINKED)
+    a = atlas.add(str(template.with_name("cells.zv")), dataset="slide", **LINKED)
+    b = atlas.add(other.outlines, dataset="second", **LINKED)
+    assert a.column == b.column == BOUNDARY
+    shapes = view_of(atlas).query().geometry()
+    assert shapes.object_attributes["present"].values.all()
+    assert len(view_of(atlas).query().within((0, 0, 50, 50)).where({"dataset": "second"}).to_pandas()) > 0
+    atlas.drop_geometry(BOUNDARY, "second")
+    left = view_of(atlas).query().geometry()
+    assert left.object_attributes["present"].values.tolist() == [1] * 20 + [0] * 20
+
+
+def _die(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch, step: str, add: Callable[[Any], Any]) -> None:
+    """Add, and stop at a step as a killed process does: nothing is tidied up, and its lease is a dead one's."""
+
+    class Killed(BaseException):
+        pass
+
+    def progress(now: str, *_: int) -> None:
+        if now == step:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(geometries, "discard", lambda *_: None)
+        with contextlib.suppress(Killed):
+            add(progress)
+    catalog = atlas._catalog
+    for uid in catalog.arrays.list_children():
+        lease = leases.read_lease(catalog, uid)
+        if lease:
+            write_group_attributes(catalog.arrays, uid, {"raggedatlas": {"ingest": {**lease, "pid": DEAD_PROCESS}}})
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_killed_anywhere(atlas: RaggedAtlas, slide: Slide, monkeypatch: pytest.MonkeyPatch, linked: bool) -> None:
+    """Killed at any step, nothing is visible or all of it; repair removes what was left, and the call can be run again."""
+    choices: dict[str, Any] = {"link": "segment_id"} if linked else {"dataset": "outlines"}
+    steps = [step for step in GEOMETRY_STEPS if step not in {"plan", "record", "done"}]
+    for step in steps:
+        _die(atlas, monkeypatch, step, lambda progress: atlas.add(slide.outlines, progress=progress, **choices))
+        assert len(atlas.geometries()) == 0, step
+        assert len(atlas.list_datasets()) == 1, step
+        assert [p for p in atlas.validate("rows") if p.rule != "uncommitted-cells"] == [], step
+    atlas.repair()
+    assert atlas.repair().groups == ()
+    assert every_geometry(atlas._catalog) == []
+    assert atlas._catalog.tables.count(CELLS, f"{BOUNDARY}.zarr_group IS NOT NULL") == 0
+    assert len(atlas._catalog.arrays.list_children()) == 1
+    assert atlas.add(slide.outlines, progress=False, **choices).status == "added"
+    assert atlas.validate("deep") == []
+
+
+def test_snapshots_keep_their_shapes(atlas: RaggedAtlas, slide: Slide) -> None:
+    """An old snapshot reads the old shapes after a drop; restore brings them back; gc frees only what none reaches; diff names them."""
+    report = atlas.add(slide.outlines, **LINKED)
+    first = atlas.snapshot()
+    atlas.drop_geometry(BOUNDARY)
+    second = atlas.snapshot()
+    assert atlas.gc(dry_run=False).groups == ()
+    old = atlas.checkout(first)
+    assert np.array_equal(old.query().geometry().positions, slide.outlines.positions)
+    assert BOUNDARY in repr(old)
+    assert f"<td>{BOUNDARY}</td>" in old._repr_html_()
+    with pytest.raises(NotFoundError, match="no geometry"):
+        atlas.checkout(second).query().geometry(BOUNDARY)
+    uid = report.zarr_group.split("/")[0]
+    assert atlas.diff(first, second).geometry_removed == (f"{BOUNDARY} ({uid})",)
+    assert atlas.diff(second, first).geometry_added == (f"{BOUNDARY} ({uid})",)
+    atlas.restore(first)
+    assert atlas.geometries().index.tolist() == [uid]
+    assert atlas.validate("deep") == []
+    atlas.drop_geometry(BOUNDARY)
+    from raggedatlas.catalog.snapshots import delete_version
+
+    delete_version(atlas._catalog, first)
+    assert atlas.gc(dry_run=False).groups == (uid,)
+
+
+def test_a_purge_takes_the_shapes_too(atlas: RaggedAtlas, slide: Slide) -> None:
+    """A purged dataset's shapes go from the tip, from every snapshot, and from the disk."""
+    report = atlas.add(slide.outlines, **LINKED)
+    atlas.add(make_slide(9, seed=2, first=1000).data, "other", progress=False)
+    version = atlas.snapshot()
+    atlas.purge("slide")
+    assert every_geometry(atlas._catalog) == []
+    view = atlas.checkout(version)
+    assert view.geometries().empty
+    assert not atlas._catalog.arrays.child(report.zarr_group.split("/")[0]).exists()
+    assert atlas.validate("deep") == []
+
+
+def test_damage_is_found(atlas: RaggedAtlas, slide: Slide) -> None:
+    """Lost or changed files, lost pointers, wrong boxes and columns are named by rule."""
+    report = atlas.add(slide.outlines, **LINKED)
+    catalog = atlas._catalog
+    place = catalog.arrays.child(*report.zarr_group.split("/"))
+    key = next(key for key, size in list_files(place) if "vertices" in key and not key.endswith("zarr.json"))
+    file = Path(place.uri, key)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert {p.rule for p in atlas.validate("deep")} == {"store-files"}
+    file.write_bytes(whole)
+    root = Path(place.uri, "zarr.json")
+    kept = root.read_bytes()
+    root.unlink()
+    assert {p.rule for p in atlas.validate("rows")} == {"missing-store"}
+    root.write_bytes(kept)
+    catalog.tables.open(CELLS).delete("cell_name = 'cell-3'")
+    assert "geometry-count" in {p.rule for p in atlas.validate("rows")}
+    catalog.tables.drop_columns(CELLS, [BOUNDARY])
+    assert {p.rule for p in atlas.validate("quick")} == {"geometry-column"}
+
+
+def test_what_counts_as_geometry(template: Path, slide: Slide, tmp_path: Path) -> None:
+    """A store on disk or shapes in memory are geometry; an empty folder, a file or AnnData are not."""
+    assert is_geometry(str(template.with_name("cells.zv")))
+    assert is_geometry(slide.outlines)
+    assert is_geometry(make_geometry(slide.outlines))
+    (tmp_path / "a.h5ad").write_bytes(b"")
+    for other in (tmp_path, tmp_path / "a.h5ad", slide.data, "https://a/b.zv", 3):
+        assert not is_geometry(other)
+
+
+def test_coarser_levels_and_empty_objects(atlas: RaggedAtlas, slide: Slide) -> None:
+    """A pointer names the coarsest level that holds its object; an object without vertices has no box, and is told."""
+    offsets = slide.outlines.offsets.copy()
+    offsets[1] = 0
+    emptied = replace(slide.outlines, offsets=offsets, positions=slide.outlines.positions)
+    report = atlas.add(emptied, **LINKED)
+    assert any("1 objects have no vertices" in note for note in report.notes)
+    pointer = atlas._catalog.tables.read(CELLS, [BOUNDARY]).column(0).to_pylist()[0]
+    assert pointer["x_min"] is None
+    assert pointer["object_id"] == int(slide.outlines.ids[0])
+    view = view_of(atlas)
+    assert view.query().within((-1e9, -1e9, 1e9, 1e9)).count() == 19
+    assert view.query().geometry().vertex_counts[0] == 0
+    assert atlas.validate("deep") == []
+
+
+def test_the_row_of_the_registry(atlas: RaggedAtlas, slide: Slide) -> None:
+    """The registry tells what was added, where it lies and how it is linked."""
+    atlas.add(slide.outlines, **LINKED)
+    (record,) = every_geometry(atlas._catalog)
+    assert json.loads(record.link) == {"segment_id": ""}
+    assert (record.types, record.axes, record.n_objects, record.n_vertices) == (["polyline"], ["x", "y"], 20, 320)
+    assert record.extent[0] == tuple(slide.outlines.positions.min(axis=0))
+    assert record.cells_of == {atlas.list_datasets().index[0]: 20}
+    assert atlas._catalog.tables.has(GEOMETRY)
+
+
+def test_a_gene_that_has_no_name_is_refused(atlas: RaggedAtlas) -> None:
+    """Transcripts whose gene is none of the categories, or that have none, are refused."""
+    points = Shapes(
+        "point_cloud", np.zeros((2, 2)), vertex_attributes={"gene": np.array([0, 5]), "cell_id": np.array([1, 1])}
+    )
+    from raggedatlas.ingest.transcripts import transcripts_to_counts
+
+    with pytest.raises(SourceError, match="numbers without names"):
+        transcripts_to_counts(points, cells="cell_id")
+    with pytest.raises(CorruptError, match="1 transcripts name a gene"):
+        transcripts_to_counts(points, cells="cell_id", gene_names=["A"])

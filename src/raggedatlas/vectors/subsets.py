@@ -111,7 +111,7 @@ def take_vertices(shapes: Shapes, kept: NDArray[np.bool_], links: NDArray[Any] |
         offsets=counts[shapes.offsets],
         links=None if links is None else counts[links],
         link_offsets=None,
-        vertex_attributes=take(shapes.vertex_attributes, kept),
+        vertex_attributes=take(shapes.vertex_attributes, np.flatnonzero(kept)),
         link_attributes={},
         fragment_offsets=None,
         fragment_attributes={},

@@ -64,7 +64,7 @@ class ResultRecord(BaseModel):
     {}
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     uid: str
     name: str

@@ -155,7 +155,7 @@ def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
     """
     import pandas as pd
 
-    columns = {}
+    columns: dict[Any, Any] = {}
     for i, name in enumerate(frame.columns):
         column = frame.iloc[:, i]
         if isinstance(column.dtype, pd.CategoricalDtype):
@@ -168,10 +168,12 @@ def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
             columns[name] = column.astype("string").array if column.isna().any() else column.to_numpy(object)
         else:
             columns[name] = column.array
-    out = pd.DataFrame({str(name): pd.Series(v) for name, v in columns.items()}, index=range(len(frame)))
-    for name, values in columns.items():
-        if isinstance(values, np.ndarray) and values.dtype == object:
-            out[str(name)] = pd.Series(values, dtype=object)
+    # Said for each column, as pandas 3 would make text of objects; without a copy, as tables can be large.
+    series = {
+        str(name): pd.Series(v, dtype=object if isinstance(v, np.ndarray) and v.dtype == object else None, copy=False)
+        for name, v in columns.items()
+    }
+    out = pd.DataFrame(series, index=range(len(frame)), copy=False)
     out.index = _object_index(frame.index)
     return out
 

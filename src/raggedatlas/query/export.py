@@ -188,9 +188,6 @@ def _single(block: Block, layer: str) -> Block:
 
 
 def _writable(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
-    """Write times as ISO text, which AnnData files can hold."""
-    frame = frame.copy()
-    for name in frame.columns:
-        if frame[name].dtype.kind in "mM":
-            frame[name] = frame[name].astype(str)
-    return frame
+    """Write times as ISO text, which AnnData files can hold; a frame without times is not copied."""
+    times = {name: frame[name].astype(str) for name in frame.columns if frame[name].dtype.kind in "mM"}
+    return frame.assign(**times) if times else frame

@@ -1,0 +1,286 @@
+"""Checks of what stands in chunks: vertices, fragments, links, and their attributes, a few chunks at a time."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.vectors.blobs import Bytes
+from raggedatlas.vectors.cells import ChunkFamily, Keys
+from raggedatlas.vectors.cutting import narrowest
+from raggedatlas.vectors.geometry import Fragments
+from raggedatlas.vectors.grids import chunk_coordinates
+from raggedatlas.vectors.metadata import level_chunk_shape
+from raggedatlas.vectors.validating.blocks import is_numeric
+from raggedatlas.vectors.validating.checking import STEP, Checking, Place, Seen
+from raggedatlas.vectors.validating.fragments import covers_once, decode_each, names_missing_rows, tiles
+
+_ONE_FRAGMENT = 1
+
+
+def walk_level(checking: Checking, number: int, facts: dict[str, Any]) -> Seen:
+    """Walk all chunks of a level; what is counted there is kept for checks of objects and links."""
+    place = Place(number, "vertices")
+    n_dims = 1 if checking.root is None else checking.root.n_dims
+    n_parts = n_dims
+    family = checking.open(place)
+    if checking.node(Place(number, "vertex_group_offsets")) is not None:
+        checking.report("V040", Place(number, "vertex_group_offsets"), "it is there; zarr-vectors before 0.6 wrote it.")
+    keys = np.zeros((0, n_parts), np.int64)
+    if family is not None:
+        _check_chunk_names(checking, number)
+        with checking.guarded("V009", place):
+            n_parts = family.keys.shape[1] if len(family.keys) and _is_led(facts) else n_dims
+        keys = checking.keys(family, place, n_parts)
+    counts = np.zeros((3, len(keys)), np.int64)
+    counts[1] = _ONE_FRAGMENT
+    seen = Seen(number, facts, keys, *counts)
+    if family is not None:
+        _walk_vertices(checking, place, family, seen)
+    _check_total(checking, seen)
+    _walk_attributes(checking, seen, "vertex_attributes", ("V019", seen.vertices))
+    _walk_fragments(checking, seen)
+    _walk_attributes(checking, seen, "fragment_attributes", ("V092", seen.fragments))
+    _walk_links(checking, seen)
+    return seen
+
+
+def _is_led(facts: dict[str, Any]) -> bool:
+    """Tell whether chunks of a level are also cut by an attribute, so that keys have leading parts."""
+    return bool(facts.get("chunk_dims") or facts.get("chunk_attribute_name"))
+
+
+def _check_chunk_names(checking: Checking, number: int) -> None:
+    """Check that layout 0.7 has nothing but chunks among those of its vertices; others are not seen by readers."""
+    for name in checking.children(Place(number, "vertices")) if checking.layout == "0.7" else ():
+        if not all(part.removeprefix("-").isdigit() for part in name.split(".")):
+            checking.report("V009", Place(number, f"vertices/{name}"), "its name is no list of whole numbers.")
+
+
+def _check_total(checking: Checking, seen: Seen) -> None:
+    """Compare the number of vertices with what the level declares."""
+    declared, found = seen.facts.get("vertex_count"), int(seen.vertices.clip(0).sum())
+    if declared != found and (seen.vertices >= 0).all():
+        text = f"vertex_count is {declared}; its chunks hold {found:,}."
+        checking.report("V098", Place(seen.number), text)
+
+
+def steps(keys: NDArray[np.int64]) -> Iterator[slice]:
+    """Yield slices of a few chunks."""
+    for start in range(0, len(keys), STEP):
+        yield slice(start, min(start + STEP, len(keys)))
+
+
+def _walk_vertices(checking: Checking, place: Place, family: ChunkFamily, seen: Seen) -> None:
+    """Count the vertices of every chunk, and check where they lie."""
+    look = _looker(checking, seen)
+    for part in steps(seen.keys):
+        for i, blob in enumerate(checking.read(family, seen.keys[part], place), part.start):
+            here = place.at(seen.keys[i])
+            seen.vertices[i] = -1
+            if here in checking.unread:
+                continue
+            if blob is None or not blob.size:
+                seen.vertices[i] = 0
+                checking.report("V009", here, "the chunk is listed, but holds nothing.", "practice")
+                continue
+            with checking.guarded("V000", here):
+                points = _points_of(checking, here, family, blob)
+                if points is not None:
+                    seen.vertices[i] = len(points[0])
+                    seen.links[i] = points[1]
+                    look(here, points[0])
+
+
+def _points_of(checking: Checking, place: Place, family: ChunkFamily, blob: Bytes) -> tuple[NDArray[Any], int] | None:
+    """Return the positions of a chunk, and how many faces stand with them; None, which is told, where they are not whole rows."""
+    if family.attributes.get("encoding") == "draco":
+        from raggedatlas.vectors.draco import decode_cell
+
+        points, faces = decode_cell(blob, place.path)
+        return points, len(faces)
+    name = family.attributes.get("dtype")
+    if not is_numeric(name) or checking.root is None:
+        return None
+    dtype = np.dtype(str(name)).newbyteorder("<")
+    size = dtype.itemsize * checking.root.n_dims
+    if blob.size % size:
+        checking.report("V010", place, f"{blob.size:,} bytes are no whole rows of {size}.")
+        return None
+    return np.ascontiguousarray(blob).view(dtype).reshape(-1, checking.root.n_dims), 0
+
+
+def _looker(checking: Checking, seen: Seen) -> Callable[[Place, NDArray[Any]], None]:
+    """Return what checks where the vertices of a chunk lie."""
+    root = checking.root
+    assert root is not None
+    with checking.guarded("V097", Place(seen.number)):
+        edges = level_chunk_shape(root, seen.facts)
+    low, high = (np.asarray(end, np.float64) for end in root.bounds)
+    repeated = root.cross_chunk != "explicit_links" or root.index_convention == "identity"
+
+    def look(place: Place, points: NDArray[Any]) -> None:
+        finite = np.isfinite(points).all(axis=1)
+        if not finite.all():
+            checking.report("V018", place, f"{np.count_nonzero(~finite):,} positions are not finite.")
+        good = points[finite]
+        key = np.asarray(place.chunk)[-points.shape[1] :]
+        stray = (chunk_coordinates(good, edges) != key).any(axis=1)
+        if stray.any() and not repeated:
+            text = f"{np.count_nonzero(stray):,} vertices lie outside, e.g. {good[stray][0].tolist()}."
+            checking.report("V016", place, text)
+        tolerance = 1e-6 * np.maximum(np.abs(low), np.abs(high))
+        out = ((good < low - tolerance) | (good > high + tolerance)).any(axis=1)
+        if out.any():
+            text = f"{np.count_nonzero(out):,} vertices lie beyond bounds, e.g. {good[out][0].tolist()}."
+            checking.report("V112", place, text)
+
+    return look
+
+
+def _walk_attributes(
+    checking: Checking, seen: Seen, group: str, asked: tuple[str, NDArray[np.int64]], tail: str = ""
+) -> None:
+    """Check that attributes have as many rows as what they stand beside; `asked` is the rule and the rows of each chunk."""
+    if group not in checking.children(Place(seen.number)):
+        return
+    for name in checking.children(Place(seen.number, group)):
+        place = Place(seen.number, f"{group}/{name}{tail}")
+        family = checking.open(place)
+        if family is not None:
+            walk_column(checking, place, family, (asked[0], seen.keys, asked[1]))
+
+
+def walk_column(
+    checking: Checking,
+    place: Place,
+    family: ChunkFamily,
+    asked: tuple[str, NDArray[np.int64], NDArray[np.int64]],
+) -> None:
+    """Check the rows of one attribute; `asked` is the rule, the chunks, and their rows (-1: not known)."""
+    rule, keys, rows = asked
+    if not is_numeric(family.attributes.get("dtype")):
+        return
+    with checking.guarded("V021", place):
+        shape = family.attributes.get("row_shape", family.attributes.get("shape")) or []
+        size = np.dtype(str(family.attributes["dtype"])).itemsize * int(np.prod(shape, dtype=np.int64))
+        own = checking.keys(family, place, keys.shape[1])
+        for key in own[Keys(keys).find(own) < 0] if len(own) else ():
+            checking.report(rule, place.at(key), "it has rows in a chunk that is not there.")
+        for part in steps(keys):
+            for i, blob in enumerate(checking.read(family, keys[part], place), part.start):
+                found = 0 if blob is None else blob.size
+                if place.at(keys[i]) in checking.unread:
+                    continue
+                if rows[i] >= 0 and found != rows[i] * size:
+                    text = f"it has {found / max(size, 1):g} rows, where {rows[i]:,} belong."
+                    checking.report(rule, place.at(keys[i]), text)
+
+
+def _walk_fragments(checking: Checking, seen: Seen) -> None:
+    """Count the fragments of every chunk, and check the rows that they name."""
+    place = Place(seen.number, "vertex_fragments")
+    family = checking.open(place)
+    claims = bool(seen.facts.get("fragments_tile"))
+    if family is None:
+        return
+    own = checking.keys(family, place, seen.keys.shape[1])
+    for key in own[Keys(seen.keys).find(own) < 0] if len(own) else ():
+        checking.report("V034", place.at(key), "it has fragments in a chunk without vertices.")
+    for part in steps(seen.keys):
+        raw = checking.read(family, seen.keys[part], place)
+        for i, found in enumerate(decode_each(checking, place, seen.keys[part], raw), part.start):
+            unread = found is None or place.at(seen.keys[i]) in checking.unread
+            seen.fragments[i] = -1 if found is None or unread else found.n_fragments
+            n_rows = int(seen.vertices[i])
+            if found is None or unread or n_rows < 0:
+                continue
+            here = place.at(seen.keys[i])
+            if names_missing_rows(found, n_rows):
+                checking.report("V034", here, f"a fragment names rows beyond the {n_rows:,} vertices of the chunk.")
+                continue
+            seen.widest = max(seen.widest, int(found.counts.max(initial=0)))
+            if claims and not tiles(found, n_rows):
+                claims = False
+                checking.report("V110", here, "its fragments are not its rows in order.")
+
+
+def _walk_links(checking: Checking, seen: Seen) -> None:
+    """Check the links within chunks, and what goes with them."""
+    zero = ".".join("0" for _ in range(seen.keys.shape[1]))
+    top = Place(seen.number, "links/0")
+    block = checking.block(top)
+    width = block.get("link_width")
+    place, own = top, Place(seen.number, "link_fragments")
+    if checking.layout == "0.9":
+        name = "_".join([zero] * (width - 1)) or "self" if isinstance(width, int) and width < 64 else zero
+        place = Place(seen.number, f"links/0/{name}")
+    family = checking.open(place) if checking.node(top) is not None else None
+    index = checking.open(own)
+    if family is None:
+        if index is not None and not seen.links.any():
+            checking.report("V057", own, "there are no links within chunks.")
+        _walk_attributes(checking, seen, "link_attributes", ("V082", seen.links), "/" + place.family.split("/", 1)[1])
+        return
+    if isinstance(width, int) and width > 0:
+        _walk_rows(checking, place, family, (seen, width))
+        declared = block.get("num_links")
+        found = int(seen.links.clip(0).sum())
+        if checking.layout == "0.7" and isinstance(declared, int) and declared != found and (seen.links >= 0).all():
+            checking.report("V055", top, f"num_links is {declared}; the chunks hold {found}.")
+    if index is not None:
+        _walk_link_fragments(checking, own, index, seen)
+    _walk_attributes(checking, seen, "link_attributes", ("V082", seen.links), "/" + place.family.split("/", 1)[1])
+
+
+def _walk_rows(checking: Checking, place: Place, family: ChunkFamily, counted: tuple[Seen, int]) -> None:
+    """Count the links of every chunk, and check the rows that they name."""
+    seen, width = counted
+    name = family.attributes.get("dtype")
+    if not is_numeric(name):
+        return
+    dtype = np.dtype(str(name)).newbyteorder("<")
+    most = int(seen.vertices.max(initial=0))
+    if dtype.itemsize > narrowest(most).itemsize:
+        checking.report("V052", place, f"its type is {dtype.name}; {narrowest(most).name} holds {most:,} rows.")
+    own = checking.keys(family, place, seen.keys.shape[1])
+    for key in own[Keys(seen.keys).find(own) < 0] if len(own) else ():
+        checking.report("V051", place.at(key), "it has links in a chunk without vertices.")
+    size = dtype.itemsize * width
+    for part in steps(seen.keys):
+        for i, blob in enumerate(checking.read(family, seen.keys[part], place), part.start):
+            if blob is None:
+                seen.links[i] = -1 if place.at(seen.keys[i]) in checking.unread else 0
+                continue
+            if blob.size % size:
+                seen.links[i] = -1
+                checking.report("V051", place.at(seen.keys[i]), f"{blob.size:,} bytes are no whole links of {size}.")
+                continue
+            rows = np.ascontiguousarray(blob).view(dtype)
+            seen.links[i] = rows.size // width
+            if rows.size and seen.vertices[i] >= 0 and (rows.min() < 0 or int(rows.max()) >= seen.vertices[i]):
+                text = f"a link names row {int(rows.max() if rows.min() >= 0 else rows.min())} of {seen.vertices[i]:,}."
+                checking.report("V051", place.at(seen.keys[i]), text)
+
+
+def _walk_link_fragments(checking: Checking, place: Place, family: ChunkFamily, seen: Seen) -> None:
+    """Check that link fragments go with vertex fragments, and hold every link once."""
+    for part in steps(seen.keys):
+        raw = checking.read(family, seen.keys[part], place)
+        found = decode_each(checking, place, seen.keys[part], raw)
+        for i, one in enumerate(found, part.start):
+            if one is not None and place.at(seen.keys[i]) not in checking.unread:
+                _check_partition(checking, place.at(seen.keys[i]), one, (int(seen.fragments[i]), int(seen.links[i])))
+
+
+def _check_partition(checking: Checking, place: Place, found: Fragments, counts: tuple[int, int]) -> None:
+    """Check the link fragments of one chunk; `counts` are its vertex fragments and links."""
+    n_fragments, n_links = counts
+    if n_fragments >= 0 and found.n_fragments != n_fragments and (n_links or found.n_fragments):
+        text = f"it has {found.n_fragments} fragments for {n_fragments} vertex fragments."
+        checking.report("V054", place, text)
+    if n_links < 0:
+        return
+    if names_missing_rows(found, n_links) or not covers_once(found, n_links):
+        checking.report("V054", place, f"its fragments do not hold each of {n_links:,} links once.")

@@ -199,6 +199,15 @@ def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
     return known
 
 
+def forget_indexes(location: Location) -> None:
+    """Forget the indexes of all remote shards below a location, as something else is written there."""
+    with _INDEXES.lock:
+        for own in [
+            key for key in _INDEXES.entries if isinstance(key, tuple) and str(key[0]).startswith(f"{location.uri}/")
+        ]:
+            del _INDEXES.entries[own]
+
+
 def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
     """Fetch the index of a remote shard from the disk cache, or else from the store."""
     name = f"{location.uri}/{key}"

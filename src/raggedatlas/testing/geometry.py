@@ -96,6 +96,8 @@ def rows_of(values: NDArray[np.generic]) -> list[tuple[float, ...]]:
 def corners_of(shapes: Shapes) -> list[tuple[float, ...]]:
     """Return links by the positions of their ends, in the order of the ends, and with their attributes."""
     links = np.zeros((0, 2), np.int64) if shapes.links is None else shapes.links
+    if not len(links):
+        return []
     ends = np.asarray(shapes.positions, np.float64)[links].reshape(shapes.n_links, -1)
     extra = [
         np.asarray(value.values, np.float64).reshape(shapes.n_links, -1) for value in shapes.link_attributes.values()

@@ -236,7 +236,8 @@ class CellArray:
             return found
         if self._chunks.pipeline.is_foreign:
             array = self._chunks.files.foreign(self._chunks.path)
-            raw = [np.frombuffer(bytes(array[tuple(cell)]), np.uint8) for cell in cells.tolist()]
+            values = [array[tuple(slice(i, i + 1) for i in cell)].reshape(-1)[0] for cell in cells.tolist()]
+            raw = [np.frombuffer(bytes(value), np.uint8) for value in values]
             return [data if data.size else None for data in raw]
         where = self._chunks.where
         return [None if chunk is None else one_item(chunk, where) for chunk in self._chunks.read(cells)]

@@ -1,6 +1,7 @@
 """Links across chunks and levels of an open store, from either layout."""
 
 import re
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,7 @@ from raggedatlas.vectors.cells import CellArray
 from raggedatlas.vectors.crossing import Segment, has_order, parse_segment, unfile_links
 from raggedatlas.vectors.files import attributes_of, read_node
 from raggedatlas.vectors.geometry import CrossLinks
+from raggedatlas.vectors.grids import number_keys
 from raggedatlas.vectors.levels import LevelReader, Wanted, chunk_attribute, dtype_of, everything
 from raggedatlas.vectors.metadata import level_scale
 from raggedatlas.vectors.shapes import Attribute, joined_attributes
@@ -92,11 +94,12 @@ class Crossings:
             return None
         if len(parts) == 1:
             return parts[0]
+        if len({part.width for part in parts}) > 1:
+            raise CorruptError(f"{self.where} has links of different numbers of ends. Restore it from a copy.")
         attributes = joined_attributes([part.attributes for part in parts], [part.n_links for part in parts])
         chunk = np.concatenate([part.chunks for part in parts])
         rows = np.concatenate([part.rows for part in parts])
-        found = CrossLinks(self.delta, chunk, rows, parts[0].directed, parts[0].store, attributes)
-        return _once(found) if found.store == "duplicate" else found
+        return CrossLinks(self.delta, chunk, rows, parts[0].directed, parts[0].store, attributes)
 
     def _read_09(self, chunks: NDArray[np.int64] | None, wanted: Wanted) -> list[CrossLinks]:
         """Read cells of the arrays of layout 0.9."""
@@ -120,7 +123,8 @@ class Crossings:
         segment = Segment(offsets, cells, offsets_of(counts), whole, np.arange(len(whole)), ordered)
         scales = tuple(level_scale(level.root, level.facts, cells.shape[1]) for level in (self.level, self.target))
         chunk, found = unfile_links(segment, (scales[0], scales[1]), self.where)
-        return CrossLinks(self.delta, chunk, found, directed, store, self._attributes_09(name, cells, counts, wanted))
+        made = CrossLinks(self.delta, chunk, found, directed, store, self._attributes_09(name, cells, counts, wanted))
+        return _led(made, np.repeat(cells, counts, axis=0)) if store == "duplicate" else made
 
     def _attributes_09(
         self, segment: str, cells: NDArray[np.int64], counts: NDArray[np.int64], wanted: Wanted
@@ -205,10 +209,10 @@ def _as_ragged(
     return rows.astype(np.int64)
 
 
-def _once(links: CrossLinks) -> CrossLinks:
-    """Return each link once that is filed under several chunks."""
-    flat = np.concatenate([links.chunks.reshape(links.n_links, -1), links.rows], axis=1)
-    _, first = np.unique(flat, axis=0, return_index=True)
-    kept = np.sort(first)
+def _led(links: CrossLinks, sources: NDArray[np.int64]) -> CrossLinks:
+    """Return, of links that are filed under each chunk they touch, those filed under the least of them: each link once."""
+    n, width, n_parts = links.chunks.shape
+    codes, _ = number_keys(np.concatenate([links.chunks.reshape(-1, n_parts), sources]))
+    kept = np.flatnonzero(codes[: n * width].reshape(n, width).min(axis=1) == codes[n * width :])
     attributes = {name: attribute.take(kept) for name, attribute in links.attributes.items()}
-    return CrossLinks(links.delta, links.chunks[kept], links.rows[kept], links.directed, links.store, attributes)
+    return replace(links, chunks=links.chunks[kept], rows=links.rows[kept], attributes=attributes)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.vectors.blobs import offsets_of, runs
 from raggedatlas.vectors.crossings import Crossings
-from raggedatlas.vectors.cutting import NOBODY, OWNER
+from raggedatlas.vectors.cutting import BY_RUN, NOBODY, OWNER
 from raggedatlas.vectors.fragment_index import fragment_rows
 from raggedatlas.vectors.geometry import CrossLinks, Level, Objects
 from raggedatlas.vectors.indexes import ObjectIndex, read_groups, read_table_attribute
@@ -163,7 +163,7 @@ class OpenLevel:
         rows = self._chunks_in(low, high)
         if self.rules.kind == "point_cloud" and not self.has_objects:
             return self._points_in(rows, (low, high), names)
-        if whole or self.rules.kind == "skeleton":
+        if whole or self.rules.kind in BY_RUN:
             near = self.reader.load(rows, wanted_of((OWNER,)), ("fragments",))
             owners = self._owners(near, rows)
             inside = _inside(near.positions, low, high)

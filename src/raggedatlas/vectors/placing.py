@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from raggedatlas.errors import DuplicateError, NameRefusedError
 from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.shards import forget_indexes
 from raggedatlas.vectors.nodes import File
 
 
@@ -92,6 +93,7 @@ def _place_remote(location: Location, files: Iterable[File]) -> None:
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(store, "zarr.json")
         location.delete_prefix()
+        forget_indexes(location)
     try:
         with store_errors(f"write {location.uri}"):
             for key, pieces in files:

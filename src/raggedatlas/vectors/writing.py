@@ -9,6 +9,7 @@ import numpy as np
 from raggedatlas.errors import DuplicateError
 from raggedatlas.store.location import Location
 from raggedatlas.vectors import layout_07, layout_09
+from raggedatlas.vectors.absorbing import absorb
 from raggedatlas.vectors.building import check_choice
 from raggedatlas.vectors.checking import check_geometry
 from raggedatlas.vectors.geometry import Geometry
@@ -91,6 +92,8 @@ def write(
 def _files(geometry: Geometry, layout: str, name: str, options: tuple[bool, str | None]) -> Iterator[File]:
     """Yield all files of a store."""
     shards, compression = options
+    if layout == "0.9":
+        geometry = replace(geometry, levels=tuple(absorb(level) for level in geometry.levels))
     yield group("", root_json(geometry, layout, name))
     none = np.zeros(0, np.int64)
     for k in range(len(geometry.levels)):

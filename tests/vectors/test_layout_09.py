@@ -1,0 +1,275 @@
+"""Layout 0.9: one array for each family; every spelling that the living package writes or reads."""
+
+import json
+import shutil
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
+from raggedatlas.vectors.building import Cutting, make_geometry
+from raggedatlas.vectors.crossing import Segment, file_links, parse_segment, segment_name, unfile_links
+from raggedatlas.vectors.fragment_index import FragmentIndex
+from raggedatlas.vectors.geometry import CrossLinks
+from raggedatlas.vectors.manifests import encode_manifests
+from raggedatlas.vectors.nodes import group, shard_shape, small_array, vlen_array
+from raggedatlas.vectors.placing import _write_pieces
+from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.shapes import Groups, Shapes
+from raggedatlas.vectors.writing import write
+
+CUT = Cutting(chunk_shape=EDGE)
+
+
+def block(store: Path, path: str) -> dict[str, Any]:
+    """Attributes of a node."""
+    found: dict[str, Any] = json.loads((store / path / "zarr.json").read_text())["attributes"]
+    return found
+
+
+def item(array: Any, at: Any) -> bytes:
+    """One byte string of a zarr array."""
+    return bytes(array[tuple(slice(i, i + 1) for i in at)].reshape(-1)[0])
+
+
+def put(store: Path, path: str, files: Any) -> None:
+    """Replace a node by these files."""
+    shutil.rmtree(store / path, ignore_errors=True)
+    for key, pieces in files:
+        (store / key).parent.mkdir(parents=True, exist_ok=True)
+        with (store / key).open("wb", buffering=0) as file:
+            _write_pieces(file.fileno(), pieces)
+
+
+@pytest.mark.parametrize("shards", [True, False])
+@pytest.mark.parametrize("compression", [None, "zstd", "blosc"])
+def test_zarr_reads_the_cells(tmp_path: Path, shards: bool, compression: str | None) -> None:
+    """Items 1, 2, 4, 9, 10: each cell of a plain zarr array has the bytes of its chunk, sharded or not, compressed or not."""
+    write(make_geometry(cloud(), CUT), tmp_path / "s", shards=shards, compression=compression)
+    array = zarr.open_array(tmp_path / "s/0/vertices", mode="r")
+    facts = dict(array.attrs)
+    assert facts["zv_array"] == "vertices"
+    origin = np.array(facts["chunk_grid_origin"])
+    found = []
+    for name in facts["nonempty_chunks"]:
+        key = np.array([int(part) for part in name.split(".")])
+        rows = np.frombuffer(item(array, key - origin), np.float32).reshape(-1, 3)
+        assert (np.floor(rows / 3) == key).all()
+        found.append(rows)
+    assert rows_of(np.concatenate(found)) == rows_of(walk(40))
+    n_files = len(list((tmp_path / "s/0/vertices/c").rglob("*")))
+    assert (n_files > 5) is (not shards) or n_files <= 5
+    assert rows_of(open_vectors(tmp_path / "s").read().positions) == rows_of(walk(40))
+
+
+def test_stores_written_by_zarr_are_read(tmp_path: Path) -> None:
+    """Item 6: cells through pipelines of zarr-python that are not read here, an index at the start and gzip, are read all the same."""
+    write(make_geometry(cloud(), CUT), tmp_path / "s")
+    root = zarr.open_group(tmp_path / "s", mode="a")
+    node = json.loads((tmp_path / "s/0/vertices/zarr.json").read_text())
+    old = root["0/vertices"]
+    values = {tuple(i): item(old, i) for i in np.ndindex(*old.shape)}
+    inner = [{"name": "vlen-bytes", "configuration": {}}, {"name": "gzip", "configuration": {"level": 1}}]
+    settings = node["codecs"][0]["configuration"]
+    settings |= {"codecs": inner, "index_location": "start"}
+    shutil.rmtree(tmp_path / "s/0/vertices/c")
+    (tmp_path / "s/0/vertices/zarr.json").write_text(json.dumps(node))
+    made = zarr.open_array(tmp_path / "s/0/vertices", mode="a")
+    whole = np.empty(old.shape, object)
+    for at, value in values.items():
+        whole[at] = value
+    made[...] = whole
+    assert rows_of(open_vectors(tmp_path / "s").read().positions) == rows_of(walk(40))
+
+
+def test_names_of_segments() -> None:
+    """Item 78: offsets are spelled with signs; the name of one end is `self`; a name that says other ends is refused."""
+    assert segment_name(np.array([[0, 0], [1, -2]])) == "0.0_+1.-2"
+    assert segment_name(np.zeros((0, 2), np.int64)) == "self"
+    assert parse_segment("0.0_+1.-2", 3, 2).tolist() == [[0, 0], [1, -2]]
+    assert parse_segment("self", 1, 2).shape == (0, 2)
+    for name in ("0.0", "a.b_0.0", "0.0_0"):
+        with pytest.raises(CorruptError, match="offsets"):
+            parse_segment(name, 3, 2)
+
+
+@pytest.mark.parametrize("store", ["canonical", "duplicate"])
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_links_are_filed_and_found(store: str, directed: bool, width: int) -> None:
+    """Items 56, 78: the order of ends comes back from every policy; a link stands once, or once for each chunk it touches."""
+    rng = np.random.default_rng(width)
+    chunks, rows = rng.integers(-1, 2, (50, width, 2)), rng.integers(0, 4, (50, width))
+    ones = np.ones(2, np.int64)
+    segments = file_links(chunks, rows, (0, directed, store), (ones, ones))
+    counts = np.bincount(np.concatenate([segment.record for segment in segments]), minlength=50)
+    touched = np.array([len(set(map(tuple, chunk.tolist()))) for chunk in chunks])
+    assert np.array_equal(counts, touched if store == "duplicate" else np.ones(50, int))
+    for segment in segments:
+        found = unfile_links(segment, (ones, ones), "x")
+        assert np.array_equal(found[0], chunks[segment.record])
+        assert np.array_equal(found[1], rows[segment.record])
+
+
+def test_an_order_that_cannot_be_is_refused() -> None:
+    """Two ends have two orders; another number is refused."""
+    ones = np.ones(2, np.int64)
+    bad = Segment(
+        np.array([[1, 0]]),
+        np.zeros((1, 2), np.int64),
+        np.array([0, 1]),
+        np.array([[2, 0, 0]]),
+        np.zeros(1, np.int64),
+        True,
+    )
+    with pytest.raises(CorruptError, match="permutation"):
+        unfile_links(bad, (ones, ones), "x")
+
+
+def test_policies_of_links_come_back(tmp_path: Path) -> None:
+    """Directed links, and links filed under each chunk that they touch, come back once with their attributes."""
+    geometry = make_geometry(graph(), CUT)
+    level = geometry.levels[0]
+    for directed, kept in ((True, "canonical"), (False, "duplicate")):
+        links = tuple(replace(part, directed=directed, store=kept) for part in level.cross_links)
+        name = f"{directed}-{kept}"
+        write(replace(geometry, levels=(replace(level, cross_links=links),)), tmp_path / name)
+        store = open_vectors(tmp_path / name)
+        found = store.cross_links(0)
+        assert isinstance(found, CrossLinks)
+        assert (found.directed, found.store) == (directed, kept)
+        assert corners_of(store.read()) == corners_of(graph())
+        facts = block(tmp_path / name, "0/links/0")
+        assert facts["num_links"] == 60
+        assert (facts["num_physical_records"] > 60) is (kept == "duplicate")
+
+
+def test_blocks(tmp_path: Path) -> None:
+    """What arrays say of themselves: rows, channels, offsets of links, claims of the level, the discriminator of groups."""
+    write(make_geometry(mesh(), CUT), tmp_path / "s")
+    write(make_geometry(spots(), CUT), tmp_path / "t")
+    facts = block(tmp_path / "s", "0/links/0/0.0.0_0.0.0")
+    assert (facts["dtype"], facts["has_perm"], facts["offsets"]) == ("uint8", False, [[0, 0, 0], [0, 0, 0]])
+    assert block(tmp_path / "s", "0/link_attributes/c/0/0.0.0_0.0.0")["row_shape"] == [2]
+    assert block(tmp_path / "s", "0")["zarr_vectors_level"]["fragments_tile"] is True
+    assert block(tmp_path / "t", "0/object_index")["layout"] == "vlen_manifests_v2"
+    assert block(tmp_path / "t", "0/object_attributes/v")["fill_sentinel_meaning"] == "absent"
+    assert block(tmp_path / "t", "0/groups")["num_groups"] == 3
+    root = zarr.open_group(tmp_path / "t", mode="r")
+    assert root["0/object_attributes/name"][...].tolist() == ["yy", "z", "x"]
+    assert np.frombuffer(item(root["0/groups"], [0]), np.int64).tolist() == [3, 4]
+    index = FragmentIndex(
+        np.frombuffer(item(root["0/vertex_fragments"], [0, 0, 0]) or b"GFVZ\1\0\0\0" + bytes(8), np.uint8)
+    )
+    assert index.n_fragments >= 0
+
+
+def test_both_versions_of_the_index(tmp_path: Path) -> None:
+    """Item 73: version 1 (row numbers), version 2 (ids), ids in any order, and manifests in chunks of their own are read; others refused."""
+    geometry = make_geometry(spots(), CUT)
+    objects = geometry.levels[0].objects
+    assert objects is not None
+    write(geometry, tmp_path / "s")
+    store, blobs = tmp_path / "s", encode_manifests(objects)
+    turned = [2, 0, 1]
+    from raggedatlas.vectors.blobs import pack
+
+    put(store, "0/object_index/manifests", vlen_array("0/object_index/manifests", pack([blobs[i] for i in turned]), {}))
+    put(store, "0/object_index/object_ids", small_array("0/object_index/object_ids", objects.ids[turned], {}))
+    found = open_vectors(store)
+    assert found.object_ids().tolist() == [3, 4, 2**40]
+    assert rows_of(found.objects([2**40]).positions) == rows_of(walk(40)[:5])
+    assert found.read().ids.tolist() == [3, 4, 2**40]  # type: ignore[union-attr]
+    shutil.rmtree(store / "0/object_index/object_ids")
+    put(store, "0/object_index/manifests", vlen_array("0/object_index/manifests", blobs, {}))
+    facts = block(store, "0/object_index")
+    (store / "0/object_index/zarr.json").write_bytes(group("x", {**facts, "layout": "vlen_manifests_v1"})[1][0])
+    assert rows_of(open_vectors(store).objects([2]).positions) == rows_of(walk(40)[:5])
+    (store / "0/object_index/zarr.json").write_bytes(group("x", {**facts, "layout": "vlen_manifests_v3"})[1][0])
+    with pytest.raises(SourceError, match="vlen_manifests_v3"):
+        open_vectors(store)
+
+
+def test_groups_of_consecutive_ids(tmp_path: Path) -> None:
+    """Item 46: `group_ranges` stands for a row of consecutive ids; a range that cannot be is refused."""
+    shapes = replace(paths(), groups=Groups(np.array([0, 0, 2]), np.array([3, 1])))
+    write(make_geometry(shapes, CUT), tmp_path / "s")
+    meta = tmp_path / "s/0/groups/zarr.json"
+    node = json.loads(meta.read_text())
+    node["attributes"]["group_ranges"] = {"0": [1, 4]}
+    meta.write_text(json.dumps(node))
+    assert open_vectors(tmp_path / "s").group(0).ids.tolist() == [1, 2, 3]  # type: ignore[union-attr]
+    node["attributes"]["group_ranges"] = {"7": [1, 4]}
+    meta.write_text(json.dumps(node))
+    with pytest.raises(CorruptError, match="range"):
+        open_vectors(tmp_path / "s").groups()
+
+
+def test_many_manifests_are_read_in_pieces(tmp_path: Path) -> None:
+    """Items 65, 69: an index of several inner chunks gives one object and all."""
+    n = 300
+    points = np.random.default_rng(0).uniform(-9, 9, (n, 2))
+    shapes = Shapes("point_cloud", points, offsets=np.arange(n + 1), object_attributes={"v": np.arange(n)})
+    write(make_geometry(shapes, Cutting(chunk_shape=(3, 3))), tmp_path / "s")
+    store = open_vectors(tmp_path / "s")
+    assert np.array_equal(store.read().positions, points)
+    asked = store.objects([299, 0, 128])
+    assert np.array_equal(asked.positions, points[[299, 0, 128]])
+    assert asked.object_attributes["v"].values.tolist() == [299, 0, 128]
+
+
+def test_shards_stay_small() -> None:
+    """A shard spans 4,096 cells at most, halves of the longest axis."""
+    assert shard_shape(np.array([10, 10, 10])).tolist() == [10, 10, 10]
+    assert np.prod(shard_shape(np.array([1000, 7, 1]))) <= 4096
+    assert np.prod(shard_shape(np.array([2**40, 2**40, 3]))) <= 4096
+
+
+def test_wide_grids_are_sharded(tmp_path: Path) -> None:
+    """Points far apart in small chunks make many cells and few, and come back."""
+    points = np.random.default_rng(0).uniform(-5000, 5000, (60, 3))
+    write(make_geometry(Shapes("point_cloud", points), Cutting(chunk_shape=(2, 2, 2))), tmp_path / "s")
+    store = open_vectors(tmp_path / "s")
+    assert rows_of(store.read().positions) == rows_of(points)
+    assert rows_of(store.box([-2000] * 3, [3000] * 3).positions) == rows_of(
+        points[((points >= -2000) & (points <= 3000)).all(1)]
+    )
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "short cell"])
+def test_damaged_shards_are_refused(tmp_path: Path, damage: str) -> None:
+    """A shard that is cut short, has an index of another checksum, is gone, or a cell of another length: refused by name, not read as empty."""
+    write(make_geometry(cloud(), CUT), tmp_path / "s")
+    file = next((tmp_path / "s/0/vertices/c").rglob("0/0"), None) or tmp_path / "s/0/vertices/c/0/0/0"
+    file = tmp_path / "s/0/vertices/c/0/0/0"
+    raw = bytearray(file.read_bytes())
+    if damage == "cut":
+        file.write_bytes(raw[: len(raw) // 2])
+    elif damage == "flip":
+        raw[-20] ^= 1
+        file.write_bytes(raw)
+    elif damage == "gone":
+        file.unlink()
+    else:
+        at = raw.index(struct.pack("<I", 1))
+        raw[at + 4] ^= 4
+        file.write_bytes(raw)
+    with pytest.raises(CorruptError):
+        open_vectors(tmp_path / "s").read()
+
+
+def test_all_kinds_are_stored_by_both_ways(tmp_path: Path) -> None:
+    """Files for each chunk and shards hold the same of every kind."""
+    for name, make in ALL.items():
+        geometry = make_geometry(make(), CUT)
+        write(geometry, tmp_path / f"{name}-files", shards=False)
+        write(geometry, tmp_path / f"{name}-shards")
+        one, two = (open_vectors(tmp_path / f"{name}-{way}").read() for way in ("files", "shards"))
+        assert np.array_equal(one.positions, two.positions)
+        assert one.links is None or np.array_equal(one.links, two.links)

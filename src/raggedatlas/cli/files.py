@@ -1,4 +1,4 @@
-"""Verbs for files: ``validate``, which also takes an atlas, and ``inspect``."""
+"""Verbs for files, CXG and geometry stores: ``validate``, which also takes an atlas, and ``inspect``."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from raggedatlas.cli.printing import console, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from raggedatlas.model.inspections import Inspection
     from raggedatlas.model.problems import Problem
 
 ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
@@ -20,10 +21,14 @@ ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
 
 ATLAS_LEVELS = ("quick", "rows", "deep")
 FILE_LEVELS = ("metadata", "full")
+GEOMETRY_LEVELS = ("structure", "metadata", "consistency", "conformance", "pyramid")
 
 AtlasLevel = Literal["quick", "rows", "deep"]
 FileLevel = Literal["metadata", "full"]
-AnyLevel = Literal["quick", "rows", "deep", "metadata", "full"]
+GeometryLevel = Literal["structure", "metadata", "consistency", "conformance", "pyramid"]
+AnyLevel = Literal[
+    "quick", "rows", "deep", "metadata", "full", "structure", "consistency", "conformance", "pyramid"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,9 @@ class Checked(Place):
     atlas: Annotated[
         str,
         typer.Argument(
-            metavar="ATLAS|FILE", help="An atlas, a file or Zarr folder of AnnData, or a CXG.", show_default=False
+            metavar="ATLAS|FILE",
+            help="An atlas, a file or Zarr folder of AnnData, a CXG, or a geometry store.",
+            show_default=False,
         ),
     ]
 
@@ -46,8 +53,9 @@ def validate(
         AnyLevel | None,
         typer.Option(
             help="Of an atlas: quick compares tables, rows every cell's pointers too, deep reads every byte. "
-            "Of a file: metadata looks at its structure, full reads every value.",
-            show_default="quick or metadata; full with --fix",
+            "Of a file: metadata looks at its structure, full reads every value. "
+            "Of a geometry store: structure, metadata, consistency, conformance, pyramid, each with those before it.",
+            show_default="quick, metadata or pyramid; full with --fix",
         ),
     ] = None,
     at: At = None,
@@ -58,26 +66,41 @@ def validate(
 ) -> None:
     """Look for anything wrong in an atlas or a file; exit code 1 if there is."""
     is_file = is_one_file(place.atlas)
-    levels = FILE_LEVELS if is_file else ATLAS_LEVELS
+    geometry = is_file and _is_vectors(Path(place.atlas))
+    what, levels = _levels_of(is_file=is_file, geometry=geometry)
     if level is not None and level not in levels:
-        what = "a file" if is_file else "an atlas"
         raise typer.BadParameter(f"{level} is no level of {what}; choose {' or '.join(levels)}", param_hint="--level")
-    if not is_file and fix is not None:
-        raise typer.BadParameter("only files are mended by a copy; see raggedatlas repair", param_hint="--fix")
-    if fix is not None and _is_cxg(Path(place.atlas)):
-        raise typer.BadParameter("a CXG is not mended; write it again from its source", param_hint="--fix")
+    _refuse_fix(place.atlas, fix, is_file=is_file)
     if is_file and at is not None:
         raise typer.BadParameter("a file has no snapshots", param_hint="--at")
     if not is_file:
         _validate_atlas(place, cast("AtlasLevel", level or "quick"), at)
+    elif geometry:
+        _validate_geometry(place, cast("GeometryLevel", level or "pyramid"))
     elif fix is None:
         _validate_file(place, cast("FileLevel", level or "metadata"))
     else:
         _mend_file(place, fix, cast("FileLevel", level or "full"))
 
 
+def _levels_of(*, is_file: bool, geometry: bool) -> tuple[str, tuple[str, ...]]:
+    if geometry:
+        return "a geometry store", GEOMETRY_LEVELS
+    return ("a file", FILE_LEVELS) if is_file else ("an atlas", ATLAS_LEVELS)
+
+
+def _refuse_fix(what: str, fix: Path | None, *, is_file: bool) -> None:
+    if fix is None:
+        return
+    if not is_file:
+        raise typer.BadParameter("only files are mended by a copy; see raggedatlas repair", param_hint="--fix")
+    for name, is_so in (("CXG", _is_cxg(Path(what))), ("geometry store", _is_vectors(Path(what)))):
+        if is_so:
+            raise typer.BadParameter(f"a {name} is not mended; write it again from its source", param_hint="--fix")
+
+
 def is_one_file(what: str) -> bool:
-    """Tell a file, Zarr folder or CXG from an atlas, by what lies there."""
+    """Tell a file, Zarr folder, CXG or geometry store from an atlas, by what lies there."""
     path = Path(what)
     return path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS) or _is_cxg(path)
 
@@ -86,6 +109,12 @@ def _is_cxg(path: Path) -> bool:
     from raggedatlas.formats.cxg.detecting import is_cxg
 
     return path.suffix == ".cxg" or is_cxg(path)
+
+
+def _is_vectors(path: Path) -> bool:
+    from raggedatlas.vectors.detecting import is_vectors
+
+    return is_vectors(path)
 
 
 def _validate_atlas(place: Place, level: AtlasLevel, at: str | None) -> None:
@@ -108,6 +137,16 @@ def _validate_file(place: Place, level: FileLevel) -> None:
     from raggedatlas.formats.anndata.validation import validate as validate_file
 
     problems = (cxg.validate if _is_cxg(Path(place.atlas)) else validate_file)(place.atlas, level)
+    _show_problems(place, problems, level)
+
+
+def _validate_geometry(place: Place, level: GeometryLevel) -> None:
+    from raggedatlas.vectors import validate as validate_geometry
+
+    _show_problems(place, validate_geometry(place.atlas, level), level)
+
+
+def _show_problems(place: Place, problems: "list[Problem]", level: str) -> None:
     if place.as_json:
         show_json([asdict(problem) for problem in problems])
     else:
@@ -148,7 +187,10 @@ def _exit_if_broken(problems: "Iterable[Problem]") -> None:
 @unfold
 def inspect(
     file: Annotated[
-        str, typer.Argument(help="A file or Zarr folder of AnnData or MuData, or a CXG.", show_default=False)
+        str,
+        typer.Argument(
+            help="A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store.", show_default=False
+        ),
     ],
     depth: Annotated[
         int | None, typer.Option(min=1, metavar="LEVELS", help="How far down to go.", show_default=False)
@@ -162,8 +204,13 @@ def inspect(
     from raggedatlas.formats import cxg
     from raggedatlas.formats.anndata.inspection import inspect as inspect_file
     from raggedatlas.model.inspections import size_text
+    from raggedatlas.vectors.inspection import inspect as inspect_geometry
 
-    found = (cxg.inspect if _is_cxg(Path(file)) else inspect_file)(file)
+    found: Inspection
+    if _is_vectors(Path(file)):
+        found = inspect_geometry(file)
+    else:
+        found = (cxg.inspect if _is_cxg(Path(file)) else inspect_file)(file)
     if as_json:
         show_json(found.to_dict())
         return

@@ -66,6 +66,16 @@ class VectorStore:
         self.n_levels = len(numbers)
         self._open(0)
 
+    def __repr__(self) -> str:
+        """Say in one line what it is."""
+        types = ", ".join(self.geometry.types)
+        return f"VectorStore({self.location.uri!r}, {types}, layout {self.layout}, {self.n_levels} levels)"
+
+    def _repr_html_(self) -> str:
+        from raggedatlas.vectors.inspection import inspect
+
+        return inspect(self.location)._repr_html_()
+
     @property
     def geometry(self) -> Geometry:
         """What the root says: types, axes, chunks, bounds and conventions, without levels."""

@@ -1,0 +1,243 @@
+"""What stands in a geometry store: generation, type, axes, bounds, levels, arrays, counts and sizes, without reading values."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raggedatlas.errors import AtlasError, NotFoundError
+from raggedatlas.model.inspections import Element, Inspection
+from raggedatlas.store.location import Location
+from raggedatlas.vectors.files import Files, attributes_of, codec_names
+from raggedatlas.vectors.geometry import Geometry
+from raggedatlas.vectors.metadata import Root, parse_root
+
+_UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, IndexError)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorInspection(Inspection):
+    """What `inspect` found of a geometry store; prints as a tree, and shows as one in a notebook.
+
+    Parameters
+    ----------
+    path, store, n_bytes, root
+        As of any `Inspection`; `store` is ``"zarr-vectors"`` with the version.
+    layout : str
+        ``"0.7"`` or ``"0.9"``.
+    types : tuple of str
+        Geometry types.
+    axes : tuple of str
+        Axes with their units.
+    bounds : tuple of two tuples of float
+        Least and greatest coordinates.
+    capabilities : tuple of str
+        Tokens of ``format_capabilities``.
+    """
+
+    layout: str = ""
+    types: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ()
+    bounds: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+    capabilities: tuple[str, ...] = ()
+
+
+def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
+    """Look at a geometry store without reading its values.
+
+    Parameters
+    ----------
+    location : Location, str or path
+        The store.
+
+    Returns
+    -------
+    VectorInspection
+        A tree of levels and arrays; those that cannot be read are in it, with the reason.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such store.
+    SourceError
+        If it is no geometry store, or of a generation that is not read.
+    CorruptError
+        If the metadata of its root do not hold together.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas.testing.geometry import cloud
+    >>> from raggedatlas.vectors.building import make_geometry
+    >>> from raggedatlas.vectors.writing import write
+    >>> folder = tempfile.mkdtemp() + "/points"
+    >>> write(make_geometry(cloud()), folder)
+    >>> found = inspect(folder)
+    >>> found.layout, found.types, [child.name for child in found.root.children]
+    ('0.9', ('point_cloud',), ['0'])
+    """
+    place = location if isinstance(location, Location) else Location(os.fspath(location))
+    files = Files(place)
+    node = files.node("")
+    if node is None:
+        raise NotFoundError(f"There is no geometry store at {place.uri}: it has no zarr.json.")
+    root = parse_root(attributes_of(node), place.uri)
+    sizes = _sizes(place)
+    levels = tuple(_level(files, name, sizes) for name in _numbers(files))
+    total = sum(sizes.values())
+    top = _element("", place.name, _said(root), total, children=levels)
+    axes = tuple(axis.name if axis.unit is None else f"{axis.name} ({axis.unit})" for axis in root.geometry.axes)
+    geometry = root.geometry
+    return VectorInspection(
+        path=place.uri,
+        store=f"zarr-vectors {root.version}",
+        n_bytes=total,
+        root=top,
+        layout=root.layout,
+        types=geometry.types,
+        axes=axes,
+        bounds=geometry.bounds,
+        capabilities=geometry.capabilities,
+    )
+
+
+def _numbers(files: Files) -> list[str]:
+    """Return the names of levels, finest first."""
+    return sorted((name for name in files.children("") if name.isdigit()), key=int)
+
+
+def _sizes(place: Location) -> dict[str, int]:
+    """Return the bytes of every file of a store, by its key."""
+    if place.is_local:
+        root = Path(place.uri)
+        return {file.relative_to(root).as_posix(): file.stat().st_size for file in root.rglob("*") if file.is_file()}
+    import obstore
+
+    found = [entry for batch in obstore.list(place.store()) for entry in batch]
+    return {str(entry["path"]): int(entry["size"]) for entry in found}
+
+
+def _said(root: Root) -> str:
+    """Say in one line what the root says."""
+    geometry = root.geometry
+    words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({_axes(geometry)})"]
+    words.append("chunks " + _times(geometry.chunk_shape))
+    if geometry.bin_shape is not None:
+        words.append("bins " + _times(geometry.bin_shape))
+    words.append("bounds " + " to ".join(f"({', '.join(f'{value:g}' for value in end)})" for end in geometry.bounds))
+    words.append(f"links {geometry.links_convention}")
+    if geometry.index_convention != "standard":
+        words.append(f"ids by {geometry.index_convention}")
+    if geometry.capabilities:
+        words.append("capabilities " + ", ".join(geometry.capabilities))
+    return ", ".join(words)
+
+
+def _axes(geometry: Geometry) -> str:
+    """Name the axes with their units."""
+    return " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
+
+
+def _times(edges: tuple[float, ...]) -> str:
+    """Write edges."""
+    return " x ".join(f"{edge:g}" for edge in edges)
+
+
+def _level(files: Files, name: str, sizes: dict[str, int]) -> Element:
+    """Describe a level and the arrays in it."""
+    n_bytes = _below(sizes, name)
+    try:
+        node = files.node(name)
+        facts = {} if node is None else dict(attributes_of(node).get("zarr_vectors_level") or {})
+        words = [f"level, {int(facts.get('vertex_count') or 0):,} vertices"]
+        words += [f"{key} {facts[key]}" for key in ("bin_shape", "parent_level", "coarsening_method") if facts.get(key)]
+        children = tuple(_family(files, f"{name}/{own}", sizes) for own in files.children(name))
+    except _UNREADABLE as error:
+        return _element(name, name, "level", n_bytes, fault=str(error))
+    return _element(name, name, ", ".join(words), n_bytes, children=children)
+
+
+def _family(files: Files, path: str, sizes: dict[str, int]) -> Element:
+    """Describe an array, or a group of arrays."""
+    name = path.rsplit("/", maxsplit=1)[-1]
+    n_bytes = _below(sizes, path)
+    try:
+        node = files.node(path)
+        if node is None:
+            return _element(path, name, "folder", n_bytes, fault="it has no zarr.json")
+        block = attributes_of(node)
+        if node["node_type"] == "array":
+            return _array(path, node, block, n_bytes)
+        inner = files.children(path)
+        chunks = [own for own in inner if own.lstrip("-")[:1].isdigit() and "." in own]
+        whole = set(inner) <= {"data", "offsets", "manifests", "object_ids", "present_mask"}
+        children = () if chunks or whole else tuple(_family(files, f"{path}/{own}", sizes) for own in inner)
+        said = _block_said(block, len(chunks) if chunks else None) or "group"
+    except _UNREADABLE as error:
+        return _element(path, name, "array", n_bytes, fault=str(error))
+    return _element(path, name, said, n_bytes, dtype=str(block.get("dtype", "")), children=children)
+
+
+def _array(path: str, node: dict[str, Any], block: dict[str, Any], n_bytes: int) -> Element:
+    """Describe an array of its own."""
+    listed = block.get("nonempty_chunks")
+    codecs = node.get("codecs") or []
+    first = codecs[0] if codecs else {}
+    sharded = isinstance(first, dict) and first.get("name") == "sharding_indexed"
+    names = codec_names(first["configuration"]["codecs"] if sharded else codecs)
+    said = _block_said(block, None if listed is None else len(listed)) or "array"
+    said = f"{said}, in shards" if sharded else said
+    shape = None if listed is not None else tuple(int(size) for size in node["shape"])
+    dtype = str(block.get("dtype") or ("" if listed is not None else node.get("data_type", "")))
+    name = path.rsplit("/", maxsplit=1)[-1]
+    return _element(path, name, said, n_bytes, dtype=dtype, shape=shape, compression=" + ".join(names[1:]))
+
+
+def _block_said(block: dict[str, Any], n_chunks: int | None) -> str:
+    """Say what an array says of itself."""
+    words = [str(block.get("zv_array", block.get("zvf_array", "")))]
+    if n_chunks is not None:
+        words.append(f"{n_chunks:,} chunks")
+    for key, title in (("num_objects", "objects"), ("num_groups", "groups"), ("num_links", "links")):
+        if isinstance(block.get(key), int):
+            words.append(f"{block[key]:,} {title}")
+    if block.get("encoding") in {"draco", "dictionary"}:
+        words.append(str(block["encoding"]))
+    if block.get("channel_names"):
+        words.append("channels " + ", ".join(map(str, block["channel_names"])))
+    return ", ".join(word for word in words if word)
+
+
+def _below(sizes: dict[str, int], path: str) -> int:
+    """Return the bytes below a path."""
+    return sum(size for key, size in sizes.items() if key.startswith(f"{path}/"))
+
+
+def _element(
+    path: str,
+    name: str,
+    said: str,
+    n_stored: int,
+    *,
+    dtype: str = "",
+    fault: str = "",
+    **more: Any,  # noqa: ANN401 - shape, compression, children
+) -> Element:
+    """Make an element of the tree."""
+    shape, compression, children = more.get("shape"), more.get("compression", ""), more.get("children", ())
+    return Element(
+        path,
+        name,
+        said,
+        "group" if children else "array",
+        shape,
+        dtype,
+        None,
+        None,
+        compression,
+        0,
+        n_stored,
+        None,
+        fault,
+        children,
+    )

@@ -323,8 +323,8 @@ def test_draco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert store.load().levels[0].encoding == "draco"
         assert found.n_links == shapes.n_links
         assert np.allclose(np.sort(found.positions, axis=0), np.sort(shapes.positions, axis=0), atol=3 / 2**10)
-        assert np.allclose(found.positions, plain_read(tmp_path / f"{layout}-plain", plain).positions, atol=3 / 2**10)
-        assert np.array_equal(found.links, plain_read(tmp_path / f"{layout}-plain", plain).links)
+        assert np.allclose(found.positions, plain_read(tmp_path / f"{layout}-plain", plain, layout).positions, atol=3 / 2**10)
+        assert np.array_equal(found.links, plain_read(tmp_path / f"{layout}-plain", plain, layout).links)
         assert found.link_attributes["c"].values.shape == (36, 2)
 
     def missing() -> Any:
@@ -335,9 +335,9 @@ def test_draco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         open_vectors(tmp_path / "0.9").read()
 
 
-def plain_read(path: Path, geometry: Geometry) -> Shapes:
+def plain_read(path: Path, geometry: Geometry, layout: str) -> Shapes:
     """Write and read a geometry."""
-    write(geometry, path, overwrite=True)
+    write(geometry, path, overwrite=True, layout=layout)
     return open_vectors(path).read()
 
 

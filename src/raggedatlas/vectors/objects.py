@@ -197,7 +197,7 @@ def geometries_of(shapes: Shapes) -> NDArray[Any]:
             made[row] = shapely.Polygon(part) if closed else shapely.LineString(part if len(part) > 1 else part[:0])
         else:
             edges = edges_of(take_objects(shapes, np.array([row])))
-            made[row] = shapely.MultiLineString(part[edges])
+            made[row] = shapely.MultiLineString(list(part[edges]))
     return made
 
 

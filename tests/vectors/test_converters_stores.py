@@ -1,0 +1,275 @@
+"""From files to geometry stores and back, in both layouts, from Python and from the command line."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shapely
+from click.testing import Result
+from typer.testing import CliRunner
+
+from raggedatlas.cli.app import app
+from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError
+from raggedatlas.vectors.building import Cutting
+from raggedatlas.vectors.coarsening.steps import Steps
+from raggedatlas.vectors.converters.boundaries import shapes_of_geometries
+from raggedatlas.vectors.converters.content import Content, decoded
+from raggedatlas.vectors.converters.files import read_file, write_file
+from raggedatlas.vectors.converters.registry import CONVERTERS
+from raggedatlas.vectors.converters.stores import Conversion, convert, is_store
+from raggedatlas.vectors.extras import LIBRARIES, library
+from raggedatlas.vectors.objects import geometries_of, to_networkx, to_trimesh
+from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.shapes import Attribute, Shapes
+
+
+def points() -> Shapes:
+    rng = np.random.default_rng(0)
+    metadata = {"encoding": "dictionary", "categories": ["A", "B"], "ordered": False, "_FillValue": -1}
+    return Shapes(
+        "point_cloud", rng.normal(size=(30, 3)) * 10, np.array([0, 20, 20, 30]), np.array([2, 5, 9]),
+        vertex_attributes={"gene": Attribute(np.arange(30, dtype=np.int16) % 3 - 1, metadata=metadata), "q": np.arange(30.0)},
+    )  # fmt: skip
+
+
+def streamlines() -> Shapes:
+    rng = np.random.default_rng(1)
+    return Shapes(
+        "streamline", rng.normal(size=(40, 3)).astype(np.float32) * 10, np.array([0, 25, 40]), np.array([4, 7]),
+        vertex_attributes={"fa": np.arange(40, dtype=np.float32)}, object_attributes={"mean": np.array([1.5, 2.5], np.float32)},
+    )  # fmt: skip
+
+
+def tree() -> Shapes:
+    rng = np.random.default_rng(2)
+    parents = [int(rng.integers(child)) for child in range(1, 30)]
+    return Shapes(
+        "skeleton", rng.normal(size=(30, 3)) * 10, links=np.stack([np.arange(1, 30), parents], 1),
+        vertex_attributes={"radius": np.arange(30.0), "swc_type": np.full(30, 3), "swc_id": np.arange(1, 31)},
+        object_attributes={"name": np.array(["a"])},
+    )  # fmt: skip
+
+
+def surface() -> Shapes:
+    x, y = np.meshgrid(np.arange(6.0), np.arange(6.0))
+    faces = np.array([[r * 6 + c, r * 6 + c + 1, (r + 1) * 6 + c] for r in range(5) for c in range(5)])
+    positions = np.stack([x.ravel(), y.ravel(), (x * y).ravel()], 1).astype(np.float32)
+    return Shapes(
+        "mesh",
+        positions,
+        links=faces,
+        ids=np.array([3]),
+        vertex_attributes={"color": np.arange(108, dtype=np.uint8).reshape(36, 3)},
+    )
+
+
+def polygons() -> Shapes:
+    holed = shapely.Polygon([(-9, -9), (9, -9), (9, 9), (-9, 9)], [[(-1, -1), (1, -1), (0, 7)]])
+    ids = {"object_id": Attribute(np.array([8, 1])), "label": Attribute(np.array(["x", "y"]))}
+    return shapes_of_geometries(np.array([holed, shapely.box(20, 20, 29, 21)]), ids, "x")
+
+
+MADE: dict[str, tuple[Shapes, tuple[str, ...]]] = {
+    "points": (points(), ("csv", "parquet", "ply")),
+    "streamlines": (streamlines(), ("trx", "trk", "tck")),
+    "tree": (tree(), ("swc", "swc-folder", "graphml", "edgelist", "precomputed-skeletons")),
+    "surface": (surface(), ("obj", "ply", "stl", "precomputed-meshes")),
+    "polygons": (polygons(), ("geojson", "geoparquet", "spatialdata")),
+}
+
+
+def drawn(shapes: Shapes) -> list[Any]:
+    """Return what shapes draw, whatever the order of their vertices."""
+    rows = [tuple(np.round(row, 3).tolist()) for row in np.asarray(shapes.positions, np.float64) + 0.0]
+    if shapes.links is None or shapes.kind in ("polyline", "streamline"):
+        return sorted(rows) if shapes.kind == "point_cloud" else rows
+    return sorted(tuple(sorted(rows[end] for end in link)) for link in np.asarray(shapes.links).tolist())
+
+
+@pytest.mark.parametrize("layout", ["0.9", "0.7"])
+@pytest.mark.parametrize(("made", "name"), [(made, name) for made, (_, names) in MADE.items() for name in names])
+def test_a_file_goes_through_a_store_and_back(tmp_path: Path, made: str, name: str, layout: str) -> None:
+    """File to store, cut into small chunks, to file: the same places, links, ids and values, in each format and both layouts."""
+    converter = CONVERTERS[name]
+    ending = converter.endings[0] if converter.endings else ""
+    first, last = tmp_path / f"first{ending}", tmp_path / f"last{ending}"
+    write_file(MADE[made][0], first, format=name)
+    shape = (7.0,) * MADE[made][0].n_dims
+    convert(first, tmp_path / "a.zv", Conversion(read=name, layout=layout, cutting=Cutting(chunk_shape=shape)))
+    assert open_vectors(tmp_path / "a.zv").layout == layout
+    convert(tmp_path / "a.zv", last, Conversion(written=name))
+    one, other = read_file(first, format=name).shapes, read_file(last, format=name).shapes
+    assert drawn(one) == drawn(other)
+    assert np.array_equal(np.sort(np.asarray(one.ids)), np.sort(np.asarray(other.ids)))
+    assert set(one.vertex_attributes) == set(other.vertex_attributes)
+    assert set(one.object_attributes) == set(other.object_attributes)
+    for attribute, values in one.vertex_attributes.items():
+        again = decoded(other.vertex_attributes[attribute]).tolist()
+        assert sorted(map(str, decoded(values).tolist())) == sorted(map(str, again)), attribute
+
+
+def test_affine_and_crs_go_through_a_store(tmp_path: Path) -> None:
+    """What is said of the whole stands in the root of the store and comes back."""
+    image = {"voxel_to_rasmm": (np.eye(4) * 2).tolist(), "dimensions": [4, 5, 6]}
+    write_file(Content(streamlines(), {"tractogram": image}), tmp_path / "a.trx")
+    convert(tmp_path / "a.trx", tmp_path / "a.zv")
+    convert(tmp_path / "a.zv", tmp_path / "b.trk")
+    assert read_file(tmp_path / "b.trk").metadata["tractogram"] == image
+    store = open_vectors(tmp_path / "a.zv").geometry
+    assert [axis.unit for axis in store.axes] == ["millimeter"] * 3
+
+
+def test_layouts_are_converted_without_loss(tmp_path: Path) -> None:
+    """Item 106: from store to store, with levels, nothing changes but the layout."""
+    write_file(tree(), tmp_path / "a.swc")
+    convert(tmp_path / "a.swc", tmp_path / "a.zv", Conversion(steps=Steps(2, 2.0)))
+    assert convert(tmp_path / "a.zv", tmp_path / "b.zv", Conversion(layout="0.7", strict=True)) == []
+    one, other = open_vectors(tmp_path / "a.zv"), open_vectors(tmp_path / "b.zv")
+    assert (one.layout, other.layout, one.n_levels, other.n_levels) == ("0.9", "0.7", 3, 3)
+    for level in range(3):
+        assert np.array_equal(one.read(level=level).positions, other.read(level=level).positions)
+        assert np.array_equal(one.read(level=level).links, other.read(level=level).links)
+
+
+def test_what_a_file_cannot_hold_of_a_store_is_told(tmp_path: Path) -> None:
+    """Coarser levels are lost by name unless one is asked for; strict refuses them; a level is written as it is."""
+    write_file(tree(), tmp_path / "a.swc")
+    convert(tmp_path / "a.swc", tmp_path / "a.zv", Conversion(steps=Steps(1, 2.0)))
+    assert convert(tmp_path / "a.zv", tmp_path / "b.swc") == ["levels: 1 coarser ones are left out"]
+    with pytest.raises(SourceError, match="would not come through whole: levels"):
+        convert(tmp_path / "a.zv", tmp_path / "c.swc", Conversion(strict=True))
+    assert not (tmp_path / "c.swc").exists()
+    convert(tmp_path / "a.zv", tmp_path / "c.swc", Conversion(level=1, strict=True))
+    assert read_file(tmp_path / "c.swc").shapes.n_vertices == open_vectors(tmp_path / "a.zv").read(level=1).n_vertices
+    with pytest.raises(SourceError, match="mean nothing for a geometry store"):
+        convert(tmp_path / "a.zv", tmp_path / "d.swc", Conversion(options={"axes": ["x"]}))
+    with pytest.raises(DuplicateError):
+        convert(tmp_path / "a.swc", tmp_path / "a.zv")
+    with pytest.raises(NotFoundError):
+        convert(tmp_path / "no.zv", tmp_path / "d.swc")
+    with pytest.raises(NotFoundError, match="no folder"):
+        convert(tmp_path / "a.zv", tmp_path / "no" / "d.swc")
+
+
+def test_nothing_is_left_of_a_conversion_that_fails(tmp_path: Path) -> None:
+    """A file that is refused leaves no store, and a target that cannot be drawn no file, and nothing hidden."""
+    (tmp_path / "a.swc").write_text("1 1 0 0 0 5 9\n")
+    with pytest.raises(SourceError):
+        convert(tmp_path / "a.swc", tmp_path / "a.zv")
+    wide = Shapes("point_cloud", np.zeros((1, 3)), vertex_attributes={"n": np.array([2**40])})
+    with pytest.raises(SourceError, match="32 bits"):
+        write_file(wide, tmp_path / "a.ply")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.swc"]
+
+
+def test_stores_are_told_from_other_folders(tmp_path: Path) -> None:
+    """A folder is a store by what its metadata say; a name that ends in .zv is one to be."""
+    write_file(points(), tmp_path / "a.csv")
+    convert(tmp_path / "a.csv", tmp_path / "plain", Conversion(written="store"))
+    assert is_store(tmp_path / "plain")
+    assert is_store("anything.zv")
+    assert not is_store(tmp_path)
+    (tmp_path / "zarr.json").write_text("[]")
+    assert not is_store(tmp_path)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["convert", *words])
+
+
+def test_the_command_converts_geometry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`raggedatlas convert` takes files and stores of geometry by their endings, tells losses, and refuses."""
+    monkeypatch.chdir(tmp_path)
+    write_file(streamlines(), "a.trx")
+    made = run("a.trx", "a.zv", "--levels", "1", "--chunk-shape", "9,9,9", "--level-links", "explicit")
+    assert (made.exit_code, made.stdout) == (0, "Wrote a.zv\n")
+    assert open_vectors("a.zv").n_levels == 2
+    made = run("a.zv", "b.tck", "--json")
+    assert json.loads(made.stdout)["losses"][0] == "levels: 1 coarser ones are left out"
+    told = run("a.zv", "c.tck")
+    assert "lost: levels: 1 coarser ones are left out" in told.stderr
+    assert run("a.zv", "d.tck", "--strict").exit_code == 1
+    assert run("a.zv", "d.tck", "--where", "x > 1").exit_code == 2
+    assert run("a.zv", "d.zv", "--chunk-shape", "wide").exit_code == 2
+    assert run("b.tck", "back", "--to", "store", "--layout", "0.7").exit_code == 0
+    assert run("back", "e.trk", "--level", "0").exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.trx", "a.zv", "b.tck", "c.tck", "back", "e.trk"}
+
+
+def test_each_library_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every library of the extra says how to get it."""
+    for name in LIBRARIES:
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(MissingExtraError, match=r"pip install 'raggedatlas\[geometry\]'"):
+            library(name)
+
+
+def test_shapes_as_objects_of_other_libraries() -> None:
+    """Meshes become Trimesh, trees directed graphs, with attributes; what does not fit is refused."""
+    mesh = to_trimesh(surface())[3]
+    assert mesh.vertex_attributes["color"].shape == (36, 3)
+    graph = to_networkx(tree())
+    assert graph.is_directed()
+    assert set(graph.edges) == {tuple(link) for link in np.asarray(tree().links).tolist()}
+    assert graph.nodes[4]["radius"] == 4.0
+    assert to_networkx(streamlines()).number_of_edges() == 38
+    with pytest.raises(SourceError, match="makes no graph"):
+        to_networkx(surface())
+    with pytest.raises(SourceError, match="makes no trimesh"):
+        to_trimesh(tree())
+    assert [one.geom_type for one in geometries_of(tree())] == ["MultiLineString"]
+
+
+ROOT = Path(__file__).parent.parent.parent
+PEERS = {"spatialdata": ROOT / ".venv-peers-spatialdata", "neuroglancer": ROOT / ".venv-peers-neuroglancer"}
+
+
+def peer(what: str, folder: Path) -> dict[str, Any]:
+    """Let another library open what we wrote."""
+    python = PEERS[what] / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python.parent.parent.name} is not there; peer_geometry.py says what it needs")
+    script = Path(__file__).with_name("peer_geometry.py")
+    command = [str(python), "-W", "ignore", str(script), "check", what, str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+    return dict(json.loads(found.stdout))
+
+
+@pytest.mark.peers
+def test_spatialdata_opens_ours(tmp_path: Path) -> None:
+    """spatialdata reads the points, circles and polygons that we wrote."""
+    write_file(points(), tmp_path / "p.zarr", format="spatialdata", name="spots")
+    seen = peer("spatialdata", tmp_path / "p.zarr")["spots"]
+    assert seen["gene"][:3] == ["None", "A", "B"]
+    assert np.allclose(np.array(seen["x"], float), points().positions[:, 0])
+    write_file(polygons(), tmp_path / "s.zarr", format="spatialdata", name="cells")
+    assert peer("spatialdata", tmp_path / "s.zarr")["cells"]["index"] == ["8", "1"]
+    shutil.rmtree(tmp_path / "s.zarr")
+
+
+@pytest.mark.peers
+def test_cloud_volume_opens_ours(tmp_path: Path) -> None:
+    """cloud-volume reads the skeleton, the mesh and the shard of annotations that we wrote."""
+    one = tree()
+    shapes = Shapes(
+        "skeleton", one.positions, ids=np.array([12]), links=one.links, vertex_attributes={"radius": np.arange(30.0)}
+    )
+    write_file(shapes, tmp_path / "skeletons", format="precomputed-skeletons")
+    mesh = surface()
+    write_file(
+        Shapes("mesh", mesh.positions, ids=np.array([7]), links=mesh.links),
+        tmp_path / "meshes",
+        format="precomputed-meshes",
+    )
+    spots = Shapes("point_cloud", np.eye(2, 3, dtype=np.float32), vertex_attributes={"annotation_id": np.array([9, 4])})
+    write_file(spots, tmp_path / "points", format="precomputed-annotations")
+    seen = peer("neuroglancer", tmp_path)
+    assert len(seen["skeleton"][0]) == 30
+    assert np.array_equal(seen["mesh"][1], np.asarray(mesh.links))
+    assert bytes(seen["annotation"]) == np.array([1, 0, 0], "<f4").tobytes()

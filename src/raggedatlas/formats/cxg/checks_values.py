@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.arrays import StoredArray
 from raggedatlas.formats.cxg.checking import Checking
-from raggedatlas.formats.cxg.engine import answering, open_array
-from raggedatlas.formats.cxg.schema import ANONYMOUS, SHIFT, XC, XR, X
+from raggedatlas.formats.cxg.engine import BUFFER_BYTES, answering, open_array
+from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, SHIFT, VAR, XC, XR, X
 
 STEP_BYTES = 16 << 20
 """A block of a dense array takes about this much."""
@@ -23,6 +24,9 @@ _SHIFTS = tuple(np.uint64(one) for one in (32, 30, 27, 31))
 
 _EXACT_BITS = 53
 """Integers of so many bits are exact as float64."""
+
+MOST_IDLE = 100
+"""Empty answers in a row after which a read is given up."""
 
 Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
 """Cells, features and values."""
@@ -121,23 +125,30 @@ def _read_shift(checking: Checking, found: StoredArray) -> None:
 
 
 def _read_matrix(checking: Checking) -> None:
-    x = checking.arrays.get(X)
+    x, shape = checking.arrays.get(X), _real_shape(checking)
     if x is not None and len(x.axes) == 2 and _is_real(x):
         with checking.guarded(X):
-            if x.sparse:
-                _tell(checking, X, _tallied(checking, X, (x.shape[0], x.shape[1])))
-            elif x.is_readable:
+            if not x.sparse and x.is_readable:
                 _read_dense(checking, x)
+            elif x.sparse and shape is not None:
+                _tell(checking, X, _tallied(checking, X, shape))
     tallies = {}
     for name, along in ((XR, "var"), (XC, "obs")):
-        found, n_obs, n_var = checking.arrays.get(name), checking.n_obs, checking.n_var
+        found = checking.arrays.get(name)
         fits = found is not None and found.sparse and len(found.axes) == 1 and found.attribute(along) is not None
-        if found is not None and fits and _is_real(found) and n_obs and n_var:
+        if found is not None and fits and _is_real(found) and shape is not None:
             with checking.guarded(name):
-                tallies[name] = _tallied(checking, name, (n_obs, n_var))
+                tallies[name] = _tallied(checking, name, shape)
                 _tell(checking, name, tallies[name])
     if len(tallies) == 2:
         _compare(checking, tallies[XR], tallies[XC])
+
+
+def _real_shape(checking: Checking) -> tuple[int, int] | None:
+    """Give the numbers of cells and features, where tables of such a length are really there: memory is taken by them."""
+    frames = [checking.arrays.get(name) for name in (OBS, VAR)]
+    sizes = [frame.shape[0] for frame in frames if frame is not None and len(frame.axes) == 1 and frame.is_readable]
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else None
 
 
 def _read_dense(checking: Checking, found: StoredArray) -> None:
@@ -148,20 +159,29 @@ def _read_dense(checking: Checking, found: StoredArray) -> None:
 
 
 def triples(checking: Checking, name: str) -> Iterator[Block]:
-    """Read a sparse matrix of either layout in order of its first axis, in blocks that TileDB's buffers bound."""
+    """Read a sparse matrix of either layout in TileDB's global order, in blocks that its buffers bound.
+
+    Entries of one row of `Xr`, or of one place of `X`, follow each other.
+    """
     axes = checking.arrays[name].axes
     # Axes are taken by place: what they are called is of no meaning.
     keys = {X: (axes[0].name, axes[-1].name), XR: (axes[0].name, "var"), XC: ("obs", axes[0].name)}[name]
     path = checking.path / name
     with open_array(path) as array:
-        query = array.query(order="C", return_incomplete=True)
+        # In global order a read goes on in the middle of a row that is larger than its buffers; in row order it never would.
+        query = array.query(order="G", return_incomplete=True)
         # The rest is read inside of a generator, where the errors of the caller must not be taken for TileDB's.
-        walk = iter(query.multi_index[:])
+        walk, idle = iter(query.multi_index[:]), 0
         while True:
             with answering(path):
                 block = next(walk, None)
             if block is None:
                 return
+            idle = 0 if len(block[ANONYMOUS]) else idle + 1
+            if idle > MOST_IDLE:
+                raise SourceError(
+                    f"C00: {path} cannot be read in pieces of {BUFFER_BYTES:,} bytes; fetch or write it again."
+                )
             yield block[keys[0]].astype(np.int64), block[keys[1]].astype(np.int64), block[ANONYMOUS]
 
 
@@ -207,6 +227,8 @@ def _look_twice(
     major, minor = np.concatenate([carried[0], block[0]]), np.concatenate([carried[1], block[1]])
     if not len(major):
         return carried
+    going_on = major == major[-1]
+    kept = major[going_on], minor[going_on]
     keys = major * max(tally.shape) + minor
     steps = np.diff(keys)
     if (steps <= 0).any():
@@ -216,8 +238,7 @@ def _look_twice(
         # What was carried has been counted; of a pair the later one is new.
         again &= order >= len(carried[0])
         _count(tally, "twice", again, (minor, major) if by_feature else (major, minor))
-    last = major == major[-1]
-    return major[last], minor[last]
+    return kept
 
 
 def _digests(block: Block, longest: int) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.vectors.shapes import Attribute, Groups, Shapes, as_attributes
 
 EDGE = (3.0, 3.0, 3.0)
 
@@ -19,7 +19,7 @@ def cloud() -> Shapes:
         "a": np.arange(40, dtype=np.float32),
         "b": Attribute(np.arange(80, dtype=np.int16).reshape(40, 2), ("u", "v")),
     }
-    return Shapes("point_cloud", walk(40), vertex_attributes=values)
+    return Shapes("point_cloud", walk(40), vertex_attributes=as_attributes(values))
 
 
 def spots() -> Shapes:
@@ -31,8 +31,8 @@ def spots() -> Shapes:
         walk(40),
         offsets=np.array([0, 5, 5, 38]),
         ids=np.array([2**40, 3, 4]),
-        vertex_attributes={"a": np.arange(40, dtype=np.uint8)},
-        object_attributes=names,
+        vertex_attributes=as_attributes({"a": np.arange(40, dtype=np.uint8)}),
+        object_attributes=as_attributes(names),
         groups=sets,
     )
 
@@ -44,8 +44,8 @@ def paths(kind: str = "streamline") -> Shapes:
         walk(40),
         offsets=np.array([0, 5, 5, 6, 40]),
         ids=np.arange(4),
-        vertex_attributes={"a": np.arange(40, dtype=np.float32)},
-        object_attributes={"v": np.arange(4, dtype=np.float32)},
+        vertex_attributes=as_attributes({"a": np.arange(40, dtype=np.float32)}),
+        object_attributes=as_attributes({"v": np.arange(4, dtype=np.float32)}),
         groups=Groups(np.array([0, 2, 5]), np.array([3, 1, 0, 1, 2])),
     )
 
@@ -59,20 +59,28 @@ def tree() -> Shapes:
     """Return two skeletons, each a binary tree."""
     links = [[i, (i - 1) // 2] for i in range(1, 20)] + [[i, (i - 21) // 2 + 20] for i in range(21, 40)]
     radius = {"radius": np.arange(40, dtype=np.float32)}
-    return Shapes("skeleton", walk(40), offsets=np.array([0, 20, 40]), links=np.array(links), vertex_attributes=radius)
+    return Shapes(
+        "skeleton",
+        walk(40),
+        offsets=np.array([0, 20, 40]),
+        links=np.array(links),
+        vertex_attributes=as_attributes(radius),
+    )
 
 
 def graph() -> Shapes:
     """Return a graph with loops and parallel edges, each with a weight."""
     links = np.random.default_rng(1).integers(0, 40, (60, 2))
-    return Shapes("graph", walk(40), links=links, link_attributes={"w": np.arange(60.0)})
+    return Shapes("graph", walk(40), links=links, link_attributes=as_attributes({"w": np.arange(60.0)}))
 
 
 def mesh() -> Shapes:
     """Return two strips of triangles."""
     links = [[i, i + 1, i + 2] for i in range(18)] + [[i, i + 2, i + 1] for i in range(20, 38)]
     colours = {"c": np.arange(72, dtype=np.uint8).reshape(36, 2)}
-    return Shapes("mesh", walk(40), offsets=np.array([0, 20, 40]), links=np.array(links), link_attributes=colours)
+    return Shapes(
+        "mesh", walk(40), offsets=np.array([0, 20, 40]), links=np.array(links), link_attributes=as_attributes(colours)
+    )
 
 
 ALL = {

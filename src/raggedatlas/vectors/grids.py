@@ -32,9 +32,9 @@ def _along(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
     """Return the chunk of each value on one axis."""
     if values.dtype.kind in "iu" and edge.is_integer() and edge < 2**63:
         whole = int(edge)
-        if values.dtype != np.uint64:
-            return np.floor_divide(values.astype(np.int64), whole)
-        return np.floor_divide(values, np.uint64(whole)).astype(np.int64)
+        signed = values.dtype != np.uint64
+        exact = np.floor_divide(values.astype(np.int64), whole) if signed else np.floor_divide(values, np.uint64(whole))
+        return np.asarray(exact, np.int64)
     cells = np.floor(values.astype(np.float64) / edge)
     if cells.size and max(-float(cells.min()), float(cells.max())) >= 2**62:
         raise ValuesError(f"A position lies more than 2**62 chunks of {edge} from the origin; use larger chunks.")

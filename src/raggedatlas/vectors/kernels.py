@@ -11,7 +11,8 @@ GOOD, SHORT, TRAILING, MODE, NEGATIVE = 0, 1, 2, 3, 4
 @njit(cache=True, nogil=True, inline="always")
 def _uint32(data: NDArray[np.uint8], i: int) -> int:
     """Read four little-endian bytes."""
-    return np.int64(data[i]) | np.int64(data[i + 1]) << 8 | np.int64(data[i + 2]) << 16 | np.int64(data[i + 3]) << 24
+    low = np.int64(data[i]) | np.int64(data[i + 1]) << 8
+    return low | np.int64(data[i + 2]) << 16 | np.int64(data[i + 3]) << 24  # type: ignore[return-value] # compiled
 
 
 @njit(cache=True, nogil=True)

@@ -119,6 +119,18 @@ def test_results_are_spaces_that_are_read_by_name_only(made: Any) -> None:
     assert "with_results z, v" in view.query().with_results("z", "v").explain()
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_cells_none_of_which_has_a_result(made: Any, name: str) -> None:
+    """Cells of a dataset without results get rows of NaN, of the result's width; nothing of them is near to anything."""
+    _, view = made
+    query = view.query().where({"dataset": "later"})
+    values = query.with_results(name).to_anndata().obsm[name]
+    assert values.shape == (4, 5)
+    assert np.isnan(values).all()
+    assert query.with_results(name, missing="drop").to_anndata().obsm[name].shape == (0, 5)
+    assert query.search([0.0] * 5, column=name).count() == 0
+
+
 REFUSED = [
     (lambda q: q.with_results("nope"), NotFoundError, r"no result 'nope' at snapshot 2; it has \['z', 'v', 'labels'\]"),
     (lambda q: q.with_results("z", missing="zero"), QueryError, "'zero'"),

@@ -7,7 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.inspection import check_specs
+from raggedatlas.catalog.rows import check_counts, count_results
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.reports import Problem
 from raggedatlas.model.results import ResultRecord, result_columns
@@ -38,15 +40,19 @@ def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Pro
 
 
 def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
-    """Read every vector of the results that lie in the cell table (rule ``result-values``)."""
-    columns = [record.column for record in records if record.kind == "vector"]
-    columns = [column for column in columns if column in catalog.tables.schema(CELLS).names]
-    bad = dict.fromkeys(columns, 0)
-    for batch in catalog.tables.batches(CELLS, columns) if columns else ():
-        for column in columns:
+    """Read every vector of the results that lie in the cell table (rules ``result-values``, ``result-count``)."""
+    there = catalog.tables.schema(CELLS).names
+    vectors = {record.column: record for record in records if record.kind == "vector" and record.column in there}
+    datasets = {record.uid for record in read_records(catalog)}
+    bad = dict.fromkeys(vectors, 0)
+    counts: dict[str, dict[str, int]] = {column: {} for column in vectors}
+    for batch in catalog.tables.batches(CELLS, ["dataset_uid", *vectors]) if vectors else ():
+        for column in vectors:
+            count_results(batch, column, counts[column])
             flat = batch.column(column).drop_null().flatten().to_numpy(zero_copy_only=False)
             bad[column] += int(np.count_nonzero(~np.isfinite(flat)))
-    return [
+    problems = [problem for c, found in counts.items() for problem in check_counts(vectors[c], found, datasets)]
+    return problems + [
         Problem("result-values", column, f"{n:,} of its values are not finite", "Restore a snapshot, or add it again.")
         for column, n in bad.items()
         if n

@@ -95,7 +95,9 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
     pointers = {name: of for name, of in pointers.items() if name not in shapes}
     groups = {record.zarr_group: _Seen(record) for record in records if record.pointer not in shapes}
     groups |= {r.zarr_group: _Seen(r.as_group(), owned=False) for r in visible.values() if r.zarr_group}
-    counts: dict[str, dict[str, int]] = {column: {} for column in visible if column in schema.names}
+    # vectors are counted where every byte is read: to tell null from values their column must be decoded
+    pointing = [column for column, record in visible.items() if record.kind == "space" and column in schema.names]
+    counts: dict[str, dict[str, int]] = {column: {} for column in pointing}
     datasets = {record.uid for record in records}
     uids: list[pa.Array] = []
     uncommitted: dict[str, int] = {}
@@ -109,7 +111,7 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
         for name, (_, kind) in pointers.items():
             _take_pointers(rows, name, kind, groups, foreign)
         for name, found in counts.items():
-            _count_results(rows, name, found)
+            count_results(rows, name, found)
     problems = [
         Problem("uncommitted-cells", CELLS, f"{n:,} cells of dataset {uid} have no record: an add is under way, or died",
                 "If it died, run repair().")
@@ -122,19 +124,21 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
     ]  # fmt: skip
     problems += [problem for seen in groups.values() for problem in seen.problems()]
     for name, found in counts.items():
-        problems += _check_counts(visible[name], found, datasets)
+        problems += check_counts(visible[name], found, datasets)
     return problems + _check_uids(uids)
 
 
-def _count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> None:
+def count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> None:
+    """Count the cells of every dataset that have a value in a column."""
     having = rows.column("dataset_uid").filter(pc.is_valid(rows.column(name)))
     for entry in pc.value_counts(having).to_pylist():
         found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
 
 
-def _check_counts(record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]) -> list[Problem]:
+def check_counts(record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]) -> list[Problem]:
     """Check that as many cells of every dataset have a result as when it was added."""
     wanted = {uid: n for uid, n in record.cells_of.items() if uid in datasets}
+    found = {uid: n for uid, n in found.items() if uid in datasets}
     wrong = [uid for uid in {*wanted, *found} if wanted.get(uid, 0) != found.get(uid, 0)]
     if not wrong:
         return []

@@ -20,7 +20,7 @@ from raggedatlas.ingest.result_index import index_result
 from raggedatlas.ingest.result_plan import BLOCK_ROWS, ResultOptions, ResultPlan, find_clash, is_results, plan_result
 from raggedatlas.model.pointers import PointerKind, pointer_field
 from raggedatlas.model.reports import ResultReport
-from raggedatlas.model.results import VALUES, ResultRecord, mark
+from raggedatlas.model.results import VALUES, ResultRecord, mark, result_columns
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.groups import create_group
 
@@ -98,7 +98,7 @@ def _add(catalog: Catalog, source: Any, options: ResultOptions, progress: Progre
         gone = _commit(catalog, written, plan, options)
         progress("record", 1, 1)
     except BaseException:
-        _discard(catalog, uid, written.column)
+        _discard(catalog, uid)
         raise
     with contextlib.suppress(StoreError):
         if written.kind == "vector":
@@ -190,14 +190,13 @@ def _commit(catalog: Catalog, record: ResultRecord, plan: ResultPlan, options: R
     return gone
 
 
-def _discard(catalog: Catalog, uid: str, column: str) -> None:
+def _discard(catalog: Catalog, uid: str) -> None:
     """Remove what did not become visible; where the registry cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
         if any(record.uid == uid for record in read_results(catalog)):
             return
-        fields = catalog.tables.schema(CELLS)
-        own = [f.name for f in fields if (f.metadata or {}).get(b"raggedatlas.result") == uid.encode()]
-        catalog.tables.drop_columns(CELLS, own or [])
+        marked = result_columns(catalog.tables.schema(CELLS))
+        catalog.tables.drop_columns(CELLS, [column for column, (of, _) in marked.items() if of == uid])
         catalog.arrays.child(uid).delete_prefix()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import vectors
 import vectors_worker
+
+import vectors
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -59,6 +59,11 @@ def boxes(edge: float, n: int) -> list[tuple[Any, Any]]:
     return [(each, each + edge) for each in low]
 
 
+def blocks(folder: Path) -> int:
+    """Bytes that the files of a folder take of the disk, in whole blocks."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
 def best(call: Callable[[], Any], repeats: int = REPEATS) -> float:
     """Processor milliseconds at best."""
     taken = []
@@ -290,8 +295,10 @@ def measure(name: str, what: str, folder: Path, n: int) -> Found:
 
     found["write"] = min(again() for _ in range(REPEATS))
     found["bytes"] = bytes_on_disk(folder)
+    found["disk"] = blocks(folder)
     found["files"] = sum(path.is_file() for path in folder.rglob("*"))
     found["links"] = bytes_on_disk(folder / "0" / "links")
+    found["links_disk"] = blocks(folder / "0" / "links")
     store = system.open(folder)
     slow = name == "zarr-vectors"
     if what != "meshes" and hasattr(system, "box"):

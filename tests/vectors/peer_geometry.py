@@ -148,7 +148,7 @@ def check_neuroglancer(folder: Path) -> dict[str, object]:
     seen["mesh"] = [mesh.vertices.tolist(), mesh.faces.tolist()]
     said = json.loads((folder / "points" / "info").read_text())
     spec = ShardingSpecification.from_dict(said["by_id"]["sharding"])
-    reader = ShardReader(volume.meta, volume.cache, spec)
+    reader = ShardReader(f"file://{folder}", volume.cache, spec)
     seen["annotation"] = list(reader.get_data(9, path="points/by_id"))
     return seen
 

@@ -19,7 +19,7 @@ from raggedatlas.vectors.subsets import spread
 OUTLINE = (PART, RING, ORDER)
 
 BOUNDARY_HOLDING = Holding(
-    kinds=("point_cloud", "line", "polyline", "streamline", "graph", "skeleton"), dims=(2, 3), vertex=OUTLINE, link=()
+    kinds=("point_cloud", "line", "polyline", "streamline", "graph", "skeleton"), dims=(2, 3), link=()
 )
 
 POLYGONS, LINES, POINTS = ("Polygon", "MultiPolygon"), ("LineString", "LinearRing"), ("Point", "MultiPoint")
@@ -264,8 +264,12 @@ def plain_column(attribute: Attribute) -> NDArray[Any]:
 
 
 def boundary_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield which properties have several channels."""
-    attributes = shapes.object_attributes if shapes.ids is not None else {}
-    for name, attribute in attributes.items():
+    """Yield which values are no properties: of vertices of objects, and of several channels."""
+    if shapes.ids is not None:
+        yield from (
+            f"vertex attribute {name!r} is left out" for name in shapes.vertex_attributes if name not in OUTLINE
+        )
+    family = "vertex" if shapes.ids is None else "object"
+    for name, attribute in getattr(shapes, f"{family}_attributes").items():
         if attribute.values.ndim == 2:
-            yield f"object attribute {name!r} is left out: it has {attribute.n_channels} channels"
+            yield f"{family} attribute {name!r} is left out: it has {attribute.n_channels} channels"

@@ -544,7 +544,12 @@ def test_what_was_there_survives_a_failed_replacement(tmp_path: Path, monkeypatc
 
 def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
     """Halves of characters, which UTF-8 does not hold, are refused, and nothing is left."""
-    refused(small(text=["\ud800"] * 30), tmp_path, SourceError, r"^C28: obs column 'text' .*no Unicode")
+    refused(
+        small(text=pd.Series(["\ud800"] * 30, dtype=object)),
+        tmp_path,
+        SourceError,
+        r"^C28: obs column 'text' .*no Unicode",
+    )
 
 
 def test_a_sink_holds_its_caller_to_order(tmp_path: Path) -> None:

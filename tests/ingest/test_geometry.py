@@ -228,6 +228,12 @@ def test_what_is_refused_leaves_the_atlas_as_it_was(atlas: RaggedAtlas, slide: S
         assert state() == before, way
 
 
+def test_a_matrix_is_no_shape(atlas: RaggedAtlas, slide: Slide) -> None:
+    """A matrix cannot go into a feature space of shapes."""
+    with pytest.raises(SchemaError, match="holds shapes, X is a matrix"):
+        atlas.add(slide.data, "other", spaces={"X": "morphology"}, progress=False)
+
+
 def test_the_same_shapes_are_known_again(atlas: RaggedAtlas, slide: Slide, template: Path) -> None:
     """Again is an error, 'skip' leaves them, 'replace' puts others in their place; a dataset has one geometry of a name."""
     store = str(template.with_name("cells.zv"))

@@ -316,6 +316,10 @@ def _by_space(
                 f"spaces={{{modality!r}: {name!r}}}: the atlas knows no feature space {name!r}, only {sorted(spaces)}; define it with "
                 "atlas.register_space(FeatureSpace(...))."
             )
+        if spaces[name].kind is PointerKind.GEOMETRY:
+            raise SchemaError(
+                f"The feature space {name!r} holds shapes, {info.key} is a matrix; name another with spaces={{{modality!r}: ...}}."
+            )
         if len(info.shape) != spaces[name].rank + 1:
             raise SourceError(
                 f"{info.key} has {len(info.shape)} axes; the feature space {name!r} needs {spaces[name].rank + 1}, cells first."

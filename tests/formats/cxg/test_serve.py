@@ -57,7 +57,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(url: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(urllib.request.urlopen(f"{url}api/v0.2/config", timeout=10).read())
+    found: dict[str, object] = json.loads(urllib.request.urlopen(f"{url}api/v0.2/config", timeout=60).read())
     return found
 
 
@@ -175,9 +175,9 @@ def test_the_command_serves_until_it_is_stopped(ending: signal.Signals, program:
         pid = asked(told["url"])["pid"]
         assert Path(told["path"]).is_dir()
         running.send_signal(ending)
-        running.wait(20)
+        running.wait(90)
         assert running.returncode == 0
-    for _ in range(50):
+    for _ in range(300):
         if not is_running(pid):
             break
         time.sleep(0.1)

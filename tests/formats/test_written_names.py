@@ -223,7 +223,9 @@ def _broken(where: str) -> ad.AnnData:
     return adata
 
 
-@pytest.mark.parametrize("where", ["obsp/g", "varp/g", "varm/g", "uns/g", "uns/deep/g", "raw/varm/g", "obsm/g", "layers/g"])
+@pytest.mark.parametrize(
+    "where", ["obsp/g", "varp/g", "varm/g", "uns/g", "uns/deep/g", "raw/varm/g", "obsm/g", "layers/g"]
+)
 def test_objects_are_held_to_the_rules_of_entries(tmp_path: Path, atlas: RaggedAtlas, where: str) -> None:
     """A58 in memory: an entry outside of its matrix is refused by name, by a copy and by an atlas, and leaves nothing."""
     adata = _broken(where)

@@ -323,7 +323,9 @@ def test_draco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert store.load().levels[0].encoding == "draco"
         assert found.n_links == shapes.n_links
         assert np.allclose(np.sort(found.positions, axis=0), np.sort(shapes.positions, axis=0), atol=3 / 2**10)
-        assert np.allclose(found.positions, plain_read(tmp_path / f"{layout}-plain", plain, layout).positions, atol=3 / 2**10)
+        assert np.allclose(
+            found.positions, plain_read(tmp_path / f"{layout}-plain", plain, layout).positions, atol=3 / 2**10
+        )
         assert np.array_equal(found.links, plain_read(tmp_path / f"{layout}-plain", plain, layout).links)
         assert found.link_attributes["c"].values.shape == (36, 2)
 

@@ -53,7 +53,11 @@ class Linking:
             "unknown": unknown, "organism": organism,
         }  # fmt: skip
         column, sign, attribute = (self.link or "").partition("=")
-        named: dict[str, Any] = {"space": next(iter(spaces), None), "dataset": self.dataset, "unassigned": _value(self.unassigned)}
+        named: dict[str, Any] = {
+            "space": next(iter(spaces), None),
+            "dataset": self.dataset,
+            "unassigned": _value(self.unassigned),
+        }
         named["link"] = None if self.link is None else ({column: attribute} if sign else column)
         return found | {key: value for key, value in named.items() if value is not None}
 

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.model.inspections import Element
 from raggedatlas.formats.cxg import CxgInspection, inspect
+from raggedatlas.model.inspections import Element
 from raggedatlas.testing.cxgs import FORMS, VERSIONS, Form, set_meta, write_cxg
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"

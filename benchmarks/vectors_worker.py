@@ -309,7 +309,7 @@ def measure(name: str, what: str, folder: Path, n: int) -> Found:
             found["large"] = mean(lambda box: system.box(store, box), large)
             found["opened"] = mean(lambda box: system.box(system.open(folder), box), small)
         else:
-            found["box50"] = mean(
+            found["box10"] = mean(
                 lambda box: system.box(store, box), boxes(10, 2 if slow else 20), 1 if slow else REPEATS
             )
     if what != "points" and hasattr(system, "one"):

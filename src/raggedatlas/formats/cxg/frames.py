@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, SourceError
-from raggedatlas.formats.cxg.engine import answering, open_array
+from raggedatlas.formats.cxg.engine import open_array
 from raggedatlas.formats.cxg.schema import HINTS, INDEX, MISSING_TEXT, TRUTHS
 
 if TYPE_CHECKING:
@@ -152,13 +152,13 @@ def read_column(stored: StoredFrame, name: str) -> Any:  # noqa: ANN401  (an arr
 
 
 def _read(stored: StoredFrame) -> dict[str, NDArray[Any]]:
+    """Read columns one by one: asked for several of a damaged array at once, the library crashes the process."""
     with open_array(stored.path) as array:
-        if not stored.columns:
-            return {}
-        found = array.query(attrs=list(stored.columns))[:]
-    with answering(stored.path):
-        read = found if isinstance(found, dict) else {stored.columns[0]: found}
-        return {name: np.asarray(read[name]) for name in stored.columns}
+        return {name: _plain(array.query(attrs=[name])[:], name) for name in stored.columns}
+
+
+def _plain(read: Any, name: str) -> NDArray[Any]:  # noqa: ANN401
+    return np.asarray(read[name] if isinstance(read, dict) else read)
 
 
 def decoded(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)

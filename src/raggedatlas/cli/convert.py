@@ -91,7 +91,7 @@ class Written:
 
 @app.command(
     rich_help_panel=BUILD,
-    epilog="Examples: raggedatlas convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X; "
+    epilog="Example: raggedatlas convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X; "
     "raggedatlas convert a.h5ad b.cxg --strict --title PBMC --compute-embedding pca",
 )
 @unfold

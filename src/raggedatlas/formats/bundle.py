@@ -42,8 +42,8 @@ def pack(elements: Mapping[str, Any]) -> bytes:
 
     Examples
     --------
-    >>> unpack(pack({"uns/a": {"odd/name": [1, None, np.float32(0.5)]}}))
-    {'uns/a': {'odd/name': [1, None, np.float32(0.5)]}}
+    >>> unpack(pack({"uns/a": {"odd/name": [1, None, 0.5]}}))
+    {'uns/a': {'odd/name': [1, None, 0.5]}}
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:

@@ -227,7 +227,8 @@ def _of_text(values: NDArray[Any], listed: list[str]) -> Any:  # noqa: ANN401
 
     found = dict.fromkeys(values.tolist())
     more = [value for value in found if value not in set(listed) and value != MISSING_TEXT]
-    return pd.Categorical(values, categories=pd.Index([*listed, *more], dtype=object))
+    names = pd.Index([*listed, *more], dtype=object)
+    return pd.Categorical.from_codes(names.get_indexer(pd.Index(values, dtype=object)), categories=names)
 
 
 def _of_codes(what: str, values: NDArray[Any], listed: list[str]) -> Any:  # noqa: ANN401

@@ -49,12 +49,21 @@ def write(given: Any, path: Path, **options: Any) -> Path:
     return Path(copy(given, open_sink(path, **options)))
 
 
+TIES = {"Xc": lambda entry: (entry[1], entry[0])}
+
+
 def triples(path: Path) -> list[tuple[int, int, float]]:
-    """Read all entries of a sparse array in the order of its fragments."""
+    """Read all entries of a sparse array in the order of its fragments.
+
+    Releases that give no way to write in order leave the order of entries with one coordinate open; those are sorted here.
+    """
     with open_array(path) as array:
         found = array.query(dims=True, order="G")[:]
     other = [name for name in ("obs", "var") if name in found]
-    return list(zip(found["obs"].tolist(), found["var"].tolist(), found[""].tolist(), strict=True)) if other else []
+    if not other:
+        return []
+    entries = list(zip(found["obs"].tolist(), found["var"].tolist(), found[""].tolist(), strict=True))
+    return entries if engine.low_level() is not None else sorted(entries, key=TIES.get(path.name))
 
 
 def schema_of(path: Path) -> dict[str, Any]:
@@ -320,7 +329,7 @@ def test_the_public_call_writes_the_same(
     given = wide[:60].copy()
     fast = write(given, tmp_path / "a.cxg", profile=profile)
     if missing == "module":
-        monkeypatch.delattr(open_tiledb().libtiledb, "LayoutType")
+        monkeypatch.delattr(open_tiledb().libtiledb, "LayoutType", raising=False)
         assert engine.low_level() is None
         monkeypatch.undo()
         monkeypatch.setattr(writers, "low_level", lambda: None)

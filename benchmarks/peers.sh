@@ -6,6 +6,7 @@
 #                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml and slafdb in .venv-peers-3.11
 #   benchmarks/peers.sh results only hyrax 0.13, and 0.6.10 beside it, in .venv-peers-hyrax, for results.py and tests -m peers
 #   benchmarks/peers.sh vectors only zarr-vectors 0.2.0 and 0.9.2 in .venv-peers-vectors-*, for vectors.py and tests -m peers
+#   benchmarks/peers.sh converters only spatialdata, and neuroglancer with cloud-volume, in .venv-peers-spatialdata and -neuroglancer, for tests -m peers
 #   benchmarks/peers.sh anndata only anndata 0.8 and 0.10, in .venv-peers-anndata-*, for tests -m peers
 #   benchmarks/peers.sh explorer only cellxgene 0.16.8 (CELLxGENE Explorer), in .venv-explorer, for raggedatlas serve, cxg.py and tests -m peers
 # PEERS_PYTHON names the interpreter of .venv-peers (>= 3.12), PEERS_PYTHON_311 the one of .venv-peers-3.11.
@@ -102,6 +103,13 @@ hyrax() { # folder, pins
 
 if [ "$what" = results ]; then
     hyrax .venv-peers-hyrax requirements/peers-hyrax-3.11.txt
+    exit 0
+fi
+if [ "$what" = converters ]; then
+    environment .venv-peers-spatialdata requirements/peers-spatialdata.txt "${PEERS_PYTHON:-}" "13 12 14"
+    peer .venv-peers-spatialdata requirements/peers-spatialdata.txt spatialdata spatialdata spatialdata
+    environment .venv-peers-neuroglancer requirements/peers-neuroglancer.txt "${PEERS_PYTHON:-}" "13 12 14"
+    peer .venv-peers-neuroglancer requirements/peers-neuroglancer.txt "neuroglancer, cloud-volume" "neuroglancer, cloudvolume" neuroglancer cloud-volume
     exit 0
 fi
 if [ "$what" = anndata ]; then

@@ -233,7 +233,7 @@ def peer(what: str, folder: Path) -> dict[str, Any]:
     """Let another library open what we wrote."""
     python = PEERS[what] / "bin" / "python"
     if not python.exists():
-        pytest.skip(f"{python.parent.parent.name} is not there; peer_geometry.py says what it needs")
+        pytest.skip(f"{python.parent.parent.name} is not there; benchmarks/peers.sh converters makes it")
     script = Path(__file__).with_name("peer_geometry.py")
     command = [str(python), "-W", "ignore", str(script), "check", what, str(folder)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

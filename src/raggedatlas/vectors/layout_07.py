@@ -20,7 +20,9 @@ from raggedatlas.vectors.shapes import Attribute, Attributes, fill_of
 def level_files(geometry: Geometry, k: int, compression: str | None) -> Iterator[File]:
     """Yield the files of one level."""
     level, root = geometry.levels[k], str(k)
-    present = [name for name in families_present(level) if name != "links" or level.links is not None]
+    has_links = level.links is not None and level.encoding != "draco"  # whose cells have the faces in them
+    has_links = has_links or any(not _apart(links).all() for links in level.cross_links)
+    present = [name for name in families_present(level) if name != "links" or has_links]
     crossing = [links for links in level.cross_links if _apart(links).any()]
     if crossing:
         present += ["cross_chunk_links"]

@@ -10,11 +10,12 @@ from raggedatlas.vectors.blobs import Bytes
 from raggedatlas.vectors.cells import ChunkFamily, Keys
 from raggedatlas.vectors.cutting import narrowest
 from raggedatlas.vectors.geometry import Fragments
-from raggedatlas.vectors.grids import chunk_coordinates
+from raggedatlas.vectors.grids import bins_per_chunk, chunk_coordinates
 from raggedatlas.vectors.metadata import level_chunk_shape
 from raggedatlas.vectors.validating.blocks import is_numeric
 from raggedatlas.vectors.validating.checking import STEP, Checking, Place, Seen
 from raggedatlas.vectors.validating.fragments import covers_once, decode_each, names_missing_rows, tiles
+from raggedatlas.vectors.validating.roots import divides
 
 _ONE_FRAGMENT = 1
 
@@ -119,6 +120,7 @@ def _looker(checking: Checking, seen: Seen) -> Callable[[Place, NDArray[Any]], N
         edges = level_chunk_shape(root, seen.facts)
     low, high = (np.asarray(end, np.float64) for end in root.bounds)
     repeated = root.cross_chunk != "explicit_links" or root.index_convention == "identity"
+    rounded = checking.block(Place(seen.number, "vertices")).get("encoding") == "draco"
 
     def look(place: Place, points: NDArray[Any]) -> None:
         finite = np.isfinite(points).all(axis=1)
@@ -126,17 +128,33 @@ def _looker(checking: Checking, seen: Seen) -> Callable[[Place, NDArray[Any]], N
             checking.report("V018", place, f"{np.count_nonzero(~finite):,} positions are not finite.")
         good = points[finite]
         key = np.asarray(place.chunk)[-points.shape[1] :]
-        stray = (chunk_coordinates(good, edges) != key).any(axis=1)
+        slack = _rounding(good) if rounded else 0.0
+        stray = _strays(good, key, edges, slack)
         if stray.any() and not repeated:
             text = f"{np.count_nonzero(stray):,} vertices lie outside, e.g. {good[stray][0].tolist()}."
             checking.report("V016", place, text)
-        tolerance = 1e-6 * np.maximum(np.abs(low), np.abs(high))
+        tolerance = 1e-6 * np.maximum(np.abs(low), np.abs(high)) + slack
         out = ((good < low - tolerance) | (good > high + tolerance)).any(axis=1)
         if out.any():
             text = f"{np.count_nonzero(out):,} vertices lie beyond bounds, e.g. {good[out][0].tolist()}."
             checking.report("V112", place, text)
 
     return look
+
+
+def _rounding(points: NDArray[Any]) -> float:
+    """Return how far the vertices of a Draco cell may lie from where they were: one step of its widest axis."""
+    from raggedatlas.vectors.draco import QUANTISATION_BITS
+
+    return float(np.ptp(points, axis=0).max()) / (2**QUANTISATION_BITS - 1) if len(points) else 0.0
+
+
+def _strays(points: NDArray[Any], key: NDArray[np.int64], edges: tuple[float, ...], slack: float) -> NDArray[np.bool_]:
+    """Tell which vertices lie outside of a chunk by more than `slack`."""
+    if not slack:
+        return np.asarray((chunk_coordinates(points, edges) != key).any(axis=1))
+    under, over = (chunk_coordinates(points + step, edges) for step in (-slack, slack))
+    return np.asarray(((under > key) | (over < key)).any(axis=1))
 
 
 def _walk_attributes(
@@ -185,6 +203,7 @@ def _walk_fragments(checking: Checking, seen: Seen) -> None:
     claims = bool(seen.facts.get("fragments_tile"))
     if family is None:
         return
+    most = _bins_of_points(checking, seen)
     own = checking.keys(family, place, seen.keys.shape[1])
     for key in own[Keys(seen.keys).find(own) < 0] if len(own) else ():
         checking.report("V034", place.at(key), "it has fragments in a chunk without vertices.")
@@ -197,6 +216,8 @@ def _walk_fragments(checking: Checking, seen: Seen) -> None:
             if found is None or unread or n_rows < 0:
                 continue
             here = place.at(seen.keys[i])
+            if most is not None and found.n_fragments > most:
+                checking.report("V113", here, f"it has {found.n_fragments:,} fragments, and {most:,} bins.")
             if names_missing_rows(found, n_rows):
                 checking.report("V034", here, f"a fragment names rows beyond the {n_rows:,} vertices of the chunk.")
                 continue
@@ -204,6 +225,22 @@ def _walk_fragments(checking: Checking, seen: Seen) -> None:
             if claims and not tiles(found, n_rows):
                 claims = False
                 checking.report("V110", here, "its fragments are not its rows in order.")
+
+
+def _bins_of_points(checking: Checking, seen: Seen) -> int | None:
+    """Return how many bins a chunk of points without objects has; None for anything else, and where a chunk is one bin."""
+    root = checking.root
+    if root is None or root.types != ("point_cloud",) or root.index_convention == "identity":
+        return None
+    if checking.node(Place(seen.number, "object_index")) is not None:
+        return None
+    with checking.guarded("V100", Place(seen.number)):
+        edges = level_chunk_shape(root, seen.facts)
+        bins = seen.facts.get("bin_shape") if seen.number else root.bin_shape
+        if bins is not None and divides(bins, edges):
+            n_bins = int(np.prod(bins_per_chunk(edges, tuple(bins))))
+            return n_bins if n_bins > 1 else None
+    return None
 
 
 def _walk_links(checking: Checking, seen: Seen) -> None:
@@ -219,7 +256,9 @@ def _walk_links(checking: Checking, seen: Seen) -> None:
     family = checking.open(place) if checking.node(top) is not None else None
     index = checking.open(own)
     if family is None:
-        if index is not None and not seen.links.any():
+        if index is not None and seen.links.any():  # faces of Draco cells
+            _walk_link_fragments(checking, own, index, seen)
+        elif index is not None:
             checking.report("V057", own, "there are no links within chunks.")
         _walk_attributes(checking, seen, "link_attributes", ("V082", seen.links), "/" + place.family.split("/", 1)[1])
         return

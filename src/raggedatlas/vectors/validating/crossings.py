@@ -178,6 +178,8 @@ def _check_family(checking: Checking, place: Place, of: tuple[Seen, int]) -> Non
     if not isinstance(width, int) or width < 1:
         return
     found, whole = 0, True
+    if delta == 0 and checking.block(Place(seen.number, "vertices")).get("encoding") == "draco":
+        found, whole = int(seen.links.clip(0).sum()), bool((seen.links >= 0).all())
     for name in checking.children(place):
         own = Place(seen.number, f"{place.family}/{name}")
         with checking.guarded("V048", own):

@@ -77,6 +77,7 @@ _CONSISTENCY = (
     Rule("V098", "must", "vertex_count is how many vertices the chunks of the level hold.", _META),
     Rule("V110", "must", "A level that says fragments_tile has fragments that are the rows of each chunk in order.", "Remove fragments_tile from the level.", stated=False),
     Rule("V112", "should", "Vertices lie within the bounds of the root.", "Widen bounds.", stated=False),
+    Rule("V113", "should", "A chunk of points without objects that is cut into bins has no more fragments than bins.", "Write the store again, with one fragment for each bin.", stated=False),
 )  # fmt: skip
 
 _CONFORMANCE = (

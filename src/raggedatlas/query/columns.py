@@ -1,19 +1,48 @@
 """Reads few features of many cells from the column-sorted copy, where that takes fewer bytes than reading the rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.query.parts import GroupPlan, PartPlan, SpacePlan
+from raggedatlas.query.parts import ColumnCopy, PartPlan, SpacePlan
 from raggedatlas.store.ranges import ArrayReader, is_packed, read_ranges, read_slice
+from raggedatlas.store.threads import map_groups
 
 _PACKED_BLOCK = 256
 
 
-def prefer_columns(space: SpacePlan, part: PartPlan) -> tuple[int, ...]:
+@dataclass(frozen=True)
+class _Wanted:
+    """The wanted cells and columns of one group.
+
+    Parameters
+    ----------
+    path : str
+        The group, for messages.
+    copy : ColumnCopy
+        Its column-sorted copy.
+    here : (n,) int64
+        Positions of its cells in the plan, ascending.
+    columns : (k,) int64
+        Columns of the result, ascending.
+    starts, ends : (k,) int64
+        Entries of these columns in the copy.
+    """
+
+    path: str
+    copy: ColumnCopy
+    here: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def prefer_columns(space: SpacePlan, part: PartPlan) -> dict[int, NDArray[np.int64]]:
     """Choose the groups whose column-sorted copy is read.
 
     A group is chosen where the entries of its wanted columns take fewer bytes than those of its wanted rows, counting what
@@ -26,35 +55,39 @@ def prefer_columns(space: SpacePlan, part: PartPlan) -> tuple[int, ...]:
 
     Returns
     -------
-    tuple of int
-        Positions in ``part.groups``.
+    dict of int to (n_local + 1,) int64
+        Positions in ``part.groups``, ascending, and where the columns of the copy begin and end.
     """
-    if not space.sparse or space.nan:
-        return ()
-    chosen = []
+    if not space.sparse or space.nan or all(group.copy is None for group in part.groups):
+        return {}
+    lengths, slot = part.end - part.start, part.code + 1
+    n_entries = np.bincount(slot, lengths, len(part.groups) + 1).astype(np.int64)
+    n_runs = np.bincount(slot, lengths > 0, len(part.groups) + 1).astype(np.int64)
+    chosen = {}
     for number, group in enumerate(part.groups):
         column_map = space.column_maps[group.layout_uid]
         if group.copy is None or bool((column_map >= 0).all()):
             continue
-        here = part.code == number
-        by_row = _decoded(group.indices, (part.end - part.start)[here])
+        by_row = _decoded(group.indices, int(n_entries[number + 1]), int(n_runs[number + 1]))
         bounds = _all(group.copy.indptr)
-        if (
-            len(bounds) == len(column_map) + 1
-            and _decoded(group.copy.indices, np.diff(bounds)[column_map >= 0]) < by_row
-        ):
-            chosen.append(number)
-    return tuple(chosen)
+        if len(bounds) != len(column_map) + 1:
+            continue
+        lengths = np.diff(bounds)[column_map >= 0]
+        if _decoded(group.copy.indices, int(lengths.sum()), int((lengths > 0).sum())) < by_row:
+            chosen[number] = bounds
+    return chosen
 
 
-def read_columns(space: SpacePlan, part: PartPlan, groups: Sequence[int]) -> tuple[NDArray[np.int64], CsrBlock]:
+def read_columns(
+    space: SpacePlan, part: PartPlan, chosen: Mapping[int, NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], CsrBlock]:
     """Read all cells that lie in some groups from the column-sorted copies.
 
     Parameters
     ----------
     space, part : SpacePlan, PartPlan
         From a plan whose cells do not repeat.
-    groups : sequence of int
+    chosen : mapping of int to (n_local + 1,) int64
         From `prefer_columns`.
 
     Returns
@@ -67,34 +100,36 @@ def read_columns(space: SpacePlan, part: PartPlan, groups: Sequence[int]) -> tup
     Raises
     ------
     CorruptError
-        If a copy names a row that its group has not got.
+        If a copy names a row that its group has not got, or one twice in a column.
     """
-    from raggedatlas.query.kernels import count_places, fill_places
-
-    rows = np.flatnonzero(np.isin(part.code, np.asarray(groups, part.code.dtype)))
-    counts = np.zeros(len(rows), np.int64)
-    found = [_entries(space, part, number, rows) for number in groups]
-    for _, places, _, _ in found:
-        if not count_places(places, counts):
-            raise CorruptError(f"A column-sorted copy of {space.name} names a row twice; run validate().")
+    wanted = [_wanted(space, part, number, bounds) for number, bounds in chosen.items()]
+    taken = np.zeros(len(part.code), bool)
+    for one in wanted:
+        taken[one.here] = True
+    rows = np.flatnonzero(taken)
+    row_of = np.cumsum(taken) - 1
+    found = map_groups(lambda one: _count(part, one), wanted)
     indptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(counts, out=indptr[1:])
+    for one, (_, counts) in zip(wanted, found, strict=True):
+        indptr[1:][row_of[one.here]] = counts
+    np.cumsum(indptr, out=indptr)
     indices = np.empty(int(indptr[-1]), np.int32 if space.n_cols <= np.iinfo(np.int32).max else np.int64)
     layers = {layer: np.empty(len(indices), space.dtypes[layer]) for layer in part.layers}
-    for group, places, columns, (starts, ends) in found:
-        assert group.copy is not None
-        for layer in part.layers:
-            values = read_ranges(group.copy.layers[layer], starts, ends)
-            fill_places((places, columns, values), indptr[:-1].copy(), (indices, layers[layer]))
+
+    def fill(job: tuple[_Wanted, NDArray[np.int32]]) -> None:
+        one, places = job
+        for layer, values in layers.items():
+            _fill(one, layer, places, indptr[row_of[one.here]], (indices, values))
+
+    map_groups(fill, [(one, places) for one, (places, _) in zip(wanted, found, strict=True)])
     return rows, CsrBlock(indptr, indices, layers, space.n_cols)
 
 
-def _decoded(reader: ArrayReader | None, lengths: NDArray[np.int64]) -> int:
-    """Estimate how many entries are decoded for runs of given lengths."""
+def _decoded(reader: ArrayReader | None, n_entries: int, n_runs: int) -> int:
+    """Estimate how many entries are decoded for so many in runs that are not empty."""
     assert reader is not None
     extra = _PACKED_BLOCK if is_packed(reader) else reader.spec.chunk_shape[0]
-    runs = lengths[lengths > 0]
-    return int(min(runs.sum() + extra * runs.size, max(reader.spec.n_rows, runs.sum())))
+    return min(n_entries + extra * n_runs, max(reader.spec.n_rows, n_entries))
 
 
 def _all(reader: ArrayReader) -> NDArray[np.int64]:
@@ -102,23 +137,58 @@ def _all(reader: ArrayReader) -> NDArray[np.int64]:
     return values
 
 
-def _entries(
-    space: SpacePlan, part: PartPlan, number: int, rows: NDArray[np.int64]
-) -> tuple[GroupPlan, NDArray[np.int64], NDArray[np.int64], tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Find the entries of the wanted columns of one group: place in `rows` (-1: not wanted), column, ranges read."""
+def _wanted(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray[np.int64]) -> _Wanted:
     group = part.groups[number]
     assert group.copy is not None
     column_map = space.column_maps[group.layout_uid]
     local = np.flatnonzero(column_map >= 0)
     local = local[np.argsort(column_map[local], kind="stable")]
-    bounds, row_bounds = _all(group.copy.indptr), _all(group.copy.row_indptr)
-    starts, ends = bounds[local], bounds[local + 1]
+    here = np.flatnonzero(part.code == number)
+    return _Wanted(group.path, group.copy, here, column_map[local], bounds[local], bounds[local + 1])
+
+
+def _count(part: PartPlan, one: _Wanted) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Find for every entry of the wanted columns the cell among those of the group (-1: not wanted), and count them."""
+    from raggedatlas.query.kernels import count_places
+
+    place = _places(one.copy, part.start[one.here], part.end[one.here])
+    at = read_ranges(one.copy.indices, one.starts, one.ends)
+    counts, places = np.zeros(len(one.here), np.int64), np.empty(len(at), np.int32)
+    if not count_places(at, place, counts, places):
+        raise CorruptError(f"The copy of {one.path} names a row that the group has not got; run validate().")
+    return places, counts
+
+
+def _places(copy: ColumnCopy, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Find for every stored row the wanted cell that lies in it, (n_stored_rows,) int32, -1 where there is none."""
+    n = copy.row_indptr.spec.n_rows - 1
+    if len(start) == n and _is_whole(start, end, copy.indices.spec.n_rows):
+        return np.arange(n, dtype=np.int32)
+    bounds = _all(copy.row_indptr)
     # Cells are found by where their entries begin; those without entries need no place.
-    here = np.flatnonzero((part.code[rows] == number) & (part.end[rows] > part.start[rows]))
-    stored = np.searchsorted(row_bounds, part.start[rows][here], side="right") - 1
-    place = np.full(len(row_bounds), -1, np.int64)
-    place[stored] = here
-    at = read_ranges(group.copy.indices, starts, ends)
-    if at.size and int(at.max()) >= len(row_bounds) - 1:
-        raise CorruptError(f"The copy of {group.path} names a row that the group has not got; run validate().")
-    return group, place[at], np.repeat(column_map[local], ends - starts), (starts, ends)
+    here = np.flatnonzero(end > start)
+    place = np.full(n, -1, np.int32)
+    place[np.searchsorted(bounds, start[here], side="right") - 1] = here
+    return place
+
+
+def _is_whole(start: NDArray[np.int64], end: NDArray[np.int64], n_entries: int) -> bool:
+    """Tell whether ranges follow each other from the first entry to the last: as many as there are rows are the rows."""
+    return bool(len(start) and start[0] == 0 and end[-1] == n_entries and np.array_equal(start[1:], end[:-1]))
+
+
+def _fill(
+    one: _Wanted,
+    layer: str,
+    places: NDArray[np.int32],
+    cursor: NDArray[np.int64],
+    out: tuple[NDArray[Any], NDArray[Any]],
+) -> None:
+    """Write the entries of one layer of a group into the rows of its cells."""
+    from raggedatlas.query.kernels import fill_places
+
+    values = read_ranges(one.copy.layers[layer], one.starts, one.ends)
+    bounds = np.zeros(len(one.starts) + 1, np.int64)
+    np.cumsum(one.ends - one.starts, out=bounds[1:])
+    if not fill_places((places, values), (bounds, one.columns), cursor, out):
+        raise CorruptError(f"The copy of {one.path} names a row twice in one column; run validate().")

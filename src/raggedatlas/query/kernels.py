@@ -174,45 +174,74 @@ def _walk_bits(
 
 
 @_compiled
-def count_places(places: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
-    """Count the entries of every place; False if one has more than an int64 can count, or is beyond `counts`.
+def count_places(
+    at: NDArray[Any], place: NDArray[np.int32], counts: NDArray[np.int64], places: NDArray[np.int32]
+) -> bool:
+    """Find the output row of every entry of a column-sorted copy, and count those of every output row.
 
     Parameters
     ----------
-    places : (n,) int64
-        Output row of every entry, -1 where it is not wanted.
+    at : (n,) unsigned integers
+        Stored row of every entry.
+    place : (n_stored_rows,) int32
+        Output row of every stored row, -1 where it is not wanted.
     counts : (n_rows,) int64
         Added to.
+    places : (n,) int32
+        Output.
+
+    Returns
+    -------
+    bool
+        False if an entry names a row that is not stored.
     """
-    for i in range(places.size):
-        if places[i] >= counts.size:
+    for i in range(at.size):
+        stored = np.int64(at[i])
+        if stored < 0 or stored >= place.size:
             return False
-        if places[i] >= 0:
-            counts[places[i]] += 1
+        row = place[stored]
+        places[i] = row
+        if row >= 0:
+            counts[row] += 1
     return True
 
 
 @_compiled
 def fill_places(
-    entries: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]],
+    entries: tuple[NDArray[np.int32], NDArray[Any]],
+    columns: tuple[NDArray[np.int64], NDArray[np.int64]],
     cursor: NDArray[np.int64],
     out: tuple[NDArray[Any], NDArray[Any]],
-) -> None:
+) -> bool:
     """Write entries that come column by column into their rows, so that the columns of every row ascend.
 
     Parameters
     ----------
-    entries : three (n,) arrays
-        Output row (-1 where it is not wanted), column and value.
-    cursor : (n_rows,) int64
+    entries : two (n,) arrays
+        Output row (-1 where it is not wanted) and value.
+    columns : (bounds, numbers)
+        Where the entries of each column begin and end, (k + 1,), and the column of the output, (k,), ascending.
+    cursor : (n_rows + 1,) int64
         First output entry of every row; moved on.
     out : (indices, values)
         Output.
+
+    Returns
+    -------
+    bool
+        False if a column names a row twice.
     """
-    places, columns, values = entries
-    for i in range(places.size):
-        row = places[i]
-        if row >= 0:
-            out[0][cursor[row]] = columns[i]
+    places, values = entries
+    last = np.full(cursor.size, -1, np.int32)
+    for k in range(columns[1].size):
+        for i in range(columns[0][k], columns[0][k + 1]):
+            row = places[i]
+            if row < 0:
+                continue
+            if last[row] == k:
+                return False
+            last[row] = k
+            out[0][cursor[row]] = columns[1][k]
             out[1][cursor[row]] = values[i]
             cursor[row] += 1
+    return True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
@@ -86,8 +87,8 @@ class CellPointers:
 
     def touched(self, modality: Modality) -> tuple[str, ...]:
         """List the datasets of the cells that have a modality."""
-        codes = np.unique(self.dataset_code[self.present(modality)])
-        return tuple(self.datasets[c] for c in codes.tolist() if self.datasets[c] in modality.records)
+        n_cells = np.bincount(self.dataset_code[self.present(modality)], minlength=len(self.datasets))
+        return tuple(uid for uid, n in zip(self.datasets, n_cells, strict=True) if n and uid in modality.records)
 
 
 def pointer_of(record: DatasetRecord) -> str:
@@ -149,7 +150,7 @@ def _listing(held: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> str
 
 
 def plan_parts(
-    modality: Modality, datasets: Sequence[str], layers: Sequence[str], cells: CellPointers, arrays: Location
+    modality: Modality, datasets: Sequence[str], layers: Sequence[str], cells: CellPointers, catalog: Catalog
 ) -> tuple[PartPlan, ...]:
     """Say from which groups each layer is read; layers that lie together everywhere become one part.
 
@@ -163,22 +164,26 @@ def plan_parts(
         What `choose_layers` chose.
     cells : CellPointers
         The chosen cells.
-    arrays : Location
-        The Zarr store.
+    catalog : Catalog
+        Whose Zarr store it is. A snapshot keeps what it has opened, so that paths are checked and specs parsed once.
     """
     together: dict[tuple[str, ...], list[str]] = {}
     for layer in layers:
         groups = tuple(modality.layers(uid)[layer].zarr_group for uid in datasets)
         together.setdefault(groups, []).append(layer)
-    return tuple(_part(modality, datasets, tuple(names), cells, arrays) for names in together.values())
+    return tuple(_part(modality, datasets, tuple(names), cells, catalog) for names in together.values())
 
 
 def _part(
-    modality: Modality, datasets: Sequence[str], layers: tuple[str, ...], cells: CellPointers, arrays: Location
+    modality: Modality, datasets: Sequence[str], layers: tuple[str, ...], cells: CellPointers, catalog: Catalog
 ) -> PartPlan:
     records = [modality.layers(uid)[layers[0]] for uid in datasets]
     distinct = {record.zarr_group: record for record in records}
-    groups = tuple(_group(record, modality.space.kind, layers, arrays) for record in distinct.values())
+
+    def build() -> tuple[GroupPlan, ...]:
+        return tuple(_group(record, modality.space.kind, layers, catalog.arrays) for record in distinct.values())
+
+    groups = catalog.remember("groups", (tuple(distinct), modality.space.kind, layers), build)
     number = {path: i for i, path in enumerate(distinct)}
     n = len(cells.dataset_code)
     code = np.full(n, -1, np.int32)
@@ -192,9 +197,12 @@ def _part(
             if pointer_of(record) == column and uid in position:
                 group_of[position[uid]] = number[record.zarr_group]
         first, last, valid = cells.columns[column]
-        found = np.where(valid, group_of[cells.dataset_code], -1)
+        found = np.where(valid, group_of[cells.dataset_code], np.int32(-1))
         here = found >= 0
-        code[here], start[here], end[here] = found[here], first[here], last[here]
+        if here.all():
+            code[:], start[:], end[:] = found, first, last
+        else:
+            code[here], start[here], end[here] = found[here], first[here], last[here]
     return PartPlan(layers, groups, code, start, end)
 
 

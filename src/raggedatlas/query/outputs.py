@@ -1,6 +1,7 @@
 """Plan -> AnnData and MuData in memory, with what each dataset measured and where the result comes from."""
 
 import os
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     import anndata as ad
     import mudata as md
     import pandas as pd
+
+_SETTINGS = threading.Lock()
+"""Held while a setting of anndata, which all threads share, is another one for a moment."""
 
 
 def to_anndata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -> "ad.AnnData":
@@ -156,7 +160,9 @@ def _anndata(plan: ReadPlan, members: Mapping[str, SpacePlan], catalog: Catalog)
     var = var_of(space, catalog)
     obs = frame.result()
     first, *others = space.layers
-    made = ad.AnnData(X=layers[first], obs=obs, var=var, layers={name: layers[name] for name in others})
+    # Uids of cells are unique, and so is what `var_frame` takes for names; to see that again takes longer than to read few genes.
+    with _SETTINGS, ad.settings.override(check_uniqueness=False):
+        made = ad.AnnData(X=layers[first], obs=obs, var=var, layers={name: layers[name] for name in others})
     if space.space.has_features:
         made.obs["layout_uid"] = layout_column(space)
         made.varm["measured"] = measured_frame(space, var)

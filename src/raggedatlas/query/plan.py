@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -224,20 +225,25 @@ def asked_features(spec: QuerySpec, chosen: Sequence[Modality]) -> dict[str, tup
 
 def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
     """Say where a result comes from."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        release = version("raggedatlas")
-    except PackageNotFoundError:
-        release = ""
     snapshot = catalog.snapshot
     return {
         "uri": catalog.location.uri,
         "snapshot": 0 if snapshot is None else snapshot.version,
         "label": "" if snapshot is None else snapshot.label or "",
         "query": spec.describe(),
-        "raggedatlas": release,
+        "raggedatlas": _release(),
     }
+
+
+@cache
+def _release() -> str:
+    """Give the version of this package; finding it reads files."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("raggedatlas")
+    except PackageNotFoundError:
+        return ""
 
 
 def _layers_for(spec: QuerySpec, modality: Modality, known: Mapping[str, Modality], n_spaces: int) -> tuple[str, ...]:
@@ -263,7 +269,7 @@ def _plan_space(
     names = {uid: records[0].name for uid, records in modality.records.items()}
     datasets = cells.touched(modality) or _standing_in(modality, layers)
     chosen = choose_layers(modality, datasets, layers, names)
-    parts = plan_parts(modality, datasets, chosen, cells, catalog.arrays)
+    parts = plan_parts(modality, datasets, chosen, cells, catalog)
     axis = _axis(spec, catalog, modality, parts, asked)
     nan = spec.missing == "nan" and _any_missing(axis, parts)
     dtypes = {layer: _joined_dtype(modality.name, layer, parts, nan=nan) for layer in chosen}

@@ -122,7 +122,7 @@ class PartReader:
         """
         n = len(self.space.present)
         bounded = whole or int(self.space.row_bytes().sum()) <= 4 * BLOCK_BYTES
-        chosen = prefer_columns(self.space, self.part) if bounded else ()
+        chosen = prefer_columns(self.space, self.part) if bounded else {}
         if not chosen:
             runs = row_blocks(self.space) if n_bytes is None else row_blocks(self.space, n_bytes)
             runs = iter([np.arange(n)]) if whole and self.is_exact else runs

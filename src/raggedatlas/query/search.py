@@ -238,7 +238,7 @@ def _embedded(
     if not datasets:
         return
     layers = choose_layers(modality, datasets, (), columns.datasets)
-    (part,) = plan_parts(modality, datasets, layers, pointers, catalog.arrays)
+    (part,) = plan_parts(modality, datasets, layers, pointers, catalog)
     for i, group in enumerate(part.groups):
         (reader,) = group.layers.values()
         here = np.flatnonzero(part.code == i)

@@ -1,7 +1,7 @@
 """Batched reads of stored arrays: many row ranges in one call, every touched chunk decoded once."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +47,10 @@ class ArrayReader:
     location: Location
     spec: ArraySpec
     threads: int = DECODE_THREADS
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what was looked up behind when pickled: another process checks paths for itself."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @property
     def name(self) -> str:

@@ -16,14 +16,15 @@ from raggedatlas.errors import (
     MissingExtraError,
     NameRefusedError,
     NotFoundError,
+    RowTypeError,
     SourceError,
     StoreError,
 )
 from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
-from raggedatlas.vectors import draco, placing
+from raggedatlas.vectors import draco, layout_09, placing
 from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
 from raggedatlas.vectors.fragment_index import encode_fragments
-from raggedatlas.vectors.geometry import CrossLinks, Geometry, Level
+from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
 from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.reading import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
@@ -125,6 +126,20 @@ def with_run(level: Level) -> Level:
     return replace(level, fragments=replace(level.fragments, counts=level.fragments.counts + 9))
 
 
+def with_across(level: Level, **changes: Any) -> Level:
+    return replace(level, cross_links=(replace(level.cross_links[0], **changes),))
+
+
+def test_a_mask_is_no_row_numbers() -> None:
+    """Rows of an attribute are numbers: a mask, which NumPy would take for the rows 0 and 1, is refused by name."""
+    attribute = Attribute(np.arange(3), present=np.array([True, False, True]))
+    assert attribute.take(np.array([2, 2])).values.tolist() == [2, 2]
+    assert attribute.take(slice(1, 3)).present.tolist() == [False, True]
+    for rows in (np.array([True, False, True]), np.array([0.0, 1.0])):
+        with pytest.raises(RowTypeError, match="row numbers of a mask"):
+            attribute.take(rows)
+
+
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
 @pytest.mark.parametrize(
     ("change", "says"),
@@ -148,10 +163,20 @@ def with_run(level: Level) -> Level:
             lambda level: replace(level, cross_links=(replace(level.cross_links[0], delta=1),)),
             "level 1, which is not there",
         ),
+        (
+            lambda level: with_across(level, attributes={"c": Attribute(np.zeros(3))}),
+            "has 3 rows; expected 27, one for each cross",
+        ),
+        (lambda level: with_across(level, attributes={"c": Attribute(np.zeros((19, 2)))}), "has 19 rows; expected 27"),
+        (
+            lambda level: with_across(level, chunks=level.cross_links[0].chunks[:-1]),
+            "chunks of \\(26, 3, 3\\)",
+        ),
+        (lambda level: replace(level, cross_links=level.cross_links * 2), "twice for one"),
     ],
 )
 def test_nothing_is_written_of_what_does_not_fit(tmp_path: Path, layout: str, change: Any, says: str) -> None:
-    """Items 18, 34, 51, 80: arrays that do not fit together are refused, and no trace is left."""
+    """Items 18, 34, 51, 80, 88: arrays that do not fit together are refused, and no trace is left."""
     with pytest.raises(SourceError, match=says):
         write(broken(change), tmp_path / "s", layout=layout)
     assert list(tmp_path.iterdir()) == []
@@ -310,6 +335,28 @@ def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
         for ask in (lambda store: store.read(), lambda store: store.objects([3])):
             with pytest.raises(CorruptError, match=says):
                 ask(open_vectors(tmp_path / "s"))
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 99), (99, 1), (2**63 - 1, 1), (1, 2**63 - 1)])
+@pytest.mark.parametrize("listed", [False, True])
+def test_fragments_that_name_no_row_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, count: int, listed: bool
+) -> None:
+    """Items 33, 36: runs and lists beyond the rows of their chunk, read whole or by object; numbers that overflow are no way around."""
+
+    def lying(fragments: Fragments) -> Any:
+        n = len(fragments.starts)
+        if listed:
+            every = replace(fragments, is_range=np.zeros(n, bool), starts=np.arange(n), counts=np.ones(n, np.int64))
+            return encode_fragments(replace(every, rows=np.full(n, max(start, 99))))
+        return encode_fragments(replace(fragments, starts=np.full(n, start), counts=np.full(n, count)))
+
+    monkeypatch.setattr(layout_09, "encode_fragments", lying)
+    write(make_geometry(paths(), CUT), tmp_path / "s")
+    store = open_vectors(tmp_path / "s")
+    for ask in (store.read, lambda: store.objects([3])):
+        with pytest.raises(CorruptError, match="row that its chunk does not have"):
+            ask()
 
 
 def test_draco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

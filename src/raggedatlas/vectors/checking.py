@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.vectors.fragment_index import fragment_rows
-from raggedatlas.vectors.geometry import Fragments, Geometry, Level
+from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
+from raggedatlas.vectors.grids import KeyIndex
 from raggedatlas.vectors.placing import checked_key
 from raggedatlas.vectors.shapes import POSITION_TYPES, Attributes, check_rows
 
@@ -24,12 +25,17 @@ def check_geometry(geometry: Geometry) -> None:
         raise SourceError("A geometry store has one level or more.")
     for k, level in enumerate(geometry.levels):
         _check_level(level, f"Level {k}", geometry.n_dims)
+        deltas = [links.delta for links in level.cross_links]
+        if len(set(deltas)) < len(deltas):
+            raise SourceError(
+                f"Level {k} has links across chunks twice for one of the differences {deltas}; join them."
+            )
         for links in level.cross_links:
             if not 0 <= k + links.delta < len(geometry.levels):
                 raise SourceError(f"Level {k} has links to level {k + links.delta}, which is not there.")
             if links.delta and geometry.cross_level_storage == "none":
                 raise SourceError(f"Level {k} has links across levels, but cross_level_storage is 'none'.")
-            _check_ends(geometry, k, level, links.delta)
+            _check_ends(geometry, k, links)
     one_chunk = all(len(level.chunks) <= 1 for level in geometry.levels)
     if geometry.index_convention == "identity" and not one_chunk:
         raise SourceError("The identity convention needs exactly one chunk; write an object index.")
@@ -79,21 +85,23 @@ def _check_names(level: Level) -> None:
             checked_key(name.replace("/", "\\"))
 
 
-def _check_ends(geometry: Geometry, k: int, level: Level, delta: int) -> None:
-    """Refuse links across chunks that name a chunk or a row that is not there."""
-    from raggedatlas.vectors.grids import KeyIndex
-
-    for links in level.cross_links:
-        if links.delta != delta:
-            continue
-        check_rows(links.attributes, links.n_links, "link")
-        for end in range(links.width):
-            target = level if end == 0 else geometry.levels[k + delta]
-            place = KeyIndex(target.chunks).find(links.chunks[:, end])
-            rows = links.rows[:, end]
-            sizes = np.append(np.diff(target.bounds), 0)
-            if ((place < 0) | (rows < 0) | (rows >= sizes[place])).any():
-                raise SourceError(f"Level {k}: a link across chunks names a chunk or a row that is not there.")
+def _check_ends(geometry: Geometry, k: int, links: CrossLinks) -> None:
+    """Refuse links across chunks whose arrays do not go together, or that name a chunk or a row that is not there."""
+    level = geometry.levels[k]
+    n_parts = level.chunks.shape[1]
+    if links.rows.ndim != 2 or links.chunks.shape != (*links.rows.shape, n_parts):
+        raise SourceError(
+            f"Level {k}: links across chunks have rows of the shape {links.rows.shape} and chunks of {links.chunks.shape}; "
+            f"expected (links, ends) and (links, ends, {n_parts})."
+        )
+    check_rows(links.attributes, links.n_links, "cross-chunk link")
+    for end in range(links.width):
+        target = level if end == 0 else geometry.levels[k + links.delta]
+        place = KeyIndex(target.chunks).find(links.chunks[:, end])
+        rows = links.rows[:, end]
+        sizes = np.append(np.diff(target.bounds), 0)
+        if ((place < 0) | (rows < 0) | (rows >= sizes[place])).any():
+            raise SourceError(f"Level {k}: a link across chunks names a chunk or a row that is not there.")
 
 
 def _check_bounds(bounds: NDArray[np.int64], n_chunks: int, total: int, what: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SourceError
+from raggedatlas.errors import RowTypeError, SourceError
 
 KINDS = ("point_cloud", "line", "polyline", "streamline", "graph", "skeleton", "mesh")
 """The geometry types."""
@@ -63,7 +63,28 @@ class Attribute:
         return 1 if self.values.ndim == 1 else int(self.values.shape[1])
 
     def take(self, rows: NDArray[np.integer[Any]] | slice) -> "Attribute":
-        """Return the attribute for some rows."""
+        """Return the attribute for some rows.
+
+        Parameters
+        ----------
+        rows : (n,) integers or slice
+            Numbers of rows, in any order and maybe repeated.
+
+        Raises
+        ------
+        RowTypeError
+            If they are no whole numbers; a mask is none.
+
+        Examples
+        --------
+        >>> Attribute(np.array([5, 6, 7])).take(np.array([2, 0])).values.tolist()
+        [7, 5]
+        """
+        if not isinstance(rows, slice) and (kind := np.asarray(rows).dtype).kind not in "iu":
+            raise RowTypeError(
+                f"Rows of an attribute are asked for by {kind} values; expected row numbers or a slice. "
+                "np.flatnonzero(mask) gives the row numbers of a mask."
+            )
         present = None if self.present is None else self.present[rows]
         values = self.values[rows] if isinstance(rows, slice) else np.take(self.values, rows, axis=0)
         return replace(self, values=values, present=present)
@@ -266,7 +287,7 @@ def check_ids(ids: Any, n_objects: int) -> NDArray[np.int64]:  # noqa: ANN401 - 
         raise SourceError(f"Object ids are {made.dtype} of the shape {made.shape}; expected {n_objects} integers.")
     if made.size and (made.min() < 0 or made.max() > np.iinfo(np.int64).max):
         raise SourceError(f"Object ids go from {made.min()} to {made.max()}; expected 0 to 2**63 - 1.")
-    if len(np.unique(made)) != n_objects:
+    if n_objects > 1 and len(np.unique(made)) != n_objects:
         raise SourceError("An object id stands twice; give every object its own.")
     return made.astype(np.int64)
 

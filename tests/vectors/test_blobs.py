@@ -126,6 +126,41 @@ def test_random_access() -> None:
         index.indices(3)
 
 
+@FEW
+@given(FRAGMENTS)
+def test_one_fragment_is_that_of_all(chunks: list[list[object]]) -> None:
+    """Item 35: what random access finds of each fragment is what decoding all of them finds."""
+    made = fragments_of(chunks)
+    blobs = encode_fragments(made)
+    for c in range(len(blobs)):
+        index = FragmentIndex(blobs[c])
+        first = int(made.bounds[c])
+        assert index.n_fragments == made.bounds[c + 1] - first
+        for f in range(index.n_fragments):
+            start, count = int(made.starts[first + f]), int(made.counts[first + f])
+            assert index.is_range(f) == made.is_range[first + f]
+            if index.is_range(f):
+                assert index.range(f) == (start, count)
+            else:
+                assert np.array_equal(index.indices(f), made.rows[start : start + count])
+
+
+def test_random_access_reads_no_other_fragment() -> None:
+    """Item 35: damage in the entry of another fragment does not matter to the one that is asked for, but in its own it does."""
+    raw = bytearray(GOLDEN)
+    raw[24:32] = struct.pack("<q", -1)
+    index = FragmentIndex(np.frombuffer(bytes(raw), np.uint8))
+    assert (index.range(2), index.indices(1).tolist()) == ((9, 1), [7, 7])
+    with pytest.raises(CorruptError, match="negative"):
+        index.indices(0)
+    with pytest.raises(CorruptError, match="negative"):
+        decode_fragments(blob(bytes(raw)))
+    falling = bytearray(GOLDEN)
+    falling[56:64] = struct.pack("<2I", 3, 2)
+    with pytest.raises(CorruptError, match="offsets"):
+        FragmentIndex(np.frombuffer(bytes(falling), np.uint8)).indices(1)
+
+
 @pytest.mark.parametrize(
     ("raw", "says"),
     [

@@ -21,7 +21,7 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
-from raggedatlas.vectors import draco, layout_09, placing
+from raggedatlas.vectors import draco, families, placing
 from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
 from raggedatlas.vectors.fragment_index import encode_fragments
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
@@ -351,7 +351,7 @@ def test_fragments_that_name_no_row_are_refused(
             return encode_fragments(replace(every, rows=np.full(n, max(start, 99))))
         return encode_fragments(replace(fragments, starts=np.full(n, start), counts=np.full(n, count)))
 
-    monkeypatch.setattr(layout_09, "encode_fragments", lying)
+    monkeypatch.setattr(families, "encode_fragments", lying)
     write(make_geometry(paths(), CUT), tmp_path / "s")
     store = open_vectors(tmp_path / "s")
     for ask in (store.read, lambda: store.objects([3])):

@@ -157,8 +157,15 @@ def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
     return index
 
 
-def map_shard(file: Path, n_chunks: int) -> Shard:
+def map_shard(file: Path | str, n_chunks: int) -> Shard:
     """Map a local shard and read its index; kept among the 256 used last while the file does not change.
+
+    Parameters
+    ----------
+    file : Path or str
+        Of the shard; a str is looked up faster.
+    n_chunks : int
+        How many chunks it has room for.
 
     Raises
     ------
@@ -166,14 +173,14 @@ def map_shard(file: Path, n_chunks: int) -> Shard:
         If the file is missing, too short, or its index is wrong.
     """
     try:
-        info = file.stat()
+        info = os.stat(file)  # noqa: PTH116 - at every read of a shard
     except FileNotFoundError:
         raise CorruptError(f"The shard {file} is missing; restore it from a copy or drop its dataset.") from None
     stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
     known = _MAPS.get(str(file))
     if known is not None and known.stamp == stamp:
         return known
-    with store_errors(f"map {file}"), file.open("rb") as handle:
+    with store_errors(f"map {file}"), Path(file).open("rb") as handle:
         size = os.fstat(handle.fileno()).st_size
         if size < index_bytes(n_chunks):
             raise _cut_short(str(file), size, n_chunks)

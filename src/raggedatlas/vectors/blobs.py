@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from struct import unpack
 from typing import Any
 
 import numpy as np
@@ -146,9 +147,10 @@ def decode_vlen(chunk: Bytes, what: str = "A vlen-bytes chunk") -> Blobs:
 
 def one_item(chunk: Bytes, what: str = "A cell") -> Bytes:
     """Return the item of a vlen-bytes chunk that has exactly one."""
-    if chunk.size < 8 or int.from_bytes(chunk[:4].tobytes(), "little") != 1:
+    count, size = unpack("<II", chunk[:8].tobytes()) if chunk.size >= 8 else (0, 0)
+    if count != 1:
         raise CorruptError(f"{what} is no vlen-bytes chunk of one item.")
-    if int.from_bytes(chunk[4:8].tobytes(), "little") != chunk.size - 8:
+    if size != chunk.size - 8:
         raise CorruptError(f"{what} declares another length than its {chunk.size - 8:,} bytes; it is cut short.")
     return chunk[8:]
 

@@ -17,6 +17,8 @@ from raggedatlas.vectors.files import KNOWN, Files, attributes_of, codec_names, 
 from raggedatlas.vectors.grids import KeyIndex
 
 _FEW = 64
+_ITEMS_KEPT = 256
+"""Decoded chunks of byte strings in a row that stay at hand."""
 
 
 class ChunkFamily(Protocol):
@@ -128,11 +130,12 @@ class _Chunks:
         self.per_shard = np.array(per_shard, np.int64)
         self.n_slots = product(per_shard)
         self.strides = np.array([product(per_shard[i + 1 :]) for i in range(len(per_shard))], np.int64)
+        self._is_one_shard = all(a <= b for a, b in zip(self.pipeline.shape, self.pipeline.outer, strict=True))
 
     def read(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
         """Return the decompressed bytes of inner chunks, (m, rank) by number; None where they are not stored."""
         if not self.pipeline.is_sharded:
-            raw = [self.files.read(self._key(chunk)) for chunk in chunks.tolist()]
+            raw = [self.files.read(self._key(tuple(chunk))) for chunk in chunks.tolist()]
         else:
             raw = self._from_shards(chunks)
         names = self.pipeline.compressors
@@ -140,22 +143,18 @@ class _Chunks:
             return raw
         return [None if data is None else decompress(data, names, self.where) for data in raw]
 
-    def _key(self, chunk: list[int]) -> str:
+    def _key(self, chunk: tuple[int, ...]) -> str:
         return f"{self.path}/" + self.pipeline.separator.join(["c", *map(str, chunk)])
 
     def _from_shards(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
         """Look chunks up in the indexes of their shards."""
-        owners = chunks // self.per_shard
-        slots = ((chunks - owners * self.per_shard) @ self.strides).tolist()
         found: list[Bytes | None] = [None] * len(chunks)
-        by_shard: dict[tuple[int, ...], list[int]] = {}
-        for i, owner in enumerate(map(tuple, owners.tolist())):
-            by_shard.setdefault(owner, []).append(i)
-        for owner, members in by_shard.items():
-            shard = self._shard(list(owner))
+        slots, members_of = self._places(chunks)
+        for owner, members in members_of.items():
+            shard = self._shard(owner)
             if shard is None:
                 continue
-            spans = shard.index[[slots[i] for i in members]]
+            spans = shard.index[slots[members]]
             if shard.data is not None:
                 data = shard.data
                 for i, (start, size) in zip(members, spans.tolist(), strict=True):
@@ -163,12 +162,22 @@ class _Chunks:
                         found[i] = data[start : start + size]
                 continue
             stored = [k for k, size in enumerate(spans[:, 1].tolist()) if size >= 0]
-            pieces = fetch_chunks(self.files.location, self._key(list(owner)), shard, spans[stored])
+            pieces = fetch_chunks(self.files.location, self._key(owner), shard, spans[stored])
             for k, piece in zip(stored, pieces, strict=True):
                 found[members[k]] = piece
         return found
 
-    def _shard(self, owner: list[int]) -> Shard | None:
+    def _places(self, chunks: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[tuple[int, ...], list[int]]]:
+        """Return the slot of each chunk in its shard, and which chunks each shard has."""
+        if self._is_one_shard:
+            return chunks @ self.strides, {(0,) * len(self.strides): list(range(len(chunks)))}
+        owners = chunks // self.per_shard
+        members: dict[tuple[int, ...], list[int]] = {}
+        for i, owner in enumerate(map(tuple, owners.tolist())):
+            members.setdefault(owner, []).append(i)
+        return (chunks - owners * self.per_shard) @ self.strides, members
+
+    def _shard(self, owner: tuple[int, ...]) -> Shard | None:
         """Return an open shard, or None where none is stored."""
         key = self._key(owner)
         if not self.files.location.is_local:
@@ -178,11 +187,11 @@ class _Chunks:
                 if "is missing" in str(error):
                     return None
                 raise
-        file = Path(f"{self.files.root}/{key}")
+        file = f"{self.files.root}/{key}"
         try:
             return map_shard(file, self.n_slots)
         except CorruptError:
-            if not file.exists():
+            if not Path(file).exists():
                 return None
             raise
 
@@ -207,7 +216,7 @@ class CellArray:
         self.origin = np.array(self.attributes.get("chunk_grid_origin") or [0] * rank, np.int64)
         if self.origin.shape != (rank,) or set(self._chunks.pipeline.inner) != {1}:
             raise CorruptError(f"{self._chunks.where} has an origin or cells that do not fit its {rank} axes.")
-        self._shape = np.array(self._chunks.pipeline.shape, np.int64)
+        self._shape = np.array(self._chunks.pipeline.shape, np.uint64)
 
     @cached_property
     def keys(self) -> NDArray[np.int64]:
@@ -220,15 +229,16 @@ class CellArray:
         keys = parse_keys(names, self._chunks.where)
         keys = keys if len(keys) else np.zeros((0, len(self.origin)), np.int64)
         cells = keys - self.origin if keys.shape[1] == len(self.origin) else np.full((1, 1), -1)
-        if (cells < 0).any() or (len(cells) and (cells >= self._shape[: cells.shape[1]]).any()):
+        if (cells < 0).any() or (len(cells) and (cells.view(np.uint64) >= self._shape[: cells.shape[1]]).any()):
             raise CorruptError(f"{self._chunks.where} lists a chunk outside of its grid.")
         return keys
 
     def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
         """Return the byte strings of some cells; None where there are none."""
         cells = keys - self.origin
-        outside = ((cells < 0) | (cells >= self._shape)).any(axis=1)
-        if outside.any():
+        beyond = cells.view(np.uint64) >= self._shape  # a negative number is then greater than any
+        if beyond.any():
+            outside = beyond.any(axis=1)
             found: list[Bytes | None] = [None] * len(keys)
             inside = np.flatnonzero(~outside)
             for i, data in zip(inside.tolist(), self.read(keys[inside]), strict=True):
@@ -262,7 +272,7 @@ class ItemArray:
         if len(self._chunks.pipeline.shape) != 1:
             raise CorruptError(f"{self._chunks.where} has the shape {self._chunks.pipeline.shape}; expected one axis.")
         self.n_items = self._chunks.pipeline.shape[0]
-        self._decoded: RecentlyUsed[Blobs] = RecentlyUsed(64)
+        self._decoded: RecentlyUsed[Blobs] = RecentlyUsed(_ITEMS_KEPT)
 
     def read(self, rows: NDArray[np.int64] | None = None) -> Blobs:
         """Return some items in the given order, or all of them."""

@@ -83,6 +83,12 @@ def _permutations(width: int) -> NDArray[np.int64]:
     return np.array(list(permutations(range(width))), np.int64)
 
 
+@cache
+def _inverses(width: int) -> NDArray[np.int64]:
+    """Return what undoes each permutation: (width!, width)."""
+    return np.argsort(_permutations(width), axis=1)
+
+
 def has_order(offsets: NDArray[np.int64], delta: int, *, directed: bool, store: str) -> bool:
     """Tell whether records carry the number of a permutation."""
     return delta == 0 and bool(offsets.any()) and (store == "duplicate" or not directed)
@@ -203,9 +209,9 @@ def unfile_links(
         number, rows = rows[:, 0], rows[:, 1:]
         if ((number < 0) | (number >= math.factorial(width))).any():
             raise CorruptError(f"{what} holds a permutation that {width} ends do not have. Restore it from a copy.")
-        back = np.argsort(_permutations(width), axis=1)[number]
-        chunks = np.take_along_axis(chunks, back[:, :, None], axis=1)
-        rows = np.take_along_axis(rows, back, axis=1)
+        back = _inverses(width)[number]
+        every = np.arange(len(rows))[:, None]
+        chunks, rows = chunks[every, back], rows[every, back]
     if (rows < 0).any():
         raise CorruptError(f"{what} holds a negative row. Restore it from a copy.")
     return chunks, rows

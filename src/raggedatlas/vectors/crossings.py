@@ -70,6 +70,13 @@ class Crossings:
         return made
 
     @cached_property
+    def _scales(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many root chunks a chunk of the owning level and of the other one spans on each part of a key."""
+        n_parts = self.level.keys.keys.shape[1]
+        own, other = (level_scale(level.root, level.facts, n_parts) for level in (self.level, self.target))
+        return own, other
+
+    @cached_property
     def _by_chunk(self) -> dict[tuple[int, ...], list[int]]:
         """For each source chunk, the arrays with links that begin there."""
         found: dict[tuple[int, ...], list[int]] = {}
@@ -121,8 +128,7 @@ class Crossings:
         counts = np.array([len(part) for part in rows], np.int64)
         whole = np.concatenate(rows) if rows else np.zeros((0, columns), np.int64)
         segment = Segment(offsets, cells, offsets_of(counts), whole, np.arange(len(whole)), ordered)
-        scales = tuple(level_scale(level.root, level.facts, cells.shape[1]) for level in (self.level, self.target))
-        chunk, found = unfile_links(segment, (scales[0], scales[1]), self.where)
+        chunk, found = unfile_links(segment, self._scales, self.where)
         made = CrossLinks(self.delta, chunk, found, directed, store, self._attributes_09(name, cells, counts, wanted))
         return _led(made, np.repeat(cells, counts, axis=0)) if store == "duplicate" else made
 

@@ -5,13 +5,11 @@ A blob has a head of 16 bytes (magic, version, flags, F, R), a bitmap of F bits 
 is the head alone. All chunks of a level are encoded and decoded together.
 """
 
-from functools import cached_property
-
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError
-from raggedatlas.vectors.blobs import Blobs, Bytes, as_bytes, interleave, offsets_of, runs, sections_of
+from raggedatlas.vectors.blobs import Blobs, Bytes, as_bytes, from_bytes, interleave, offsets_of, runs
 from raggedatlas.vectors.geometry import Fragments
 
 MAGIC = 0x5A564647
@@ -70,68 +68,68 @@ def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
         If magic, version or flags are wrong, a count does not agree with the bitmap or the bytes at hand, offsets fall, or a number is
         negative.
     """
-    data, base, size = blobs.data, blobs.bounds[:-1], np.diff(blobs.bounds)
-    if (size < HEAD).any():
-        raise CorruptError(f"{what} is shorter than its head of {HEAD} bytes. Restore it from a copy.")
-    heads = data[base[:, None] + np.arange(HEAD)].view("<u4").astype(np.int64)
-    n_all, n_runs = heads[:, 2], heads[:, 3]
-    _check_heads(heads, what)
-    padded = (n_all + 63) // 64 * 8
-    n_lists = n_all - n_runs
-    n_offsets = np.where(n_all > 0, n_lists + 1, 0)
-    at_offsets = HEAD + padded + 16 * n_runs
-    at_rows = at_offsets + 4 * n_offsets
-    if (at_rows > size).any():
-        raise CorruptError(f"{what} is cut short: its head declares more than its bytes hold. Restore it from a copy.")
-    bits = np.unpackbits(sections_of(data, base + HEAD, padded), bitorder="little")
-    is_range = bits[runs(offsets_of(padded * 8)[:-1], n_all)].view(bool)
-    bounds = offsets_of(n_all)
-    if (np.diff(offsets_of(bits)[offsets_of(padded * 8)]) != n_runs).any() or is_range.sum() != n_runs.sum():
-        raise CorruptError(f"{what}: the bitmap does not have as many bits as the head declares runs.")
-    table = _values(sections_of(data, base + HEAD + padded, 16 * n_runs), "<i8").reshape(-1, 2)
-    offsets = _values(sections_of(data, base + at_offsets, 4 * n_offsets), "<u4").astype(np.int64)
-    ends = offsets_of(n_offsets)
-    n_rows = np.zeros(len(size), np.int64)
-    n_rows[n_all > 0] = offsets[ends[1:][n_all > 0] - 1]
-    if (at_rows + 8 * n_rows != size).any():
-        raise CorruptError(f"{what} has other bytes than its explicit lists need. Restore it from a copy.")
-    counts_listed = _list_counts(offsets, ends[:-1][n_all > 0], what)
-    rows = _values(sections_of(data, base + at_rows, 8 * n_rows), "<i8")
-    if (table < 0).any() or (rows < 0).any():
-        raise CorruptError(f"{what} holds a negative start, count or row. Restore it from a copy.")
-    starts, counts = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int64)
-    starts[is_range], counts[is_range] = table[:, 0], table[:, 1]
-    starts[~is_range], counts[~is_range] = offsets_of(counts_listed)[:-1], counts_listed
-    return Fragments(bounds, is_range, starts, counts, rows)
+    from raggedatlas.vectors import fragment_kernels as kernels
+
+    data, counts = np.ascontiguousarray(blobs.data), np.empty((2, len(blobs)), np.int64)
+    fault, at = kernels.count_fragments(data, blobs.bounds, counts)
+    if not fault:
+        bounds = offsets_of(counts[0])
+        is_range, spans = np.empty(bounds[-1], bool), np.empty((2, bounds[-1]), np.int64)
+        rows = np.empty(counts[1].sum(), np.int64)
+        fault, at = kernels.read_fragments(data, blobs.bounds, is_range, spans, rows)
+    if fault:
+        raise corrupt(fault, blobs[at], what)
+    return Fragments(bounds, is_range, spans[0], spans[1], rows)
 
 
-def _check_heads(heads: NDArray[np.int64], what: str) -> None:
-    """Refuse heads with another magic, version or flags, or with more runs than fragments."""
-    if (heads[:, 0] != MAGIC).any():
-        raise CorruptError(f"{what} does not begin with the magic number of ZVFG. Restore it from a copy.")
-    if (heads[:, 1] != VERSION).any():
-        bad = int(heads[heads[:, 1] != VERSION][0, 1])
-        raise CorruptError(f"{what} has version {bad & 0xFFFF} and flags {bad >> 16}; expected 1 and 0.")
-    if (heads[:, 3] > heads[:, 2]).any():
-        raise CorruptError(f"{what} declares more runs than fragments. Restore it from a copy.")
+def corrupt(fault: int, blob: Bytes, what: str) -> CorruptError:
+    """Return the error that says what a kernel found wrong with a blob."""
+    from raggedatlas.vectors import fragment_kernels, kernels
+
+    if fault == fragment_kernels.NO_VERSION:
+        bad = int.from_bytes(blob[4:8].tobytes(), "little")
+        return CorruptError(f"{what} has version {bad & 0xFFFF} and flags {bad >> 16}; expected 1 and 0.")
+    says = {
+        fragment_kernels.NO_HEAD: f"is shorter than its head of {HEAD} bytes",
+        fragment_kernels.NO_MAGIC: "does not begin with the magic number of ZVFG",
+        fragment_kernels.RUNS: "declares more runs than fragments",
+        kernels.SHORT: "is cut short: its head declares more than its bytes hold",
+        fragment_kernels.BITS: "has a bitmap that does not have as many bits as the head declares runs",
+        fragment_kernels.BYTES: "has other bytes than its explicit lists need",
+        fragment_kernels.OFFSETS: "has offsets that fall or do not begin at 0",
+        kernels.NEGATIVE: "holds a negative start, count or row",
+        fragment_kernels.BEYOND: "names a row that its chunk does not have",
+        fragment_kernels.MISSING: "is asked for a fragment that its chunk does not have",
+    }
+    return CorruptError(f"{what} {says[fault]}. Restore it from a copy.")
 
 
-def _list_counts(offsets: NDArray[np.int64], begin: NDArray[np.int64], what: str) -> NDArray[np.int64]:
-    """Return the lengths of explicit lists from the offsets of all chunks, which begin at `begin`."""
-    if not len(offsets):
-        return offsets
-    steps = np.diff(offsets)
-    inner = np.ones(len(offsets), bool)
-    inner[begin] = False
-    counts: NDArray[np.int64] = steps[inner[1:]]
-    if (offsets[begin] != 0).any() or (counts < 0).any():
-        raise CorruptError(f"{what} has offsets that fall or do not begin at 0. Restore it from a copy.")
-    return counts
+def locate(
+    blob: Bytes, which: NDArray[np.int64], n_rows: int, spans: NDArray[np.int64], what: str = "A fragment index"
+) -> None:
+    """Find some fragments of one chunk; the others are not read.
 
+    Parameters
+    ----------
+    blob : (n_bytes,) uint8
+        A ZVFG blob.
+    which : (P,) int64
+        Fragments, ascending; the chunk has them all.
+    n_rows : int
+        How many rows the chunk has.
+    spans : (P, 3) int64
+        Filled with the first row of a run, or -1; the byte of the blob where a list begins; how many rows.
 
-def _values(data: Bytes, dtype: str) -> NDArray[np.int64]:
-    """View bytes as integers, wherever they lie."""
-    return np.ascontiguousarray(data).view(dtype)
+    Raises
+    ------
+    CorruptError
+        If what was read of the blob is wrong, a run goes beyond the rows, or there is no such fragment.
+    """
+    from raggedatlas.vectors import fragment_kernels as kernels
+
+    fault = kernels.locate_fragments(blob, which, n_rows, spans)
+    if fault:
+        raise corrupt(fault, blob, what)
 
 
 class FragmentIndex:
@@ -151,52 +149,52 @@ class FragmentIndex:
     """
 
     def __init__(self, blob: Bytes) -> None:
-        self.blob = blob
-        if blob.size < HEAD:
-            raise CorruptError(f"A fragment index of {blob.size} bytes is shorter than its head of {HEAD}.")
-        heads = np.ascontiguousarray(blob[:HEAD]).view("<u4").astype(np.int64)[None]
-        _check_heads(heads, "A fragment index")
-        self.n_fragments, self.n_ranges = int(heads[0, 2]), int(heads[0, 3])
+        self.blob = np.ascontiguousarray(blob)
+        locate(self.blob, np.zeros(0, np.int64), 0, np.zeros((0, 3), np.int64))
+        self.n_fragments, self.n_ranges = (int(value) for value in self.blob[8:HEAD].copy().view("<u4"))
 
-    @cached_property
-    def _fragments(self) -> Fragments:
-        return decode_fragments(Blobs(self.blob, np.array([0, self.blob.size])))
-
-    def _check(self, f: int) -> None:
+    def _span(self, f: int) -> tuple[int, int, int]:
+        """Return the first row of a run or -1, the byte where a list begins, and how many rows there are."""
         if not 0 <= f < self.n_fragments:
             raise QueryError(f"There is no fragment {f}; the chunk has {self.n_fragments}.")
+        spans = np.empty((1, 3), np.int64)
+        locate(self.blob, np.array([f]), np.iinfo(np.int64).max, spans)
+        first, byte, count = spans[0].tolist()
+        return first, byte, count
 
     def is_range(self, f: int) -> bool:
-        """Tell whether fragment `f` is a run, by its bit alone."""
-        self._check(f)
-        at = HEAD + f // 8
-        if at >= self.blob.size:
-            raise CorruptError("A fragment index is cut short in its bitmap. Restore it from a copy.")
-        return bool(self.blob[at] >> (f % 8) & 1)
+        """Tell whether fragment `f` is a run."""
+        return self._span(f)[0] >= 0
 
     def range(self, f: int) -> tuple[int, int]:
         """Return start and count of a run; `QueryError` for an explicit list."""
-        if not self.is_range(f):
+        first, _, count = self._span(f)
+        if first < 0:
             raise QueryError(f"Fragment {f} is an explicit list and no run; ask for its indices.")
-        return int(self._fragments.starts[f]), int(self._fragments.counts[f])
+        return first, count
 
     def indices(self, f: int) -> NDArray[np.int64]:
         """Return the rows of a fragment, runs written out."""
-        self._check(f)
-        start, count = int(self._fragments.starts[f]), int(self._fragments.counts[f])
-        if self._fragments.is_range[f]:
-            return np.arange(start, start + count)
-        return self._fragments.rows[start : start + count]
+        first, byte, count = self._span(f)
+        if first >= 0:
+            return np.arange(first, first + count)
+        return from_bytes(self.blob[byte : byte + 8 * count], np.int64)
 
 
 def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the chunk-local rows of some fragments, one after the other, and how many each has."""
-    counts, starts = fragments.counts[which], fragments.starts[which]
-    rows = runs(starts, counts)
-    listed = ~fragments.is_range[which]
-    if listed.any():
-        explicit = np.repeat(listed, counts)
-        rows[explicit] = fragments.rows[rows[explicit]]
+    """Return the chunk-local rows of some fragments, one after the other, and how many each has.
+
+    Raises
+    ------
+    CorruptError
+        If a fragment is asked for that is not there, or a list goes beyond the rows that are.
+    """
+    from raggedatlas.vectors import fragment_kernels as kernels
+
+    counts = fragments.counts[which]
+    rows = np.empty(counts.sum(), np.int64)
+    if kernels.write_rows(fragments.is_range, fragments.starts, fragments.counts, fragments.rows, which, rows):
+        raise CorruptError("A list of fragments names one that is not there. Restore the store from a copy.")
     return rows, counts
 
 

@@ -1,5 +1,6 @@
 """Chunks of a grid: which one a position lies in, how many there are, where a key stands (seed 002 §7.1, ruling 17)."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,19 +109,40 @@ def number_positions(positions: NDArray[Any], edges: ArrayLike) -> Numbered:
     """
     sizes = np.asarray(edges, np.float64)
     n_dims = positions.shape[1]
+    if not len(positions):
+        return Numbered(np.zeros(0, np.int64), 1, np.zeros(n_dims, np.int64), np.ones(n_dims, np.int64))
+    if positions.dtype in {np.dtype(np.float32), np.dtype(np.float64)}:
+        return _number_floats(np.ascontiguousarray(positions), sizes)
+    cells = [_along(positions[:, axis], float(sizes[axis])) for axis in range(n_dims)]
+    low = np.array([own.min() for own in cells])
+    spans, top = _spans([int(own.min()) for own in cells], [int(own.max()) for own in cells])
     codes = np.zeros(len(positions), np.int64)
-    low, spans, top = np.zeros(n_dims, np.int64), np.ones(n_dims, np.int64), 1
-    for axis in range(n_dims if len(positions) else 0):
-        cells = _along(positions[:, axis], float(sizes[axis]))
-        low[axis] = cells.min()
-        spans[axis] = int(cells.max()) - int(low[axis]) + 1
-        top *= int(spans[axis])
-        if top >= _MOST_CODES:
-            raise ValuesError("The positions span 2**62 chunks or more; use larger chunks.")
+    for axis, own in enumerate(cells):
         codes *= spans[axis]
-        codes += cells
-        codes -= low[axis]
+        codes += own - low[axis]
     return Numbered(codes, top, low, spans)
+
+
+def _number_floats(positions: NDArray[Any], sizes: NDArray[np.float64]) -> Numbered:
+    """Return the chunks of floats, in two passes over them."""
+    from raggedatlas.vectors import kernels
+
+    ends = np.empty((2, positions.shape[1]), np.float64)
+    kernels.find_extent(positions, ends[0], ends[1])
+    first, last = (np.array([_along(end[k : k + 1], float(sizes[k]))[0] for k in range(len(sizes))]) for end in ends)
+    spans, top = _spans(first.tolist(), last.tolist())
+    codes = np.empty(len(positions), np.int64)
+    kernels.number_cells(positions, sizes, first, spans, codes)
+    return Numbered(codes, top, first, spans)
+
+
+def _spans(low: list[int], high: list[int]) -> tuple[NDArray[np.int64], int]:
+    """Return how many chunks there are on each axis, and in all."""
+    spans = [last - first + 1 for first, last in zip(low, high, strict=True)]
+    top = math.prod(spans)
+    if top >= _MOST_CODES:
+        raise ValuesError("The positions span 2**62 chunks or more; use larger chunks.")
+    return np.array(spans, np.int64), top
 
 
 def changes(values: NDArray[Any]) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,7 @@ def join(level: Level, chosen: Chosen, rules: Rules, cross: CrossLinks | None = 
     rows = local + np.repeat(level.bounds[chunk], counts)
     bounds = offsets_of(counts)
     if rules.kind in SEQUENTIAL and rules.boundary != "explicit_links":
-        kept = _without_seams(level, rows, bounds, chosen.bounds)
+        kept = inner_rows(level.positions, rows, bounds, chosen.bounds)
         counts = np.diff(offsets_of(kept)[bounds])
         rows, bounds = rows[kept], offsets_of(counts)
     shapes = Shapes(
@@ -100,15 +101,27 @@ def _with_none(shapes: Shapes) -> Shapes:
     return shapes
 
 
-def _without_seams(
-    level: Level, rows: NDArray[np.int64], bounds: NDArray[np.int64], objects: NDArray[np.int64]
+def inner_rows(
+    positions: NDArray[Any], rows: NDArray[np.int64], bounds: NDArray[np.int64], objects: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Tell which rows to keep of polylines whose pieces end with the vertex that the next one begins with."""
+    """Tell which rows to keep of polylines whose pieces end with the vertex that the next one begins with.
+
+    Parameters
+    ----------
+    positions : (N, D) array
+        Vertices.
+    rows : (R,) int64
+        Those of all fragments, in order of traversal.
+    bounds : (P + 1,) int64
+        The rows of each fragment.
+    objects : (B + 1,) int64
+        The fragments of each object.
+    """
     kept = np.ones(len(rows), bool)
     first = np.setdiff1d(np.arange(1, len(bounds) - 1), objects)
     first = first[(bounds[first] < bounds[first + 1]) & (bounds[first - 1] < bounds[first])]
     begin = bounds[first]
-    same = (level.positions[rows[begin]] == level.positions[rows[begin - 1]]).all(axis=1)
+    same = (positions[rows[begin]] == positions[rows[begin - 1]]).all(axis=1)
     kept[begin[same] - 1] = False
     return kept
 

@@ -1,5 +1,7 @@
 """The loops that only a compiler can hurry: records whose lengths stand in the records before them."""
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -155,3 +157,31 @@ def write_manifests(
                 if modes[b] == 1:
                     at = _put(out, at, count, 8)
     return at
+
+
+@njit(cache=True, nogil=True)
+def find_extent(positions: NDArray[np.floating[Any]], low: NDArray[np.float64], high: NDArray[np.float64]) -> None:
+    """Find the least and the greatest coordinate on each axis."""
+    for k in range(positions.shape[1]):
+        low[k] = high[k] = positions[0, k]
+    for i in range(positions.shape[0]):
+        for k in range(positions.shape[1]):
+            value = np.float64(positions[i, k])
+            low[k] = min(low[k], value)
+            high[k] = max(high[k], value)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def number_cells(
+    positions: NDArray[np.floating[Any]],
+    edges: NDArray[np.float64],
+    low: NDArray[np.int64],
+    spans: NDArray[np.int64],
+    codes: NDArray[np.int64],
+) -> None:
+    """Number the cells of a grid that positions lie in: the first axis first, each counted from its least cell."""
+    for i in range(positions.shape[0]):
+        code = np.int64(0)
+        for k in range(positions.shape[1]):
+            code = code * spans[k] + (np.int64(np.floor(np.float64(positions[i, k]) / edges[k])) - low[k])
+        codes[i] = code

@@ -1,6 +1,7 @@
 """One level of an open store: its arrays, chunk by chunk, in either layout."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -228,9 +229,9 @@ class LevelReader:
         blobs = pack([EMPTY_INDEX if blob is None or not blob.size else blob for blob in family.read(keys)])
         found = decode_fragments(blobs, f"{self.where}/{name}")
         limit = np.repeat(sizes, np.diff(found.bounds))
-        ends = found.starts + found.counts
         listed = np.repeat(limit[~found.is_range], found.counts[~found.is_range])
-        if (ends[found.is_range] > limit[found.is_range]).any() or (found.rows >= listed).any():
+        beyond = (found.counts > limit) | (found.starts > limit - found.counts)
+        if (beyond & found.is_range).any() or (found.rows >= listed).any():
             raise CorruptError(f"{self.where}/{name} names a row that its chunk does not have. Restore it from a copy.")
         return found
 
@@ -297,8 +298,39 @@ def dtype_of(attributes: Mapping[str, Any], where: str) -> np.dtype[Any]:
     return found.newbyteorder("<")
 
 
-def chunk_attribute(block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArray[np.int64], where: str) -> Attribute:
-    """Return the rows of an attribute from the bytes of chunks.
+@dataclass(frozen=True)
+class Form:
+    """How the rows of an attribute are stored.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of a value.
+    columns : int or None
+        Values of a row; None: one, and the attribute has one axis.
+    channels : tuple of str
+        Their names, if they have some.
+    extra : dict
+        What the block says beyond its array and name.
+    """
+
+    dtype: np.dtype[Any]
+    columns: int | None
+    channels: tuple[str, ...]
+    extra: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.itemsize * (self.columns or 1)
+
+    def attribute(self, data: Bytes) -> Attribute:
+        """Return rows as an attribute."""
+        return Attribute(from_bytes(data, self.dtype, self.columns), self.channels, None, self.extra)
+
+
+def form_of(block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArray[np.int64], where: str) -> Form:
+    """Return how an attribute is stored, after checking it against the bytes of chunks.
 
     Raises
     ------
@@ -309,22 +341,26 @@ def chunk_attribute(block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArra
     counts = np.array([blob.size for blob in raw], np.int64)
     shape = block.get("row_shape", block.get("shape"))
     channels = tuple(str(name) for name in block.get("channel_names") or ())
+    columns: int | None = None
     if shape:
-        columns: int | None = int(np.prod(shape))
+        columns = int(np.prod(shape))
     elif len(channels) > 1:
         columns = len(channels)
-    else:
-        total = int(rows.sum())
-        found = int(counts.sum()) // dtype.itemsize
-        columns = found // total if shape is None and total and found > total else None
-    size = dtype.itemsize * (columns or 1)
-    if (counts != rows * size).any():
-        bad = int(np.flatnonzero(counts != rows * size)[0])
+    elif shape is None:
+        total, found = int(rows.sum()), int(counts.sum()) // dtype.itemsize
+        columns = found // total if total and found > total else None
+    form = Form(dtype, columns, channels if len(channels) == (columns or 1) else (), extra_of(block))
+    if (counts != rows * form.size).any():
+        bad = int(np.flatnonzero(counts != rows * form.size)[0])
         raise CorruptError(
-            f"{where} has {counts[bad] / size:g} rows in a chunk where {rows[bad]} were expected. Restore it from a copy."
+            f"{where} has {counts[bad] / form.size:g} rows in a chunk where {rows[bad]} were expected. Restore it from a copy."
         )
-    values = from_bytes(joined(raw), dtype, columns)
-    return Attribute(values, channels if len(channels) == (columns or 1) else (), None, extra_of(block))
+    return form
+
+
+def chunk_attribute(block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArray[np.int64], where: str) -> Attribute:
+    """Return the rows of an attribute from the bytes of chunks, checked as `form_of` does."""
+    return form_of(block, raw, rows, where).attribute(joined(raw))
 
 
 def extra_of(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from raggedatlas.vectors.indexes import ObjectIndex, read_groups, read_table_att
 from raggedatlas.vectors.joining import Chosen, Rules, clip, join
 from raggedatlas.vectors.levels import LevelReader, wanted_of
 from raggedatlas.vectors.manifests import expand_blocks
+from raggedatlas.vectors.picking import Parts, pick, without_seams
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes
 
 _SHARED = -2
@@ -107,10 +108,24 @@ class OpenLevel:
         blocks, fragments, bounds = expand_blocks(objects)
         at = self._chunk_rows(objects)
         touched, place = np.unique(at, return_inverse=True)
-        level, cross = self.load(touched, names)
-        chosen = self._numbered(level, place.reshape(-1)[blocks], fragments)
-        shapes = join(level, Chosen(chosen, bounds, ids), self.rules, cross)
-        return replace(shapes, object_attributes=self.object_attributes(names, ids))
+        chunk = place.reshape(-1)[blocks]
+        attributes = self.object_attributes(names, ids)
+        if self.reader.is_draco or not (self.rules.kind in SEQUENTIAL or self.rules.kind == "point_cloud"):
+            level, cross = self.load(touched, names)
+            chosen = Chosen(self._numbered(level, chunk, fragments), bounds, ids)
+            return replace(join(level, chosen, self.rules, cross), object_attributes=attributes)
+        picked = pick(self.reader, Parts(self.reader.keys.keys[touched], chunk, fragments), wanted_of(names))
+        picked = without_seams(picked, bounds, self.rules)
+        return Shapes(
+            self.rules.kind,
+            picked.positions,
+            offsets=picked.bounds[bounds],
+            ids=ids,
+            vertex_attributes=picked.vertex_attributes,
+            object_attributes=attributes,
+            fragment_offsets=picked.bounds,
+            fragment_attributes=picked.fragment_attributes,
+        )
 
     def _chunk_rows(self, objects: Objects) -> NDArray[np.int64]:
         """Return which chunk of the level each block names; a chunk that is not there is refused."""

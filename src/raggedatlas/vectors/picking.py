@@ -1,0 +1,191 @@
+"""Some fragments out of their chunks: only their rows are copied, and of a fragment index only their entries are read."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError
+from raggedatlas.vectors.blobs import Bytes, from_bytes, offsets_of
+from raggedatlas.vectors.fragment_index import corrupt, locate
+from raggedatlas.vectors.joining import Rules, inner_rows
+from raggedatlas.vectors.levels import EMPTY_INDEX, Form, LevelReader, Wanted, dtype_of, form_of
+from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which fragments of a level are wanted.
+
+    Parameters
+    ----------
+    keys : (n, K) int64
+        Chunks that hold some of them, ascending.
+    place : (P,) int64
+        Which of `keys` each fragment lies in.
+    fragments : (P,) int64
+        The number of each in its chunk.
+    """
+
+    keys: NDArray[np.int64]
+    place: NDArray[np.int64]
+    fragments: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Vertices of some fragments, one after the other, in the order in which they were asked for.
+
+    Parameters
+    ----------
+    positions : (N, D) array
+        Vertices.
+    bounds : (P + 1,) int64
+        Those of each fragment.
+    vertex_attributes, fragment_attributes : dict of str to Attribute
+        N and P rows.
+    """
+
+    positions: NDArray[np.generic]
+    bounds: NDArray[np.int64]
+    vertex_attributes: dict[str, Attribute]
+    fragment_attributes: dict[str, Attribute]
+
+
+@dataclass(frozen=True)
+class _Located:
+    """Where fragments lie, chunk by chunk: of chunk `c` those from `cuts[c]` to `cuts[c + 1]`.
+
+    Parameters
+    ----------
+    order : (P,) int64
+        Which of the wanted fragments each is.
+    cuts : list of int
+        The first of each chunk.
+    blobs : list of uint8 arrays
+        The fragment index of each chunk.
+    n_fragments : (n,) int64
+        How many fragments each chunk has.
+    spans : (P, 3) int64
+        As `locate` gives them.
+    """
+
+    order: NDArray[np.int64]
+    cuts: list[int]
+    blobs: list[Bytes]
+    n_fragments: NDArray[np.int64]
+    spans: NDArray[np.int64]
+
+
+def pick(reader: LevelReader, parts: Parts, wanted: Wanted) -> Picked:
+    """Return vertices and attributes of some fragments of a level whose vertices are stored raw.
+
+    Raises
+    ------
+    CorruptError
+        If a chunk does not have a fragment, or what is read of it does not hold together.
+    """
+    where = f"{reader.where}/vertices"
+    family = reader.vertices
+    raw = [] if family is None else [_some(blob) for blob in family.read(parts.keys)]
+    n_dims = len(reader.root.axes)
+    dtype = np.dtype(np.float32) if family is None else dtype_of(family.attributes, where)
+    size = dtype.itemsize * n_dims
+    if any(blob.size % size for blob in raw):
+        raise CorruptError(f"{where} has a chunk that is no whole number of rows of {size} bytes.")
+    rows = np.array([blob.size // size for blob in raw], np.int64)
+    located = _locate(reader, parts, rows)
+    counts = np.empty(len(parts.fragments), np.int64)
+    counts[located.order] = located.spans[:, 2]
+    bounds = offsets_of(counts)
+    places = bounds[:-1][located.order]
+    positions = from_bytes(_copied(raw, located, places, size, int(bounds[-1])), dtype, n_dims)
+    own = {}
+    for name in filter(wanted, reader.attribute_names("vertex_attributes")):
+        found = _cells(reader, f"vertex_attributes/{name}", parts.keys, rows)
+        if found is not None:
+            form, cells = found
+            own[name] = form.attribute(_copied(cells, located, places, form.size, int(bounds[-1])))
+    return Picked(positions, bounds, own, _of_fragments(reader, parts, located, wanted))
+
+
+def _of_fragments(reader: LevelReader, parts: Parts, located: _Located, wanted: Wanted) -> dict[str, Attribute]:
+    """Return the attributes of the fragments themselves."""
+    made = {}
+    spans = np.ones((len(parts.fragments), 3), np.int64)
+    spans[:, 0] = parts.fragments[located.order]
+    each = replace(located, spans=spans)
+    for name in filter(wanted, reader.attribute_names("fragment_attributes")):
+        found = _cells(reader, f"fragment_attributes/{name}", parts.keys, located.n_fragments)
+        if found is not None:
+            form, cells = found
+            made[name] = form.attribute(_copied(cells, each, located.order, form.size, len(spans)))
+    return made
+
+
+def _some(blob: Bytes | None) -> Bytes:
+    return np.zeros(0, np.uint8) if blob is None else blob
+
+
+def _locate(reader: LevelReader, parts: Parts, rows: NDArray[np.int64]) -> _Located:
+    """Find fragments in the indexes of their chunks; where no index is stored, a chunk is one fragment."""
+    order = np.lexsort((parts.fragments, parts.place))
+    cuts = np.searchsorted(parts.place[order], np.arange(len(parts.keys) + 1)).tolist()
+    fragments, where = parts.fragments[order], f"{reader.where}/vertex_fragments"
+    family = reader.family("vertex_fragments")
+    spans = np.zeros((len(fragments), 3), np.int64)
+    if family is None:
+        if fragments.any():
+            raise CorruptError(f"{reader.where}/object_index names a fragment that its chunk does not have.")
+        spans[:, 2] = rows[parts.place[order]]
+        return _Located(order, cuts, [EMPTY_INDEX] * len(rows), np.ones(len(rows), np.int64), spans)
+    blobs = [EMPTY_INDEX if blob is None or not blob.size else blob for blob in family.read(parts.keys)]
+    for blob, n_rows, (a, b) in zip(blobs, rows.tolist(), pairwise(cuts), strict=True):
+        locate(blob, fragments[a:b], n_rows, spans[a:b], where)
+    n_fragments = np.array([int.from_bytes(blob[8:12].tobytes(), "little") for blob in blobs], np.int64)
+    return _Located(order, cuts, blobs, n_fragments, spans)
+
+
+def _copied(cells: list[Bytes], located: _Located, places: NDArray[np.int64], size: int, n_rows: int) -> Bytes:
+    """Copy rows of all fragments to their places."""
+    from raggedatlas.vectors import fragment_kernels as kernels
+
+    out = np.empty(n_rows * size, np.uint8)
+    for cell, blob, (a, b) in zip(cells, located.blobs, pairwise(located.cuts), strict=True):
+        fault = kernels.copy_rows(cell, blob, located.spans[a:b], places[a:b], size, out)
+        if fault:
+            raise corrupt(fault, blob, "A fragment index")
+    return out
+
+
+def _cells(
+    reader: LevelReader, path: str, keys: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[Form, list[Bytes]] | None:
+    """Return how an attribute is stored, and its cells of some chunks; None where it is not there."""
+    family = reader.family(path)
+    if family is None:
+        return None
+    cells = [_some(blob) for blob in family.read(keys)]
+    return form_of(family.attributes, cells, rows, f"{reader.where}/{path}"), cells
+
+
+def without_seams(picked: Picked, objects: NDArray[np.int64], rules: Rules) -> Picked:
+    """Leave out the vertices that stand twice where a polyline goes on in the next chunk, if the store repeats them.
+
+    Parameters
+    ----------
+    picked : Picked
+        Fragments in order of traversal.
+    objects : (B + 1,) int64
+        The fragments of each object.
+    rules : Rules
+        Kind and conventions of the store.
+    """
+    if rules.kind not in SEQUENTIAL or rules.boundary == "explicit_links":
+        return picked
+    kept = inner_rows(picked.positions, np.arange(len(picked.positions)), picked.bounds, objects)
+    rows = np.flatnonzero(kept)
+    attributes = {name: attribute.take(rows) for name, attribute in picked.vertex_attributes.items()}
+    bounds = offsets_of(np.diff(offsets_of(kept)[picked.bounds]))
+    return Picked(np.take(picked.positions, rows, axis=0), bounds, attributes, picked.fragment_attributes)

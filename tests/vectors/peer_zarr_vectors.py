@@ -71,6 +71,38 @@ def joined(path: list) -> np.ndarray:
     return np.concatenate(path) if isinstance(path, list) else np.asarray(path)
 
 
+def tables(store: Path) -> dict[str, np.ndarray]:
+    """Read attributes of objects and groups, and the members of every group."""
+    from zarr_vectors.core import arrays
+    from zarr_vectors.core.store import get_resolution_level, open_store
+
+    level = get_resolution_level(open_store(str(store)), 0)
+    found: dict[str, np.ndarray] = {}
+    for family, key, get in (
+        ("object_attributes", "oa", arrays.read_object_attributes),
+        ("group_attributes", "ga", arrays.read_groupings_attributes),
+    ):
+        for path in sorted((store / "0" / family).glob("*")):
+            if path.is_dir():
+                values = np.asarray(get(level, path.name))
+                found[f"{key}:{path.name}"] = np.array(list(map(str, values))) if values.dtype.kind in "OT" else values
+    if (store / "0" / "groups").exists():
+        for number, members in enumerate(arrays.read_all_groupings(level)):
+            found[f"members:{number}"] = np.array(list(members), np.int64)
+    return found
+
+
+def some_ids(store: Path) -> list[int]:
+    """Give the first three object ids, by the package where ids are no row numbers."""
+    from zarr_vectors.core import arrays
+    from zarr_vectors.core.store import get_resolution_level, open_store
+
+    ids = None
+    if hasattr(arrays, "read_object_id_table"):
+        ids = arrays.read_object_id_table(get_resolution_level(open_store(str(store)), 0))
+    return [0, 1, 2] if ids is None else [int(i) for i in ids[:3]]
+
+
 def read(store: Path) -> None:
     """Read one store by the package, and write what it gives beside it."""
     kind = store.name.split("-", maxsplit=1)[0]
@@ -85,7 +117,7 @@ def read(store: Path) -> None:
         low, high = np.full(3, -30.0), np.full(3, 40.0)
         found["box"] = read_points(str(store), bbox=(low, high))["positions"]
         if (store / "0" / "object_index").exists():
-            for i in range(3):
+            for i in some_ids(store):
                 found[f"object:{i}"] = read_points(str(store), object_ids=[i])["positions"]
         if (store / "0" / "groups").exists():
             found["group:1"] = read_points(str(store), group_ids=[1])["positions"]
@@ -106,6 +138,7 @@ def read(store: Path) -> None:
     else:
         got = read_mesh(str(store))
         found["positions"], found["links"] = got["vertices"], got["faces"]
+    found |= tables(store)
     np.savez(store.with_suffix(".npz"), **{key.replace("/", "|"): np.asarray(value) for key, value in found.items()})
 
 

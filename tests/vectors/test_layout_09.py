@@ -22,6 +22,7 @@ from raggedatlas.vectors.nodes import group, shard_shape, small_array, vlen_arra
 from raggedatlas.vectors.placing import _write_pieces
 from raggedatlas.vectors.reading import open_vectors
 from raggedatlas.vectors.shapes import Groups, Shapes
+from raggedatlas.vectors.validating.validation import validate
 from raggedatlas.vectors.writing import write
 
 CUT = Cutting(chunk_shape=EDGE)
@@ -209,6 +210,24 @@ def test_groups_of_consecutive_ids(tmp_path: Path) -> None:
     meta.write_text(json.dumps(node))
     with pytest.raises(CorruptError, match="range"):
         open_vectors(tmp_path / "s").groups()
+
+
+def test_long_runs_of_ids_are_written_as_ranges(tmp_path: Path) -> None:
+    """Items 42, 45, 46: a group of 16 or more consecutive ids is its two ends; shorter, broken, falling and repeated ones are listed."""
+    ids = np.random.default_rng(0).permutation(np.arange(60) + 2**40)
+    sets = [range(16), range(15), range(20, 60), [], [*range(16), 40], [*range(40, 20, -1)], [0] * 20, [59, 0]]
+    members = np.concatenate([np.array(one, np.int64) for one in sets]) + 2**40
+    groups = Groups(np.cumsum([0, *map(len, sets)]), members)
+    shapes = Shapes("point_cloud", walk(60), offsets=np.arange(61), ids=ids, groups=groups)
+    write(make_geometry(shapes, CUT), tmp_path / "s")
+    ends = {"0": [2**40, 2**40 + 16], "2": [2**40 + 20, 2**40 + 60]}
+    assert block(tmp_path / "s", "0/groups")["group_ranges"] == ends
+    store = open_vectors(tmp_path / "s")
+    for found in (store.groups(), store.read().groups, store.load().levels[0].groups):
+        assert np.array_equal(found.offsets, groups.offsets)
+        assert np.array_equal(found.ids, members)
+    assert np.array_equal(store.group(2).ids, np.arange(20, 60) + 2**40)
+    assert validate(tmp_path / "s") == []
 
 
 def test_many_manifests_are_read_in_pieces(tmp_path: Path) -> None:

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raggedatlas.testing.geometry import EDGE, corners_of, graph, lines, mesh, paths, rows_of, tree, walk
+from raggedatlas.testing.geometry import EDGE, corners_of, graph, lines, mesh, paths, rows_of, spots, tree, walk
 from raggedatlas.vectors.building import Cutting, make_geometry
 from raggedatlas.vectors.geometry import Fragments, Geometry
 from raggedatlas.vectors.reading import open_vectors
-from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
 from raggedatlas.vectors.writing import write
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).with_name("peer_zarr_vectors.py")
 VENVS = {"0.7": ROOT / ".venv-peers-vectors-0.2", "0.9": ROOT / ".venv-peers-vectors-0.9"}
 
+CUT = Cutting(chunk_shape=EDGE)
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(600)]
 
 
@@ -73,10 +74,45 @@ def compare(path: Path, store: Any, found: dict[str, Any], layout: str) -> None:
             assert sorted(set(rows_of(store.read(level=int(name)).positions))) == sorted(set(rows_of(value)))
         elif what == "box":
             assert rows_of(store.box([-30] * 3, [40] * 3).positions) == rows_of(value)
+        elif what == "oa":
+            assert same_table(path / "0/object_attributes" / name, store.object_attributes()[name].values, value)
+        elif what == "ga":
+            assert same_table(path / "0/group_attributes" / name, store.groups().attributes[name].values, value)
+        elif what == "members":
+            assert np.array_equal(store.groups().members(int(name)), value)
         elif what == "v":
             mine = shapes.vertex_attributes[name].values.reshape(len(value), -1)
             both = np.concatenate([shapes.positions, mine], axis=1)
             assert rows_of(both) == rows_of(np.concatenate([found["positions"], value.reshape(len(value), -1)], axis=1))
+
+
+def same_table(path: Path, mine: Any, value: Any) -> bool:
+    """Compare rows of an attribute; 0.2.0 knows no strings, and reads their codes."""
+    if mine.dtype.kind in "UTO" and value.dtype.kind in "iu":
+        categories = json.loads((path / "zarr.json").read_text())["attributes"]["categories"]
+        value = np.array(categories)[value]
+    return mine.shape == value.shape and bool((mine == value).all())
+
+
+def tables_of(n_objects: int, n_groups: int) -> dict[str, Any]:
+    """Attributes of objects and groups: numbers, rows of channels, and strings."""
+    rows = np.arange(2 * n_objects, dtype=np.int16).reshape(n_objects, 2)
+    of_groups = {
+        "code": Attribute(np.arange(n_groups, dtype=np.uint8) + 3),
+        "ends": Attribute(np.arange(3.0 * n_groups).reshape(n_groups, 3), ("x", "y", "z")),
+        "name": Attribute(np.array([f"group {i}" for i in range(n_groups)])),
+    }
+    own = {"v": np.arange(n_objects) / 2, "w": rows, "name": np.array([f"n{i % 3}" for i in range(n_objects)])}
+    return {"object_attributes": own, "of_groups": of_groups}
+
+
+def with_tables(shapes: Shapes) -> Shapes:
+    """Give shapes attributes of objects and groups."""
+    groups = shapes.groups or Groups(np.array([0, 2]), np.asarray(shapes.ids)[:2])
+    made = tables_of(shapes.n_objects, groups.n_groups)
+    return replace(
+        shapes, object_attributes=made["object_attributes"], groups=replace(groups, attributes=made["of_groups"])
+    )
 
 
 def stores_of_ours() -> dict[str, Geometry]:
@@ -84,15 +120,13 @@ def stores_of_ours() -> dict[str, Geometry]:
     cutting = Cutting(chunk_shape=EDGE)
     shapes = {
         "point_cloud-plain": Shapes("point_cloud", walk(60), vertex_attributes={"v": np.arange(60, dtype="f4")}),
-        "point_cloud-objects": replace(
-            paths(), kind="point_cloud", offsets=np.array([0, 5, 5, 6, 40]), object_attributes={"v": np.arange(4.0)}
-        ),
+        "point_cloud-objects": with_tables(replace(paths(), kind="point_cloud", offsets=np.array([0, 5, 5, 6, 40]))),
         "line-all": lines(),
-        "polyline-all": replace(paths("polyline"), offsets=np.array([0, 5, 8, 20, 40])),
+        "polyline-all": with_tables(replace(paths("polyline"), offsets=np.array([0, 5, 8, 20, 40]))),
         "streamline-all": replace(paths(), offsets=np.array([0, 5, 8, 20, 40])),
         "graph-all": replace(graph(), link_attributes={}),
         "skeleton-all": replace(tree(), offsets=np.array([0, 40]), links=tree_links(), ids=np.array([0])),
-        "mesh-all": replace(mesh(), link_attributes={}),
+        "mesh-all": with_tables(replace(mesh(), link_attributes={})),
     }
     made = {name: make_geometry(value, cutting) for name, value in shapes.items()}
     made["point_cloud-objects"] = with_modes(made["point_cloud-objects"])
@@ -119,13 +153,17 @@ def with_modes(geometry: Geometry) -> Geometry:
 
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
 def test_it_reads_what_we_write(layout: str, tmp_path: Path) -> None:
-    """Items 102, 104: all seven kinds, boxes, objects of every mode and groups come back from the package as we read them."""
+    """Items 102, 104: all seven kinds, boxes, objects of every mode, groups, and attributes of objects and groups (numbers, channels,
+    strings) come back from the package as we read them."""
     for name, geometry in stores_of_ours().items():
         write(geometry, tmp_path / name, layout=layout, compat="0.2" if layout == "0.7" else None)
     peer(layout, "read", tmp_path)
     for path in sorted(tmp_path.iterdir()):
         if path.is_dir():
-            compare(path, open_vectors(path), dict(np.load(path.with_suffix(".npz"))), layout)
+            found = dict(np.load(path.with_suffix(".npz")))
+            compare(path, open_vectors(path), found, layout)
+            asked = {"oa:v", "oa:w", "oa:name", "ga:code", "ga:ends", "ga:name", "members:0"}
+            assert asked <= set(found) or path.name not in {"point_cloud-objects", "polyline-all", "mesh-all"}
 
 
 def with_lists(geometry: Geometry) -> Geometry:
@@ -145,8 +183,15 @@ def with_lists(geometry: Geometry) -> Geometry:
     return replace(geometry, levels=(replace(level, fragments=fragments, fragment_attributes={}),))
 
 
+def many() -> Shapes:
+    """Fifty objects; a group of two of them, one of a run of ids, and one of none."""
+    groups = Groups(np.array([0, 2, 42, 42]), np.concatenate([[7, 3], np.arange(3, 43)]))
+    return Shapes("point_cloud", walk(60), offsets=np.append(np.arange(50), 60), groups=groups)
+
+
 def test_it_reads_every_spelling_of_0_9(tmp_path: Path) -> None:
-    """Item 104: overlapping and explicit fragments, files for each chunk, compressed cells, sparse ids and narrow links are read by 0.9.2."""
+    """Item 104: overlapping and explicit fragments, files for each chunk, compressed cells, sparse ids beyond 32 bits, the index in both forms
+    (v1 of row numbers, v2 with a table of ids), groups as ranges and narrow links are read by 0.9.2."""
     plain = make_geometry(Shapes("point_cloud", walk(60)), Cutting(chunk_shape=EDGE))
     write(with_lists(plain), tmp_path / "point_cloud-lists")
     write(plain, tmp_path / "point_cloud-files", shards=False)
@@ -156,6 +201,13 @@ def test_it_reads_every_spelling_of_0_9(tmp_path: Path) -> None:
     write(
         make_geometry(Shapes("point_cloud", whole), Cutting(chunk_shape=(40, 40, 40))), tmp_path / "point_cloud-whole"
     )
+    own = spots()
+    write(make_geometry(with_tables(replace(own, offsets=np.array([0, 5, 5, 40]))), CUT), tmp_path / "point_cloud-v2")
+    write(make_geometry(with_tables(many()), CUT), tmp_path / "point_cloud-v1")
+    index = [json.loads((tmp_path / f"point_cloud-{v}/0/object_index/zarr.json").read_text()) for v in ("v1", "v2")]
+    assert [node["attributes"]["layout"] for node in index] == ["vlen_manifests_v1", "vlen_manifests_v2"]
+    block = json.loads((tmp_path / "point_cloud-v1/0/groups/zarr.json").read_text())["attributes"]
+    assert block["group_ranges"] == {"1": [3, 43]}
     peer("0.9", "read", tmp_path)
     for path in sorted(tmp_path.iterdir()):
         if path.is_dir():
@@ -169,6 +221,8 @@ def test_it_finds_nothing_wrong(tmp_path: Path) -> None:
     """Item 104: the package's validator at level 5 passes what we write in layout 0.9."""
     for name, geometry in stores_of_ours().items():
         write(geometry, tmp_path / name)
+    for name, shapes in (("sparse", spots()), ("ranges", many())):
+        write(make_geometry(with_tables(shapes), CUT), tmp_path / name)
     reports = [json.loads(line) for line in peer("0.9", "validate", tmp_path).splitlines()]
-    assert len(reports) == 8
+    assert len(reports) == 10
     assert [report for report in reports if not report["ok"]] == []

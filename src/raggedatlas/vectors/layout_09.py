@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raggedatlas.vectors.blobs import Blobs, as_bytes, offsets_of, ragged_blobs
 from raggedatlas.vectors.crossing import file_links
@@ -15,7 +16,10 @@ from raggedatlas.vectors.grids import chunk_coordinates
 from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.metadata import level_chunk_shape, level_json, level_scale
 from raggedatlas.vectors.nodes import File, GridOptions, cell_array, group, small_array, vlen_array
-from raggedatlas.vectors.shapes import Attributes, fill_of
+from raggedatlas.vectors.shapes import Attributes, Groups, fill_of
+
+LEAST_RUN = 16
+"""How many consecutive ids make a group a range in ``group_ranges``."""
 
 _FRAMED = {"vertex_fragments", "link_fragments"}
 
@@ -218,6 +222,23 @@ def _group_files(root: str, level: Level) -> Iterator[File]:
     groups = level.groups
     if groups is None:
         return
-    blobs = Blobs(as_bytes(groups.ids), groups.offsets * 8)
-    yield from vlen_array(f"{root}/groups", blobs, {"zv_array": "groups", "num_groups": groups.n_groups})
+    block: dict[str, Any] = {"zv_array": "groups", "num_groups": groups.n_groups}
+    run = _runs(groups)
+    firsts = groups.offsets[:-1][run]
+    ranges = np.stack([groups.ids[firsts], groups.ids[groups.offsets[1:][run] - 1] + 1], axis=1)
+    if run.any():
+        block["group_ranges"] = dict(zip(map(str, np.flatnonzero(run).tolist()), ranges.tolist(), strict=True))
+    counts = np.diff(groups.offsets)
+    listed = groups.ids[~np.repeat(run, counts)]
+    blobs = Blobs(as_bytes(listed), offsets_of(np.where(run, 0, counts)) * 8)
+    yield from vlen_array(f"{root}/groups", blobs, block)
     yield from _tables(root, "group_attributes", ("groupings_attribute", groups.attributes))
+
+
+def _runs(groups: Groups) -> NDArray[np.bool_]:
+    """Tell which groups are consecutive ids, and so many that their two ends are written instead: (G,) bool."""
+    first, counts = groups.offsets[:-1], np.diff(groups.offsets)
+    run = counts >= LEAST_RUN
+    broken = np.concatenate([[0], np.cumsum(np.diff(groups.ids) != 1)])
+    run[run] = broken[first[run]] == broken[first[run] + counts[run] - 1]
+    return np.asarray(run)

@@ -12,6 +12,8 @@ from numpy.typing import DTypeLike, NDArray
 from raggedatlas.errors import CorruptError, SourceError
 
 Bytes = NDArray[np.uint8]
+MAGIC, VERSION, HEAD = 0x5A564647, 1, 16
+"""A fragment index begins with these two, and has a head of so many bytes."""
 _FAULTS = ("", "it is cut short", "bytes follow its end", "it holds an unknown mode", "it holds a negative number")
 
 

@@ -9,12 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError
-from raggedatlas.vectors.blobs import Blobs, Bytes, as_bytes, from_bytes, interleave, offsets_of, runs
+from raggedatlas.vectors.blobs import (
+    HEAD,
+    MAGIC,
+    VERSION,
+    Blobs,
+    Bytes,
+    as_bytes,
+    from_bytes,
+    interleave,
+    offsets_of,
+    runs,
+)
 from raggedatlas.vectors.geometry import Fragments
-
-MAGIC = 0x5A564647
-VERSION = 1
-HEAD = 16
 
 
 def encode_fragments(fragments: Fragments) -> Blobs:

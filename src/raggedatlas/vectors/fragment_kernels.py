@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.fragment_index import HEAD, MAGIC, VERSION
+from raggedatlas.vectors.blobs import HEAD, MAGIC, VERSION
 from raggedatlas.vectors.kernels import GOOD, NEGATIVE, SHORT, _int64, _uint32
 
 NO_HEAD, NO_MAGIC, NO_VERSION, RUNS, BITS, BYTES, OFFSETS, BEYOND, MISSING = 10, 11, 12, 13, 14, 15, 16, 17, 18

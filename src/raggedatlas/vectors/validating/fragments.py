@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.blobs import Blobs, Bytes, pack
-from raggedatlas.vectors.fragment_index import HEAD, MAGIC, VERSION, decode_fragments
+from raggedatlas.vectors.blobs import HEAD, MAGIC, VERSION, Blobs, Bytes, pack
+from raggedatlas.vectors.fragment_index import decode_fragments
 from raggedatlas.vectors.geometry import Fragments
 from raggedatlas.vectors.levels import EMPTY_INDEX
 from raggedatlas.vectors.validating.checking import DAMAGE, Checking, Place

@@ -39,7 +39,21 @@ class Checked(Place):
         str,
         typer.Argument(
             metavar="ATLAS|FILE",
-            help="An atlas, a file or Zarr folder of AnnData, a CXG, or a geometry store.",
+            help="An atlas, a file or Zarr folder of AnnData, a CXG, or a geometry store (here or in an object store).",
+            show_default=False,
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class Looked(Place):
+    """What is to be looked into, and how to print."""
+
+    atlas: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store (here or in an object store).",
             show_default=False,
         ),
     ]
@@ -65,12 +79,12 @@ def validate(
     ] = None,
 ) -> None:
     """Look for anything wrong in an atlas or a file; exit code 1 if there is."""
-    is_file = is_one_file(place.atlas)
-    geometry = is_file and _is_vectors(Path(place.atlas))
+    geometry = _is_vectors(place)
+    is_file = geometry or is_one_file(place.atlas)
     what, levels = _levels_of(is_file=is_file, geometry=geometry)
     if level is not None and level not in levels:
         raise typer.BadParameter(f"{level} is no level of {what}; choose {' or '.join(levels)}", param_hint="--level")
-    _refuse_fix(place.atlas, fix, is_file=is_file)
+    _refuse_fix(place, fix, is_file=is_file)
     if is_file and at is not None:
         raise typer.BadParameter("a file has no snapshots", param_hint="--at")
     if not is_file:
@@ -89,12 +103,12 @@ def _levels_of(*, is_file: bool, geometry: bool) -> tuple[str, tuple[str, ...]]:
     return ("a file", FILE_LEVELS) if is_file else ("an atlas", ATLAS_LEVELS)
 
 
-def _refuse_fix(what: str, fix: Path | None, *, is_file: bool) -> None:
+def _refuse_fix(place: Place, fix: Path | None, *, is_file: bool) -> None:
     if fix is None:
         return
     if not is_file:
         raise typer.BadParameter("only files are mended by a copy; see raggedatlas repair", param_hint="--fix")
-    for name, is_so in (("CXG", _is_cxg(Path(what))), ("geometry store", _is_vectors(Path(what)))):
+    for name, is_so in (("CXG", _is_cxg(Path(place.atlas))), ("geometry store", _is_vectors(place))):
         if is_so:
             raise typer.BadParameter(f"a {name} is not mended; write it again from its source", param_hint="--fix")
 
@@ -111,10 +125,10 @@ def _is_cxg(path: Path) -> bool:
     return path.suffix == ".cxg" or is_cxg(path)
 
 
-def _is_vectors(path: Path) -> bool:
+def _is_vectors(place: Place) -> bool:
     from raggedatlas.vectors.detecting import is_vectors
 
-    return is_vectors(path)
+    return is_vectors(place.location)
 
 
 def _validate_atlas(place: Place, level: AtlasLevel, at: str | None) -> None:
@@ -143,7 +157,7 @@ def _validate_file(place: Place, level: FileLevel) -> None:
 def _validate_geometry(place: Place, level: GeometryLevel) -> None:
     from raggedatlas.vectors import validate as validate_geometry
 
-    _show_problems(place, validate_geometry(place.atlas, level), level)
+    _show_problems(place, validate_geometry(place.location, level), level)
 
 
 def _show_problems(place: Place, problems: "list[Problem]", level: str) -> None:
@@ -186,16 +200,10 @@ def _exit_if_broken(problems: "Iterable[Problem]") -> None:
 @app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas inspect pbmc.h5ad --depth 1")
 @unfold
 def inspect(
-    file: Annotated[
-        str,
-        typer.Argument(
-            help="A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store.", show_default=False
-        ),
-    ],
+    place: Looked,
     depth: Annotated[
         int | None, typer.Option(min=1, metavar="LEVELS", help="How far down to go.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Draw what stands in a file: elements, encodings, shapes, types, chunks, compression, sizes."""
     from rich.text import Text
@@ -207,17 +215,18 @@ def inspect(
     from raggedatlas.vectors.inspection import inspect as inspect_geometry
 
     found: Inspection
-    if _is_vectors(Path(file)):
-        found = inspect_geometry(file)
+    if _is_vectors(place):
+        found = inspect_geometry(place.location)
     else:
-        found = (cxg.inspect if _is_cxg(Path(file)) else inspect_file)(file)
-    if as_json:
+        found = (cxg.inspect if _is_cxg(Path(place.atlas)) else inspect_file)(place.atlas)
+    if place.as_json:
         show_json(found.to_dict())
         return
     out = console()
     style = Text.assemble
     head = style(
-        (printable(Path(file).name), "bold"), f"  {found.store}, {size_text(found.n_bytes)}, {found.root.facts()}"
+        (printable(Path(place.atlas).name), "bold"),
+        f"  {found.store}, {size_text(found.n_bytes)}, {found.root.facts()}",
     )
     out.print(head, no_wrap=True, overflow="ellipsis")
     for branch, element in found.lines(depth):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.catalog.catalog import Catalog
     from raggedatlas.query.query import Query
+    from raggedatlas.store.location import Location
 
 DEBUG = "raggedatlas.debug"
 
@@ -120,6 +121,13 @@ class Place:
         """The storage options, read."""
         return pairs(self.storage_option, "--storage-option")
 
+    @property
+    def location(self) -> "Location":
+        """Where it lies."""
+        from raggedatlas.store.location import Location
+
+        return Location(self.atlas, self.storage_options)
+
     def open(self) -> "RaggedAtlas":
         """Open the atlas for reading and writing."""
         from raggedatlas.atlas import RaggedAtlas
@@ -154,9 +162,8 @@ class Place:
         """Open the tables of the newest state, or of a snapshot."""
         from raggedatlas.catalog.catalog import open_catalog
         from raggedatlas.catalog.snapshots import find_version, open_snapshot
-        from raggedatlas.store.location import Location
 
-        catalog = open_catalog(Location(self.atlas, self.storage_options))
+        catalog = open_catalog(self.location)
         return catalog if at is None else open_snapshot(catalog, find_version(catalog, version_of(at)))
 
 

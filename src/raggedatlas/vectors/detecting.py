@@ -1,11 +1,18 @@
-"""Telling a geometry store from what else lies in a folder."""
+"""Telling a geometry store from what else lies in a folder or behind an address."""
 
 import os
-from pathlib import Path
+
+from raggedatlas.errors import AtlasError
+from raggedatlas.store.location import Location
 
 
-def is_vectors(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a local folder holds a geometry store, also one whose metadata are damaged.
+def is_vectors(place: Location | str | os.PathLike[str]) -> bool:
+    """Tell whether a folder or an object-store prefix holds a geometry store, also one whose metadata are damaged.
+
+    Parameters
+    ----------
+    place : Location, str or path
+        A `Location` where credentials are needed.
 
     Examples
     --------
@@ -13,6 +20,7 @@ def is_vectors(path: str | os.PathLike[str]) -> bool:
     False
     """
     try:
-        return b'"zarr_vectors"' in (Path(path) / "zarr.json").read_bytes()
-    except OSError:
+        found = place if isinstance(place, Location) else Location(os.fspath(place))
+        return b'"zarr_vectors"' in found.read_bytes("zarr.json")
+    except (AtlasError, OSError):
         return False

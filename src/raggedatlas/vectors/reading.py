@@ -25,6 +25,8 @@ _WHOLE = (*SEQUENTIAL, "skeleton")
 class VectorStore:
     """An open geometry store. Metadata are read once; local shards are memory-mapped.
 
+    Many threads may read at once. Pickled, it is its place, which is opened again.
+
     Every call that reads takes ``level`` (0 is the finest), or ``budget`` instead: the finest level with at most so many vertices
     (the coarsest, if none has so few); and ``attributes``: names of any family, None for all.
 
@@ -52,6 +54,7 @@ class VectorStore:
 
     def __init__(self, location: Location, layout: str | None = None) -> None:
         self.location = location
+        self._asked = layout
         self.files = Files(location)
         node = self.files.node("")
         if node is None:
@@ -70,6 +73,10 @@ class VectorStore:
         """Say in one line what it is."""
         types = ", ".join(self.geometry.types)
         return f"VectorStore({self.location.uri!r}, {types}, layout {self.layout}, {self.n_levels} levels)"
+
+    def __reduce__(self) -> tuple[type["VectorStore"], tuple[Location, str | None]]:
+        """Pickle the place, not what is open: workers map shards themselves."""
+        return type(self), (self.location, self._asked)
 
     def _repr_html_(self) -> str:
         from raggedatlas.vectors.inspection import inspect

@@ -1,8 +1,12 @@
 """Small geometry of every kind, with negative coordinates, objects without vertices and with one, and seams."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.vectors.building import Cutting, make_geometry
+from raggedatlas.vectors.geometry import Axis, Geometry
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes, as_attributes
 
 EDGE = (3.0, 3.0, 3.0)
@@ -93,6 +97,22 @@ ALL = {
     "graph": graph,
     "mesh": mesh,
 }
+
+
+def by_kind(shapes: Shapes) -> Geometry:
+    """Cut shapes of three axes by the kind of each vertex too (its row modulo 3): as if it were an axis, which is then left out."""
+    kinds = np.arange(shapes.n_vertices)[:, None] % 3
+    led = replace(shapes, positions=np.concatenate([kinds, shapes.positions], axis=1))
+    made = make_geometry(led, Cutting(chunk_shape=(1.0, *EDGE)))
+    level = made.levels[0]
+    facts = {
+        "chunk_dims": ["kind", "x", "y", "z"],
+        "chunk_attribute_name": "kind",
+        "chunk_attribute_values": ["a", "b", "c"],
+    }
+    level = replace(level, positions=np.ascontiguousarray(level.positions[:, 1:], np.float32), metadata=facts)
+    low, high = made.bounds
+    return replace(made, levels=(level,), axes=tuple(map(Axis, "xyz")), chunk_shape=EDGE, bounds=(low[1:], high[1:]))
 
 
 def rows_of(values: NDArray[np.generic]) -> list[tuple[float, ...]]:

@@ -1,0 +1,62 @@
+"""Levels whose chunks are also cut by an attribute: chunk keys have a leading part for its value."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raggedatlas.testing.geometry import by_kind, corners_of, rows_of, walk
+from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.validating.validation import validate
+from raggedatlas.vectors.writing import write
+
+
+def cloud() -> Shapes:
+    """Points with a number each."""
+    return Shapes("point_cloud", walk(40), vertex_attributes={"row": Attribute(np.arange(40))})
+
+
+def spots() -> Shapes:
+    """Points of objects that have several kinds, one object empty."""
+    return replace(cloud(), offsets=np.array([0, 7, 7, 40]), ids=np.array([2**40, 3, 4]))
+
+
+def graph() -> Shapes:
+    """A path through chunks of all kinds."""
+    links = np.stack([np.arange(39), np.arange(1, 40)], axis=1)
+    return Shapes("graph", walk(40), links=links, link_attributes={"w": Attribute(np.arange(39.0))})
+
+
+@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+@pytest.mark.parametrize("make", [cloud, spots, graph])
+def test_levels_cut_by_an_attribute(layout: str, make: object, tmp_path: Path) -> None:
+    """Items 9, 13, 17, 66, 75, 106: keys with a leading part are written, read whole, by box and by id, validated, and turned into the
+    other layout; a box is of space alone."""
+    shapes = make()  # type: ignore[operator]
+    geometry = by_kind(shapes)
+    write(geometry, tmp_path / "s", layout=layout)
+    assert [str(problem) for problem in validate(tmp_path / "s")] == []
+    store = open_vectors(tmp_path / "s")
+    whole, (level,) = store.read(), store.load().levels
+    assert level.chunks.shape[1] == 4
+    assert level.metadata["chunk_attribute_values"] == ["a", "b", "c"]
+    assert rows_of(whole.positions) == rows_of(shapes.positions)
+    assert corners_of(whole) == corners_of(shapes)
+    inside = ((shapes.positions >= -3) & (shapes.positions <= 2)).all(axis=1)
+    assert 0 < inside.sum() < 40
+    assert rows_of(store.box([-3] * 3, [2] * 3).positions) == rows_of(shapes.positions[inside])
+    if shapes.vertex_attributes:
+        kinds = np.repeat(level.chunks[:, 0], np.diff(level.bounds))
+        assert np.array_equal(level.vertex_attributes["row"].values % 3, kinds)
+        assert np.array_equal(shapes.positions[whole.vertex_attributes["row"].values], whole.positions)
+    if shapes.kind == "point_cloud" and shapes.ids is not None:
+        assert rows_of(store.objects([2**40]).positions) == rows_of(shapes.positions[:7])
+        assert store.objects([3]).n_vertices == 0
+    other = {"0.7": "0.9", "0.9": "0.7"}[layout]
+    write(store.load(), tmp_path / "t", layout=other)
+    again = open_vectors(tmp_path / "t").load().levels[0]
+    assert np.array_equal(again.chunks, level.chunks)
+    assert np.array_equal(again.positions, level.positions)
+    assert dict(again.metadata) == dict(level.metadata)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.deflate import inflate, unshuffle
+from raggedatlas.store.gather import BufferRing
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 SMALLEST = 1 << 12
@@ -24,6 +25,9 @@ SPAN_BYTES = 1 << 20
 
 LARGEST_BAND = 1 << 28
 """A row of chunks of more bytes is left to HDF5's library."""
+
+KEPT_BYTES = 1 << 26
+"""Memory of larger blocks is not used again: it would be held for as long as the reader."""
 
 _DEFLATE, _SHUFFLE = 1, 2
 
@@ -63,6 +67,7 @@ class DirectRows:
         self._whole_rows = self._across == 1 and self.shape[1:] == chunks[1:]
         self._held: tuple[int, NDArray[Any]] | None = None
         self._descriptor = -1
+        self._ring = BufferRing(4)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows ``[start, stop)`` in the type that the file has.
@@ -74,7 +79,7 @@ class DirectRows:
         SourceError
             If the file was closed.
         """
-        out = np.empty((stop - start, *self.shape[1:]), self._dtype)
+        out = self._room((stop - start, *self.shape[1:]))
         if not out.size:
             return out
         self._descriptor = self._opened()
@@ -104,6 +109,13 @@ class DirectRows:
         self._spread(first, last, decode)
         self._held = (last - 1, kept[last - 1]) if last - 1 in kept else None
         return out
+
+    def _room(self, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Give memory for a block: fresh one is cleared page by page by the system, which takes longer than the reading."""
+        n = int(np.prod(shape, dtype=np.int64))
+        if n * self._dtype.itemsize > KEPT_BYTES:
+            return np.empty(shape, self._dtype)
+        return self._ring.take(n, self._dtype).reshape(shape)
 
     def _opened(self) -> int:
         if not self._dataset.id.valid:

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -24,6 +24,7 @@ from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import COLUMNS
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.codecs import is_exact
+from raggedatlas.store.gather import BufferRing
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.overlap import read_ahead, write_behind
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
@@ -194,7 +195,7 @@ def _write(
     arrays = None if options.dry_run else _Arrays(catalog, path, group)
     bounds = [np.zeros(1, np.int64)]
     steps = read_ahead(_steps(source, [p.info for p in group.layers]))
-    with contextlib.closing(steps), write_behind() as later:
+    with contextlib.closing(steps), write_behind() as append, write_behind() as later:
         for blocks in steps:
             ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [to_dense(b) for b in blocks]
             for layer, block in zip(layers, ready, strict=True):
@@ -205,7 +206,7 @@ def _write(
             if isinstance(ready[0], CsrBlock):
                 bounds.append(ready[0].indptr[1:] + bounds[-1][-1])
             if arrays is not None:
-                later(partial(arrays.append, ready, [(layer, layer.dtype) for layer in layers]))
+                later(partial(arrays.place, ready, [(layer, layer.dtype) for layer in layers], append))
             written.n_rows += ready[0].n_rows
             written.n_entries += ready[0].layers["values"].size
             progress("block", written.n_rows, group.layers[0].info.shape[0])
@@ -228,22 +229,51 @@ class _Arrays:
         create_group(catalog.arrays, path, {"raggedatlas": facts})
         create_group(catalog.arrays, self.layers_path)
         profile = catalog.codec()
+        self.ring = BufferRing(2 * len(group.layers) + 2)
         self.indices = (
             ArrayWriter(catalog.arrays, f"{path}/csr/indices", np.uint32, profile=profile) if sparse else None
         )
 
-    def append(self, blocks: Sequence[Block], layers: Sequence[tuple[_LayerWriter, np.dtype[Any]]]) -> None:
-        """Append the next rows, each layer in the dtype that held every value when they were looked at."""
+    def place(
+        self,
+        blocks: Sequence[Block],
+        layers: Sequence[tuple[_LayerWriter, np.dtype[Any]]],
+        then: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Put the next rows into the order in which they are stored, and `then` have them appended.
+
+        Parameters
+        ----------
+        blocks : sequence of Block
+            One of each layer.
+        layers : sequence of (_LayerWriter, dtype)
+            Each in the dtype that held every value when they were looked at.
+        then : callable
+            Runs what it is given after what it was given before, while the rows after these are placed.
+        """
         fitted = [(block.layers["values"], dtype) for block, (_, dtype) in zip(blocks, layers, strict=True)]
-        rows = None
+        columns = rows = None
         if self.indices is not None and isinstance(blocks[0], CsrBlock):
-            columns, values = in_stored_order(blocks[0], fitted, self.group.columns)
+            columns, values = in_stored_order(blocks[0], fitted, self.group.columns, self.ring)
             bounds = blocks[0].indptr
             rows = bounds[:-1][bounds[1:] > bounds[:-1]]
-            self.indices.append(columns, rows)
         else:
             values = [np.ascontiguousarray(part, dtype=dtype) for part, dtype in fitted]
-        for (layer, _), part in zip(layers, values, strict=True):
+        then(
+            partial(
+                self._append, columns, [(layer, part) for (layer, _), part in zip(layers, values, strict=True)], rows
+            )
+        )
+
+    def _append(
+        self,
+        columns: NDArray[np.uint32] | None,
+        values: Sequence[tuple[_LayerWriter, NDArray[Any]]],
+        rows: NDArray[np.int64] | None,
+    ) -> None:
+        if self.indices is not None and columns is not None:
+            self.indices.append(columns, rows)
+        for layer, part in values:
             layer.append(self.catalog, f"{self.layers_path}/{layer.name}", part, rows)
 
 
@@ -273,7 +303,10 @@ def _aligned(blocks: tuple[Block, ...], written: WrittenGroup, options: IngestOp
 
 
 def in_stored_order(
-    block: CsrBlock, layers: Sequence[tuple[NDArray[Any], DTypeLike]], columns: NDArray[np.int64] | None
+    block: CsrBlock,
+    layers: Sequence[tuple[NDArray[Any], DTypeLike]],
+    columns: NDArray[np.int64] | None,
+    ring: BufferRing | None = None,
 ) -> tuple[NDArray[np.uint32], list[NDArray[Any]]]:
     """Renumber the columns of some rows, sort each row by the new numbers, and give each layer its stored dtype.
 
@@ -285,6 +318,8 @@ def in_stored_order(
         Values, and a dtype that holds them all exactly.
     columns : (n_cols,) int64 or None
         Stored column of every column; None changes nothing.
+    ring : BufferRing, optional
+        Where the memory of the result comes from; fresh memory without one.
 
     Returns
     -------
@@ -307,8 +342,9 @@ def in_stored_order(
     if columns is None:
         return block.indices, [np.ascontiguousarray(values, dtype=dtype) for values, dtype in layers]
     places = columns.astype(np.uint32)
-    moved = np.empty(block.indices.size, np.uint32)
-    stored = [np.empty(block.indices.size, dtype) for _, dtype in layers]
+    ring = ring or BufferRing(0)
+    moved = ring.take(block.indices.size, np.dtype(np.uint32))
+    stored = [ring.take(block.indices.size, np.dtype(dtype)) for _, dtype in layers]
 
     def place(span: tuple[int, int]) -> None:
         indptr = block.indptr[span[0] : span[1] + 1]

@@ -1,16 +1,22 @@
 """The command with geometry: a store is linked, a box is asked for, what is refused is one line."""
 
+import inspect
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import anndata as ad
 import pytest
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 from raggedatlas.cli import app
 from raggedatlas.testing.slides import make_slide
 from raggedatlas.vectors.building import make_geometry
 from raggedatlas.vectors.writing import write
+
+BOUNDARY = "segmentation_boundary"
 
 
 def ask(*words: object) -> Any:
@@ -62,3 +68,71 @@ def test_shapes_from_the_shell(place: Path) -> None:
     assert ask("query", place / "atlas", "--within", "a,b", "--space", "segmentation_boundary").exit_code == 2
     twice = ask("add", place / "atlas", place / "cells.zv", "--space", "a=b")
     assert twice.exit_code == 2
+
+
+def test_geometry_is_listed_and_dropped(place: Path, tmp_path: Path) -> None:
+    """`info` and `geometries` tell what shapes cells have; `drop-geometry` takes them out of the newest state, and snapshots keep them."""
+    atlas = tmp_path / "atlas"
+    for words in (("create", atlas), ("add", atlas, place / "slide.h5ad")):
+        assert ask(*words).exit_code == 0
+    assert "No geometry yet" in ask("geometries", atlas).stdout
+    assert "geometries" not in ask("info", atlas).stdout
+    assert json.loads(ask("info", atlas, "--json").stdout)["geometries"] == {}
+    for name in ("outlines", "rings"):
+        store = ("add", atlas, place / "cells.zv", "--link", "segment_id", "--space", BOUNDARY, "--name", name)
+        assert ask(*store).exit_code == 0
+    assert ask("snapshot", atlas, "--label", "both").exit_code == 0
+    assert json.loads(ask("info", atlas, "--json").stdout)["geometries"] == {"outlines": 16, "rings": 16}
+    assert "outlines: 16 cells" in ask("info", atlas).stdout
+    listed = json.loads(ask("geometries", atlas, "--json").stdout)
+    assert [(row["name"], row["space"], row["n_objects"]) for row in listed] == [
+        ("outlines", BOUNDARY, 16),
+        ("rings", BOUNDARY, 16),
+    ]
+    assert "polyline" in ask("geometries", atlas).stdout
+    assert ask("drop-geometry", atlas, "outlines", "--dataset", "nope").exit_code == 1
+    gone = ask("drop-geometry", atlas, "outlines", "--dataset", "slide")
+    assert gone.stdout.startswith("Dropped the geometry outlines of 16 cells; "), gone.output
+    assert json.loads(ask("drop-geometry", atlas, "rings", "--json").stdout)["n_cells"] == 16
+    assert json.loads(ask("geometries", atlas, "--json").stdout) == []
+    assert len(json.loads(ask("geometries", atlas, "--at", "both", "--json").stdout)) == 2
+    again = ask("drop-geometry", atlas, "rings")
+    assert (again.exit_code, len(again.stderr.strip().splitlines())) == (1, 1)
+
+
+def test_the_page_knows_the_options_of_geometry() -> None:
+    """docs/reference/command.md names each option of geometry that a verb has, with its verb, and none that the verb lacks."""
+    page = (Path(__file__).parents[2] / "docs/reference/command.md").read_text("utf-8").split("## Geometry")[1]
+    told: dict[str, set[str]] = {}
+    verbs: list[str] = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 3 or cells[0] in {"verb", "---"}:
+            continue
+        verbs = re.findall(r"`([a-z-]+)`", cells[0]) or verbs
+        for verb in verbs:
+            told.setdefault(verb, set()).update(re.findall(r"--[a-z-]+", cells[1]))
+    commands = {command.name or command.callback.__name__: command.callback for command in app.registered_commands}
+    for verb, options in told.items():
+        own = {spelled for name, option in options_of(commands[verb]) for spelled in spellings(name, option)}
+        assert options <= own, verb
+        shapes = [
+            spellings(name, option)
+            for name, option in options_of(commands[verb])
+            if str(option.help).startswith(("Geometry:", "Transcripts:")) or "box" in str(option.help)
+        ]
+        assert [names for names in shapes if not names & options] == [], verb
+    assert {"add", "query", "export", "geometries", "drop-geometry", "convert", "validate", "inspect"} == set(told)
+
+
+def spellings(name: str, option: Any) -> set[str]:
+    """Give the names of an option; typer takes the first one for its default until it reads the annotation."""
+    declared = {text for text in (option.default, *(option.param_decls or ())) if str(text).startswith("--")}
+    return declared or {f"--{name.replace('_', '-')}"}
+
+
+def options_of(command: Any) -> list[tuple[str, Any]]:
+    """Give the options of a verb by the names of their parameters."""
+    found = inspect.signature(command).parameters.items()
+    marked = ((name, getattr(own.annotation, "__metadata__", (None,))[0]) for name, own in found)
+    return [(name, option) for name, option in marked if isinstance(option, OptionInfo)]

@@ -8,15 +8,12 @@ import typer
 
 from raggedatlas.cli.app import BUILD, app
 from raggedatlas.cli.options import Place, pairs, unfold
+from raggedatlas.cli.parameters import Words, many
 from raggedatlas.cli.printing import progress, show, show_json, show_table
 from raggedatlas.cli.shapes import Linking
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import IngestReport
-
-
-def _many(metavar: str, text: str) -> Any:  # noqa: ANN401  (an option of typer)
-    return typer.Option(metavar=metavar, help=f"{text}; repeatable.", show_default=False)
 
 
 @dataclass(frozen=True)
@@ -38,20 +35,20 @@ class AddOptions:
     ] = "error"
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and report; write nothing.")] = False
     obs: Annotated[
-        list[str], _many("COLUMN or OLD=NEW", "Take only these cell columns; with =, rename these and take all")
+        Words, many("COLUMN or OLD=NEW", "Take only these cell columns; with =, rename these and take all")
     ] = field(default_factory=list)
-    cast: Annotated[list[str], _many("COLUMN=TYPE", "Convert a column to str, int, float or bool")] = field(
+    cast: Annotated[Words, many("COLUMN=TYPE", "Convert a column to str, int, float or bool")] = field(
         default_factory=list
     )
     layer: Annotated[
-        list[str], _many("KEY or KEY=NAME", "Take only these matrices (X, raw/X, layers/spliced), and name the layer")
+        Words, many("KEY or KEY=NAME", "Take only these matrices (X, raw/X, layers/spliced), and name the layer")
     ] = field(default_factory=list)
     space: Annotated[
-        list[str],
-        _many("KEY=SPACE or SPACE", "Feature space of a matrix or modality; of a result or shapes, its name alone"),
+        Words,
+        many("KEY=SPACE or SPACE", "Feature space of a matrix or modality; of a result or shapes, its name alone"),
     ] = field(default_factory=list)
-    feature_id: Annotated[list[str], _many("COLUMN or SPACE=COLUMN", "Column that holds the feature ids, or index")] = (
-        field(default_factory=list)
+    feature_id: Annotated[Words, many("COLUMN or SPACE=COLUMN", "Column that holds the feature ids, or index")] = field(
+        default_factory=list
     )
     organism: Annotated[str, typer.Option(help="Organism; auto reads it off Ensembl ids.")] = "auto"
     nonfinite: Annotated[Literal["refuse", "keep"], typer.Option(help="What to do with NaN and infinities.")] = "refuse"

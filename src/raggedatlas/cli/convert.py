@@ -10,6 +10,7 @@ from raggedatlas.cli.app import BUILD, app
 from raggedatlas.cli.cxg import AsCxg, tell_losses
 from raggedatlas.cli.geometry import Shaped, convert_geometry, is_geometry
 from raggedatlas.cli.options import unfold
+from raggedatlas.cli.parameters import AsJson, Words, many, one
 from raggedatlas.cli.printing import progress, show, show_json
 from raggedatlas.cli.query import Overwrite
 
@@ -26,33 +27,15 @@ class Taken:
 
     where: Annotated[
         str | None,
-        typer.Option(
-            "--where",
-            "-w",
-            metavar="SQL",
-            help="Keep cells that meet a condition on columns of obs; cell_name is the index.",
-            show_default=False,
-        ),
+        one("SQL", "Keep cells that meet a condition on columns of obs; cell_name is the index", "--where", "-w"),
     ] = None
     features: Annotated[
-        list[str],
-        typer.Option(
-            "--features",
-            "-f",
-            metavar="NAME",
-            help="Keep features, by name, id or symbol, in this order; repeatable.",
-            show_default=False,
-        ),
+        Words,
+        many("NAME", "Keep features, by name, id or symbol, in this order", "--features", "-f"),
     ] = field(default_factory=list)
     layers: Annotated[
-        list[str],
-        typer.Option(
-            "--layers",
-            "-l",
-            metavar="LAYER",
-            help="Keep only these of X, raw and the layers; repeatable.",
-            show_default=False,
-        ),
+        Words,
+        many("LAYER", "Keep only these of X, raw and the layers", "--layers", "-l"),
     ] = field(default_factory=list)
     modality: Annotated[
         str | None, typer.Option(help="Take one modality or feature type of several.", show_default=False)
@@ -68,10 +51,10 @@ class Written:
 
     compression: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME[:LEVEL]",
-            help="gzip, zstd, blosc, lzf or none; HDF5 needs the extra plugins for zstd and blosc.",
-            show_default="gzip in HDF5, zstd in Zarr",
+        one(
+            "NAME[:LEVEL]",
+            "gzip, zstd, blosc, lzf or none; HDF5 needs the extra plugins for zstd and blosc",
+            default="gzip in HDF5, zstd in Zarr",
         ),
     ] = None
     zarr_format: Annotated[int | None, typer.Option(min=2, max=3, help="Zarr format.", show_default="3, in shards")] = (
@@ -109,7 +92,7 @@ def convert(
     written: Written,
     cxg: AsCxg,
     shaped: Shaped,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Copy a file into another format, whole or in part, in bounded memory; geometry is held whole."""
     if is_geometry(source, target, shaped):

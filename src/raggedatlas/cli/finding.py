@@ -7,6 +7,7 @@ import typer
 
 from raggedatlas.cli.app import MODELS, app
 from raggedatlas.cli.options import At, Place, unfold
+from raggedatlas.cli.parameters import AsJson
 from raggedatlas.cli.printing import progress, show, show_json, show_table
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ Metric = Annotated[
     Literal["l2", "cosine", "dot"],
     typer.Option(help="Squared Euclidean distance, or one minus the cosine or the dot product."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Uids = list[str]
 
 

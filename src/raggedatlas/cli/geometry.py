@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from raggedatlas.cli.options import pairs
+from raggedatlas.cli.parameters import Words, many, one
 from raggedatlas.cli.printing import say, show, show_json
 
 if TYPE_CHECKING:
@@ -24,26 +25,14 @@ ENDINGS = (
 class Shaped:
     """How geometry is converted."""
 
-    format_in: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help="Geometry: what the source is.", show_default=False)
-    ] = None
+    format_in: Annotated[str | None, one("FORMAT", "Geometry: what the source is", "--from")] = None
     format_out: Annotated[
         str | None,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="Geometry: what to write, e.g. swc-folder, spatialdata, precomputed-meshes, store.",
-            show_default=False,
-        ),
+        one("FORMAT", "Geometry: what to write, e.g. swc-folder, spatialdata, precomputed-meshes, store", "--to"),
     ] = None
     options: Annotated[
-        list[str],
-        typer.Option(
-            "--option",
-            metavar="KEY=VALUE",
-            help="Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id; repeatable.",
-            show_default=False,
-        ),
+        Words,
+        many("KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"),
     ] = field(default_factory=list)
     level: Annotated[
         int | None, typer.Option(min=0, help="Geometry: which level of a store becomes a file.", show_default="0")
@@ -51,7 +40,7 @@ class Shaped:
     layout: Annotated[Literal["0.9", "0.7"], typer.Option(help="Geometry: layout of a store.")] = "0.9"
     chunk_shape: Annotated[
         str | None,
-        typer.Option(metavar="X,Y,...", help="Geometry: edges of a chunk, world units.", show_default="by the data"),
+        one("X,Y,...", "Geometry: edges of a chunk, world units", default="by the data"),
     ] = None
     levels: Annotated[int, typer.Option(min=0, help="Geometry: how many coarser levels a store gets.")] = 0
     factor: Annotated[float, typer.Option(help="Geometry: how many times fewer vertices each level has.")] = 8.0

@@ -47,7 +47,7 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
 @app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas info pbmc.atlas --at first")
 @unfold
 def info(place: Place, at: At = None) -> None:
-    """Say what is in an atlas: counts, feature spaces, cell columns, results, snapshots."""
+    """Say what is in an atlas: counts, feature spaces, cell columns, geometry, results, snapshots."""
     from raggedatlas.catalog.catalog import CELLS
     from raggedatlas.catalog.cells import metadata_columns
     from raggedatlas.catalog.features import read_registry
@@ -55,9 +55,11 @@ def info(place: Place, at: At = None) -> None:
     from raggedatlas.catalog.snapshots import list_versions
     from raggedatlas.catalog.versions import registry_tables
     from raggedatlas.query.dataset import list_datasets
+    from raggedatlas.query.listing import list_geometries
 
     catalog = place.catalog(at)
     listed = list_datasets(catalog)
+    shapes = list_geometries(catalog).groupby("name", sort=False)[["n_cells"]].sum()
     used = {name for names in listed["spaces"] for name in names.split(", ")}
     columns = metadata_columns(catalog.tables.schema(CELLS))
     facts: dict[str, Any] = {
@@ -68,6 +70,7 @@ def info(place: Place, at: At = None) -> None:
         "features": {s: read_registry(catalog, s).table.num_rows for s in registry_tables(catalog) if s in used},
         "spaces without features": sorted(used - set(registry_tables(catalog))),
         "columns": [facts.name for facts in columns.values()],
+        "geometries": {str(name): int(n) for name, n in shapes["n_cells"].items()},
         "results": [record.name for record in read_results(catalog)],
         "snapshots": [record.label or record.version for record in list_versions(catalog)],
         "codec": catalog.codec(),
@@ -76,7 +79,9 @@ def info(place: Place, at: At = None) -> None:
         show_json(facts)
         return
     counts = [f"{space}: {n:,}" for space, n in facts["features"].items()]
-    show_facts({**{k: v for k, v in facts.items() if v != []}, "features": counts or "none"})
+    pointed = [f"{name}: {n:,} cells" for name, n in facts["geometries"].items()]
+    told = {**facts, "features": counts or "none", "geometries": pointed}
+    show_facts({key: value for key, value in told.items() if value != []})
 
 
 @app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas features pbmc.atlas CD79A MS4A1")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from raggedatlas.cli.parameters import AsJson, Words, many, one
 from raggedatlas.cli.shapes import geometry_names
 
 if TYPE_CHECKING:
@@ -107,13 +108,10 @@ class Place:
     atlas: Annotated[
         str, typer.Argument(help="Folder or address (s3://, gs://, az://) of the atlas.", show_default=False)
     ]
-    storage_option: Annotated[
-        list[str],
-        typer.Option(
-            metavar="KEY=VALUE", help="Credential or endpoint of an object store; repeatable.", show_default=False
-        ),
-    ] = field(default_factory=list)
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+    storage_option: Annotated[Words, many("KEY=VALUE", "Credential or endpoint of an object store")] = field(
+        default_factory=list
+    )
+    as_json: AsJson = False
     debug: Annotated[bool, typer.Option("--debug", callback=_debugging, help="Show the traceback of an error.")] = False
 
     @property
@@ -167,27 +165,22 @@ class Place:
         return catalog if at is None else open_snapshot(catalog, find_version(catalog, version_of(at)))
 
 
-At = Annotated[str | None, typer.Option(metavar="SNAPSHOT", help="Number or label of a snapshot.", show_default=False)]
+At = Annotated[str | None, one("SNAPSHOT", "Number or label of a snapshot")]
 Space = Annotated[str, typer.Option(help="Feature space.")]
-Words = list[str]
-
-
-def _words(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN401  (an option of typer)
-    return typer.Option(*names, metavar=metavar, help=f"{text}; repeatable.", show_default=False)
 
 
 @dataclass(frozen=True)
 class Selection:
     """Which cells, features and layers."""
 
-    where: Annotated[Words, _words("SQL", "Keep cells that meet a condition, as SQL", "--where", "-w")] = field(
+    where: Annotated[Words, many("SQL", "Keep cells that meet a condition, as SQL", "--where", "-w")] = field(
         default_factory=list
     )
     features: Annotated[
-        Words, _words("NAME", "Keep features, by symbol, id or uid, in this order", "--features", "-f")
+        Words, many("NAME", "Keep features, by symbol, id or uid, in this order", "--features", "-f")
     ] = field(default_factory=list)
-    space: Annotated[Words, _words("SPACE", "Read a feature space")] = field(default_factory=list)
-    layers: Annotated[Words, _words("LAYER", "Read a layer; the first becomes X", "--layers", "-l")] = field(
+    space: Annotated[Words, many("SPACE", "Read a feature space")] = field(default_factory=list)
+    layers: Annotated[Words, many("LAYER", "Read a layer; the first becomes X", "--layers", "-l")] = field(
         default_factory=list
     )
     join: Annotated[
@@ -196,16 +189,14 @@ class Selection:
     missing: Annotated[
         Literal["zero", "nan", "drop"], typer.Option(help="What stands for a feature that a dataset did not measure.")
     ] = "zero"
-    obs: Annotated[Words, _words("COLUMN", "Keep cell columns")] = field(default_factory=list)
-    with_results: Annotated[Words, _words("NAME", "Take a model's result along, as obsm")] = field(default_factory=list)
-    order_by: Annotated[Words, _words("COLUMN", "Sort cells")] = field(default_factory=list)
+    obs: Annotated[Words, many("COLUMN", "Keep cell columns")] = field(default_factory=list)
+    with_results: Annotated[Words, many("NAME", "Take a model's result along, as obsm")] = field(default_factory=list)
+    order_by: Annotated[Words, many("COLUMN", "Sort cells")] = field(default_factory=list)
     descending: Annotated[bool, typer.Option("--descending", help="Sort downwards.")] = False
     sample: Annotated[
         int | None, typer.Option(min=0, help="Keep so many cells, chosen by chance.", show_default=False)
     ] = None
-    sample_by: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Sample so many of each value of a column.", show_default=False)
-    ] = None
+    sample_by: Annotated[str | None, one("COLUMN", "Sample so many of each value of a column")] = None
     seed: Annotated[int, typer.Option(help="Another seed samples other cells.")] = 0
     limit: Annotated[
         int | None, typer.Option(min=0, help="Keep at most the first so many cells.", show_default=False)

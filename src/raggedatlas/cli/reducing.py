@@ -9,6 +9,7 @@ import typer
 from raggedatlas.cli.app import MODELS, app
 from raggedatlas.cli.models import Output, folder_for, tell_results
 from raggedatlas.cli.options import At, Place, Selection, unfold
+from raggedatlas.cli.parameters import AsJson
 from raggedatlas.cli.printing import progress
 from raggedatlas.cli.query import Overwrite
 
@@ -38,7 +39,7 @@ class Fitted:
     output: Output = None
     overwrite: Overwrite = False
     at: At = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
+    as_json: AsJson = False
 
     def choices(self) -> dict[str, Any]:
         """Give the keyword arguments of `pca` and `umap`."""

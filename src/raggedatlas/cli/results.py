@@ -8,6 +8,7 @@ import typer
 
 from raggedatlas.cli.app import ASK, BUILD, CARE, LOOK, app
 from raggedatlas.cli.options import At, Place, unfold
+from raggedatlas.cli.parameters import AsJson, Words, many, one
 from raggedatlas.cli.printing import progress, show, show_json, show_table
 
 
@@ -27,10 +28,8 @@ def convert_results(
     promote: Annotated[
         bool, typer.Option("--promote", help="Store batches of different dtypes in one that holds all of them.")
     ] = False,
-    spot_check: Annotated[
-        int | None, typer.Option(metavar="N", help="Compare N rows at random, and not all.", show_default=False)
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    spot_check: Annotated[int | None, one("N", "Compare N rows at random, and not all")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the .npy results of a model run as a Lance table beside them; the .npy files are never changed."""
     from raggedatlas.results.convert import convert_results as convert
@@ -42,8 +41,6 @@ def convert_results(
     else:
         show(str(done))
 
-
-Words = list[str]
 
 SHOWN = ["name", "kind", "space", "width", "dtype", "n_cells", "model", "added"]
 
@@ -83,12 +80,8 @@ class Sought:
     column: Annotated[str, typer.Option(help="A result, an embedding, or a column.", show_default=False)]
     k: Annotated[int, typer.Option("-k", min=1, help="How many cells.")] = 10
     metric: Annotated[Literal["l2", "cosine", "dot"], typer.Option(help="Distance of vectors.")] = "l2"
-    where: Annotated[
-        Words, typer.Option("--where", "-w", metavar="SQL", help="Only such cells; repeatable.", show_default=False)
-    ] = field(default_factory=list)
-    obs: Annotated[
-        Words, typer.Option(metavar="COLUMN", help="Show a cell column; repeatable.", show_default=False)
-    ] = field(default_factory=list)
+    where: Annotated[Words, many("SQL", "Only such cells", "--where", "-w")] = field(default_factory=list)
+    obs: Annotated[Words, many("COLUMN", "Show a cell column")] = field(default_factory=list)
 
 
 @app.command(

@@ -10,6 +10,7 @@ import typer
 from raggedatlas.cli.app import ASK, app
 from raggedatlas.cli.cxg import Method, tell_losses
 from raggedatlas.cli.options import At, Place, Selection, unfold
+from raggedatlas.cli.parameters import Words, many, one
 from raggedatlas.cli.printing import progress, say, show, show_json
 from raggedatlas.cli.query import Overwrite
 
@@ -37,14 +38,8 @@ class Shown:
     """What the CXG holds, and where it is."""
 
     embedding: Annotated[
-        list[str],
-        typer.Option(
-            "--embedding",
-            "-e",
-            metavar="NAME",
-            help="Take only this member of obsm, such as X_umap; repeatable.",
-            show_default=False,
-        ),
+        Words,
+        many("NAME", "Take only this member of obsm, such as X_umap", "--embedding", "-e"),
     ] = field(default_factory=list)
     compute_embedding: Annotated[
         Method | None,
@@ -54,9 +49,7 @@ class Shown:
     title: Annotated[str | None, typer.Option(help="Title of the page.", show_default=False)] = None
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Keep the CXG there (a .cxg).", show_default="a temporary folder"
-        ),
+        one("FOLDER", "Keep the CXG there (a .cxg)", "--output", "-o", default="a temporary folder"),
     ] = None
     overwrite: Overwrite = False
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from raggedatlas.cli.parameters import one
+
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
 
@@ -15,19 +17,14 @@ class Linking:
 
     link: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN or COLUMN=ATTRIBUTE",
-            help="Geometry: the cell column that holds the objects' ids (or an attribute of theirs); else objects become new cells.",
-            show_default=False,
+        one(
+            "COLUMN or COLUMN=ATTRIBUTE",
+            "Geometry: the cell column that holds the objects' ids (or an attribute of theirs); else objects become new cells",
         ),
     ] = None
     dataset: Annotated[
         str | None,
-        typer.Option(
-            metavar="DATASET",
-            help="Geometry: whose cells are meant; without --link, what the new dataset is called.",
-            show_default=False,
-        ),
+        one("DATASET", "Geometry: whose cells are meant; without --link, what the new dataset is called"),
     ] = None
     new_cells: Annotated[
         bool, typer.Option("--new-cells", help="Geometry: objects without a cell become new cells.")
@@ -40,9 +37,7 @@ class Linking:
     cells: Annotated[
         str, typer.Option(metavar="ATTRIBUTE", help="Transcripts: what tells the cell; else the objects.")
     ] = ""
-    unassigned: Annotated[
-        str | None, typer.Option(metavar="VALUE", help="Transcripts: what stands for no cell.", show_default=False)
-    ] = None
+    unassigned: Annotated[str | None, one("VALUE", "Transcripts: what stands for no cell")] = None
 
     def choices(self, spaces: list[str], unknown: str, organism: str) -> dict[str, Any]:
         """Give the keyword arguments of `RaggedAtlas.add` for geometry."""
@@ -73,10 +68,9 @@ class Inside:
 
     within: Annotated[
         str | None,
-        typer.Option(
-            metavar="XMIN,YMIN,XMAX,YMAX",
-            help="Keep cells whose shape meets a box (6 or 8 numbers for 3 or 4 axes); --space names the geometry.",
-            show_default=False,
+        one(
+            "XMIN,YMIN,XMAX,YMAX",
+            "Keep cells whose shape meets a box (6 or 8 numbers for 3 or 4 axes); --space names the geometry",
         ),
     ] = None
     within_by: Annotated[
@@ -84,7 +78,7 @@ class Inside:
     ] = "bbox"
     centroids: Annotated[
         str | None,
-        typer.Option(metavar="GEOMETRY", help="Take centroids along, as obsm['spatial'].", show_default=False),
+        one("GEOMETRY", "Take centroids along, as obsm['spatial']"),
     ] = None
 
     def narrow(self, query: "Query", spaces: list[str]) -> "Query":

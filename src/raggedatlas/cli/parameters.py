@@ -1,0 +1,33 @@
+"""Options of typer in the forms that verbs share: one value, or many."""
+
+from typing import Annotated, Any
+
+import typer
+
+Words = list[str]
+"""The values of an option that is given many times."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+"""How a verb is told to print for scripts."""
+
+
+def one(metavar: str | None, text: str, *names: str, default: str | bool = False) -> Any:  # noqa: ANN401 - an option of typer
+    """Return an option that takes one value; `default` says in the help what stands for none.
+
+    Examples
+    --------
+    >>> one("NAME", "Of a file", "--name", "-n").metavar
+    'NAME'
+    """
+    return typer.Option(*names, metavar=metavar, help=f"{text}.", show_default=default)
+
+
+def many(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN401 - an option of typer
+    """Return an option that may be given many times, whose values are `Words`.
+
+    Examples
+    --------
+    >>> many("NAME", "Keep a column").help
+    'Keep a column; repeatable.'
+    """
+    return one(metavar, f"{text}; repeatable", *names)

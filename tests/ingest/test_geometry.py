@@ -422,3 +422,19 @@ def test_a_gene_that_has_no_name_is_refused(atlas: RaggedAtlas) -> None:
         transcripts_to_counts(points, cells="cell_id")
     with pytest.raises(CorruptError, match="1 transcripts name a gene"):
         transcripts_to_counts(points, cells="cell_id", gene_names=["A"])
+
+
+def test_counts_first_and_other_shapes_linked_with_them(tmp_path: Path) -> None:
+    """What `counts=True` with a link is refused for has a way: transcripts make the cells, outlines are linked with these by name."""
+    slide = make_slide(20, seed=5)
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    made = atlas.add(
+        slide.transcripts, space="transcripts", counts=True, cells="cell_id", dataset="slide", progress=False
+    )
+    linked = atlas.add(slide.outlines, link="cell_name", space="segmentation_boundary", progress=False)
+    assert (made.n_new_cells, linked.n_cells, linked.n_new_cells) == (20, 20, 0)
+    query = atlas.checkout(atlas.snapshot()).query().within((10, 10, 60, 60), "segmentation_boundary")
+    data, points, outlines = query.to_anndata(), query.geometry("transcripts"), query.geometry("segmentation_boundary")
+    assert 0 < data.n_obs < 20
+    assert data.obs["cell_name"].tolist() == [str(i) for i in outlines.object_attributes["object_id"].values]
+    assert np.array_equal(np.asarray(data.X.sum(axis=1)).ravel(), points.vertex_counts)

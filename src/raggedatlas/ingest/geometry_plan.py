@@ -218,8 +218,9 @@ def check_options(options: GeometryOptions) -> None:
         )
     if options.counts and options.link is not None:
         raise SourceError(
-            "counts=True makes new cells of the transcripts, and link=... takes those that are there; leave one out. "
-            "transcripts_to_counts(...) gives the matrix alone."
+            "counts=True makes new cells of the transcripts, and link=... takes those that are there; leave one out. To have both, add "
+            "the transcripts with counts=True first and link the other shapes with link='cell_name'; transcripts_to_counts(...) gives "
+            "the matrix alone."
         )
 
 

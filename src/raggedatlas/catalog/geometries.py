@@ -11,29 +11,21 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, GEOMETRY, Catalog
 from raggedatlas.catalog.datasets import find_dataset, read_records
+from raggedatlas.catalog.entries import Entries, change_entries, read_entries
 from raggedatlas.catalog.leases import GRACE, lease_alive
-from raggedatlas.errors import ConflictError, NotFoundError, StoreError
-from raggedatlas.model.geometries import (
-    GEOMETRY_SCHEMA,
-    GeometryRecord,
-    geometries_from_table,
-    geometries_to_table,
-)
+from raggedatlas.errors import ConflictError, NotFoundError
+from raggedatlas.model.geometries import GEOMETRY_SCHEMA, GeometryRecord
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.reports import UpkeepReport
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.updating import update_columns
 
+ENTRIES = Entries(GEOMETRY, GeometryRecord, GEOMETRY_SCHEMA)
+
 
 def every_geometry(catalog: Catalog) -> list[GeometryRecord]:
     """Read all rows of the registry, in the order of adding; none where the atlas, or the snapshot, has no such table."""
-    memo = catalog._memo.get("geometries")
-    if isinstance(memo, list):
-        return memo
-    found = geometries_from_table(catalog.tables.read(GEOMETRY)) if catalog.tables.has(GEOMETRY) else []
-    if catalog.snapshot is not None:
-        catalog._memo["geometries"] = found
-    return found
+    return read_entries(catalog, ENTRIES)
 
 
 def read_geometries(catalog: Catalog) -> list[GeometryRecord]:
@@ -92,23 +84,7 @@ def change_geometries(
     list of GeometryRecord
         The list as it stands now.
     """
-    tables = Tables(catalog.tables.location)
-    if not tables.has(GEOMETRY):
-        try:
-            tables.create(GEOMETRY, GEOMETRY_SCHEMA)
-        except StoreError:
-            if not tables.has(GEOMETRY):
-                raise
-
-    def once() -> list[GeometryRecord]:
-        at = tables.version(GEOMETRY)
-        old = geometries_from_table(Tables(tables.location, {GEOMETRY: at}).read(GEOMETRY))
-        new = change(old)
-        if new is not old and not tables.overwrite_if(GEOMETRY, geometries_to_table(new), at):
-            raise ConflictError(f"{GEOMETRY} of {catalog.location.uri} changed")
-        return new
-
-    return tables.retry(GEOMETRY, once)
+    return change_entries(catalog, ENTRIES, change)
 
 
 def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> UpkeepReport:

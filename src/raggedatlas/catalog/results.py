@@ -5,29 +5,23 @@ from datetime import timedelta
 
 from raggedatlas.catalog.catalog import CELLS, RESULTS, Catalog
 from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.entries import Entries, change_entries, read_entries
 from raggedatlas.catalog.geometries import every_geometry
 from raggedatlas.catalog.leases import GRACE, lease_alive
-from raggedatlas.errors import ConflictError, NotFoundError, StoreError
+from raggedatlas.errors import NotFoundError
 from raggedatlas.model.reports import UpkeepReport
 from raggedatlas.model.results import (
     RESULTS_SCHEMA,
     ResultRecord,
     result_columns,
-    results_from_table,
-    results_to_table,
 )
-from raggedatlas.store.tables import Tables
+
+ENTRIES = Entries(RESULTS, ResultRecord, RESULTS_SCHEMA)
 
 
 def read_results(catalog: Catalog) -> list[ResultRecord]:
     """Read the results of an atlas, in the order of adding; none where the atlas, or the snapshot, has no such table."""
-    memo = catalog._memo.get("results")
-    if isinstance(memo, list):
-        return memo
-    found = results_from_table(catalog.tables.read(RESULTS)) if catalog.tables.has(RESULTS) else []
-    if catalog.snapshot is not None:
-        catalog._memo["results"] = found
-    return found
+    return read_entries(catalog, ENTRIES)
 
 
 def named_uids(catalog: Catalog) -> set[str]:
@@ -65,22 +59,7 @@ def change_results(catalog: Catalog, change: Callable[[list[ResultRecord]], list
     change : function
         Gets the list as it stands and returns the new one, or the same object for "nothing to do"; its errors change nothing.
     """
-    tables = Tables(catalog.tables.location)
-    if not tables.has(RESULTS):
-        try:
-            tables.create(RESULTS, RESULTS_SCHEMA)
-        except StoreError:
-            if not tables.has(RESULTS):
-                raise
-
-    def once() -> None:
-        at = tables.version(RESULTS)
-        old = results_from_table(Tables(tables.location, {RESULTS: at}).read(RESULTS))
-        new = change(old)
-        if new is not old and not tables.overwrite_if(RESULTS, results_to_table(new), at):
-            raise ConflictError(f"{RESULTS} of {catalog.location.uri} changed")
-
-    tables.retry(RESULTS, once)
+    change_entries(catalog, ENTRIES, change)
 
 
 def drop_result(catalog: Catalog, name: str) -> UpkeepReport:

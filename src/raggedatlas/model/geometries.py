@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
+from raggedatlas.model.entries import entries_from_table, entries_schema, entries_to_table
 from raggedatlas.model.records import utc_now
 
 
@@ -97,16 +98,11 @@ class GeometryRecord(BaseModel):
         return tuple(lo), tuple(hi)
 
 
-def _field(name: str) -> pa.Field:
-    kinds: dict[str, pa.DataType] = dict.fromkeys(
-        ("n_objects", "n_vertices", "n_levels", "n_files", "n_bytes"), pa.int64()
-    )
-    kinds |= dict.fromkeys(("types", "axes"), pa.list_(pa.string()))
-    needed = name in {"uid", "name", "space", "column", "zarr_group"}
-    return pa.field(name, kinds.get(name, pa.string()), nullable=not needed)
-
-
-GEOMETRY_SCHEMA = pa.schema([_field(name) for name in GeometryRecord.model_fields])
+_NUMBERS = dict.fromkeys(("n_objects", "n_vertices", "n_levels", "n_files", "n_bytes"), pa.int64())
+_LISTS = dict.fromkeys(("types", "axes"), pa.list_(pa.string()))
+GEOMETRY_SCHEMA = entries_schema(
+    GeometryRecord, {**_NUMBERS, **_LISTS}, ("uid", "name", "space", "column", "zarr_group")
+)
 """Arrow schema of the table `_geometry`."""
 
 
@@ -118,7 +114,7 @@ def geometries_to_table(records: list[GeometryRecord]) -> pa.Table:
     >>> geometries_to_table([]).num_rows
     0
     """
-    return pa.Table.from_pylist([record.model_dump() for record in records], schema=GEOMETRY_SCHEMA)
+    return entries_to_table(records, GEOMETRY_SCHEMA)
 
 
 def geometries_from_table(table: pa.Table) -> list[GeometryRecord]:
@@ -130,8 +126,7 @@ def geometries_from_table(table: pa.Table) -> list[GeometryRecord]:
     >>> geometries_from_table(geometries_to_table([made])) == [made]
     True
     """
-    rows: list[dict[str, Any]] = [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()]
-    return sorted((GeometryRecord(**row) for row in rows), key=lambda record: record.created_at)
+    return entries_from_table(GeometryRecord, table)
 
 
 @dataclass(frozen=True, slots=True)

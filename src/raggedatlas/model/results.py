@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
+from raggedatlas.model.entries import entries_from_table, entries_schema, entries_to_table
 from raggedatlas.model.records import DatasetRecord, utc_now
 
 RESULT_KEY = b"raggedatlas.result"
@@ -138,12 +139,9 @@ class ResultRecord(BaseModel):
         )
 
 
-def _column(name: str) -> pa.Field:
-    numbers = {"width": pa.int64(), "n_cells": pa.int64()}
-    return pa.field(name, numbers.get(name, pa.string()), nullable=name not in {"uid", "name", "kind", "column"})
-
-
-RESULTS_SCHEMA = pa.schema([_column(name) for name in ResultRecord.model_fields])
+RESULTS_SCHEMA = entries_schema(
+    ResultRecord, {"width": pa.int64(), "n_cells": pa.int64()}, ("uid", "name", "kind", "column")
+)
 """Arrow schema of the table `_results`."""
 
 
@@ -155,7 +153,7 @@ def results_to_table(records: list[ResultRecord]) -> pa.Table:
     >>> results_to_table([]).num_rows
     0
     """
-    return pa.Table.from_pylist([record.model_dump() for record in records], schema=RESULTS_SCHEMA)
+    return entries_to_table(records, RESULTS_SCHEMA)
 
 
 def results_from_table(table: pa.Table) -> list[ResultRecord]:
@@ -167,8 +165,7 @@ def results_from_table(table: pa.Table) -> list[ResultRecord]:
     >>> results_from_table(results_to_table([made])) == [made]
     True
     """
-    rows = [{k: v for k, v in row.items() if v is not None} for row in table.to_pylist()]
-    return sorted((ResultRecord(**row) for row in rows), key=lambda record: record.created_at)
+    return entries_from_table(ResultRecord, table)
 
 
 def result_columns(schema: pa.Schema) -> dict[str, tuple[str, str]]:

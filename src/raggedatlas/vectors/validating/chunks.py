@@ -10,12 +10,12 @@ from raggedatlas.vectors.blobs import Bytes
 from raggedatlas.vectors.cells import ChunkFamily, Keys
 from raggedatlas.vectors.cutting import narrowest
 from raggedatlas.vectors.geometry import Fragments
-from raggedatlas.vectors.grids import bins_per_chunk, chunk_coordinates
+from raggedatlas.vectors.grids import chunk_coordinates
 from raggedatlas.vectors.metadata import level_chunk_shape
+from raggedatlas.vectors.validating.bins import Bins, bins_of, check_fragments, check_places
 from raggedatlas.vectors.validating.blocks import is_numeric
 from raggedatlas.vectors.validating.checking import STEP, Checking, Place, Seen
 from raggedatlas.vectors.validating.fragments import covers_once, decode_each, names_missing_rows, tiles
-from raggedatlas.vectors.validating.roots import divides
 
 _ONE_FRAGMENT = 1
 
@@ -203,7 +203,8 @@ def _walk_fragments(checking: Checking, seen: Seen) -> None:
     claims = bool(seen.facts.get("fragments_tile"))
     if family is None:
         return
-    most = _bins_of_points(checking, seen)
+    bins = bins_of(checking, seen)
+    vertices = checking.open(Place(seen.number, "vertices")) if bins is not None and checking.depth > 3 else None
     own = checking.keys(family, place, seen.keys.shape[1])
     for key in own[Keys(seen.keys).find(own) < 0] if len(own) else ():
         checking.report("V034", place.at(key), "it has fragments in a chunk without vertices.")
@@ -216,31 +217,26 @@ def _walk_fragments(checking: Checking, seen: Seen) -> None:
             if found is None or unread or n_rows < 0:
                 continue
             here = place.at(seen.keys[i])
-            if most is not None and found.n_fragments > most:
-                checking.report("V113", here, f"it has {found.n_fragments:,} fragments, and {most:,} bins.")
+            if bins is not None:
+                check_fragments(checking, here, found, bins)
             if names_missing_rows(found, n_rows):
                 checking.report("V034", here, f"a fragment names rows beyond the {n_rows:,} vertices of the chunk.")
                 continue
             seen.widest = max(seen.widest, int(found.counts.max(initial=0)))
+            if bins is not None and vertices is not None and i < STEP:
+                _look_into_bins(checking, Place(seen.number, "vertices").at(seen.keys[i]), vertices, (found, bins))
             if claims and not tiles(found, n_rows):
                 claims = False
                 checking.report("V110", here, "its fragments are not its rows in order.")
 
 
-def _bins_of_points(checking: Checking, seen: Seen) -> int | None:
-    """Return how many bins a chunk of points without objects has; None for anything else, and where a chunk is one bin."""
-    root = checking.root
-    if root is None or root.types != ("point_cloud",) or root.index_convention == "identity":
-        return None
-    if checking.node(Place(seen.number, "object_index")) is not None:
-        return None
-    with checking.guarded("V100", Place(seen.number)):
-        edges = level_chunk_shape(root, seen.facts)
-        bins = seen.facts.get("bin_shape") if seen.number else root.bin_shape
-        if bins is not None and divides(bins, edges):
-            n_bins = int(np.prod(bins_per_chunk(edges, tuple(bins))))
-            return n_bins if n_bins > 1 else None
-    return None
+def _look_into_bins(checking: Checking, place: Place, family: ChunkFamily, of: tuple[Fragments, Bins]) -> None:
+    """Check where the vertices of the bins of one chunk lie."""
+    with checking.guarded("V000", place):
+        blob = checking.read(family, np.array([place.chunk]), place)[0]
+        points = None if blob is None else _points_of(checking, place, family, blob)
+        if points is not None:
+            check_places(checking, place, points[0], of)
 
 
 def _walk_links(checking: Checking, seen: Seen) -> None:

@@ -87,6 +87,7 @@ _CONFORMANCE = (
     Rule("V062", "must", "The convention goes with the type: explicit for meshes and graphs, implicit_sequential for lines, explicit or with branches for skeletons.", _META),
     Rule("V070", "must", "Under the identity convention there is one chunk and no object index.", "Write an object index."),
     Rule("V071", "must", "Objects with attributes or groups have an object index, unless under the identity convention.", "Write an object index."),
+    Rule("V114", "should", "Fragments of points without objects that are cut into bins are the bins in order, last axis fastest, and hold their vertices; the first 64 chunks are looked into.", "Write the store again, with one fragment for each bin.", stated=False),
 )  # fmt: skip
 
 _PYRAMID = (

@@ -58,6 +58,8 @@ def test_stores_in_a_bucket(layout: str, remote: Remote, tmp_path: Path) -> None
     """Items 23, 95, 100: written there and read whole, by box, id, group and level; validated; inspected; replaced; in either layout."""
     root = Location(remote.uri, remote.options)
     for name, geometry in stores().items():
+        if layout == "0.7" and name == "mesh":
+            continue  # an array for each chunk: many requests, which tell no more than the others
         place, folder = root.child(f"{name}.zv"), tmp_path / f"{name}.zv"
         for where in (place, folder):
             write(geometry, where, layout=layout)

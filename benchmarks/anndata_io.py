@@ -63,6 +63,7 @@ COMPARED = [
     Measurement("write, uncompressed, synced", THEIRS, "write", {"compression": None, "synced": True}),
     Measurement("write, zstd", OURS, "write", {"compression": "zstd"}),
     Measurement("write, gzip, first", OURS, "write", {"compression": "gzip", "first": True}),
+    Measurement("write a dataset, gzip", OURS, "dataset", {"compression": "gzip"}),
     *_pair("copy, gzip", "copy", {"compression": "gzip"}),
 ]
 GROWING = [
@@ -70,6 +71,7 @@ GROWING = [
     Measurement("validate in full, uncompressed", OURS, "validate", PLAIN),
     Measurement("write, gzip", OURS, "write", {"compression": "gzip"}),
     Measurement("write, gzip, first", OURS, "write", {"compression": "gzip", "first": True}),
+    Measurement("write a dataset, gzip", OURS, "dataset", {"compression": "gzip"}),
     Measurement("copy, gzip", OURS, "copy", {"compression": "gzip"}),
 ]
 SCRIPTS = {OURS: HERE / "ours_anndata_io.py", THEIRS: HERE / "peer_anndata.py"}

@@ -72,6 +72,21 @@ def measure_write(asked: Asked, figure: Figure) -> None:
     target.unlink()
 
 
+def measure_dataset(asked: Asked, figure: Figure) -> None:
+    """Write the only dataset of an atlas as it was added."""
+    import raggedatlas as ra
+
+    view = ra.RaggedAtlas.checkout_latest(str(asked.atlas))
+    (name,) = view.list_datasets()["name"]
+    target = asked.data / f"ours-dataset-{asked.setting['compression']}.h5ad"
+    for _ in range(asked.repeats):
+        target.unlink(missing_ok=True)
+        with measuring.timed(figure):
+            view.dataset(name).write(target, compression=asked.setting["compression"])
+    figure.extra["bytes"] = target.stat().st_size
+    target.unlink()
+
+
 def measure_copy(asked: Asked, figure: Figure) -> None:
     """Copy a file into another of the same format."""
     from raggedatlas.formats.copying import copy
@@ -101,6 +116,7 @@ MEASURES = {
     "build": measure_build,
     "read": measure_read,
     "write": measure_write,
+    "dataset": measure_dataset,
     "copy": measure_copy,
     "validate": measure_validate,
 }

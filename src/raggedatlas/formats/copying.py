@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.formats.selecting import features_named, narrowed, rows_of, side_by_side, take
-from raggedatlas.formats.units import MOD, Piece, Unit, Units, joined_kinds, units_of
+from raggedatlas.formats.units import MOD, ElementReader, Piece, Unit, Units, joined_kinds, units_of
 from raggedatlas.model.contracts import MatrixInfo, Sink, SinkMatrix, Source
 
 Rows = NDArray[np.int64] | None
@@ -123,7 +123,7 @@ def copy(
 
     Notes
     -----
-    Matrices are read and written in steps of about 16 MiB; `obs`, `var`, `uns` and tables are held whole. A copy that fails or is
+    Matrices are read and written in steps of about 16 MiB, `obs` column by column; `var`, `uns` and other tables are held whole. A copy that fails or is
     killed leaves nothing under the name of the target. A CSC matrix stays one, through temporary files where it is large.
 
     Examples
@@ -238,7 +238,7 @@ def _task(unit: Unit, choice: Choice, cells: tuple[Rows, int], prefix: str) -> _
 
 def _over_all(source: Source, whole: Units, choice: Choice) -> Unit:
     """Return what stands beside the modalities; the table of all features only when none was left out."""
-    elements = dict(whole.elements) or {"obs": lambda: source.element("obs")}
+    elements = dict(whole.elements) or {"obs": ElementReader(source, "obs")}
     if choice.features is not None or choice.modality is not None:
         elements = {k: v for k, v in elements.items() if k.split("/")[0] not in ("var", "varm", "varp", "varmap")}
     return Unit("", whole.pieces, elements, lambda: pa.table({}))
@@ -282,10 +282,16 @@ def _write_elements(source: Source, sink: Sink, task: _Task) -> None:
     for key, read in readers.items():
         if not _wanted(sink, task.prefix + key):
             continue
-        value = read()
+        value = _read(sink, read)
         for axis, taken in enumerate(task.chosen(key)):
             value = take(value, taken, axis)
         sink.element(task.prefix + key, value)
+
+
+def _read(sink: Sink, read: Callable[[], Any]) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+    """Open a table where both sides go column by column, else read the element whole."""
+    table = read.table() if getattr(sink, "by_column", False) and isinstance(read, ElementReader) else None
+    return read() if table is None else table
 
 
 def _wanted(sink: Sink, key: str) -> bool:

@@ -2,7 +2,8 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.containers import unknown_encoding
+from raggedatlas.model.tables import TEXT_ROWS
 
-COLUMN_CHUNK = 1 << 17
+COLUMN_CHUNK = TEXT_ROWS
 """Rows per chunk of the columns of a table; shorter ones are one chunk."""
 
 
@@ -34,26 +36,50 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
     SchemaError
         If it cannot be written, or a reader would not find it again as it is; the message names it.
     """
+    check_names(path, value, slashes=not hasattr(group, "store"))
+    parent, _, name = path.rpartition("/")
+    write_member(group.require_group(parent) if parent else group, (name, path), _plain(value), options)
+
+
+def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
+    """Write a value as it is, whose names were looked at, through anndata's own writer.
+
+    Parameters
+    ----------
+    group : h5py.Group or zarr.Group
+        Where to.
+    where : tuple of str
+        Its name in the group, and its path in the file, for messages.
+    value, options : object and dict
+        As of `write_element`.
+
+    Raises
+    ------
+    SchemaError
+        If it cannot be written.
+    """
     import anndata
     from anndata.experimental import write_dispatched
 
-    is_zarr = hasattr(group, "store")
-    check_names(path, value, slashes=not is_zarr)
-    value = _plain(value)
-    parent, _, name = path.rpartition("/")
-    group = group.require_group(parent) if parent else group
-    callback = _in_chunks if is_zarr or options else _as_told
+    name, path = where
+    callback = _in_chunks if hasattr(group, "store") or options else _as_told
     # Slashes that are left by now are in columns of HDF5, which every anndata reads though 0.13 does not write them.
     allowed = {"allow_write_nullable_strings": True, "disallow_forward_slash_in_h5ad": False}
-    with warnings.catch_warnings(action="ignore"), anndata.settings.override(**allowed):
-        try:
-            write_dispatched(group, name, value, callback=callback, dataset_kwargs=options)
-        except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            where = next((note for note in getattr(error, "__notes__", []) if "key" in note), path)
-            raise SchemaError(
-                f"{path} cannot be written ({reason}; {where}); convert or remove what it holds, then write again."
-            ) from error
+    with warnings.catch_warnings(action="ignore"), anndata.settings.override(**allowed), refused(path):
+        write_dispatched(group, name, value, callback=callback, dataset_kwargs=options)
+
+
+@contextmanager
+def refused(path: str) -> Iterator[None]:
+    """Turn what a library raises on a value that no file can hold into a `SchemaError` that names the element."""
+    try:
+        yield
+    except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        where = next((note for note in getattr(error, "__notes__", []) if "key" in note), path)
+        raise SchemaError(
+            f"{path} cannot be written ({reason}; {where}); convert or remove what it holds, then write again."
+        ) from error
 
 
 def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN401
@@ -89,18 +115,39 @@ def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN40
                 )
             check_names(f"{path}/{name}", inner, slashes=slashes)
     elif isinstance(value, pd.DataFrame):
-        names = [str(name) for name in value.columns]
-        twice = [name for name, count in Counter(names).items() if count > 1]
-        index = [] if value.index.name is None else [str(value.index.name)]
-        nested = [name for name in (*names, *index) if is_nested(name)]
-        reserved = [name for name in names if name == "_index"]
-        for wrong, why in (
-            (twice, "stands there more than once"),
-            (reserved, "bears the name that AnnData keeps for the index"),
-            ([] if slashes else nested, "has a name that Zarr takes for groups within groups"),
-        ):
-            if wrong:
-                raise SchemaError(f"{path}: the column {wrong[0]!r} {why}; rename it, then write again.")
+        index = None if value.index.name is None else str(value.index.name)
+        check_columns(path, [str(name) for name in value.columns], index, slashes=slashes)
+
+
+def check_columns(path: str, names: Sequence[str], index: str | None, *, slashes: bool) -> None:
+    """Refuse names of columns that would come back as others, or not at all.
+
+    Parameters
+    ----------
+    path : str
+        Where the table is to stand.
+    names : sequence of str
+        Of its columns.
+    index : str or None
+        Name of its index, if it has one.
+    slashes : bool
+        As of `check_names`.
+
+    Raises
+    ------
+    SchemaError
+        Naming the table and the column.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    nested = [name for name in (*names, *([] if index is None else [index])) if is_nested(name)]
+    reserved = [name for name in names if name == "_index"]
+    for wrong, why in (
+        (twice, "stands there more than once"),
+        (reserved, "bears the name that AnnData keeps for the index"),
+        ([] if slashes else nested, "has a name that Zarr takes for groups within groups"),
+    ):
+        if wrong:
+            raise SchemaError(f"{path}: the column {wrong[0]!r} {why}; rename it, then write again.")
 
 
 def is_nested(name: str) -> bool:
@@ -155,27 +202,29 @@ def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
     """
     import pandas as pd
 
-    columns: dict[Any, Any] = {}
-    for i, name in enumerate(frame.columns):
-        column = frame.iloc[:, i]
-        if isinstance(column.dtype, pd.CategoricalDtype):
-            kept = _object_index(column.cat.categories)
-            codes = column.cat.codes.to_numpy()
-            columns[name] = pd.Categorical.from_codes(codes, kept, ordered=bool(column.cat.ordered))
-        elif isinstance(column.dtype, pd.StringDtype) and column.dtype.na_value is pd.NA:
-            columns[name] = column.array
-        elif column.dtype == object or isinstance(column.dtype, pd.StringDtype):
-            columns[name] = column.astype("string").array if column.isna().any() else column.to_numpy(object)
-        else:
-            columns[name] = column.array
+    columns = {name: plain_column(frame.iloc[:, i]) for i, name in enumerate(frame.columns)}
     # Said for each column, as pandas 3 would make text of objects; without a copy, as tables can be large.
     series = {
         str(name): pd.Series(v, dtype=object if isinstance(v, np.ndarray) and v.dtype == object else None, copy=False)
         for name, v in columns.items()
     }
     out = pd.DataFrame(series, index=range(len(frame)), copy=False)
-    out.index = _object_index(frame.index)
+    out.index = plain_index(frame.index)
     return out
+
+
+def plain_column(column: Any) -> Any:  # noqa: ANN401  (a pandas Series; a pandas or NumPy array)
+    """Turn one column into the array that is written, as `plain_text` does."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        kept = plain_index(column.cat.categories)
+        return pd.Categorical.from_codes(column.cat.codes.to_numpy(), kept, ordered=bool(column.cat.ordered))
+    if isinstance(column.dtype, pd.StringDtype) and column.dtype.na_value is pd.NA:
+        return column.array
+    if column.dtype == object or isinstance(column.dtype, pd.StringDtype):
+        return column.astype("string").array if column.isna().any() else column.to_numpy(object)
+    return column.array
 
 
 def _as_told(write: Callable[..., None], store: Any, key: str, value: Any, **told: Any) -> None:  # noqa: ANN401
@@ -204,7 +253,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     return plain_text(value) if isinstance(value, pd.DataFrame) else value
 
 
-def _object_index(index: Any) -> Any:  # noqa: ANN401
+def plain_index(index: Any) -> Any:  # noqa: ANN401  (a pandas index)
+    """Turn an index into the one that is written: numbers as they are, else objects."""
     import pandas as pd
 
     if isinstance(index.dtype, np.dtype) and index.dtype.kind in "biuf":

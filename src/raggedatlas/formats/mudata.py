@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.elements import read_element
-from raggedatlas.formats.anndata.frames import frame_length, read_frame
+from raggedatlas.formats.anndata.frames import frame_length, open_table, read_frame
 from raggedatlas.formats.anndata.memory import describe_value, object_parts, sound
 from raggedatlas.formats.anndata.stored import describe_node, stored_parts
 from raggedatlas.formats.containers import Container, attribute, is_array, open_hdf5, open_zarr, readable
@@ -133,7 +133,10 @@ def _stored(container: Container) -> Parts:
         for key in [k for k in container.names(group) if k not in mods]:
             left_out[f"{group}/{key}"] = describe_node(container.get(f"{group}/{key}"))
             elements[f"{group}/{key}"] = partial(read_element, container, f"{group}/{key}")
-    whole = Parts(n_cells, partial(read_frame, container, "obs"), tuple(matrices), {}, left_out, elements=elements)
+    tables = {"obs": partial(open_table, container, "obs")}
+    whole = Parts(
+        n_cells, partial(read_frame, container, "obs"), tuple(matrices), {}, left_out, elements=elements, tables=tables
+    )
     return _joined(whole, mods, maps, container.uri)
 
 
@@ -152,6 +155,7 @@ def _joined(whole: Parts, mods: Mapping[str, Parts], maps: Mapping[str, Any], ur
     left_out = dict(whole.left_out)
     # The tables as they are, beside the one that joins them all.
     elements = {"obs": whole.cells, **whole.elements}
+    tables = dict(whole.tables)
     others: list[Part] = []
     for name, part in mods.items():
         placed = _with_space(part, SPACES.get(name.lower(), "")).under(f"mod/{name}/")
@@ -160,13 +164,14 @@ def _joined(whole: Parts, mods: Mapping[str, Parts], maps: Mapping[str, Any], ur
         matrices += placed.matrices
         features |= placed.features
         left_out |= placed.left_out
+        tables |= placed.tables
         if not placed.matrices:
             left_out[f"mod/{name}"] = "modality without a matrix"
         present[f"mod/{name}/obs"] = cells_of[name]
         if not np.array_equal(cells_of[name], np.arange(whole.n_cells)):
             present |= {p.info.key: cells_of[name] for p in placed.matrices}
     cells = partial(_cells, whole, mods, cells_of)
-    return Parts(whole.n_cells, cells, tuple(matrices), features, left_out, present, tuple(others), elements)
+    return Parts(whole.n_cells, cells, tuple(matrices), features, left_out, present, tuple(others), elements, tables)
 
 
 def _with_space(part: Parts, space: str) -> Parts:

@@ -13,6 +13,7 @@ from raggedatlas.formats.rows import RowReader
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import NARROW, MatrixInfo, SourceSchema
 from raggedatlas.model.frames import frame_to_arrow
+from raggedatlas.model.tables import ColumnTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,6 +77,8 @@ class Parts:
         Matrices that are not of cells by features.
     elements : mapping of str to callable
         Key -> reads that element whole.
+    tables : mapping of str to callable
+        Key -> opens the table of cells of that key to be read column by column, or says by None that it must be read whole.
     """
 
     n_cells: int
@@ -86,6 +89,7 @@ class Parts:
     present: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     others: tuple[Part, ...] = ()
     elements: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    tables: Mapping[str, Callable[[], ColumnTable | None]] = field(default_factory=dict)
 
     def under(self, prefix: str) -> "Parts":
         """Put a prefix such as ``"mod/rna/"`` before every key."""
@@ -99,6 +103,7 @@ class Parts:
             left_out=left_out,
             others=tuple(part.under(prefix) for part in self.others),
             elements=elements,
+            tables={prefix + key: open_table for key, open_table in self.tables.items()},
         )
 
 
@@ -219,6 +224,17 @@ class PartsSource:
         raise NotFoundError(
             f"{self._schema.uri or self._schema.name} has no element {key!r}; there are {sorted({*self._parts.elements, *tables})}."
         )
+
+    def table(self, key: str) -> ColumnTable | None:
+        """Open a table of cells, ``"obs"`` or that of a modality, to be read column by column; None if it must be read whole.
+
+        Raises
+        ------
+        SourceError
+            If it is damaged.
+        """
+        open_table = self._parts.tables.get(key)
+        return None if open_table is None else open_table()
 
     def matrix(self, key: str) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
         """Read a matrix whole, in the form that it is stored in.

@@ -12,6 +12,7 @@ from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import column_name
+from raggedatlas.model.tables import ColumnTable
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
 
@@ -139,9 +140,11 @@ def features_named(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64
 
 
 def take(value: Any, chosen: NDArray[np.int64] | None, axis: int = 0) -> Any:  # noqa: ANN401
-    """Take rows (or columns) of a frame, an array, a SciPy matrix or an awkward array; None takes all."""
+    """Take rows (or columns) of a frame, a table, an array, a SciPy matrix or an awkward array; None takes all."""
     if chosen is None:
         return value
+    if isinstance(value, ColumnTable):
+        return value.take(chosen)
     if hasattr(value, "iloc"):
         return value.iloc[chosen]
     return value[chosen] if axis == 0 else value[:, chosen]

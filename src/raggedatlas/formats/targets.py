@@ -12,8 +12,9 @@ import numpy as np
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
 from raggedatlas.formats.appenders import Appender, ChunkAppender, PlaceAppender
+from raggedatlas.formats.columns import write_any
 from raggedatlas.formats.compressions import compression_of, require_plugin
-from raggedatlas.formats.members import records_as_tables, write_element
+from raggedatlas.formats.members import records_as_tables
 from raggedatlas.formats.writeback import WriteBack
 
 CHUNK = 1 << 16
@@ -126,7 +127,7 @@ class Hdf5Target:
         with writable(self.path, path):
             # Tables and names stay readable without plugins; anndata strips compression from scalars, but not the shuffle filter.
             options = {"compression": "gzip", "compression_opts": 1} if self._compression.hdf5 else {}
-            write_element(self._file, path, value, options)
+            write_any(self._file, path, value, options)
 
     def publish(self, header: bytes) -> None:
         """Close it and move it to its name."""
@@ -197,7 +198,7 @@ class ZarrTarget:
         """Write a whole element."""
         with writable(self.path, path):
             # The two generations of zarr-python name the type of records differently, and one cannot read the other's.
-            write_element(self._root, path, value if self._format == 2 else records_as_tables(path, value), {})
+            write_any(self._root, path, value if self._format == 2 else records_as_tables(path, value), {})
 
     def publish(self, header: bytes) -> None:
         """Consolidate its metadata and move it to its name."""

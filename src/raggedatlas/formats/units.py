@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import NotFoundError
 from raggedatlas.formats.parts import SPACES
 from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
+from raggedatlas.model.tables import ColumnTable
 
 MODALITIES = {"gene_expression": "rna", "protein_abundance": "prot", "chromatin_accessibility": "atac"}
 """Feature space -> what its modality is called where it has no name."""
@@ -112,17 +113,38 @@ def _streamed(schema: SourceSchema) -> list[MatrixInfo]:
 
 def _elements(source: Source, schema: SourceSchema, prefix: str) -> dict[str, Callable[[], Any]]:
     keys = [key for key in schema.elements if key.startswith(prefix) and (prefix or not key.startswith(MOD))]
-    return {key.removeprefix(prefix): _reader(source, key) for key in keys}
+    return {key.removeprefix(prefix): ElementReader(source, key) for key in keys}
 
 
-def _reader(source: Source, key: str) -> Callable[[], Any]:
-    return lambda: source.element(key)
+@dataclass(frozen=True, slots=True)
+class ElementReader:
+    """Reads one element of a source whole, or opens it to be read column by column.
+
+    Parameters
+    ----------
+    source : Source
+        What it is of.
+    key : str
+        Which one.
+    """
+
+    source: Source
+    key: str
+
+    def __call__(self) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+        """Read it whole."""
+        return self.source.element(self.key)
+
+    def table(self) -> ColumnTable | None:
+        """Open it as a table; None if it is none, or the source reads its tables whole."""
+        open_table = getattr(self.source, "table", None)
+        return None if open_table is None else open_table(self.key)
 
 
 def _single(source: Source, schema: SourceSchema) -> Unit:
     space = next((info.space for info in schema.matrices if info.space), "")
     pieces = tuple(Piece(info.key, (info,)) for info in _streamed(schema))
-    elements = {"obs": _reader(source, "obs"), **_elements(source, schema, "")}
+    elements: dict[str, Callable[[], Any]] = {"obs": ElementReader(source, "obs"), **_elements(source, schema, "")}
     return _with_features(source, Unit(MODALITIES.get(space, "rna"), pieces, elements, _nothing))
 
 
@@ -142,10 +164,10 @@ def _with_features(source: Source, unit: Unit) -> Unit:
         key = piece.infos[0].features
         head = piece.key.split("/")[0]
         if key and head in ("X", "layers"):
-            elements.setdefault("var", _reader(source, key))
+            elements.setdefault("var", ElementReader(source, key))
             main = main or key
         elif key and piece.key == "raw/X":
-            elements.setdefault("raw/var", _reader(source, key))
+            elements.setdefault("raw/var", ElementReader(source, key))
     if not main and "var" not in elements:
         prefix = f"{MOD}{unit.name}/" if any(p.infos[0].key.startswith(MOD) for p in unit.pieces) else ""
         width = next((p.shape[1] for p in unit.pieces if p.key.split("/")[0] in ("X", "layers")), 0)
@@ -157,7 +179,8 @@ def _with_features(source: Source, unit: Unit) -> Unit:
 
 def _kind(source: Source, infos: tuple[MatrixInfo, ...]) -> Unit:
     keys = [info.features for info in infos]
-    elements = {"obs": _reader(source, "obs"), "var": lambda: _stacked([source.element(key) for key in keys])}
+    elements: dict[str, Callable[[], Any]] = {"obs": ElementReader(source, "obs")}
+    elements["var"] = lambda: _stacked([source.element(key) for key in keys])
     space = SPACES.get(infos[0].key.removeprefix("X:"), "")
     name = MODALITIES.get(space, infos[0].key.removeprefix("X:"))
     return Unit(name, (Piece("X", infos),), elements, lambda: pa.concat_tables([source.features(key) for key in keys]))

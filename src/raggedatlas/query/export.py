@@ -1,7 +1,8 @@
 """A query into a file, block by block: what is held at once does not grow with the cells' values."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,13 +15,15 @@ from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import Sink, SinkMatrix
 from raggedatlas.model.results import VALUES
+from raggedatlas.model.tables import Column, Texts
 from raggedatlas.query.beside import joined_obsm
-from raggedatlas.query.frames import layout_column, obs_frame
+from raggedatlas.query.frames import layout_column, obs_columns, obs_frame
 from raggedatlas.query.outputs import joined_uns, measured_frame, var_of
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.plan import modalities, plan_read
 from raggedatlas.query.read import PartReader
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.allocators import give_back
 from raggedatlas.store.gather import BufferRing
 from raggedatlas.store.threads import ahead
 
@@ -56,25 +59,26 @@ def write(spec: QuerySpec, catalog: Catalog, path: str, options: Mapping[str, An
 
     Notes
     -----
-    Memory: one block of values, and the metadata of cells and features. A failed write leaves nothing under the name.
+    Memory: one block of values, one column of the cells' metadata, where they lie, and the metadata of features. A failed write leaves nothing under the name.
     """
     multimodal = Path(path).suffix == MULTIMODAL
     names = None
     if multimodal and not spec.spaces:
         names = tuple(m.name for m in modalities(catalog).values() if m.space.rank == 1 and not m.is_result)
-    plan = plan_read(spec, catalog, spaces=names)
+    plan = plan_read(spec, catalog, spaces=names, deferred=True)
     if len(plan.spaces) != 1 and not multimodal:
         raise QueryError(
             f"{path} holds one feature space, the query names {list(plan.spaces)}; write a .h5mu, or name one with .spaces(...)."
         )
     for space in plan.spaces.values():
         refuse_arrays(space, str(path))
+    give_back()
     sink = open_sink(path, **options)
     try:
         streams = (_begin_mudata if multimodal else _begin_space)(sink, plan, catalog)
         # The tables are written; their memory is let go of before the values take theirs.
         del plan
-        pa.default_memory_pool().release_unused()
+        give_back()
         for stream in streams:
             _write_values(sink, stream)
         return sink.commit()
@@ -108,7 +112,7 @@ def _begin_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> list[_Stream]
         sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
     for name, part in parts.items():
         _write_elements(sink, part, part.single(), catalog, f"mod/{name}/")
-    sink.element("obs", _writable(obs_frame(plan.obs)))
+    sink.element("obs", _obs(sink, plan, None))
     sink.element("uns", joined_uns(plan, catalog))
     return streams
 
@@ -151,11 +155,8 @@ def _key(space: SpacePlan, layer: str, prefix: str) -> str:
 
 
 def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog, prefix: str) -> None:
-    obs = obs_frame(plan.obs)
     var = var_of(space, catalog)
-    if space.space.has_features:
-        obs["layout_uid"] = layout_column(space)
-    sink.element(f"{prefix}obs", _writable(obs))
+    sink.element(f"{prefix}obs", _obs(sink, plan, space if space.space.has_features else None))
     sink.element(f"{prefix}var", var)
     if space.space.has_features:
         sink.element(f"{prefix}varm", {"measured": measured_frame(space, var)})
@@ -187,7 +188,31 @@ def _single(block: Block, layer: str) -> Block:
     )
 
 
-def _writable(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
-    """Write times as ISO text, which AnnData files can hold; a frame without times is not copied."""
-    times = {name: frame[name].astype(str) for name in frame.columns if frame[name].dtype.kind in "mM"}
-    return frame.assign(**times) if times else frame
+def _obs(sink: Sink, plan: ReadPlan, space: SpacePlan | None) -> Any:  # noqa: ANN401  (a table or a pandas frame)
+    """Describe the cells, and what layout of a space each has: column by column where the sink takes it so."""
+    if not getattr(sink, "by_column", False):
+        frame = obs_frame(plan.obs)
+        if space is not None:
+            frame["layout_uid"] = layout_column(space)
+        times = {name: _writable(frame[name]) for name in frame.columns if frame[name].dtype.kind in "mM"}
+        return frame.assign(**times) if times else frame
+    table = obs_columns(plan.obs)
+    columns = {column.name: Column(column.name, partial(_read_writable, column)) for column in table.columns}
+    if space is not None:
+        columns["layout_uid"] = Column("layout_uid", partial(_layouts, space))
+    return replace(table, columns=tuple(columns.values()))
+
+
+def _layouts(space: SpacePlan) -> Any:  # noqa: ANN401  (a pandas series)
+    import pandas as pd
+
+    return pd.Series(layout_column(space))
+
+
+def _read_writable(column: Column) -> Any:  # noqa: ANN401  (a pandas series or texts)
+    return _writable(column.read())
+
+
+def _writable(values: Any) -> Any:  # noqa: ANN401  (a pandas series or texts)
+    """Write times as ISO text, which AnnData files can hold."""
+    return values if isinstance(values, Texts) or values.dtype.kind not in "mM" else values.astype(str)

@@ -1,6 +1,7 @@
 """Results as pandas frames: `obs` with the dtypes of the files, `var` from the registry."""
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,8 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.features import Registry
 from raggedatlas.model.frames import ColumnFacts, arrow_to_series, facts_of
+from raggedatlas.model.tables import Column, ColumnTable, Texts, arrow_values
+from raggedatlas.query.deferred import DeferredTable
 from raggedatlas.query.parts import SpacePlan
 
 if TYPE_CHECKING:
@@ -21,21 +24,38 @@ def obs_frame(table: pa.Table) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    columns = {}
-    for i, field in enumerate(table.schema):
-        if field.name == "uid":
-            continue
-        column = table.column(i)
-        if pa.types.is_dictionary(field.type):
-            series = _categorical(column)
-        elif pa.types.is_nested(field.type):
-            series = pd.Series(column.to_pandas())
-        else:
-            series = arrow_to_series(column, facts_of(field) or ColumnFacts(field.name, ""))
-        columns[field.name] = series.set_axis(range(table.num_rows))
+    columns = {
+        field.name: _obs_series(field, table.column(i)).set_axis(range(table.num_rows))
+        for i, field in enumerate(table.schema)
+        if field.name != "uid"
+    }
     frame = pd.DataFrame(columns, index=pd.RangeIndex(table.num_rows))
     frame.index = _text_index(table.column("uid"), "uid")
     return frame
+
+
+def obs_columns(table: DeferredTable) -> ColumnTable:
+    """Turn a plan's deferred `obs` into a table of the same values, each column of which is made when it is asked for."""
+    fields = {field.name: i for i, field in enumerate(table.schema)}
+    columns = [Column(name, partial(_obs_values, table, i)) for name, i in fields.items() if name != "uid"]
+    return ColumnTable(table.num_rows, Column("uid", partial(_obs_values, table, fields["uid"])), tuple(columns))
+
+
+def _obs_values(table: DeferredTable, i: int) -> "pd.Series[Any] | Texts":
+    field = table.schema.field(i)
+    if pa.types.is_dictionary(field.type) or pa.types.is_nested(field.type):
+        return _obs_series(field, table.column(i))
+    return arrow_values(field, partial(table.chunks, i), table.num_rows)
+
+
+def _obs_series(field: pa.Field, column: pa.ChunkedArray) -> "pd.Series[Any]":
+    import pandas as pd
+
+    if pa.types.is_dictionary(field.type):
+        return _categorical(column)
+    if pa.types.is_nested(field.type):
+        return pd.Series(column.to_pandas())
+    return arrow_to_series(column, facts_of(field) or ColumnFacts(field.name, ""))
 
 
 def layout_column(space: SpacePlan) -> "pd.Categorical":

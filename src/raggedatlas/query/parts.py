@@ -229,7 +229,7 @@ class ReadPlan:
 
     Parameters
     ----------
-    obs : pyarrow.Table
+    obs : pyarrow.Table or DeferredTable
         One row per cell in the order of the result: `uid`, `cell_name`, `dataset`, the asked columns with their facts.
     spaces : mapping of str to SpacePlan
         What is read, by name.

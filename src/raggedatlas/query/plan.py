@@ -18,20 +18,26 @@ from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.results import VALUES, ResultRecord
 from raggedatlas.query.axis import Axis, FeatureRows, build_axis
 from raggedatlas.query.centroids import centroid_columns, centroid_plans
-from raggedatlas.query.filters import DATASET, Columns
+from raggedatlas.query.deferred import CellRows, DeferredTable
+from raggedatlas.query.filters import DATASET, Columns, to_sql
 from raggedatlas.query.layers import CellPointers, Modality, choose_layers, plan_parts, pointer_of
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.results import held_plan, result_modalities, vector_results, with_nan
 from raggedatlas.query.rows import Cells, arrange, known_columns, metadata_names, needed_columns, read_cells
 from raggedatlas.query.search import rank_cells, search_columns
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.table_rows import ROW_ID
 
 USUAL_SPACE = "gene_expression"
+
+_DATASET_TYPE = pa.dictionary(pa.int32(), pa.string())
 
 __all__ = ["ReadPlan", "modalities", "plan_read", "plan_rows"]
 
 
-def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None = None) -> ReadPlan:
+def plan_read(
+    spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None = None, deferred: bool = False
+) -> ReadPlan:
     """Turn a query into a plan: which cells, which columns, from which arrays.
 
     Parameters
@@ -42,6 +48,8 @@ def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None
         At a version.
     spaces : sequence of str or None
         Feature spaces to read; None takes those that the query names, or the usual one.
+    deferred : bool
+        Whether the columns of `obs` may wait until they are asked for, in a `DeferredTable`.
 
     Returns
     -------
@@ -63,7 +71,7 @@ def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None
     pointing = [r.column for r in results if r.kind == "space"]
     wanted = tuple(dict.fromkeys([*(p for m in chosen for p in m.pointers), *pointing]))
     held = tuple(r.column for r in results if r.kind == "vector") + centroid_columns(catalog, spec.centroids)
-    cells, obs = plan_rows(spec, catalog, columns, wanted, held)
+    cells, obs = plan_rows(spec, catalog, columns, wanted, held, deferred=deferred)
     pointers = cells.pointers(columns.schema)
     having = np.zeros(cells.n, bool)
     for modality in chosen:
@@ -73,6 +81,8 @@ def plan_read(spec: QuerySpec, catalog: Catalog, *, spaces: Sequence[str] | None
     if n_without:
         cells, obs = cells.take(kept), obs.take(pa.array(kept))
         pointers = cells.pointers(columns.schema)
+    if deferred:
+        cells = replace(cells, table=cells.table.select([*held]))
     asked = asked_features(spec, chosen)
     planned = {}
     for modality in chosen:
@@ -105,49 +115,63 @@ def _beside(records: Sequence[ResultRecord], made: Sequence[SpacePlan]) -> dict[
 
 
 def plan_rows(
-    spec: QuerySpec, catalog: Catalog, columns: Columns, pointers: Sequence[str] = (), more: Sequence[str] = ()
-) -> tuple[Cells, pa.Table]:
+    spec: QuerySpec,
+    catalog: Catalog,
+    columns: Columns,
+    pointers: Sequence[str] = (),
+    more: Sequence[str] = (),
+    *,
+    deferred: bool = False,
+) -> tuple[Cells, "pa.Table | DeferredTable"]:
     """Choose the cells of a query, and read some pointers and further columns with them.
 
     Returns
     -------
-    (Cells, pyarrow.Table)
+    (Cells, pyarrow.Table or DeferredTable)
         The cells with what was read of them, and their `obs`: `uid`, `cell_name`, `dataset`, the asked columns with their
-        facts, and what a search found.
+        facts, and what a search found. Only a pinned catalog lets columns wait: the tip may change before they are read.
     """
+    deferred = deferred and catalog.tables.pinned is not None
     metadata = metadata_names(columns, spec.obs)
     known = modalities(catalog)
     sought, extra = search_columns(spec.search, columns, known, vector_results(catalog))
-    wanted = dict.fromkeys([*metadata, *needed_columns(spec, columns), *sought, *more])
-    cells = read_cells(catalog, spec, columns, tuple(wanted), tuple(dict.fromkeys([*pointers, *extra])))
+    wanted = dict.fromkeys([*(() if deferred else metadata), *needed_columns(spec, columns), *sought, *more])
+    # Searching and sampling look at names of cells.
+    bounded = deferred and spec.search is None and spec.sample is None
+    asked = tuple(dict.fromkeys([*pointers, *extra]))
+    cells = read_cells(catalog, spec, columns, tuple(wanted), asked, bounded=bounded)
     if spec.search is not None:
         cells = rank_cells(cells, spec, catalog, columns, known)
     cells = arrange(cells, spec, columns)
-    return cells, obs_table(cells, columns, metadata)
+    schema, stored = obs_schema(cells, columns, metadata)
+    held = {DATASET: pa.chunked_array([cells.names()]), **{n: cells.rank.column(n) for n in cells.rank.column_names}}
+    if deferred:
+        ids = cells.table.column(ROW_ID).to_numpy()
+        rows = CellRows.of(catalog.tables, to_sql(spec.filters, columns), ids)
+        return cells, DeferredTable(schema, rows, stored, held)
+    read = {name: cells.table.column(at) for name, at in stored.items()} | held
+    return cells, pa.Table.from_arrays([read[name] for name in schema.names], schema=schema)
 
 
-def obs_table(cells: Cells, columns: Columns, metadata: Sequence[str]) -> pa.Table:
-    """Put the metadata of cells under the names of their files."""
-    arrays: list[pa.ChunkedArray | pa.Array] = [
-        cells.table.column("uid"),
-        cells.table.column("cell_name"),
-        cells.names(),
-    ]
-    fields = [pa.field("uid", pa.string()), pa.field("cell_name", pa.string()), pa.field(DATASET, arrays[2].type)]
+def obs_schema(cells: Cells, columns: Columns, metadata: Sequence[str]) -> tuple[pa.Schema, dict[str, str]]:
+    """Put the metadata of cells under the names of their files.
+
+    Returns
+    -------
+    (pyarrow.Schema, dict of str to str)
+        The columns of `obs` in order, with their facts, and what those that the cell table has are called there.
+    """
+    fields = [pa.field("uid", pa.string()), pa.field("cell_name", pa.string()), pa.field(DATASET, _DATASET_TYPE)]
+    found = {"uid": "uid", "cell_name": "cell_name"}
     facts = metadata_columns(columns.schema)
-    used = {f.name for f in fields}
     for stored in metadata:
         original = facts[stored].name if stored in facts else stored
-        name = original if original and original not in used else stored
-        used.add(name)
-        arrays.append(cells.table.column(stored))
-        fields.append(
-            pa.field(name, arrays[-1].type, metadata=facts[stored].to_metadata() if stored in facts else None)
-        )
-    for name in cells.rank.column_names:
-        arrays.append(cells.rank.column(name))
-        fields.append(cells.rank.schema.field(name))
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        name = original if original and original not in found and original != DATASET else stored
+        found[name] = stored
+        kept = facts[stored].to_metadata() if stored in facts else None
+        fields.append(pa.field(name, columns.schema.field(stored).type, metadata=kept))
+    fields += [cells.rank.schema.field(name) for name in cells.rank.column_names]
+    return pa.schema(fields), found
 
 
 def modalities(catalog: Catalog) -> dict[str, Modality]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.frames import read_frame
+from raggedatlas.catalog.frames import open_frame, read_frame
 from raggedatlas.formats.bundle import unpack
 from raggedatlas.formats.parts import Part, Parts, PartsSource
 from raggedatlas.formats.rows import BLOCK_BYTES
@@ -17,6 +17,7 @@ from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import NARROW, MatrixForm
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord
+from raggedatlas.model.tables import ColumnTable, arrow_table
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.ranges import ArrayReader, read_slice
 
@@ -83,11 +84,16 @@ class Returning:
             present=present,
             others=tuple(beside),
             elements={key: partial(_same, value) for key, value in elements.items()},
+            tables={"obs": partial(self._cells, n_cells)},
         )
         return PartsSource(parts, name=record.name, uri=record.source, format=str(facts.get("format", "")))
 
     def _table(self, name: str) -> "pd.DataFrame":
         return arrow_to_frame(read_frame(self._catalog, self._records[0].uid, name))
+
+    def _cells(self, n_cells: int) -> ColumnTable:
+        frame = open_frame(self._catalog, self._records[0].uid, "obs")
+        return arrow_table(frame.schema, n_cells, frame.chunks)
 
     def _layer(self, i: int, layer: str, entries: "_Entries | None") -> Part:
         record, specs = self._records[i], self._specs[i]

@@ -18,8 +18,10 @@ from raggedatlas.model.results import result_columns
 from raggedatlas.query.filters import DATASET, Columns, to_sql
 from raggedatlas.query.layers import CellPointers
 from raggedatlas.query.spec import QuerySpec, Sample
+from raggedatlas.store.allocators import give_back
+from raggedatlas.store.table_rows import ROW_ID, walk
 
-_BASE = ("uid", "dataset_uid", "cell_name")
+_NAMES, _DATASET_UID = ("uid", "cell_name"), "dataset_uid"
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,15 @@ class Cells:
             if first in self.table.column_names:
                 start = self.table.column(first)
                 valid = start.is_valid().to_numpy()
-                starts = start.fill_null(0).to_numpy()
-                ends = starts + valid if kind is PointerKind.DENSE else self.table.column(last).fill_null(0).to_numpy()
+                starts = _numbers(start)
+                ends = starts + valid if kind is PointerKind.DENSE else _numbers(self.table.column(last))
                 found[name] = (starts, ends, valid)
         return CellPointers(self.dataset_code, tuple(self.datasets), found)
+
+
+def _numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    values: NDArray[np.int64] = (column.fill_null(0) if column.null_count else column).to_numpy()
+    return values
 
 
 def dataset_names(catalog: Catalog) -> dict[str, str]:
@@ -117,7 +124,13 @@ def metadata_names(columns: Columns, asked: Sequence[str] | None) -> tuple[str, 
 
 
 def read_cells(
-    catalog: Catalog, spec: QuerySpec, columns: Columns, more: Sequence[str], pointers: Sequence[str]
+    catalog: Catalog,
+    spec: QuerySpec,
+    columns: Columns,
+    more: Sequence[str],
+    pointers: Sequence[str],
+    *,
+    bounded: bool = False,
 ) -> Cells:
     """Read the cells that the filters keep, in table order; cells of datasets without a record are invisible.
 
@@ -133,17 +146,41 @@ def read_cells(
         Stored columns to read beside the ids.
     pointers : sequence of str
         Pointer columns to read.
+    bounded : bool
+        Whether to read in the least memory, and names of cells only where `more` asks for them.
     """
     schema = columns.schema
     kinds = pointer_columns(schema)
     parts = [part for name in pointers if name in kinds for part in dict.fromkeys(_pointer_parts(name, kinds[name][1]))]
-    wanted = list(dict.fromkeys([*_BASE, *more, *parts]))
-    table = catalog.tables.read(CELLS, wanted, to_sql(spec.filters, columns), row_ids=True)
+    wanted = list(dict.fromkeys([*(() if bounded else _NAMES), _DATASET_UID, *more, *parts]))
+    where = to_sql(spec.filters, columns)
     uids = pa.array(list(columns.datasets), pa.string())
-    codes = pc.index_in(table.column("dataset_uid"), value_set=uids)
+    if bounded and (bare := _walk_cells(catalog, wanted, where, uids)) is not None:
+        table, codes = bare
+    else:
+        table = catalog.tables.read(CELLS, wanted, where, row_ids=True)
+        codes = pc.index_in(table.column(_DATASET_UID), value_set=uids)
     if codes.null_count:
         table, codes = table.filter(codes.is_valid()), codes.drop_null()
-    return Cells(table, codes.to_numpy().astype(np.int32), columns.datasets, pa.table({}))
+    code = codes.to_numpy().astype(np.int32, copy=False)
+    del codes
+    give_back()
+    return Cells(table, code, columns.datasets, pa.table({}))
+
+
+def _walk_cells(
+    catalog: Catalog, wanted: list[str], where: str | None, uids: pa.Array
+) -> tuple[pa.Table, pa.ChunkedArray] | None:
+    """Read cells with the numbers of their datasets for their uids; None if they are stored in another order than theirs."""
+    batches, codes, last = [], [], -1
+    for batch in walk(catalog.tables, CELLS, wanted, where):
+        ids = batch.column(ROW_ID).to_numpy()
+        if len(ids) and (int(ids[0]) <= last or not bool((ids[1:] > ids[:-1]).all())):
+            return None
+        last = int(ids[-1]) if len(ids) else last
+        codes.append(pc.index_in(batch.column(_DATASET_UID), value_set=uids))
+        batches.append(batch.drop_columns([_DATASET_UID]))
+    return (pa.Table.from_batches(batches), pa.chunked_array(codes)) if batches else None
 
 
 def arrange(cells: Cells, spec: QuerySpec, columns: Columns) -> Cells:

@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ROW_ID = "_rowid"
+"""Column of the stable row ids."""
+
 FILE_FORMAT: Literal["2.2"] = "2.2"
 """Lance file format that both pylance and lancedb read (decided in the design)."""
 
 _ATTEMPTS = 40
+
+_WALK_BUFFER = 8 << 20
+"""Bytes that `walk` may have read and not yet decoded."""
 
 
 @dataclass(frozen=True)
@@ -359,6 +365,26 @@ class TableRows:
     def update_metadata(self, name: str, values: Mapping[str, str]) -> None:
         """Change keys of the table's own key-value metadata."""
         self.retry(name, lambda: self.open(name).update_metadata(dict(values)))
+
+
+def walk(tables: TableRows, name: str, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
+    """Walk over some columns of rows as they are stored, and their `ROW_ID`, in as little memory as that takes.
+
+    Parameters and errors are those of `TableRows.read`. Rows come in the order of the files, which is table order until some
+    were updated.
+    """
+    table = tables.open(name)
+    with filter_errors(where, table):
+        # Reading far ahead, and in buffers of a size for object stores, would take more than all that is kept of a column.
+        yield from table.scanner(
+            columns=list(columns),
+            filter=closed(where),
+            with_row_id=True,
+            batch_readahead=2,
+            fragment_readahead=1,
+            io_buffer_size=_WALK_BUFFER,
+            scan_in_order=True,
+        ).to_batches()
 
 
 def plain(rows: pa.Table) -> pa.Table:

@@ -196,7 +196,7 @@ def _categorical(container: Container, path: str) -> Any:  # noqa: ANN401
     if codes.dtype.kind not in "iu" or codes.ndim != 1:
         raise SourceError(f"{container.uri}: {path} has codes of type {codes.dtype}, where a row of integers belongs.")
     # Unsigned codes may exceed the signed type of their width.
-    signed = codes.astype(np.int64, copy=False)
+    signed = codes.astype(np.int64) if codes.dtype.kind == "u" else codes
     if signed.size and (signed.max() >= len(categories) or signed.min() < -1):
         raise SourceError(
             f"{container.uri}: {path} has a code outside its {len(categories):,} categories; write it again."

@@ -1,16 +1,22 @@
 """Frames of a stored AnnData: every layout that anndata has written since 0.5."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.anndata.elements import columns_listed, read_element
-from raggedatlas.formats.containers import Container, attribute, check_whole, is_array
+from raggedatlas.formats.anndata.elements import columns_listed, read_element, store_kind
+from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable
+from raggedatlas.model.tables import TEXT_ROWS, Column, ColumnTable, Texts
 
 if TYPE_CHECKING:
     import pandas as pd
+
+FRAME = ("dataframe", "0.2.0")
+"""Type and version of a table whose columns are elements of their own."""
 
 
 def frame_length(container: Container, path: str) -> int | None:
@@ -80,6 +86,43 @@ def read_frame(container: Container, path: str, categories_in: str = "") -> "pd.
     return frame
 
 
+def open_table(container: Container, path: str) -> ColumnTable | None:
+    """Open a stored frame to be read column by column.
+
+    Parameters
+    ----------
+    container : Container
+        The opened file, which must stay open.
+    path : str
+        Where the frame stands.
+
+    Returns
+    -------
+    ColumnTable or None
+        None if there is none, or it is of a kind that `read_frame` must read whole.
+
+    Raises
+    ------
+    SourceError, LimitError
+        As of `read_frame`; what only values show, when a column is read.
+    """
+    node = container.get(path)
+    n_rows = frame_length(container, path)
+    if node is None or n_rows is None or is_array(node):
+        return None
+    names = columns_listed(node)
+    if (attribute(node, "encoding-type"), attribute(node, "encoding-version")) != FRAME or not all(
+        _is_column(container.get(f"{path}/{name}")) for name in names
+    ):
+        return None
+    _check_members(container, path, n_rows)
+    index = index_name(node)
+    read = partial(_read_column, container, n_rows)
+    columns = tuple(Column(name, partial(read, f"{path}/{name}", is_index=False)) for name in names)
+    names_of_rows = partial(read, f"{path}/{index}", is_index=True)
+    return ColumnTable(n_rows, Column(None if index == "_index" else index, names_of_rows), columns)
+
+
 def unlisted_columns(container: Container, path: str) -> Mapping[str, str]:
     """Return the members of a frame that are no columns of it by its own list."""
     node = container.get(path)
@@ -87,6 +130,52 @@ def unlisted_columns(container: Container, path: str) -> Mapping[str, str]:
         return {}
     listed = {*columns_listed(node), index_name(node), "__categories"}
     return {f"{path}/{n}": "column that column-order does not list" for n in container.names(path) if n not in listed}
+
+
+def _is_column(node: Any) -> bool:  # noqa: ANN401  (a group or an array of either library)
+    if node is None or is_array(node):
+        return node is not None
+    encoding = attribute(node, "encoding-type")
+    return encoding == "categorical" or encoding.startswith("nullable-")
+
+
+def _read_column(container: Container, n_rows: int, path: str, *, is_index: bool) -> Any:  # noqa: ANN401
+    """Read a column as pandas has it in a frame; long text comes in blocks."""
+    import pandas as pd
+
+    node = container.get(path)
+    if n_rows > TEXT_ROWS and _is_text(node):
+        return Texts(n_rows, partial(_text_blocks, container, path))
+    values = read_element(container, path)
+    with readable(container.uri, path):
+        column: Any = _as_text(pd.Index(values)) if is_index else pd.Series(values, copy=False)
+    if len(column) != n_rows:
+        raise SourceError(f"{container.uri}: {path} has {len(column):,} values, where {n_rows:,} were expected.")
+    return column
+
+
+def _is_text(node: Any) -> bool:  # noqa: ANN401
+    """Say whether a node is an array of text of any length, without missing values."""
+    if not is_array(node) or attribute(node, "encoding-type") != "string-array" or node.ndim != 1:
+        return False
+    if store_kind(node) == "zarr":
+        return bool(node.dtype.kind in "OT")
+    import h5py
+
+    kind = h5py.check_string_dtype(node.dtype)
+    return kind is not None and kind.length is None
+
+
+def _text_blocks(container: Container, path: str) -> Iterator[NDArray[np.object_]]:
+    """Read text in blocks of whole chunks, so that none is decoded twice."""
+    node = container.get(path)
+    chunk = 1 if node.chunks is None else node.chunks[0]
+    step = chunk * max(1, TEXT_ROWS // chunk)
+    rows = node if store_kind(node) == "zarr" else node.asstr()
+    for start in range(0, node.shape[0], step):
+        with readable(container.uri, path):
+            block = np.asarray(rows[start : start + step]).astype(object, copy=False)
+        yield block
 
 
 def _as_text(index: "pd.Index[Any]") -> "pd.Index[Any]":

@@ -100,6 +100,9 @@ class TreeSink:
         Whether it is a MuData.
     """
 
+    by_column = True
+    """Tables of cells may come as `ColumnTable`."""
+
     def __init__(self, target: Target, *, multimodal: bool) -> None:
         self._target, self.multimodal = target, multimodal
         self._writers: dict[str, MatrixWriter] = {}

@@ -8,7 +8,7 @@ import numpy as np
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.elements import columns_listed, read_element
-from raggedatlas.formats.anndata.frames import frame_length, index_name, read_frame, unlisted_columns
+from raggedatlas.formats.anndata.frames import frame_length, index_name, open_table, read_frame, unlisted_columns
 from raggedatlas.formats.containers import Container, attribute, is_array
 from raggedatlas.formats.parts import SPACES, Part, Parts
 from raggedatlas.formats.rows import CscRows, CsrRows, DenseRows, Place, RowReader, SparseArrays
@@ -76,6 +76,7 @@ class _Stored:
             self.left_out,
             others=tuple(self.matrices_beside),
             elements=self.elements,
+            tables={"obs": partial(open_table, self.container, f"{self.prefix}obs")},
         )
 
     def _get(self, path: str) -> Any:  # noqa: ANN401

@@ -26,7 +26,7 @@ def sitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> anndata_io.Sitti
 
     monkeypatch.setattr(anndata_io, "measure", here)
     monkeypatch.setattr(anndata_io, "MAIN", 0.002)
-    return anndata_io.sit([0.001, 0.002], 1, 1, tmp_path)
+    return anndata_io.sit([0.001, 0.002], 1, 1, tmp_path, [])
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

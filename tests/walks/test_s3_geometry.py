@@ -1,6 +1,7 @@
 """Geometry in an object store: stores by themselves, and shapes of cells in an atlas there, give what folders give."""
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from raggedatlas.testing.slides import make_slide
 from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.inspection import inspect
+from raggedatlas.vectors.nodes import File
+from raggedatlas.vectors.placing import place_files
 from raggedatlas.vectors.reading import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
 from raggedatlas.vectors.validating.validation import validate
@@ -87,6 +90,31 @@ def test_stores_in_a_bucket(layout: str, remote: Remote, tmp_path: Path) -> None
         write(broken, root.child("never.zv"), layout=layout)
     with pytest.raises(NotFoundError):
         open_vectors(root.child("never.zv"))
+
+
+def test_many_objects_are_put_at_once_or_none_stays(remote: Remote) -> None:
+    """Files go up together, the root's metadata after all others; where making them fails in the midst, nothing is left."""
+    root = Location(remote.uri, remote.options)
+
+    def files(n: int, *, fails: bool) -> Iterator[File]:
+        yield "zarr.json", [b"{}"]
+        for i in range(n):
+            yield f"0/c/{i}", [b"a", b"b"]
+        if fails:
+            raise SourceError("The disk of the source is gone.")
+
+    remote.proxy.forget()
+    remote.proxy.most_at_once, remote.proxy.latency = 0, 0.01
+    place_files(root.child("whole"), files(70, fails=False), overwrite=False)
+    puts = [request.path for request in remote.proxy.requests if request.method == "PUT"]
+    assert len(puts) == 71
+    assert puts[-1].endswith("whole/zarr.json")
+    assert 1 < remote.proxy.most_at_once <= 16
+    assert root.child("whole").read_bytes("0/c/69") == b"ab"
+    with pytest.raises(SourceError, match="gone"):
+        place_files(root.child("torn"), files(70, fails=True), overwrite=False)
+    assert not root.child("torn").exists()
+    assert root.child("whole").exists()
 
 
 def test_the_command_on_a_store_in_a_bucket(remote: Remote, tmp_path: Path) -> None:

@@ -10,7 +10,12 @@ from uuid import uuid4
 from raggedatlas.errors import DuplicateError, NameRefusedError
 from raggedatlas.store.location import Location, store_errors
 from raggedatlas.store.shards import forget_indexes
+from raggedatlas.store.threads import map_requests
 from raggedatlas.vectors.nodes import File
+
+_PUTS = 64
+_PUT_BYTES = 64 << 20
+"""How many objects, and bytes of them, are put together: memory is bounded by these."""
 
 
 def place_files(location: Location, files: Iterable[File], *, overwrite: bool) -> None:
@@ -89,6 +94,12 @@ def _place_remote(location: Location, files: Iterable[File]) -> None:
 
     store = location.store()
     last: bytes | None = None
+    waiting: list[tuple[str, bytes]] = []
+
+    def put(waiting: list[tuple[str, bytes]]) -> None:
+        map_requests(lambda item: obstore.put(store, *item), waiting)
+        waiting.clear()
+
     if location.exists():
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(store, "zarr.json")
@@ -100,8 +111,11 @@ def _place_remote(location: Location, files: Iterable[File]) -> None:
                 data = b"".join(pieces)
                 if key == "zarr.json":
                     last = data
-                else:
-                    obstore.put(store, checked_key(key), data)
+                    continue
+                waiting.append((checked_key(key), data))
+                if len(waiting) == _PUTS or sum(len(data) for _, data in waiting) >= _PUT_BYTES:
+                    put(waiting)
+            put(waiting)
             if last is not None:
                 obstore.put(store, "zarr.json", last)
     except BaseException:

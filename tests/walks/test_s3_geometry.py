@@ -135,6 +135,9 @@ def test_the_command_on_a_store_in_a_bucket(remote: Remote, tmp_path: Path) -> N
     assert '"layout": "0.9"' in ask("inspect", address, "--json").stdout
     assert ask("validate", address, "--level", "rows").exit_code == 2
     assert ask("validate", address, "--fix", str(tmp_path / "x")).exit_code == 2
+    nothing = ask("inspect", f"{remote.uri}/none.zv")
+    assert nothing.exit_code == 1
+    assert "no geometry store at s3://" in nothing.stderr
     root.child("mesh.zv", "0", "vertices").delete_prefix()
     broken = ask("validate", address)
     assert broken.exit_code == 1

@@ -23,12 +23,15 @@ class AddOptions:
     files: Annotated[
         list[str],
         typer.Argument(
-            help="h5ad, h5mu, AnnData zarr, CXG, 10x h5, Market-matrix folder, a folder of these, or a folder of a model's results.",
+            help="h5ad, h5mu, AnnData zarr, CXG, 10x h5, Market-matrix folder, a folder of these, a geometry store, or a folder of a model's results.",
             show_default=False,
         ),
     ]
     name: Annotated[
-        str | None, typer.Option(help="Name of the dataset or result; else the file's.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Name of the dataset, result or geometry; else the file's, or the space's.", show_default=False
+        ),
     ] = None
     on_duplicate: Annotated[
         Literal["error", "skip", "replace"], typer.Option(help="What to do with content that is there already.")

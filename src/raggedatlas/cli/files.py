@@ -209,6 +209,7 @@ def inspect(
     from rich.text import Text
 
     from raggedatlas.cli.printing import printable
+    from raggedatlas.errors import NotFoundError
     from raggedatlas.formats import cxg
     from raggedatlas.formats.anndata.inspection import inspect as inspect_file
     from raggedatlas.model.inspections import size_text
@@ -217,6 +218,10 @@ def inspect(
     found: Inspection
     if _is_vectors(place):
         found = inspect_geometry(place.location)
+    elif not place.location.is_local:
+        raise NotFoundError(
+            f"There is no geometry store at {place.atlas}; in an object store only these are looked into. Copy a file here first."
+        )
     else:
         found = (cxg.inspect if _is_cxg(Path(place.atlas)) else inspect_file)(place.atlas)
     if place.as_json:

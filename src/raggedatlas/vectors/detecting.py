@@ -2,7 +2,7 @@
 
 import os
 
-from raggedatlas.errors import AtlasError
+from raggedatlas.errors import AtlasError, NotFoundError
 from raggedatlas.store.location import Location
 
 
@@ -14,13 +14,22 @@ def is_vectors(place: Location | str | os.PathLike[str]) -> bool:
     place : Location, str or path
         A `Location` where credentials are needed.
 
+    Raises
+    ------
+    StoreError
+        If an object store cannot be asked.
+
     Examples
     --------
     >>> is_vectors("tests/data")
     False
     """
+    found = place if isinstance(place, Location) else Location(os.fspath(place))
     try:
-        found = place if isinstance(place, Location) else Location(os.fspath(place))
         return b'"zarr_vectors"' in found.read_bytes("zarr.json")
-    except (AtlasError, OSError):
+    except NotFoundError:
         return False
+    except (AtlasError, OSError):
+        if found.is_local:
+            return False
+        raise

@@ -15,6 +15,7 @@ settings.register_profile(
     suppress_health_check=SLOW_IS_FINE,
     print_blob=True,
 )
+settings.register_profile("campaign", settings.get_profile("ci"), max_examples=300)
 settings.register_profile("thorough", settings.get_profile("ci"), max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
@@ -16,6 +16,7 @@ from raggedatlas.formats import chunks, deflate
 from raggedatlas.formats.chunks import DirectRows, direct_rows
 from raggedatlas.formats.deflate import inflate
 from raggedatlas.formats.rows import DenseRows, Place
+from raggedatlas.testing.effort import examples
 
 FILTERS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -55,7 +56,7 @@ def stored(draw: st.DrawFn) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 @given(case=stored(), cuts=st.lists(st.integers(0, 40), max_size=5), userblock=st.sampled_from([0, 512]))
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_what_is_read_past_the_library_is_what_it_reads(
     tmp_path_factory: pytest.TempPathFactory, case: Any, cuts: list[int], userblock: int
 ) -> None:

@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaError, SourceError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.testing.anndatas import anndatas, assert_same, assert_same_matrix
+from raggedatlas.testing.effort import examples
 from raggedatlas.testing.wholes import assert_equal
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
@@ -87,7 +88,7 @@ def everything(n: int = 6, m: int = 4) -> ad.AnnData:
 
 @pytest.mark.parametrize(("name", "options"), TARGETS)
 @given(adata=anndatas())
-@settings(max_examples=4, deadline=None)
+@examples(4)
 def test_a_copy_is_equal(tmp_path_factory: pytest.TempPathFactory, name: str, options: Any, adata: ad.AnnData) -> None:
     """Matrices of any form and type, layers, raw and tables of every kind come back from anndata as they were."""
     made = copy(adata, open_sink(tmp_path_factory.mktemp("x") / name, **options))
@@ -216,7 +217,7 @@ def test_a_mudata_comes_back_equal(tmp_path: Path) -> None:
 
 
 @given(rows=st.sets(st.integers(0, 5), min_size=1), columns=st.lists(st.integers(0, 3), unique=True, min_size=1))
-@settings(max_examples=5, deadline=None)
+@examples(5)
 def test_a_part_is_what_anndata_would_select(
     tmp_path_factory: pytest.TempPathFactory, rows: set[int], columns: list[int]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from anndata.io import write_elem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
@@ -20,6 +20,7 @@ from raggedatlas.formats.anndata import rewriting, validate
 from raggedatlas.formats.anndata.menders import MENDERS
 from raggedatlas.formats.anndata.repair import repair
 from raggedatlas.testing.damaged import FORMS, Form, damage, put, write_good
+from raggedatlas.testing.effort import examples
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"
@@ -107,7 +108,7 @@ def break_much(root: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=25)
+@examples(25)
 def test_entries_are_sorted_and_summed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """A sorted copy is the matrix that SciPy makes of it, however it is cut; where a sum does not fit nothing changes."""
     n, m = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))

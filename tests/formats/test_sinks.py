@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
@@ -21,6 +21,7 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import Sink, SinkMatrix
 from raggedatlas.model.frames import arrow_to_frame
+from raggedatlas.testing.effort import examples
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(
@@ -75,7 +76,7 @@ def pour(sink: Sink, matrices: dict[str, Any], step: int) -> None:
     shape=st.tuples(st.integers(1, 9), st.integers(1, 7)),
     step=st.integers(1, 9),
 )
-@settings(max_examples=4, deadline=None)
+@examples(4)
 def test_what_is_written_opens_equal(
     tmp_path_factory: pytest.TempPathFactory, name: str, options: Any, dtype: str, shape: Any, step: int
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from anndata.io import write_elem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import NotFoundError, SourceError
@@ -26,6 +26,7 @@ from raggedatlas.formats.anndata.tree import Node
 from raggedatlas.formats.copying import copy
 from raggedatlas.testing.anndatas import anndatas
 from raggedatlas.testing.damaged import FORMS, Form, damage, declare, frame, open_for_writing, put, texts, write_good
+from raggedatlas.testing.effort import examples
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -52,7 +53,7 @@ def everything() -> ad.AnnData:
     return adata
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(anndatas())
 def test_what_anndata_writes_breaks_no_must(tmp_path_factory: pytest.TempPathFactory, adata: ad.AnnData) -> None:
     """Whatever anndata writes as HDF5 keeps every rule that must be kept, and so does the file that a copy of it is."""
@@ -111,7 +112,7 @@ def write_old(path: Path, shape: tuple[int, int]) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_entries_are_counted_block_by_block(data: st.DataObject) -> None:
     """However a sparse matrix is cut into blocks, what is out of range, twice, or out of order is counted as by hand."""
     n_major, n_minor = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))

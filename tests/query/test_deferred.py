@@ -146,6 +146,18 @@ def test_a_dataset_is_written_column_by_column(tmp_path: Path, monkeypatch: pyte
     assert ad.read_h5ad(tmp_path / "x.h5ad").obs_names.tolist() == given.obs_names.tolist()
 
 
+def test_a_step_of_a_dataset_has_few_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Any) -> None:
+    """However many rows are asked for, a step of a sparse matrix stops at so many entries, but takes a row; none is lost."""
+    monkeypatch.setattr("raggedatlas.query.returning.ENTRIES", 5)
+    given = small.files["first"]
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(given, "d", progress=False)
+    blocks = [block for (block,) in atlas.dataset("d").source().blocks(("X",), 10**6)]
+    assert all(len(block.indices) <= 5 or block.n_rows == 1 for block in blocks)
+    assert sum(block.n_rows for block in blocks) == given.n_obs
+    assert [v for block in blocks for v in block.layers["values"].tolist()] == given.X.data.tolist()
+
+
 def _no_obs(catalog: Any, uid: str, name: str) -> Any:
     from raggedatlas.catalog.frames import read_frame
 

@@ -203,7 +203,7 @@ class CsrRows:
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go."""
         entry = self.dtype.itemsize + self._indices.dtype.itemsize
-        return _stop_by_entries(self.indptr(), start, stop, BLOCK_BYTES // entry)
+        return stop_by_entries(self.indptr(), start, stop, BLOCK_BYTES // entry)
 
     def read(self, start: int, stop: int) -> CsrBlock:
         """Read rows ``[start, stop)``."""
@@ -254,7 +254,7 @@ class CscRows:
 
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go."""
-        return _stop_by_entries(self._turned().indptr, start, stop, BLOCK_BYTES // (self.dtype.itemsize + 4))
+        return stop_by_entries(self._turned().indptr, start, stop, BLOCK_BYTES // (self.dtype.itemsize + 4))
 
     def read(self, start: int, stop: int) -> CsrBlock:
         """Read rows ``[start, stop)``."""
@@ -468,7 +468,8 @@ def _max_of(values: NDArray[Any]) -> int:
     return int(values.max())
 
 
-def _stop_by_entries(indptr: NDArray[np.int64], start: int, stop: int, limit: int) -> int:
+def stop_by_entries(indptr: NDArray[np.int64], start: int, stop: int, limit: int) -> int:
+    """Return how far rows from `start` go, at most to `stop`, with no more entries than `limit`; at least one row."""
     if indptr[stop] - indptr[start] <= limit:
         return stop
     reached = int(np.searchsorted(indptr, indptr[start] + limit, side="right")) - 1

@@ -12,7 +12,7 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.frames import open_frame, read_frame
 from raggedatlas.formats.bundle import unpack
 from raggedatlas.formats.parts import Part, Parts, PartsSource
-from raggedatlas.formats.rows import BLOCK_BYTES
+from raggedatlas.formats.rows import BLOCK_BYTES, ENTRIES, stop_by_entries
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import NARROW, MatrixForm
 from raggedatlas.model.frames import arrow_to_frame
@@ -154,7 +154,8 @@ class _Entries:
         indices, order = self._read(self._specs["csr/indices"], int(bounds[0]), int(bounds[-1])), None
         if self._of_file is not None:
             pointers = bounds - bounds[0]
-            _, indices, order = remap_csr(pointers, indices, np.arange(len(indices)), self._of_file, len(self._of_file))
+            places = np.arange(len(indices), dtype=np.int32 if len(indices) < 2**31 else np.int64)
+            _, indices, order = remap_csr(pointers, indices, places, self._of_file, len(self._of_file))
         self._last = ((start, stop), (indices.astype(np.int32, copy=False), order))
         return self._last[1]
 
@@ -179,10 +180,10 @@ class _GroupRows:
 
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go."""
-        width = max(1, int(np.prod(self.shape[1:], dtype=object)))
-        return (
-            min(stop, start + max(1, BLOCK_BYTES // (width * self.dtype.itemsize))) if self.n_entries is None else stop
-        )
+        if self.n_entries is None:
+            width = max(1, int(np.prod(self.shape[1:], dtype=object)))
+            stop = min(stop, start + max(1, BLOCK_BYTES // (width * self.dtype.itemsize)))
+        return stop if self._entries is None else stop_by_entries(self._entries.indptr, start, stop, ENTRIES)
 
     def read(self, start: int, stop: int) -> Block:
         """Read rows ``[start, stop)``."""

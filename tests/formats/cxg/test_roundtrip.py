@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.formats.copying import copy
@@ -21,6 +21,7 @@ from raggedatlas.formats.units import units_of
 from raggedatlas.testing.anndatas import FORMS, KINDS, in_form, make_obs, make_values
 from raggedatlas.testing.cxgs import FORMS as CXG_FORMS
 from raggedatlas.testing.cxgs import write_cxg
+from raggedatlas.testing.effort import examples
 
 pytest.importorskip("tiledb")
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
@@ -103,7 +104,7 @@ def as_read(column: "pd.Series[Any]") -> Any:
 
 
 @given(holdable(), st.sampled_from(["0.3.0", "0.2.0"]), st.sampled_from(["sparse", "dense", "auto"]))
-@settings(max_examples=20)
+@examples(20)
 def test_what_a_cxg_holds_comes_back(given: ad.AnnData, profile: str, layout: str) -> None:
     """No rule is broken, and names, order, values, categories and their order, colours, embeddings and metadata are what they were, up to documented types."""
     with TemporaryDirectory() as folder:

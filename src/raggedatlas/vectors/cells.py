@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.store.limits import check_shapes, product
 from raggedatlas.store.shards import RecentlyUsed, Shard, fetch_chunks, fetch_index, map_shard
+from raggedatlas.store.threads import map_requests
 from raggedatlas.vectors.blobs import Blobs, Bytes, decode_vlen, offsets_of, one_item, pack
 from raggedatlas.vectors.files import KNOWN, Files, attributes_of, codec_names, decompress, read_node
 from raggedatlas.vectors.grids import KeyIndex
@@ -135,7 +136,12 @@ class _Chunks:
     def read(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
         """Return the decompressed bytes of inner chunks, (m, rank) by number; None where they are not stored."""
         if not self.pipeline.is_sharded:
-            raw = [self.files.read(self._key(tuple(chunk))) for chunk in chunks.tolist()]
+            keys = [self._key(tuple(chunk)) for chunk in chunks.tolist()]
+            raw = (
+                list(map(self.files.read, keys))
+                if self.files.location.is_local
+                else map_requests(self.files.read, keys)
+            )
         else:
             raw = self._from_shards(chunks)
         names = self.pipeline.compressors
@@ -336,7 +342,10 @@ class NodeFamily:
 
     def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
         """Return the values of some chunks as bytes; None where there are none."""
-        return [read_node(self._files, f"{self._path}/{'.'.join(map(str, key))}") for key in keys.tolist()]
+        paths = [f"{self._path}/{'.'.join(map(str, key))}" for key in keys.tolist()]
+        if self._files.location.is_local:
+            return [read_node(self._files, path) for path in paths]
+        return map_requests(lambda path: read_node(self._files, path), paths)
 
 
 def read_table(files: Files, path: str) -> NDArray[Any] | None:

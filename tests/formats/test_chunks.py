@@ -167,3 +167,20 @@ def test_streams_that_hold_more_or_less_are_refused(engine: str) -> None:
             inflate(data, n_bytes)
     with pytest.raises(ValueError, match=r"damaged|fewer|more"):
         inflate(data[:-6] + b"abcdef", 10_000)
+
+
+@pytest.mark.parametrize("layout", [{}, {"chunks": (1 << 16,), "compression": "gzip"}])
+def test_held_blocks_stay_as_they_are(tmp_path: Path, layout: dict[str, Any]) -> None:
+    """Memory of a block is used again only once nothing looks at it: a held one, or a view of one, never changes."""
+    data = np.arange(1 << 20, dtype=np.float32)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("y", data=data, **layout)
+    with h5py.File(tmp_path / "x.h5", "r") as file:
+        rows = direct_rows(file["y"])
+        assert rows is not None
+        step, held = 1 << 17, rows.read(0, 1 << 17)
+        part = rows.read(step, 2 * step)[7:]
+        for start in range(2 * step, len(data), step):
+            assert np.array_equal(rows.read(start, start + step), data[start : start + step])
+        assert np.array_equal(held, data[:step])
+        assert np.array_equal(part, data[step + 7 : 2 * step])

@@ -56,7 +56,7 @@ def stored(draw: st.DrawFn) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 @given(case=stored(), cuts=st.lists(st.integers(0, 40), max_size=5), userblock=st.sampled_from([0, 512]))
-@examples(80)
+@examples(40)
 def test_what_is_read_past_the_library_is_what_it_reads(
     tmp_path_factory: pytest.TempPathFactory, case: Any, cuts: list[int], userblock: int
 ) -> None:

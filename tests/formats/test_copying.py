@@ -88,7 +88,7 @@ def everything(n: int = 6, m: int = 4) -> ad.AnnData:
 
 @pytest.mark.parametrize(("name", "options"), TARGETS)
 @given(adata=anndatas())
-@examples(4)
+@examples(2)
 def test_a_copy_is_equal(tmp_path_factory: pytest.TempPathFactory, name: str, options: Any, adata: ad.AnnData) -> None:
     """Matrices of any form and type, layers, raw and tables of every kind come back from anndata as they were."""
     made = copy(adata, open_sink(tmp_path_factory.mktemp("x") / name, **options))
@@ -217,7 +217,7 @@ def test_a_mudata_comes_back_equal(tmp_path: Path) -> None:
 
 
 @given(rows=st.sets(st.integers(0, 5), min_size=1), columns=st.lists(st.integers(0, 3), unique=True, min_size=1))
-@examples(5)
+@examples(3)
 def test_a_part_is_what_anndata_would_select(
     tmp_path_factory: pytest.TempPathFactory, rows: set[int], columns: list[int]
 ) -> None:

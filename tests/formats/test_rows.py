@@ -89,7 +89,7 @@ def read_all(reader: RowReader, step: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(made=entries(), step=st.integers(1, 13), chunk=st.integers(1, 20))
-@examples(40)
+@examples(20)
 def test_csr_rows_keep_every_entry_in_order(backend: Callable[..., Any], made: Any, step: int, chunk: int) -> None:
     """Whatever the block and chunk size, the entries come row by row in the stored order, duplicates included."""
     shape, rows, columns, values = made
@@ -104,7 +104,7 @@ def test_csr_rows_keep_every_entry_in_order(backend: Callable[..., Any], made: A
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("band", [32, 64 << 20])
 @given(made=entries(), step=st.integers(1, 13))
-@examples(30)
+@examples(15)
 def test_csc_rows_are_the_same_matrix_by_rows(backend: Callable[..., Any], band: int, made: Any, step: int) -> None:
     """A CSC matrix read by rows has the same entries, within a row by column, whether sorted in memory or through files."""
     shape, rows, columns, values = made
@@ -128,7 +128,7 @@ def test_csc_rows_are_the_same_matrix_by_rows(backend: Callable[..., Any], band:
     step=st.integers(1, 10),
     chunk=st.integers(1, 9),
 )
-@examples(40)
+@examples(20)
 def test_dense_rows_are_the_array(backend: Callable[..., Any], array: np.ndarray, step: int, chunk: int) -> None:
     """Whatever the block and chunk size, dense rows one after the other are the array."""
     reader = DenseRows(backend(array, min(chunk, len(array))), PLACE)

@@ -76,7 +76,7 @@ def pour(sink: Sink, matrices: dict[str, Any], step: int) -> None:
     shape=st.tuples(st.integers(1, 9), st.integers(1, 7)),
     step=st.integers(1, 9),
 )
-@examples(4)
+@examples(2)
 def test_what_is_written_opens_equal(
     tmp_path_factory: pytest.TempPathFactory, name: str, options: Any, dtype: str, shape: Any, step: int
 ) -> None:

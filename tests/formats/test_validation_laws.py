@@ -53,7 +53,7 @@ def everything() -> ad.AnnData:
     return adata
 
 
-@examples(10)
+@examples(5)
 @given(anndatas())
 def test_what_anndata_writes_breaks_no_must(tmp_path_factory: pytest.TempPathFactory, adata: ad.AnnData) -> None:
     """Whatever anndata writes as HDF5 keeps every rule that must be kept, and so does the file that a copy of it is."""
@@ -112,7 +112,7 @@ def write_old(path: Path, shape: tuple[int, int]) -> None:
 
 
 @given(st.data())
-@examples(60)
+@examples(30)
 def test_entries_are_counted_block_by_block(data: st.DataObject) -> None:
     """However a sparse matrix is cut into blocks, what is out of range, twice, or out of order is counted as by hand."""
     n_major, n_minor = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))

@@ -104,14 +104,15 @@ def as_read(column: "pd.Series[Any]") -> Any:
 
 
 @given(holdable(), st.sampled_from(["0.3.0", "0.2.0"]), st.sampled_from(["sparse", "dense", "auto"]))
-@examples(20)
+@examples(8)
 def test_what_a_cxg_holds_comes_back(given: ad.AnnData, profile: str, layout: str) -> None:
     """No rule is broken, and names, order, values, categories and their order, colours, embeddings and metadata are what they were, up to documented types."""
     with TemporaryDirectory() as folder:
         made = copy(given, open_sink(f"{folder}/a.cxg", profile=profile, layout=layout))
         assert {p.rule for p in validate(made, "full") if p.level != "practice"} <= {"C06"}
         back = read_cxg(made)
-    np.testing.assert_array_equal(dense(back.X), dense(given.X).astype(np.float32))
+    # Entries of one place count as their sum, which truth values and small integers could not hold.
+    np.testing.assert_array_equal(dense(back.X), dense(given.X.astype(np.float64)).astype(np.float32))
     assert list(back.obs_names) == list(given.obs_names)
     assert list(back.var_names) == list(given.var_names)
     renamed = {"__private": "_private", "index": "index_"}

@@ -14,6 +14,7 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.formats.selecting import features_named, narrowed, rows_of, side_by_side, take
 from raggedatlas.formats.units import MOD, ElementReader, Piece, Unit, Units, joined_kinds, units_of
 from raggedatlas.model.contracts import MatrixInfo, Sink, SinkMatrix, Source
+from raggedatlas.store.allocators import give_back
 
 Rows = NDArray[np.int64] | None
 
@@ -321,6 +322,7 @@ def _pour(source: Source, sink: Sink, what: tuple[_Task, Piece], progress: Calla
                 at += block.n_rows
                 if mine is None or len(mine):
                     sink.write(key, narrowed(block, mine, columns))
+        give_back()
         progress(key, stop, height)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,6 +101,19 @@ def expected_values(small: Any, cells: pd.DataFrame, layer: str, genes: list[str
         for name, group in cells.groupby(level=0, sort=False)
     ]
     return np.concatenate(rows) if rows else np.empty((0, len(genes)))
+
+
+@pytest.mark.parametrize("name", ["donor", "n", "score", "flag"])
+def test_the_opposite_of_what_cannot_be_leaves_missing_values_out(small: Any, name: str) -> None:
+    """Conditions on one column that exclude each other are neither true nor false of a missing value; nor are their opposites."""
+    first, second = small.obs[name].dropna().unique()[:2].tolist()
+    both = col(name).isin([first]) & col(name).isin([second])
+    either = ~col(name).isin([first]) | ~col(name).isin([second])
+    there = int(small.obs[name].notna().sum())
+    assert there < len(small.obs)
+    for condition in (~both, either, ~~either, ~(col(name).isin([first]) & ~col(name).isin([first]))):
+        assert small.query.where(condition).count() == there
+    assert small.query.where(both).count() == small.query.where(~(~both)).count() == 0
 
 
 @given(predicates)

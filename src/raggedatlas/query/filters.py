@@ -300,12 +300,25 @@ class Combination(Filter):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Negation(Filter):
-    """The opposite of a condition."""
+    """The opposite of a condition.
+
+    It is written with NOT before single comparisons only, beside a question for a value: what reads the SQL makes FALSE of
+    ``a IN ('x') AND a IN ('y')``, also where ``a`` is missing, and the opposite of that would then hold.
+    """
 
     inner: Filter
 
     def _sql(self, columns: Columns, depth: int) -> str:
-        return f"NOT ({self.inner.to_sql(columns, depth + 1)})"
+        inner = self.inner
+        if isinstance(inner, Negation):
+            return inner.inner.to_sql(columns, depth + 1)
+        if isinstance(inner, Combination):
+            word = "OR" if inner.word == "AND" else "AND"
+            return Combination(word, tuple(map(Negation, inner.parts))).to_sql(columns, depth)
+        opposite = f"NOT ({inner.to_sql(columns, depth + 1)})"
+        if isinstance(inner, Comparison | Membership | TextMatch) and inner.column != DATASET:
+            return f"{opposite} AND {columns.target(inner.column).sql} IS NOT NULL"
+        return opposite
 
     def __repr__(self) -> str:
         return f"~({self.inner!r})"

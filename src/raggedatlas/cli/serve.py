@@ -1,6 +1,7 @@
 """The verb ``serve``: cells in the web client of CELLxGENE Explorer."""
 
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,7 +98,7 @@ def serve(
     with progress("prepare a CXG"):
         served = start(what, target=shown.output, port=port, **shown.choices())
     _end_in_order()
-    with served:
+    with served, suppress(KeyboardInterrupt):  # also one that comes before it waits
         if place.as_json:
             show_json({"url": served.url, "path": str(served.path)})
         else:

@@ -1,5 +1,6 @@
 """Verbs that show: ``view`` and ``visualize``."""
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -87,7 +88,7 @@ def view(
 
     with progress("read cells"):
         server = serve(embedding, _cells(place, shown, at), port=port, browser=browser, **shown.choices())
-    with server:
+    with server, suppress(KeyboardInterrupt):  # also one that comes before it waits
         if place.as_json:
             show_json({"url": server.url})
         else:

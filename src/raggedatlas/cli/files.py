@@ -8,6 +8,7 @@ import typer
 
 from raggedatlas.cli.app import CARE, LOOK, WRONG, app
 from raggedatlas.cli.options import At, Place, unfold
+from raggedatlas.cli.parameters import subject
 from raggedatlas.cli.printing import console, show, show_json
 
 if TYPE_CHECKING:
@@ -37,10 +38,9 @@ class Checked(Place):
 
     atlas: Annotated[
         str,
-        typer.Argument(
-            metavar="ATLAS|FILE",
-            help="An atlas, a file or Zarr folder of AnnData, a CXG, or a geometry store (here or in an object store).",
-            show_default=False,
+        subject(
+            "ATLAS|FILE",
+            "An atlas, a file or Zarr folder of AnnData, a CXG, or a geometry store (here or in an object store)",
         ),
     ]
 
@@ -51,10 +51,9 @@ class Looked(Place):
 
     atlas: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE",
-            help="A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store (here or in an object store).",
-            show_default=False,
+        subject(
+            "FILE",
+            "A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store (here or in an object store)",
         ),
     ]
 

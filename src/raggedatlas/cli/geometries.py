@@ -7,7 +7,7 @@ import typer
 from raggedatlas.cli.app import CARE, LOOK, app
 from raggedatlas.cli.options import At, Place, unfold
 from raggedatlas.cli.parameters import one
-from raggedatlas.cli.printing import show, show_json, show_table
+from raggedatlas.cli.printing import show, show_added, show_json
 
 SHOWN = ["name", "space", "types", "axes", "n_cells", "datasets", "n_objects", "n_vertices", "n_levels", "added"]
 
@@ -16,13 +16,8 @@ SHOWN = ["name", "space", "types", "axes", "n_cells", "datasets", "n_objects", "
 @unfold
 def geometries(place: Place, at: At = None) -> None:
     """List the shapes of cells that an atlas holds."""
-    rows = place.open_at(at).geometries().reset_index().to_dict("records")
-    if place.as_json:
-        show_json(rows)
-        return
-    short = [{**row, "added": str(row["created_at"])[:16].replace("T", " ")} for row in rows]
-    show_table(
-        [{name: row[name] for name in SHOWN} for row in short], SHOWN,
+    show_added(
+        place.open_at(at).geometries(), SHOWN, as_json=place.as_json,
         empty=f"No geometry yet; run: raggedatlas add {place.atlas} STORE --link COLUMN --space SPACE",
     )  # fmt: skip
 

@@ -22,6 +22,17 @@ def one(metavar: str | None, text: str, *names: str, default: str | bool = False
     return typer.Option(*names, metavar=metavar, help=f"{text}.", show_default=default)
 
 
+def subject(metavar: str, text: str) -> Any:  # noqa: ANN401 - an argument of typer
+    """Return the argument that says what a verb works on.
+
+    Examples
+    --------
+    >>> subject("FILE", "A file").help
+    'A file.'
+    """
+    return typer.Argument(metavar=metavar, help=f"{text}.", show_default=False)
+
+
 def many(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN401 - an option of typer
     """Return an option that may be given many times, whose values are `Words`.
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
 _UNBOUND = 100_000
@@ -89,6 +90,28 @@ def console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUND)
+
+
+def show_added(found: "pd.DataFrame", columns: Sequence[str], *, as_json: bool, empty: str) -> None:
+    """Print what an atlas holds beside its datasets, whole as JSON, or as a table with the time of adding in short.
+
+    Parameters
+    ----------
+    found : pandas.DataFrame
+        Its rows; ``created_at`` is shown as ``added``.
+    columns : sequence of str
+        Which of them the table shows.
+    as_json : bool
+        Print JSON instead.
+    empty : str
+        What to say when there are no rows.
+    """
+    rows: list[dict[Any, Any]] = found.reset_index().to_dict("records")
+    if as_json:
+        show_json(rows)
+        return
+    short = [{**row, "added": str(row["created_at"])[:16].replace("T", " ")} for row in rows]
+    show_table([{name: row[name] for name in columns} for row in short], columns, empty=empty)
 
 
 def show_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str) -> None:

@@ -9,7 +9,7 @@ import typer
 from raggedatlas.cli.app import ASK, BUILD, CARE, LOOK, app
 from raggedatlas.cli.options import At, Place, unfold
 from raggedatlas.cli.parameters import AsJson, Words, many, one
-from raggedatlas.cli.printing import progress, show, show_json, show_table
+from raggedatlas.cli.printing import progress, show, show_added, show_json, show_table
 
 
 @app.command(
@@ -49,13 +49,8 @@ SHOWN = ["name", "kind", "space", "width", "dtype", "n_cells", "model", "added"]
 @unfold
 def results(place: Place, at: At = None) -> None:
     """List the results of models that an atlas holds."""
-    rows = place.open_at(at).results().reset_index().to_dict("records")
-    if place.as_json:
-        show_json(rows)
-        return
-    short = [{**row, "added": str(row["created_at"])[:16].replace("T", " ")} for row in rows]
-    show_table(
-        [{name: row[name] for name in SHOWN} for row in short], SHOWN,
+    show_added(
+        place.open_at(at).results(), SHOWN, as_json=place.as_json,
         empty=f"No results yet; run: raggedatlas add {place.atlas} RESULTS --name NAME",
     )  # fmt: skip
 

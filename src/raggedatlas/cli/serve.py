@@ -11,7 +11,7 @@ import typer
 from raggedatlas.cli.app import ASK, app
 from raggedatlas.cli.cxg import Method, tell_losses
 from raggedatlas.cli.options import At, Place, Selection, unfold
-from raggedatlas.cli.parameters import Words, many, one
+from raggedatlas.cli.parameters import Words, many, one, subject
 from raggedatlas.cli.printing import progress, say, show, show_json
 from raggedatlas.cli.query import Overwrite
 
@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 class Cells(Place):
     """What is served, and how to print."""
 
-    atlas: Annotated[
-        str,
-        typer.Argument(
-            metavar="ATLAS|FILE",
-            help="An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes.",
-            show_default=False,
-        ),
-    ]
+    atlas: Annotated[str, subject("ATLAS|FILE", "An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes")]
 
 
 @dataclass(frozen=True)

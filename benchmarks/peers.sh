@@ -4,11 +4,12 @@
 #   benchmarks/peers.sh         .venv-peers with homeobox, for compare.py
 #   benchmarks/peers.sh loader  also annbatch and cellstream there, torch in .venv-peers-torch (5.5 GB with what it
 #                               asks for; PEERS_TORCH=no leaves it out), tiledbsoma-ml and slafdb in .venv-peers-3.11
-#   benchmarks/peers.sh results only hyrax 0.13, and 0.6.10 beside it, in .venv-peers-hyrax, for results.py and tests -m peers
+#   benchmarks/peers.sh results only hyrax 0.13, and 0.6.10 to 0.12 beside it, in .venv-peers-hyrax, for results.py and tests -m peers
 #   benchmarks/peers.sh vectors only zarr-vectors 0.2.0 and 0.9.2 in .venv-peers-vectors-*, for vectors.py and tests -m peers
 #   benchmarks/peers.sh converters only spatialdata, and neuroglancer with cloud-volume, in .venv-peers-spatialdata and -neuroglancer, for tests -m peers
 #   benchmarks/peers.sh anndata only anndata 0.8 and 0.10, in .venv-peers-anndata-*, for tests -m peers
 #   benchmarks/peers.sh explorer only cellxgene 0.16.8 (CELLxGENE Explorer), in .venv-explorer, for raggedatlas serve, cxg.py and tests -m peers
+#   benchmarks/peers.sh viewers only Embedding Atlas 0.26.0 and 0.22.0, and Vitessce 4.0.8 (needs npm), in .venv-peers-viewers, for tests -m peers
 # PEERS_PYTHON names the interpreter of .venv-peers (>= 3.12), PEERS_PYTHON_311 the one of .venv-peers-3.11.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -95,10 +96,13 @@ torch() { # folder, pins
 hyrax() { # folder, pins
     environment "$1" "$2" "${PEERS_PYTHON_311:-}" 11
     peer "$1" "$2" hyrax torch hyrax torch # torch is imported in its place: torchvision may lack operators that nobody calls here
-    if [ -x "$1/bin/python" ] && ! [ -d "$1/hyrax-0.6.10" ]; then
-        "$1/bin/python" -m pip install --quiet --no-deps --target "$1/hyrax-0.6.10" hyrax==0.6.10 ||
-            note "$1" hyrax-npy "pip could not install 0.6.10"
-    fi
+    local version
+    for version in 0.6.10 0.7.0 0.8.3 0.9.0 0.10 0.11 0.12; do # each with what 0.13 needs
+        if [ -x "$1/bin/python" ] && ! [ -d "$1/hyrax-$version" ]; then
+            "$1/bin/python" -m pip install --quiet --no-deps --target "$1/hyrax-$version" "hyrax==$version" ||
+                note "$1" "hyrax-${version/0.6.10/npy}" "pip could not install $version"
+        fi
+    done
 }
 
 if [ "$what" = results ]; then
@@ -109,7 +113,7 @@ if [ "$what" = converters ]; then
     environment .venv-peers-spatialdata requirements/peers-spatialdata.txt "${PEERS_PYTHON:-}" "13 12 14"
     peer .venv-peers-spatialdata requirements/peers-spatialdata.txt spatialdata spatialdata spatialdata
     environment .venv-peers-neuroglancer requirements/peers-neuroglancer.txt "${PEERS_PYTHON:-}" "13 12 14"
-    peer .venv-peers-neuroglancer requirements/peers-neuroglancer.txt "neuroglancer, cloud-volume" "neuroglancer, cloudvolume" neuroglancer cloud-volume
+    peer .venv-peers-neuroglancer requirements/peers-neuroglancer.txt "neuroglancer, cloud-volume" "neuroglancer, cloudvolume, tensorstore" neuroglancer cloud-volume tensorstore
     exit 0
 fi
 if [ "$what" = anndata ]; then
@@ -124,6 +128,40 @@ if [ "$what" = explorer ]; then
     environment .venv-explorer requirements/peers-explorer-3.11.txt "${PEERS_PYTHON_311:-}" 11
     peer .venv-explorer requirements/peers-explorer-3.11.txt cellxgene server.cli.launch \
         --no-deps --requirement requirements/peers-explorer-3.11.txt
+    exit 0
+fi
+# Vitessce names hundreds of packages that its own file holds already, so that file is taken alone, checked, and bundled.
+vitessce() { # folder, pins
+    local folder=$1/vitessce pins=$2 program=tests/verbs/peer_vitessce.js archive
+    cat "$pins"/* "$program" | cmp -s - "$folder/made-of.txt" && echo "vitessce is ready in $folder" && return
+    command -v npm >/dev/null || { note "$1" vitessce "npm is not installed"; return; }
+    rm -rf "$folder" && mkdir -p "$folder/built" && cp "$pins"/* "$folder" && cp "$program" "$folder/main.js"
+    archive=$(cut -d' ' -f3 "$folder/vitessce.sha256")
+    if ! (cd "$folder" && npm ci --ignore-scripts --no-audit --no-fund --silent &&
+        npm pack --silent "vitessce@$(echo "${archive%.tgz}" | cut -d- -f2)" && sha256sum --check --quiet vitessce.sha256 &&
+        tar xzf "$archive" && mv package node_modules/vitessce && rm "$archive" &&
+        node node_modules/esbuild/bin/esbuild main.js --bundle --format=esm --splitting --outdir=built --log-level=error \
+            --external:three '--external:three/*' '--external:@react-three/*' --external:d3-zoom --external:@luma.gl/debug \
+            '--define:process.env.NODE_ENV="production"' --define:global=globalThis) >"$1/npm.log" 2>&1; then
+        note "$1" vitessce "$(grep -v '^npm warn' "$1/npm.log" | tail -1 | cut -c1-200)"
+        return
+    fi
+    note "$1" vitessce ""
+    cat "$pins"/* "$program" >"$folder/made-of.txt"
+    echo "vitessce is ready in $folder"
+}
+
+if [ "$what" = viewers ]; then
+    # Its models of texts and pictures are not asked here; they would bring torch, so what its server imports is pinned and none resolved.
+    pins=requirements/peers-viewers.txt
+    environment .venv-peers-viewers "$pins" "${PEERS_PYTHON:-}" "13 14 12"
+    peer .venv-peers-viewers "$pins" embedding-atlas embedding_atlas.cli --no-deps --requirement "$pins"
+    old=.venv-peers-viewers/embedding-atlas-0.22.0 # the last that draws by WebGL, which Chromium's software renderer has
+    if [ -x .venv-peers-viewers/bin/python ] && ! [ -d "$old" ]; then
+        .venv-peers-viewers/bin/python -m pip install --quiet --no-deps --target "$old" embedding-atlas==0.22.0 ||
+            note .venv-peers-viewers embedding-atlas-webgl "pip could not install 0.22.0"
+    fi
+    vitessce .venv-peers-viewers requirements/peers-vitessce
     exit 0
 fi
 if [ "$what" = vectors ]; then

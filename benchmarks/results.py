@@ -137,6 +137,7 @@ ROWS: list[tuple[str, str, str, str]] = [
     ("the same, wall s", "write", "wall", LANCE),
     ("the same, extra memory MB", "write", "peak_mb", LANCE),
     ("convert and compare, CPU s", "convert", "cpu", LANCE),
+    ("the same, extra memory MB", "convert", "peak_mb", LANCE),
 ]
 
 TARGETS: list[tuple[str, Callable[[Figures, str], float | None], float, float | None]] = [
@@ -145,6 +146,7 @@ TARGETS: list[tuple[str, Callable[[Figures, str], float | None], float, float | 
     ("a loop over rows, times hyrax", lambda f, s: ratio(f, "read", "walk", s, LANCE), 100, None),
     ("ids, times hyrax", lambda f, s: ratio(f, "read", "ids", s, LANCE), 3, None),
     ("writing, times hyrax", lambda f, s: ratio(f, "write", "cpu", s, LANCE), 2, None),
+    ("writing, times the .npy classes", lambda f, s: ratio(f, "write", "cpu", s, NPY), 1, None),
     ("convert and compare, times the public way", lambda f, s: ratio(f, "convert", "cpu", s, LANCE), 50, None),
 ]
 

@@ -1,8 +1,8 @@
 """Many processes at once: nothing lost, nothing twice, every snapshot whole."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
 
@@ -10,6 +10,7 @@ from raggedatlas.catalog import checks, snapshots, upkeep
 from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.testing.atlases import SPACE
+from raggedatlas.testing.processes import started
 
 ADD = """
 import sys
@@ -55,17 +56,15 @@ while snapshot(catalog).n_datasets < int(sys.argv[2]):
 
 def run(catalog: Catalog, jobs: Sequence[tuple[str, int]]) -> list[str]:
     """Run scripts at once, each in a process of its own, and return what they print."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", script, catalog.location.uri, str(number)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for script, number in jobs
-    ]
-    said = [process.communicate() for process in started]
-    assert [process.returncode for process in started] == [0] * len(jobs), "\n".join(errors for _, errors in said)
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                started([sys.executable, "-W", "error", "-c", script, catalog.location.uri, str(number)])
+            )
+            for script, number in jobs
+        ]
+        said = [process.communicate() for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(jobs), "\n".join(errors for _, errors in said)
     return [printed for printed, _ in said]
 
 

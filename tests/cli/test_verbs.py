@@ -124,8 +124,29 @@ def test_finding(place: Path) -> None:
     among = (*words, "--atlas", place / "atlas", "-w", "tissue = 'lung'", "--obs", "tissue")
     assert {row["tissue"] for row in done(*among)} == {"lung"}
     assert "lung" in ask(*among).stdout
+    np.save(place / "asked.npy", results.to_numpy()[:2])
+    told = done("neighbors", place / "z", "--vectors", place / "asked.npy", "-k", 1)
+    assert [row["distance"] for row in told] == [0, 0]
+    (place / "junk.npy").write_bytes(b"junk")
+    assert "junk.npy is no .npy file" in refused("neighbors", place / "z", "--vectors", place / "junk.npy")
+    assert "--vectors" in refused("neighbors", place / "z", code=2)
     assert "need --atlas" in refused(*words, "-w", "tissue = 'lung'", code=2)
     assert "no result of the cell 'nobody'" in refused("neighbors", place / "z", "nobody")
     assert done("save_to_database", place / "z")["kind"] == "exact"
     assert "compared exactly" in ask("save_to_database", place / "z").stdout
     assert "no output 'other'" in refused("save_to_database", place / "z", "--column", "other")
+
+
+def test_progress_is_told(place: Path, tmp_path: Path) -> None:
+    """A command that takes long says on stderr how far it is, and its result alone on stdout."""
+    model = f"{place}/model.py:Columns"
+    for words, step in (
+        (("infer", place / "atlas", model, "-o", tmp_path / "a", "--batch-size", 5), "cells 20 of 40"),
+        (("test", place / "atlas", model, "kind", "-o", tmp_path / "b", "--batch-size", 5), "cells 20 of 40"),
+        (("pca", place / "z", "--n-components", 2, "-o", tmp_path / "c"), "of"),
+        (("save_to_database", place / "z", "--least-rows", 10), "index 1 of 2"),
+    ):
+        said = ask(*words, "--json")
+        assert said.exit_code == 0, said.stderr
+        assert step in said.stderr
+        json.loads(said.stdout)

@@ -28,7 +28,8 @@ from raggedatlas.errors import (
 )
 from raggedatlas.ingest import geometries
 from raggedatlas.ingest.geometries import GEOMETRY_STEPS
-from raggedatlas.ingest.geometry_source import is_geometry, object_bounds
+from raggedatlas.ingest.geometry_detecting import is_geometry
+from raggedatlas.ingest.geometry_source import object_bounds
 from raggedatlas.model.pointers import GeometryPointer, PointerKind, pointer_columns, pointer_field
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.groups import write_group_attributes

@@ -20,6 +20,7 @@ from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreEr
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import groups, order
 from raggedatlas.ingest.groups import in_stored_order
+from raggedatlas.ingest.values import canonical
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixInfo
 from raggedatlas.model.records import DATASETS_SCHEMA
@@ -216,3 +217,11 @@ def test_a_column_beyond_the_map_is_refused() -> None:
     block = CsrBlock(np.array([0, 1]), np.array([3], np.uint32), {}, 3)
     with pytest.raises(SourceError, match="column 3"):
         in_stored_order(block, [(np.ones(1), np.uint8)], np.array([2, 0, 1]))
+
+
+def test_a_negative_column_is_refused() -> None:
+    """A negative column, which ascends before the others and looks large without its sign, is refused too."""
+    block = CsrBlock(np.array([0, 1, 3]), np.array([1, -5, 2], np.int32), {"values": np.ones(3)}, 3)
+    clean, _ = canonical(block, "X", 0, sum_duplicates=False)
+    with pytest.raises(SourceError, match="outside its 3 columns"):
+        in_stored_order(clean, [(np.ones(3), np.uint8)], np.array([2, 0, 1]))

@@ -92,5 +92,6 @@ def test_the_benchmark_judges(benchmark_page: ModuleType) -> None:
     assert "one random row, times hyrax: 60.0x, at least 50x: reached\n" in page
     assert "a loop over rows, times hyrax: 60.0x, at least 100x: NOT REACHED" in page
     assert "writing, times hyrax: 60.0x, at least 2x: reached" in page
+    assert "writing, times the .npy classes: 0.5x, at least 1x: NOT REACHED" in page
     assert "disk over values and ids: raggedatlas +0.0 %" in page
     assert "convert and compare, times the public way: not measured" in page

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from raggedatlas import InferenceDataSet, ResultDataset, convert_results, load_results_dataset
+from raggedatlas import InferenceDataSet, ResultDataset, ResultDatasetWriter, convert_results, load_results_dataset
 from raggedatlas.cli import app
 from raggedatlas.errors import (
     AtlasError,
@@ -142,11 +142,11 @@ def damage(folder: Path, what: str) -> None:
 
 
 BAD = {
-    "repeated": "the id 'a' more than once", "complex64": "complex64", "S3": r"\|?S3", "V5": "V5|void", "zero": "holds no values",
+    "repeated": r"the id 'a' more than once \(batch 0, row 0; batch 1, row 1\)", "complex64": "complex64", "S3": r"\|?S3", "V5": "V5|void", "zero": "holds no values",
     "dtypes": r"batch_1\.npy holds float64, and batch 0 float32.*promote=True", "shapes": r"batch_1\.npy holds results of shape",
-    "missing": "lacks the file of batch 1", "short": r"batch_1\.npy has 1 rows", "truncated": r"batch_1\.npy has .* truncated",
+    "missing": "lacks the file of batch 1", "short": r"batch_1\.npy has 1 rows", "truncated": r"batch_1\.npy \(batch 1\) has .* truncated or damaged, row 1 is not whole",
     "extra": "files of batch 7", "other ids": r"batch_1\.npy, row 1: batch_index\.npy does not have the id 'z'", "swapped": r"row 0: .* not have the id 'c' for batch 0",
-    "unsorted": r"batch_index\.npy is not sorted", "twice": r"batch_1\.npy holds an id twice", "index": r"no batch_index\.npy", "empty": "holds no batch",
+    "unsorted": r"batch_index\.npy is not sorted", "twice": r"batch_1\.npy, row 1: the file has the id 'c' twice", "index": r"no batch_index\.npy", "empty": "holds no batch",
 }  # fmt: skip
 
 
@@ -233,6 +233,22 @@ def test_large_batches_are_walked_in_pieces(tmp_path: Path, monkeypatch: pytest.
     convert_results(big)
     assert tracemalloc.get_traced_memory()[1] < 5000 * 800 / 2
     tracemalloc.stop()
+
+
+def test_what_is_read_back_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C62: files are read back in pieces of bounded size, whole or some rows of them: Lance alone would hold as much as memory does."""
+    values = bits("float64", (3000, 64))
+    monkeypatch.setattr(fragments, "MOST_ROWS", 1100)
+    monkeypatch.setattr(fragments, "_READ_BYTES", 50_000)
+    rows = np.arange(5, 3000, 7)
+    with ResultDatasetWriter(tmp_path) as writer:
+        writer.write_batch(range(3000), values)
+        for chosen, expected in ((None, values), (rows, values[rows])):
+            read = list(writer.read_back(["data"], chosen))
+            assert max(batch.nbytes for batch in read) <= 52_000
+            assert sum(batch.num_rows for batch in read) == len(expected)
+            flat = [batch.column(0).flatten().to_numpy() for batch in read]
+            assert np.concatenate(flat).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("step", ["write", "compare"])

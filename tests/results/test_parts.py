@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import lance
@@ -23,6 +24,7 @@ from raggedatlas.errors import (
     SourceError,
 )
 from raggedatlas.results.parts import ResultPart
+from raggedatlas.testing.processes import started
 
 CHILD = (
     "import pickle, sys, numpy as np\n"
@@ -47,10 +49,13 @@ def test_processes_write_one_table(tmp_path: Path) -> None:
     """Three processes write every third row; one commit has each row once, in the order of the parts, and no trace else."""
     with ResultDatasetWriter(tmp_path) as writer:
         parts = writer.parts(3)
-        children = [
-            subprocess.Popen([sys.executable, "-c", CHILD, pickle.dumps(part).hex()]) for part in reversed(parts)
-        ]
-        assert [child.wait() for child in children] == [0, 0, 0]
+        with ExitStack() as stack:
+            children = [
+                stack.enter_context(started([sys.executable, "-c", CHILD, pickle.dumps(part).hex()]))
+                for part in reversed(parts)
+            ]
+            told = [child.communicate()[1] for child in children]
+        assert [child.returncode for child in children] == [0, 0, 0], told
         with pytest.raises(NotFoundError, match="incomplete"):
             ResultDataset({}, tmp_path)
     dataset = ResultDataset({}, tmp_path)

@@ -16,7 +16,7 @@ from raggedatlas.testing.npy_runs import npy_run
 
 ROOT = Path(__file__).parent.parent.parent
 VENV = ROOT / ".venv-peers-hyrax"
-OLD = VENV / "hyrax-0.6.10"
+NPY = "0.6.10"
 SCRIPT = Path(__file__).with_name("peer_hyrax.py")
 
 pytestmark = [
@@ -28,10 +28,10 @@ pytestmark = [
 ]
 
 
-def hyrax(verb: str, *paths: Path, old: bool = False) -> None:
+def hyrax(verb: str, *paths: Path, release: str | None = None) -> None:
     """Run the public package; its complaint is the failure."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    environment |= {"PYTHONPATH": str(OLD)} if old else {}
+    environment |= {"PYTHONPATH": str(VENV / f"hyrax-{release}")} if release else {}
     command = [str(VENV / "bin" / "python"), "-W", "ignore", str(SCRIPT), verb, *map(str, paths)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=paths[0].parent)
     assert run.returncode == 0, run.stderr[-2000:]
@@ -90,6 +90,25 @@ def test_we_read_what_it_writes(tmp_path: Path) -> None:
             assert found.reshape(50, -1).tobytes() == values[rows].reshape(50, -1).tobytes()
 
 
+@pytest.mark.parametrize("release", ["0.7.0", "0.8.3", "0.9.0", "0.10", "0.11", "0.12"])
+def test_we_read_what_older_releases_wrote(tmp_path: Path, release: str) -> None:
+    """C45: a table of each release before 0.13 is read with every row, id, dtype and shape bit by bit; those before 0.9 write no NaN."""
+    if not (VENV / f"hyrax-{release}").exists():
+        pytest.skip(f"hyrax {release} is not installed; benchmarks/peers.sh results installs it")
+    values = values_of("float32", 50, 5, 2)
+    if release in {"0.7.0", "0.8.3"}:
+        values = np.nan_to_num(values)
+    np.savez(tmp_path / "in.npz", ids=IDS, data=values)
+    hyrax("write", tmp_path / "run", tmp_path / "in.npz", release=release)
+    dataset = ResultDataset({}, tmp_path / "run")
+    assert list(dataset.ids()) == IDS.tolist()
+    assert dataset.to_numpy().shape == values.shape
+    assert dataset.to_numpy().dtype == values.dtype
+    assert dataset.to_numpy().tobytes() == values.tobytes()
+    rows = np.random.default_rng(1).permutation(50)
+    assert dataset[rows].tobytes() == values[rows].tobytes()
+
+
 def test_it_joins_as_we_do(tmp_path: Path) -> None:
     """C92: a data request over two tables gives the same rows, ids and mask as hyrax 0.13's."""
     left, right = values_of("float32", 50, 3), values_of("float32", 40, 2)
@@ -117,8 +136,8 @@ def test_we_read_its_npy_files(tmp_path: Path, ids: Any) -> None:
     """C45, C63, C70: what 0.6.10 wrote is read as 0.6.10 reads it, and converted bit by bit in the order it was written."""
     values = values_of("float32", 50, 2, 3)
     np.savez(tmp_path / "in.npz", ids=ids, data=values)
-    hyrax("write_npy", tmp_path / "run", tmp_path / "in.npz", old=True)
-    hyrax("read_npy", tmp_path / "run", tmp_path / "out.npz", old=True)
+    hyrax("write_npy", tmp_path / "run", tmp_path / "in.npz", release=NPY)
+    hyrax("read_npy", tmp_path / "run", tmp_path / "out.npz", release=NPY)
     theirs = np.load(tmp_path / "out.npz")
     with pytest.warns(DeprecationWarning, match="convert_results"):
         ours = InferenceDataSet({}, tmp_path / "run")
@@ -139,7 +158,7 @@ def test_our_npy_files_are_its(tmp_path: Path) -> None:
     """The .npy files that the tests make are byte for byte those of 0.6.10."""
     values = values_of("float32", 50, 4)
     np.savez(tmp_path / "in.npz", ids=IDS, data=values)
-    hyrax("write_npy", tmp_path / "theirs", tmp_path / "in.npz", old=True)
+    hyrax("write_npy", tmp_path / "theirs", tmp_path / "in.npz", release=NPY)
     split = np.array_split(np.arange(50), 3)
     npy_run(tmp_path / "ours", [(IDS[rows], values[rows]) for rows in split])
     for path in sorted((tmp_path / "theirs").glob("*.npy")):

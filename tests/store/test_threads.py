@@ -1,11 +1,12 @@
-"""Reading ahead: the same items in the same order, never more than one too early, and no thread left behind."""
+"""Threads: work shared in order, errors and all; reading ahead, never more than one too early, and no thread left behind."""
 
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from raggedatlas.store.threads import ahead
+from raggedatlas.errors import ValuesError
+from raggedatlas.store.threads import DECODE_THREADS, ahead, map_decode
 
 
 def counted(n: int, made: list[int]) -> Iterator[int]:
@@ -66,3 +67,35 @@ def test_what_is_under_way_ends_before_an_early_end() -> None:
     running = busy.is_set()
     closed.append(True)
     assert busy.is_set() == running
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 100])
+def test_shared_work_gives_results_in_order(n: int) -> None:
+    """Whoever takes an item, its result stands in its place; no more threads than cores take part, the caller's among them."""
+    seen = set()
+
+    def square(i: int) -> int:
+        seen.add(threading.get_ident())
+        return i * i
+
+    assert map_decode(square, range(n)) == [i * i for i in range(n)]
+    assert len(seen) <= DECODE_THREADS
+
+
+def test_shared_work_may_share_its_own() -> None:
+    """Work within work ends, however few threads there are."""
+    assert map_decode(lambda i: sum(map_decode(lambda j: i * j, range(20))), range(20)) == [190 * i for i in range(20)]
+
+
+def test_the_first_error_of_shared_work_is_raised_after_all_ended() -> None:
+    """Of several errors the one of the first item is raised, and all items were worked on."""
+    done = []
+
+    def work(i: int) -> None:
+        done.append(i)
+        if i in (3, 7):
+            raise ValuesError(f"item {i}")
+
+    with pytest.raises(ValuesError, match="item 3"):
+        map_decode(work, range(20))
+    assert sorted(done) == list(range(20))

@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raggedatlas.errors import CorruptError
 from raggedatlas.testing.geometry import by_kind, corners_of, rows_of, walk
+from raggedatlas.vectors.converters.content import decoded
+from raggedatlas.vectors.leading import leading_attribute
 from raggedatlas.vectors.reading import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
 from raggedatlas.vectors.validating.validation import validate
@@ -29,6 +32,13 @@ def graph() -> Shapes:
     return Shapes("graph", walk(40), links=links, link_attributes={"w": Attribute(np.arange(39.0))})
 
 
+def same_kinds(shapes: Shapes, found: Shapes) -> bool:
+    """Tell whether each vertex that was read has its kind, a text: its row in the shapes modulo 3."""
+    rows = {tuple(place): row for row, place in enumerate(shapes.positions.tolist())}
+    kinds = ["abc"[rows[tuple(place)] % 3] for place in found.positions.tolist()]
+    return decoded(found.vertex_attributes["kind"]).tolist() == kinds and len(kinds) > 0
+
+
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
 @pytest.mark.parametrize("make", [cloud, spots, graph])
 def test_levels_cut_by_an_attribute(layout: str, make: object, tmp_path: Path) -> None:
@@ -47,6 +57,11 @@ def test_levels_cut_by_an_attribute(layout: str, make: object, tmp_path: Path) -
     inside = ((shapes.positions >= -3) & (shapes.positions <= 2)).all(axis=1)
     assert 0 < inside.sum() < 40
     assert rows_of(store.box([-3] * 3, [2] * 3).positions) == rows_of(shapes.positions[inside])
+    assert same_kinds(shapes, whole)
+    assert same_kinds(shapes, store.box([-3] * 3, [2] * 3))
+    assert same_kinds(shapes, store.read(attributes=["kind"]))
+    assert "kind" not in store.read(attributes=["row"]).vertex_attributes
+    assert "kind" not in level.vertex_attributes
     if shapes.vertex_attributes:
         kinds = np.repeat(level.chunks[:, 0], np.diff(level.bounds))
         assert np.array_equal(level.vertex_attributes["row"].values % 3, kinds)
@@ -54,9 +69,23 @@ def test_levels_cut_by_an_attribute(layout: str, make: object, tmp_path: Path) -
     if shapes.kind == "point_cloud" and shapes.ids is not None:
         assert rows_of(store.objects([2**40]).positions) == rows_of(shapes.positions[:7])
         assert store.objects([3]).n_vertices == 0
+        assert same_kinds(shapes, store.objects([4, 2**40]))
     other = {"0.7": "0.9", "0.9": "0.7"}[layout]
     write(store.load(), tmp_path / "t", layout=other)
     again = open_vectors(tmp_path / "t").load().levels[0]
     assert np.array_equal(again.chunks, level.chunks)
     assert np.array_equal(again.positions, level.positions)
     assert dict(again.metadata) == dict(level.metadata)
+
+
+def test_the_attribute_of_keys_has_the_type_of_its_values() -> None:
+    """Numbers stay numbers, texts become categories; levels cut in space alone have none, and numbers of values that are not there are refused."""
+    keys, counts = np.array([[1, 0, 0], [0, 5, 5]]), np.array([1, 2])
+    named = {"chunk_attribute_name": "k", "chunk_attribute_values": [0.5, 2.5]}
+    assert leading_attribute(named, keys, counts, 2, "0")["k"].values.tolist() == [2.5, 0.5, 0.5]
+    assert leading_attribute(named, keys, counts, 3, "0") == {}
+    assert leading_attribute({}, keys, counts, 2, "0") == {}
+    texts = leading_attribute({**named, "chunk_attribute_values": ["x", "y"]}, keys, counts, 2, "0")["k"]
+    assert decoded(texts).tolist() == ["y", "x", "x"]
+    with pytest.raises(CorruptError, match="value 1 of 'k'; it names 1 values"):
+        leading_attribute({**named, "chunk_attribute_values": ["x"]}, keys, counts, 2, "0")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import SourceError
+from raggedatlas.vectors.converters.annotation_grid import PER_CELL
 from raggedatlas.vectors.converters.content import Content, decoded
 from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
-from raggedatlas.vectors.converters.precomputed_annotations import PER_CELL
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
 
@@ -24,7 +24,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Path:
 
 
 def test_annotations_of_neuroglancer_are_read(peers: Path) -> None:
-    """Points and lines that neuroglancer wrote have their ids, values, labels and colours; relationships are said to be left."""
+    """Points and lines that neuroglancer wrote have their ids, values, labels and colours; related ids are groups."""
     points = read_file(peers / "points")
     shapes = points.shapes
     assert shapes.positions.tolist() == [[i, 2 * i + 0.5, 3 * i] for i in range(5)]
@@ -38,7 +38,10 @@ def test_annotations_of_neuroglancer_are_read(peers: Path) -> None:
     assert (lines.shapes.kind, np.asarray(lines.shapes.ids).tolist()) == ("line", [1, 2, 3])
     assert lines.shapes.positions[2:4].tolist() == [[1, 0, 0], [1, 5, 6]]
     assert lines.shapes.object_attributes["w"].values.tolist() == [0, -1, -2]
-    assert lines.left == ("relationship 'pre' is left out",)
+    assert lines.left == ()
+    assert lines.shapes.groups is not None
+    assert lines.shapes.groups.attributes["related_id"].values.tolist() == [7, 8]
+    assert lines.shapes.groups.members(1).tolist() == [1, 2, 3]
 
 
 def test_the_index_of_ids_says_the_same(peers: Path, tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_points_have_the_bytes_of_the_format(tmp_path: Path) -> None:
     assert write_file(spots(2), tmp_path / "a", format="precomputed-annotations", strict=True) == []
     info = json.loads((tmp_path / "a" / "info").read_text())
     assert [(said["id"], said["type"]) for said in info["properties"]] == [
-        ("gene", "int32"), ("quality", "uint16"), ("color", "rgb"), ("score", "float32"),
+        ("gene", "int32"), ("score", "float32"), ("quality", "uint16"), ("color", "rgb"),
     ]  # fmt: skip
     data = (tmp_path / "a" / "spatial0" / "0_0_0").read_bytes()
     ids = np.frombuffer(data, "<u8", 2, len(data) - 16)
@@ -144,7 +147,7 @@ def test_scales_and_ids_are_kept(tmp_path: Path) -> None:
     said = {"dimensions": {"u": [4e-9, "m"], "v": [1, ""]}}
     write_file(Content(shapes, said), tmp_path / "a", format="precomputed-annotations", strict=True)
     again = read_file(tmp_path / "a")
-    assert again.metadata == said
+    assert again.metadata == {**said, "annotation_type": "POINT"}
     assert again.shapes.vertex_attributes["annotation_id"].values.tolist() == [4, 9]
     assert again.axes is not None
     assert [(axis.name, axis.unit) for axis in again.axes] == [("u", None), ("v", None)]
@@ -153,7 +156,7 @@ def test_scales_and_ids_are_kept(tmp_path: Path) -> None:
 def test_what_annotations_do_not_hold_is_told(tmp_path: Path) -> None:
     """Names that Neuroglancer refuses, wide numbers, several channels and objects are lost by name."""
     owned = Shapes(
-        "point_cloud", np.zeros((2, 2), np.float32), np.array([0, 1, 2]),
+        "point_cloud", np.zeros((2, 2), np.float32), np.array([0, 0, 2]),
         vertex_attributes={"Big Name": np.zeros(2), "wide": np.array([2**40, 0]), "vec": np.zeros((2, 2))},
         object_attributes={"name": np.array(["a", "b"])},
     )  # fmt: skip
@@ -176,8 +179,8 @@ def test_broken_annotations_are_refused(tmp_path: Path) -> None:
     cell.write_bytes(cell.read_bytes()[:-1])
     with pytest.raises(SourceError, match=r"0_0_0 has .* cut off"):
         read_file(tmp_path / "a")
-    (tmp_path / "a" / "info").write_text(json.dumps({**info, "annotation_type": "ELLIPSOID"}))
-    with pytest.raises(SourceError, match="type ELLIPSOID; POINT and LINE are read"):
+    (tmp_path / "a" / "info").write_text(json.dumps({**info, "annotation_type": "SPHERE"}))
+    with pytest.raises(SourceError, match=r"type SPHERE; POINT, LINE, .* are read"):
         read_file(tmp_path / "a")
     (tmp_path / "a" / "info").write_text(json.dumps({**info, "properties": [{"id": "x", "type": "float64"}]}))
     with pytest.raises(SourceError, match="float64"):

@@ -191,6 +191,17 @@ def test_spatialdata_is_read(peers: Path, store: str) -> None:
         assert cells.object_attributes["area"].values.tolist() == [3, 15]
 
 
+def test_points_without_named_axes_are_read(tmp_path: Path) -> None:
+    """Stores of the first format may say null for the axes of points; the columns then are the usual ones."""
+    write_file(Shapes("point_cloud", np.array([[0.5, 1]])), tmp_path / "a.zarr", format="spatialdata")
+    node = tmp_path / "a.zarr" / "points" / "elements" / "zarr.json"
+    said = json.loads(node.read_text())
+    for axes in (None, []):
+        said["attributes"]["axes"] = axes
+        node.write_text(json.dumps(said))
+        assert read_file(tmp_path / "a.zarr").shapes.positions.tolist() == [[0.5, 1]]
+
+
 def test_what_is_no_element_is_refused(peers: Path, tmp_path: Path) -> None:
     """Several elements ask for a choice; an unknown one, an unknown coordinate system and transformation are refused."""
     for options, said in (

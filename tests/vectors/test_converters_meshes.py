@@ -257,7 +257,8 @@ def test_draco_meshes_of_several_levels_are_read(tmp_path: Path, sharded: bool) 
         (folder / "9").write_bytes(data)
     (folder / "info").write_text(json.dumps(info))
     content = read_file(folder)
-    assert content.left == ("coarser levels of detail are left out",)
+    assert content.left == ()
+    assert [level.n_objects for level in content.coarser] == [1]
     assert np.asarray(content.shapes.ids).tolist() == [9]
     assert content.shapes.n_links == 2 * len(ball().faces)
     both = np.concatenate([ball().vertices, ball(4).vertices])

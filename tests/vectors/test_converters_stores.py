@@ -197,8 +197,28 @@ def test_the_command_converts_geometry(tmp_path: Path, monkeypatch: pytest.Monke
     assert run("a.zv", "d.tck", "--where", "x > 1").exit_code == 2
     assert run("a.zv", "d.zv", "--chunk-shape", "wide").exit_code == 2
     assert run("b.tck", "back", "--to", "store", "--layout", "0.7").exit_code == 0
+    assert run("b.tck", "f.zv", "--write-option", "ascii=true").exit_code == 1
+    assert run("b.tck", "f.tck", "--write-option", "strict=true").exit_code == 1
     assert run("back", "e.trk", "--level", "0").exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"a.trx", "a.zv", "b.tck", "c.tck", "back", "e.trk"}
+
+
+def test_options_reach_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--write-option` gives the writer truth values, numbers and texts; what it does not know is refused, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    write_file(surface(), "a.ply")
+    assert run("a.ply", "b.ply", "--write-option", "ascii=true").exit_code == 0
+    assert Path("b.ply").read_bytes().startswith(b"ply\nformat ascii")
+    to_draco = ("--to", "precomputed-draco", "--write-option", "bits=10", "--write-option", "sharded=false")
+    assert run("a.ply", "m", *to_draco).exit_code == 0
+    assert json.loads(Path("m/info").read_text())["vertex_quantization_bits"] == 10
+    assert Path("m/3.index").exists()
+    write_file(Shapes("line", np.array([[0.0, 1], [2, 3]])), "lines", format="precomputed-annotations")
+    boxes = Conversion(written="precomputed-annotations", writing={"annotation_type": "axis_aligned_bounding_box"})
+    convert("lines", "again", boxes)
+    assert json.loads(Path("again/info").read_text())["annotation_type"] == "AXIS_ALIGNED_BOUNDING_BOX"
+    assert run("a.ply", "n", "--to", "precomputed-draco", "--write-option", "ascii=true").exit_code == 1
+    assert not Path("n").exists()
 
 
 def test_each_library_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.nodes import group, shard_shape, small_array, vlen_array
 from raggedatlas.vectors.placing import _write_pieces
 from raggedatlas.vectors.reading import open_vectors
-from raggedatlas.vectors.shapes import Groups, Shapes
+from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
 from raggedatlas.vectors.validating.validation import validate
 from raggedatlas.vectors.writing import write
 
@@ -49,7 +49,7 @@ def put(store: Path, path: str, files: Any) -> None:
 
 
 @pytest.mark.parametrize("shards", [True, False])
-@pytest.mark.parametrize("compression", [None, "zstd", "blosc"])
+@pytest.mark.parametrize("compression", [None, "zstd", "blosc", "lz4"])
 def test_zarr_reads_the_cells(tmp_path: Path, shards: bool, compression: str | None) -> None:
     """Items 1, 2, 4, 9, 10: each cell of a plain zarr array has the bytes of its chunk, sharded or not, compressed or not."""
     write(make_geometry(cloud(), CUT), tmp_path / "s", shards=shards, compression=compression)
@@ -67,6 +67,32 @@ def test_zarr_reads_the_cells(tmp_path: Path, shards: bool, compression: str | N
     n_files = len(list((tmp_path / "s/0/vertices/c").rglob("*")))
     assert (n_files > 5) is (not shards) or n_files <= 5
     assert rows_of(open_vectors(tmp_path / "s").read().positions) == rows_of(walk(40))
+
+
+def test_attributes_read_by_whole_chunks_are_compressed(tmp_path: Path) -> None:
+    """Item 15: by default layout 0.9 compresses the attributes of vertices without objects, and nothing else; the codec says the size of
+    a value, and zarr reads the values."""
+    values = np.arange(40, dtype=np.uint16)
+    for name, offsets in (("cloud", None), ("objects", np.array([0, 10, 40]))):
+        own = Shapes("point_cloud", walk(40), offsets=offsets, vertex_attributes={"gene": Attribute(values)})
+        write(make_geometry(own, CUT), tmp_path / name)
+    inner = {}
+    for path in (
+        "cloud/0/vertices",
+        "cloud/0/vertex_fragments",
+        "cloud/0/vertex_attributes/gene",
+        "objects/0/vertex_attributes/gene",
+    ):
+        codecs = json.loads((tmp_path / path / "zarr.json").read_text())["codecs"][0]["configuration"]["codecs"]
+        inner[path] = [codec.get("configuration", {}) for codec in codecs]
+    packed = inner.pop("cloud/0/vertex_attributes/gene")
+    assert all(codecs == [{}] for codecs in inner.values())
+    assert (packed[1]["cname"], packed[1]["typesize"], packed[1]["shuffle"]) == ("lz4", 2, "shuffle")
+    array = zarr.open_array(tmp_path / "cloud/0/vertex_attributes/gene", mode="r")
+    at = [np.array([int(part) for part in name.split(".")]) for name in array.attrs["nonempty_chunks"]]
+    read = [np.frombuffer(item(array, key - np.array(array.attrs["chunk_grid_origin"])), np.uint16) for key in at]
+    assert sorted(np.concatenate(read)) == list(range(40))
+    assert sorted(open_vectors(tmp_path / "cloud").read().vertex_attributes["gene"].values) == list(range(40))
 
 
 def test_stores_written_by_zarr_are_read(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
-from raggedatlas.verbs import lookup, nearest, neighbors, pca, save_to_database
+from raggedatlas.testing.npy_runs import npy_run
+from raggedatlas.verbs import database, lookup, nearest, neighbors, pca, save_to_database
 from raggedatlas.verbs.database import recall_of
 from raggedatlas.verbs.nearest import Nearest, nearest_exact
 
@@ -60,7 +61,7 @@ def test_lookup_refuses_two_rows(tmp_path: Path) -> None:
 
 
 def test_lookup_reads_older_results(tmp_path: Path) -> None:
-    """C54, C55, C56: results in .npy files are looked up, searched and reduced the same way; an index needs a table."""
+    """C54, C55, C56: results in .npy files are looked up, searched and reduced the same way; few need no index."""
     dtype = [("id", "<U2"), ("tensor", "<f4", (2,))]
     np.save(tmp_path / "batch_0.npy", np.array([("c2", (1, 2)), ("c1", (3, 4))], dtype))
     index = np.array([("c1", 0), ("c2", 0)], [("id", "<U2"), ("batch_num", "<i8")])
@@ -70,8 +71,10 @@ def test_lookup_reads_older_results(tmp_path: Path) -> None:
         assert lookup(tmp_path, "c1").tolist() == [3, 4]
         assert neighbors(tmp_path, "c1").column("uid").to_pylist() == ["c2"]
         reduced = pca(tmp_path, tmp_path / "pca", n_components=1)
-        with pytest.raises(SourceError, match="convert_results makes a table"):
-            save_to_database(tmp_path)
+        assert save_to_database(tmp_path).kind == "exact"
+        assert not (tmp_path / "lance_db").exists()
+        with pytest.raises(SourceError, match="no output 'other'"):
+            save_to_database(tmp_path, column="other")
     assert list(reduced.ids()) == ["c1", "c2"]
     assert np.abs(np.diff(reduced.to_numpy()[:, 0])) == pytest.approx(np.sqrt(8), rel=1e-6)
 
@@ -200,6 +203,37 @@ def test_an_index_is_measured(write: Write, metric: str, dtype: str) -> None:
         assert query != uid
         assert distance == pytest.approx(brute_force(row[uid][None], row[query], metric)[0], rel=0.01, abs=0.01)
     assert len(ResultDataset({}, found.data_location)) == 3000
+
+
+@pytest.mark.filterwarnings("ignore:InferenceDataSet:DeprecationWarning")
+def test_older_results_become_a_table_that_has_an_index(tmp_path: Path) -> None:
+    """C55: results in .npy files are made a table beside them for their index; each uid keeps its own vector, the files their bytes."""
+    values = np.nan_to_num(clustered(400, 7)).astype("f4")
+    uids = [f"c{i}" for i in np.random.default_rng(8).permutation(400)]
+    npy_run(tmp_path, [(uids[:150], values[:150]), (uids[150:], values[150:])])
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.npy")}
+    steps: list[str] = []
+    report = save_to_database(tmp_path, least_rows=100, least_recall=1, progress=lambda step, *_: steps.append(step))
+    assert (report.kind, report.recall, report.k, report.n_rows) == ("IVF_SQ", 1.0, 10, 400)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.npy")} == before
+    assert set(steps) == {"write", "compare", "index"}
+    assert all(np.array_equal(row, values[i]) for i, row in enumerate(lookup(tmp_path, uids).values()))
+    by_index, exact = (neighbors(tmp_path, uids[:20], k=5, exact=exact) for exact in (False, True))
+    assert by_index.column("uid").to_pylist() == exact.column("uid").to_pylist()
+
+
+def test_a_row_is_no_neighbour_of_its_own(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recall counts other rows only: a search that finds nothing but the row that it is asked for has none."""
+    found = write(clustered(200, 9).astype("f4"))
+    searched = database.search_index
+
+    def only_own(table: Any, vectors: Any, k: int, report: Any) -> Nearest:
+        all_found = searched(table, vectors, k, report)
+        all_found.rows[:, 1:], all_found.distances[:, 1:] = -1, np.nan
+        return all_found
+
+    monkeypatch.setattr(database, "search_index", only_own)
+    assert save_to_database(found, least_rows=10).recall == 0
 
 
 def test_an_index_answers_only_its_own_question(write: Write) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
+from raggedatlas.testing.processes import started
 from raggedatlas.verbs import infer, infer_part
 from raggedatlas.verbs.runs import new_run
 
@@ -116,6 +118,10 @@ Refused = tuple[Callable[[Any], Any], str]
         (lambda X: X[:, : 2 if len(X) == 10 else 1], r"Batch 7: .*shape \(1,\).*cells 70 to 72"),
         (lambda X: X.astype("f8" if X[0, 0] < 0 or len(X) < 10 else "f4"), r"Batch 7: .*float64"),
         (lambda X: np.array([1.0] * 4 + ["x"] * (len(X) - 4), object), r"Batch 0, row 4: .*array of objects \(str\)"),
+        (
+            lambda X: np.array([[1.0, 2.0]] * 6 + [[1.0, None]] * (len(X) - 6), object),
+            r"Batch 0, row 6: .*array of objects \(NoneType\)",
+        ),
         (lambda X: [[1]] * (len(X) - 1) + [[1, 2]], r"Batch 0, row 9: .*shape \(2,\)"),
         (lambda X: (X, X), "tuple of 2"),
         (lambda X: {"a": X} if len(X) == 10 else {"b": X}, r"Batch 7 has the outputs \['b'\]"),
@@ -196,16 +202,14 @@ def test_a_killed_run_leaves_the_old_state(small: Any, tmp_path: Path) -> None:
     """C25: a run that is killed between batches leaves the results of before; run again, it replaces them and its rubbish."""
     folder = tmp_path / "r"
     infer(lambda X: X, small.query, folder)
-    run = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(small.folder), str(folder), f"{HERE}:slowly"], stdout=subprocess.PIPE
-    )
     data = folder / "lance_db" / "results.lance" / "data"
     before = set(data.iterdir())
     end = time.monotonic() + 120
-    while set(data.iterdir()) == before and time.monotonic() < end and run.poll() is None:
-        time.sleep(0.02)
-    run.send_signal(signal.SIGKILL)
-    run.communicate()
+    with started([sys.executable, "-c", SCRIPT, str(small.folder), str(folder), f"{HERE}:slowly"], stderr=None) as run:
+        while set(data.iterdir()) == before and time.monotonic() < end and run.poll() is None:
+            time.sleep(0.02)
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
     assert run.returncode == -signal.SIGKILL
     assert set(data.iterdir()) > before
     assert np.array_equal(ResultDataset({}, folder).to_numpy(), small.counts)
@@ -222,6 +226,50 @@ def test_a_process_that_dies_ends_the_run(small: Any, tmp_path: Path) -> None:
     assert np.array_equal(ResultDataset({}, folder).to_numpy(), small.counts)
     assert len(list((folder / "lance_db" / "results.lance" / "data").iterdir())) == 1
     assert np.array_equal(infer(lambda X: -X, small.query, folder, overwrite=True).to_numpy(), -small.counts)
+
+
+RANK = """
+import sys
+import torch.distributed as dist
+import raggedatlas as ra
+from raggedatlas.verbs import infer_part
+meeting, rank, n_ranks, atlas, folder, model = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=n_ranks)
+query = ra.RaggedAtlas.open(atlas).checkout(1).query()
+parts = [None] * n_ranks
+if rank == 0:
+    writer = ra.ResultDatasetWriter(folder)
+    parts = writer.parts(n_ranks)
+dist.broadcast_object_list(parts)
+infer_part(model, query, parts[rank], n_ranks, batch_size=7)
+dist.barrier()
+if rank == 0:
+    writer.commit()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_a_process_group_share_a_run(small: Any, tmp_path: Path) -> None:
+    """Two processes of torch.distributed write to one folder: one commit, each cell exactly once, in the query's order."""
+    pytest.importorskip("torch")
+    folder = tmp_path / "r"
+    words = [str(small.folder), str(folder), f"{HERE}:sums"]
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                started(
+                    [sys.executable, "-c", RANK, str(tmp_path / "meeting"), str(rank), "2", *words],
+                    stdout=subprocess.DEVNULL,
+                )
+            )
+            for rank in range(2)
+        ]
+        told = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], told
+    found = ResultDataset({}, folder)
+    assert list(found.ids()) == small.uids
+    assert equal_to_reference(found, small)
+    assert found.version == 1
 
 
 def test_runs_are_named_by_time_and_verb(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from raggedatlas import ResultDataset
 from raggedatlas.errors import CorruptError, LimitError, MissingExtraError, NotFoundError, QueryError, SourceError
+from raggedatlas.testing.npy_runs import npy_run
 from raggedatlas.verbs import infer, pca, principal, reduction, umap
 from raggedatlas.verbs.principal import fit_pca, load_pca
 from raggedatlas.verbs.umap_models import load_umap
@@ -149,7 +150,7 @@ def test_damaged_models_are_refused(tmp_path: Path, load: Callable[[Path], Any])
 
 
 def test_umap_is_seeded_and_comes_back(small: Any, tmp_path: Path) -> None:
-    """C54, C96: equal seeds lay out equally, uid by uid; the saved model, built again without pickle, places rows exactly alike."""
+    """C53, C54, C96: equal seeds lay out equally, uid by uid, of a query, of what `infer` left, and of .npy results; the saved model, built again without pickle, places rows exactly alike."""
     pytest.importorskip("umap")
     query = small.query.spaces("embedding")
     a = umap(query, tmp_path / "a", sample_size=40, n_neighbors=5, batch_size=30)
@@ -158,6 +159,16 @@ def test_umap_is_seeded_and_comes_back(small: Any, tmp_path: Path) -> None:
     assert a.tensor_shape == (2,)
     assert np.isfinite(a.to_numpy()).all()
     assert np.array_equal(a.to_numpy(), b.to_numpy())
+    z = infer(lambda X: X, query, tmp_path / "z")
+    old = npy_run(tmp_path / "old", [(small.uids[:30], z.to_numpy()[:30]), (small.uids[30:], z.to_numpy()[30:])])
+    chained = umap(z, tmp_path / "chained", sample_size=40, n_neighbors=5, batch_size=30)
+    assert np.array_equal(chained.to_numpy(), a.to_numpy())
+    assert chained.facts["result:parent"] == str(tmp_path / "z")
+    with pytest.warns(DeprecationWarning, match="convert_results"):
+        of_files = umap(old, tmp_path / "of_files", sample_size=40, n_neighbors=5, batch_size=30)
+    assert sorted(of_files.ids()) == sorted(small.uids)
+    assert isinstance(of_files, ResultDataset)
+    assert np.isfinite(of_files.to_numpy()).all()
     rows = reduction.sample_rows(73, 40, 0)
     model = load_umap(tmp_path / "a" / "umap.npz")
     assert np.array_equal(a.to_numpy()[rows], model.layout)

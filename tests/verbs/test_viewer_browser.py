@@ -163,8 +163,8 @@ def drawn_colors(page: Browser) -> set[str]:
     """Name the colours that many pixels of the plot have."""
     page.run("viewer.app.plot.look({ opacity: 1, size: 8 }); viewer.drawn()")
     found: dict[str, int] = page.run(
-        """(() => {
-            const image = viewer.app.plot.image();
+        """(async () => {
+            const image = await viewer.app.plot.image();
             const data = image.getContext('2d').getImageData(0, 0, image.width, image.height).data;
             const seen = {};
             for (let i = 0; i < data.length; i += 4) {
@@ -275,3 +275,73 @@ def test_many_cells_open_and_answer(browser: Browser, tmp_path: Path) -> None:
     assert len(set(found)) == len(found)
     assert set(found) == {f"{i:016x}" for i in np.flatnonzero(places[:, 0] > 0)}
     assert sum(row["n"] for row in browser.run("viewer.legend()")) == n
+
+
+MOVED = """(async (step) => {
+    const { detail, scatter } = viewer.app.plot;
+    for (let frame = 0; frame < 20; frame++) {  // one of all points, still asked for, may come between
+        detail.step = step;
+        const drawn = new Promise((done) => scatter.subscribe('draw', done, 1));
+        scatter.redraw();
+        await drawn;
+        if (detail.sampled) return true;
+    }
+    return false;
+})"""
+RESTED = """(async () => {
+    for (let i = 0; i < 200 && viewer.app.plot.detail.sampled; i++) await new Promise((r) => setTimeout(r, 50));
+    return !viewer.app.plot.detail.sampled;
+})()"""
+WAIT = "new Promise(r => setTimeout(r, 400))"
+
+
+@pytest.fixture(scope="module")
+def crowd(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> tuple[Browser, Any]:
+    """A page of 200,000 cells, opened, and their places."""
+    n = 200_000
+    places = np.random.default_rng(2).normal(size=(n, 2)).astype(np.float32)
+    scene = make_scene(pa.array([f"{i:016x}" for i in range(n)]), places, look=Look(theme="light"))
+    browser.open(write_page(scene, tmp_path_factory.mktemp("crowd") / "x.html").as_uri())
+    return browser, scene.coordinates
+
+
+def test_fewer_points_are_drawn_while_the_picture_moves(crowd: tuple[Browser, Any], tmp_path: Path) -> None:
+    """On a slow machine a moving picture is a sample of its points; at rest, and when saved, it is the same as before, to the pixel."""
+    page, _ = crowd
+    page.run("viewer.drawn()")
+    before = page.picture(tmp_path / "before.png").read_bytes()
+    assert page.run(f"{MOVED}(1)") is False
+    page.run("viewer.app.plot.detail.held = true")
+    assert page.run(f"{MOVED}(4)") is True
+    assert page.picture(tmp_path / "moving.png").read_bytes() != before
+    page.run(WAIT)
+    assert page.run("viewer.app.plot.detail.sampled") is True
+    page.run("window.dispatchEvent(new PointerEvent('pointerup'))")
+    assert page.run(RESTED) is True
+    assert page.picture(tmp_path / "after.png").read_bytes() == before
+    assert page.run(f"{MOVED}(4)") is True
+    assert page.run("viewer.app.plot.image().then(() => viewer.app.plot.detail.sampled)") is False
+
+
+def test_the_pointer_finds_the_nearest_cell_and_draws_nothing(crowd: tuple[Browser, Any]) -> None:
+    """Wherever the map was moved, the cell found is the nearest within reach, and passing over cells draws no frame."""
+    page, places = crowd
+    page.run(
+        "viewer.app.plot.scatter.zoomToLocation([0.1, -0.05], 0.05, { transition: false }).then(() => viewer.drawn())"
+    )
+    rng = np.random.default_rng(3)
+    asked = np.column_stack([rng.uniform(0, 600, 40), rng.uniform(0, 600, 40)]).tolist()
+    found = page.run(f"{asked}.map(([x, y]) => viewer.app.plot.pick(x, y))")
+    screen = np.array(page.run(f"Array.from({{ length: {len(places)} }}, (_, i) => viewer.app.plot.screen(i))"))
+    reach = page.run("5 + viewer.app.plot.size / 2")
+    for place, row in zip(asked, found, strict=True):
+        away = np.hypot(*(screen - place).T)
+        assert row == (int(away.argmin()) if away.min() <= reach else -1), (place, away.min())
+    assert sum(row >= 0 for row in found) > 5
+    page.run(
+        "clearTimeout(viewer.app.plot.detail.timer); window.frames_drawn = 0; viewer.app.plot.scatter.subscribe('draw', () => window.frames_drawn++)"
+    )
+    for x in range(200, 500, 10):
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=300, button="none")
+    page.run(WAIT)
+    assert page.run("window.frames_drawn") == 0

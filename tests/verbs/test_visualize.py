@@ -279,7 +279,10 @@ def test_vitessce_folder_is_what_its_configuration_says(snapshot: Any, tmp_path:
     folder = visualize(scene, path=tmp_path / "x.vitessce", genes=["LYZ", "CD3D"])
     config = json.loads((folder / CONFIG).read_text("utf-8"))
     file = config["datasets"][0]["files"][0]
-    assert (file["fileType"], file["url"]) == ("anndata.zarr", CELLS)
+    assert (file["fileType"], file["url"]) == ("anndata.zarr", f"http://localhost:8000/{CELLS}")
+    colors = {tuple(one["path"]): one["color"] for one in config["coordinationSpace"]["obsSetColor"]["A"]}
+    assert (colors["cell_type", "B"], colors["cell_type", "T"]) == ([255, 0, 0], [0, 255, 0])
+    assert all(view["coordinationScopes"]["obsSetColor"] == "A" for view in config["layout"])
     with warnings.catch_warnings(action="ignore"):
         adata = ad.read_zarr(folder / CELLS)
     assert adata.obs_names.tolist() == scene.ids.to_pylist()
@@ -295,6 +298,24 @@ def test_vitessce_folder_is_what_its_configuration_says(snapshot: Any, tmp_path:
     assert adata.var_names.tolist() == ["LYZ", "CD3D"]
     visualize(make_view("umap", snapshot), path=folder, overwrite=True)
     assert {path.name for path in tmp_path.iterdir()} == {"x.vitessce"}
+
+
+@pytest.mark.parametrize("address", ["cells", "/cells", "file:///cells", "http://", "localhost:8000", "http://a/?b=c"])
+def test_vitessce_needs_an_address_with_a_host(snapshot: Any, tmp_path: Path, address: str) -> None:
+    """An address that Vitessce reads nothing from is refused, and nothing is written."""
+    with pytest.raises(QueryError, match="http://localhost:8000"):
+        visualize("umap", snapshot, path=tmp_path / "x.vitessce", address=address)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_tells_vitessce_where_it_is_served(snapshot: Any, tmp_path: Path) -> None:
+    """--address is the address in the configuration, a last slash or none."""
+    place = [snapshot.query().catalog.location.uri, "umap"]
+    for address in ("https://cells.example/maps/", "https://cells.example/maps"):
+        asked = ["visualize", *place, "-o", str(tmp_path / "x.vitessce"), "--address", address, "--overwrite"]
+        assert CliRunner().invoke(app, asked).exit_code == 0
+        config = json.loads((tmp_path / "x.vitessce" / CONFIG).read_text("utf-8"))
+        assert config["datasets"][0]["files"][0]["url"] == f"https://cells.example/maps/{CELLS}"
 
 
 @pytest.mark.parametrize("color", ["cell_type", "LYZ"])

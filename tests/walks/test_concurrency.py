@@ -1,7 +1,7 @@
 """Four processes add at once while a fifth takes snapshots: nothing is lost, nothing is there twice."""
 
-import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import anndata as ad
@@ -14,6 +14,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.checks import is_note
 from raggedatlas.errors import ConflictError
 from raggedatlas.testing.anndatas import assert_same
+from raggedatlas.testing.processes import started
 
 WRITERS, EACH = 4, 4
 
@@ -59,21 +60,13 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> tuple[RaggedAtlas, list[
             make(writer, i).write_h5ad(folder / f"{writer}-{i}.h5ad")
     atlas = RaggedAtlas.create(str(folder / "atlas"))
     scripts = [(ADD, str(folder), str(writer)) for writer in range(WRITERS)] + [(SNAPSHOT, str(WRITERS * EACH))]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, atlas.uri, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for script, *arguments in scripts
-    ]
-    try:
-        told = [process.communicate(timeout=240) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    failed = [err for process, (_, err) in zip(started, told, strict=True) if process.returncode]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(started([sys.executable, "-c", script, atlas.uri, *arguments]))
+            for script, *arguments in scripts
+        ]
+        told = [process.communicate(timeout=240) for process in processes]
+    failed = [err for process, (_, err) in zip(processes, told, strict=True) if process.returncode]
     assert not failed, "\n".join(failed)
     return RaggedAtlas.open(atlas.uri), [int(line) for line in told[-1][0].split()]
 

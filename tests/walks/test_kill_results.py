@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.results import RESULT_STEPS
 from raggedatlas.model.results import result_columns
 from raggedatlas.testing.modelled import Modelled, make_modelled
+from raggedatlas.testing.processes import started
 
 POINTS = [*((step, "space") for step in RESULT_STEPS), ("column", "vector"), ("record", "vector")]
 """Where the process dies: just after a step was told."""
@@ -119,26 +121,24 @@ def test_two_processes_lose_nothing(tmp_path: Path) -> None:
     atlas = own.open()
     names = [["z0", "v0", "both"], ["z1", "v1", "both"]]
     place = [str(own.folder / "atlas"), str(own.folder / "z")]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", ADD, *place, *each],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for each in names
-    ]  # fmt: skip
-    for process in started:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
     from raggedatlas.testing.annotated import small_anndata
 
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for i in range(3):
-        atlas.add(small_anndata(20 + i, 6), f"later-{i}", organism="human", progress=False)
-    told = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0, 0], told
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(started([sys.executable, "-c", ADD, *place, *each], stdin=subprocess.PIPE))
+            for each in names
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for i in range(3):
+            atlas.add(small_anndata(20 + i, 6), f"later-{i}", organism="human", progress=False)
+        told = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
     taken = [line for out, _ in told for line in out.splitlines() if line.startswith("taken")]
     assert taken == ["taken both"]
     assert sorted(atlas.results().index) == ["both", "v0", "v1", "z0", "z1"]

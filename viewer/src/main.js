@@ -37,7 +37,7 @@ class App {
     this.legend = new Legend(this.nodes.legend, this);
     this.selection = new Selection(this.nodes.selection, this);
     this.labels = new Labels(this.nodes.labels, this.plot);
-    this.hover = new Hover(this.nodes.hover, this);
+    this.hover = new Hover(this.nodes.hover, this.nodes.ring, this);
     this.search = new Search(this, this.nodes.search, this.nodes.hits);
     const points = await this.parts.table("points");
     this.plot.place(chunk(points, "x").values, chunk(points, "y").values, this.manifest.bounds);
@@ -202,8 +202,8 @@ class App {
     this.labels.place();
   }
 
-  saveImage() {
-    const canvas = this.plot.image();
+  async saveImage() {
+    const canvas = await this.plot.image();
     const context = canvas.getContext("2d");
     context.globalCompositeOperation = "destination-over";
     context.fillStyle = themed(this.theme).background;
@@ -213,7 +213,10 @@ class App {
 
   #listen() {
     const { plot } = this;
-    plot.on("view", () => this.labels.place());
+    plot.on("view", () => {
+      this.labels.place();
+      this.hover.follow();
+    });
     plot.on("hover", (row) => this.hover.show(row));
     plot.on("select", (rows) => this.selection.set(rows));
     document.addEventListener("keydown", (event) => {
@@ -292,8 +295,9 @@ class App {
     nodes.canvas = el("canvas", { id: "canvas", "aria-label": `Scatter plot of ${count(this.n)} cells` });
     nodes.labels = el("div", { class: "labels", "aria-hidden": "true" });
     nodes.hover = el("div", { class: "hover", hidden: true });
+    nodes.ring = el("div", { class: "ring", hidden: true });
     nodes.status = el("div", { class: "status", role: "status", hidden: true });
-    nodes.stage = el("div", { class: "stage" }, nodes.canvas, nodes.labels, nodes.hover);
+    nodes.stage = el("div", { class: "stage" }, nodes.canvas, nodes.labels, nodes.ring, nodes.hover);
     nodes.search = el("input", { type: "search", placeholder: this.#finds(), "aria-label": "Search", role: "combobox", "aria-expanded": "false", "aria-controls": "hits", autocomplete: "off", spellcheck: "false" });
     nodes.hits = el("div", { class: "hits", id: "hits", role: "listbox", hidden: true });
     nodes.by = el("select", { id: "by", onchange: () => this.#chosen(nodes.by.value) });

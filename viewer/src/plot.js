@@ -1,10 +1,23 @@
 // The drawing: regl-scatterplot with one code per point, an index into a list of colours.
 
-import createScatterplot from "regl-scatterplot";
+import createScatterplot, { createRegl, createRenderer } from "regl-scatterplot";
 
 import { themed } from "./colors.js";
+import { Detail } from "./detail.js";
+import { Picker } from "./picker.js";
 
 const MARGIN = 0.94;
+const REACH = 5; // pixels between the pointer and the rim of a point
+
+// As large as the plot and not as the window. Points come from a buffer of their own, so the canvas has no edges to smooth.
+function makeRenderer(width, height) {
+  const canvas = document.createElement("canvas");
+  canvas.getContext("webgl", { antialias: false, preserveDrawingBuffer: true });
+  const renderer = createRenderer({ canvas, regl: createRegl(canvas) });
+  renderer.resize(width, height);
+  renderer.refresh();
+  return renderer;
+}
 
 export class Plot {
   constructor(canvas, host, theme) {
@@ -12,11 +25,16 @@ export class Plot {
     this.canvas = canvas;
     this.rows = [];
     this.order = null;
+    this.picker = null;
+    this.size = 3;
     this.queue = Promise.resolve();
     this.listeners = { view: [], hover: [], select: [] };
+    this.#point();
     const { width, height } = host.getBoundingClientRect();
+    this.renderer = makeRenderer(Math.max(width, 2), Math.max(height, 2));
     this.scatter = createScatterplot({
       canvas,
+      renderer: this.renderer,
       width: Math.max(width, 2),
       height: Math.max(height, 2),
       backgroundColor: themed(theme).background,
@@ -36,12 +54,52 @@ export class Plot {
       antiAliasing: 0.6,
     });
     this.scatter.subscribe("view", () => this.#tell("view"));
-    this.scatter.subscribe("draw", () => this.#tell("view"));
-    this.scatter.subscribe("pointOver", (row) => this.#tell("hover", row));
-    this.scatter.subscribe("pointOut", () => this.#tell("hover", -1));
+    this.detail = new Detail(this.renderer.regl._gl, () => this.scatter.redraw());
+    this.scatter.subscribe("draw", () => {
+      this.detail.drawn();
+      this.#tell("view");
+    });
     this.scatter.subscribe("select", ({ points }) => this.#tell("select", points));
     this.scatter.subscribe("deselect", () => this.#tell("select", []));
     new ResizeObserver(() => this.resize()).observe(host);
+    const away = () => canvas.dispatchEvent(new MouseEvent("mouseleave"));
+    window.addEventListener("blur", away);
+    away();
+  }
+
+  // The library would draw everything again for each point that the pointer passes; it is told that the pointer is elsewhere.
+  #point() {
+    const { canvas } = this;
+    let pending = null;
+    const find = (event) => {
+      if (pending === null) requestAnimationFrame(() => {
+        const { offsetX, offsetY, buttons } = pending;
+        pending = null;
+        this.#tell("hover", buttons ? -1 : this.pick(offsetX, offsetY));
+      });
+      pending = event;
+    };
+    const leave = (event) => {
+      if (!event.isTrusted) return;
+      event.stopImmediatePropagation();
+      this.#tell("hover", -1);
+    };
+    canvas.addEventListener("mousemove", find);
+    canvas.addEventListener("mousedown", find);
+    canvas.addEventListener("mouseenter", (event) => event.stopImmediatePropagation(), true);
+    canvas.addEventListener("mouseleave", leave, true);
+  }
+
+  // The row nearest to a place on the canvas in CSS pixels, or -1.
+  pick(left, top) {
+    this.picker ??= new Picker(this.rows);
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const [a, b, , , c, d, , , , , , , e, f] = this.scatter.get("camera").view;
+    const gx = ((left / width) * 2 - 1) * (width / height) - e;
+    const gy = 1 - (top / height) * 2 - f;
+    const whole = a * d - b * c;
+    const pixels = (Math.sqrt(Math.abs(whole)) * height) / 2;
+    return this.picker.nearest((d * gx - c * gy) / whole, (a * gy - b * gx) / whole, (REACH + this.size / 2) / pixels);
   }
 
   on(name, call) {
@@ -67,6 +125,7 @@ export class Plot {
     const left = -width / 2 / half;
     const low = -height / 2 / half;
     this.rows = new Array(n);
+    this.picker = null;
     for (let i = 0; i < n; i++) this.rows[i] = [xs[i] * a + left, ys[i] * b + low, 0];
   }
 
@@ -82,6 +141,7 @@ export class Plot {
       const spatialIndex = this.index;
       const chosen = this.scatter.get("selectedPoints");
       this.scatter.set(settings);
+      this.detail.all();
       await this.scatter.draw(rows, { zDataType: "categorical", spatialIndex });
       this.index ??= this.scatter.get("spatialIndex");
       if (chosen.length) this.scatter.select(chosen, { preventEvent: true });
@@ -127,7 +187,7 @@ export class Plot {
   look({ size, opacity, theme, grow }) {
     const settings = {};
     if (grow !== undefined) settings.pointSizeSelected = grow;
-    if (size !== undefined) settings.pointSize = size;
+    if (size !== undefined) this.size = this.detail.size = settings.pointSize = size;
     if (opacity !== undefined) settings.opacity = opacity;
     if (theme !== undefined) Object.assign(settings, { backgroundColor: themed(theme).background, lassoColor: themed(theme).one });
     this.scatter.set(settings);
@@ -139,11 +199,16 @@ export class Plot {
 
   resize() {
     const { width, height } = this.host.getBoundingClientRect();
-    if (width > 1 && height > 1) this.scatter.set({ width, height });
+    if (width <= 1 || height <= 1) return;
+    this.renderer.resize(width, height);
+    this.renderer.refresh();
+    this.detail.all();
+    this.scatter.set({ width, height });
   }
 
-  // Draw now, and say when it is done.
+  // Draw all points now, and say when it is done.
   drawn() {
+    this.detail.all();
     return new Promise((done) => {
       this.scatter.subscribe("draw", done, 1);
       this.scatter.redraw();
@@ -161,7 +226,8 @@ export class Plot {
     return [(gx + 1) * 0.5 * width, (1 - gy) * 0.5 * height];
   }
 
-  image() {
+  async image() {
+    await this.drawn();
     const drawn = this.scatter.export();
     const canvas = document.createElement("canvas");
     canvas.width = drawn.width;

@@ -311,15 +311,15 @@ def join_symbols(catalog: Catalog, space: str) -> int:
     table = catalog.space(space).registry
 
     def changes() -> tuple[pa.Table, int]:
-        known = catalog.tables.read(table)
+        known = _sharing_symbols(catalog.tables.read(table))
         ids, symbols = known.column("feature_id").to_pylist(), known.column("symbol").to_pylist()
-        organisms, redirected = known.column("organism").to_pylist(), known.column("redirect").is_valid().to_pylist()
+        organisms = known.column("organism").to_pylist()
         plain = [i == s or i is None for i, s in zip(ids, symbols, strict=True)]
         rank = [2 * (not p) + (o not in (None, "unknown")) for p, o in zip(plain, organisms, strict=True)]
-        by_symbol = _group((s, str(row)) for row, s in enumerate(symbols) if not redirected[row])
+        by_symbol = _group((s, str(row)) for row, s in enumerate(symbols))
         into: dict[int, int] = {}
         for row, symbol in enumerate(symbols):
-            if not plain[row] or redirected[row] or not symbol:
+            if not plain[row]:
                 continue
             rivals = [int(r) for r in by_symbol[symbol] if rank[int(r)] > rank[row]]
             rivals = [r for r in rivals if organisms[row] in (None, "unknown", organisms[r])]
@@ -331,6 +331,16 @@ def join_symbols(catalog: Catalog, space: str) -> int:
         return rows.set_column(rows.column_names.index("redirect"), rows.schema.field("redirect"), targets), len(into)
 
     return _merge_fresh(catalog, table, changes)
+
+
+def _sharing_symbols(known: pa.Table) -> pa.Table:
+    """Keep the features that are not redirected and have a symbol that another of them has too."""
+    symbols = known.column("symbol")
+    named = pc.and_kleene(pc.is_null(known.column("redirect")), pc.not_equal(pc.fill_null(symbols, ""), ""))
+    live = known.filter(named)
+    counted = pc.value_counts(live.column("symbol"))
+    shared = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
+    return live.filter(pc.is_in(live.column("symbol"), value_set=shared))
 
 
 def find_datasets_with_features(
@@ -380,14 +390,18 @@ def sync_layouts(catalog: Catalog) -> int:
     stale = catalog.tables.read(LAYOUTS, where="global_index IS NULL")
     if stale.num_rows == 0:
         return 0
-    index_of: dict[str, int] = {}
-    for space in catalog.spaces().values():
-        if space.has_features and catalog.tables.has(space.registry):
-            registry = Registry(space.name, catalog.tables.read(space.registry))
-            index_of.update(zip(registry.uids.tolist(), registry.global_index.tolist(), strict=True))
-    index = np.array([index_of.get(uid, -1) for uid in stale.column("feature_uid").to_pylist()], dtype=np.int64)
+    known = [
+        catalog.tables.read(space.registry, ["uid", "global_index"])
+        for space in catalog.spaces().values()
+        if space.has_features and catalog.tables.has(space.registry)
+    ]
+    if not known:
+        return 0
+    features = pa.concat_tables(known).combine_chunks()
+    row = pc.index_in(stale.column("feature_uid"), value_set=features.column("uid").combine_chunks())
+    index = features.column("global_index").take(row)
     at = stale.column_names.index("global_index")
-    rows = stale.set_column(at, stale.schema.field(at), pa.array(index, mask=index < 0)).filter(pa.array(index >= 0))
+    rows = stale.set_column(at, stale.schema.field(at), index).filter(pc.is_valid(index))
     catalog.tables.merge(LAYOUTS, ["layout_uid", "local_index"], rows, update=True)
     return int(rows.num_rows)
 

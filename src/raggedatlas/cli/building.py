@@ -146,7 +146,7 @@ def create(place: Place, codec: Codec = None) -> None:
 @unfold
 def add(place: Place, options: AddOptions, linking: Linking) -> None:
     """Add files, geometry stores, or a model's results for cells that are there; what is refused leaves the atlas as it was."""
-    from raggedatlas.ingest.geometry_source import is_geometry
+    from raggedatlas.ingest.geometry_detecting import is_geometry
     from raggedatlas.ingest.results import is_results
 
     if len(options.files) == 1 and is_geometry(options.files[0]):

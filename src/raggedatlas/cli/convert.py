@@ -1,6 +1,6 @@
 """The verb ``convert``: from one file format into another, without an atlas."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +43,16 @@ class Taken:
     genome: Annotated[
         str | None, typer.Option(help="Which genome of an old 10x file that holds several.", show_default=False)
     ] = None
+    cxg_version: Annotated[
+        str | None, one("VERSION", "Read a .cxg as unnamed, 0.1, 0.2.0 or 0.3.0, whatever it says", "--cxg-version")
+    ] = None
+    no_uns: Annotated[bool, typer.Option("--no-uns", help="Leave the uns of a .cxg unread.")] = False
+
+    def reading(self) -> dict[str, Any]:
+        """Give those options of `open_source` that were asked for."""
+        given: dict[str, Any] = {"genome": self.genome, "version": self.cxg_version}
+        asked = {name: value for name, value in given.items() if value is not None}
+        return {**asked, "uns": False} if self.no_uns else asked
 
 
 @dataclass(frozen=True)
@@ -96,7 +106,8 @@ def convert(
 ) -> None:
     """Copy a file into another format, whole or in part, in bounded memory; geometry is held whole."""
     if is_geometry(source, target, shaped):
-        if taken != Taken() or written.compression is not None or written.zarr_format is not None:
+        foreign = (taken, replace(cxg, strict=False)) != (Taken(), AsCxg())
+        if foreign or written.compression is not None or written.zarr_format is not None:
             raise typer.BadParameter("--where, --features, --layers, --compression and their like are not for geometry")
         how = shaped.conversion(strict=cxg.strict, overwrite=written.overwrite)
         convert_geometry(source, target, how, as_json=as_json)
@@ -112,7 +123,7 @@ def convert(
             tell_losses(found)
 
     more = cxg.options(target, told)
-    opened = open_source(source, **({} if taken.genome is None else {"genome": taken.genome}))
+    opened = open_source(source, **taken.reading())
     try:
         several = taken.modality is None and is_multimodal(opened)
         with progress(f"write {target}") as callback:

@@ -1,7 +1,8 @@
 """Verbs that find results: ``lookup``, ``save_to_database`` and ``neighbors``."""
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,6 +12,8 @@ from raggedatlas.cli.parameters import AsJson
 from raggedatlas.cli.printing import progress, show, show_json, show_table
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from raggedatlas.query.query import Query
 
 Results = Annotated[str, typer.Argument(metavar="RESULTS", help="Folder of results.", show_default=False)]
@@ -34,7 +37,8 @@ def lookup(
     """Print the results of cells; exit code 1 where one has none."""
     from raggedatlas.verbs.finding import lookup as find
 
-    found = find(results, uids, column=column)
+    with progress(f"look up in {results}"):
+        found = find(results, uids, column=column)
     told = {uid: None if values is None else values.tolist() for uid, values in found.items()}
     if as_json:
         show_json(told)
@@ -103,6 +107,19 @@ class Among:
         return query.obs(self.obs) if self.obs else query
 
 
+def read_vectors(path: Path) -> "NDArray[Any]":
+    """Read vectors from a ``.npy`` file, or refuse it."""
+    import numpy as np
+
+    from raggedatlas.errors import SourceError
+
+    try:
+        found: NDArray[Any] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise SourceError(f"{path} is no .npy file that reads: {error}.") from error
+    return found
+
+
 @dataclass(frozen=True)
 class Measured:
     """How near is measured."""
@@ -120,17 +137,24 @@ class Measured:
 @unfold
 def neighbors(
     results: Results,
-    uids: Annotated[Uids, typer.Argument(metavar="UID...", help="Cells.", show_default=False)],
+    uids: Annotated[list[str] | None, typer.Argument(metavar="[UID]...", help="Cells.", show_default=False)] = None,
     *,
+    vectors: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instead of cells: a .npy file of vectors.", show_default=False)
+    ] = None,
     among: Among,
     measured: Measured,
     as_json: AsJson = False,
 ) -> None:
-    """Print the cells whose results are nearest to those of some cells."""
+    """Print the cells whose results are nearest to those of some cells, or to some vectors."""
     from raggedatlas.verbs.finding import neighbors as find
 
+    if bool(uids) == (vectors is not None):
+        raise typer.BadParameter("name cells, or a file with --vectors", param_hint="UID")
+    asked = uids or [] if vectors is None else read_vectors(vectors)
     query = among.query()
-    found = find(results, uids, among=query, **asdict(measured))
+    with progress(f"search {results}"):
+        found = find(results, asked, among=query, **asdict(measured))
     rows = found.to_pylist()
     if as_json:
         show_json(rows)

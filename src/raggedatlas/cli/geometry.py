@@ -34,6 +34,10 @@ class Shaped:
         Words,
         many("KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"),
     ] = field(default_factory=list)
+    writing: Annotated[
+        Words,
+        many("KEY=VALUE", "Geometry: for the writer, e.g. annotation_type=ELLIPSOID or depth=2", "--write-option"),
+    ] = field(default_factory=list)
     level: Annotated[
         int | None, typer.Option(min=0, help="Geometry: which level of a store becomes a file.", show_default="0")
     ] = None
@@ -68,6 +72,7 @@ class Shaped:
             Cutting(chunk_shape=self._chunk_shape(), cross_level_storage=self.level_links),
             strict,
             overwrite,
+            {key: _value(text) for key, text in pairs(self.writing, "--write-option").items()},
         )
 
     def _steps(self) -> "Steps | None":
@@ -82,6 +87,13 @@ class Shaped:
             return tuple(float(part) for part in self.chunk_shape.split(","))
         except ValueError:
             raise typer.BadParameter("expected numbers, e.g. 100,100,50", param_hint="--chunk-shape") from None
+
+
+def _value(text: str) -> object:
+    """Read a number or a truth value; anything else is text."""
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.lstrip("-").isdecimal() else text
 
 
 def is_geometry(source: str, target: str, shaped: Shaped) -> bool:

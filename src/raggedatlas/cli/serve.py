@@ -1,7 +1,7 @@
 """The verb ``serve``: cells in the web client of CELLxGENE Explorer."""
 
 import signal
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from raggedatlas.cli.query import Overwrite
 
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
-    from raggedatlas.verbs.serving import Prepared
+    from raggedatlas.verbs.serving import Prepared, Served
 
 
 @dataclass(frozen=True)
@@ -88,20 +88,25 @@ def serve(
         return
     from raggedatlas.verbs.serving import serve as start
 
-    with progress("prepare a CXG"):
-        served = start(what, target=shown.output, port=port, **shown.choices())
-    _end_in_order()
-    with served, suppress(KeyboardInterrupt):  # also one that comes before it waits
-        if place.as_json:
-            show_json({"url": served.url, "path": str(served.path)})
-        else:
-            show(served.url)
-        say("Only this machine can open it. Ctrl-C ends it.")
-        if browser:
-            import webbrowser
+    _end_in_order()  # before anything is begun, so that nothing outlives it
+    with ExitStack() as held:
+        with progress("prepare a CXG"):
+            served = held.enter_context(start(what, target=shown.output, port=port, **shown.choices()))
+        with suppress(KeyboardInterrupt):  # also one that comes before it waits
+            _show(served, as_json=place.as_json, browser=browser)
+            served.wait()
 
-            webbrowser.open(served.url)
-        served.wait()
+
+def _show(served: "Served", *, as_json: bool, browser: bool) -> None:
+    if as_json:
+        show_json({"url": served.url, "path": str(served.path)})
+    else:
+        show(served.url)
+    say("Only this machine can open it. Ctrl-C ends it.")
+    if browser:
+        import webbrowser
+
+        webbrowser.open(served.url)
 
 
 def _end_in_order() -> None:

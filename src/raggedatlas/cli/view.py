@@ -116,6 +116,12 @@ class Made:
         typer.Option("--gene", "-f", metavar="NAME", help="Take a gene along; repeatable.", show_default=False),
     ] = field(default_factory=list)
     overwrite: Overwrite = False
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Where a .vitessce folder will be served.", show_default="http://localhost:8000"
+        ),
+    ] = None
 
 
 @app.command(
@@ -142,7 +148,7 @@ def visualize(
             path=made.output,
             genes=made.genes,
             overwrite=made.overwrite,
-            **shown.choices(),
+            **{**shown.choices(), "address": made.address},
         )
     if place.as_json:
         show_json({"path": str(path)})

@@ -9,11 +9,9 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import AtlasError, SourceError
 from raggedatlas.formats.anndata import refuse_broken, with_rule
 from raggedatlas.formats.registry import detect, list_sources, open_source
-from raggedatlas.ingest.geometries import add_geometry
-from raggedatlas.ingest.geometry_source import is_geometry
+from raggedatlas.ingest.geometry_detecting import is_geometry
 from raggedatlas.ingest.options import IngestOptions, Progress, bar, no_progress
 from raggedatlas.ingest.results import add_results, is_results
-from raggedatlas.ingest.transcripts import add_transcripts
 from raggedatlas.ingest.write import add_sources
 from raggedatlas.model.contracts import Source
 from raggedatlas.model.geometries import GeometryReport
@@ -88,6 +86,9 @@ def add(
     """
     catalog.require_tip("add()")
     if is_geometry(source):
+        from raggedatlas.ingest.geometries import add_geometry
+        from raggedatlas.ingest.transcripts import add_transcripts
+
         adds = add_transcripts if choices.get("counts") else add_geometry
         return adds(catalog, source, choices, progress)
     if is_results(source):

@@ -4,15 +4,15 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, SourceError, ValuesError
-from raggedatlas.store.location import REMOTE_SCHEMES, Location
+from raggedatlas.errors import CorruptError, NotFoundError, SourceError, ValuesError
+from raggedatlas.ingest.geometry_detecting import root_attributes
+from raggedatlas.store.location import Location
 from raggedatlas.store.trees import digest_files
 from raggedatlas.vectors.building import make_geometry
 from raggedatlas.vectors.geometry import Geometry
@@ -65,31 +65,6 @@ class GeometrySource:
     def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Least and greatest corner of every object, (B, D) each; NaN where it has no vertex."""
         return object_bounds(self.shapes)
-
-
-def is_geometry(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Tell whether something is geometry: shapes in memory, or a zarr-vectors store by path or URI."""
-    if isinstance(source, Shapes | Geometry):
-        return True
-    if not isinstance(source, str | os.PathLike):
-        return False
-    text = os.fspath(source)
-    if "://" in text and text.split("://", 1)[0].lower() not in (*REMOTE_SCHEMES, "file"):
-        return False
-    try:
-        place = Location(text)
-        return isinstance(root_attributes(place).get("zarr_vectors"), Mapping)
-    except (AtlasError, OSError):
-        return False
-
-
-def root_attributes(place: Location) -> dict[str, Any]:
-    """Read the attributes of a store's root group."""
-    try:
-        found = json.loads(place.read_bytes("zarr.json")).get("attributes")
-    except (ValueError, AttributeError) as error:
-        raise CorruptError(f"{place.uri}/zarr.json is no JSON object: {error}") from error
-    return found if isinstance(found, dict) else {}
 
 
 def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: str = "0.9") -> GeometrySource:  # noqa: ANN401

@@ -350,8 +350,11 @@ def in_stored_order(
         indptr = block.indptr[span[0] : span[1] + 1]
         part = slice(int(indptr[0]), int(indptr[-1]))
         given = block.indices[part]
-        if given.size and int(given.max()) >= places.size:
-            raise SourceError(f"A block names column {int(given.max()):,}, outside its {places.size:,} columns.")
+        full = indptr[1:] > indptr[:-1]
+        # Rows ascend, so the largest is their last, or their first where a source's negative numbers came to look large.
+        ends = given[np.concatenate([indptr[:-1][full], indptr[1:][full] - 1]) - indptr[0]]
+        if ends.size and int(ends.max()) >= places.size:
+            raise SourceError(f"A block names column {int(ends.max()):,}, outside its {places.size:,} columns.")
         for (values, dtype), out in zip(layers, stored, strict=True):
             bits = as_bits(values[part].astype(dtype, copy=False))
             place_rows((indptr, given), bits, places, moved[part], as_bits(out[part]))

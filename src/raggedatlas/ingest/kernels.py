@@ -6,7 +6,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.store.kernels import walk_bits
+from raggedatlas.store.kernels import Integer, compiled
+from raggedatlas.store.lanes import popcount, trailing_zeros
 
 
 @numba.njit(nogil=True, cache=True)
@@ -134,6 +135,36 @@ def move_runs(values: NDArray[Any], starts: NDArray[np.int64], at: NDArray[np.in
             out[i + shift] = values[i]
 
 
+@compiled
+def _take_marked(
+    words: NDArray[np.uint64],
+    slots: NDArray[Any],
+    at: Integer,
+    out_columns: NDArray[np.uint32],
+    out_values: NDArray[Any],
+) -> None:
+    """Do what `walk_bits` does from place `at` on, with the value of each bit beside it: `slots` has 65 more than there are bits."""
+    one, eight = np.uint64(1), np.uint64(8)
+    for w in range(words.size):
+        bits = words[w]
+        if bits == 0:
+            continue
+        words[w] = 0
+        first, count = np.uint64(64 * w), np.uint64(popcount(bits))
+        begin, after = at, at + count
+        while True:
+            for k in range(8):
+                place = first + np.uint64(trailing_zeros(bits))
+                out_columns[begin + np.uint64(k)] = place
+                out_values[begin + np.uint64(k)] = slots[place]
+                bits &= bits - one
+            if count <= eight:
+                break
+            count -= eight
+            begin += eight
+        at = after
+
+
 @numba.njit(nogil=True, cache=True)
 def place_rows(
     rows: tuple[NDArray[np.int64], NDArray[np.uint32]],
@@ -159,31 +190,35 @@ def place_rows(
     indptr, columns = rows
     one, six, start = np.uint64(1), np.uint64(6), indptr[0]
     words = np.zeros((places.size + 63) // 64, np.uint64)
-    slots, found = np.empty(places.size, values.dtype), np.empty(places.size + 8, np.uint32)
+    slots = np.empty(64 * words.size + 65, values.dtype)
+    spare_columns, spare_values = np.empty(places.size + 8, np.uint32), np.empty(places.size + 8, values.dtype)
     for row in range(indptr.size - 1):
         first, last = indptr[row] - start, indptr[row + 1] - start
         for i in range(first, last):
             place = np.uint64(places[columns[i]])
             words[place >> six] |= one << (place & np.uint64(63))
             slots[place] = values[i]
-        walk_bits(words, found)
-        row_columns, row_values = out_columns[first:last], out_values[first:last]
-        for i in range(last - first):
-            row_columns[i] = found[i]
-            row_values[i] = slots[found[i]]
+        if last + 8 <= out_columns.size:
+            _take_marked(words, slots, np.uint64(first), out_columns, out_values)
+        else:
+            _take_marked(words, slots, np.uint64(0), spare_columns, spare_values)
+            out_columns[first:last] = spare_columns[: last - first]
+            out_values[first:last] = spare_values[: last - first]
+
+
+HASH_LANES = 16
+"""Hashes that `mix` runs side by side; a compiler puts them into one register or few."""
 
 
 @numba.njit(inline="always")
-def _mixed(first: np.uint64, second: np.uint64, value: np.uint64) -> tuple[np.uint64, np.uint64]:
-    first = (first ^ value) * np.uint64(0x9E3779B97F4A7C15)
-    first ^= first >> np.uint64(29)
-    second = (second + value) * np.uint64(0xD6E8FEB86659FD93)
-    return first, (second << np.uint64(31)) | (second >> np.uint64(33))
+def _mixed(lane: np.uint64, value: np.uint64) -> np.uint64:
+    lane = (lane ^ value) * np.uint64(0x9E3779B97F4A7C15)
+    return lane ^ (lane >> np.uint64(29))
 
 
 @numba.njit(nogil=True, cache=True)
 def mix(values: NDArray[Any], state: NDArray[np.uint64]) -> None:
-    """Take unsigned integers into a running 128-bit hash, one after the other; where blocks begin makes no difference.
+    """Take unsigned integers into a running hash, in turn into each of its lanes; where blocks begin makes no difference.
 
     It tells different contents apart, not forged ones: a cryptographic hash would take most of the time of an `add`.
 
@@ -191,20 +226,23 @@ def mix(values: NDArray[Any], state: NDArray[np.uint64]) -> None:
     ----------
     values : (n,) unsigned integers
         What to take in.
-    state : (2,) uint64
-        Changed in place.
+    state : (17,) uint64
+        The lanes, and how many values they took in; changed in place.
     """
-    first, second = state[0], state[1]
-    for i in range(values.size):
-        first, second = _mixed(first, second, np.uint64(values[i]))
-    state[0], state[1] = first, second
-
-
-@numba.njit(nogil=True, cache=True)
-def mix_both(one: NDArray[Any], of_one: NDArray[np.uint64], two: NDArray[Any], of_two: NDArray[np.uint64]) -> None:
-    """Do what `mix` does, for two arrays of one length at a time: each step of one fills the wait for the other's."""
-    a, b, c, d = of_one[0], of_one[1], of_two[0], of_two[1]
-    for i in range(one.size):
-        a, b = _mixed(a, b, np.uint64(one[i]))
-        c, d = _mixed(c, d, np.uint64(two[i]))
-    of_one[0], of_one[1], of_two[0], of_two[1] = a, b, c, d
+    last = HASH_LANES - 1
+    at: Integer = np.int64(state[HASH_LANES] & np.uint64(last))
+    head: Integer = min((HASH_LANES - at) & last, values.size)
+    for i in range(head):
+        state[at + i] = _mixed(state[at + i], np.uint64(values[i]))
+    rounds = (values.size - head) // HASH_LANES
+    end = head + rounds * HASH_LANES
+    rows = values[head:end].reshape(rounds, HASH_LANES)
+    lanes = state[:HASH_LANES].copy()
+    for row in range(rounds):
+        for lane in range(HASH_LANES):
+            lanes[lane] = _mixed(lanes[lane], np.uint64(rows[row, lane]))
+    state[:HASH_LANES] = lanes
+    for i in range(end, values.size):
+        place = (at + i) & last
+        state[place] = _mixed(state[place], np.uint64(values[i]))
+    state[HASH_LANES] += np.uint64(values.size)

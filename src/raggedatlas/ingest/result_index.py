@@ -4,6 +4,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
@@ -49,11 +51,12 @@ def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
     vectors = plan.read(plan.rows[chosen])
     table = catalog.tables.open(CELLS)
     with lance_errors(table.uri):
-        true = [_nearest(table, record, vector, {"use_index": False}) for vector in vectors]
+        own = plan.uids.take(pa.array(chosen)).to_pylist()
+        true = [_nearest(table, record, *each, {"use_index": False}) for each in zip(own, vectors, strict=True)]
         nprobes = min(8, parts)
         while True:
             asked = {"minimum_nprobes": nprobes, "maximum_nprobes": nprobes, "refine_factor": _REFINE}
-            found = [_nearest(table, record, vector, asked) for vector in vectors]
+            found = [_nearest(table, record, *each, asked) for each in zip(own, vectors, strict=True)]
             recall = float(np.mean([_recall(f, t) for f, t in zip(found, true, strict=True)]))
             if recall >= _LEAST_RECALL or nprobes >= parts:
                 break
@@ -70,12 +73,13 @@ def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
 
 
 def _nearest(
-    table: "lance.LanceDataset", record: ResultRecord, vector: NDArray[Any], asked: dict[str, Any]
+    table: "lance.LanceDataset", record: ResultRecord, own: str, vector: NDArray[Any], asked: dict[str, Any]
 ) -> NDArray[np.float64]:
-    """Give the distances of the nearest cells, ascending."""
-    nearest = {"column": record.column, "q": vector.astype(np.float32), "k": _K, "metric": record.metric, **asked}
-    found = table.to_table(columns=["_distance"], nearest=nearest)
-    return np.sort(found.column("_distance").to_numpy().astype(np.float64))
+    """Give the distances of the nearest other cells, ascending: a cell is not its own neighbour."""
+    nearest = {"column": record.column, "q": vector.astype(np.float32), "k": _K + 1, "metric": record.metric, **asked}
+    found = table.to_table(columns=["uid", "_distance"], nearest=nearest)
+    others = found.filter(pc.field("uid") != own)
+    return np.sort(others.column("_distance").to_numpy().astype(np.float64))[:_K]
 
 
 def _recall(found: NDArray[np.float64], true: NDArray[np.float64]) -> float:

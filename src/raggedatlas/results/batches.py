@@ -80,8 +80,7 @@ class BatchWriter(ABC):
         if len(ids) != n:
             raise SourceError(f"Batch {number}: {len(ids)} ids, but the model gave {n} rows; each row needs its id.")
         if n or (self._columns is None and _shape_told(data)):
-            found = tuple(ResultColumn(name, values.shape[1:], values.dtype) for name, values in outputs.items())
-            self._settle(found, f"Batch {number}")
+            self._settle(_columns_of(outputs, number), f"Batch {number}")
         if n:
             self._write(ids, outputs, f"Batch {number}")
         self._n_batches += 1
@@ -181,6 +180,14 @@ class BatchWriter(ABC):
         except BaseException:
             self.abort()
             raise
+
+
+def _columns_of(outputs: Mapping[str, NDArray[Any]], batch: int) -> tuple[ResultColumn, ...]:
+    """Describe the outputs of a batch, or refuse those that no table holds."""
+    try:
+        return tuple(ResultColumn(name, values.shape[1:], values.dtype) for name, values in outputs.items())
+    except SourceError as error:
+        raise SourceError(f"Batch {batch}: {error}") from error
 
 
 def _shape_told(data: Any) -> bool:  # noqa: ANN401

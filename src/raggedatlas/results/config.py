@@ -17,8 +17,8 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _UNKNOWN = "# The configuration of the original dataset was not told to the writer of these results.\n"
 
 
-def write_config(result_dir: Path, config: Mapping[str, Any] | None, dataset: Any, *, replace: bool) -> None:  # noqa: ANN401
-    """Write the file, unless there is one already that is to stay.
+def config_text(result_dir: Path, config: Mapping[str, Any] | None, dataset: Any, *, replace: bool) -> str | None:  # noqa: ANN401
+    """Give what the file is to hold, or None where there is one already that is to stay.
 
     Parameters
     ----------
@@ -31,13 +31,23 @@ def write_config(result_dir: Path, config: Mapping[str, Any] | None, dataset: An
         ``config``, asked in this order. So a chain of runs keeps the configuration of the first data.
     replace : bool
         Whether a file that is there is replaced by a known configuration.
+
+    Raises
+    ------
+    SourceError
+        For a configuration that TOML cannot hold.
     """
-    path = result_dir / CONFIG_FILE
     text = to_toml(config) if config is not None else _text_of(dataset)
-    if path.exists() and not (replace and text is not None):
-        return
-    with removed_on_error(path) as beside:
-        beside.write_text(_UNKNOWN if text is None else text, encoding="utf-8")
+    if (result_dir / CONFIG_FILE).exists() and not (replace and text is not None):
+        return None
+    return _UNKNOWN if text is None else text
+
+
+def write_config(result_dir: Path, text: str | None) -> None:
+    """Write what `config_text` gives, in one step."""
+    if text is not None:
+        with removed_on_error(result_dir / CONFIG_FILE) as beside:
+            beside.write_text(text, encoding="utf-8")
 
 
 def _text_of(dataset: Any) -> str | None:  # noqa: ANN401

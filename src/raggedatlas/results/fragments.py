@@ -22,7 +22,8 @@ MOST_ROWS = 2**20
 """Rows of a file: what Lance's own compaction aims at, so that it finds nothing to do."""
 
 MOST_BYTES = 4 * 2**30
-_READ_ROWS = 2**13
+_READ_ROWS, _READ_BYTES = 2**16, 2**24
+"""What is read back at a time: of a whole file Lance would read as much ahead as memory holds."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +144,17 @@ def read_batches(
         path = str(folder / fragment.name)
         with lance_errors(path):
             reader = LanceFileReader(path, columns=columns)
+            size = min(_READ_ROWS, max(1, _READ_BYTES * fragment.n_rows // fragment.n_bytes))
             if rows is None:
-                yield from reader.read_all(batch_size=_READ_ROWS).to_batches()
+                for first in range(0, fragment.n_rows, size):
+                    yield from reader.read_range(
+                        first, min(size, fragment.n_rows - first), batch_size=size
+                    ).to_batches()
             else:
                 here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + fragment.n_rows)] - start
-                if len(here):
-                    yield from reader.take_rows(here.tolist(), batch_size=_READ_ROWS).to_batches()
+                for first in range(0, len(here), size):
+                    own = here[first : first + size].tolist()
+                    yield from reader.take_rows(own, batch_size=size).to_batches()
         start += fragment.n_rows
 
 

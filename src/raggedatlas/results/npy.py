@@ -148,9 +148,16 @@ class NpyResults:
                     "not of one run."
                 )
             if len(np.unique(places)) != len(places):
+                again = np.setdiff1d(np.arange(len(places)), np.unique(places, return_index=True)[1])[0]
+                name = as_ids(names[again : again + 1], batch.number)[0]
                 raise CorruptError(
-                    f"{batch.path} holds an id twice, and {INDEX_FILE} once; the two are not of one run."
+                    f"{batch.path}, row {again}: the file has the id {name!r} twice, and {INDEX_FILE} once; the two are not of one run."
                 )
+
+    def _places(self, name: Any) -> str:  # noqa: ANN401  (an id of any type)
+        """Say in which batches and rows an id stands."""
+        found = [(batch.number, row) for batch in self.batches for row in np.flatnonzero(batch.map()[_ID] == name)]
+        return "; ".join(f"batch {number}, row {row}" for number, row in found)
 
     def _check_order(self) -> None:
         """Refuse an index that is not sorted by id, or has an id twice."""
@@ -160,8 +167,8 @@ class NpyResults:
             same = np.flatnonzero(names[1:] == names[:-1])
             if len(same):
                 raise SourceError(
-                    f"{self.folder} has the id {as_ids(names[same[:1]], 0)[0]!r} more than once; a table holds each object once. Old "
-                    "writers cut ids to the longest one that they knew."
+                    f"{self.folder} has the id {as_ids(names[same[:1]], 0)[0]!r} more than once ({self._places(names[same[0]])}); a table "
+                    "holds each object once. Old writers cut ids to the longest one that they knew."
                 )
             if np.any(names[1:] < names[:-1]):
                 raise CorruptError(
@@ -254,9 +261,10 @@ def read_head(path: Path, number: int, fields: tuple[str, str]) -> RecordFile:
         raise CorruptError(f"{path} holds Python objects ({dtype}), which are never read from data.")
     size, expected = path.stat().st_size, offset + shape[0] * dtype.itemsize
     if size != expected:
+        wrong = f"row {max(0, size - offset) // dtype.itemsize} is not whole" if size < expected else "it has too much"
         raise CorruptError(
-            f"{path} has {size:,} bytes, and its head says {expected:,}: it is truncated or damaged. Run the model again, or copy "
-            "the file again from where it came."
+            f"{path} (batch {number}) has {size:,} bytes, and its head says {expected:,}: it is truncated or damaged, {wrong}. Run the "
+            "model again, or copy the file again from where it came."
         )
     return RecordFile(path, number, dtype, shape[0], offset)
 

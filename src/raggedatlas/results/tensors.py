@@ -22,7 +22,7 @@ def as_numpy(value: Any) -> Any:  # noqa: ANN401  (a tensor of any library, an a
         raise SourceError(f"A tensor of {value.dtype} has no NumPy dtype; convert it first, e.g. .float().") from error
 
 
-def as_ids(object_ids: Iterable[Any], batch: int) -> list[str]:
+def as_ids(object_ids: Iterable[Any] | None, batch: int) -> list[str]:
     """Give ids as strings.
 
     Parameters
@@ -42,12 +42,17 @@ def as_ids(object_ids: Iterable[Any], batch: int) -> list[str]:
     >>> as_ids(np.array([b"a", b"b"]), 0), as_ids([7, "c"], 0)
     (['a', 'b'], ['7', 'c'])
     """
+    if object_ids is None:
+        raise SourceError(f"Batch {batch}: there are no ids; every result needs the id of its object.")
     given = as_numpy(object_ids)
     if isinstance(given, pa.Array | pa.ChunkedArray):
         given = given.to_pylist()
     elif isinstance(given, np.ndarray):
         given = given.reshape(-1).tolist()
-    return [_as_id(value, batch, row) for row, value in enumerate(given)]
+    listed = list(given)
+    if set(map(type, listed)) <= {str}:
+        return listed
+    return [_as_id(value, batch, row) for row, value in enumerate(listed)]
 
 
 def _as_id(value: Any, batch: int, row: int) -> str:  # noqa: ANN401
@@ -87,7 +92,7 @@ def as_outputs(data: Any, batch: int) -> dict[str, NDArray[Any]]:  # noqa: ANN40
     Raises
     ------
     SourceError
-        If the rows of an output differ in shape or dtype, or the outputs in their number of rows.
+        If the rows of an output differ in shape or dtype, or hold objects, or the outputs differ in their number of rows.
 
     Examples
     --------
@@ -110,8 +115,22 @@ def _as_array(values: Any, batch: int, name: str) -> NDArray[Any]:  # noqa: ANN4
         values = _stacked([np.asarray(as_numpy(value)) for value in values], batch, name)
     if not isinstance(values, np.ndarray) or values.ndim == 0:
         raise SourceError(f"Batch {batch}: output {name!r} is {values!r:.60}; expected a row for each object.")
+    if values.dtype == object:
+        row, kind = _first_object(values)
+        raise SourceError(
+            f"Batch {batch}, row {row}: output {name!r} is an array of objects ({kind}); results hold numbers of one dtype and shape."
+        )
     native: NDArray[Any] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     return native
+
+
+def _first_object(values: NDArray[Any]) -> tuple[int, str]:
+    """Find the first row of an array of objects that holds anything but numbers, and say what."""
+    for row, value in enumerate(values):
+        for each in np.asarray(value, object).flat:
+            if not isinstance(each, int | float | np.number):
+                return row, type(each).__name__
+    return 0, "numbers of several kinds"
 
 
 def _stacked(rows: list[NDArray[Any]], batch: int, name: str) -> NDArray[Any]:

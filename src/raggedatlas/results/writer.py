@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from raggedatlas.errors import ConflictError, DuplicateError, QueryError, ReadOnlyError
 from raggedatlas.results.batches import BatchWriter
-from raggedatlas.results.config import write_config
+from raggedatlas.results.config import config_text, write_config
 from raggedatlas.results.duplicates import hashes_of
 from raggedatlas.results.folder import DATABASE, WriteLock, is_committed, open_table, results_location, stored_files
 from raggedatlas.results.fragments import commit_fragments, read_batches
@@ -202,13 +202,18 @@ class ResultDatasetWriter(BatchWriter):
         with_parts = bool(self._parts)
         self._collect()
         replaced = self._replaced is not None
-        write_config(self.result_dir, self.original_dataset_config, self.original_dataset, replace=replaced)
+        config = config_text(self.result_dir, self.original_dataset_config, self.original_dataset, replace=replaced)
+        if not replaced:
+            # new results are never there without it; the file of older ones stays until they are replaced
+            write_config(self.result_dir, config)
         table = None
         if self._columns is not None:
             schema = results_schema(self._columns, self.facts)
             table = commit_fragments(self._table, schema, self._finish_files(), self._replaced)
         self._state = "committed"
         try:
+            if replaced:
+                write_config(self.result_dir, config)
             if table is not None and replaced and self._lock.exclusive:
                 with lance_errors(str(self._table)):
                     table.cleanup_old_versions(

@@ -1,6 +1,7 @@
 """The thread pools of a process: for decoding, for waiting on object stores, for reading several remote groups."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
@@ -16,13 +17,42 @@ REQUEST_THREADS = 16
 @cache
 def _pool(pid: int, kind: str) -> ThreadPoolExecutor:
     """Return the pool of a kind; a forked child has another pid and so its own pools."""
-    size = DECODE_THREADS if kind == "decode" else REQUEST_THREADS
+    size = max(1, DECODE_THREADS - 1) if kind == "decode" else REQUEST_THREADS
     return ThreadPoolExecutor(size, thread_name_prefix=f"raggedatlas-{kind}")
 
 
 def map_decode(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Apply `function` to every item on the decoding threads; one item runs in the caller's thread."""
-    return _map("decode", function, items)
+    """Apply `function` to every item on this thread and the decoding threads, of which there are as many as cores in all.
+
+    Each takes the next item when it is done with one, so a call may be made within another's function. The error of the first item
+    that had one is raised, after all have ended.
+    """
+    if len(items) == 1:
+        return [function(items[0])]
+    outcomes: list[Future[B]] = [Future() for _ in items]
+    waiting = deque(zip(outcomes, items, strict=True))
+    helpers = [
+        _pool(os.getpid(), "decode").submit(_work, function, waiting)
+        for _ in range(min(DECODE_THREADS, len(items)) - 1)
+    ]
+    _work(function, waiting)
+    for helper in helpers:
+        if not helper.cancel():
+            helper.result()
+    return [outcome.result() for outcome in outcomes]
+
+
+def _work(function: Callable[[A], B], waiting: "deque[tuple[Future[B], A]]") -> None:
+    """Take item after item until none waits."""
+    while True:
+        try:
+            outcome, item = waiting.popleft()
+        except IndexError:
+            return
+        try:
+            outcome.set_result(function(item))
+        except Exception as error:  # noqa: BLE001  (whatever it is, the caller raises it)
+            outcome.set_exception(error)
 
 
 def map_requests(function: Callable[[A], B], items: Sequence[A]) -> list[B]:

@@ -99,6 +99,12 @@ class Browser:
         size = {"width": width, "height": height, "screenWidth": width, "screenHeight": height}
         self.call("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=scale, mobile=False)
 
+    def go(self, address: str) -> None:
+        """Go to a page, and forget what the one before said and asked for."""
+        self.messages.clear()
+        self.requests.clear()
+        self.call("Page.navigate", url=address)
+
     def open(self, address: str) -> None:
         """Go to a page, and wait until its program says that it is ready."""
         self.call("Page.navigate", url=address)
@@ -119,6 +125,20 @@ class Browser:
         if "exceptionDetails" in answer:
             raise RuntimeError(json.dumps(answer["exceptionDetails"])[:2000])
         return answer["result"].get("value")
+
+    def wait(self, script: str, seconds: float = _PATIENCE) -> None:
+        """Wait until JavaScript in the page gives something true.
+
+        Raises
+        ------
+        TimeoutError
+            If it does not; with what the page said.
+        """
+        end = time.monotonic() + seconds
+        while not self.run(script):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{script} stayed false. The page said: {self.messages[-5:]}")
+            self.run("new Promise(r => setTimeout(r, 100))")
 
     def picture(self, path: Path) -> Path:
         """Save what the page shows as PNG."""

@@ -47,6 +47,18 @@ def encode_cells(level: Level, width: int | None) -> Blobs:
     return pack(cells)
 
 
+def encode_grid(points: NDArray[np.int32], faces: NDArray[np.int64]) -> bytes:
+    """Return a Draco bit stream of triangles whose positions are whole numbers, (N, 3), which it keeps as they are, in their order.
+
+    Raises
+    ------
+    MissingExtraError
+        Without DracoPy.
+    """
+    options: dict[str, Any] = {"quantization_bits": 0, "preserve_order": True}
+    return bytes(_library().encode(points, faces.astype(np.uint32), **options))
+
+
 def decode_cell(blob: Bytes, what: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return vertices (N, 3) and faces (M, 3) of a Draco bit stream.
 

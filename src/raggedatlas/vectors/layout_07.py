@@ -13,7 +13,7 @@ from raggedatlas.vectors.grids import changes, number_keys, stable_order
 from raggedatlas.vectors.layout_09 import delta_name
 from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.metadata import level_json
-from raggedatlas.vectors.nodes import BYTES_CODEC, COMPRESSORS, File, array_json, compress, group
+from raggedatlas.vectors.nodes import BYTES_CODEC, File, array_json, compress, compressor, group
 from raggedatlas.vectors.shapes import Attribute, Attributes, fill_of
 
 
@@ -51,10 +51,7 @@ def array_node(path: str, values: NDArray[Any], compression: str | None) -> Iter
     """Write an array of one chunk."""
     codecs: list[dict[str, Any]] = [BYTES_CODEC] if values.dtype.itemsize > 1 else [{"name": "bytes"}]
     if compression is not None:
-        codec = COMPRESSORS[compression]
-        if compression == "blosc":
-            codec = {**codec, "configuration": {**codec["configuration"], "typesize": values.dtype.itemsize}}
-        codecs.append(codec)
+        codecs.append(compressor(compression, values.dtype.itemsize))
     chunk = [max(1, size) for size in values.shape]
     yield f"{path}/zarr.json", [array_json(values.shape, chunk, values.dtype.name, codecs, {})]
     if values.size:

@@ -28,6 +28,8 @@ def level_files(geometry: Geometry, k: int, options: GridOptions) -> Iterator[Fi
     """Yield the files of one level; `options` say how cells are put into files, its grid is filled in here."""
     level = geometry.levels[k]
     grid = _grid_of(geometry, level, options)
+    if grid.compression == "default":
+        grid = replace(grid, compression=None)
     root = str(k)
     facts = level_json(level, k, families_present(level))
     if level.fragments is not None and _tile(level.fragments, level):
@@ -41,12 +43,24 @@ def level_files(geometry: Geometry, k: int, options: GridOptions) -> Iterator[Fi
             if parent not in made and not _is_link_group(parent):
                 made.add(parent)
                 yield group(f"{root}/{parent}", {})
-        framed = family.dtype is None
-        own = replace(grid, compression=None) if framed else grid
+        own = replace(grid, compression=_compression(level, family, options.compression))
         yield from cell_array(f"{root}/{path}", level.chunks, family.blobs, block, own)
     yield from _link_files(geometry, k, grid, made)
     yield from _object_files(root, level)
     yield from _group_files(root, level)
+
+
+def _compression(level: Level, family: Family, asked: str | None) -> str | None:
+    """Return how the chunks of a family are compressed.
+
+    By default just the attributes of vertices that belong to no object are: they are read by whole chunks (those of objects by rows,
+    straight from the file), and what stands there, such as the genes of transcripts, is often small numbers.
+    """
+    if family.dtype is None:
+        return None
+    if asked != "default":
+        return asked
+    return "lz4" if level.objects is None and family.path.startswith("vertex_attributes/") else None
 
 
 def _parents(path: str) -> list[str]:

@@ -14,6 +14,7 @@ from raggedatlas.vectors.cells import CellArray, ChunkFamily, Keys, NodeFamily
 from raggedatlas.vectors.files import Files, attributes_of
 from raggedatlas.vectors.fragment_index import decode_fragments
 from raggedatlas.vectors.geometry import Fragments, Geometry, Level, Links
+from raggedatlas.vectors.leading import leading_attribute
 from raggedatlas.vectors.metadata import kept_metadata, level_chunk_shape, parse_level
 from raggedatlas.vectors.shapes import Attribute
 
@@ -270,6 +271,13 @@ class LevelReader:
             raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(keys)]
             made[name] = chunk_attribute(family.attributes, raw, np.diff(bounds), where)
         return made
+
+    def leading(self, keys: NDArray[np.int64], counts: NDArray[np.int64], wanted: Wanted) -> dict[str, Attribute]:
+        """Return the attribute by which chunks are also cut, if it is asked for and stands in no array."""
+        name = str(self.facts.get("chunk_attribute_name") or "")
+        if not name or not wanted(name) or name in self.attribute_names("vertex_attributes"):
+            return {}
+        return leading_attribute(self.facts, keys, counts, len(self.root.axes), self.where)
 
     def attribute_names(self, group: str) -> list[str]:
         """Return the names of the attributes of a family; listed once."""

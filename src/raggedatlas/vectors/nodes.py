@@ -19,8 +19,9 @@ File: TypeAlias = tuple[str, Sequence[bytes | memoryview]]
 BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
 ZSTD_CODEC = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
 VLEN_CODEC = {"name": "vlen-bytes", "configuration": {}}
-_BLOSC = {"typesize": 4, "cname": "zstd", "clevel": 5, "shuffle": "shuffle", "blocksize": 0}
-COMPRESSORS: dict[str, dict[str, Any]] = {"zstd": ZSTD_CODEC, "blosc": {"name": "blosc", "configuration": _BLOSC}}
+_BLOSC = {"blosc": "zstd", "lz4": "lz4"}
+"""What Blosc packs the shuffled bytes with."""
+COMPRESSORS = ("zstd", *_BLOSC)
 MOST_SLOTS = 4096
 """Cells in a shard."""
 _ROWS = 65_536
@@ -40,7 +41,7 @@ class GridOptions:
     shards : bool
         Whether many cells share a file.
     compression : str or None
-        Of `COMPRESSORS`.
+        Of `COMPRESSORS`. ``"default"``: `layout_09` chooses for each array.
     """
 
     origin: NDArray[np.int64]
@@ -85,15 +86,23 @@ def array_json(
     )
 
 
-def compress(data: bytes | memoryview, codec: str | None, itemsize: int = 1) -> bytes | memoryview:
-    """Return bytes compressed by one of `COMPRESSORS`, or as they are."""
-    if codec is None:
+def compressor(name: str, itemsize: int) -> dict[str, Any]:
+    """Return one of `COMPRESSORS` as a codec of values of so many bytes."""
+    if name == "zstd":
+        return ZSTD_CODEC
+    own = {"typesize": itemsize, "cname": _BLOSC[name], "clevel": 5, "shuffle": "shuffle", "blocksize": 0}
+    return {"name": "blosc", "configuration": own}
+
+
+def compress(data: bytes | memoryview, name: str | None, itemsize: int) -> bytes | memoryview:
+    """Return bytes compressed as `compressor` says, or as they are."""
+    if name is None:
         return data
     from numcodecs import blosc, zstd
 
-    if codec == "zstd":
+    if name == "zstd":
         return bytes(zstd.compress(data, 0))
-    return bytes(blosc.compress(bytes(data), b"zstd", 5, blosc.SHUFFLE, typesize=itemsize))
+    return bytes(blosc.compress(bytes(data), _BLOSC[name].encode(), 5, blosc.SHUFFLE, typesize=itemsize))
 
 
 def small_array(path: str, values: NDArray[Any], attributes: Mapping[str, Any], fill: Any = 0) -> Iterator[File]:  # noqa: ANN401
@@ -117,7 +126,7 @@ def small_array(path: str, values: NDArray[Any], attributes: Mapping[str, Any], 
             padded = np.concatenate([part, np.full((short, *part.shape[1:]), marker, part.dtype)]) if short else part
             raw = as_bytes(padded).tobytes()
         key = "/".join([path, "c", str(i), *("0" for _ in values.shape[1:])])
-        yield key, [compress(raw, "zstd")]
+        yield key, [compress(raw, "zstd", 1)]
 
 
 def vlen_array(path: str, blobs: Blobs, attributes: Mapping[str, Any]) -> Iterator[File]:
@@ -134,7 +143,7 @@ def vlen_array(path: str, blobs: Blobs, attributes: Mapping[str, Any]) -> Iterat
         bounds = blobs.bounds[i * inner : (i + 1) * inner + 1]
         bounds = np.concatenate([bounds, np.full(inner + 1 - len(bounds), bounds[-1])])
         part = Blobs(blobs.data[bounds[0] : bounds[-1]], bounds - bounds[0])
-        chunks.append(compress(encode_vlen(part), "zstd"))
+        chunks.append(compress(encode_vlen(part), "zstd", 1))
     sizes = np.array([len(chunk) for chunk in chunks], np.int64)
     index = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
     yield f"{path}/c/0", [*chunks, compose_index(index)]
@@ -176,7 +185,8 @@ def cell_array(
     own: dict[str, Any] = {"nonempty_chunks": names}
     if grid.origin.any():
         own["chunk_grid_origin"] = grid.origin.tolist()
-    inner = [VLEN_CODEC] if grid.compression is None else [VLEN_CODEC, COMPRESSORS[grid.compression]]
+    itemsize = np.dtype(attributes.get("dtype", "uint8")).itemsize
+    inner = [VLEN_CODEC] if grid.compression is None else [VLEN_CODEC, compressor(grid.compression, itemsize)]
     ones = [1] * len(grid.shape)
     shard = shard_shape(grid.shape) if grid.shards else np.array(ones)
     codecs = [sharding(ones, inner)] if grid.shards else inner
@@ -189,10 +199,10 @@ def cell_array(
         data = blobs.data.data
         for i, cell in enumerate(cells.tolist()):
             pieces = [heads[8 * i : 8 * i + 8], data[starts[i] : stops[i]]]
-            whole = pieces if grid.compression is None else [compress(b"".join(pieces), grid.compression)]
+            whole = pieces if grid.compression is None else [compress(b"".join(pieces), grid.compression, itemsize)]
             yield "/".join([path, "c", *map(str, cell)]), whole
         return
-    yield from _shards(path, cells, (starts, stops), blobs, (shard, grid.compression))
+    yield from _shards(path, cells, (starts, stops), blobs, (shard, grid.compression, itemsize))
 
 
 def shard_shape(shape: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -218,10 +228,10 @@ def _shards(
     cells: NDArray[np.int64],
     spans: tuple[NDArray[np.int64], NDArray[np.int64]],
     blobs: Blobs,
-    options: tuple[NDArray[np.int64], str | None],
+    options: tuple[NDArray[np.int64], str | None, int],
 ) -> Iterator[File]:
     """Compose shards in memory, each written once."""
-    shard, compression = options
+    shard, compression, itemsize = options
     slots = (
         np.ravel_multi_index(tuple((cells % shard).T), tuple(shard.tolist())) if len(cells) else np.zeros(0, np.int64)
     )
@@ -237,7 +247,7 @@ def _shards(
             pieces += (heads[8 * i : 8 * i + 8], data[low:high])
         sizes = 8 + spans[1][mine] - spans[0][mine]
         if compression is not None:
-            pieces = [compress(b"".join(pieces[k : k + 2]), compression) for k in range(0, len(pieces), 2)]
+            pieces = [compress(b"".join(pieces[k : k + 2]), compression, itemsize) for k in range(0, len(pieces), 2)]
             sizes = np.array([len(piece) for piece in pieces], np.int64)
         index = np.full((int(np.prod(shard)), 2), -1, np.int64)
         index[slots[mine]] = np.stack([offsets_of(sizes)[:-1], sizes], axis=1)

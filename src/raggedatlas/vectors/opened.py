@@ -62,9 +62,15 @@ class OpenLevel:
         """Return some chunks, and the links across them where the kind has links of its own."""
         linked = self.rules.kind not in SEQUENTIAL and self.rules.kind != "point_cloud"
         parts = ("fragments", "links") if linked else ("fragments",)
-        level = self.reader.load(rows, wanted_of(names), parts)
+        level = self._loaded(rows, names, parts)
         cross = self.crossings.read(level.chunks, wanted_of(names)) if linked and len(rows) else None
         return level, cross
+
+    def _loaded(self, rows: NDArray[np.int64], names: Sequence[str] | None, parts: Sequence[str]) -> Level:
+        """Return some chunks, with the attribute by which they are cut among those of their vertices."""
+        level, wanted = self.reader.load(rows, wanted_of(names), parts), wanted_of(names)
+        lead = self.reader.leading(level.chunks, np.diff(level.bounds), wanted)
+        return replace(level, vertex_attributes={**level.vertex_attributes, **lead}) if lead else level
 
     def object_attributes(self, names: Sequence[str] | None, ids: NDArray[np.int64] | None) -> dict[str, Attribute]:
         """Return the attributes of some objects, or of all."""
@@ -205,7 +211,7 @@ class OpenLevel:
     ) -> Shapes:
         """Return the points of a cloud without objects that lie in a box."""
         parts = () if self.reader.tiles else ("fragments",)
-        level = self.reader.load(rows, wanted_of(names), parts)
+        level = self._loaded(rows, names, parts)
         if level.fragments is not None:
             shapes = join(level, self._all_of(level.fragments.n_fragments), self.rules)
             return clip(shapes, _inside(shapes.positions, *box))

@@ -107,6 +107,7 @@ def pick(reader: LevelReader, parts: Parts, wanted: Wanted) -> Picked:
         if found is not None:
             form, cells = found
             own[name] = form.attribute(_copied(cells, located, places, form.size, int(bounds[-1])))
+    own |= reader.leading(parts.keys[parts.place], counts, wanted)
     return Picked(positions, bounds, own, _of_fragments(reader, parts, located, wanted))
 
 

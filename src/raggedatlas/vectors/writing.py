@@ -45,8 +45,9 @@ def write(
     shards : bool
         Layout 0.9: many chunks in one file, or a file for each.
     compression : str or None
-        ``"zstd"`` or ``"blosc"`` (zstd, shuffled) for vertices, links and attributes; None: none. ``"default"``: none in layout 0.9,
-        ``"blosc"`` in layout 0.7, as seed 002 §7.1 asks.
+        ``"zstd"``, ``"blosc"`` (zstd, shuffled) or ``"lz4"`` (LZ4 by Blosc, shuffled) for vertices, links and attributes; None: none.
+        ``"default"``: in layout 0.9 ``"lz4"`` for the attributes of vertices without objects and none for the rest, in layout 0.7
+        ``"blosc"``, as seed 002 §7.1 asks.
     compat : str or None
         ``"0.2"``: links as int64, the only type that the package zarr-vectors 0.2.0 reads (layout 0.7).
 
@@ -73,9 +74,9 @@ def write(
     """
     place = location if isinstance(location, Location) else Location(os.fspath(location))
     check_choice("layout", layout, LAYOUTS)
-    chosen = {"0.7": "blosc", "0.9": None}[layout] if compression == "default" else compression
-    if chosen is not None:
-        check_choice("compression", chosen, tuple(COMPRESSORS))
+    if compression is not None:
+        check_choice("compression", compression, ("default", *COMPRESSORS))
+    chosen = "blosc" if (layout, compression) == ("0.7", "default") else compression
     check_geometry(geometry)
     if compat is not None:
         check_choice("compat", compat, ("0.2",))

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError, SourceError
+from raggedatlas.results.convert import convert_results
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table
 from raggedatlas.results.schema import DATA, OBJECT_ID
 from raggedatlas.store.lance_errors import lance_errors
-from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact
+from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact, without_own
 from raggedatlas.verbs.running import Progress, silent
 from raggedatlas.verbs.vectors import open_results
 
@@ -43,7 +44,7 @@ class IndexReport:
     n_rows, n_partitions, nprobes : int
         Rows; parts of the index, and how many of them a search looks at; 0 where every row is compared.
     k, n_queries : int
-        How the recall was measured: nearest rows of so many rows taken by chance.
+        How the recall was measured: nearest rows of so many rows taken by chance, themselves not counted.
     recall : float
         Share of the true nearest rows that a search finds; 1 where every row is compared.
     """
@@ -82,8 +83,9 @@ def save_to_database(
 
     Parameters
     ----------
-    results : ResultDataset, str or path
-        Committed results on this machine, or their folder.
+    results : ResultDataset, InferenceDataSet, str or path
+        Committed results on this machine, or their folder. Results in ``.npy`` files that are to have an index are converted
+        first, as `convert_results` does: compared bit by bit, beside the files, which stay as they are.
     column : str
         Output with vectors.
     metric : {"l2", "cosine", "dot"}
@@ -127,10 +129,12 @@ def save_to_database(
     check_metric(metric)
     if not 0 < least_recall <= 1 or n_queries < 1 or least_rows < 0:
         raise QueryError(f"least_recall={least_recall}, n_queries={n_queries}, least_rows={least_rows} cannot be.")
-    dataset = _newest(results)
+    dataset = _newest(results, least_rows, progress)
+    if not isinstance(dataset, ResultDataset):
+        _refuse_none(dataset, column, dataset.get_data(slice(0, 1)).dtype)
+        return IndexReport(column, metric, "exact", len(dataset))
     chosen = next((each for each in dataset.columns if each.name == column), None)
-    if chosen is None or chosen.dtype.kind != "f":
-        raise SourceError(f"{dataset!r} has no output {column!r} of floats; vectors are searched among those.")
+    _refuse_none(dataset, column, None if chosen is None else chosen.dtype)
     place, n = dataset.location, len(dataset)
     name = f"{column}_vectors"
     with lance_errors(place.uri):
@@ -150,14 +154,20 @@ def save_to_database(
     return report
 
 
-def _newest(results: Any) -> ResultDataset:  # noqa: ANN401
-    """Open the newest version of results, which alone can be given an index."""
+def _newest(results: Any, least_rows: int, progress: Progress) -> Any:  # noqa: ANN401  (a ResultDataset, or older results)
+    """Open the newest version of results, which alone can be given an index; older results become a table if they need one."""
     dataset = open_results(results)
     if not isinstance(dataset, ResultDataset):
-        raise SourceError(
-            f"{dataset.data_location} holds .npy results; convert_results makes a table of them, which can be searched."
-        )
+        if len(dataset) < max(least_rows, 2):
+            return dataset
+        convert_results(dataset.data_location, progress=progress)
+        return ResultDataset({}, dataset.data_location)
     return ResultDataset(**{**dataset.__getstate__(), "version": None})
+
+
+def _refuse_none(dataset: Any, column: str, dtype: "np.dtype[Any] | None") -> None:  # noqa: ANN401
+    if dtype is None or dtype.kind != "f" or (column != DATA and not isinstance(dataset, ResultDataset)):
+        raise SourceError(f"{dataset!r} has no output {column!r} of floats; vectors are searched among those.")
 
 
 def _drop(table: "lance.LanceDataset", name: str) -> None:
@@ -175,11 +185,12 @@ def _measured(
     vectors = np.asarray(getattr(dataset, f"get_{report.column}")(rows), np.float64).reshape(len(rows), -1)
     finite = np.isfinite(vectors).all(axis=1)
     rows, vectors = rows[finite], vectors[finite]
-    true = nearest_exact(dataset, report.column, vectors, k, metric=report.metric)
+    # a row is not its own neighbour: to find it would count as a success that is none
+    true = nearest_exact(dataset, report.column, vectors, k, metric=report.metric, without=rows)
     nprobes = min(8, report.n_partitions)
     while True:
         settings = {**asdict(report), "nprobes": nprobes, "k": k, "n_queries": len(rows)}
-        found = search_index(table, vectors, k, IndexReport(**settings))
+        found = without_own(search_index(table, vectors, k + 1, IndexReport(**settings)), rows, k)
         recall = recall_of(found, true)
         if recall >= least_recall or nprobes >= report.n_partitions:
             return IndexReport(**{**settings, "recall": recall})

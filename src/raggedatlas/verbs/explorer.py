@@ -7,9 +7,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, StoreError
 
@@ -122,19 +123,20 @@ class ExplorerServer:
             raise NotFoundError(f"There is no folder {path} to serve; check the path.")
         program = program or require_explorer()
         self.port = port or _free_port()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (`close` closes it)
         line = [str(program), "launch", str(path.absolute()), "--host", LOOPBACK, "--port", str(self.port)]
         line += ["--disable-annotations", *(["--title", title] if title else [])]
-        # In a session of its own, so that Ctrl-C comes to us alone and the server is ended in order.
-        self._process = subprocess.Popen(
-            line,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-            start_new_session=True,
-        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (`close` closes it)
         try:
+            # In a session of its own, so that Ctrl-C comes to us alone and the server is ended in order.
+            self._process = subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,
+            )
             self._wait_for_answer(path, patience)
         except BaseException:
             self.close()
@@ -148,25 +150,23 @@ class ExplorerServer:
     @property
     def is_alive(self) -> bool:
         """Whether it still serves."""
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     def wait(self) -> None:
         """Serve until Ctrl-C, or until the server ends by itself."""
         try:
-            self._process.wait()
+            if self._process is not None:
+                self._process.wait()
         except KeyboardInterrupt:
             self.close()
 
     def close(self) -> None:
-        """Stop serving."""
-        if self.is_alive:
-            self._process.terminate()
-            try:
-                self._process.wait(_ENDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._log.close()
+        """Stop serving; the server is gone after, also where a second Ctrl-C comes while it ends in order."""
+        try:
+            if self._process is not None:
+                end(self._process)
+        finally:
+            self._log.close()
 
     def said(self) -> str:
         """Give the last lines that it wrote."""
@@ -200,6 +200,34 @@ class ExplorerServer:
     def __repr__(self) -> str:
         """Say where the page is."""
         return f"ExplorerServer at {self.url}"
+
+
+def end(process: "subprocess.Popen[Any]", patience: float = _ENDS) -> None:
+    """Ask a process to end, and kill it where it does not; it has been waited for in any case.
+
+    Parameters
+    ----------
+    process : subprocess.Popen
+        A child.
+    patience : float
+        Seconds until it is killed.
+
+    Examples
+    --------
+    >>> process = subprocess.Popen(["sleep", "60"])
+    >>> end(process)
+    >>> process.returncode
+    -15
+    """
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+    finally:
+        # Whatever stopped the wait, nothing stops a kill.
+        process.kill()
+        process.wait()
 
 
 def _free_port() -> int:

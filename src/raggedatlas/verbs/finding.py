@@ -16,7 +16,7 @@ from raggedatlas.results.folder import open_table
 from raggedatlas.results.schema import DATA
 from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.verbs.database import index_of, search_index
-from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact
+from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact, without_own
 from raggedatlas.verbs.vectors import getter_of, open_results
 
 _ASKED_OF_INDEX = 1000
@@ -223,13 +223,7 @@ def _search(
             return None
         # the cell itself is among its neighbours
         found = search_index(table, vectors, k + 1, report)
-    kept = (found.rows >= 0) & (found.rows != without[:, None])
-    order = np.argsort(~kept, axis=1, kind="stable")[:, :k]
-    kept = np.take_along_axis(kept, order, axis=1)
-    return Nearest(
-        np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1),
-        np.where(kept, np.take_along_axis(found.distances, order, axis=1), np.nan),
-    )
+    return without_own(found, without, k)
 
 
 def _shown(among: Query | None, cells: pa.Table | None) -> pa.Table | None:

@@ -28,6 +28,32 @@ class Nearest:
     distances: NDArray[np.float64]
 
 
+def without_own(found: Nearest, own: NDArray[np.int64], k: int) -> Nearest:
+    """Leave the row that each vector belongs to out of what was found, and keep k.
+
+    Parameters
+    ----------
+    found : Nearest
+        One more than k for each vector.
+    own : (q,) int64
+        A row that is not to be found, -1 for none.
+    k : int
+        How many are kept.
+
+    Examples
+    --------
+    >>> without_own(Nearest(np.array([[4, 7, 2]]), np.array([[0.0, 1.0, 3.0]])), np.array([4]), 2).rows.tolist()
+    [[7, 2]]
+    """
+    kept = (found.rows >= 0) & (found.rows != own[:, None])
+    order = np.argsort(~kept, axis=1, kind="stable")[:, :k]
+    kept = np.take_along_axis(kept, order, axis=1)
+    return Nearest(
+        np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1),
+        np.where(kept, np.take_along_axis(found.distances, order, axis=1), np.nan),
+    )
+
+
 def check_metric(metric: str) -> None:
     """Refuse a distance that nobody here computes."""
     if metric not in METRICS:

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError, SourceError
@@ -161,33 +160,19 @@ def check_outputs(given: Any, number: int, n: int) -> dict[str, NDArray[Any]]:  
 
     Examples
     --------
+    >>> import numpy as np
     >>> check_outputs(np.zeros((2, 3)), 0, 3)
     Traceback (most recent call last):
     raggedatlas.errors.SourceError: Batch 0: the model gave 2 rows for 3 cells in the output 'data'; ...
     """
     outputs = as_outputs(given, number)
     for name, values in outputs.items():
-        if values.dtype == object:
-            row, kind = _first_object(values)
-            raise SourceError(
-                f"Batch {number}, row {row}: the output {name!r} is an array of objects ({kind}); results hold numbers of one "
-                "dtype and shape."
-            )
         if len(values) != n:
             wrong = f"row {len(values):,} is missing" if len(values) < n else f"row {n:,} is one too many"
             raise SourceError(
                 f"Batch {number}: the model gave {len(values):,} rows for {n:,} cells in the output {name!r}; {wrong}."
             )
     return outputs
-
-
-def _first_object(values: NDArray[Any]) -> tuple[int, str]:
-    """Find the first row of an array of objects that is no number, and say what it is."""
-    for row, value in enumerate(values):
-        each = value.flat[0] if isinstance(value, np.ndarray) and value.size else value
-        if not isinstance(each, int | float | np.number):
-            return row, type(each).__name__
-    return 0, "numbers of several kinds"
 
 
 def divide_choices(

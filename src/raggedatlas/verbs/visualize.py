@@ -51,6 +51,8 @@ class ViewChoices(TypedDict, total=False):
         Which two dimensions of an embedding that has more than three.
     layer : str
         Which layer the values of genes are of; None takes the usual one.
+    address : str
+        Where a ``.vitessce`` folder will be served, ``http://localhost:8000`` unless told.
     """
 
     title: str | None
@@ -62,6 +64,7 @@ class ViewChoices(TypedDict, total=False):
     theme: str | None
     axes: tuple[int, int] | None
     layer: str | None
+    address: str | None
 
 
 def visualize(
@@ -99,7 +102,8 @@ def visualize(
     Raises
     ------
     QueryError
-        For another ending; for Lance results without cells (seed 003, R5); for ids that match no cell.
+        For another ending; for Lance results without cells (seed 003, R5); for ids that match no cell; for an address that
+        is none.
     NotFoundError, FeatureError
         For an embedding, column or gene that is not there.
     DuplicateError, StoreError

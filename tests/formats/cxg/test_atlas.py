@@ -6,6 +6,7 @@ from typing import Any
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from typer.testing import CliRunner
@@ -73,12 +74,9 @@ def test_a_damaged_cxg_leaves_no_trace(tmp_path: Path) -> None:
 def test_three_real_runs_become_one_cxg(tmp_path: Path, data_dir: Path) -> None:
     """Real 10x runs with different cells and features, one atlas, one query, one CXG: cells, counts and columns are those of the query."""
     atlas = RaggedAtlas.create(tmp_path / "atlas")
-    for run in ("lung_C144.h5", "lung_C149.h5", "pbmc_5k_protein_v3.h5ad"):
-        atlas.add(data_dir / run)
+    atlas.add([data_dir / run for run in ("lung_C144.h5", "lung_C149.h5", "pbmc_5k_protein_v3.h5ad")])
     atlas.snapshot()
     query = RaggedAtlas.checkout_latest(tmp_path / "atlas").query()
-    with pytest.raises(SourceError, match=r"^C22: "):
-        query.write(str(tmp_path / "lung.cxg"))
     made = query.write(str(tmp_path / "lung.cxg"), compute_embedding="pca", title="Lung")
     expected = query.to_anndata()
     assert detect(made).layout == "split"
@@ -169,6 +167,53 @@ def test_options_of_a_cxg_are_for_a_cxg(given: Path, tmp_path: Path) -> None:
     said = ask("convert", given, tmp_path / "a.zarr", "--strict", "--title", "x")
     assert said.exit_code == 2
     assert "--strict, --title are options of a .cxg" in " ".join(said.stderr.replace("│", " ").split())
+
+
+def test_the_command_has_the_choices_of_the_library(given: Path, tmp_path: Path) -> None:
+    """Layout, matrix, embeddings, shown names, sorted categories and wide integers can be chosen on the command line."""
+    adata = ad.read_h5ad(given)
+    adata.layers["twice"] = adata.X * 2
+    adata.obs["wide"] = np.arange(adata.n_obs) + 2**40
+    adata.obs["kind"] = pd.Categorical(["z", "a"] * (adata.n_obs // 2) + ["z"] * (adata.n_obs % 2), ["z", "a"])
+    adata.var["other"] = [f"other {i}" for i in range(adata.n_vars)]
+    adata.obsm["X_second"] = adata.obsm["X_umap"] + 1
+    adata.write_h5ad(tmp_path / "all.h5ad")
+    refused = ask("convert", tmp_path / "all.h5ad", tmp_path / "a.cxg")
+    assert refused.exit_code == 1
+    assert "C28: obs column 'wide'" in refused.stderr
+    words = ["--sparse", "--x", "layers/twice", "--embedding", "X_second", "--var-index", "other", "--sort-categories"]
+    said = ask("convert", tmp_path / "all.h5ad", tmp_path / "a.cxg", *words, "--wide-integers", "text")
+    assert said.exit_code == 0, said.stderr
+    found = detect(tmp_path / "a.cxg")
+    assert (found.layout, found.embeddings) == ("split", ("second",))
+    source = open_source(tmp_path / "a.cxg")
+    np.testing.assert_array_equal(dense(source.element("X")), dense(adata.layers["twice"]))
+    assert list(source.element("obs")["kind"].cat.categories) == ["a", "z"]
+    assert source.element("obs")["wide"].tolist() == [str(2**40 + i) for i in range(adata.n_obs)]
+    np.testing.assert_array_equal(
+        dense(source.columns(["other 1"]))[:, 0],
+        dense(adata.layers["twice"])[:, 1],  # type: ignore[attr-defined]
+    )
+    source.close()
+    assert ask("convert", given, tmp_path / "b.cxg", "--sparse-below", "0").exit_code == 0
+    assert detect(tmp_path / "b.cxg").layout == "dense"
+    said = ask("convert", given, tmp_path / "c.h5ad", "--dense", "-e", "X_umap")
+    assert said.exit_code == 2
+    assert "--dense or --sparse, --embedding are options of a .cxg" in " ".join(said.stderr.replace("│", " ").split())
+
+
+def test_the_command_reads_what_it_is_told_to(tmp_path: Path) -> None:
+    """A version that is not known, and uns that is not to be read, are told on the command line, as the refusals say."""
+    path = write_cxg(tmp_path / "a.cxg")
+    cxgs.set_meta(path / "cxg_group_metadata", cxg_version="0.4.0")
+    cxgs.set_meta(path / "uns", spatial=b"pickled")
+    for words, way in (((), "--cxg-version"), (("--cxg-version", "0.3.0"), "--no-uns")):
+        refused = ask("convert", path, tmp_path / "a.h5ad", *words)
+        assert refused.exit_code == 1
+        assert way in refused.stderr
+    assert ask("convert", path, tmp_path / "a.h5ad", "--cxg-version", "0.3.0", "--no-uns").exit_code == 0
+    np.testing.assert_array_equal(dense(ad.read_h5ad(tmp_path / "a.h5ad").X), VALUES)
+    assert ask("convert", tmp_path / "a.h5ad", tmp_path / "b.h5ad", "--no-uns").exit_code == 1
 
 
 def test_a_snapshot_is_exported_by_command(given: Path, tmp_path: Path) -> None:

@@ -111,9 +111,9 @@ def test_strictness_refuses_with_the_list(tmp_path: Path) -> None:
 def test_what_is_not_wanted_is_not_read(tmp_path: Path) -> None:
     """Matrices and elements that have no place are not read at all."""
     everything().write_h5ad(tmp_path / "a.h5ad")
-    source = open_source(tmp_path / "a.h5ad")
+    source: Any = open_source(tmp_path / "a.h5ad")
     read: list[str] = []
-    blocks, element = source.blocks, source.element
+    blocks, element, table = source.blocks, source.element, source.table
 
     def watched_blocks(keys: Any, *rest: Any, **more: Any) -> Any:
         read.extend(keys)
@@ -123,7 +123,11 @@ def test_what_is_not_wanted_is_not_read(tmp_path: Path) -> None:
         read.append(key)
         return element(key)
 
-    source.blocks, source.element = watched_blocks, watched_element  # type: ignore[method-assign]
+    def watched_table(key: str) -> Any:
+        read.append(key)
+        return table(key)
+
+    source.blocks, source.element, source.table = watched_blocks, watched_element, watched_table
     copy(source, open_sink(tmp_path / "a.cxg"))
     source.close()
     assert {key for key in read if not key.startswith("uns/")} == {"X", "obs", "var", "obsm/X_umap"}

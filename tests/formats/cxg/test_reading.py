@@ -96,6 +96,24 @@ def test_rows_and_columns_are_parts_of_the_whole(tmp_path: Path, form: Any) -> N
         source.columns(["no such"])
     with pytest.raises(SourceError, match="columns 0 to 4"):
         source.columns([5])
+    for many in (1, 2, None):
+        walked = list(source.column_blocks(many))
+        assert [first for first, _ in walked] == list(range(0, 5, many or 5))
+        np.testing.assert_array_equal(np.concatenate([dense(values) for _, values in walked], axis=1), VALUES)
+    with pytest.raises(SourceError, match="one feature or more"):
+        next(source.column_blocks(0))
+    source.close()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_blocks_of_columns_are_bounded(tmp_path: Path, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of columns has as many as the mean of them says, one at least, whatever the layout."""
+    source = cxg_source(write_cxg(tmp_path / "a.cxg", form))
+    for size, most in ((1, 1), (100, 4)):
+        monkeypatch.setattr("raggedatlas.formats.cxg.reading.BLOCK_BYTES", size)
+        widths = [values.shape[1] for _, values in source.column_blocks()]
+        assert sum(widths) == 5
+        assert max(widths) <= most
     source.close()
 
 
@@ -240,6 +258,10 @@ def test_uns_may_be_a_group(cxg: Path) -> None:
     assert uns["spatial"] == {"is_single": False}
     assert uns["plain"] == "not json"
     np.testing.assert_array_equal(uns["numbers"], [0, 1, 2])
+    note = next(file for file in (cxg / "uns" / "__meta").iterdir() if file.is_file())
+    note.write_bytes(note.read_bytes()[:4] + b"\xff" * 6 + note.read_bytes()[10:])
+    with pytest.raises(SourceError, match=r"^C00: .*uns is damaged"):
+        open_source(cxg)
 
 
 class Trap:

@@ -18,8 +18,9 @@ def test_ids_are_stable() -> None:
 
 
 def test_every_rule_has_a_damage() -> None:
-    """There is a way to break each rule, none for a rule that does not exist, and none is worse than its rule."""
+    """There is a way to break each rule and no other, none for a rule that does not exist, and none is worse than its rule."""
     assert {damage.rule for damage in DAMAGES} == set(RULES)
+    assert {damage.rule for damage in DAMAGES if not damage.also} == set(RULES)
     for damage in DAMAGES:
         assert LEVELS.index(damage.level) >= LEVELS.index(RULES[damage.rule].level), damage
     worst = {rule: min(LEVELS.index(d.level) for d in DAMAGES if d.rule == rule) for rule in RULES}

@@ -8,18 +8,23 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 
 from raggedatlas import RaggedAtlas
+from raggedatlas.cli import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.testing.cxgs import write_cxg
+from raggedatlas.testing.processes import started
 from raggedatlas.verbs import explorer
-from raggedatlas.verbs.explorer import VARIABLE, ExplorerServer, find_explorer, require_explorer
+from raggedatlas.verbs.explorer import VARIABLE, ExplorerServer, end, find_explorer, require_explorer
 from raggedatlas.verbs.serving import is_served, prepare, serve
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
@@ -29,6 +34,7 @@ STAND_IN = """#!{python}
 import json, os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 words = sys.argv[1:]
+open(words[1] + ".pid", "w").write(str(os.getpid()))
 if "bad" in words[1]:
     print("Error: cxg matrix is not valid")
     sys.exit(1)
@@ -63,6 +69,13 @@ def asked(url: str) -> dict[str, object]:
 
 def is_running(pid: object) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+def awaited(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
 
 
 def test_the_program_is_looked_for(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,33 +179,84 @@ def test_a_temporary_folder_goes_away(program: Path, monkeypatch: pytest.MonkeyP
 def test_the_command_serves_until_it_is_stopped(ending: signal.Signals, program: Path, tmp_path: Path) -> None:
     """It prints the address once the page answers; Ctrl-C, or being ended, ends the server and removes what was written for it."""
     path = write_cxg(tmp_path / "x.cxg")
-    words = [COMMAND, "serve", str(path), "--no-browser", "--json"]
     environment = {**os.environ, VARIABLE: str(program), "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as running:
-        assert running.stdout is not None
-        text = "".join(iter(running.stdout.readline, "}\n")) + "}"
-        told = json.loads(text)
+    with started([COMMAND, "serve", path, "--no-browser", "--json"], env=environment) as running:
+        told = json.loads(until(running, "}\n"))
         pid = asked(told["url"])["pid"]
         assert Path(told["path"]).is_dir()
         running.send_signal(ending)
         running.wait(90)
         assert running.returncode == 0
-    for _ in range(300):
-        if not is_running(pid):
-            break
-        time.sleep(0.1)
-    assert not is_running(pid)
+    assert awaited(lambda: not is_running(pid))
     assert not Path(told["path"]).parent.exists()
+
+
+def until(running: "subprocess.Popen[str]", end: str) -> str:
+    """Read what a process prints up to a line, which must come."""
+    assert running.stdout is not None
+    lines = []
+    for line in running.stdout:
+        lines.append(line)
+        if line == end:
+            return "".join(lines)
+    assert running.stderr is not None
+    raise AssertionError(running.stderr.read())
+
+
+def test_a_command_that_is_ended_early_leaves_no_server(program: Path, tmp_path: Path) -> None:
+    """Asked to end while it still waits for the page to answer, the command ends the server too."""
+    path = write_cxg(tmp_path / "slow.cxg", "old")
+    note = tmp_path / "slow.cxg.pid"
+    environment = {**os.environ, VARIABLE: str(program), "TMPDIR": str(tmp_path)}
+    with started([COMMAND, "serve", path, "--no-browser"], env=environment) as running:
+        assert awaited(lambda: note.exists() and note.read_text() != "")
+        running.send_signal(signal.SIGTERM)
+        running.wait(90)
+        assert running.returncode == 130
+    assert awaited(lambda: not is_running(note.read_text()))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["slow.cxg", "slow.cxg.pid"]
+
+
+class Impatient:
+    """Stands for Ctrl-C while a process is waited for."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.wait, self.n = process.wait, 0
+        process.wait = self  # type: ignore[assignment, method-assign]
+
+    def __call__(self, timeout: float | None = None) -> int:
+        self.n += 1
+        if self.n == 1:
+            raise KeyboardInterrupt
+        return self.wait(timeout)
+
+
+def test_no_child_is_left_unwaited(program: Path, tmp_path: Path) -> None:
+    """A Ctrl-C while the server ends does not leave it behind; nor does one that does not heed the request to end."""
+    server = ExplorerServer(write_cxg(tmp_path / "x.cxg", "old"), program=program)
+    process = server._process
+    assert process is not None
+    Impatient(process)
+    with pytest.raises(KeyboardInterrupt):
+        server.close()
+    assert process.returncode is not None
+    assert not server.is_alive
+    server.close()
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    with started([sys.executable, "-c", deaf]) as running:
+        assert until(running, "1\n") == "1\n"
+        end(running, patience=0.05)
+        assert running.returncode == -signal.SIGKILL
 
 
 def test_the_command_prepares_without_serving(tmp_path: Path) -> None:
     """With --prepare-only a CXG is written where --output says, and no cellxgene is needed; selections are for atlases."""
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([COMMAND, "serve", *words], capture_output=True, text=True, check=False)
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(app, ["serve", *words])
 
     done = run(REAL, "--prepare-only", "-o", str(tmp_path / "x.cxg"), "--json")
     assert json.loads(done.stdout) == {"path": str(tmp_path / "x.cxg"), "made": True}
     assert inspect(tmp_path / "x.cxg").version == "0.2.0"
-    assert run(REAL, "--prepare-only").returncode == 2
-    assert run(REAL, "--where", "n_counts > 3").returncode == 2
+    assert run(REAL, "--prepare-only").exit_code == 2
+    assert run(REAL, "--where", "n_counts > 3").exit_code == 2

@@ -1,9 +1,6 @@
 """Writing a CXG: the arrays of each profile to the last filter, the traps of viewers, and nothing half done."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import SinkMatrix
+from raggedatlas.testing.processes import started
 from raggedatlas.verbs.embedding import embedder
 
 pytest.importorskip("tiledb")
@@ -504,19 +502,19 @@ def test_what_cannot_be_written_is_refused_by_rule(tmp_path: Path, case: str) ->
 
 
 def test_choices_are_checked_before_anything(tmp_path: Path) -> None:
-    """Unknown options and values, a folder that is not there, and a place that refuses are told at once."""
+    """Unknown options and values are told at once; a folder that is not there and a place that refuses, by C01."""
     for options, match in (
         ({"colour": 1}, "colour"), ({"profile": "0.1"}, "0.3.0, 0.2.0"), ({"layout": "csr"}, "auto"), ({"wide_integers": "x"}, "text"),
     ):  # fmt: skip
         with pytest.raises(SourceError, match=match):
             open_sink(tmp_path / "a.cxg", **options)
-    with pytest.raises(StoreError, match="no folder"):
+    with pytest.raises(StoreError, match=r"C01.*no folder"):
         open_sink(tmp_path / "none" / "a.cxg")
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="C01"):
         open_sink(tmp_path / "file" / "a.cxg")
     if Path("/proc/self").is_dir():
-        with pytest.raises(StoreError, match="cannot be written"):
+        with pytest.raises(StoreError, match=r"C01.*cannot be written.*permissions"):
             open_sink("/proc/self/a.cxg")
 
 
@@ -606,10 +604,9 @@ def test_a_kill_leaves_nothing_under_the_name(tmp_path: Path, at: str) -> None:
         "from raggedatlas.formats.copying import copy\n"
         "copy('in.h5ad', 'out.cxg')\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    with started([sys.executable, "-c", script], cwd=tmp_path, stderr=None) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
-        os.kill(process.pid, signal.SIGKILL)
     assert not (tmp_path / "out.cxg").exists()
     left = [path.name for path in tmp_path.iterdir() if path.name != "in.h5ad"]
     assert [name.startswith(".out.cxg.") and name.endswith(".partial") for name in left] == [True]

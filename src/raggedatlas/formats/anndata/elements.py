@@ -101,11 +101,19 @@ def _array(container: Container, path: str) -> Any:  # noqa: ANN401
 def _texts(container: Container, path: str) -> Any:  # noqa: ANN401
     """Read an array of text; text of fixed length may be UTF-8 too."""
     node = container.get(path)
-    if store_kind(node) == "zarr" or getattr(node.dtype, "kind", "") != "S":
+    if store_kind(node) == "zarr" or getattr(node.dtype, "kind", "") not in "SO" or not node.shape:
         return _by_anndata(container, path)
     with readable(container.uri, path):
         values = container.whole(path)
-        return np.array([text.decode() for text in values.ravel()], dtype=object).reshape(values.shape)
+        return _decoded(values.ravel()).reshape(values.shape)
+
+
+def _decoded(values: NDArray[Any]) -> NDArray[np.object_]:
+    """Decode UTF-8 byte strings, all in one call."""
+    import pyarrow as pa
+
+    texts = pa.array(values.astype(object), pa.large_binary()).cast(pa.large_string())
+    return np.asarray(texts.to_numpy(zero_copy_only=False), dtype=object)
 
 
 def _truths(node: Any) -> dict[str, int] | None:  # noqa: ANN401

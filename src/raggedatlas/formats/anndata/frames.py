@@ -182,6 +182,8 @@ def _as_text(index: "pd.Index[Any]") -> "pd.Index[Any]":
     import pandas as pd
 
     if isinstance(index.dtype, np.dtype) and index.dtype.kind == "O":
+        if pd.api.types.infer_dtype(index, skipna=False) == "string":
+            return index
         return pd.Index([v.decode() if isinstance(v, bytes) else str(v) for v in index], dtype=object, name=index.name)
     if isinstance(index.dtype, pd.StringDtype):
         return index

@@ -10,6 +10,7 @@ from raggedatlas.formats.cxg.arrays import Attribute
 from raggedatlas.formats.cxg.checking import Checking
 from raggedatlas.formats.cxg.engine import open_array
 from raggedatlas.formats.cxg.schema import CODE_TYPES, HINT_TYPES, HINTS, INDEX, OBS, VAR
+from raggedatlas.formats.cxg.soundness import file_names, refuse_broken_texts
 
 ROWS = 1 << 18
 """Rows of a column that are read at once."""
@@ -115,7 +116,9 @@ def _check_coded(checking: Checking, name: str, attribute: Attribute, hint: dict
 def blocks_of(checking: Checking, name: str, column: str) -> Iterator[NDArray[Any]]:
     """Read a column in blocks of `ROWS`."""
     found = checking.arrays[name]
-    with open_array(checking.path / name) as array:
+    path = checking.path / name
+    with open_array(path) as array:
+        refuse_broken_texts(path, array.schema, file_names(array.schema, column))
         reader = array.query(attrs=[column])
         for start in range(0, found.shape[0], ROWS):
             read = reader[start : min(start + ROWS, found.shape[0])]

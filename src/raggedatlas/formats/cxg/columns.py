@@ -1,7 +1,8 @@
 """Columns of tables as a CXG holds them: 32-bit numbers, text, bytes for booleans, codes for categories; and their hints."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.losses import Loss
 from raggedatlas.formats.cxg.schema import INDEX, MISSING_TEXT, OBS, TRUTHS, Profile
+from raggedatlas.formats.cxg.spool import BATCH_ROWS, Spool, Spooled
+from raggedatlas.model.tables import Column as Given
+from raggedatlas.model.tables import ColumnTable, Texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,14 +35,14 @@ class Column:
     ----------
     name : str
         Of the attribute.
-    values : (n,) array
-        Text as objects.
+    values : (n,) array or Spooled
+        Text as objects; a long column waits in a file, of which slices are arrays.
     hint : dict
         As it stands in the hints.
     """
 
     name: str
-    values: NDArray[Any]
+    values: NDArray[Any] | Spooled
     hint: dict[str, Any]
 
 
@@ -98,17 +102,21 @@ class Manner:
         return self.axis == OBS and self.profile == "0.3.0"
 
 
-def stored_table(frame: "pd.DataFrame", manner: Manner, shown: str | None = None) -> Table:
-    """Turn a frame into what a CXG holds.
+def stored_table(
+    frame: "pd.DataFrame | ColumnTable", manner: Manner, shown: str | None = None, spool: Spool | None = None
+) -> Table:
+    """Turn a frame into what a CXG holds, one column after the other.
 
     Parameters
     ----------
-    frame : pandas.DataFrame
+    frame : pandas.DataFrame or ColumnTable
         Cells or features.
     manner : Manner
         How.
     shown : str, optional
         The column that viewers take for the index; the index itself where it is None.
+    spool : Spool, optional
+        Where columns wait; they stay in memory where it is None.
 
     Raises
     ------
@@ -122,21 +130,32 @@ def stored_table(frame: "pd.DataFrame", manner: Manner, shown: str | None = None
     >>> table.hints()
     {'index': 'name_0', 'name_0': {'type': 'string'}, 'n': {'type': 'int32'}}
     """
-    names, losses = _names(manner.axis, [str(name) for name in frame.columns])
-    encoder = _Encoder(manner, losses)
+    given = frame if isinstance(frame, ColumnTable) else _held(frame)
+    names, losses = _names(manner.axis, [str(column.name) for column in given.columns])
+    encoder = _Encoder(manner, losses, spool)
     taken = set(names)
-    at = _index_name(frame.index.name, taken)
-    if frame.index.name is not None and at != frame.index.name:
-        encoder.note("index", "converted", f"its name {frame.index.name!r} is taken; the column is {at!r}")
-    columns = [encoder.index(at, frame.index)]
-    for i, name in enumerate(names):
-        made = encoder.column(name, frame.iloc[:, i])
+    at = _index_name(given.index.name, taken)
+    if given.index.name is not None and at != given.index.name:
+        encoder.note("index", "converted", f"its name {given.index.name!r} is taken; the column is {at!r}")
+    columns = [encoder.index(at, given.index)]
+    for name, column in zip(names, given.columns, strict=True):
+        made = encoder.column(name, column)
         columns += [] if made is None else [made]
     kept = {column.name for column in columns}
-    own = {str(given): name for given, name in zip(frame.columns, names, strict=True) if name in kept}
-    labels = {str(given): encoder.labels[name] for given, name in own.items() if name in encoder.labels}
+    own = {str(column.name): name for column, name in zip(given.columns, names, strict=True) if name in kept}
+    labels = {given_name: encoder.labels[name] for given_name, name in own.items() if name in encoder.labels}
     shown_as = own.get(shown, at) if shown is not None else at
     return Table(tuple(columns), shown_as, tuple(encoder.losses), labels, own)
+
+
+def _held(frame: "pd.DataFrame") -> ColumnTable:
+    columns = [Given(str(name), partial(_column_of, frame, i)) for i, name in enumerate(frame.columns)]
+    label: Any = frame.index.name
+    return ColumnTable(len(frame), Given(label, lambda: frame.index), tuple(columns))
+
+
+def _column_of(frame: "pd.DataFrame", i: int) -> "pd.Series[Any]":
+    return frame.iloc[:, i]
 
 
 def _names(axis: str, given: list[str]) -> tuple[list[str], list[Loss]]:
@@ -169,22 +188,47 @@ def _index_name(name: Any, taken: Collection[str]) -> str:  # noqa: ANN401
 class _Encoder:
     """Encodes columns one after the other, and notes what changes."""
 
-    def __init__(self, manner: Manner, losses: list[Loss]) -> None:
-        self.manner, self.losses = manner, losses
+    def __init__(self, manner: Manner, losses: list[Loss], spool: Spool | None = None) -> None:
+        self.manner, self.losses, self._spool = manner, losses, spool
         self.labels: dict[str, list[str]] = {}
 
     def note(self, name: str, fate: Any, what: str) -> None:  # noqa: ANN401
         self.losses.append(Loss(f"{self.manner.axis}/{name}", fate, what))
 
-    def index(self, name: str, index: "pd.Index[Any]") -> Column:
+    def index(self, name: str, given: Given) -> Column:
         import pandas as pd
 
+        index = given.read()
+        if isinstance(index, Texts):
+            return self._texts(name, index)
         made = self._text(name, pd.Series(index.to_numpy(object)))
         if not all(isinstance(value, str) for value in index):
             self.note("index", "converted", "its names are written as text")
-        return made
+        return self._put_away(made)
 
-    def column(self, name: str, series: "pd.Series[Any]") -> Column | None:
+    def column(self, name: str, given: Given) -> Column | None:
+        values = given.read()
+        if isinstance(values, Texts):
+            return self._texts(name, values)
+        made = self._encoded(name, values)
+        return None if made is None else self._put_away(made)
+
+    def _put_away(self, made: Column) -> Column:
+        if self._spool is None or isinstance(made.values, Spooled):
+            return made
+        return replace(made, values=self._spool.keep([made.values]))
+
+    def _texts(self, name: str, texts: Texts) -> Column:
+        """Encode text that comes in blocks, of which none is missing."""
+        blocks = (self._checked(name, block) for block in texts.even(BATCH_ROWS))
+        values = np.concatenate(list(blocks)) if self._spool is None else self._spool.keep(blocks)
+        return Column(name, values, {"type": "string"})
+
+    def _checked(self, name: str, block: NDArray[np.object_]) -> NDArray[np.object_]:
+        self._refuse_halves(name, block.tolist())
+        return block
+
+    def _encoded(self, name: str, series: "pd.Series[Any]") -> Column | None:
         import pandas as pd
 
         dtype: Any = series.dtype
@@ -334,7 +378,7 @@ class _Encoder:
         self.labels[name] = [label_of(value) for value in found.categories.tolist()]
         values = pd.Series(found.astype("Int64" if found.categories.dtype.kind in "iu" else np.float64))
         whole = values.astype(found.categories.dtype) if not values.isna().any() else values
-        made = self.column(name, whole)
+        made = self._encoded(name, whole)
         assert made is not None
         return made if made.values.dtype == object else Column(name, made.values, {"type": "categorical"})
 

@@ -153,7 +153,7 @@ def require(found: Detection, version: str | None = None, *, allow_unknown: bool
         return VERSIONS[-1]
     raise SourceError(
         f"C50: {found.path} says it is of version {found.version!r}, and {', '.join(VERSIONS)} are known. Pass version= one of them to "
-        "read it as such, or allow_unknown=True to read it as the newest."
+        "read it as such (raggedatlas convert --cxg-version), or allow_unknown=True to read it as the newest."
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import AtlasError, MissingExtraError, SourceError, StoreError
+from raggedatlas.formats.cxg.soundness import refuse_wild_sizes
 from raggedatlas.store.threads import DECODE_THREADS
 
 BUFFER_BYTES = 1 << 20
@@ -53,6 +54,8 @@ def _context(pid: int) -> Any:  # noqa: ANN401
             "sm.compute_concurrency_level": str(DECODE_THREADS),
             "sm.io_concurrency_level": str(DECODE_THREADS),
             "py.init_buffer_bytes": str(BUFFER_BYTES),
+            # Its handler of Ctrl-C calls the one before, and crashes where that is none: in jobs that a script starts.
+            "sm.enable_signal_handlers": "false",
         }
     )
 
@@ -86,6 +89,8 @@ def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
     """
     tiledb = open_tiledb()
     with answering(path, writes=mode == "w"):
+        if mode == "r":
+            refuse_wild_sizes(path)
         opened = tiledb.open(uri_of(path), mode, ctx=context())
         try:
             yield opened
@@ -105,7 +110,7 @@ def answering(path: Path, *, writes: bool = False) -> Iterator[None]:
         said = " ".join(str(error).split())
         if writes:
             raise StoreError(
-                f"{path} cannot be written ({said:.300}); check the folder, its permissions and the space left."
+                f"C01: {path} cannot be written ({said:.300}), so no TileDB group can be made there; check the folder, its permissions and the space left."
             ) from error
         raise SourceError(
             f"C00: {path} cannot be opened or decoded ({said:.300}); it is damaged or incomplete. Fetch or write the CXG again."

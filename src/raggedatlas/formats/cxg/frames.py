@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import LimitError, SourceError
 from raggedatlas.formats.cxg.engine import open_array
 from raggedatlas.formats.cxg.schema import HINTS, INDEX, MISSING_TEXT, TRUTHS
+from raggedatlas.formats.cxg.soundness import file_names, refuse_broken_texts
+from raggedatlas.model.tables import TEXT_ROWS, Column, ColumnTable, Texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,21 +142,72 @@ def read_frame(stored: StoredFrame) -> "pd.DataFrame":
     }
     frame = pd.DataFrame({name: pd.Series(column) for name, column in columns.items()}, index=range(stored.n_rows))
     names = np.array([str(i) for i in range(stored.n_rows)], object) if at is None else _texts(values[at])
-    frame.index = pd.Index(names, dtype=object, name=None if at is None or _NUMBERED.fullmatch(at) else at)
+    frame.index = pd.Index(names, dtype=object, name=_label(stored))
     return frame
+
+
+def open_table(stored: StoredFrame) -> ColumnTable:
+    """Open a table to be read one column at a time, long text in blocks; it has the values of `read_frame`, and its errors."""
+    at = stored.index
+    columns = [Column(name, partial(_column, stored, name)) for name in stored.columns if name != at]
+    return ColumnTable(stored.n_rows, Column(_label(stored), partial(_index, stored)), tuple(columns))
+
+
+def _label(stored: StoredFrame) -> str | None:
+    return None if stored.index is None or _NUMBERED.fullmatch(stored.index) else stored.index
+
+
+def _index(stored: StoredFrame) -> "pd.Index[Any] | Texts":
+    import pandas as pd
+
+    if stored.index is None:
+        return pd.Index([str(i) for i in range(stored.n_rows)], dtype=object)
+    if _is_long_text(stored, stored.index):
+        return Texts(stored.n_rows, partial(_text_blocks, stored, stored.index))
+    return pd.Index(_texts(_attribute(stored, stored.index)), dtype=object)
+
+
+def _column(stored: StoredFrame, name: str) -> "pd.Series[Any] | Texts":
+    import pandas as pd
+
+    hint = stored.hints.get(name)
+    of_text = not isinstance(hint, dict) or (hint.get("type") != "categorical" and "categories" not in hint)
+    if of_text and _is_long_text(stored, name):
+        return Texts(stored.n_rows, partial(_text_blocks, stored, name))
+    return pd.Series(read_column(stored, name))
+
+
+def _is_long_text(stored: StoredFrame, name: str) -> bool:
+    if stored.n_rows <= TEXT_ROWS:
+        return False
+    with open_array(stored.path) as array:
+        return array.schema.attr(name).dtype.kind in "OUS"
+
+
+def _text_blocks(stored: StoredFrame, name: str) -> Iterator[NDArray[np.object_]]:
+    with open_array(stored.path) as array:
+        refuse_broken_texts(stored.path, array.schema, file_names(array.schema, name))
+        query = array.query(attrs=[name])
+        for start in range(0, stored.n_rows, TEXT_ROWS):
+            yield _texts(_plain(query[start : min(start + TEXT_ROWS, stored.n_rows)], name))
 
 
 def read_column(stored: StoredFrame, name: str) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
     """Read one column, decoded."""
+    values = _attribute(stored, name)
+    return decoded(f"{stored.path.name} column {name!r} of {stored.path.parent}", values, stored.hints.get(name))
+
+
+def _attribute(stored: StoredFrame, name: str) -> NDArray[Any]:
     with open_array(stored.path) as array:
-        values = array.query(attrs=[name])[:]
-    read = values[name] if isinstance(values, dict) else values
-    return decoded(f"{stored.path.name} column {name!r} of {stored.path.parent}", read, stored.hints.get(name))
+        refuse_broken_texts(stored.path, array.schema, file_names(array.schema, name))
+        return _plain(array.query(attrs=[name])[:], name)
 
 
 def _read(stored: StoredFrame) -> dict[str, NDArray[Any]]:
     """Read columns one by one: asked for several of a damaged array at once, the library crashes the process."""
     with open_array(stored.path) as array:
+        refuse_broken_texts(stored.path, array.schema)
         return {name: _plain(array.query(attrs=[name])[:], name) for name in stored.columns}
 
 

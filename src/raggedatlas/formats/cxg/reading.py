@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.engine import answering, context, open_tiledb, uri_of
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
+from raggedatlas.formats.cxg.soundness import refuse_wild_sizes
 from raggedatlas.formats.rows import BLOCK_BYTES
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import MatrixForm
@@ -36,6 +37,7 @@ class Opened:
         """The TileDB array."""
         if self._array is None:
             with answering(self.path):
+                refuse_wild_sizes(self.path)
                 self._array = open_tiledb().open(uri_of(self.path), "r", ctx=context())
         return self._array
 
@@ -268,6 +270,28 @@ def compressed(
     return indptr, minor.astype(np.int32 if n_minor < 2**31 else np.int64), values
 
 
+def columns_a_block(folder: Path, n_rows: int, n_columns: int, *, shifted: bool) -> int:
+    """Say how many columns of a CXG's matrix take about as much as a block of rows does.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the CXG.
+    n_rows, n_columns : int
+        Cells and features.
+    shifted : bool
+        Whether columns are dense because they were shifted.
+    """
+    split = (folder / XC).is_dir() and (folder / XR).is_dir()
+    opened = Opened(folder / (XC if split else X))
+    try:
+        sparse = opened.array.schema.sparse and not shifted
+        each = ENTRY_BYTES * (opened.n_cells() or 0) // n_columns if sparse else 8 * n_rows
+        return max(1, min(n_columns, BLOCK_BYTES // max(each, 1)))
+    finally:
+        opened.close()
+
+
 def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | None = None) -> Any:  # noqa: ANN401
     """Read some columns of a CXG's matrix whole, from ``Xc`` where there is one.
 
@@ -288,14 +312,10 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
     split = (folder / XC).is_dir() and (folder / XR).is_dir()
     opened = Opened(folder / (XC if split else X))
     try:
-        if not split and not opened.array.schema.sparse:
-            with answering(opened.path):
-                parts = [opened.array.query(attrs=[ANONYMOUS]).multi_index[:, [int(c)]][ANONYMOUS] for c in columns]
-            return np.concatenate(
-                [np.empty((opened.extents()[0], 0), opened.attribute(ANONYMOUS, "C14")), *parts], axis=1
-            )
-        n_rows = Opened(folder / XR).extents()[0] if split else opened.extents()[0]
         distinct = np.unique(np.asarray(columns, np.int64))
+        if not split and not opened.array.schema.sparse:
+            return _dense_columns(opened, distinct)[:, np.searchsorted(distinct, columns)]
+        n_rows = Opened(folder / XR).extents()[0] if split else opened.extents()[0]
         try:
             made = _columns_at_once(opened, distinct, n_rows, along=0 if split else 1)
         except SourceError:
@@ -308,6 +328,17 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
         return made if shift is None else made.toarray() + shift[list(columns)].astype(made.dtype)
     finally:
         opened.close()
+
+
+def _dense_columns(opened: Opened, columns: NDArray[np.int64]) -> NDArray[Any]:
+    """Read distinct, ascending columns in one query, so that a tile which holds several is decoded once."""
+    if not len(columns):
+        return np.empty((opened.extents()[0], 0), opened.attribute(ANONYMOUS, "C14"))
+    breaks = np.flatnonzero(np.diff(columns) != 1) + 1
+    runs = [slice(int(run[0]), int(run[-1])) for run in np.split(columns, breaks)]
+    with answering(opened.path):
+        read: NDArray[Any] = opened.array.query(attrs=[ANONYMOUS]).multi_index[:, runs][ANONYMOUS]
+    return read
 
 
 def _columns_at_once(opened: Opened, columns: NDArray[np.int64], n_rows: int, *, along: int) -> Any:  # noqa: ANN401

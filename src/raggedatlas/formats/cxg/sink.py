@@ -22,6 +22,7 @@ from raggedatlas.formats.cxg.naming import distinct_names
 from raggedatlas.formats.cxg.options import CxgOptions
 from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, UNS, VAR
 from raggedatlas.formats.cxg.source import obsm_name
+from raggedatlas.formats.cxg.spool import SPOOL_ROWS, Spool
 from raggedatlas.formats.cxg.writers import DenseBands, create_group, embedding_form, write_holder, write_table
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import SinkMatrix
@@ -73,6 +74,8 @@ class CxgSink:
     """
 
     multimodal = False
+    by_column = True
+    """The table of cells may come as `ColumnTable`."""
 
     def __init__(self, path: Path, options: CxgOptions) -> None:
         self.path, self.options = path, options
@@ -89,7 +92,7 @@ class CxgSink:
         if not options.overwrite:
             _refuse_existing(path)
         if not path.parent.is_dir():
-            raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")
+            raise StoreError(f"C01: {path} cannot be written: there is no folder {path.parent}; make it first.")
         self._work = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
         self._folder = self._work / "cxg"
         with answering(path, writes=True):
@@ -277,7 +280,9 @@ class CxgSink:
             names = var[FEATURE_NAME]
             shown = FEATURE_NAME if names.is_unique and not names.isna().any() else None
         shown = shown if shown in var.columns else None
-        return stored_table(self._frames[OBS], manner), stored_table(var, replace(manner, axis=VAR), shown)
+        obs = self._frames[OBS]
+        spool = Spool(self._work / "cells") if len(obs) > SPOOL_ROWS else None
+        return stored_table(obs, manner, spool=spool), stored_table(var, replace(manner, axis=VAR), shown)
 
     def _embedding_names(self) -> dict[str, str]:
         keys = [key for key in self._matrices if key.startswith(OBSM)]

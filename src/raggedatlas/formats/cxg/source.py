@@ -1,7 +1,7 @@
 """A CXG as a source: its matrix by rows, embeddings as ``obsm``, tables, and all else that it says as ``uns``."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.columns import label_of
 from raggedatlas.formats.cxg.detecting import Detection, detect, kind_of, list_members, require
 from raggedatlas.formats.cxg.engine import open_array
-from raggedatlas.formats.cxg.frames import parsed, read_column, read_frame, stored_frame
-from raggedatlas.formats.cxg.reading import DenseArray, Opened, ShiftedRows, SparseRows, read_columns
+from raggedatlas.formats.cxg.frames import open_table, parsed, read_column, read_frame, stored_frame
+from raggedatlas.formats.cxg.reading import DenseArray, Opened, ShiftedRows, SparseRows, columns_a_block, read_columns
 from raggedatlas.formats.cxg.schema import (
     ANONYMOUS,
     COLORS,
@@ -36,6 +36,7 @@ from raggedatlas.formats.cxg.schema import (
     XR,
     X,
 )
+from raggedatlas.formats.cxg.soundness import refuse_broken_texts
 from raggedatlas.formats.cxg.unstructured import read_unstructured, rich
 from raggedatlas.formats.parts import SPACES, Part, Parts, PartsSource
 from raggedatlas.formats.rows import DenseRows, Place, RowReader
@@ -124,6 +125,43 @@ class CxgSource(PartsSource):
             raise SourceError(f"{self.found.path} has columns 0 to {n - 1:,}; {numbers[:5]} are asked for.")
         return read_columns(self.found.path, numbers, self._stored.shift)
 
+    def column_blocks(self, step: int | None = None) -> Iterator[tuple[int, Any]]:
+        """Walk over all features from the first to the last, a block of them at a time, by ``Xc`` where there is one.
+
+        Parameters
+        ----------
+        step : int, optional
+            Features of a block; as many as take about 16 MiB where it is None, at least one.
+
+        Yields
+        ------
+        first : int
+            Number of the first feature.
+        values : scipy.sparse.csc_matrix or numpy.ndarray
+            ``(n_cells, n)``, as of `columns`.
+
+        Raises
+        ------
+        SourceError
+            If the CXG is damaged, or `step` is less than 1.
+
+        Examples
+        --------
+        >>> from raggedatlas.testing.cxgs import write_cxg
+        >>> import tempfile
+        >>> source = cxg_source(write_cxg(tempfile.mkdtemp() + "/x.cxg"))
+        >>> [(first, values.shape) for first, values in source.column_blocks(3)]
+        [(0, (6, 3)), (3, (6, 2))]
+        >>> source.close()
+        """
+        n_cells, n = self._stored.shape
+        if step is None:
+            step = columns_a_block(self.found.path, n_cells, n, shifted=self._stored.shift is not None)
+        if step < 1:
+            raise SourceError(f"step is {step}; a block has one feature or more.")
+        for first in range(0, n, step):
+            yield first, read_columns(self.found.path, range(first, min(first + step, n)), self._stored.shift)
+
 
 class _Stored:
     """What stands in the folder, as parts."""
@@ -142,7 +180,13 @@ class _Stored:
         features = {VAR: partial(read_frame, self.var)}
         elements = {f"uns/{key}": read for key, read in self._unstructured().items()}
         return Parts(
-            self.shape[0], partial(read_frame, self.obs), tuple(matrices), features, self.left_out, elements=elements
+            self.shape[0],
+            partial(read_frame, self.obs),
+            tuple(matrices),
+            features,
+            self.left_out,
+            elements=elements,
+            tables={OBS: partial(open_table, self.obs)},
         )
 
     def numbers(self, names: list[str]) -> list[int]:
@@ -352,6 +396,7 @@ def _extra(path: Path) -> dict[str, Any]:
     with open_array(path) as array:
         sparse, meta = bool(array.schema.sparse), {k: _shown(v) for k, v in array.meta.items()}
         axes = [_axis(array.schema.domain.dim(i)) for i in range(array.schema.domain.ndim)]
+        refuse_broken_texts(path, array.schema)
         read = array[:]
     made: dict[str, Any] = {}
     if sparse or (isinstance(read, dict) and set(read) != {ANONYMOUS}):

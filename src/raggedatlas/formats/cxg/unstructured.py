@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.detecting import kind_of, list_members
 from raggedatlas.formats.cxg.engine import answering, context, open_array, open_tiledb, uri_of
+from raggedatlas.formats.cxg.soundness import refuse_broken_texts, refuse_wild_sizes
 
 
 class NoJsonError(Exception):
@@ -115,12 +116,14 @@ def read_unstructured(path: Path) -> dict[str, Any]:
             stored = dict(array.meta.items())
     else:
         tiledb = open_tiledb()
+        refuse_wild_sizes(path)
         with answering(path), tiledb.Group(uri_of(path), "r", ctx=context()) as group:
             stored = dict(group.meta.items())
     found = {key: _value(path, key, value) for key, value in stored.items()}
     for name, kind in list_members(path).items():
         if kind == "array":
             with open_array(path / name) as array:
+                refuse_broken_texts(path / name, array.schema)
                 found[name] = np.asarray(array[:]) if not array.schema.sparse else dict(array[:])
     return found
 
@@ -129,7 +132,7 @@ def _value(path: Path, key: str, value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, bytes):
         raise SourceError(
             f"C27: {path}: the value of {key!r} is bytes, which some old writers pickled; reading that could run code of a stranger. "
-            "Have it written as JSON, or leave uns out with uns=False."
+            "Have it written as JSON, or leave uns out with uns=False (raggedatlas convert --no-uns)."
         )
     return from_json(value) if isinstance(value, str) else value
 

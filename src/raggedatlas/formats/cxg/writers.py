@@ -28,6 +28,9 @@ DENSE_CAPACITY = 10_000
 BAND_BYTES = 64 << 20
 """Rows of a dense array that are written at once take about this much; each write is a fragment."""
 
+TABLE_BYTES, TEXT_BYTES = 32 << 20, 128
+"""Rows of a table that are written at once take about this much, where one text takes so much as Python's string."""
+
 MOST_FRAGMENTS = 32
 """A dense array in more fragments is consolidated at the end."""
 
@@ -158,14 +161,22 @@ def write_metadata(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
-    """Write a table of cells or features with its hints and further metadata."""
+    """Write a table of cells or features with its hints and further metadata, in bands of whole tiles."""
     attributes = {c.name: TEXT if c.values.dtype == object else str(c.values.dtype) for c in table.columns}
-    create(path, table_form(len(table.columns[0].values), attributes))
+    n_rows = len(table.columns[0].values)
+    create(path, table_form(n_rows, attributes))
+    width = sum(
+        TEXT_BYTES if column.values.dtype == object else column.values.dtype.itemsize for column in table.columns
+    )
+    step = max(1, TABLE_BYTES // (width * TABLE_TILE)) * TABLE_TILE
     with open_array(path, "w") as array:
-        array[:] = {column.name: column.values for column in table.columns}
+        for start in range(0, n_rows, step):
+            rows = slice(start, min(start + step, n_rows))
+            array[rows] = {column.name: column.values[rows] for column in table.columns}
         array.meta[HINTS] = json.dumps(table.hints())
         for key, value in metadata.items():
             array.meta[key] = value
+    consolidate(path, MOST_FRAGMENTS)
 
 
 def write_holder(path: Path, metadata: Mapping[str, Any]) -> None:

@@ -13,7 +13,8 @@ from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, Source
 from raggedatlas.vectors.converters.content import Content, check_content
 from raggedatlas.vectors.converters.precomputed import read_info
 from raggedatlas.vectors.converters.precomputed_annotations import ANNOTATION_TYPE
-from raggedatlas.vectors.converters.precomputed_meshes import DRACO_TYPE, LEGACY_TYPE
+from raggedatlas.vectors.converters.precomputed_draco import DRACO_TYPE
+from raggedatlas.vectors.converters.precomputed_meshes import LEGACY_TYPE
 from raggedatlas.vectors.converters.precomputed_skeletons import SKELETON_TYPE
 from raggedatlas.vectors.converters.registry import CONVERTERS, ENDINGS, Converter
 from raggedatlas.vectors.converters.spatialdata import is_spatialdata
@@ -25,7 +26,7 @@ SCHEME = "precomputed://"
 INFO_TYPES = {
     SKELETON_TYPE: "precomputed-skeletons",
     LEGACY_TYPE: "precomputed-meshes",
-    DRACO_TYPE: "precomputed-meshes",
+    DRACO_TYPE: "precomputed-draco",
     ANNOTATION_TYPE: "precomputed-annotations",
 }
 """``@type`` of an info -> converter."""
@@ -36,6 +37,7 @@ BY_KIND = {
     "mesh": "precomputed-meshes",
     "point_cloud": "precomputed-annotations",
     "line": "precomputed-annotations",
+    "polyline": "precomputed-annotations",
 }
 """Geometry type -> which precomputed format holds it."""
 
@@ -165,6 +167,8 @@ def plan_losses(content: Content | Shapes, name: str) -> list[str]:
     converter = CONVERTERS[_known(name)]
     converter.holding.check(shapes, name)
     found = [*converter.holding.losses(shapes), *converter.losses(shapes)]
+    if isinstance(content, Content) and content.coarser and not converter.holding.levels:
+        found.append(f"levels: {len(content.coarser)} coarser ones are left out")
     return list(dict.fromkeys(found))
 
 

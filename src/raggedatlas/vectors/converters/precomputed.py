@@ -119,8 +119,10 @@ def _read_shard(file: Path, sharding: Mapping[str, Any]) -> Iterator[Blob]:
         raise SourceError(f"{file} is no shard that can be read: {type(error).__name__}: {error}.") from None
 
 
-def write_shard(path: Path, ids: NDArray[np.uint64], blobs: Sequence[bytes]) -> dict[str, Any]:
-    """Write blobs into one shard of a folder; return what ``info`` says of it.
+def write_shard(
+    path: Path, ids: NDArray[np.uint64], blobs: Sequence[bytes], ahead: Sequence[bytes] | None = None
+) -> dict[str, Any]:
+    """Write blobs into one shard of a folder; return what ``info`` says of it. What stands `ahead` of each is named by no list.
 
     Examples
     --------
@@ -133,20 +135,24 @@ def write_shard(path: Path, ids: NDArray[np.uint64], blobs: Sequence[bytes]) -> 
     bits = max(0, int(np.ceil(np.log2(max(len(ids), 1) / PER_MINISHARD))))
     lists = (ids & np.uint64((1 << bits) - 1)).astype(np.int64)
     order = np.lexsort((ids, lists))
+    before = [b""] * len(blobs) if ahead is None else ahead
     sizes = np.array([len(blobs[row]) for row in order], np.uint64)
-    ends = np.cumsum(sizes)
+    leads = np.array([len(before[row]) for row in order], np.uint64)
+    ends = np.cumsum(sizes + leads)
     bounds, found, at = np.zeros((1 << bits, 2), "<u8"), [], int(ends[-1]) if len(ends) else 0
     for number in range(1 << bits):
         rows = np.flatnonzero(lists[order] == number)
         if len(rows):
             keys = np.diff(ids[order[rows]], prepend=np.uint64(0))
-            gaps = np.zeros(len(rows), np.uint64)
+            gaps = leads[rows]
             gaps[0] = ends[rows[0]] - sizes[rows[0]]
             found.append(np.stack([keys, gaps, sizes[rows]]).astype("<u8").tobytes())
             bounds[number] = at, at + len(found[-1])
             at += len(found[-1])
     path.mkdir(parents=True, exist_ok=True)
-    (path / "0.shard").write_bytes(bounds.tobytes() + b"".join(blobs[row] for row in order) + b"".join(found))
+    (path / "0.shard").write_bytes(
+        bounds.tobytes() + b"".join(before[row] + blobs[row] for row in order) + b"".join(found)
+    )
     return {
         "@type": "neuroglancer_uint64_sharded_v1",
         "preshift_bits": 0,

@@ -1,7 +1,6 @@
-"""Neuroglancer precomputed annotations: points and lines with values, in a spatial index and by id."""
+"""Neuroglancer precomputed annotations: points, lines, boxes, ellipsoids and polylines with values and relationships."""
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,35 +9,61 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import Content, Holding, decoded
+from raggedatlas.errors import SourceError, ValuesError
+from raggedatlas.vectors.converters.annotation_grid import Boxes, write_cells
+from raggedatlas.vectors.converters.annotation_properties import as_attribute, as_property, written
+from raggedatlas.vectors.converters.annotation_records import (
+    VECTORS,
+    Annotations,
+    Form,
+    form_of,
+    joined,
+    pack_list,
+    records_of,
+    unpack_list,
+    unpack_one,
+)
+from raggedatlas.vectors.converters.annotation_relations import (
+    PLACE,
+    RELATED,
+    RELATIONSHIP,
+    RELATIONSHIPS,
+    by_related,
+    groups_of,
+    lists_of,
+    relates,
+)
+from raggedatlas.vectors.converters.content import Content, Holding
 from raggedatlas.vectors.converters.precomputed import (
-    TYPES,
     read_blobs,
     read_info,
-    stored_type,
-    take_bytes,
     value_losses,
     write_shard,
 )
 from raggedatlas.vectors.converters.stl import rounded
 from raggedatlas.vectors.converters.tables import axis_names
 from raggedatlas.vectors.geometry import Axis
-from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes
+from raggedatlas.vectors.shapes import Attribute, Shapes
 
 ANNOTATION_TYPE = "neuroglancer_annotations_v1"
-ID, DIMENSIONS = "annotation_id", "dimensions"
-ENDS = {"POINT": 1, "LINE": 2}
-COLOURS = {"rgb": 3, "rgba": 4}
-NAME = re.compile(r"[a-z][a-zA-Z0-9_]*")
-PER_CELL = 5_000
-"""About how many annotations a cell of the spatial index holds."""
+ID, RADII = "annotation_id", "radii"
+"""Vertex attributes of points: their ids, where they are no objects, and the radii of ellipsoids."""
 
-ANNOTATION_HOLDING = Holding(kinds=("point_cloud", "line"), link=())
+DIMENSIONS, KIND, PROPERTIES = "dimensions", "annotation_type", "annotation_properties"
+"""Keys of the root: scales and units, the type, and the order of the properties."""
+
+KINDS = {
+    "point_cloud": ("POINT", "ELLIPSOID"),
+    "line": ("LINE", "AXIS_ALIGNED_BOUNDING_BOX"),
+    "polyline": ("POLYLINE",),
+}
+"""Geometry type -> annotation types that it is written as, the usual one first."""
+
+ANNOTATION_HOLDING = Holding(kinds=tuple(KINDS), link=(), groups=True)
 
 
 def read_annotations(path: Path) -> Content:
-    """Read a folder of precomputed annotations: points or lines.
+    """Read a folder of precomputed annotations, of any of the five types.
 
     Parameters
     ----------
@@ -48,110 +73,86 @@ def read_annotations(path: Path) -> Content:
     Returns
     -------
     Content
-        Points: a point cloud with the vertex attribute ``annotation_id``. Lines: objects of two vertices whose ids are the annotations'.
-        Properties become attributes, labels of their values categories. Positions are as stored; their scale and unit stand in
-        ``metadata["dimensions"]``, and as units of the axes where the scale is 1.
+        Points and ellipsoids: a point cloud with the vertex attribute ``annotation_id``; the radii of ellipsoids are the vertex attribute
+        ``radii``. Lines and boxes: lines, of a box the two corners as they stand; polylines as such; ids are those of the annotations.
+        Properties become attributes, labels of their values categories. Relationships become groups (`groups_of`); points are objects
+        then, whose ids are those of the annotations. Positions are as stored; ``metadata["dimensions"]`` has their scale and unit, and
+        the axes have units where the scale is 1. ``metadata["annotation_type"]`` has the type, by which all comes back.
 
     Raises
     ------
     SourceError
-        For boxes and ellipsoids, and if a file is cut off.
+        For another type, negative radii, polylines of less than two points, and if a file is cut off.
     """
     info = read_info(path)
     kind = str(info.get("annotation_type", "")).upper()
-    if kind not in ENDS:
-        raise SourceError(f"{path} holds annotations of the type {kind or 'unknown'}; {' and '.join(ENDS)} are read.")
+    if kind not in VECTORS:
+        raise SourceError(f"{path} holds annotations of the type {kind or 'unknown'}; {', '.join(VECTORS)} are read.")
     dimensions = dict(info["dimensions"])
-    record = _record(info.get("properties", []), len(dimensions) * ENDS[kind], path)
-    ids, rows = _stored(path, info, record)
-    order = np.argsort(ids, kind="stable")
-    ids, rows = ids[order], rows[order]
-    attributes = {str(said["id"]): _property(rows[str(said["id"])], said) for said in info.get("properties", [])}
-    positions = rows[""].reshape(-1, len(dimensions)).astype(np.float32)
+    properties = list(info.get("properties", []))
+    names = [str(said.get("id")) for said in info.get("relationships", [])]
+    form = form_of(kind, len(dimensions), properties, f"{path}/info")
+    by_id = info.get("by_id") if info.get("spatial") else info.get("by_id", {"key": "by_id"})
+    known = names if by_id is not None else []
+    found = _stored(path, info, form, by_id if known or not info.get("spatial") else None)
+    taken = {ID, RADII} if VECTORS[kind] == 1 or kind == "ELLIPSOID" else set()
+    attributes = dict(as_attribute(found.values, said, taken) for said in properties)
     axes = tuple(
         Axis(name, _units().get(str(unit)) if scale == 1 else None) for name, (scale, unit) in dimensions.items()
     )
-    left = tuple(f"relationship {said.get('id')!r} is left out" for said in info.get("relationships", []))
-    if kind == "POINT":
-        attributes = {ID: Attribute(ids), **attributes}
-        shapes = Shapes("point_cloud", positions, vertex_attributes=attributes)
-    else:
-        shapes = Shapes("line", positions, np.arange(0, 2 * len(ids) + 1, 2), ids, object_attributes=attributes)
-    return Content(shapes, {DIMENSIONS: dimensions}, axes, left)
+    metadata: dict[str, Any] = {DIMENSIONS: dimensions, KIND: kind}
+    metadata |= {key: value for key, value in ((PROPERTIES, [*attributes]), (RELATIONSHIPS, known)) if value}
+    shapes = _shapes(found, form, attributes, (known, [*dimensions], path))
+    left = tuple(f"relationship {name!r} is left out: there is no index of ids" for name in names if not known)
+    return Content(shapes, metadata, axes, left)
+
+
+def _shapes(
+    found: Annotations, form: Form, attributes: dict[str, Attribute], said: tuple[list[str], list[str], Path]
+) -> Shapes:
+    """Return annotations as the geometry that holds them."""
+    (names, axes, path), ids = said, found.ids.astype(np.int64)
+    groups = groups_of(names, found.related, ids) if names else None
+    if form.kind in KINDS["point_cloud"]:
+        positions, lead = found.vectors, {} if names else {ID: Attribute(ids)}
+        if form.kind == "ELLIPSOID":
+            both = found.vectors.reshape(len(ids), 2, form.rank)
+            _check_radii(ids, both[:, 1], str(path))
+            positions, lead = both[:, 0].copy(), {**lead, RADII: Attribute(both[:, 1].copy(), tuple(axes))}
+        points = Shapes("point_cloud", positions, vertex_attributes={**lead, **attributes})
+        return replace(points, offsets=np.arange(len(ids) + 1), ids=ids, groups=groups) if names else points
+    kind = "polyline" if form.kind == "POLYLINE" else "line"
+    return Shapes(kind, found.vectors, found.offsets, ids, object_attributes=attributes, groups=groups)
+
+
+def _check_radii(ids: NDArray[Any], radii: NDArray[Any], where: str) -> None:
+    bad = ~(np.isfinite(radii) & (radii >= 0)).all(1)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValuesError(
+            f"{where}: ellipsoid {ids[row]} has the radii {radii[row].tolist()}; expected finite numbers, none negative."
+        )
 
 
 def _units() -> dict[str, str]:
     return {"m": "meter", "s": "second"}
 
 
-def _record(properties: list[dict[str, Any]], n_floats: int, path: Path) -> np.dtype[Any]:
-    """Return the type of a stored annotation: position, values by falling width, filled up to four bytes."""
-    fields: list[Any] = [("", "<f4", (n_floats,))]
-    widths: dict[int, list[Any]] = {4: [], 2: [], 1: []}
-    for said in properties:
-        name, kind = str(said.get("id")), str(said.get("type"))
-        if kind in COLOURS:
-            widths[1].append((name, "u1", (COLOURS[kind],)))
-        elif kind in TYPES:
-            made = np.dtype(kind).newbyteorder("<")
-            widths[made.itemsize].append((name, made))
-        else:
-            raise SourceError(
-                f"{path}/info says the property {said}; expected a type of {', '.join((*TYPES, *COLOURS))}."
-            )
-    fields += widths[4] + widths[2] + widths[1]
-    plain = _dtype(fields)
-    return _dtype([*fields, ("\0", "u1", (-plain.itemsize % 4,))])
-
-
-def _dtype(fields: list[Any]) -> np.dtype[Any]:
-    """Return a structured type; a field without a name stands first under the name ''."""
-    titled = [("position" if name == "" else f"p:{name}", *rest) for name, *rest in fields]
-    return np.dtype(titled)
-
-
-def _stored(path: Path, info: dict[str, Any], record: np.dtype[Any]) -> tuple[NDArray[np.int64], "_Rows"]:
-    """Return ids and rows of all annotations: from the spatial index, else from the index of ids."""
-    keys: list[NDArray[np.uint64]] = []
-    rows: list[NDArray[Any]] = []
-    for level in info.get("spatial", []):
-        folder = path / str(level["key"])
-        for name, data in _cells(folder, level):
-            (count,), at = take_bytes(data, 0, 1, "<u8", name)
-            if int(count) * (record.itemsize + 8) + 8 != len(data):
-                raise SourceError(
-                    f"{name} has {len(data)} bytes; expected {int(count) * (record.itemsize + 8) + 8}. It is cut off."
-                )
-            rows.append(np.frombuffer(data, record, int(count), at))
-            keys.append(np.frombuffer(data, "<u8", int(count), at + record.itemsize * int(count)).astype(np.uint64))
-    if not info.get("spatial"):
-        said = info.get("by_id", {"key": "by_id"})
-        for blob in read_blobs(path / str(said["key"]), said.get("sharding")):
-            if len(blob.data) < record.itemsize:
-                raise SourceError(
-                    f"{path}, annotation {blob.key} has {len(blob.data)} bytes; expected {record.itemsize}."
-                )
-            rows.append(np.frombuffer(blob.data, record, 1))
-            keys.append(np.array([blob.key], np.uint64))
-    flat = np.concatenate([np.zeros(0, np.uint64), *keys])
-    joined = np.concatenate([np.zeros(0, record), *rows])
-    if len(flat) and flat.max() >= 2**63:
-        raise SourceError(f"{path} has the annotation id {flat.max()}; expected less than 2**63.")
-    ids, first = np.unique(flat.astype(np.int64), return_index=True)  # a line stands in every cell it touches
-    return ids, _Rows(joined[first])
-
-
-class _Rows:
-    """Rows of annotations by the names of their properties; '' is the position."""
-
-    def __init__(self, rows: NDArray[Any]) -> None:
-        self.rows = rows
-
-    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401
-        if isinstance(key, str):
-            values = self.rows["position" if key == "" else f"p:{key}"]
-            return values.astype(values.dtype.newbyteorder("="))
-        return _Rows(self.rows[key])
+def _stored(path: Path, info: dict[str, Any], form: Form, by_id: dict[str, Any] | None) -> Annotations:
+    """Return all annotations by ascending id: from the spatial index, or from the index of ids, which has relationships too."""
+    n_related, parts = 0, []
+    if by_id is not None:
+        n_related = len(info.get("relationships", []))
+        blobs = read_blobs(path / str(by_id["key"]), by_id.get("sharding"))
+        parts = [unpack_one(one.key, one.data, form, n_related, f"{path}, annotation {one.key}") for one in blobs]
+    else:
+        for level in info["spatial"]:
+            for name, data in _cells(path / str(level["key"]), level):
+                parts.append(unpack_list(data, form, name))
+    flat = joined(parts, form, n_related)
+    if len(flat.ids) and flat.ids.max() >= 2**63:
+        raise SourceError(f"{path} has the annotation id {flat.ids.max()}; expected less than 2**63.")
+    return flat.take(np.unique(flat.ids, return_index=True)[1])  # one stands in every cell it touches
 
 
 def _cells(folder: Path, level: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
@@ -164,159 +165,219 @@ def _cells(folder: Path, level: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
             yield str(file), file.read_bytes()
 
 
-def _property(values: NDArray[Any], said: dict[str, Any]) -> Attribute:
-    if said["type"] in COLOURS:
-        return Attribute(values, ("red", "green", "blue", "alpha")[: COLOURS[said["type"]]])
-    labels, codes = said.get("enum_labels"), said.get("enum_values")
-    if not labels or not codes or len(labels) != len(codes) or not np.isin(values, codes).all():
-        return Attribute(values)
-    order = np.argsort(codes)
-    found = order[np.searchsorted(np.array(codes)[order], values)]
-    metadata = {
-        "encoding": "dictionary",
-        "categories": [str(label) for label in labels],
-        "ordered": False,
-        "_FillValue": -1,
-    }
-    return Attribute(found.astype(np.int32), metadata=metadata)
+def write_annotations(content: Content, path: Path, *, annotation_type: str | None = None) -> None:
+    """Write points, lines or polylines as a folder: a spatial index of as many levels as they need, and shards by id and by related id.
 
+    Parameters
+    ----------
+    content : Content
+        Point clouds with the vertex attribute ``radii``, of a float for each axis, are written as ellipsoids.
+    path : Path
+        The folder.
+    annotation_type : str or None
+        ``"AXIS_ALIGNED_BOUNDING_BOX"`` makes boxes of lines. None: what ``content.metadata["annotation_type"]`` says, or else what the
+        geometry says.
 
-def write_annotations(content: Content, path: Path) -> None:
-    """Write points or lines as a folder: a spatial index of as many levels as they need, and a shard by id."""
+    Raises
+    ------
+    SourceError
+        For a type that the geometry cannot be, lines that have not two vertices, and polylines of less.
+    ValuesError
+        For radii that are negative or not finite.
+    """
     shapes = content.shapes
-    ends = 2 if shapes.kind == "line" else 1
-    ids, positions, properties, columns = _annotations(shapes, ends)
-    record = _record(properties, positions.shape[1], path)
-    rows = np.zeros(len(ids), record)
-    rows["position"] = positions
+    kind = _kind(content, annotation_type)
+    ids = _ids(shapes)
+    names, related = lists_of(shapes, content.metadata.get(RELATIONSHIPS, ())) if _objects(shapes) else ([], ())
+    properties, columns = [], {}
+    order = {name: at for at, name in enumerate(content.metadata.get(PROPERTIES, ()))}
+    for name, attribute in sorted(written(_attributes(shapes)), key=lambda one: order.get(one[0], len(order))):
+        said, values = as_property(name, attribute)
+        properties.append(said)
+        columns[said["id"]] = values
+    properties.sort(
+        key=lambda said: -columns[said["id"]].itemsize
+    )  # as they stand in bytes: not every reader sorts them
+    form = form_of(kind, shapes.n_dims, properties, "What is to be written")
+    stored = np.zeros(len(ids), form.values)
     for name, values in columns.items():
-        rows[f"p:{name}"] = values
-    names, n_dims = axis_names(content), shapes.n_dims
-    low = shapes.positions.min(0).astype(np.float64) if len(ids) else np.zeros(n_dims)
-    high = np.nextafter(shapes.positions.max(0).astype(np.float64) if len(ids) else np.ones(n_dims), np.inf)
-    high = np.maximum(high, low + 1e-6 * np.maximum(1, np.abs(low)))
+        stored[name] = values
+    offsets, vectors = _vectors(shapes, kind, ids)
+    annotations = Annotations(ids, offsets, vectors, stored, related)
+    records, boxes = records_of(annotations, form), _boxes(annotations, kind)
+    bounds = _bounds(boxes)
     path.mkdir()
     info = {
         "@type": ANNOTATION_TYPE,
-        "dimensions": content.metadata.get(DIMENSIONS, {name: [1, ""] for name in names}),
-        "lower_bound": low.tolist(),
-        "upper_bound": high.tolist(),
-        "annotation_type": "LINE" if ends == 2 else "POINT",
+        "dimensions": content.metadata.get(DIMENSIONS, {name: [1, ""] for name in axis_names(content)}),
+        "lower_bound": bounds[0].tolist(),
+        "upper_bound": bounds[1].tolist(),
+        "annotation_type": kind,
         "properties": properties,
-        "relationships": [],
-        "by_id": {"key": "by_id"},
-        "spatial": _write_cells(path, (ids, rows), low, high),
+        "relationships": _write_related(path, annotations, records, names),
+        "by_id": {"key": "by_id", "sharding": write_shard(path / "by_id", ids, _with_related(annotations, records))},
+        "spatial": write_cells(path, (ids, records), boxes, bounds),
     }
-    blobs = rows.view(np.uint8).reshape(len(rows), -1)
-    info["by_id"]["sharding"] = write_shard(path / "by_id", ids, [blob.tobytes() for blob in blobs])
     (path / "info").write_text(json.dumps(info), encoding="utf-8")
 
 
-def _annotations(
-    shapes: Shapes, ends: int
-) -> tuple[NDArray[np.uint64], NDArray[Any], list[dict[str, Any]], dict[str, NDArray[Any]]]:
-    """Return ids, positions of all ends, what the info says of properties, and their values."""
-    attributes = dict(shapes.object_attributes if ends == 2 else shapes.vertex_attributes)
-    if ends == 2:
-        counts = np.diff(shapes.offsets)
-        if (counts != 2).any():
-            row = int(np.argmax(counts != 2))
-            raise SourceError(f"Line {np.asarray(shapes.ids)[row]} has {counts[row]} vertices; expected 2 in each.")
-        ids = np.asarray(shapes.ids).astype(np.uint64)
-    else:
-        given = attributes.pop(ID, None)
-        unique = (
-            given is not None and given.values.dtype.kind in "iu" and len(np.unique(given.values)) == len(given.values)
+def _kind(content: Content, asked: str | None) -> str:
+    """Decide the annotation type; refuse what the geometry cannot be."""
+    shapes = content.shapes
+    usual = "ELLIPSOID" if _has_radii(shapes) else KINDS[shapes.kind][0]
+    kind = str(asked or content.metadata.get(KIND) or usual).upper()
+    possible = (usual,) if shapes.kind == "point_cloud" else KINDS[shapes.kind]
+    if kind not in possible:
+        way = f" Ellipsoids are points with the vertex attribute {RADII!r}, of {shapes.n_dims} floats." * (
+            kind == "ELLIPSOID"
         )
-        ids = (
-            given.values.astype(np.uint64)
-            if given is not None and unique
-            else np.arange(shapes.n_vertices, dtype=np.uint64)
+        raise SourceError(
+            f"The annotation type is {kind!r}, and the geometry is a {shapes.kind}; expected {' or '.join(possible)}.{way}"
         )
-    properties, columns = [], {}
-    for name, attribute in _written(attributes):
-        said, values = _said(name, attribute)
-        properties.append(said)
-        columns[said["id"]] = values
-    return ids, shapes.positions.reshape(len(ids), -1).astype(np.float32), properties, columns
+    return kind
 
 
-def _written(attributes: Attributes) -> Iterator[tuple[str, Attribute]]:
-    """Yield the attributes that are written; texts as codes."""
-    from raggedatlas.vectors.converters.content import as_codes
-
-    for name, attribute in attributes.items():
-        made = attribute
-        if attribute.values.dtype.kind not in "iuf":
-            made = as_codes(attribute.values.astype(object))
-        colour = made.values.dtype == np.uint8 and made.n_channels in COLOURS.values()
-        if NAME.fullmatch(name) and (colour if made.values.ndim == 2 else stored_type(made)):
-            yield name, made
+def _has_radii(shapes: Shapes) -> bool:
+    radii = shapes.vertex_attributes.get(RADII) if shapes.kind == "point_cloud" else None
+    return radii is not None and radii.values.dtype.kind == "f" and radii.values.shape[1:] == (shapes.n_dims,)
 
 
-def _said(name: str, attribute: Attribute) -> tuple[dict[str, Any], NDArray[Any]]:
-    if attribute.values.ndim == 2:
-        return {"id": name, "type": "rgb" if attribute.n_channels == 3 else "rgba"}, attribute.values
-    if "categories" not in attribute.metadata:
-        kind = str(stored_type(attribute))
-        return {"id": name, "type": kind}, attribute.values.astype(kind)
-    labels = [str(label) for label in attribute.metadata["categories"]]
-    missing = [""] if any(value is None for value in decoded(attribute)) else []
-    values = np.where(attribute.values < 0, len(labels), attribute.values).astype(np.int32)
-    said = {
-        "id": name,
-        "type": "int32",
-        "enum_values": [*range(len(labels) + len(missing))],
-        "enum_labels": labels + missing,
-    }
-    return said, values
+def _objects(shapes: Shapes) -> bool:
+    """Tell whether each annotation is an object."""
+    if shapes.kind != "point_cloud":
+        return True
+    return shapes.ids is not None and np.array_equal(shapes.offsets, np.arange(shapes.n_vertices + 1))
 
 
-def _write_cells(
-    path: Path, annotations: tuple[NDArray[np.uint64], NDArray[Any]], low: NDArray[Any], high: NDArray[Any]
+def _attributes(shapes: Shapes) -> dict[str, Attribute]:
+    """Return what may become properties."""
+    if shapes.kind != "point_cloud":
+        return dict(shapes.object_attributes)
+    own = {ID, RADII} if _has_radii(shapes) else {ID}
+    return {name: attribute for name, attribute in shapes.vertex_attributes.items() if name not in own}
+
+
+def _numbered(shapes: Shapes) -> bool:
+    """Tell whether the vertex attribute ``annotation_id`` numbers points."""
+    given = shapes.vertex_attributes.get(ID)
+    if given is None or given.values.dtype.kind not in "iu" or given.values.ndim != 1:
+        return False
+    return len(np.unique(given.values)) == len(given.values) and not (given.values < 0).any()
+
+
+def _ids(shapes: Shapes) -> NDArray[np.uint64]:
+    if shapes.kind == "point_cloud" and _numbered(shapes):
+        return shapes.vertex_attributes[ID].values.astype(np.uint64)
+    return np.asarray(shapes.ids if _objects(shapes) else np.arange(shapes.n_vertices)).astype(np.uint64)
+
+
+def _vectors(shapes: Shapes, kind: str, ids: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return offsets and vectors of the annotations; refuse wrong numbers of vertices, and radii that are none."""
+    positions = shapes.positions.astype(np.float32)
+    if shapes.kind == "point_cloud":
+        if kind == "POINT":
+            return np.arange(len(ids) + 1), positions
+        with np.errstate(over="ignore"):
+            radii = shapes.vertex_attributes[RADII].values.astype(np.float32)
+        _check_radii(ids, radii, "What is to be written")
+        return np.arange(len(ids) + 1) * 2, np.stack([positions, radii], 1).reshape(-1, shapes.n_dims)
+    counts = shapes.vertex_counts
+    bad = counts < 2 if kind == "POLYLINE" else counts != 2
+    if bad.any():
+        row, what = int(np.argmax(bad)), "Polyline" if kind == "POLYLINE" else "Line"
+        raise SourceError(
+            f"{what} {ids[row]} has {counts[row]} vertices; expected 2{' or more' * (kind == 'POLYLINE')} in each."
+        )
+    return shapes.offsets, positions[: shapes.offsets[-1]]
+
+
+def _boxes(annotations: Annotations, kind: str) -> Boxes:
+    """Return the least and greatest coordinates of each annotation."""
+    vectors = annotations.vectors.astype(np.float64)
+    if not len(annotations.ids):
+        return vectors, vectors
+    if kind == "ELLIPSOID":
+        centres, radii = vectors[::2], vectors[1::2]
+        return centres - radii, centres + radii
+    starts = annotations.offsets[:-1]
+    return np.minimum.reduceat(vectors, starts), np.maximum.reduceat(vectors, starts)
+
+
+def _bounds(boxes: Boxes) -> Boxes:
+    n_dims = boxes[0].shape[1]
+    if not len(boxes[0]):
+        return np.zeros(n_dims), np.ones(n_dims)
+    low, high = boxes[0].min(0), np.nextafter(boxes[1].max(0), np.inf)
+    return low, np.maximum(high, low + 1e-6 * np.maximum(1, np.abs(low)))
+
+
+def _with_related(annotations: Annotations, records: list[bytes]) -> list[bytes]:
+    """Return the records followed by what each annotation is related to."""
+    if not annotations.related:
+        return records
+    tails = [b""] * len(records)
+    for offsets, named in annotations.related:
+        ends, data = (8 * offsets).tolist(), named.astype("<u8").tobytes()
+        heads = np.diff(offsets).astype("<u4")
+        tails = [
+            tail + head.tobytes() + data[a:b]
+            for tail, head, a, b in zip(tails, heads, ends[:-1], ends[1:], strict=True)
+        ]
+    return [record + tail for record, tail in zip(records, tails, strict=True)]
+
+
+def _write_related(
+    path: Path, annotations: Annotations, records: list[bytes], names: list[str]
 ) -> list[dict[str, Any]]:
-    """Write the spatial index, coarse to fine; each annotation stands on one level, in the cells that its box touches."""
-    ids, rows = annotations
-    ends = rows["position"].reshape(len(rows), -1, len(low)).astype(np.float64)
-    first, last = ends.min(1), ends.max(1)
-    left = np.random.default_rng(0).permutation(len(ids))
-    shape = np.ones(len(low), np.int64)
-    levels: list[dict[str, Any]] = []
-    while len(left) or not levels:
-        size = (high - low) / shape
-        cells = [np.clip(((corner[left] - low) / size).astype(np.int64), 0, shape - 1) for corner in (first, last)]
-        codes = np.ravel_multi_index(tuple(cells[0].T), tuple(shape))
-        most = int(np.bincount(np.unique(codes, return_inverse=True)[1], minlength=1).max()) if len(codes) else 0
-        taken = left[: len(left) if most <= PER_CELL else int(len(left) * PER_CELL / most)]
-        key = f"spatial{len(levels)}"
-        (path / key).mkdir()
-        found: dict[tuple[int, ...], list[int]] = {}
-        for row, near, far in zip(taken.tolist(), cells[0].tolist(), cells[1].tolist(), strict=False):
-            for cell in np.ndindex(*(b - a + 1 for a, b in zip(near, far, strict=True))):
-                found.setdefault(tuple(a + c for a, c in zip(near, cell, strict=True)), []).append(row)
-        for cell, members in found.items():
-            data = np.uint64(len(members)).tobytes() + rows[members].tobytes() + ids[members].astype("<u8").tobytes()
-            (path / key / "_".join(map(str, cell))).write_bytes(data)
-        limit = max((len(members) for members in found.values()), default=1)
-        levels.append({"key": key, "grid_shape": shape.tolist(), "chunk_size": size.tolist(), "limit": limit})
-        left = left[len(taken) :]
-        shape = np.where(size >= size.max() / 2, shape * 2, shape)
-    return levels
+    """Write, for each relationship, the annotations by related id; return what the info says of them."""
+    made = []
+    for number, (name, lists) in enumerate(zip(names, annotations.related, strict=True)):
+        found = dict(by_related(lists))
+        blobs = [pack_list(annotations.ids, records, rows) for rows in found.values()]
+        sharding = write_shard(path / f"related{number}", np.array([*found], np.uint64), blobs)
+        made.append({"id": name, "key": f"related{number}", "sharding": sharding})
+    return made
 
 
 def annotation_losses(shapes: Shapes) -> Iterator[str]:
-    """Yield which values are not held: those with names Neuroglancer refuses, wide ones, several channels."""
+    """Yield what is not held: names that Neuroglancer refuses, wide values, several channels, groups that are no relationships."""
     yield from rounded(shapes, np.float32, "32 bits")
-    line = shapes.kind == "line"
-    attributes = dict(shapes.object_attributes if line else shapes.vertex_attributes)
-    other = shapes.vertex_attributes if line else shapes.object_attributes
-    kept = {name for name, _ in _written(attributes)}
+    points = shapes.kind == "point_cloud"
+    attributes = _attributes(shapes)
+    kept = {name for name, _ in written(attributes)}
     for name, attribute in attributes.items():
-        if name not in kept and (line or name != ID):
+        if name not in kept:
             yield f"attribute {name!r} is left out: its name, width or channels are none of the format's"
         else:
-            yield from value_losses("vertex", name, replace(attribute))
-    for name in other:
+            yield from value_losses("vertex" if points else "object", name, attribute)
+    for name in shapes.object_attributes if points else shapes.vertex_attributes:
         yield f"attribute {name!r} is left out"
-    if not line and shapes.ids is not None:
+    if points:
+        yield from _point_losses(shapes)
+    yield from _group_losses(shapes)
+
+
+def _point_losses(shapes: Shapes) -> Iterator[str]:
+    if _has_radii(shapes):
+        yield from value_losses("vertex", RADII, shapes.vertex_attributes[RADII])
+    if ID in shapes.vertex_attributes and not _numbered(shapes):
+        yield f"attribute {ID!r} is left out: ids are whole numbers, not negative, each once"
+    if shapes.ids is not None and not _objects(shapes):
         yield f"objects: which of the {shapes.n_objects} a point belongs to is left out"
+    elif shapes.ids is not None and not np.array_equal(_ids(shapes), shapes.ids.astype(np.uint64)):
+        yield f"objects: their ids are left out; {ID!r} stands for them"
+
+
+def _group_losses(shapes: Shapes) -> Iterator[str]:
+    groups = shapes.groups
+    if groups is None:
+        return
+    if not relates(groups) or not _objects(shapes):
+        yield f"groups: {groups.n_groups} are left out; those with the attributes {RELATIONSHIP!r} and {RELATED!r} are held"
+        return
+    empty = int(np.count_nonzero(np.diff(groups.offsets) == 0))
+    if empty:
+        yield f"groups: {empty} without members are left out"
+    for name in groups.attributes:
+        if name not in (RELATIONSHIP, RELATED, PLACE):
+            yield f"group attribute {name!r} is left out"

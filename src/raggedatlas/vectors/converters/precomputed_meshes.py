@@ -1,4 +1,4 @@
-"""Neuroglancer precomputed meshes: the single-resolution format in and out, the finest level of the Draco one in."""
+"""Neuroglancer precomputed meshes: both formats in, the single-resolution one out."""
 
 import json
 from collections.abc import Iterator
@@ -6,22 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import Content, Holding
-from raggedatlas.vectors.converters.precomputed import Blob, moved, read_blobs, read_info, take_bytes
+from raggedatlas.vectors.converters.octree import Surface
+from raggedatlas.vectors.converters.precomputed import moved, read_info, take_bytes
+from raggedatlas.vectors.converters.precomputed_draco import DRACO_TYPE, check_triangles, joined_surfaces, read_levels
 from raggedatlas.vectors.converters.precomputed_skeletons import NANOMETRES
 from raggedatlas.vectors.converters.stl import rounded
-from raggedatlas.vectors.draco import decode_cell
 from raggedatlas.vectors.shapes import Shapes
 from raggedatlas.vectors.subsets import spread, take_objects
 
-LEGACY_TYPE, DRACO_TYPE = "neuroglancer_legacy_mesh", "neuroglancer_multilod_draco"
+LEGACY_TYPE = "neuroglancer_legacy_mesh"
 
 MESH_HOLDING = Holding(kinds=("mesh",), dims=(3,), vertex=(), link=(), object=())
-
-Surface = tuple[NDArray[Any], NDArray[np.int64]]
 
 
 def read_meshes(path: Path) -> Content:
@@ -30,13 +28,13 @@ def read_meshes(path: Path) -> Content:
     Parameters
     ----------
     path : Path
-        A folder of single-resolution meshes (``<id>:0`` files, with or without ``info``), or of multi-resolution ones, of which the finest
-        level is read, with or without shards.
+        A folder of single-resolution meshes (``<id>:0`` files, with or without ``info``), or of multi-resolution ones, with or without
+        shards.
 
     Returns
     -------
     Content
-        A mesh for each id; fragments are joined as they stand, with their seams.
+        A mesh for each id; fragments are joined as they stand, with their seams. `Content.coarser` has the coarser levels of detail.
 
     Raises
     ------
@@ -49,24 +47,25 @@ def read_meshes(path: Path) -> Content:
     if (path / "info").exists():
         info = read_info(path)
     if info.get("@type") == DRACO_TYPE:
-        meshes = {blob.key: _read_draco(blob, info, path) for blob in read_blobs(path, info.get("sharding"), ".index")}
-        left: tuple[str, ...] = ("coarser levels of detail are left out",)
+        levels = read_levels(path, info)
     else:
         names = sorted(
             (int(f.name[:-2]), f) for f in path.iterdir() if f.name.endswith(":0") and f.name[:-2].isdecimal()
         )
-        meshes, left = {key: _read_legacy(file) for key, file in names}, ()
-    if not meshes:
+        levels = [{key: _read_legacy(file) for key, file in names}]
+    if not levels or not levels[0]:
         raise SourceError(f"{path} holds no meshes.")
+    finest, *coarser = (_shapes(meshes, info, path) for meshes in levels)
+    return Content(finest, axes=NANOMETRES, coarser=tuple(coarser))
+
+
+def _shapes(meshes: dict[int, Surface], info: dict[str, Any], path: Path) -> Shapes:
+    """Return surfaces as objects, with their ids."""
     offsets = spread(np.array([len(points) for points, _ in meshes.values()]))
     links = [faces + start for (_, faces), start in zip(meshes.values(), offsets, strict=False)]
     positions = moved(np.concatenate([points for points, _ in meshes.values()]), info, path)
     bounds = spread(np.array([len(part) for part in links]))
-    return Content(
-        Shapes("mesh", positions, offsets, np.array([*meshes]), np.concatenate(links), bounds),
-        axes=NANOMETRES,
-        left=left,
-    )
+    return Shapes("mesh", positions, offsets, np.array([*meshes]), np.concatenate(links), bounds)
 
 
 def _read_legacy(file: Path) -> Surface:
@@ -90,57 +89,13 @@ def _read_legacy(file: Path) -> Surface:
         if len(faces) and faces.max() >= n:
             raise SourceError(f"{fragment} has a face of vertex {faces.max()}; it has {n}.")
         parts.append((points.reshape(-1, 3), faces.astype(np.int64)))
-    return _joined(parts)
-
-
-def _joined(parts: list[Surface]) -> Surface:
-    starts = spread(np.array([len(points) for points, _ in parts], np.int64))
-    points = np.concatenate([np.zeros((0, 3), np.float32), *(points for points, _ in parts)])
-    faces = [part + start for (_, part), start in zip(parts, starts, strict=False)]
-    return points.astype(np.float32), np.concatenate([np.zeros((0, 3), np.int64), *faces])
-
-
-def _read_draco(blob: Blob, info: dict[str, Any], path: Path) -> Surface:
-    """Read the finest level of one multi-resolution mesh."""
-    where = f"{path}, mesh {blob.key}"
-    head, at = take_bytes(blob.data, 0, 6, "<f4", where)
-    shape, origin = head[:3].astype(np.float64), head[3:].astype(np.float64)
-    (n_levels,), at = take_bytes(blob.data, at, 1, "<u4", where)
-    _, at = take_bytes(blob.data, at, int(n_levels), "<f4", where)
-    shifts, at = take_bytes(blob.data, at, 3 * int(n_levels), "<f4", where)
-    counts, at = take_bytes(blob.data, at, int(n_levels), "<u4", where)
-    total = 0
-    nodes, sizes = np.zeros((0, 3)), np.zeros(0, np.int64)
-    for level, count in enumerate(counts.tolist()):
-        places, at = take_bytes(blob.data, at, 3 * count, "<u4", where)
-        lengths, at = take_bytes(blob.data, at, count, "<u4", where)
-        total += int(lengths.astype(np.int64).sum())
-        if level == 0:
-            nodes, sizes = places.reshape(3, -1).T.astype(np.float64), lengths.astype(np.int64)
-    data = blob.shard[blob.start - total : blob.start] if blob.shard else (path / str(blob.key)).read_bytes()
-    ends = np.cumsum(sizes)
-    if len(ends) and ends[-1] > len(data):
-        raise SourceError(f"{where} has {len(data)} bytes of fragments; expected {ends[-1]}. They are cut off.")
-    widest = 2 ** int(info.get("vertex_quantization_bits", 16)) - 1
-    parts = []
-    for node, size, end in zip(nodes, sizes, ends, strict=True):
-        if size:
-            points, faces = _decode(data[end - size : end], where)
-            parts.append((origin + shifts[:3] + shape * (node + points / widest), faces))
-    return _joined(parts)
-
-
-def _decode(data: bytes, where: str) -> Surface:
-    try:
-        points, faces = decode_cell(np.frombuffer(data, np.uint8), where)
-    except CorruptError as error:
-        raise SourceError(f"{where} has a fragment that is no Draco mesh: {error}") from None
-    return points.astype(np.float64), faces
+    return joined_surfaces(parts)
 
 
 def write_meshes(content: Content, path: Path) -> None:
     """Write meshes as a folder in the single-resolution format, one fragment for each."""
     shapes = content.shapes
+    check_triangles(shapes)
     path.mkdir()
     (path / "info").write_text(json.dumps({"@type": LEGACY_TYPE}), encoding="utf-8")
     for row, key in enumerate(np.asarray(shapes.ids).tolist()):

@@ -111,7 +111,7 @@ def _points(folder: Path, attributes: Mapping[str, Any], objects: str | None) ->
     except (pa.ArrowInvalid, OSError) as error:
         raise SourceError(f"{folder} has no points.parquet that can be read: {error}.") from None
     content = table_content(
-        table, str(folder), axes=[a for a in attributes.get("axes", []) if a != "c"] or None, objects=objects
+        table, str(folder), axes=[a for a in attributes.get("axes") or [] if a != "c"] or None, objects=objects
     )
     said = {key: value for key, value in attributes.get("spatialdata_attrs", {}).items() if key != "version"}
     return Content(content.shapes, {KEY: said} if said else {}, content.axes, content.left)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SourceError
+from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.vectors.converters.content import Content, Holding
 from raggedatlas.vectors.converters.tables import number_rows, read_text
 from raggedatlas.vectors.shapes import Attribute, Shapes
@@ -132,7 +132,15 @@ def stl_losses(shapes: Shapes) -> list[str]:
 
 
 def rounded(shapes: Shapes, kind: type[np.floating[Any]], what: str) -> list[str]:
-    """Say whether positions change when they are written as a narrower type."""
-    if np.array_equal(shapes.positions.astype(kind).astype(shapes.positions.dtype), shapes.positions):
+    """Say whether positions change when they are written as a narrower type; `ValuesError` for those beyond it."""
+    with np.errstate(over="ignore"):
+        narrow = shapes.positions.astype(kind)
+    beyond = ~np.isfinite(narrow).all(1) & np.isfinite(shapes.positions).all(1)
+    if beyond.any():
+        row = int(np.argmax(beyond))
+        raise ValuesError(
+            f"Vertex {row} lies at {shapes.positions[row].tolist()}, beyond floats of {what}; scale the positions first."
+        )
+    if np.array_equal(narrow.astype(shapes.positions.dtype), shapes.positions):
         return []
     return [f"rounded: positions, from {shapes.positions.dtype} to {what}"]

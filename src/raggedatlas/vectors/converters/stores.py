@@ -8,10 +8,11 @@ from typing import Any
 
 from raggedatlas.errors import SourceError
 from raggedatlas.store.location import REMOTE_SCHEMES
-from raggedatlas.vectors.building import Cutting, make_geometry
+from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
 from raggedatlas.vectors.coarsening.steps import Steps
 from raggedatlas.vectors.converters.content import Content
 from raggedatlas.vectors.converters.files import read_file, write_file
+from raggedatlas.vectors.converters.registry import CONVERTERS
 from raggedatlas.vectors.pyramids import make_pyramid
 from raggedatlas.vectors.reading import open_vectors
 from raggedatlas.vectors.writing import write
@@ -42,6 +43,8 @@ class Conversion:
         Refuse what would lose anything.
     overwrite : bool
         Whether what is there is replaced.
+    writing : mapping
+        Options of the writer of a file.
     """
 
     read: str | None = None
@@ -53,6 +56,7 @@ class Conversion:
     cutting: Cutting = field(default_factory=Cutting)
     strict: bool = False
     overwrite: bool = False
+    writing: dict[str, Any] = field(default_factory=dict)
 
 
 STORE = "store"
@@ -99,6 +103,7 @@ def convert(
     MissingExtraError
         Without the library that a format needs.
     """
+    _check_writing(how, target)
     from_store = how.read == STORE or (how.read is None and is_store(source))
     to_store = how.written == STORE or (how.written is None and is_store(target))
     if from_store and to_store and how.steps is None and how.cutting == Cutting() and how.level is None:
@@ -111,19 +116,40 @@ def convert(
             f"{source} would not come through whole: {'; '.join(told)}. Convert without strict to leave these out."
         )
     if not to_store:
-        return told + write_file(content, target, format=how.written, strict=how.strict, overwrite=how.overwrite)
+        if how.steps is not None and how.written in CONVERTERS and CONVERTERS[how.written].holding.levels:
+            content = replace(content, coarser=tuple(step.shapes for step in make_pyramid(content.shapes, how.steps)))
+        asked: dict[str, Any] = {"format": how.written, "strict": how.strict, "overwrite": how.overwrite}
+        return told + write_file(content, target, **asked, **how.writing)
     write_store(content, target, how)
     return told
 
 
+def _check_writing(how: Conversion, target: str | os.PathLike[str]) -> None:
+    """Refuse options of a writer where a store is written, and those that have a place of their own."""
+    own = sorted({"format", "overwrite", "strict"} & set(how.writing))
+    if own:
+        raise SourceError(f"The options {', '.join(own)} are none of a writer; say them of the conversion itself.")
+    if how.writing and (how.written == STORE or (how.written is None and is_store(target))):
+        raise SourceError(f"The options {', '.join(sorted(how.writing))} mean nothing for writing a geometry store.")
+
+
 def write_store(content: Content, target: str | os.PathLike[str], how: Conversion = Conversion()) -> None:
     """Write what a file says as a geometry store, with a pyramid if `how.steps` asks for one."""
-    cutting = how.cutting
+    cutting, shapes = how.cutting, content.shapes
     if cutting.axes is None and content.axes is not None and len(content.axes) == content.shapes.n_dims:
         cutting = replace(cutting, axes=content.axes)
-    coarser = () if how.steps is None else make_pyramid(content.shapes, how.steps)
-    geometry = make_geometry(content.shapes, cutting, coarser=coarser, metadata=dict(content.metadata))
+    coarser = _given_levels(content) if how.steps is None else make_pyramid(shapes, how.steps)
+    geometry = make_geometry(shapes, cutting, coarser=coarser, metadata=dict(content.metadata))
     write(geometry, os.fspath(target), layout=how.layout, overwrite=how.overwrite)
+
+
+def _given_levels(content: Content) -> tuple[Coarser, ...]:
+    """Return the coarser levels that a file has, as levels of a store: each with chunks and bins of twice the edges."""
+    ratios = [(2**number,) * content.shapes.n_dims for number in range(1, len(content.coarser) + 1)]
+    return tuple(
+        Coarser(shapes, ratio, ratio, None, "manual", max(1, shapes.n_objects) / max(1, content.shapes.n_objects))
+        for shapes, ratio in zip(content.coarser, ratios, strict=True)
+    )
 
 
 def _content_of_file(source: str | os.PathLike[str], how: Conversion) -> Content:
@@ -136,4 +162,6 @@ def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> tuple[
     store = open_vectors(os.fspath(source))
     content = Content(store.read(level=how.level or 0), dict(store.geometry.metadata), store.geometry.axes)
     others = store.n_levels - 1
+    if how.level is None and how.written in CONVERTERS and CONVERTERS[how.written].holding.levels:
+        return replace(content, coarser=tuple(store.read(level=level) for level in range(1, others + 1))), []
     return content, [f"levels: {others} coarser ones are left out"] if others and how.level is None else []

@@ -101,9 +101,25 @@ def vertex_table(content: Content) -> "pa.Table":
     columns = dict(zip(axis_names(content), shapes.positions.T, strict=False))
     if shapes.ids is not None:
         columns[OBJECT_ID] = shapes.ids[owners(shapes)]
+    made = {name: pa.array(np.ascontiguousarray(column)) for name, column in columns.items()}
     for name, attribute in shapes.vertex_attributes.items():
-        columns |= dict(split_channels(name, attribute))
-    return pa.table({name: pa.array(np.ascontiguousarray(column)) for name, column in columns.items()})
+        names = attribute.metadata.get("categories")
+        if names is not None and attribute.values.ndim == 1 and all(isinstance(text, str) for text in names):
+            made[name] = _dictionary(attribute)
+        else:
+            made |= {key: pa.array(np.ascontiguousarray(column)) for key, column in split_channels(name, attribute)}
+    return pa.table(made)
+
+
+def _dictionary(attribute: Attribute) -> "pa.DictionaryArray":
+    """Return codes of categories as a dictionary that keeps all of them in their order; codes of none are null."""
+    import pyarrow as pa
+
+    names, codes = attribute.metadata["categories"], attribute.values.astype(np.int64)
+    none = (codes < 0) | (codes >= len(names))
+    places = pa.array(np.where(none, 0, codes).astype(np.int32), mask=none)
+    ordered = bool(attribute.metadata.get("ordered"))
+    return pa.DictionaryArray.from_arrays(places, pa.array(names, pa.string()), ordered=ordered)
 
 
 def split_channels(name: str, attribute: Attribute) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -301,8 +317,27 @@ def _attribute(table: "pa.Table", name: str, what: str) -> Attribute:
             )
         return Attribute(np.asarray(column.to_numpy()))
     if pa.types.is_dictionary(kind):
+        found = _categories(column)
+        if found is not None:
+            return found
         column = column.cast(kind.value_type)
     return as_codes(np.array(column.cast(pa.string()).to_pylist(), object))
+
+
+def _categories(column: "pa.ChunkedArray") -> Attribute | None:
+    """Return a dictionary of texts as it is, order and unused categories included: a gene without a transcript was measured too."""
+    import pyarrow as pa
+
+    whole = column.unify_dictionaries().combine_chunks()
+    names = whole.dictionary.to_pylist()
+    if not (pa.types.is_string(column.type.value_type) or pa.types.is_large_string(column.type.value_type)):
+        return None
+    if None in names or len(set(names)) < len(names):
+        return None
+    width = np.int16 if len(names) < 2**15 else np.int32
+    codes = np.asarray(whole.indices.cast(pa.int64()).fill_null(-1)).astype(width)
+    metadata = {"encoding": "dictionary", "categories": names, "ordered": column.type.ordered, "_FillValue": -1}
+    return Attribute(codes, metadata=metadata)
 
 
 def _first_null(column: Any) -> int:  # noqa: ANN401  (an Arrow column)

@@ -7,13 +7,15 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 
-from raggedatlas.errors import StoreError
+from raggedatlas.errors import QueryError, StoreError
 from raggedatlas.verbs.viewer.columns import Column
 from raggedatlas.verbs.viewer.page import refuse_existing
+from raggedatlas.verbs.viewer.palette import category_colors, read_colors
 from raggedatlas.verbs.viewer.scene import Scene
 
 ID, X, Y = "id", "x", "y"
@@ -109,10 +111,13 @@ def write_vitessce(
     Returns
     -------
     Path
-        The folder, with ``vitessce.json`` and ``cells.adata.zarr``; addresses in the configuration are relative to it.
+        The folder, with ``vitessce.json`` and ``cells.adata.zarr``, to be served at the address of the scene's look, which
+        the configuration names.
 
     Raises
     ------
+    QueryError
+        If that address is none.
     DuplicateError, StoreError
         If the folder is there, or cannot be written.
     FeatureError
@@ -120,12 +125,13 @@ def write_vitessce(
     """
     target = Path(path)
     refuse_existing(target, overwrite=overwrite)
+    config = json.dumps(vitessce_config(scene, genes), indent=2)
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir()
         _write_cells(scene, part / CELLS, genes)
-        (part / CONFIG).write_text(json.dumps(vitessce_config(scene, genes), indent=2) + "\n", encoding="utf-8")
+        (part / CONFIG).write_text(config + "\n", encoding="utf-8")
         if target.exists():
             shutil.rmtree(target)
         part.rename(target)
@@ -167,7 +173,13 @@ def _member(name: str, i: int) -> str:
 
 
 def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
-    """Write the configuration of Vitessce: the map, the sets of cells, and genes where there are some."""
+    """Write the configuration of Vitessce: the map, the sets of cells and their colours, and genes where there are some.
+
+    Raises
+    ------
+    QueryError
+        If the address of the scene's look is none: Vitessce takes none without a host.
+    """
     sets = [
         {"name": column.name, "path": f"obs/{_member(column.name, i)}"}
         for i, column in enumerate(scene.columns)
@@ -190,15 +202,42 @@ def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
             {
                 "uid": _ROOT,
                 "name": scene.look.title,
-                "files": [{"fileType": "anndata.zarr", "url": CELLS, "options": options}],
+                "files": [{"fileType": "anndata.zarr", "url": _address(scene), "options": options}],
             }
         ],
-        "coordinationSpace": {"dataset": {_ROOT: _ROOT}, "embeddingType": {_ROOT: "map"}},
+        "coordinationSpace": {
+            "dataset": {_ROOT: _ROOT},
+            "embeddingType": {_ROOT: "map"},
+            "obsSetColor": {_ROOT: _set_colors(scene)},
+        },
         "layout": views,
         "initStrategy": "auto",
     }
 
 
+def _address(scene: Scene) -> str:
+    address = scene.look.address
+    parts = urlsplit(address)
+    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
+        raise QueryError(
+            f"address={address!r} is none that Vitessce reads from; write where the folder will be served, "
+            "e.g. 'http://localhost:8000'."
+        )
+    return f"{address.rstrip('/')}/{CELLS}"
+
+
+def _set_colors(scene: Scene) -> list[dict[str, Any]]:
+    """Give every category the colour that the page shows it in."""
+    found = []
+    for column in scene.columns:
+        if column.kind == "category":
+            labels = column.values.dictionary.to_pylist()
+            given = read_colors({column.name: column.colors}).get(column.name, {})
+            for label, color in zip(labels, category_colors(labels, given), strict=True):
+                found.append({"path": [column.name, label], "color": list(bytes.fromhex(color[1:]))})
+    return found
+
+
 def _view(component: str, x: int, y: int, w: int, h: int, *, embedding: bool = False) -> dict[str, Any]:
-    scopes = {"dataset": _ROOT, **({"embeddingType": _ROOT} if embedding else {})}
+    scopes = {"dataset": _ROOT, "obsSetColor": _ROOT, **({"embeddingType": _ROOT} if embedding else {})}
     return {"component": component, "coordinationScopes": scopes, "x": x, "y": y, "w": w, "h": h}

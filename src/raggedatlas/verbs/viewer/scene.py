@@ -93,6 +93,8 @@ class Look:
         None follows the reader's system.
     axes : (int, int) or None
         Which two columns of the coordinates; None takes the two of the plane, and the plane of most variance in space.
+    address : str
+        Where a folder for Vitessce will be served; Vitessce opens no address without a host.
     """
 
     title: str = "Cells"
@@ -104,6 +106,7 @@ class Look:
     seed: int = 0
     theme: str | None = None
     axes: tuple[int, int] | None = None
+    address: str = "http://localhost:8000"
 
 
 @dataclass(frozen=True)

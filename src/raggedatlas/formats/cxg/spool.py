@@ -1,0 +1,106 @@
+"""Columns that wait in temporary files until their table is written, so that a long table takes no memory."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.formats.cxg.engine import answering
+from raggedatlas.store.allocators import give_back
+
+SPOOL_ROWS = 1 << 17
+"""Tables of up to so many rows stay in memory: what is encoded of them takes some ten megabytes a column."""
+
+BATCH_ROWS = 1 << 14
+"""Rows of one batch in a file; text of so many is turned from Python's strings at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A column in a file, of which rows are read when they are asked for.
+
+    Parameters
+    ----------
+    path : Path
+        An Arrow file of one column.
+    n_rows : int
+        Its length.
+    dtype : numpy.dtype
+        Of what a slice gives; text as objects.
+    """
+
+    path: Path
+    n_rows: int
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """Read consecutive rows, (k,) of its dtype."""
+        start, stop, _ = rows.indices(self.n_rows)
+        with answering(self.path, writes=True), pa.memory_map(str(self.path)) as file:
+            found = pa.ipc.open_file(file).read_all().column(0).slice(start, stop - start)
+            values: NDArray[Any] = found.to_numpy().astype(self.dtype)
+            return values
+
+
+class Spool:
+    """Puts columns into files of a folder; whoever owns the folder removes it.
+
+    Parameters
+    ----------
+    folder : Path
+        Made with the first column.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> kept = Spool(Path(tempfile.mkdtemp())).keep([np.array(["a", "b"], object), np.array(["c"], object)])
+    >>> len(kept), kept[1:3].tolist()
+    (3, ['b', 'c'])
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._n_columns = folder, 0
+
+    def keep(self, parts: Iterable[NDArray[Any]]) -> Spooled:
+        """Write a column and forget it.
+
+        Parameters
+        ----------
+        parts : iterable of (k,) array
+            Its rows, one part or more, of one dtype: numbers without missing values, or text as objects.
+
+        Raises
+        ------
+        StoreError
+            If there is no room.
+        """
+        path = self._folder / f"{self._n_columns}.arrow"
+        self._n_columns += 1
+        writer, n_rows, dtype = None, 0, np.dtype(object)
+        with answering(path, writes=True):
+            self._folder.mkdir(exist_ok=True)
+            with pa.OSFile(str(path), "wb") as file:
+                for part in _batches(parts):
+                    dtype = part.dtype
+                    values = pa.array(part, pa.large_string() if dtype.kind == "O" else None)
+                    batch = pa.record_batch([values], ["values"])
+                    writer = pa.ipc.new_file(file, batch.schema) if writer is None else writer
+                    writer.write_batch(batch)
+                    n_rows += len(part)
+                if writer is not None:
+                    writer.close()
+        give_back()
+        return Spooled(path, n_rows, dtype)
+
+
+def _batches(parts: Iterable[NDArray[Any]]) -> Iterable[NDArray[Any]]:
+    for part in parts:
+        for start in range(0, len(part), BATCH_ROWS):
+            yield part[start : start + BATCH_ROWS]

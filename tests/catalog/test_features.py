@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import features, upkeep
-from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog
+from raggedatlas.catalog import features, registering, upkeep
+from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog, create_catalog
 from raggedatlas.catalog.cells import (
     CellColumn,
     column_conflict,
@@ -17,10 +17,11 @@ from raggedatlas.catalog.cells import (
     metadata_columns,
     widen,
 )
-from raggedatlas.catalog.layouts import ensure_layout, read_layouts
+from raggedatlas.catalog.layouts import ensure_layouts, read_layouts
 from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
 from raggedatlas.model.frames import ColumnFacts, facts_of
 from raggedatlas.model.ids import feature_uids, layout_uid
+from raggedatlas.store.location import Location
 from raggedatlas.testing.atlases import SPACE, write_dataset
 
 Two = tuple[Catalog, str, str]
@@ -35,7 +36,7 @@ def uid_of(name: str) -> str:
 def test_names_resolve_in_the_asked_order(two: Two) -> None:
     """Uid, id, symbol and alias all find a feature; unknown and repeated names are refused by name."""
     catalog = two[0]
-    features.register_features(
+    registering.register_features(
         catalog, SPACE, pa.table({"uid": [uid_of("A")], "symbol": ["Alpha"], "aliases": [["alef"]]})
     )
     registry = features.read_registry(catalog, SPACE)
@@ -56,7 +57,7 @@ def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
     catalog = two[0]
     upkeep.reindex(catalog)
     before = features.read_registry(catalog, SPACE)
-    n = features.register_features(
+    n = registering.register_features(
         catalog, SPACE, pa.table({"uid": [uid_of("B"), uid_of("N")], "symbol": ["Beta", "N"]})
     )
     assert n == 1
@@ -64,10 +65,10 @@ def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
     assert after.global_index[after.row_of[uid_of("B")]] == before.global_index[before.row_of[uid_of("B")]]
     assert after.resolve(["Beta", "B"]).uids == (uid_of("B"),) * 2
     version = catalog.tables.version(f"{SPACE}_registry")
-    assert features.register_features(catalog, SPACE, pa.table({"uid": [uid_of("B")], "symbol": ["Beta"]})) == 0
+    assert registering.register_features(catalog, SPACE, pa.table({"uid": [uid_of("B")], "symbol": ["Beta"]})) == 0
     assert catalog.tables.version(f"{SPACE}_registry") == version
     with pytest.raises(SchemaError, match="colour"):
-        features.register_features(catalog, SPACE, pa.table({"uid": ["x"], "colour": ["red"]}))
+        registering.register_features(catalog, SPACE, pa.table({"uid": ["x"], "colour": ["red"]}))
 
 
 def test_merged_features_answer_as_one(two: Two) -> None:
@@ -75,13 +76,13 @@ def test_merged_features_answer_as_one(two: Two) -> None:
     catalog = two[0]
     upkeep.reindex(catalog)
     index = features.read_registry(catalog, SPACE).global_index.tolist()
-    features.merge_features(catalog, SPACE, {"A": "B"})
-    features.merge_features(catalog, SPACE, {"B": "D"})
+    registering.merge_features(catalog, SPACE, {"A": "B"})
+    registering.merge_features(catalog, SPACE, {"B": "D"})
     registry = features.read_registry(catalog, SPACE)
     assert registry.resolve(["A", "B", "D"]).uids == (uid_of("D"),) * 3
     assert registry.global_index.tolist() == index
     with pytest.raises(FeatureError, match="themselves"):
-        features.merge_features(catalog, SPACE, {"C": "C"})
+        registering.merge_features(catalog, SPACE, {"C": "C"})
     assert len(features.find_datasets_with_features(catalog, SPACE, ["D"])) == 2
 
 
@@ -106,15 +107,12 @@ def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
 @given(rounds=st.lists(st.lists(st.sampled_from("abcdefghij"), min_size=1, unique=True), min_size=1, max_size=5))
 def test_indices_are_dense_and_final(tmp_path_factory: pytest.TempPathFactory, rounds: list[list[str]]) -> None:
     """However features arrive, indices are 0..N-1 and never change."""
-    from raggedatlas.catalog.catalog import create_catalog
-    from raggedatlas.store.location import Location
-
     catalog = create_catalog(Location(str(tmp_path_factory.mktemp("index") / "atlas")))
     catalog.add_space(catalog.space(SPACE))
     given_so_far: dict[str, int] = {}
     for names in rounds:
-        features.register_features(catalog, SPACE, pa.table({"uid": names}))
-        features.reindex_registry(catalog, SPACE)
+        registering.register_features(catalog, SPACE, pa.table({"uid": names}))
+        registering.reindex_registry(catalog, SPACE)
         registry = features.read_registry(catalog, SPACE)
         now = dict(zip(registry.uids.tolist(), registry.global_index.tolist(), strict=True))
         assert sorted(now.values()) == list(range(len(now)))
@@ -122,13 +120,58 @@ def test_indices_are_dense_and_final(tmp_path_factory: pytest.TempPathFactory, r
         given_so_far = now
 
 
+TABLES = st.lists(
+    st.dictionaries(
+        st.sampled_from("abcdef"),
+        st.tuples(st.sampled_from(["P", "Q", None]), st.sampled_from([None, "x", "y"])),
+        min_size=1,
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(tables=TABLES)
+def test_tables_registered_together_or_in_turn_come_to_the_same(
+    tmp_path_factory: pytest.TempPathFactory, tables: list[dict[str, tuple[str | None, str | None]]]
+) -> None:
+    """One commit of several tables leaves the features that a commit of each leaves, and counts as many new ones."""
+    given_tables = [
+        pa.table(
+            {
+                "uid": list(rows),
+                "symbol": pa.array([symbol for symbol, _ in rows.values()], pa.string()),
+                "aliases": pa.array(
+                    [None if alias is None else [alias] for _, alias in rows.values()], pa.list_(pa.string())
+                ),
+            }
+        )
+        for rows in tables
+    ]
+    found = []
+    for together in (True, False):
+        catalog = create_catalog(Location(str(tmp_path_factory.mktemp("together") / "atlas")))
+        catalog.add_space(catalog.space(SPACE))
+        steps = [given_tables] if together else [[table] for table in given_tables]
+        n_new = sum(registering.register_features(catalog, SPACE, *step) for step in steps)
+        rows = features.read_registry(catalog, SPACE).table.sort_by("uid").to_pylist()
+        found.append((n_new, [row | {"aliases": sorted(row["aliases"] or [])} for row in rows]))
+    assert found[0] == found[1]
+
+
 def test_layouts_are_shared_and_read_in_column_order(two: Two) -> None:
     """Equal lists are stored once, any order of rows reads back in column order, repeated rows vanish at optimize."""
     catalog = two[0]
     uids = [uid_of(name) for name in "CAB"]
     none = np.full(3, -1)
-    uid = ensure_layout(catalog, uids, none)
-    assert uid == ensure_layout(catalog, uids, none) == layout_uid(uids)
+    (uid,) = ensure_layouts(catalog, [(uids, none)])
+    assert uid == layout_uid(uids)
+    assert ensure_layouts(catalog, [(uids, none), (uids[:2], none[:2]), (uids, none)]) == [
+        uid,
+        layout_uid(uids[:2]),
+        uid,
+    ]
+    assert catalog.tables.count(LAYOUTS, f"layout_uid = '{uid}'") == 3
     rows = catalog.tables.read(LAYOUTS, where=f"layout_uid = '{uid}'")
     catalog.tables.append(LAYOUTS, rows.take([2, 0, 1]))
     found = read_layouts(catalog, [uid, "", "missing"])
@@ -138,7 +181,7 @@ def test_layouts_are_shared_and_read_in_column_order(two: Two) -> None:
     upkeep.optimize(catalog)
     assert catalog.tables.count(LAYOUTS, f"layout_uid = '{uid}'") == 3
     assert (read_layouts(catalog, [uid])[uid].global_index >= 0).all()
-    assert ensure_layout(catalog, [], np.array([], int)) == layout_uid([])
+    assert ensure_layouts(catalog, [([], np.array([], int))]) == [layout_uid([])]
 
 
 @given(old=VALUES, new=VALUES, ordered=st.tuples(st.booleans(), st.booleans()))

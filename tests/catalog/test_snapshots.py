@@ -255,7 +255,7 @@ def test_diff_counts_what_changed(two: Two) -> None:
     """Datasets, cells, columns and features that came, went or changed are told apart."""
     import pyarrow as pa
 
-    from raggedatlas.catalog.features import register_features
+    from raggedatlas.catalog.registering import register_features
     from raggedatlas.model.ids import feature_uids
 
     catalog, first, second = two

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.catalog.catalog import CELLS, create_catalog
-from raggedatlas.catalog.features import merge_features
+from raggedatlas.catalog.registering import merge_features
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import FeatureError, LimitError, MissingExtraError, QueryError, SourceError
 from raggedatlas.ingest.add import add

@@ -76,37 +76,44 @@ def records_with_features(
     return [r for r in alike if (kept[r.zarr_group] or of_layout.get(r.layout_uid)) == wanted]
 
 
-def ensure_layout(catalog: Catalog, feature_uids: Sequence[str], global_index: NDArray[np.int64]) -> str:
-    """Write an ordered feature list if the atlas has not got it, and return its uid.
+def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDArray[np.int64]]]) -> list[str]:
+    """Write the ordered feature lists that the atlas has not got, with one commit, and return the uids of all.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
-    feature_uids : sequence of str
-        In column order.
-    global_index : (n_features,) int64
-        What the registry has assigned so far; -1 for none.
+    layouts : iterable of (sequence of str, (n_features,) int64)
+        Feature uids in column order, and the index that the registry has assigned to each so far; -1 for none.
 
     Notes
     -----
     Two writers may write the same list at the same time; readers take the first row of each column, and `optimize` removes
     the others.
     """
-    uid = layout_uid(feature_uids)
-    if feature_uids and catalog.tables.count(LAYOUTS, f"layout_uid = '{uid}'") == 0:
-        n = len(feature_uids)
-        rows = pa.table(
-            {
-                "layout_uid": pa.array([uid] * n, pa.string()),
-                "feature_uid": pa.array(feature_uids, pa.string()),
-                "local_index": pa.array(np.arange(n, dtype=np.int32)),
-                "global_index": pa.array(global_index, mask=global_index < 0),
-            },
-            schema=LAYOUTS_SCHEMA,
-        )
-        catalog.tables.append(LAYOUTS, rows)
-    return uid
+    wanted = [(layout_uid(uids), uids, index) for uids, index in layouts]
+    lists = {uid: (uids, index) for uid, uids, index in wanted if len(uids)}
+    if lists:
+        quoted = ", ".join(f"'{uid}'" for uid in lists)
+        first = catalog.tables.read(LAYOUTS, ["layout_uid"], where=f"layout_uid IN ({quoted}) AND local_index = 0")
+        there = set(first.column("layout_uid").to_pylist())
+        fresh = [_layout_rows(uid, *found) for uid, found in lists.items() if uid not in there]
+        if fresh:
+            catalog.tables.append(LAYOUTS, pa.concat_tables(fresh))
+    return [uid for uid, _, _ in wanted]
+
+
+def _layout_rows(uid: str, feature_uids: Sequence[str], global_index: NDArray[np.int64]) -> pa.Table:
+    n = len(feature_uids)
+    return pa.table(
+        {
+            "layout_uid": pa.array([uid] * n, pa.string()),
+            "feature_uid": pa.array(feature_uids, pa.string()),
+            "local_index": pa.array(np.arange(n, dtype=np.int32)),
+            "global_index": pa.array(global_index, mask=global_index < 0),
+        },
+        schema=LAYOUTS_SCHEMA,
+    )
 
 
 def read_layouts(catalog: Catalog, uids: Iterable[str]) -> dict[str, Layout]:

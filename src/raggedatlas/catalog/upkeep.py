@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import find_dataset, read_records
-from raggedatlas.catalog.features import reindex_registry, sync_layouts
 from raggedatlas.catalog.geometries import (
     clear_pointers,
     forget_datasets,
@@ -14,6 +13,7 @@ from raggedatlas.catalog.geometries import (
 )
 from raggedatlas.catalog.leases import GRACE, lease_alive, release_lease
 from raggedatlas.catalog.purge import resume_purge
+from raggedatlas.catalog.registering import reindex_registry, sync_layouts
 from raggedatlas.catalog.results import dead_columns, named_uids, read_results
 from raggedatlas.catalog.tidy import KEEP, clean_up, tidy_table
 from raggedatlas.catalog.versions import (

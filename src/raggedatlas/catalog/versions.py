@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
-from raggedatlas.catalog.features import reindex_registry, sync_layouts
 from raggedatlas.catalog.leases import lease_alive
+from raggedatlas.catalog.registering import reindex_registry, sync_layouts
 from raggedatlas.catalog.results import named_uids
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table

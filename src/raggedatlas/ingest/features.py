@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.features import merge_features, register_features
+from raggedatlas.catalog.registering import merge_features, register_features
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.schemas import FeatureBaseSchema
 

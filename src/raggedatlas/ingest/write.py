@@ -3,8 +3,8 @@
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,76 +12,30 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, Catalog, facts_json
 from raggedatlas.catalog.cells import cell_rows, widen
-from raggedatlas.catalog.datasets import commit_records, group_by_dataset, read_records
-from raggedatlas.catalog.features import read_registry, register_features
-from raggedatlas.catalog.frames import write_frame
-from raggedatlas.catalog.layouts import ensure_layout, records_with_features
-from raggedatlas.catalog.leases import release_lease, take_lease
+from raggedatlas.catalog.datasets import commit_records, read_records
+from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.layouts import ensure_layouts
+from raggedatlas.catalog.leases import release_lease
+from raggedatlas.catalog.registering import register_features
 from raggedatlas.catalog.upkeep import drop_dataset
-from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError
+from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
-from raggedatlas.ingest.extras import WrittenExtras, matrix_facts, merged_colors, pack_extras, write_extras
-from raggedatlas.ingest.groups import WrittenGroup, specs_json, to_dense, write_group
+from raggedatlas.ingest.extras import WrittenExtras, matrix_facts
+from raggedatlas.ingest.groups import WrittenGroup, specs_json
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
-from raggedatlas.ingest.order import order_columns
-from raggedatlas.ingest.patterns import ContentHash, walk
-from raggedatlas.ingest.plan import GroupPlan, IngestPlan, plan_ingest
-from raggedatlas.ingest.values import canonical, to_csr
-from raggedatlas.model.contracts import Source
+from raggedatlas.ingest.plan import GroupPlan, IngestPlan
+from raggedatlas.ingest.staging import Opening, Preparing, Staged, stage
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
-from raggedatlas.model.pointers import PointerKind, pointer_field
+from raggedatlas.model.pointers import pointer_field
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
+from raggedatlas.model.reports import IngestReport
 
 COMMIT_CELLS = 500_000
 """Many small datasets share one commit until they have this many cells together."""
 
 COMMIT_DATASETS = 100
 """Most datasets that share one commit: until then the names of all their features are kept in memory."""
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A dataset whose arrays are written and that nothing refers to yet.
-
-    Parameters
-    ----------
-    plan : IngestPlan
-        What was planned.
-    groups : tuple of WrittenGroup
-        What was written.
-    content_hash : str
-        Of the source.
-    report : IngestReport
-        So far.
-    replaces : tuple of str
-        Datasets to drop once this one is visible.
-    extras : WrittenExtras
-        What is kept beside the groups.
-    colors : mapping of str to (mapping of str to str)
-        Column -> category -> colour.
-    """
-
-    plan: IngestPlan
-    groups: tuple[WrittenGroup, ...]
-    content_hash: str
-    report: IngestReport
-    replaces: tuple[str, ...] = ()
-    extras: WrittenExtras = field(default_factory=WrittenExtras)
-    colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-
-class Opening(Protocol):
-    """What opens a source."""
-
-    def __call__(self) -> Source:
-        """Open it."""
-        ...
-
-    def explain(self, error: AtlasError) -> AtlasError:
-        """Say more about an error that came while the source was read, if there is more to say."""
-        ...
 
 
 class Beside(Protocol):
@@ -130,21 +84,22 @@ def add_sources(
     refused: list[AtlasError] = []
     openers = list(sources)
     try:
-        for opener in openers:
-            try:
-                done = _stage(catalog, opener, options, progress, staged)
-            except AtlasError as caught:
-                error = opener.explain(caught)
-                if len(openers) == 1:
-                    raise error from error.__cause__
-                refused.append(error)
-                continue
-            reports.append(done if isinstance(done, IngestReport) else done.report)
-            if isinstance(done, Staged):
-                staged.append(done)
-            if len(staged) >= COMMIT_DATASETS or sum(s.plan.schema.n_cells for s in staged) >= COMMIT_CELLS:
-                _commit(catalog, staged, progress)
-                staged = []
+        with Preparing(catalog, openers, options) as preparing:
+            for number, opener in enumerate(openers):
+                try:
+                    done = _stage(catalog, preparing, number, staged, options, progress)
+                except AtlasError as caught:
+                    error = opener.explain(caught)
+                    if len(openers) == 1:
+                        raise error from error.__cause__
+                    refused.append(error)
+                    continue
+                reports.append(done if isinstance(done, IngestReport) else done.report)
+                if isinstance(done, Staged):
+                    staged.append(done)
+                if _is_full([one.plan for one in staged]):
+                    _commit(catalog, staged, progress)
+                    staged = []
         _commit(catalog, staged, progress, beside)
     except BaseException:
         _discard(catalog, staged)
@@ -157,6 +112,31 @@ def add_sources(
     return reports
 
 
+def _stage(
+    catalog: Catalog,
+    preparing: Preparing,
+    number: int,
+    staged: Sequence[Staged],
+    options: IngestOptions,
+    progress: Progress,
+) -> Staged | IngestReport:
+    """Stage one source; the next is prepared meanwhile if it will be committed together with this one."""
+    progress("plan", 0, 1)
+    coming = [one.plan for one in staged]
+    prepared = preparing.take(number, coming)
+    then = [*coming, prepared.plan]
+
+    def prepare_next() -> None:
+        if not _is_full(then):
+            preparing.begin(number + 1, then)
+
+    return stage(catalog, prepared, options, progress, staged=staged, meanwhile=prepare_next)
+
+
+def _is_full(plans: Sequence[IngestPlan]) -> bool:
+    return len(plans) >= COMMIT_DATASETS or sum(plan.schema.n_cells for plan in plans) >= COMMIT_CELLS
+
+
 def _discard(catalog: Catalog, staged: Sequence[Staged]) -> None:
     """Remove what is staged and did not become visible; where the inventory cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
@@ -166,136 +146,18 @@ def _discard(catalog: Catalog, staged: Sequence[Staged]) -> None:
             catalog.arrays.child(uid).delete_prefix()
 
 
-def _stage(
-    catalog: Catalog, opener: Opening, options: IngestOptions, progress: Progress, staged: Sequence[Staged]
-) -> Staged | IngestReport:
-    source = opener()
-    try:
-        progress("plan", 0, 1)
-        plan = plan_ingest(catalog, source, options, [s.plan for s in staged])
-        twins = {s.content_hash: s.plan.name for s in staged}
-        same, content = _same_content(catalog, source, plan, twins)
-        if same and (options.on_duplicate == "skip" or (options.on_duplicate == "replace" and content in twins)):
-            return _report(plan, (), content or "", "skipped", [f"the same content is in the atlas as {same[0]}"])
-        replaces = _judge_duplicates(catalog, plan, same, options)
-        plan = order_columns(catalog, source, plan, [s.plan for s in staged], options)
-        packed = pack_extras(source, plan.extras)
-        colors = merged_colors(source, plan.cells, plan.extras.elements)
-        if options.dry_run:
-            groups = _write_groups(catalog, source, plan, options, progress)
-            return _report(plan, groups[0], groups[1], "dry run", [])
-        place = catalog.arrays.child(plan.uid)
-        try:
-            progress("lease", 0, 1)
-            take_lease(catalog, plan.uid)
-            written, content_hash = _write_groups(catalog, source, plan, options, progress)
-            progress("arrays", 1, 1)
-            _write_frames(catalog, plan)
-            extras = write_extras(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
-            progress("frames", 1, 1)
-        except BaseException:
-            place.delete_prefix()
-            raise
-        report = _report(plan, written, content_hash, "replaced" if replaces else "added", [])
-        return Staged(plan, written, content_hash, report, replaces, extras, _by_cell_column(plan, colors))
-    finally:
-        source.close()
-
-
-def _by_cell_column(plan: IngestPlan, colors: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
-    """Put colours under the stored names of their columns."""
-    return {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
-
-
-def _same_content(
-    catalog: Catalog, source: Source, plan: IngestPlan, seen: dict[str, str]
-) -> tuple[tuple[str, ...], str | None]:
-    main = plan.groups[0]
-    records = [r for r in read_records(catalog) if r.n_cells == main.layers[0].info.shape[0]]
-    alike = records_with_features(catalog, records, main.space.name, main.width, main.feature_set)
-    if not alike and not seen:
-        return (), None
-    content = _content_hash(plan)
-    info = main.layers[0].info
-    for row, block in walk(source, info):
-        if main.space.kind is PointerKind.SPARSE:
-            content.update(canonical(to_csr(block), info.key, row, sum_duplicates=True)[0])
-        else:
-            content.update(to_dense(block))
-    text = content.hexdigest()
-    uids = {r.uid: None for r in alike if r.content_hash == text}
-    return (*uids, *([seen[text]] if text in seen else [])), text
-
-
-def _content_hash(plan: IngestPlan) -> ContentHash:
-    features = plan.groups[0].features
-    return ContentHash(plan.cells, () if features is None else features.uids)
-
-
-def _judge_duplicates(
-    catalog: Catalog, plan: IngestPlan, same: tuple[str, ...], options: IngestOptions
-) -> tuple[str, ...]:
-    records = group_by_dataset(read_records(catalog))
-    named = tuple(uid for uid, group in records.items() if group[0].name == plan.name)
-    if options.on_duplicate == "replace":
-        return tuple(dict.fromkeys(uid for uid in (*same, *named) if uid in records))
-    if same:
-        name = records[same[0]][0].name if same[0] in records else same[0]
-        raise DuplicateError(
-            f"{plan.schema.uri or plan.name} has the same cells, features and values as the dataset {name!r}; pass on_duplicate='skip' to "
-            "leave it, or 'replace' to put this one in its place."
-        )
-    if named:
-        raise DuplicateError(
-            f"A dataset is called {plan.name!r} already; choose another name, or pass on_duplicate='replace' to put this one in its place."
-        )
-    return ()
-
-
-def _write_groups(
-    catalog: Catalog, source: Source, plan: IngestPlan, options: IngestOptions, progress: Progress
-) -> tuple[tuple[WrittenGroup, ...], str]:
-    content = _content_hash(plan)
-    taken: dict[str, set[str]] = {}
-    for group in plan.groups:
-        taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
-    written = []
-    for i, group in enumerate(plan.groups):
-        done = write_group(
-            catalog, source, (plan.group_path(group), group), options, progress,
-            taken=taken[group.space.name], content=content if i == 0 else None,
-        )  # fmt: skip
-        written.append(replace(done, n_new_features=_count_new(catalog, group)))
-    return tuple(written), content.hexdigest()
-
-
-def _count_new(catalog: Catalog, group: GroupPlan) -> int:
-    if group.features is None:
-        return 0
-    if not catalog.tables.has(group.space.registry):
-        return len(group.features.uids)
-    known = read_registry(catalog, group.space.name).table.column("uid")
-    there = pc.sum(pc.is_in(pa.array(group.features.uids, pa.string()), value_set=known.combine_chunks())).as_py()
-    return len(group.features.uids) - int(there or 0)
-
-
-def _write_frames(catalog: Catalog, plan: IngestPlan) -> None:
-    write_frame(catalog, plan.uid, "obs", plan.cells)
-    for group in plan.groups:
-        if group.features is not None:
-            write_frame(catalog, plan.uid, f"var.{group.pointer}", group.features.frame)
-
-
 def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress, beside: Beside | None = None) -> None:
     if not staged:
         return
-    for one in staged:
-        for written in one.groups:
-            _register(catalog, written.group)
+    by_space: dict[str, list[GroupPlan]] = {}
+    for group in (written.group for one in staged for written in one.groups):
+        by_space.setdefault(group.space.name, []).append(group)
+    for groups in by_space.values():
+        catalog.add_space(groups[0].space)
+        _register(catalog, groups)
     progress("features", 1, 1)
-    for one in staged:
-        for written in one.groups:
-            _lay_out(catalog, written.group)
+    for groups in by_space.values():
+        _lay_out(catalog, groups)
     progress("layouts", 1, 1)
     pointers = [
         pointer_field(w.group.pointer, w.group.space.kind, w.group.space.name) for s in staged for w in s.groups
@@ -320,19 +182,19 @@ def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress, besi
     progress("done", 1, 1)
 
 
-def _register(catalog: Catalog, group: GroupPlan) -> int:
-    catalog.add_space(group.space)
-    if group.features is None:
-        return 0
-    return register_features(catalog, group.space.name, group.features.rows)
+def _register(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
+    rows = [group.features.rows for group in groups if group.features is not None]
+    if rows:
+        register_features(catalog, groups[0].space.name, *rows)
 
 
-def _lay_out(catalog: Catalog, group: GroupPlan) -> None:
-    if group.features is not None:
-        registry = read_registry(catalog, group.space.name)
-        uids = group.stored_uids
-        rows = pc.index_in(pa.array(uids, pa.string()), value_set=registry.table.column("uid").combine_chunks())
-        ensure_layout(catalog, uids, registry.global_index[rows.to_numpy()])
+def _lay_out(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
+    lists = {group.layout: group.stored_uids for group in groups if group.features is not None}
+    if lists:
+        registry = read_registry(catalog, groups[0].space.name)
+        known = registry.table.column("uid").combine_chunks()
+        rows = {uid: pc.index_in(pa.array(uids, pa.string()), value_set=known) for uid, uids in lists.items()}
+        ensure_layouts(catalog, [(uids, registry.global_index[rows[uid].to_numpy()]) for uid, uids in lists.items()])
 
 
 def _cells(schema: pa.Schema, staged: Staged, further: Mapping[str, tuple[pa.Field, pa.Array]]) -> pa.Table:
@@ -420,41 +282,3 @@ def _record(staged: Staged, written: WrittenGroup, extras: WrittenExtras) -> Dat
             feature_set=written.group.feature_set,
         ),
     )
-
-
-def _report(
-    plan: IngestPlan, groups: Sequence[WrittenGroup], content_hash: str,
-    status: Literal["added", "skipped", "replaced", "dry run"], notes: Sequence[str],
-) -> IngestReport:  # fmt: skip
-    elements = list(plan.element_reports)
-    summed = []
-    for written in groups:
-        for name, layer in written.layers.items():
-            elements.append(_layer_report(written, name, layer.info.key, str(layer.info.dtype)))
-        if written.n_summed:
-            summed.append(f"{written.group.layers[0].info.key}: {written.n_summed:,} repeated entries summed")
-    return IngestReport(
-        dataset_uid=plan.uid if status in ("added", "replaced") else "",
-        name=plan.name,
-        source=plan.schema.uri,
-        content_hash=content_hash,
-        n_cells=plan.schema.n_cells,
-        status=status,
-        spaces=tuple(
-            SpaceReport(
-                w.group.space.name, w.path, w.group.layout, tuple(w.layers), w.group.width, w.n_new_features, w.n_entries,
-                column_order=w.group.column_order,
-            )
-            for w in groups
-        ),
-        columns=plan.column_reports,
-        elements=tuple(elements),
-        notes=(*plan.notes, *summed, *notes),
-    )  # fmt: skip
-
-
-def _layer_report(written: WrittenGroup, name: str, key: str, dtype: str) -> ColumnReport:
-    stored = f"{written.group.space.name}/{name}"
-    if str(written.stored[name]) != dtype:
-        return ColumnReport(key, "cast", stored, f"{dtype} held exactly as {written.stored[name]}")
-    return ColumnReport(key, "kept", stored)

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import CellColumn, cell_rows, stored_type, widen
 from raggedatlas.catalog.datasets import commit_records
-from raggedatlas.catalog.features import read_registry, register_features
-from raggedatlas.catalog.layouts import ensure_layout
+from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.layouts import ensure_layouts
 from raggedatlas.catalog.leases import release_lease, take_lease
+from raggedatlas.catalog.registering import register_features
 from raggedatlas.model.frames import ColumnFacts
 from raggedatlas.model.ids import feature_uids, new_uid, new_uids
 from raggedatlas.model.pointers import PointerKind, SparseZarrPointer, pointer_field
@@ -79,7 +80,7 @@ def write_dataset(
         elif step == "layout":
             registry = read_registry(catalog, SPACE)
             index = registry.global_index[[registry.row_of[u] for u in uids]]
-            layout = ensure_layout(catalog, uids, index)
+            (layout,) = ensure_layouts(catalog, [(uids, index)])
         elif step == "columns":
             _widen(catalog, columns or {})
         elif step == "cells":

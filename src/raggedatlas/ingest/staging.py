@@ -1,0 +1,406 @@
+"""One source on its way into the atlas: opened, planned, judged, and its arrays written; only records are missing then."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.datasets import group_by_dataset, read_records
+from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.frames import write_frame
+from raggedatlas.catalog.layouts import records_with_features
+from raggedatlas.catalog.leases import take_lease
+from raggedatlas.errors import AtlasError, DuplicateError
+from raggedatlas.ingest.extras import WrittenExtras, merged_colors, pack_extras, write_extras
+from raggedatlas.ingest.groups import WrittenGroup, to_dense, write_group
+from raggedatlas.ingest.options import IngestOptions, Progress
+from raggedatlas.ingest.order import order_columns
+from raggedatlas.ingest.patterns import ContentHash, walk
+from raggedatlas.ingest.plan import GroupPlan, IngestPlan, plan_ingest
+from raggedatlas.ingest.values import canonical, to_csr
+from raggedatlas.model.contracts import Source
+from raggedatlas.model.frames import INDEX
+from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A dataset whose arrays are written and that nothing refers to yet.
+
+    Parameters
+    ----------
+    plan : IngestPlan
+        What was planned.
+    groups : tuple of WrittenGroup
+        What was written.
+    content_hash : str
+        Of the source.
+    report : IngestReport
+        So far.
+    replaces : tuple of str
+        Datasets to drop once this one is visible.
+    extras : WrittenExtras
+        What is kept beside the groups.
+    colors : mapping of str to (mapping of str to str)
+        Column -> category -> colour.
+    """
+
+    plan: IngestPlan
+    groups: tuple[WrittenGroup, ...]
+    content_hash: str
+    report: IngestReport
+    replaces: tuple[str, ...] = ()
+    extras: WrittenExtras = field(default_factory=WrittenExtras)
+    colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+class Opening(Protocol):
+    """What opens a source."""
+
+    def __call__(self) -> Source:
+        """Open it."""
+        ...
+
+    def explain(self, error: AtlasError) -> AtlasError:
+        """Say more about an error that came while the source was read, if there is more to say."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A source that is open and planned.
+
+    Parameters
+    ----------
+    source : Source
+        Open; whoever has this closes it.
+    plan : IngestPlan
+        What is to be written.
+    coming : tuple of str
+        Uids of the datasets that the plan takes to be committed together with it.
+    """
+
+    source: Source
+    plan: IngestPlan
+    coming: tuple[str, ...]
+
+
+def prepare(catalog: Catalog, opener: Opening, options: IngestOptions, coming: Sequence[IngestPlan]) -> Prepared:
+    """Open a source and plan what will be written; nothing is written.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    opener : Opening
+        Opens it.
+    options : IngestOptions
+        The caller's choices.
+    coming : sequence of IngestPlan
+        What is to be committed together with it.
+
+    Raises
+    ------
+    AtlasError
+        If it is refused.
+    """
+    source = opener()
+    try:
+        plan = plan_ingest(catalog, source, options, coming)
+        plan = order_columns(catalog, source, plan, coming, options)
+        return Prepared(source, plan, tuple(p.uid for p in coming))
+    except BaseException:
+        source.close()
+        raise
+
+
+class Preparing:
+    """Prepares one source after the other, the next on a thread of its own while one is written.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    openers : sequence of Opening
+        Open the sources.
+    options : IngestOptions
+        The caller's choices.
+    """
+
+    def __init__(self, catalog: Catalog, openers: Sequence[Opening], options: IngestOptions) -> None:
+        self._catalog, self._openers, self._options = catalog, openers, options
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raggedatlas-plan")
+        self._waiting: tuple[int, Future[Prepared]] | None = None
+
+    def __enter__(self) -> Self:
+        """Begin with nothing prepared."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close what was prepared and not taken."""
+        self._drop()
+        self._pool.shutdown()
+
+    def begin(self, number: int, coming: Sequence[IngestPlan]) -> None:
+        """Begin to prepare a source, unless there are no more.
+
+        Parameters
+        ----------
+        number : int
+            Which one, counted from 0.
+        coming : sequence of IngestPlan
+            What will be committed together with it, if all goes well.
+        """
+        if number < len(self._openers):
+            job = self._pool.submit(prepare, self._catalog, self._openers[number], self._options, list(coming))
+            self._waiting = (number, job)
+
+    def take(self, number: int, coming: Sequence[IngestPlan]) -> Prepared:
+        """Give a source that is prepared, from now on the caller's; anew if it was prepared for what did not come true.
+
+        Parameters
+        ----------
+        number : int
+            Which one, counted from 0.
+        coming : sequence of IngestPlan
+            What is to be committed together with it.
+
+        Raises
+        ------
+        AtlasError
+            If it is refused.
+        """
+        if self._waiting is not None and self._waiting[0] == number:
+            _, job = self._waiting
+            wait([job])
+            if job.exception() is None and job.result().coming == tuple(p.uid for p in coming):
+                self._waiting = None
+                return job.result()
+        self._drop()
+        return prepare(self._catalog, self._openers[number], self._options, coming)
+
+    def _drop(self) -> None:
+        if self._waiting is None:
+            return
+        _, job = self._waiting
+        self._waiting = None
+        if job.cancel():
+            return
+        wait([job])
+        if job.exception() is None:
+            job.result().source.close()
+
+
+def stage(
+    catalog: Catalog, prepared: Prepared, options: IngestOptions, progress: Progress, *,
+    staged: Sequence[Staged], meanwhile: Callable[[], None],
+) -> Staged | IngestReport:  # fmt: skip
+    """Judge whether a prepared source is in the atlas already, and write its arrays and frames if it is not.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    prepared : Prepared
+        Closed at the end, whatever happens.
+    options : IngestOptions
+        The caller's choices.
+    progress : callable
+        Told every step.
+    staged : sequence of Staged
+        What is to be committed together with it.
+    meanwhile : callable
+        Called when it is known to be written, before that begins.
+
+    Returns
+    -------
+    Staged or IngestReport
+        The latter if it was skipped, or with ``dry_run``.
+
+    Raises
+    ------
+    AtlasError
+        If it is refused; what was written of it is gone.
+    """
+    source, plan = prepared.source, prepared.plan
+    try:
+        twins = [s for s in staged if _may_be_twins(s.plan, plan)]
+        same, content = _same_content(catalog, source, plan, {s.content_hash: s.plan.name for s in twins})
+        repeated = content in {s.content_hash for s in twins}
+        if same and (options.on_duplicate == "skip" or (options.on_duplicate == "replace" and repeated)):
+            return _report(plan, (), content or "", "skipped", [f"the same content is in the atlas as {same[0]}"])
+        replaces = _judge_duplicates(catalog, plan, same, options)
+        packed = pack_extras(source, plan.extras)
+        colors = merged_colors(source, plan.cells, plan.extras.elements)
+        if options.dry_run:
+            groups = _write_groups(catalog, source, plan, options, progress)
+            return _report(plan, groups[0], groups[1], "dry run", [])
+        meanwhile()
+        place = catalog.arrays.child(plan.uid)
+        try:
+            progress("lease", 0, 1)
+            take_lease(catalog, plan.uid)
+            written, content_hash = _write_groups(catalog, source, plan, options, progress)
+            progress("arrays", 1, 1)
+            _write_frames(catalog, plan)
+            extras = write_extras(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
+            progress("frames", 1, 1)
+        except BaseException:
+            place.delete_prefix()
+            raise
+        report = _report(plan, written, content_hash, "replaced" if replaces else "added", [])
+        return Staged(plan, written, content_hash, report, replaces, extras, _by_cell_column(plan, colors))
+    finally:
+        source.close()
+
+
+def _may_be_twins(one: IngestPlan, other: IngestPlan) -> bool:
+    """Tell whether two sources have the same cells and features, so that their content may be the same."""
+    a, b = one.groups[0], other.groups[0]
+    alike = a.layers[0].info.shape == b.layers[0].info.shape and a.space.name == b.space.name
+    return alike and a.feature_set == b.feature_set and _names(one).equals(_names(other))
+
+
+def _by_cell_column(plan: IngestPlan, colors: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    """Put colours under the stored names of their columns."""
+    return {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
+
+
+def _same_content(
+    catalog: Catalog, source: Source, plan: IngestPlan, seen: dict[str, str]
+) -> tuple[tuple[str, ...], str | None]:
+    main = plan.groups[0]
+    records = [r for r in read_records(catalog) if r.n_cells == main.layers[0].info.shape[0]]
+    alike = records_with_features(catalog, records, main.space.name, main.width, main.feature_set)
+    alike = [record for record in alike if _may_have_these_cells(catalog, record, plan)]
+    if not alike and not seen:
+        return (), None
+    content = _content_hash(plan)
+    info = main.layers[0].info
+    for row, block in walk(source, info):
+        if main.space.kind is PointerKind.SPARSE:
+            content.update(canonical(to_csr(block), info.key, row, sum_duplicates=True)[0])
+        else:
+            content.update(to_dense(block))
+    text = content.hexdigest()
+    uids = {r.uid: None for r in alike if r.content_hash == text}
+    return (*uids, *([seen[text]] if text in seen else [])), text
+
+
+def _may_have_these_cells(catalog: Catalog, record: DatasetRecord, plan: IngestPlan) -> bool:
+    """Tell whether a dataset's cells have the names of a plan's, so that reading the values may be spared."""
+    stored = catalog.tables.read(CELLS, ["cell_name"], where=f"dataset_uid = '{record.uid}'").column("cell_name")
+    if len(stored) != record.n_cells:
+        return True
+    names = _names(plan)
+    return bool(stored.combine_chunks().equals(names) or stored.sort().combine_chunks().equals(names.sort()))
+
+
+def _names(plan: IngestPlan) -> pa.Array:
+    return plan.cells.column(INDEX).cast(pa.string()).combine_chunks()
+
+
+def _content_hash(plan: IngestPlan) -> ContentHash:
+    features = plan.groups[0].features
+    return ContentHash(plan.cells, () if features is None else features.uids)
+
+
+def _judge_duplicates(
+    catalog: Catalog, plan: IngestPlan, same: tuple[str, ...], options: IngestOptions
+) -> tuple[str, ...]:
+    records = group_by_dataset(read_records(catalog))
+    named = tuple(uid for uid, group in records.items() if group[0].name == plan.name)
+    if options.on_duplicate == "replace":
+        return tuple(dict.fromkeys(uid for uid in (*same, *named) if uid in records))
+    if same:
+        name = records[same[0]][0].name if same[0] in records else same[0]
+        raise DuplicateError(
+            f"{plan.schema.uri or plan.name} has the same cells, features and values as the dataset {name!r}; pass on_duplicate='skip' to "
+            "leave it, or 'replace' to put this one in its place."
+        )
+    if named:
+        raise DuplicateError(
+            f"A dataset is called {plan.name!r} already; choose another name, or pass on_duplicate='replace' to put this one in its place."
+        )
+    return ()
+
+
+def _write_groups(
+    catalog: Catalog, source: Source, plan: IngestPlan, options: IngestOptions, progress: Progress
+) -> tuple[tuple[WrittenGroup, ...], str]:
+    content = _content_hash(plan)
+    taken: dict[str, set[str]] = {}
+    for group in plan.groups:
+        taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
+    written = []
+    for i, group in enumerate(plan.groups):
+        done = write_group(
+            catalog, source, (plan.group_path(group), group), options, progress,
+            taken=taken[group.space.name], content=content if i == 0 else None,
+        )  # fmt: skip
+        written.append(replace(done, n_new_features=_count_new(catalog, group)))
+    return tuple(written), content.hexdigest()
+
+
+def _count_new(catalog: Catalog, group: GroupPlan) -> int:
+    if group.features is None:
+        return 0
+    if not catalog.tables.has(group.space.registry):
+        return len(group.features.uids)
+    known = read_registry(catalog, group.space.name).table.column("uid")
+    there = pc.sum(pc.is_in(pa.array(group.features.uids, pa.string()), value_set=known.combine_chunks())).as_py()
+    return len(group.features.uids) - int(there or 0)
+
+
+def _write_frames(catalog: Catalog, plan: IngestPlan) -> None:
+    write_frame(catalog, plan.uid, "obs", plan.cells)
+    for group in plan.groups:
+        if group.features is not None:
+            write_frame(catalog, plan.uid, f"var.{group.pointer}", group.features.frame)
+
+
+def _report(
+    plan: IngestPlan, groups: Sequence[WrittenGroup], content_hash: str,
+    status: Literal["added", "skipped", "replaced", "dry run"], notes: Sequence[str],
+) -> IngestReport:  # fmt: skip
+    elements = list(plan.element_reports)
+    summed = []
+    for written in groups:
+        for name, layer in written.layers.items():
+            elements.append(_layer_report(written, name, layer.info.key, str(layer.info.dtype)))
+        if written.n_summed:
+            summed.append(f"{written.group.layers[0].info.key}: {written.n_summed:,} repeated entries summed")
+    return IngestReport(
+        dataset_uid=plan.uid if status in ("added", "replaced") else "",
+        name=plan.name,
+        source=plan.schema.uri,
+        content_hash=content_hash,
+        n_cells=plan.schema.n_cells,
+        status=status,
+        spaces=tuple(
+            SpaceReport(
+                w.group.space.name, w.path, w.group.layout, tuple(w.layers), w.group.width, w.n_new_features, w.n_entries,
+                column_order=w.group.column_order,
+            )
+            for w in groups
+        ),
+        columns=plan.column_reports,
+        elements=tuple(elements),
+        notes=(*plan.notes, *summed, *notes),
+    )  # fmt: skip
+
+
+def _layer_report(written: WrittenGroup, name: str, key: str, dtype: str) -> ColumnReport:
+    stored = f"{written.group.space.name}/{name}"
+    if str(written.stored[name]) != dtype:
+        return ColumnReport(key, "cast", stored, f"{dtype} held exactly as {written.stored[name]}")
+    return ColumnReport(key, "kept", stored)

@@ -21,7 +21,7 @@ from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.groups import create_group
-from raggedatlas.store.overlap import read_ahead, write_behind
+from raggedatlas.store.overlap import WriteBehind, read_ahead
 from raggedatlas.store.ranges import ArrayReader, read_slice
 
 BAND_BYTES = 192 * 2**20
@@ -122,7 +122,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, wanted: Sequence[str]) 
         made["csc/indptr"].append(bounds)
     writers = {path: writer(path, dtype) for path, dtype in kinds.items()}
     bands = _bands(bounds, BAND_BYTES // sum(dtype.itemsize for dtype in kinds.values()))
-    with write_behind() as later:
+    with WriteBehind() as later:
         for band, entries in _by_band(matrix, bands):
             starts = bounds[band.first : band.last + 1] - bounds[band.first]
             columns = starts[:-1][starts[1:] > starts[:-1]]

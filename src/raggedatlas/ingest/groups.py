@@ -26,8 +26,11 @@ from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.codecs import is_exact
 from raggedatlas.store.gather import BufferRing
 from raggedatlas.store.groups import create_group
-from raggedatlas.store.overlap import read_ahead, write_behind
+from raggedatlas.store.overlap import WriteBehind, read_ahead
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
+
+DEPTH = 2
+"""Blocks that may wait between two steps of the pipeline."""
 
 SPAN_ENTRIES = 2**18
 """Entries that a thread renumbers at once, at least."""
@@ -129,7 +132,7 @@ class _LayerWriter:
             return self.known
         return self.fit.stored if self.compact else _numeric(self.plan.info.dtype)
 
-    def append(self, catalog: Catalog, path: str, values: NDArray[Any], breaks: NDArray[np.int64] | None) -> None:
+    def append(self, arrays: "_Arrays", values: NDArray[Any], breaks: NDArray[np.int64] | None) -> None:
         """Append values in the dtype that fits all values so far.
 
         Whole floats may have gone to an unsigned type that the float type does not hold in general (uint32, float32); when
@@ -137,7 +140,10 @@ class _LayerWriter:
         """
         dtype = values.dtype
         if self.writer is None:
-            self.writer = ArrayWriter(catalog.arrays, path, dtype, row_shape=values.shape[1:], profile=catalog.codec())
+            self.writer = ArrayWriter(
+                arrays.catalog.arrays, f"{arrays.layers_path}/{self.name}", dtype,
+                row_shape=values.shape[1:], profile=arrays.catalog.codec(), send=arrays.send,
+            )  # fmt: skip
         elif self.writer.dtype != dtype and is_exact(self.writer.dtype, dtype):
             self.writer.promote(dtype)
         elif self.writer.dtype != dtype:
@@ -188,14 +194,30 @@ def _write(
     state: tuple[set[str], Mapping[str, _Form], ContentHash | None],
 ) -> WrittenGroup:  # fmt: skip
     path, group = plan
-    taken, forced, content = state
+    taken = state[0]
     written = WrittenGroup(group, path)
     layers = [_LayerWriter(source, p, group, options) for p in group.layers]
+    with WriteBehind(DEPTH) as send:
+        arrays = None if options.dry_run else _Arrays(catalog, path, group, send)
+        written.indptr = _stream(source, written, layers, arrays, (options, progress, state))
+        _judge(layers, group, taken)
+        _close(catalog, written, layers, arrays)
+    taken.update(written.layers)
+    written.present = source.present(group.layers[0].info.key)
+    return written
+
+
+def _stream(
+    source: Source, written: WrittenGroup, layers: list[_LayerWriter], arrays: "_Arrays | None",
+    told: tuple[IngestOptions, Progress, tuple[set[str], Mapping[str, _Form], ContentHash | None]],
+) -> NDArray[np.int64] | None:  # fmt: skip
+    """Read, judge and place block after block; return the bounds of the rows' entries, None for dense groups."""
+    options, progress, (taken, forced, content) = told
+    group = written.group
     sparse = group.space.kind is PointerKind.SPARSE
-    arrays = None if options.dry_run else _Arrays(catalog, path, group)
     bounds = [np.zeros(1, np.int64)]
-    steps = read_ahead(_steps(source, [p.info for p in group.layers]))
-    with contextlib.closing(steps), write_behind() as append, write_behind() as later:
+    steps = read_ahead(_steps(source, [p.info for p in group.layers]), DEPTH)
+    with contextlib.closing(steps), WriteBehind(DEPTH) as append, WriteBehind(DEPTH) as later:
         for blocks in steps:
             ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [to_dense(b) for b in blocks]
             for layer, block in zip(layers, ready, strict=True):
@@ -210,28 +232,25 @@ def _write(
             written.n_rows += ready[0].n_rows
             written.n_entries += ready[0].layers["values"].size
             progress("block", written.n_rows, group.layers[0].info.shape[0])
-    _judge(layers, group, taken)
-    written.indptr = np.concatenate(bounds) if sparse else None
-    _close(catalog, written, layers, arrays)
-    taken.update(written.layers)
-    written.present = source.present(group.layers[0].info.key)
-    return written
+    return np.concatenate(bounds) if sparse else None
 
 
 class _Arrays:
     """The arrays of a group that is being written."""
 
-    def __init__(self, catalog: Catalog, path: str, group: GroupPlan) -> None:
-        self.catalog, self.group = catalog, group
+    def __init__(self, catalog: Catalog, path: str, group: GroupPlan, send: WriteBehind) -> None:
+        self.catalog, self.group, self.send = catalog, group, send
         sparse = group.space.kind is PointerKind.SPARSE
         self.layers_path = f"{path}/csr/layers" if sparse else f"{path}/layers"
         facts = {"feature_space": group.space.name, "kind": group.space.kind.value}
         create_group(catalog.arrays, path, {"raggedatlas": facts})
         create_group(catalog.arrays, self.layers_path)
         profile = catalog.codec()
-        self.ring = BufferRing(2 * len(group.layers) + 2)
+        self.ring = BufferRing((DEPTH + 1) * (len(group.layers) + 1))
         self.indices = (
-            ArrayWriter(catalog.arrays, f"{path}/csr/indices", np.uint32, profile=profile) if sparse else None
+            ArrayWriter(catalog.arrays, f"{path}/csr/indices", np.uint32, profile=profile, send=send)
+            if sparse
+            else None
         )
 
     def place(
@@ -274,7 +293,7 @@ class _Arrays:
         if self.indices is not None and columns is not None:
             self.indices.append(columns, rows)
         for layer, part in values:
-            layer.append(self.catalog, f"{self.layers_path}/{layer.name}", part, rows)
+            layer.append(self, part, rows)
 
 
 def _numeric(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -355,9 +374,12 @@ def in_stored_order(
         ends = given[np.concatenate([indptr[:-1][full], indptr[1:][full] - 1]) - indptr[0]]
         if ends.size and int(ends.max()) >= places.size:
             raise SourceError(f"A block names column {int(ends.max()):,}, outside its {places.size:,} columns.")
-        for (values, dtype), out in zip(layers, stored, strict=True):
-            bits = as_bits(values[part].astype(dtype, copy=False))
-            place_rows((indptr, given), bits, places, moved[part], as_bits(out[part]))
+        for (values, _), out in zip(layers, stored, strict=True):
+            fitted = values[part]
+            if fitted.dtype != out.dtype:
+                fitted = ring.take(fitted.size, out.dtype)
+                fitted[:] = values[part]
+            place_rows((indptr, given), as_bits(fitted), places, moved[part], as_bits(out[part]))
 
     n_spans = max(1, min(2 * DECODE_THREADS, block.indices.size // SPAN_ENTRIES))
     cuts = np.searchsorted(block.indptr, np.linspace(0, block.indptr[-1], n_spans + 1)[1:-1])

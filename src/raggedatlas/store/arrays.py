@@ -1,7 +1,7 @@
 """Zarr v3 arrays: what one is, and writing one as a stream."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from raggedatlas.store.encoders import NO_BREAKS, chunk_encoder, encode_run
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.limits import check_chunk_bytes, check_shapes, product
 from raggedatlas.store.location import Location
+from raggedatlas.store.overlap import WriteBehind
 from raggedatlas.store.shards import compose_shard, index_bytes, parse_index, shard_key
 
 _ROW_CHUNK_BYTES = 64 * 2**10
@@ -240,6 +241,8 @@ class ArrayWriter:
         Rows of a chunk and of a shard; a shard is rounded up to whole chunks. By default as the profile says for 1-D
         arrays (``standard``: 4,096 and 4 Mi elements), about 64 KiB and 4 Mi elements of others. An array smaller than
         one shard gets one shard (and chunk) of its own size.
+    send : WriteBehind, optional
+        Writes shards and metadata while the next are made; they are there when its context ends. By default they are written at once.
 
     Raises
     ------
@@ -268,7 +271,9 @@ class ArrayWriter:
         profile: str = "standard",
         chunk_rows: int | None = None,
         shard_rows: int | None = None,
+        send: WriteBehind | None = None,
     ) -> None:
+        self._send = send
         self.target = location.child(*path.split("/"))
         if location.is_local:
             self.target.checked_path()
@@ -347,6 +352,8 @@ class ArrayWriter:
             return
         if not is_exact(self.dtype, new):
             raise SchemaError(f"{self.path} holds {self.dtype}; {new} cannot hold all its values. Choose a wider type.")
+        if self._send is not None:
+            self._send.settle()
         before = self._spec(self.chunk_rows, self.shard_rows)
         chunks, self._chunks = self._chunks, []
         self._set_dtype(new)
@@ -378,7 +385,7 @@ class ArrayWriter:
             self._flush()
         spec = self._spec(self.chunk_rows, self.shard_rows)
         create_group(self.location, self.path.rpartition("/")[0])
-        self.target.write_bytes("zarr.json", array_metadata(spec))
+        self._write(lambda: self.target.write_bytes("zarr.json", array_metadata(spec)))
         self._rest = self._rest[:0]
         return spec
 
@@ -432,8 +439,15 @@ class ArrayWriter:
 
     def _put_shard(self, shard: int, chunks: list[bytes]) -> None:
         """Write one shard in one piece."""
-        data = compose_shard(chunks, self.shard_rows // self.chunk_rows)
-        self.target.write_bytes(shard_key(self.row_shape, shard), data)
+        n_slots, key = self.shard_rows // self.chunk_rows, shard_key(self.row_shape, shard)
+        self._write(lambda: self.target.write_bytes(key, compose_shard(chunks, n_slots)))
+
+    def _write(self, job: Callable[[], object]) -> None:
+        """Write something now, or after what was sent before it."""
+        if self._send is None:
+            job()
+        else:
+            self._send(job)
 
     def _read_shard(self, spec: ArraySpec, shard: int) -> NDArray[Any]:
         """Read back a full shard that this writer wrote."""

@@ -338,23 +338,37 @@ def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64
     """
     n_chunks = values.size // chunk
     wide = np.dtype(np.uint64 if values.itemsize == 8 else np.uint32)
-    plain = values.astype(wide, copy=False)
+    # What is narrower is widened chunk by chunk, where it stays in the cache.
+    plain = values if values.dtype == wide else np.empty(chunk, wide)
     out = np.empty(n_chunks * (packed_bound(chunk, values.itemsize) + 4), np.uint8)
     ends = np.zeros(n_chunks + 1, np.int64)
-    _encode_run((plain, values.itemsize, chunk), breaks, out, ends, (_pack_lanes.address, crc32c))
+    _encode_run(
+        (plain, values.view(np.uint8), values.itemsize, chunk), breaks, out, ends, (_pack_lanes.address, crc32c)
+    )
     return [out[start:end].tobytes() for start, end in pairwise(ends.tolist())]
 
 
 @compiled
+def _widen(stored: NDArray[np.uint8], itemsize: Integer, values: NDArray[Any]) -> None:
+    """Copy little-endian integers of one or two bytes into wider ones."""
+    if itemsize == 1:
+        for i in range(values.size):
+            values[i] = stored[i]
+    else:
+        for i in range(values.size):
+            values[i] = stored[2 * i] | np.uint32(stored[2 * i + 1]) << np.uint32(8)
+
+
+@compiled
 def _encode_run(
-    chunks: tuple[NDArray[Any], Integer, Integer],
+    chunks: tuple[NDArray[Any], NDArray[np.uint8], Integer, Integer],
     breaks: NDArray[np.int64],
     out: NDArray[np.uint8],
     ends: NDArray[np.int64],
     addresses: tuple[Integer, Integer],
 ) -> None:
-    """Pack chunk after chunk and note where each ends."""
-    values, itemsize, chunk = chunks
+    """Pack chunk after chunk and note where each ends; `values` holds one chunk at a time where they are narrower than its type."""
+    values, stored, itemsize, chunk = chunks
     lanes, crc32c = addresses
     x = np.empty(BLOCK, values.dtype)
     last = 0
@@ -363,8 +377,12 @@ def _encode_run(
         while last < breaks.size and breaks[last] < (i + 1) * chunk:
             last += 1
         at = ends[i]
-        part = values[i * chunk : (i + 1) * chunk], itemsize
-        n = _encode(part, breaks[first:last] - i * chunk, x, out[at:], lanes)
+        if itemsize == values.itemsize:
+            part = values[i * chunk : (i + 1) * chunk]
+        else:
+            part = values
+            _widen(stored[i * chunk * itemsize : (i + 1) * chunk * itemsize], itemsize, part)
+        n = _encode((part, itemsize), breaks[first:last] - i * chunk, x, out[at:], lanes)
         crc = crc32c_of(crc32c, np.int64(out.ctypes.data) + at, n)
         store(np.uint64(out.ctypes.data + at + n), 4, np.uint64(crc))
         ends[i + 1] = at + n + 4

@@ -1,0 +1,161 @@
+"""Several sources in one call: the next is planned while one is written, and none of it shows."""
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.errors import AtlasError, SourceError
+from raggedatlas.formats.registry import open_source
+from raggedatlas.ingest import staging, write
+from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.model.contracts import Source
+
+KINDS = ("good", "repeated", "same cells", "bad plan", "bad values", "does not open")
+"""What a source is; the first of a call is none of those that look back."""
+
+
+def made(kind: str, number: int) -> ad.AnnData:
+    """Make a source; numbers tell cells, features and values apart."""
+    rng = np.random.default_rng(number)
+    values = rng.poisson(1, (6, 4)).astype(np.float32)
+    values[0, 0] = 1
+    if kind == "bad values":
+        values[2, 1] = np.nan
+    obs = pd.DataFrame({"n": [str(number)] * 6}, index=[f"c{number}_{i}" for i in range(6)])
+    if kind == "bad plan":
+        obs["n_cells"] = pd.arrays.IntervalArray.from_breaks(range(7))
+    return ad.AnnData(sp.csr_matrix(values), obs=obs, var=pd.DataFrame(index=[f"g{number % 3}{i}" for i in range(4)]))
+
+
+def sources(kinds: list[str]) -> list[ad.AnnData]:
+    """Make the sources of a call, some like the one before them."""
+    found: list[ad.AnnData] = []
+    for number, kind in enumerate(kinds):
+        if found and kind == "repeated":
+            found.append(found[-1].copy())
+        elif found and kind == "same cells":
+            found.append(found[-1].copy())
+            found[-1].X = found[-1].X * 2
+        else:
+            found.append(made(kind, number))
+    return found
+
+
+class Opener:
+    """Opens an object in memory, and counts what was opened and closed."""
+
+    def __init__(self, data: ad.AnnData, kind: str, count: Counter[str]) -> None:
+        self.data, self.kind, self.count = data, kind, count
+
+    def __call__(self) -> Source:
+        if self.kind == "does not open":
+            raise SourceError("does not open")
+        source = open_source(self.data)
+        close = source.close
+        self.count["open"] += 1
+
+        def counted() -> None:
+            self.count["closed"] += 1
+            close()
+
+        source.close = counted  # type: ignore[method-assign]
+        return source
+
+    def explain(self, error: AtlasError) -> AtlasError:
+        return error
+
+
+def state(atlas: RaggedAtlas) -> list[tuple[Any, ...]]:
+    """Tell what is in an atlas, but for uids and times."""
+    found = []
+    for uid, row in atlas.list_datasets().iterrows():
+        data = atlas.dataset(str(uid)).to_anndata()
+        found.append((row["name"], data.obs_names.tolist(), data.var_names.tolist(), data.X.toarray().tolist()))
+    return found
+
+
+@given(
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),
+    together=st.sampled_from([1, 2, 100]),
+    choice=st.sampled_from(["error", "skip", "replace"]),
+)
+def test_one_call_comes_to_what_many_calls_come_to(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], together: int, choice: str
+) -> None:
+    """Whatever is refused or repeated between them, sources of one call are added, skipped and refused as one by one."""
+    folder = tmp_path_factory.mktemp("several")
+    options = IngestOptions(on_duplicate=choice)  # type: ignore[arg-type]
+    given_sources = sources(kinds)
+    count: Counter[str] = Counter()
+    openers = [Opener(data, kind, count) for data, kind in zip(given_sources, kinds, strict=True)]
+    one, many = RaggedAtlas.create(str(folder / "one")), RaggedAtlas.create(str(folder / "many"))
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(AtlasError):
+        patch.setattr(write, "COMMIT_DATASETS", together)
+        write.add_sources(one._catalog, openers, options)
+    for opener in openers:
+        with contextlib.suppress(AtlasError):
+            write.add_sources(many._catalog, [opener], options)
+    assert count["open"] == count["closed"]
+    assert sorted(row[1:] for row in state(one)) == sorted(row[1:] for row in state(many))
+    assert set(one._catalog.arrays.list_children()) - {"zarr.json"} == set(one.list_datasets().index)
+
+
+def test_values_are_read_again_only_where_cells_and_features_agree(
+    atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for the same content reads no values of a source whose cells or features nobody has, here or in the atlas."""
+    walked: list[str] = []
+    walk = staging.walk
+
+    def told(source: Source, info: Any) -> Any:  # noqa: ANN401  (passed on)
+        walked.append(info.key)
+        return walk(source, info)
+
+    monkeypatch.setattr(staging, "walk", told)
+    other_cells, other_genes = made("good", 3), made("good", 0)
+    other_genes.var_names = [f"x{i}" for i in range(4)]
+    atlas.add([made("good", 0), other_cells, other_genes], progress=False)
+    assert not walked
+    again = made("good", 3)[:, ::-1].copy()
+    again.obs_names = [f"d{i}" for i in range(6)]
+    atlas.add(again, progress=False)
+    assert not walked
+    assert atlas.add(made("good", 3), on_duplicate="skip", progress=False).status == "skipped"
+    assert len(walked) == 1
+
+
+def test_the_next_source_is_planned_while_one_is_written(
+    atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each plan but the first is ready before the arrays of the source before it are, and is made once."""
+    for i in range(3):
+        made("good", i).write_h5ad(tmp_path / f"{i}.h5ad")
+    told: list[str] = []
+    prepare = staging.prepare
+
+    def noted(*args: Any) -> staging.Prepared:  # noqa: ANN401  (passed on)
+        prepared = prepare(*args)
+        told.append(f"planned {prepared.plan.name}")
+        return prepared
+
+    monkeypatch.setattr(staging, "prepare", noted)
+    begin = staging.Preparing.begin
+
+    def at_once(self: staging.Preparing, number: int, coming: Any) -> None:  # noqa: ANN401  (passed on)
+        begin(self, number, coming)
+        if self._waiting is not None:
+            self._waiting[1].result()
+
+    monkeypatch.setattr(staging.Preparing, "begin", at_once)
+    atlas.add(tmp_path, progress=lambda step, i, n: told.append(step) if step == "arrays" else None)
+    assert told == ["planned 0", "planned 1", "arrays", "planned 2", "arrays", "arrays"]

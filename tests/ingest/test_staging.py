@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,15 @@ def sources(kinds: list[str]) -> list[ad.AnnData]:
 class Opener:
     """Opens an object in memory, and counts what was opened and closed."""
 
-    def __init__(self, data: ad.AnnData, kind: str, count: Counter[str]) -> None:
-        self.data, self.kind, self.count = data, kind, count
+    def __init__(self, data: ad.AnnData, kind: str, name: str, count: Counter[str]) -> None:
+        self.data, self.kind, self.name, self.count = data, kind, name, count
 
     def __call__(self) -> Source:
         if self.kind == "does not open":
             raise SourceError("does not open")
         source = open_source(self.data)
-        close = source.close
+        named, close = replace(source.describe(), name=self.name), source.close
+        source.describe = lambda: named  # type: ignore[method-assign]
         self.count["open"] += 1
 
         def counted() -> None:
@@ -97,7 +99,9 @@ def test_one_call_comes_to_what_many_calls_come_to(
     options = IngestOptions(on_duplicate=choice)  # type: ignore[arg-type]
     given_sources = sources(kinds)
     count: Counter[str] = Counter()
-    openers = [Opener(data, kind, count) for data, kind in zip(given_sources, kinds, strict=True)]
+    openers = [
+        Opener(data, kind, f"d{i}", count) for i, (data, kind) in enumerate(zip(given_sources, kinds, strict=True))
+    ]
     one, many = RaggedAtlas.create(str(folder / "one")), RaggedAtlas.create(str(folder / "many"))
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(AtlasError):
         patch.setattr(write, "COMMIT_DATASETS", together)
@@ -117,7 +121,7 @@ def test_values_are_read_again_only_where_cells_and_features_agree(
     walked: list[str] = []
     walk = staging.walk
 
-    def told(source: Source, info: Any) -> Any:  # noqa: ANN401  (passed on)
+    def told(source: Source, info: Any) -> Any:
         walked.append(info.key)
         return walk(source, info)
 
@@ -143,7 +147,7 @@ def test_the_next_source_is_planned_while_one_is_written(
     told: list[str] = []
     prepare = staging.prepare
 
-    def noted(*args: Any) -> staging.Prepared:  # noqa: ANN401  (passed on)
+    def noted(*args: Any) -> staging.Prepared:
         prepared = prepare(*args)
         told.append(f"planned {prepared.plan.name}")
         return prepared
@@ -151,7 +155,7 @@ def test_the_next_source_is_planned_while_one_is_written(
     monkeypatch.setattr(staging, "prepare", noted)
     begin = staging.Preparing.begin
 
-    def at_once(self: staging.Preparing, number: int, coming: Any) -> None:  # noqa: ANN401  (passed on)
+    def at_once(self: staging.Preparing, number: int, coming: Any) -> None:
         begin(self, number, coming)
         if self._waiting is not None:
             self._waiting[1].result()

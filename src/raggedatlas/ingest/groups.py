@@ -140,10 +140,7 @@ class _LayerWriter:
         """
         dtype = values.dtype
         if self.writer is None:
-            self.writer = ArrayWriter(
-                arrays.catalog.arrays, f"{arrays.layers_path}/{self.name}", dtype,
-                row_shape=values.shape[1:], profile=arrays.catalog.codec(), send=arrays.send,
-            )  # fmt: skip
+            self.writer = arrays.writer(f"{arrays.layers_path}/{self.name}", dtype, values.shape[1:])
         elif self.writer.dtype != dtype and is_exact(self.writer.dtype, dtype):
             self.writer.promote(dtype)
         elif self.writer.dtype != dtype:
@@ -201,7 +198,7 @@ def _write(
         arrays = None if options.dry_run else _Arrays(catalog, path, group, send)
         written.indptr = _stream(source, written, layers, arrays, (options, progress, state))
         _judge(layers, group, taken)
-        _close(catalog, written, layers, arrays)
+        _close(written, layers, arrays)
     taken.update(written.layers)
     written.present = source.present(group.layers[0].info.key)
     return written
@@ -245,13 +242,13 @@ class _Arrays:
         facts = {"feature_space": group.space.name, "kind": group.space.kind.value}
         create_group(catalog.arrays, path, {"raggedatlas": facts})
         create_group(catalog.arrays, self.layers_path)
-        profile = catalog.codec()
         self.ring = BufferRing((DEPTH + 1) * (len(group.layers) + 1))
-        self.indices = (
-            ArrayWriter(catalog.arrays, f"{path}/csr/indices", np.uint32, profile=profile, send=send)
-            if sparse
-            else None
-        )
+        self.indices = self.writer(f"{path}/csr/indices", np.uint32) if sparse else None
+
+    def writer(self, path: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
+        """Begin an array whose files are written while the next are packed."""
+        made = ArrayWriter(self.catalog.arrays, path, dtype, row_shape, profile=self.catalog.codec())
+        return made.behind(self.send)
 
     def place(
         self,
@@ -428,18 +425,14 @@ def _judge(layers: list[_LayerWriter], group: GroupPlan, taken: set[str]) -> Non
         layer.name = final[layer.plan.info.key].name
 
 
-def _close(catalog: Catalog, written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | None) -> None:
+def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | None) -> None:
     writers = {}
     if arrays is not None and arrays.indices is not None and written.indptr is not None:
         writers["csr/indices"] = arrays.indices
-        writers["csr/indptr"] = ArrayWriter(
-            catalog.arrays, f"{written.path}/csr/indptr", np.int64, profile=catalog.codec()
-        )
+        writers["csr/indptr"] = arrays.writer(f"{written.path}/csr/indptr", np.int64)
         writers["csr/indptr"].append(written.indptr)
         if written.group.columns is not None:
-            writers[COLUMNS] = ArrayWriter(
-                catalog.arrays, f"{written.path}/{COLUMNS}", np.uint32, profile=catalog.codec()
-            )
+            writers[COLUMNS] = arrays.writer(f"{written.path}/{COLUMNS}", np.uint32)
             writers[COLUMNS].append(written.group.columns.astype(np.uint32))
     for layer in layers:
         written.layers[layer.name] = replace(layer.plan, info=replace(layer.plan.info, dtype=layer.fit.returned))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -241,8 +241,6 @@ class ArrayWriter:
         Rows of a chunk and of a shard; a shard is rounded up to whole chunks. By default as the profile says for 1-D
         arrays (``standard``: 4,096 and 4 Mi elements), about 64 KiB and 4 Mi elements of others. An array smaller than
         one shard gets one shard (and chunk) of its own size.
-    send : WriteBehind, optional
-        Writes shards and metadata while the next are made; they are there when its context ends. By default they are written at once.
 
     Raises
     ------
@@ -271,9 +269,8 @@ class ArrayWriter:
         profile: str = "standard",
         chunk_rows: int | None = None,
         shard_rows: int | None = None,
-        send: WriteBehind | None = None,
     ) -> None:
-        self._send = send
+        self._send: WriteBehind | None = None
         self.target = location.child(*path.split("/"))
         if location.is_local:
             self.target.checked_path()
@@ -296,6 +293,22 @@ class ArrayWriter:
         self._crc = 0
         self._open = True
         self._spec(self.chunk_rows, self.shard_rows)
+
+    def behind(self, send: WriteBehind) -> Self:
+        """Have shards and metadata written while the next are made; they are there when the context of `send` ends.
+
+        Parameters
+        ----------
+        send : WriteBehind
+            Used from the thread that appends and closes.
+
+        Returns
+        -------
+        ArrayWriter
+            This one.
+        """
+        self._send = send
+        return self
 
     @property
     def checksum(self) -> str:

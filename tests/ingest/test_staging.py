@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
@@ -86,6 +87,7 @@ def state(atlas: RaggedAtlas) -> list[tuple[Any, ...]]:
     return found
 
 
+@settings(max_examples=15)
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),
     together=st.sampled_from([1, 2, 100]),
@@ -111,6 +113,7 @@ def test_one_call_comes_to_what_many_calls_come_to(
             write.add_sources(many._catalog, [opener], options)
     assert count["open"] == count["closed"]
     assert sorted(row[1:] for row in state(one)) == sorted(row[1:] for row in state(many))
+    one.gc(dry_run=False, grace=timedelta(0))
     assert set(one._catalog.arrays.list_children()) - {"zarr.json"} == set(one.list_datasets().index)
 
 

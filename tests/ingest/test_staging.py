@@ -144,7 +144,7 @@ def test_values_are_read_again_only_where_cells_and_features_agree(
 def test_the_next_source_is_planned_while_one_is_written(
     atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each plan but the first is ready before the arrays of the source before it are, and is made once."""
+    """Each plan but the first is made once, and ready when the arrays of the source before it are."""
     for i in range(3):
         made("good", i).write_h5ad(tmp_path / f"{i}.h5ad")
     told: list[str] = []
@@ -156,13 +156,24 @@ def test_the_next_source_is_planned_while_one_is_written(
         return prepared
 
     monkeypatch.setattr(staging, "prepare", noted)
-    begin = staging.Preparing.begin
-
-    def at_once(self: staging.Preparing, number: int, coming: Any) -> None:
-        begin(self, number, coming)
-        if self._waiting is not None:
-            self._waiting[1].result()
-
-    monkeypatch.setattr(staging.Preparing, "begin", at_once)
     atlas.add(tmp_path, progress=lambda step, i, n: told.append(step) if step == "arrays" else None)
     assert told == ["planned 0", "planned 1", "arrays", "planned 2", "arrays", "arrays"]
+
+
+def test_a_refused_source_is_opened_once(atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the next source is refused for while one is written is said in its turn, without opening it again."""
+    made("good", 0).write_h5ad(tmp_path / "a.h5ad")
+    (tmp_path / "b.h5ad").write_bytes(b"not HDF5")
+    made("good", 2).write_h5ad(tmp_path / "c.h5ad")
+    opened: list[str] = []
+    prepare = staging.prepare
+
+    def noted(catalog: Any, opener: Any, *args: Any) -> staging.Prepared:
+        opened.append(Path(opener.what).name)
+        return prepare(catalog, opener, *args)
+
+    monkeypatch.setattr(staging, "prepare", noted)
+    with pytest.raises(SourceError, match=r"1 of 3 sources were refused.*b\.h5ad"):
+        atlas.add(tmp_path, progress=False)
+    assert opened == ["a.h5ad", "b.h5ad", "c.h5ad"]
+    assert atlas.list_datasets()["name"].tolist() == ["a", "c"]

@@ -1,7 +1,6 @@
 """Market-matrix text, streamed in bounded memory."""
 
 import gzip
-import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from raggedatlas.formats.rows import BLOCK_BYTES, Place
 from raggedatlas.formats.spill import RowSpill
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixForm
+from raggedatlas.store.quiet import warnings_as
 
 TEXT = 8 << 20
 """Bytes of text parsed at once."""
@@ -228,8 +228,7 @@ def _numbers(file: IO[bytes], field: str, width: int, path: Path) -> Iterator[ND
         whole, rest = _cut(rest + text, last=not text)
         if len(rest) > TEXT:
             raise SourceError(f"{path} has a line longer than {TEXT:,} bytes; it is damaged. Fetch it again.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)
+        with warnings_as("error", DeprecationWarning):
             try:
                 numbers = np.fromstring(whole, dtype, sep=" ") if whole.strip() else np.empty(0, dtype)
                 lines = numbers.reshape(-1, width)

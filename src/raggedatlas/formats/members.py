@@ -1,6 +1,5 @@
 """Whole members of a file that is written: names that readers find again, text that old readers know, columns in chunks of one size."""
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.containers import unknown_encoding
 from raggedatlas.model.tables import TEXT_ROWS
+from raggedatlas.store.quiet import warnings_as
 
 COLUMN_CHUNK = TEXT_ROWS
 """Rows per chunk of the columns of a table; shorter ones are one chunk."""
@@ -65,7 +65,7 @@ def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[s
     callback = _in_chunks if hasattr(group, "store") or options else _as_told
     # Slashes that are left by now are in columns of HDF5, which every anndata reads though 0.13 does not write them.
     allowed = {"allow_write_nullable_strings": True, "disallow_forward_slash_in_h5ad": False}
-    with warnings.catch_warnings(action="ignore"), anndata.settings.override(**allowed), refused(path):
+    with warnings_as("ignore"), anndata.settings.override(**allowed), refused(path):
         write_dispatched(group, name, value, callback=callback, dataset_kwargs=options)
 
 

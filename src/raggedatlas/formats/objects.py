@@ -1,6 +1,5 @@
 """Sources as objects in memory: an AnnData of one modality, or a MuData of all."""
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError
 from raggedatlas.formats.units import Unit, units_of
 from raggedatlas.model.contracts import Source
+from raggedatlas.store.quiet import warnings_as
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -102,9 +102,8 @@ def make_mudata(parts: "dict[str, AnnData]", tables: dict[str, Any]) -> "MuData"
         raise MissingExtraError(
             "A MuData takes the package mudata; install it with: pip install 'raggedatlas[mudata]'."
         ) from error
-    with warnings.catch_warnings():
+    with warnings_as("ignore"):
         # mudata warns of its own use of pandas, and of names that two modalities share, which is no fault here.
-        warnings.simplefilter("ignore")
         return md.MuData(parts, **tables)
 
 

@@ -1,7 +1,6 @@
 """Places where a sink writes: an HDF5 file or a Zarr folder beside its final name, moved there at the end."""
 
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from raggedatlas.formats.columns import write_any
 from raggedatlas.formats.compressions import compression_of, require_plugin
 from raggedatlas.formats.members import records_as_tables
 from raggedatlas.formats.writeback import WriteBack
+from raggedatlas.store.quiet import warnings_as
 
 CHUNK = 1 << 16
 """Elements per chunk of HDF5 data and of the inner chunks of a Zarr shard."""
@@ -204,7 +204,7 @@ class ZarrTarget:
         """Consolidate its metadata and move it to its name."""
         import zarr
 
-        with writable(self.path), warnings.catch_warnings(action="ignore"):
+        with writable(self.path), warnings_as("ignore"):
             zarr.consolidate_metadata(self._root.store)
             old = self._hidden.with_name(f"{self._hidden.name}.old")
             if self._overwrite and self.path.exists():

@@ -1,7 +1,8 @@
 """One source on its way into the atlas: opened, planned, judged, and its arrays written; only records are missing then."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -83,13 +84,10 @@ class Prepared:
         Open; whoever has this closes it.
     plan : IngestPlan
         What is to be written.
-    coming : tuple of str
-        Uids of the datasets that the plan takes to be committed together with it.
     """
 
     source: Source
     plan: IngestPlan
-    coming: tuple[str, ...]
 
 
 def prepare(catalog: Catalog, opener: Opening, options: IngestOptions, coming: Sequence[IngestPlan]) -> Prepared:
@@ -115,7 +113,7 @@ def prepare(catalog: Catalog, opener: Opening, options: IngestOptions, coming: S
     try:
         plan = plan_ingest(catalog, source, options, coming)
         plan = order_columns(catalog, source, plan, coming, options)
-        return Prepared(source, plan, tuple(p.uid for p in coming))
+        return Prepared(source, plan)
     except BaseException:
         source.close()
         raise
@@ -137,7 +135,7 @@ class Preparing:
     def __init__(self, catalog: Catalog, openers: Sequence[Opening], options: IngestOptions) -> None:
         self._catalog, self._openers, self._options = catalog, openers, options
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raggedatlas-plan")
-        self._waiting: tuple[int, Future[Prepared]] | None = None
+        self._waiting: tuple[int, tuple[str, ...], Future[Prepared]] | None = None
 
     def __enter__(self) -> Self:
         """Begin with nothing prepared."""
@@ -150,8 +148,9 @@ class Preparing:
         self._drop()
         self._pool.shutdown()
 
-    def begin(self, number: int, coming: Sequence[IngestPlan]) -> None:
-        """Begin to prepare a source, unless there are no more.
+    @contextmanager
+    def meanwhile(self, number: int, coming: Sequence[IngestPlan]) -> Iterator[None]:
+        """Prepare a source, unless there are no more, while the context lasts; its end waits for it.
 
         Parameters
         ----------
@@ -162,7 +161,12 @@ class Preparing:
         """
         if number < len(self._openers):
             job = self._pool.submit(prepare, self._catalog, self._openers[number], self._options, list(coming))
-            self._waiting = (number, job)
+            self._waiting = (number, tuple(p.uid for p in coming), job)
+        try:
+            yield
+        finally:
+            if self._waiting is not None:
+                wait([self._waiting[2]])
 
     def take(self, number: int, coming: Sequence[IngestPlan]) -> Prepared:
         """Give a source that is prepared, from now on the caller's; anew if it was prepared for what did not come true.
@@ -179,30 +183,25 @@ class Preparing:
         AtlasError
             If it is refused.
         """
-        if self._waiting is not None and self._waiting[0] == number:
-            _, job = self._waiting
-            wait([job])
-            if job.exception() is None and job.result().coming == tuple(p.uid for p in coming):
-                self._waiting = None
-                return job.result()
+        if self._waiting is not None and self._waiting[:2] == (number, tuple(p.uid for p in coming)):
+            job = self._waiting[2]
+            self._waiting = None
+            return job.result()
         self._drop()
         return prepare(self._catalog, self._openers[number], self._options, coming)
 
     def _drop(self) -> None:
         if self._waiting is None:
             return
-        _, job = self._waiting
+        job = self._waiting[2]
         self._waiting = None
-        if job.cancel():
-            return
-        wait([job])
         if job.exception() is None:
             job.result().source.close()
 
 
 def stage(
     catalog: Catalog, prepared: Prepared, options: IngestOptions, progress: Progress, *,
-    staged: Sequence[Staged], meanwhile: Callable[[], None],
+    staged: Sequence[Staged], meanwhile: AbstractContextManager[None],
 ) -> Staged | IngestReport:  # fmt: skip
     """Judge whether a prepared source is in the atlas already, and write its arrays and frames if it is not.
 
@@ -218,8 +217,8 @@ def stage(
         Told every step.
     staged : sequence of Staged
         What is to be committed together with it.
-    meanwhile : callable
-        Called when it is known to be written, before that begins.
+    meanwhile : context manager
+        Entered while the arrays are written.
 
     Returns
     -------
@@ -244,12 +243,12 @@ def stage(
         if options.dry_run:
             groups = _write_groups(catalog, source, plan, options, progress)
             return _report(plan, groups[0], groups[1], "dry run", [])
-        meanwhile()
         place = catalog.arrays.child(plan.uid)
         try:
             progress("lease", 0, 1)
             take_lease(catalog, plan.uid)
-            written, content_hash = _write_groups(catalog, source, plan, options, progress)
+            with meanwhile:
+                written, content_hash = _write_groups(catalog, source, plan, options, progress)
             progress("arrays", 1, 1)
             _write_frames(catalog, plan)
             extras = write_extras(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)

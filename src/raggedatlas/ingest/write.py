@@ -125,12 +125,8 @@ def _stage(
     coming = [one.plan for one in staged]
     prepared = preparing.take(number, coming)
     then = [*coming, prepared.plan]
-
-    def prepare_next() -> None:
-        if not _is_full(then):
-            preparing.begin(number + 1, then)
-
-    return stage(catalog, prepared, options, progress, staged=staged, meanwhile=prepare_next)
+    meanwhile = contextlib.nullcontext() if _is_full(then) else preparing.meanwhile(number + 1, then)
+    return stage(catalog, prepared, options, progress, staged=staged, meanwhile=meanwhile)
 
 
 def _is_full(plans: Sequence[IngestPlan]) -> bool:

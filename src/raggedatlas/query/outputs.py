@@ -2,7 +2,6 @@
 
 import os
 import threading
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from raggedatlas.query.beside import joined_colors, joined_obsm
 from raggedatlas.query.frames import layout_column, obs_frame, var_frame
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.read import PartReader, row_blocks
+from raggedatlas.store.quiet import warnings_as
 from raggedatlas.store.threads import beside
 
 if TYPE_CHECKING:
@@ -79,9 +79,8 @@ def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) ->
         parts[name] = _anndata(sub, own, catalog)
     obs = obs_frame(plan.obs)
     made = make_mudata(parts, {"obs": obs[[]].copy()})
-    with warnings.catch_warnings():
+    with warnings_as("ignore"):
         # mudata warns of its own use of pandas.
-        warnings.simplefilter("ignore")
         made.obs = obs
     for name, member in plan.results.items():
         made.obsm[name] = _matrices(member, member.parts[0])[VALUES]

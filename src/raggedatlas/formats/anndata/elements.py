@@ -1,6 +1,5 @@
 """Elements that are read whole: a registry of what stands in a store as which type and version, and its readers."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, SourceError
 from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable, unknown_encoding
+from raggedatlas.store.quiet import warnings_as
 
 Reader = Callable[[Container, str], Any]
 
@@ -62,7 +62,7 @@ def _by_anndata(container: Container, path: str) -> Any:  # noqa: ANN401
     from anndata.io import read_elem
 
     _check_arrays(container, path)
-    with warnings.catch_warnings(action="ignore"), readable(container.uri, path):
+    with warnings_as("ignore"), readable(container.uri, path):
         try:
             return read_elem(container.get(path))
         except unknown_encoding() as error:

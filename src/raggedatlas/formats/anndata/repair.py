@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS
 from raggedatlas.formats.targets import writable
 from raggedatlas.model.problems import Depth, Problem
+from raggedatlas.store.quiet import warnings_as
 
 MOST_ROUNDS = 10
 """A mend can bring another problem to light; so often is the copy looked through again."""
@@ -117,7 +117,7 @@ def _mend_one(root: Node, problem: Problem) -> str:
     """Mend one problem; nothing is said where that cannot be done."""
     try:
         node = Node(root.uri, problem.path, root.stored[problem.path] if problem.path else root.stored)
-        with warnings.catch_warnings(action="ignore"):
+        with warnings_as("ignore"):
             return MENDERS[problem.rule](node, problem, root)
     except (AtlasError, *READ_ERRORS) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -149,7 +149,7 @@ def _opened_for_writing(hidden: Path) -> Iterator[Node]:
     store = guarded_zarr_store(zarr.storage.LocalStore(hidden))
     yield Node(str(hidden), "", zarr.open_group(store=store, mode="r+", use_consolidated=False))
     if consolidated:
-        with warnings.catch_warnings(action="ignore"):
+        with warnings_as("ignore"):
             zarr.consolidate_metadata(zarr.storage.LocalStore(hidden))
 
 

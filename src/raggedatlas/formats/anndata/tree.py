@@ -1,6 +1,5 @@
 """A stored tree seen alike in HDF5 and Zarr: nodes with attributes, shapes, kinds of values, and blocks of rows."""
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.chunks import DirectRows, direct_rows
 from raggedatlas.formats.containers import READ_ERRORS, Container, is_array, open_hdf5, open_zarr, readable
+from raggedatlas.store.quiet import warnings_as
 
 StoreKind = Literal["hdf5", "zarr"]
 Kind = Literal["bool", "integer", "real", "complex", "text", "bytes", "record", "other", "nothing"]
@@ -156,7 +156,7 @@ class Node:
         SourceError, LimitError, MissingExtraError
             If they cannot be read.
         """
-        with readable(self.uri, self.path or "the root"), warnings.catch_warnings(action="ignore"):
+        with readable(self.uri, self.path or "the root"), warnings_as("ignore"):
             return self.stored[()] if self.shape == () else self.stored[...]
 
     def part(self, start: int, stop: int) -> NDArray[Any]:

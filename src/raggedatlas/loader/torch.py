@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import CsrBlock
+from raggedatlas.store.quiet import warnings_as
 
 if TYPE_CHECKING:
     from raggedatlas.loader.batch import TrainingBatch
@@ -25,17 +26,14 @@ def require_torch() -> Any:  # noqa: ANN401  (a module)
     MissingExtraError
         If it is not installed.
     """
-    import warnings
-
     try:
         import torch
     except ImportError as error:
         raise MissingExtraError(
             "Tensors need PyTorch, which is not installed; pip install 'raggedatlas[ml]', or use as_='csr' or 'dense'."
         ) from error
-    with warnings.catch_warnings():
+    with warnings_as("ignore", message="Sparse (CSR tensor support|invariant checks)"):
         # said once per process, when the first such tensor is made
-        warnings.filterwarnings("ignore", message="Sparse (CSR tensor support|invariant checks)")
         torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))
     return torch
 

@@ -20,6 +20,7 @@ from raggedatlas.results.registry import HyraxDataset, find_class
 from raggedatlas.results.schema import OBJECT_ID
 from raggedatlas.results.tensors import as_ids, as_numpy
 from raggedatlas.results.torch import as_tensor, dataset_class
+from raggedatlas.store.quiet import warnings_as
 
 _OPEN_FILES = 64
 
@@ -165,8 +166,7 @@ class InferenceDataSet(HyraxDataset, dataset_class()):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open them again, in another process."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with warnings_as("ignore", DeprecationWarning):
             self.__init__(**state)  # type: ignore[misc]
 
     def _rows(self, index: Any) -> tuple[NDArray[np.int64], bool]:  # noqa: ANN401

@@ -10,7 +10,9 @@ _ONE = threading.RLock()
 
 
 @contextmanager
-def warnings_as(action: Literal["ignore", "error"], category: type[Warning] = Warning) -> Iterator[None]:
+def warnings_as(
+    action: Literal["ignore", "error"], category: type[Warning] = Warning, message: str = ""
+) -> Iterator[None]:
     """Ignore warnings, or raise them as errors, inside the context.
 
     Two threads that changed the filters at the same time would put back each other's, for good; so others wait.
@@ -21,6 +23,8 @@ def warnings_as(action: Literal["ignore", "error"], category: type[Warning] = Wa
         What becomes of a warning.
     category : type
         Which warnings.
+    message : str
+        Regular expression of what they begin with.
 
     Examples
     --------
@@ -29,5 +33,5 @@ def warnings_as(action: Literal["ignore", "error"], category: type[Warning] = Wa
     ...     warnings.warn("nobody reads this", stacklevel=1)
     """
     with _ONE, warnings.catch_warnings():
-        warnings.simplefilter(action, category)
+        warnings.filterwarnings(action, message, category)
         yield

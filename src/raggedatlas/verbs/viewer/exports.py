@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import QueryError, StoreError
+from raggedatlas.store.quiet import warnings_as
 from raggedatlas.verbs.viewer.columns import Column
 from raggedatlas.verbs.viewer.page import refuse_existing
 from raggedatlas.verbs.viewer.palette import category_colors, read_colors
@@ -153,7 +153,7 @@ def _write_cells(scene: Scene, path: Path, genes: Sequence[str]) -> None:
     values = np.column_stack([scene.gene(name) for name in genes]) if genes else np.zeros((scene.n, 0), np.float32)
     var = pd.DataFrame(index=pd.Index(list(genes), dtype=object))
     adata = ad.AnnData(X=np.nan_to_num(values), obs=obs, var=var, obsm={_MAP: scene.coordinates})
-    with warnings.catch_warnings(action="ignore"):
+    with warnings_as("ignore"):
         adata.write_zarr(path, chunks=(scene.n, 1) if genes else None)
 
 

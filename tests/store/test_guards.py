@@ -108,7 +108,7 @@ def test_bombs_are_refused_and_honest_frames_pass(name: str) -> None:
     check_frames(StoredArray("x", len(ZEROS), (name,)), bomb)
     with pytest.raises(CorruptError, match=f"{name} frame"):
         check_frames(StoredArray("x", 2**12, (name,)), bomb)
-    shard = compose_shard([BOMBS[name](bytes(64)), bomb.tobytes()], 4)
+    shard = b"".join(compose_shard([BOMBS[name](bytes(64)), bomb.tobytes()], 4))
     with pytest.raises(CorruptError, match=f"{name} frame"):
         check_frames(StoredArray("x", 2**12, (name,), slots=4), np.frombuffer(shard, np.uint8))
     with pytest.raises(CorruptError):
@@ -160,7 +160,7 @@ def test_guarded_stores_refuse_bombs(tmp_path: Path, shards: tuple[int, ...] | N
     array = zarr.create_array(store, shape=(40,), chunks=(10,), shards=shards, dtype="int64", fill_value=-1)
     array[:] = np.arange(40)
     bomb = zstd.compress(ZEROS, 1)
-    chunk = compose_shard([bomb] * 4, 4) if shards else bomb
+    chunk = b"".join(compose_shard([bomb] * 4, 4)) if shards else bomb
     for file in (tmp_path / "c").iterdir():
         file.write_bytes(chunk)
     guarded = zarr.open_array(guarded_zarr_store(store), mode="r")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.deflate import inflate, unshuffle
-from raggedatlas.store.gather import BufferRing
+from raggedatlas.store.gather import shared_ring
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 SMALLEST = 1 << 12
@@ -22,6 +22,9 @@ SMALLEST = 1 << 12
 
 SPAN_BYTES = 1 << 20
 """What one thread takes at once, decoded, at least."""
+
+COPY_BYTES = 1 << 22
+"""What one thread copies at once, at least, where nothing is to be decoded: to share less costs more than the copying."""
 
 LARGEST_BAND = 1 << 28
 """A row of chunks of more bytes is left to HDF5's library."""
@@ -58,6 +61,7 @@ class DirectRows:
 
     def __init__(self, dataset: Any, chunks: tuple[int, ...], placed: _Placed, filters: tuple[int, ...]) -> None:  # noqa: ANN401
         self._dataset, self._placed, self._filters = dataset, placed, filters
+        self._file = dataset.file
         self.shape: tuple[int, ...] = tuple(dataset.shape)
         self._chunks, self._dtype = chunks, dataset.dtype
         self._grid = tuple(-(-n // c) for n, c in zip(self.shape, chunks, strict=True))
@@ -67,7 +71,7 @@ class DirectRows:
         self._whole_rows = self._across == 1 and self.shape[1:] == chunks[1:]
         self._held: tuple[int, NDArray[Any]] | None = None
         self._descriptor = -1
-        self._ring = BufferRing(4)
+        self._ring = shared_ring()
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows ``[start, stop)`` in the type that the file has.
@@ -120,12 +124,13 @@ class DirectRows:
     def _opened(self) -> int:
         if not self._dataset.id.valid:
             raise SourceError("The file was closed while its matrices were still read; open it again.")
-        return int(self._dataset.file.id.get_vfd_handle())
+        return int(self._file.id.get_vfd_handle())
 
     def _spread(self, first: int, last: int, work: Callable[[int, int], None]) -> None:
         """Give runs of bands to the threads."""
-        band_bytes = self._step * max(self._row_bytes, 1)
-        n = min(last - first, 4 * DECODE_THREADS, max(1, (last - first) * band_bytes // SPAN_BYTES))
+        n_bytes = (last - first) * self._step * max(self._row_bytes, 1)
+        most = (4 * DECODE_THREADS, n_bytes // SPAN_BYTES) if self._filters else (DECODE_THREADS, n_bytes // COPY_BYTES)
+        n = min(last - first, max(1, min(most)))
         edges = np.linspace(first, last, n + 1).astype(int).tolist()
         map_decode(lambda span: work(*span), list(pairwise(edges)))
 

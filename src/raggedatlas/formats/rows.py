@@ -13,7 +13,6 @@ from raggedatlas.formats.containers import readable
 from raggedatlas.formats.spill import RowSpill
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import NARROW, MatrixForm
-from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 BLOCK_BYTES = 256 << 20
 """A step down the rows stops early rather than take more than this (one row is always taken)."""
@@ -458,14 +457,8 @@ def _check_columns(indices: NDArray[Any], pointers: NDArray[np.int64], start: in
 
 
 def _highest(indices: NDArray[Any]) -> int:
-    """Return the highest index; what is below zero counts as more than any number of columns. One look at each on all threads."""
-    unsigned = indices.view(f"u{indices.dtype.itemsize}")
-    parts = np.array_split(unsigned, min(DECODE_THREADS, 1 + len(indices) // ENTRIES))
-    return max(map_decode(_max_of, parts))
-
-
-def _max_of(values: NDArray[Any]) -> int:
-    return int(values.max())
+    """Return the highest index; what is below zero counts as more than any number of columns."""
+    return int(indices.view(f"u{indices.dtype.itemsize}").max())
 
 
 def stop_by_entries(indptr: NDArray[np.int64], start: int, stop: int, limit: int) -> int:

@@ -24,7 +24,7 @@ from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import COLUMNS
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.codecs import is_exact
-from raggedatlas.store.gather import BufferRing
+from raggedatlas.store.gather import BufferRing, shared_ring
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.overlap import WriteBehind, read_ahead
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
@@ -242,7 +242,7 @@ class _Arrays:
         facts = {"feature_space": group.space.name, "kind": group.space.kind.value}
         create_group(catalog.arrays, path, {"raggedatlas": facts})
         create_group(catalog.arrays, self.layers_path)
-        self.ring = BufferRing((DEPTH + 1) * (len(group.layers) + 1))
+        self.ring = shared_ring()
         self.indices = self.writer(f"{path}/csr/indices", np.uint32) if sparse else None
 
     def writer(self, path: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
@@ -357,7 +357,7 @@ def in_stored_order(
 
     if columns is None:
         return block.indices, [np.ascontiguousarray(values, dtype=dtype) for values, dtype in layers]
-    places = columns.astype(np.uint32)
+    places = columns.astype(np.uint16 if len(columns) <= 2**16 else np.uint32)
     ring = ring or BufferRing(0)
     moved = ring.take(block.indices.size, np.dtype(np.uint32))
     stored = [ring.take(block.indices.size, np.dtype(dtype)) for _, dtype in layers]
@@ -366,23 +366,30 @@ def in_stored_order(
         indptr = block.indptr[span[0] : span[1] + 1]
         part = slice(int(indptr[0]), int(indptr[-1]))
         given = block.indices[part]
-        full = indptr[1:] > indptr[:-1]
-        # Rows ascend, so the largest is their last, or their first where a source's negative numbers came to look large.
-        ends = given[np.concatenate([indptr[:-1][full], indptr[1:][full] - 1]) - indptr[0]]
-        if ends.size and int(ends.max()) >= places.size:
-            raise SourceError(f"A block names column {int(ends.max()):,}, outside its {places.size:,} columns.")
         for (values, _), out in zip(layers, stored, strict=True):
-            fitted = values[part]
-            if fitted.dtype != out.dtype:
-                fitted = ring.take(fitted.size, out.dtype)
-                fitted[:] = values[part]
-            place_rows((indptr, given), as_bits(fitted), places, moved[part], as_bits(out[part]))
+            fitted = _placeable(values[part], out.dtype, ring)
+            row = place_rows((indptr, given), fitted, places, moved[part], as_bits(out[part]))
+            if row >= 0:
+                column = int(given[slice(*(indptr[row : row + 2] - indptr[0]))].max())
+                raise SourceError(f"A block names column {column:,}, outside its {places.size:,} columns.")
 
-    n_spans = max(1, min(2 * DECODE_THREADS, block.indices.size // SPAN_ENTRIES))
+    # The other steps of the pipeline keep a core busy meanwhile.
+    n_spans = max(1, min(DECODE_THREADS - 1, block.indices.size // SPAN_ENTRIES))
     cuts = np.searchsorted(block.indptr, np.linspace(0, block.indptr[-1], n_spans + 1)[1:-1])
     edges = [0, *cuts.tolist(), block.n_rows]
     map_decode(place, [span for span in pairwise(edges) if span[0] < span[1]])
     return moved, stored
+
+
+def _placeable(values: NDArray[Any], dtype: np.dtype[Any], ring: BufferRing) -> NDArray[Any]:
+    """Give values to `place_rows`: floats as they are where they shall become integers, else their bits in the stored dtype."""
+    if values.dtype == np.float32 and dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
+        return values
+    if values.dtype == dtype:
+        return as_bits(values)
+    fitted = ring.take(values.size, dtype)
+    fitted[:] = values
+    return as_bits(fitted)
 
 
 def to_dense(block: Block) -> DenseBlock:

@@ -1,6 +1,6 @@
 """Compiled loops over blocks: what the value policy asks about, order of rows, dense to sparse, and a fast running hash."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numba
 import numpy as np
@@ -48,12 +48,15 @@ def scan_whole(values: NDArray[Any]) -> tuple[int, int, bool]:
     tuple
         Smallest and largest value, and whether all values are whole and within 32 bits; if not, the first two mean nothing.
     """
-    low, high, strange = np.int32(0x7FFFFFFF), np.int32(-0x80000000), 0
+    low, high, strange = np.int32(0x7FFFFFFF), np.int32(-0x80000000), np.uint32(0)
+    # The largest float of 32 bits that is an int32, too; whatever is beyond it, or no number, is not equal to it.
+    limit = values.dtype.type(2147483520.0)
     for i in range(values.size):
         v = values[i]
-        inside = abs(v) < 2147483520.0
-        whole = np.int32(v if inside else values.dtype.type(0))
-        strange |= (not inside) | (whole != v)
+        inside = v if v < limit else limit
+        inside = inside if inside > -limit else -limit
+        whole = np.int32(inside)
+        strange = np.uint32(strange | np.uint32(values.dtype.type(whole) != v))
         low, high = min(low, whole), max(high, whole)
     return int(low), int(high), strange == 0
 
@@ -62,9 +65,11 @@ def scan_whole(values: NDArray[Any]) -> tuple[int, int, bool]:
 def rows_ascend(indptr: NDArray[np.int64], indices: NDArray[Any]) -> bool:
     """Tell whether the columns of every row ascend strictly."""
     before, after = indices[:-1], indices[1:]
-    falls = 0
+    # Sums of 32 bits: twice as many fit a register.
+    narrow = np.uint32(0)
     for i in range(before.size):
-        falls += after[i] <= before[i]
+        narrow = np.uint32(narrow + np.uint32(after[i] <= before[i]))
+    falls = np.int64(narrow)
     for row in range(1, indptr.size - 1):
         at = indptr[row]
         if indptr[row - 1] < at < indices.size:
@@ -143,8 +148,11 @@ def _take_marked(
     out_columns: NDArray[np.uint32],
     out_values: NDArray[Any],
 ) -> None:
-    """Do what `walk_bits` does from place `at` on, with the value of each bit beside it: `slots` has 65 more than there are bits."""
-    one, eight = np.uint64(1), np.uint64(8)
+    """List the set bits, ascending, from place `at` on, and clear them, with the value of each beside it.
+
+    `slots` has 65 more than there are bits; up to four places behind the last are overwritten.
+    """
+    one, four = np.uint64(1), np.uint64(4)
     for w in range(words.size):
         bits = words[w]
         if bits == 0:
@@ -153,15 +161,16 @@ def _take_marked(
         first, count = np.uint64(64 * w), np.uint64(popcount(bits))
         begin, after = at, at + count
         while True:
-            for k in range(8):
+            # Most words have few bits or very many; four at a time wastes little and is foretold well.
+            for k in range(4):
                 place = first + np.uint64(trailing_zeros(bits))
                 out_columns[begin + np.uint64(k)] = place
                 out_values[begin + np.uint64(k)] = slots[place]
                 bits &= bits - one
-            if count <= eight:
+            if count <= four:
                 break
-            count -= eight
-            begin += eight
+            count -= four
+            begin += four
         at = after
 
 
@@ -169,51 +178,73 @@ def _take_marked(
 def place_rows(
     rows: tuple[NDArray[np.int64], NDArray[np.uint32]],
     values: NDArray[Any],
-    places: NDArray[np.uint32],
+    places: NDArray[Any],
     out_columns: NDArray[np.uint32],
     out_values: NDArray[Any],
-) -> None:
+) -> int:
     """Renumber the columns of rows and sort each row by the new numbers: one bit a column, then the bits in their order.
 
     Parameters
     ----------
     rows : (indptr, columns)
-        Bounds, from any start, (n + 1,) int64; and the columns from there on, each below the length of `places` and at most
-        once in a row, both of which the caller has checked.
-    values : (n_entries,) unsigned integers
-        The values, or their bits.
-    places : (n_columns,) uint32
+        Bounds, from any start, (n + 1,) int64; and the columns from there on, which ascend in each row as the caller has
+        checked.
+    values : (n_entries,) unsigned integers, or float32
+        The values, or their bits; floats become the integers of at most 32 bits that `out_values` takes, as the caller has
+        checked.
+    places : (n_columns,) uint16 or uint32
         A permutation: new number of each column.
-    out_columns, out_values : (n_entries,) uint32, as `values`
+    out_columns, out_values : (n_entries,) uint32, unsigned integers
         Filled.
+
+    Returns
+    -------
+    int
+        The first row that names a column beyond `places`; the rows from there on are not placed. -1 if there is none.
     """
     indptr, columns = rows
     one, six, start = np.uint64(1), np.uint64(6), indptr[0]
+    n_columns = np.uint32(places.size)
     words = np.zeros((places.size + 63) // 64, np.uint64)
-    slots = np.empty(64 * words.size + 65, values.dtype)
-    spare_columns, spare_values = np.empty(places.size + 8, np.uint32), np.empty(places.size + 8, values.dtype)
+    slots = np.empty(64 * words.size + 65, out_values.dtype)
+    spare_columns, spare_values = np.empty(places.size + 4, np.uint32), np.empty(places.size + 4, out_values.dtype)
     for row in range(indptr.size - 1):
         first, last = indptr[row] - start, indptr[row + 1] - start
+        # Rows ascend, so the largest is their last, or their first where a source's negative numbers came to look large.
+        if last > first and max(columns[first], columns[last - 1]) >= n_columns:
+            return row
         for i in range(first, last):
             place = np.uint64(places[columns[i]])
             words[place >> six] |= one << (place & np.uint64(63))
-            slots[place] = values[i]
-        if last + 8 <= out_columns.size:
+            slots[place] = np.int64(values[i])
+        if last + 4 <= out_columns.size:
             _take_marked(words, slots, np.uint64(first), out_columns, out_values)
         else:
             _take_marked(words, slots, np.uint64(0), spare_columns, spare_values)
             out_columns[first:last] = spare_columns[: last - first]
             out_values[first:last] = spare_values[: last - first]
+    return -1
 
 
 HASH_LANES = 16
 """Hashes that `mix` runs side by side; a compiler puts them into one register or few."""
 
 
+Four: TypeAlias = tuple[np.uint64, np.uint64, np.uint64, np.uint64]
+"""Four lanes: compiled code keeps them in registers."""
+
+
 @numba.njit(inline="always")
 def _mixed(lane: np.uint64, value: np.uint64) -> np.uint64:
     lane = (lane ^ value) * np.uint64(0x9E3779B97F4A7C15)
     return lane ^ (lane >> np.uint64(29))
+
+
+@numba.njit(inline="always")
+def _mixed_four(lanes: Four, values: NDArray[Any], at: Integer) -> Four:
+    a, b = _mixed(lanes[0], np.uint64(values[at])), _mixed(lanes[1], np.uint64(values[at + 1]))
+    c, d = _mixed(lanes[2], np.uint64(values[at + 2])), _mixed(lanes[3], np.uint64(values[at + 3]))
+    return a, b, c, d
 
 
 @numba.njit(nogil=True, cache=True)
@@ -236,12 +267,15 @@ def mix(values: NDArray[Any], state: NDArray[np.uint64]) -> None:
         state[at + i] = _mixed(state[at + i], np.uint64(values[i]))
     rounds = (values.size - head) // HASH_LANES
     end = head + rounds * HASH_LANES
-    rows = values[head:end].reshape(rounds, HASH_LANES)
-    lanes = state[:HASH_LANES].copy()
-    for row in range(rounds):
-        for lane in range(HASH_LANES):
-            lanes[lane] = _mixed(lanes[lane], np.uint64(rows[row, lane]))
-    state[:HASH_LANES] = lanes
+    s, inner = state, values[head:end]
+    a, b = (s[0], s[1], s[2], s[3]), (s[4], s[5], s[6], s[7])
+    c, d = (s[8], s[9], s[10], s[11]), (s[12], s[13], s[14], s[15])
+    for number in range(rounds):
+        i = number * HASH_LANES
+        a, b = _mixed_four(a, inner, i), _mixed_four(b, inner, i + 4)
+        c, d = _mixed_four(c, inner, i + 8), _mixed_four(d, inner, i + 12)
+    for lane in range(4):
+        s[lane], s[4 + lane], s[8 + lane], s[12 + lane] = a[lane], b[lane], c[lane], d[lane]
     for i in range(end, values.size):
         place = (at + i) & last
         state[place] = _mixed(state[place], np.uint64(values[i]))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -29,6 +30,7 @@ from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
+from raggedatlas.store.overlap import WriteBehind
 
 
 @dataclass(frozen=True)
@@ -247,10 +249,10 @@ def stage(
         try:
             progress("lease", 0, 1)
             take_lease(catalog, plan.uid)
-            with meanwhile:
+            with meanwhile, WriteBehind() as aside:
+                aside(partial(_write_frames, catalog, plan))
                 written, content_hash = _write_groups(catalog, source, plan, options, progress)
             progress("arrays", 1, 1)
-            _write_frames(catalog, plan)
             extras = write_extras(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
             progress("frames", 1, 1)
         except BaseException:

@@ -21,7 +21,7 @@ from raggedatlas.store.codecs import (
 from raggedatlas.store.encoders import NO_BREAKS, chunk_encoder, encode_run
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.limits import check_chunk_bytes, check_shapes, product
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import Location, Piece
 from raggedatlas.store.overlap import WriteBehind
 from raggedatlas.store.shards import compose_shard, index_bytes, parse_index, shard_key
 
@@ -209,7 +209,7 @@ def array_metadata(spec: ArraySpec) -> bytes:
     return json.dumps(metadata, indent=2).encode()
 
 
-def _decode_all(spec: ArraySpec, chunks: Sequence[bytes]) -> NDArray[Any]:
+def _decode_all(spec: ArraySpec, chunks: Sequence[Piece]) -> NDArray[Any]:
     """Decode full chunks that lie one behind the other."""
     out = np.empty((len(chunks) * spec.chunk_shape[0], *spec.row_shape), spec.dtype)
     decoder = spec.decoder()
@@ -287,7 +287,7 @@ class ArrayWriter:
         self.shard_rows = -(-wanted // self.chunk_rows) * self.chunk_rows
         self.n_rows = 0
         self.n_shards = 0
-        self._chunks: list[bytes] = []
+        self._chunks: list[Piece] = []
         self._rest = self._rest.astype(self.dtype)
         self._breaks = NO_BREAKS
         self._crc = 0
@@ -437,7 +437,7 @@ class ArrayWriter:
             self._flush()
             self._chunks = later
 
-    def _encode(self, values: NDArray[Any], breaks: NDArray[np.int64] = NO_BREAKS) -> list[bytes]:
+    def _encode(self, values: NDArray[Any], breaks: NDArray[np.int64] = NO_BREAKS) -> list[Piece]:
         """Encode whole chunks of rows; the first ones decide whether differences are stored."""
         if not self._judged and len(values):
             self.encoder = chunk_encoder(self.profile, self.dtype, values[: self.chunk_rows])
@@ -450,7 +450,7 @@ class ArrayWriter:
         self.n_shards += 1
         self._chunks = []
 
-    def _put_shard(self, shard: int, chunks: list[bytes]) -> None:
+    def _put_shard(self, shard: int, chunks: list[Piece]) -> None:
         """Write one shard in one piece."""
         n_slots, key = self.shard_rows // self.chunk_rows, shard_key(self.row_shape, shard)
         self._write(lambda: self.target.write_bytes(key, compose_shard(chunks, n_slots)))

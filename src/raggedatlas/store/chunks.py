@@ -6,7 +6,6 @@ This module imports numba at the top, so it is imported inside functions only.
 # ruff: noqa: ANN401, PLR0917, TID253 - numba's code generators are called with objects of no public type
 
 import ctypes
-import importlib
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
+from raggedatlas.store.codecs import crc32c_function
 from raggedatlas.store.kernels import compiled
 
 GOOD, BAD_CHECKSUM, BAD_SIZE, BAD_FRAME = 0, 1, 2, 3
@@ -47,15 +47,13 @@ def native_functions() -> NativeFunctions | None:
     """
     from numcodecs import blosc
 
+    checksum = crc32c_function()
     try:
-        checksum = importlib.import_module("google_crc32c._crc32c")
         library = ctypes.CDLL(blosc.__file__)
-        found = (
-            library.blosc_decompress_ctx,
-            library.blosc_compress_ctx,
-            ctypes.CDLL(checksum.__file__).crc32c_extend,
-        )
-    except (ImportError, OSError, AttributeError):
+        found = (library.blosc_decompress_ctx, library.blosc_compress_ctx, checksum)
+    except (OSError, AttributeError):
+        return None
+    if checksum is None:
         return None
     return NativeFunctions(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found))
 

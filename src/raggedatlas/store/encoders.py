@@ -10,13 +10,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import CorruptError, StoreError
 from raggedatlas.store.codecs import PACKED
+from raggedatlas.store.location import Piece
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 if TYPE_CHECKING:
     from raggedatlas.store.chunks import NativeFunctions
 
 _SLAB_BYTES = 4 * 2**20
-_SLAB_CHUNKS = 16
+_SLAB_CHUNKS = 64
 _CRC: dict[str, Any] = {"name": "crc32c"}
 NO_BREAKS = np.empty(0, np.int64)
 """No row is known to begin anywhere."""
@@ -181,7 +182,7 @@ def encode_packed_chunk(values: NDArray[Any], breaks: NDArray[np.int64]) -> byte
 
 def encode_run(
     encoder: ChunkEncoder, values: NDArray[Any], chunk_rows: int, breaks: NDArray[np.int64] = NO_BREAKS
-) -> list[bytes]:
+) -> list[Piece]:
     """Encode whole chunks of rows on the decoding threads.
 
     Parameters
@@ -197,7 +198,7 @@ def encode_run(
 
     Returns
     -------
-    list of c bytes
+    list of c bytes or memoryview
     """
     from raggedatlas.store.chunks import native_functions
 
@@ -220,7 +221,7 @@ def encode_run(
 
 def _pack_run(
     values: NDArray[Any], chunk_rows: int, breaks: NDArray[np.int64], native: "NativeFunctions | None"
-) -> list[bytes]:
+) -> list[Piece]:
     """Pack chunks, some at a time where the checksum can be called from compiled code."""
     from raggedatlas.store.packing import encode_packed_run
 
@@ -229,7 +230,7 @@ def _pack_run(
     starts = list(range(0, n_chunks, per_slab))
     edges = np.searchsorted(breaks, np.array([*starts, n_chunks]) * chunk_rows)
 
-    def pack(i: int) -> list[bytes]:
+    def pack(i: int) -> list[Piece]:
         first = starts[i] * chunk_rows
         part = values[first : first + per_slab * chunk_rows]
         inside = breaks[edges[i] : edges[i + 1]] - first
@@ -240,7 +241,7 @@ def _pack_run(
     return [chunk for slab in map_decode(pack, range(len(starts))) for chunk in slab]
 
 
-def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "NativeFunctions") -> list[bytes]:
+def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "NativeFunctions") -> list[Piece]:
     """Encode chunks that lie one behind the other."""
     from raggedatlas.store.chunks import LZ4_NAME, encode_chunks
 
@@ -249,4 +250,5 @@ def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "Nati
     if (sizes < 0).any():
         raise CorruptError("Blosc refused to encode a chunk; report this with the dtype and shape of the array.")
     ends = np.cumsum(sizes).tolist()
-    return [out[start:end].tobytes() for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    packed = memoryview(out[: ends[-1]].tobytes())
+    return [packed[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]

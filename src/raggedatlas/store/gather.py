@@ -193,6 +193,26 @@ class BufferRing:
                 self.free.append(memory)
 
 
+_shared: weakref.WeakValueDictionary[str, BufferRing] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def shared_ring() -> BufferRing:
+    """Return the ring of all that work through large blocks at the same time; it goes when the last of them goes.
+
+    Examples
+    --------
+    >>> held = shared_ring()
+    >>> shared_ring() is held
+    True
+    """
+    with _sharing:
+        ring = _shared.get("blocks")
+        if ring is None:
+            ring = _shared["blocks"] = BufferRing(24)
+        return ring
+
+
 class RowGatherer:
     """Reads rows of ragged groups into one CSR, columns mapped, in any order and as often as asked.
 

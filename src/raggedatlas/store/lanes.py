@@ -21,7 +21,10 @@ BLOCK = LANES * POSITIONS
 """Values of a full block."""
 
 SIXTEEN = 16
-"""Values that `first_not_below` looks at."""
+"""Values that `first_not_below` and `mark_sixteen` look at."""
+
+WORD_BITS = 64
+"""Values that `above` looks at."""
 
 _WORD = ir.IntType(32)
 _LONG = ir.IntType(64)
@@ -33,6 +36,18 @@ _VECTOR_BYTES = 4 * LANES
 def _splat(value: int) -> Any:
     """Return a constant vector."""
     return ir.Constant(_VECTOR, [value & 0xFFFFFFFF] * LANES)
+
+
+def _spread(builder: Any, value: Any, n: int) -> Any:
+    """Return a vector of `n` times a word."""
+    kind = ir.VectorType(_WORD, n)
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_WORD, n), [0] * n))
+
+
+def _words_at(builder: Any, address: Any, n: int) -> Any:
+    """Load `n` neighbouring words from an address."""
+    return builder.load(builder.inttoptr(address, ir.VectorType(_WORD, n).as_pointer()), align=4)
 
 
 def _vector_at(builder: Any, address: Any, number: int) -> Any:
@@ -123,24 +138,22 @@ def _make_unpack_position(typing_context: Any, source: Any, shift: Any, crosses:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, shift, crosses, mask, target = arguments
 
-        def spread(value: Any) -> Any:
-            one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(_WORD, 0))
-            return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES))
-
-        low = builder.lshr(builder.load(_vector_at(builder, source, 0), align=1), spread(shift))
+        low = builder.lshr(builder.load(_vector_at(builder, source, 0), align=1), _spread(builder, shift, LANES))
         start = builder.block
         more = builder.append_basic_block("crosses")
         join = builder.append_basic_block("joined")
         builder.cbranch(builder.icmp_unsigned("!=", crosses, ir.Constant(crosses.type, 0)), more, join)
         builder.position_at_end(more)
         left = builder.sub(ir.Constant(_WORD, 32), shift)
-        both = builder.or_(low, builder.shl(builder.load(_vector_at(builder, source, 1), align=1), spread(left)))
+        both = builder.or_(
+            low, builder.shl(builder.load(_vector_at(builder, source, 1), align=1), _spread(builder, left, LANES))
+        )
         builder.branch(join)
         builder.position_at_end(join)
         value = builder.phi(_VECTOR)
         value.add_incoming(low, start)
         value.add_incoming(both, more)
-        builder.store(builder.and_(value, spread(mask)), _vector_at(builder, target, 0), align=4)
+        builder.store(builder.and_(value, _spread(builder, mask, LANES)), _vector_at(builder, target, 0), align=4)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint32, types.uint8, types.uint32, types.uint64), generate
@@ -163,9 +176,7 @@ def _make_add_up(typing_context: Any, values: Any, base: Any, n: Any) -> Any:
         before = builder.block
         again = builder.append_basic_block("again")
         done = builder.append_basic_block("added")
-        places = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
-        one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), base, ir.Constant(_WORD, 0))
-        first = builder.shuffle_vector(one, one, places)
+        first = _spread(builder, base, LANES)
         last = ir.Constant(ir.VectorType(_WORD, LANES), [LANES - 1] * LANES)
         builder.branch(again)
         builder.position_at_end(again)
@@ -194,10 +205,8 @@ def _make_spread_byte(typing_context: Any, places: Any, first: Any, target: Any)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         places, first, target = arguments
-        one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), first, ir.Constant(_WORD, 0))
-        every = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES))
         found = builder.load(_vector_at(builder, places, 0), align=4)
-        builder.store(builder.add(found, every), _vector_at(builder, target, 0), align=4)
+        builder.store(builder.add(found, _spread(builder, first, LANES)), _vector_at(builder, target, 0), align=4)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint32, types.uint64), generate
@@ -208,16 +217,58 @@ def _make_first_not_below(typing_context: Any, address: Any, value: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         address, value = arguments
-        kind, mask = ir.VectorType(_WORD, SIXTEEN), ir.IntType(SIXTEEN)
-        words = builder.load(builder.inttoptr(address, kind.as_pointer()), align=4)
-        one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_WORD, 0))
-        every = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_WORD, SIXTEEN), [0] * SIXTEEN))
-        reached = builder.bitcast(builder.icmp_unsigned(">=", words, every), mask)
+        mask = ir.IntType(SIXTEEN)
+        words = _words_at(builder, address, SIXTEEN)
+        reached = builder.bitcast(builder.icmp_unsigned(">=", words, _spread(builder, value, SIXTEEN)), mask)
         found = builder.cttz(builder.zext(reached, _WORD), ir.Constant(ir.IntType(1), 0))
         none = builder.icmp_unsigned("==", reached, ir.Constant(mask, 0))
         return builder.zext(builder.select(none, ir.Constant(_WORD, SIXTEEN), found), _LONG)
 
     return types.int64(types.uint64, types.uint32), generate
+
+
+def _make_above(typing_context: Any, address: Any, limit: Any) -> Any:
+    """Return which of 64 uint32 at an address are above a limit, as bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, limit = arguments
+        words = _words_at(builder, address, WORD_BITS)
+        return builder.bitcast(builder.icmp_unsigned(">", words, _spread(builder, limit, WORD_BITS)), _LONG)
+
+    return types.uint64(types.uint64, types.uint32), generate
+
+
+def _make_mark_sixteen(typing_context: Any, address: Any, first: Any, target: Any) -> Any:
+    """Set the bits of 16 uint32, none of them below `first` or 128 beyond it, in two uint64 at an address; bit 0 is `first`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, first, target = arguments
+        kind = ir.VectorType(_LONG, SIXTEEN)
+
+        def every(value: int) -> Any:
+            return ir.Constant(kind, [value] * SIXTEEN)
+
+        words = _words_at(builder, address, SIXTEEN)
+        places = builder.zext(builder.sub(words, _spread(builder, first, SIXTEEN)), kind)
+        bits = builder.shl(every(1), builder.and_(places, every(63)))
+        low = builder.icmp_unsigned("<", places, every(64))
+        parts = builder.select(low, bits, every(0)), builder.select(low, every(0), bits)
+        for number, part in enumerate(parts):
+            pointer = builder.inttoptr(builder.add(target, ir.Constant(_LONG, 8 * number)), _LONG.as_pointer())
+            builder.store(builder.or_(builder.load(pointer, align=8), _any_of(builder, part)), pointer, align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint32, types.uint64), generate
+
+
+def _any_of(builder: Any, value: Any) -> Any:
+    """Combine the elements of a vector by OR."""
+    n = value.type.count
+    while n > 1:
+        n //= 2
+        halves = [ir.Constant(ir.VectorType(_WORD, n), list(range(first, first + n))) for first in (0, n)]
+        value = builder.or_(*(builder.shuffle_vector(value, value, half) for half in halves))
+    return builder.extract_element(value, ir.Constant(_WORD, 0))
 
 
 def _make_call(n: int) -> Any:
@@ -354,6 +405,8 @@ load: Any = intrinsic(_make_load)
 store: Any = intrinsic(_make_store)
 byte_at: Any = intrinsic(_make_byte)
 first_not_below: Any = intrinsic(_make_first_not_below)
+above: Any = intrinsic(_make_above)
+mark_sixteen: Any = intrinsic(_make_mark_sixteen)
 prefetch: Any = intrinsic(_make_prefetch)
 trailing_zeros: Any = intrinsic(_make_trailing)
 leading_zeros: Any = intrinsic(_make_leading)

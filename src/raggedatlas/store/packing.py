@@ -10,8 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import copy_bytes, crc32c_of
+from raggedatlas.store.gather import shared_ring
 from raggedatlas.store.kernels import Flag, Integer, address_function, compiled
-from raggedatlas.store.lanes import BLOCK, LANES, call3, leading_zeros, pack_full, store
+from raggedatlas.store.lanes import (
+    BLOCK,
+    LANES,
+    SIXTEEN,
+    WORD_BITS,
+    above,
+    call3,
+    leading_zeros,
+    mark_sixteen,
+    pack_full,
+    store,
+    trailing_zeros,
+)
+from raggedatlas.store.location import Piece
 
 HEAD_BYTES = 16
 MAGIC, VERSION = 0x7072, 1
@@ -38,11 +52,12 @@ def packed_bound(n: int, itemsize: int) -> int:
 @compiled
 def is_ascending(values: NDArray[Any]) -> Flag:
     """Tell whether at least seven of eight neighbours ascend strictly."""
-    ascents = 0
+    # Sums of 32 bits: twice as many fit a register.
+    ascents = np.uint32(0)
     before, after = values[:-1], values[1:]
     for i in range(after.size):
-        ascents += after[i] > before[i]
-    return values.size > 1 and ascents * 8 >= (values.size - 1) * _SEVEN_EIGHTHS
+        ascents = np.uint32(ascents + np.uint32(after[i] > before[i]))
+    return values.size > 1 and np.int64(ascents) * 8 >= (values.size - 1) * _SEVEN_EIGHTHS
 
 
 @compiled
@@ -53,9 +68,9 @@ def _next_stop(
     stop = min(start + BLOCK, values.size)
     if ascending:
         before, after = values[start : stop - 1], values[start + 1 : stop]
-        falls = 0
+        falls = np.uint32(0)
         for i in range(after.size):
-            falls += after[i] <= before[i]
+            falls = np.uint32(falls + np.uint32(after[i] <= before[i]))
         # Counting has no branch and most blocks have no fall; where there is one, it is looked for.
         for i in range(after.size if falls else 0):
             if after[i] <= before[i]:
@@ -121,9 +136,10 @@ def _choose_width(x: NDArray[Any], most: Integer) -> tuple[Integer, Integer, Int
         beyond = 0
         if width < most:
             limit = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
-            small = x.dtype.type(limit)
+            small, larger = x.dtype.type(limit), np.uint32(0)
             for i in range(x.size):
-                beyond += x[i] > small
+                larger = np.uint32(larger + np.uint32(x[i] > small))
+            beyond = np.int64(larger)
         if beyond > 255 or beyond * _LEAST_EXCEPTION >= best_bytes:
             break
         size = body_bytes(x.size, width) + beyond * (1 + (1 << byte_class(most - width)) + _EXCEPTION_PENALTY)
@@ -152,7 +168,23 @@ def _pack_stream(x: NDArray[np.uint32], n: Integer, width: Integer, address: Int
 def _pack_bitmap(values: NDArray[Any], bits: NDArray[np.uint64]) -> None:
     """Set one bit for every value of an ascending block, counted from its first."""
     bits[:] = 0
-    first = np.uint64(values[0])
+    first, n_vectors = np.uint64(values[0]), 0
+    if values.itemsize == 4:
+        n_vectors = values.size // SIXTEEN
+    for start in range(0, n_vectors * SIXTEEN, SIXTEEN):
+        word = (np.uint64(values[start]) - first) >> np.uint64(6)
+        base = first + (word << np.uint64(6))
+        if np.uint64(values[start + SIXTEEN - 1]) - base < np.uint64(2 * WORD_BITS):
+            address = np.uint64(values.ctypes.data + 4 * start)
+            mark_sixteen(address, np.uint32(base), np.uint64(bits.ctypes.data) + (word << np.uint64(3)))
+        else:
+            _mark_each(values[start : start + SIXTEEN], first, bits)
+    _mark_each(values[n_vectors * SIXTEEN :], first, bits)
+
+
+@compiled
+def _mark_each(values: NDArray[Any], first: Integer, bits: NDArray[np.uint64]) -> None:
+    """Set one bit for every value, counted from `first`."""
     for i in range(values.size):
         place = np.uint64(values[i]) - first
         bits[place >> np.uint64(6)] |= np.uint64(1) << (place & np.uint64(63))
@@ -162,19 +194,31 @@ def _pack_bitmap(values: NDArray[Any], bits: NDArray[np.uint64]) -> None:
 def _pack_exceptions(
     x: NDArray[Any], places: NDArray[np.uint32], choice: tuple[Integer, Integer, Integer], address: Integer
 ) -> None:
-    """Write the places of values that are too wide, then what of them does not fit; `places` is room for the places."""
+    """Write the places of values that are too wide, then what of them does not fit.
+
+    `places` is room for the places; behind `x` there is room to a multiple of 64 values.
+    """
     width, beyond, size = choice
-    highs = address + beyond
     shift = np.uint64(width)
     small = x.dtype.type((np.uint64(1) << shift) - np.uint64(1))
     found = 0
-    # Without a branch: which values are too wide cannot be foretold.
-    for i in range(x.size):
-        places[found] = i
-        found += x[i] > small
+    if x.itemsize == 4:
+        for first in range(0, x.size, WORD_BITS):
+            marks = above(np.uint64(x.ctypes.data + 4 * first), np.uint32(small))
+            if first + WORD_BITS > x.size:
+                marks &= (np.uint64(1) << np.uint64(x.size - first)) - np.uint64(1)
+            while marks != 0:
+                places[found] = first + trailing_zeros(marks)
+                marks &= marks - np.uint64(1)
+                found += 1
+    else:
+        # Without a branch: which values are too wide cannot be foretold.
+        for i in range(x.size):
+            places[found] = i
+            found += x[i] > small
     for i in range(beyond):
         store(np.uint64(address + i), 1, np.uint64(places[i]))
-        store(np.uint64(highs + (i << size)), 1 << size, np.uint64(x[places[i]]) >> shift)
+        store(np.uint64(address + beyond + (i << size)), 1 << size, np.uint64(x[places[i]]) >> shift)
 
 
 @compiled
@@ -185,13 +229,15 @@ def _differences(values: NDArray[Any], ascending: Flag, base: Integer, x: NDArra
         x[0] = 0
         before, after, gaps = values[:-1], values[1:], x[1:]
         for i in range(after.size):
-            gaps[i] = x.dtype.type(after[i]) - x.dtype.type(before[i]) - one
+            gap = x.dtype.type(x.dtype.type(after[i]) - x.dtype.type(before[i]) - one)
+            gaps[i] = gap
+            most = max(most, gap)
     else:
         least = x.dtype.type(base)
         for i in range(values.size):
-            x[i] = x.dtype.type(values[i]) - least
-    for i in range(x.size):
-        most = max(most, x[i])
+            value = x.dtype.type(x.dtype.type(values[i]) - least)
+            x[i] = value
+            most = max(most, value)
     return 64 - leading_zeros(np.uint64(most))
 
 
@@ -295,7 +341,7 @@ def _encode(
     store(np.uint64(address + 8), 4, np.uint64(n_blocks))
     table = HEAD_BYTES + SKIP_BYTES * ((n_blocks + SKIP - 1) // SKIP)
     payload = table + 3 * n_blocks
-    words = np.zeros(BLOCK, np.uint32), np.empty(BLOCK, np.uint32), np.empty(_MOST_SPAN // 64 + 1, np.uint64)
+    words = np.zeros(BLOCK, np.uint32), np.empty(BLOCK, np.uint32), np.empty(_MOST_SPAN // 64 + 2, np.uint64)
     scratch = x, words[0], words[1], words[2], lanes, itemsize
     start, position = 0, 0
     for block in range(n_blocks):
@@ -318,7 +364,7 @@ def _encode(
     return int(total)
 
 
-def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64], crc32c: int) -> list[bytes]:
+def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64], crc32c: int) -> list[Piece]:
     """Pack whole chunks, each with its crc32c behind it, in one call that holds no lock.
 
     Parameters
@@ -334,18 +380,21 @@ def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64
 
     Returns
     -------
-    list of c bytes
+    list of c memoryview
+        Neighbours in one piece of memory.
     """
     n_chunks = values.size // chunk
     wide = np.dtype(np.uint64 if values.itemsize == 8 else np.uint32)
     # What is narrower is widened chunk by chunk, where it stays in the cache.
     plain = values if values.dtype == wide else np.empty(chunk, wide)
-    out = np.empty(n_chunks * (packed_bound(chunk, values.itemsize) + 4), np.uint8)
+    # Most of it is never touched; memory that is used again need not be cleared by the system either.
+    out = shared_ring().take(n_chunks * (packed_bound(chunk, values.itemsize) + 4), np.dtype(np.uint8))
     ends = np.zeros(n_chunks + 1, np.int64)
     _encode_run(
         (plain, values.view(np.uint8), values.itemsize, chunk), breaks, out, ends, (_pack_lanes.address, crc32c)
     )
-    return [out[start:end].tobytes() for start, end in pairwise(ends.tolist())]
+    packed = memoryview(out[: ends[-1]].tobytes())
+    return [packed[start:end] for start, end in pairwise(ends.tolist())]
 
 
 @compiled

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.codecs import Stored
-from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.location import Location, Piece, store_errors
 
 V = TypeVar("V")
 
@@ -92,12 +92,12 @@ def index_bytes(n_chunks: int) -> int:
     return 16 * n_chunks + 4
 
 
-def compose_shard(chunks: Sequence[bytes], n_slots: int) -> bytes:
-    """Join encoded chunks and their index (at the end, with crc32c) to one shard of `n_slots` chunks."""
+def compose_shard(chunks: Sequence[Piece], n_slots: int) -> list[Piece]:
+    """Give the pieces of one shard of `n_slots` chunks: the encoded chunks, and their index with its crc32c."""
     sizes = np.array([len(chunk) for chunk in chunks], dtype=np.int64)
     index = np.full((n_slots, 2), -1, dtype=np.int64)
     index[: len(chunks)] = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
-    return b"".join([*chunks, compose_index(index)])
+    return [*chunks, compose_index(index)]
 
 
 def compose_index(index: NDArray[np.int64]) -> bytes:

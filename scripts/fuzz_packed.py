@@ -175,7 +175,7 @@ class StoredGroup:
         self.file = location.path / spec.path / "c" / "0"
         bytes_of = [chunk.tobytes() for chunk in chunks]
         summed = [raw + int(google_crc32c.value(raw)).to_bytes(4, "little") for raw in bytes_of]
-        self.file.write_bytes(compose_shard(summed, len(chunks)))
+        self.file.write_bytes(b"".join(compose_shard(summed, len(chunks))))
 
     def expected(self, start: int, end: int) -> NDArray[Any] | None:
         """Give the values of a range from the chunks unpacked whole; None where one of them is refused."""

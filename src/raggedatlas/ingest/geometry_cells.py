@@ -61,7 +61,7 @@ class NewCells:
         write_frame(catalog, uid, "obs", self.frame)
         schema = catalog.tables.schema(CELLS)
         columns = {
-            "uid": pa.array(new_uids(self.n), pa.string()),
+            "uid": new_uids(self.n),
             "dataset_uid": pa.array([uid] * self.n, pa.string()),
             "cell_name": self.frame.column(INDEX).cast(pa.string()),
             record.column: pointers,

@@ -69,12 +69,12 @@ def rows_ascend(indptr: NDArray[np.int64], indices: NDArray[Any]) -> bool:
     narrow = np.uint32(0)
     for i in range(before.size):
         narrow = np.uint32(narrow + np.uint32(after[i] <= before[i]))
-    falls = np.int64(narrow)
+    falls: Integer = np.int64(narrow)
     for row in range(1, indptr.size - 1):
         at = indptr[row]
         if indptr[row - 1] < at < indices.size:
             falls -= indices[at] <= indices[at - 1]
-    return falls == 0
+    return bool(falls == 0)
 
 
 @numba.njit(nogil=True, cache=True)

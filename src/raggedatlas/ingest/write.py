@@ -197,8 +197,8 @@ def _cells(schema: pa.Schema, staged: Staged, further: Mapping[str, tuple[pa.Fie
     plan = staged.plan
     n = plan.schema.n_cells
     columns: dict[str, Any] = {
-        "uid": pa.array(new_uids(n), pa.string()),
-        "dataset_uid": pa.array([plan.uid] * n, pa.string()),
+        "uid": new_uids(n),
+        "dataset_uid": pa.repeat(plan.uid, n),
         "cell_name": plan.cells.column(INDEX).cast(pa.string()),
     }
     for column in plan.columns:
@@ -229,7 +229,7 @@ def pointer_array(written: WrittenGroup, n_cells: int) -> pa.Array:
     row[np.arange(written.n_rows) if written.present is None else written.present] = np.arange(written.n_rows)
     missing = row < 0
     at = np.where(missing, 0, row)
-    group = pa.array([written.path] * n_cells, pa.string())
+    group = pa.repeat(written.path, n_cells)
     if written.indptr is None:
         return pa.StructArray.from_arrays([group, pa.array(at)], ["zarr_group", "position"], mask=pa.array(missing))
     parts = [group, pa.array(written.indptr[at]), pa.array(written.indptr[at + 1]), pa.array(at)]

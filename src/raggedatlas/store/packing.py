@@ -133,7 +133,7 @@ def _choose_width(x: NDArray[Any], most: Integer) -> tuple[Integer, Integer, Int
     """
     best_width, best_bytes, best_beyond = -1, 1 << 40, 0
     for width in range(min(most, MOST_WIDTH), -1, -1):
-        beyond = 0
+        beyond: Integer = 0
         if width < most:
             limit = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
             small, larger = x.dtype.type(limit), np.uint32(0)

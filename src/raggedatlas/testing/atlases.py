@@ -141,7 +141,7 @@ def _append_cells(catalog: Catalog, uid: str, indptr: NDArray[np.int64], columns
     n = len(indptr) - 1
     parts = [pa.array([f"{uid}/{SPACE}"] * n), pa.array(indptr[:-1]), pa.array(indptr[1:]), pa.array(np.arange(n))]
     values: dict[str, Any] = {
-        "uid": pa.array(new_uids(n), pa.string()),
+        "uid": new_uids(n),
         "dataset_uid": pa.array([uid] * n, pa.string()),
         "cell_name": pa.array([f"cell-{i}" for i in range(n)], pa.string()),
         SPACE: pa.StructArray.from_arrays(parts, fields=list(SparseZarrPointer.arrow_type)),

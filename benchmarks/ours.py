@@ -27,17 +27,17 @@ def measure_import(asked: Asked, figure: Figure) -> None:
 def measure_add(asked: Asked, figure: Figure) -> None:
     """Create an atlas, add the files in one call, and snapshot (which optimizes first).
 
-    The peer's package imports its libraries at once and ours when they are needed, so these are imported before.
+    The peer's package imports itself and its libraries at once and ours when they are needed, so these are imported before.
     """
     import anndata  # noqa: F401
     import lance  # noqa: F401
     import numba  # noqa: F401
 
-    import raggedatlas as ra
+    from raggedatlas import RaggedAtlas
 
     made = measuring.manifest(asked.data)
     with measuring.timed(figure):
-        atlas = ra.RaggedAtlas.create(str(asked.atlas), **asked.setting)
+        atlas = RaggedAtlas.create(str(asked.atlas), **asked.setting)
         atlas.add([str(asked.data / name) for name in made["files"]])
         added = time.perf_counter()
         atlas.snapshot()

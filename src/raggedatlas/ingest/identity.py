@@ -99,12 +99,16 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
             f"{len(empty)} of {len(given)} features of {space!r} have no id in {_said(source)} (the first is column {empty[0]}, counted from 0); "
             "name another column with feature_id=..."
         )
-    split = [split_version(text) if "." in text else (text, None) for text in given]
-    ids, notes = _apart([base for base, _ in split], _said(source))
+    bases, versions = [], 0
+    # No list of pairs: so many tuples at once would have the interpreter look through all it holds for garbage.
+    for text in given:
+        base, version = split_version(text) if "." in text else (text, None)
+        bases.append(base)
+        versions += version is not None
+    ids, notes = _apart(bases, _said(source))
     symbol_source = _symbol_column(var, source)
     symbols = _texts(var, symbol_source) if symbol_source else list(ids)
     known = _organism(ids) if organism == "auto" else organism
-    versions = sum(version is not None for _, version in split)
     notes = [
         f"{space}: ids from {_said(source)}, symbols from {_said(symbol_source) if symbol_source else 'the ids'}, organism {known}",
         *([f"{space}: {versions:,} version suffixes split off and kept as aliases"] if versions else []),

@@ -13,7 +13,7 @@ from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import FACTS_KEY
 
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 32 * 2**20
 """About how many bytes of values and indices one step holds; the bound on an `add`'s working memory is a small multiple.
 
 Small enough that memory is used again instead of being asked from the system for every block.

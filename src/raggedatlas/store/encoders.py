@@ -250,5 +250,5 @@ def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "Nati
     if (sizes < 0).any():
         raise CorruptError("Blosc refused to encode a chunk; report this with the dtype and shape of the array.")
     ends = np.cumsum(sizes).tolist()
-    packed = memoryview(out[: ends[-1]].tobytes())
+    packed = out[: ends[-1]].copy().data
     return [packed[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]

@@ -393,7 +393,8 @@ def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64
     _encode_run(
         (plain, values.view(np.uint8), values.itemsize, chunk), breaks, out, ends, (_pack_lanes.address, crc32c)
     )
-    packed = memoryview(out[: ends[-1]].tobytes())
+    # Copied by NumPy, which holds no lock meanwhile.
+    packed = out[: ends[-1]].copy().data
     return [packed[start:end] for start, end in pairwise(ends.tolist())]
 
 

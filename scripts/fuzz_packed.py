@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.codecs import decode_packed
-from raggedatlas.store.gather import BufferRing, RowGatherer, RowGroup
+from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.location import Location
 from raggedatlas.store.packing import encode_packed, packed_bound
 from raggedatlas.store.ranges import ArrayReader, read_ranges
+from raggedatlas.store.rings import BufferRing
 from raggedatlas.store.shards import compose_shard
 
 GROUP = 100

@@ -225,3 +225,16 @@ def test_a_negative_column_is_refused() -> None:
     clean, _ = canonical(block, "X", 0, sum_duplicates=False)
     with pytest.raises(SourceError, match="outside its 3 columns"):
         in_stored_order(clean, [(np.ones(3), np.uint8)], np.array([2, 0, 1]))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_more_columns_than_sixteen_bits_count(kind: type) -> None:
+    """A permutation of more than 65,536 columns moves entries as a smaller one does."""
+    rng = np.random.default_rng(5)
+    m = sp.random(9, 70_000, 0.003, "csr", np.float32, rng, data_rvs=lambda n: rng.integers(1, 2**16, n))
+    places = rng.permutation(70_000)
+    block = CsrBlock(m.indptr.astype(np.int64), m.indices.astype(np.uint32), {"values": m.data}, 70_000)
+    columns, (stored,) = in_stored_order(block, [(m.data.astype(kind), np.uint16)], places)
+    wanted = m[:, np.argsort(places)].sorted_indices()
+    np.testing.assert_array_equal(columns, wanted.indices)
+    np.testing.assert_array_equal(stored, wanted.data)

@@ -1,6 +1,7 @@
 """Several sources in one call: the next is planned while one is written, and none of it shows."""
 
 import contextlib
+import time
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -16,26 +17,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.errors import AtlasError, SourceError
+from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import staging, write
+from raggedatlas.ingest import groups, staging, write
 from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.ingest.written import WrittenGroup
 from raggedatlas.model.contracts import Source
 
-KINDS = ("good", "repeated", "same cells", "bad plan", "bad values", "does not open")
+KINDS = ("good", "repeated", "same cells", "bad plan", "bad values", "does not open", "disk is full")
 """What a source is; the first of a call is none of those that look back."""
+
+UNWRITABLE = 7
+"""Cells of a source whose arrays cannot be written to their end."""
 
 
 def made(kind: str, number: int) -> ad.AnnData:
     """Make a source; numbers tell cells, features and values apart."""
     rng = np.random.default_rng(number)
-    values = rng.poisson(1, (6, 4)).astype(np.float32)
+    n = UNWRITABLE if kind == "disk is full" else 6
+    values = rng.poisson(1, (n, 4)).astype(np.float32)
     values[0, 0] = 1
     if kind == "bad values":
         values[2, 1] = np.nan
-    obs = pd.DataFrame({"n": [str(number)] * 6}, index=[f"c{number}_{i}" for i in range(6)])
+    obs = pd.DataFrame({"n": [str(number)] * n}, index=[f"c{number}_{i}" for i in range(n)])
     if kind == "bad plan":
-        obs["n_cells"] = pd.arrays.IntervalArray.from_breaks(range(7))
+        obs["n_cells"] = pd.arrays.IntervalArray.from_breaks(range(n + 1))
     return ad.AnnData(sp.csr_matrix(values), obs=obs, var=pd.DataFrame(index=[f"g{number % 3}{i}" for i in range(4)]))
 
 
@@ -87,7 +93,19 @@ def state(atlas: RaggedAtlas) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=15)
+def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
+    """Let the disk be full when the arrays of some sources are ended, while the source after them is read."""
+    close = groups._close
+
+    def full(written: WrittenGroup, *args: Any) -> None:
+        if written.n_rows == UNWRITABLE:
+            raise StoreError("No space left on device.")
+        close(written, *args)
+
+    patch.setattr(groups, "_close", full)
+
+
+@settings(max_examples=25)
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),
     together=st.sampled_from([1, 2, 100]),
@@ -107,12 +125,15 @@ def test_one_call_comes_to_what_many_calls_come_to(
     one, many = RaggedAtlas.create(str(folder / "one")), RaggedAtlas.create(str(folder / "many"))
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(AtlasError):
         patch.setattr(write, "COMMIT_DATASETS", together)
+        fill_the_disk(patch)
         write.add_sources(one._catalog, openers, options)
     for opener in openers:
-        with contextlib.suppress(AtlasError):
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(AtlasError):
+            fill_the_disk(patch)
             write.add_sources(many._catalog, [opener], options)
     assert count["open"] == count["closed"]
     assert sorted(row[1:] for row in state(one)) == sorted(row[1:] for row in state(many))
+    assert set(one._catalog.arrays.list_children()) - {"zarr.json"} == set(one.list_datasets().index)
     one.gc(dry_run=False, grace=timedelta(0))
     assert set(one._catalog.arrays.list_children()) - {"zarr.json"} == set(one.list_datasets().index)
 
@@ -177,3 +198,35 @@ def test_a_refused_source_is_opened_once(atlas: RaggedAtlas, tmp_path: Path, mon
         atlas.add(tmp_path, progress=False)
     assert opened == ["a.h5ad", "b.h5ad", "c.h5ad"]
     assert atlas.list_datasets()["name"].tolist() == ["a", "c"]
+
+
+def test_what_cannot_be_finished_is_taken_back(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that cannot be written to its end is refused by name with nothing left of it; the one after it is added all the same."""
+    fill_the_disk(monkeypatch)
+    given_sources = [made("good", 0), made("disk is full", 1), made("good", 2)]
+    with pytest.raises(SourceError, match=r"1 of 3 sources were refused, the other 2 .*No space left"):
+        atlas.add(given_sources, progress=False)
+    assert sorted(row[1] for row in state(atlas)) == [given_sources[i].obs_names.tolist() for i in (0, 2)]
+    assert set(atlas._catalog.arrays.list_children()) - {"zarr.json"} == set(atlas.list_datasets().index)
+    atlas.optimize()
+    assert not atlas.validate("deep")
+    with pytest.raises(StoreError, match="No space left"):
+        atlas.add(given_sources[1], progress=False)
+
+
+def test_an_interrupt_waits_for_what_is_finished_behind_it(
+    atlas: RaggedAtlas, unchanged: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who stops a call while a source before is still being finished finds the atlas as it was, and no thread writes on."""
+    finish = staging.Staged.finish
+    monkeypatch.setattr(staging.Staged, "finish", lambda self: (time.sleep(0.2), finish(self)))
+
+    def stop(step: str, i: int, n: int) -> None:
+        blocks.append(step == "block")
+        if sum(blocks) == 2:
+            raise KeyboardInterrupt
+
+    blocks: list[bool] = []
+    with unchanged(atlas), pytest.raises(KeyboardInterrupt):
+        atlas.add([made("good", 0), made("good", 1)], progress=stop)
+    assert not atlas._catalog.arrays.list_children() or set(atlas._catalog.arrays.list_children()) == {"zarr.json"}

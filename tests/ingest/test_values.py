@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SchemaError, SourceError, ValuesError
 from raggedatlas.ingest import patterns
+from raggedatlas.ingest.kernels import scan_whole
 from raggedatlas.testing.anndatas import DTYPES, anndatas, assert_same, assert_same_matrix, in_form, make_values
 
 
@@ -204,3 +205,24 @@ def test_layer_names_are_checked(atlas, unchanged, name) -> None:  # noqa: ANN00
     """A chosen layer name that cannot be one is refused."""
     with unchanged(atlas), pytest.raises(SchemaError, match="layer name"):
         atlas.add(simple(np.eye(2, dtype=np.uint8)), "d", layers={"X": name}, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@given(
+    values=st.lists(
+        st.one_of(
+            st.integers(-300, 70_000).map(float),
+            st.sampled_from(
+                [0.5, -0.0, 2.0**31 - 128, -(2.0**31) + 128, 2.0**31, -(2.0**31), 2.0**40, np.nan, np.inf, -np.inf]
+            ),
+        ),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_whole_numbers_of_32_bits_are_told_from_all_else(dtype: type, values: list[float]) -> None:
+    """Bounds come with numbers that are all whole and small; fractions, large numbers, NaN and infinities are found anywhere."""
+    low, high, whole = scan_whole(np.array(values, dtype))
+    assert whole is all(np.isfinite(v) and v == int(v) and abs(v) < 2.0**31 for v in values)
+    if whole:
+        assert (low, high) == (min(values), max(values))

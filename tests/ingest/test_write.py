@@ -242,7 +242,7 @@ def test_an_unreadable_file_is_refused(atlas, unchanged, tmp_path) -> None:  # n
 def test_a_full_disk_leaves_the_atlas_as_it_was(atlas, unchanged, monkeypatch, after) -> None:  # noqa: ANN001
     """When no more bytes can be written to the Zarr store, the error says where, and the group is removed."""
     atlas.add(plain(), "d", progress=False)
-    original, calls = location._write_file, []
+    original, calls = location.write_file, []
 
     def full(*args, **kwargs):  # noqa: ANN002, ANN202
         calls.append(args[0])
@@ -251,7 +251,7 @@ def test_a_full_disk_leaves_the_atlas_as_it_was(atlas, unchanged, monkeypatch, a
         return original(*args, **kwargs)
 
     with unchanged(atlas), monkeypatch.context() as patch:
-        patch.setattr(location, "_write_file", full)
+        patch.setattr(location, "write_file", full)
         with pytest.raises(StoreError, match="No space left"):
             atlas.add(plain(1), "e", progress=False)
     assert_same(plain(), atlas.dataset("d").to_anndata())

@@ -15,7 +15,7 @@ from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.loader.columns import obs_column
 from raggedatlas.loader.forms import cut_rows, dense_layers
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.store.gather import BufferRing
+from raggedatlas.store.rings import BufferRing
 
 
 def block_of(dense: Any, rng: np.random.Generator) -> CsrBlock:

@@ -21,7 +21,7 @@ from raggedatlas.query.kernels import count_places, fill_places
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.read import PartReader, SpaceReader
 from raggedatlas.store.encoders import PROFILES
-from raggedatlas.store.gather import BufferRing
+from raggedatlas.store.rings import BufferRing
 
 N_CELLS, N_GENES = 700, (120, 90)
 

@@ -16,7 +16,8 @@ from raggedatlas.store.arrays import (
     ArraySpec,
     ArrayWriter,
 )
-from raggedatlas.store.codecs import DTYPES, extend_checksum, is_exact
+from raggedatlas.store.checksums import extend_checksum
+from raggedatlas.store.codecs import DTYPES, is_exact
 from raggedatlas.store.encoders import array_codecs
 from raggedatlas.store.groups import create_group, read_group_attributes, write_group_attributes
 from raggedatlas.store.location import Location

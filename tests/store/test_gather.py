@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import assemble_csr
 from raggedatlas.store.arrays import ArrayWriter
-from raggedatlas.store.gather import BufferRing, RowGatherer, RowGroup
+from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import ArrayReader
+from raggedatlas.store.rings import BufferRing
 
 N_COLUMNS = 3000
 

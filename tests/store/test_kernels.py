@@ -1,13 +1,16 @@
 """Laws of the compiled loops: equal to numpy and scipy on random matrices."""
 
+import weakref
 from itertools import chain, pairwise
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
+from raggedatlas.store import lanes, rings
 from raggedatlas.store.kernels import count_columns, has_sorted_unique_rows, remap_csr, sort_rows
 
 
@@ -94,3 +97,46 @@ def test_columns_are_counted(columns: list[int]) -> None:
     """Counts are those of each column; entries outside are not counted."""
     counts = count_columns(np.array(columns, dtype=np.int32), 10)
     assert counts.tolist() == [columns.count(column) for column in range(10)]
+
+
+@numba.njit
+def _above(values, limit):  # noqa: ANN001, ANN202
+    return lanes.above(np.uint64(values.ctypes.data), np.uint32(limit))
+
+
+@numba.njit
+def _mark(values, first, bits):  # noqa: ANN001, ANN202
+    lanes.mark_sixteen(np.uint64(values.ctypes.data), np.uint32(first), np.uint64(bits.ctypes.data))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=64, max_size=64), st.integers(0, 2**32 - 1))
+def test_what_is_above_a_limit_is_told_by_bits(values: list[int], limit: int) -> None:
+    """Bit i is set where value i is above the limit, without a sign."""
+    for edge in (limit, values[0], 0, 2**32 - 1):
+        assert _above(np.array(values, np.uint32), edge) == sum((v > edge) << i for i, v in enumerate(values))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 127), min_size=16, max_size=16), st.integers(0, 2**32 - 128), st.integers(0, 2**64 - 1))
+def test_sixteen_bits_are_set_at_once(places: list[int], first: int, before: int) -> None:
+    """Sixteen values set their bits in two words, counted from the first; what was set stays."""
+    bits = np.array([before, 0], np.uint64)
+    _mark(np.array(places, np.uint32) + np.uint32(first), first, bits)
+    wanted = before
+    for place in places:
+        wanted |= 1 << place
+    assert int(bits[0]) | int(bits[1]) << 64 == wanted
+
+
+def test_large_blocks_share_a_ring_while_anyone_holds_it() -> None:
+    """Whoever asks gets the same ring, until nobody has it any more."""
+    one = rings.shared_ring()
+    assert rings.shared_ring() is one
+    memory = one.take(2**17, np.dtype(np.uint8))
+    at = memory.ctypes.data
+    del memory
+    assert rings.shared_ring().take(2**17, np.dtype(np.uint8)).ctypes.data == at
+    gone = weakref.ref(one)
+    del one
+    assert gone() is None

@@ -210,3 +210,32 @@ def test_a_forked_child_is_refused_and_a_spawned_one_works(s3: Location, method:
     process.start()
     assert answer in answers.get(timeout=60)
     process.join(10)
+
+
+@pytest.mark.parametrize("most", [None, 1, 1000])
+def test_pieces_are_written_as_their_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
+    """Many pieces, also empty ones, make the file that their join makes, however little a system takes at once, or none at all."""
+    pieces: list[bytes | memoryview] = [os.urandom(i % 7) for i in range(3000)]
+    pieces[5] = memoryview(b"0123456789" * 300)[3:]
+    original = os.writev
+
+    def few(descriptor: int, buffers: list[memoryview]) -> int:
+        assert len(buffers) <= 1024
+        data = b"".join(buffers)[:most]
+        return original(descriptor, [data])
+
+    if most == 1000:
+        monkeypatch.delattr(os, "writev")
+    elif most is not None:
+        monkeypatch.setattr(os, "writev", few)
+    location = Location(str(tmp_path))
+    assert location.write_bytes("a/b", pieces)
+    assert location.read_bytes("a/b") == b"".join(pieces)
+    assert location.write_bytes("a/b", pieces, only_if_absent=True)
+    assert not location.write_bytes("a/b", pieces[:9], only_if_absent=True)
+
+
+def test_pieces_go_to_object_stores_too(s3: Location) -> None:
+    """An object store gets the pieces as one object."""
+    assert s3.write_bytes("pieces", [b"ab", memoryview(b"cd")])
+    assert s3.read_bytes("pieces") == b"abcd"

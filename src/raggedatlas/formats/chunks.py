@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.deflate import inflate, unshuffle
-from raggedatlas.store.gather import shared_ring
+from raggedatlas.store.rings import shared_ring
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 SMALLEST = 1 << 12

@@ -1,9 +1,8 @@
 """Write the matrices of one group, block by block, in bounded memory; the values decide dtypes and layer names."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,16 +16,17 @@ from raggedatlas.ingest.options import IngestOptions, Progress
 from raggedatlas.ingest.patterns import ContentHash, as_bits, block_rows
 from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan
 from raggedatlas.ingest.values import LayerFit, canonical, to_csr
+from raggedatlas.ingest.written import Unfinished, WrittenGroup
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import COLUMNS
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.codecs import is_exact
-from raggedatlas.store.gather import BufferRing, shared_ring
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.overlap import WriteBehind, read_ahead
+from raggedatlas.store.rings import BufferRing, shared_ring
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 DEPTH = 2
@@ -34,49 +34,6 @@ DEPTH = 2
 
 SPAN_ENTRIES = 2**18
 """Entries that a thread renumbers at once, at least."""
-
-
-@dataclass
-class WrittenGroup:
-    """What writing one group found out.
-
-    Parameters
-    ----------
-    group : GroupPlan
-        What was planned.
-    path : str
-        Where it is.
-    layers : dict
-        Layer name -> the plan it came from.
-    stored : dict
-        Layer name -> dtype that it is stored in.
-    specs, checksums : dict
-        Path below the group -> array description, checksum.
-    indptr : (n_rows + 1,) int64 or None
-        Bounds of the rows' entries; None for dense groups.
-    present : (n_rows,) int64 or None
-        Cell of each row; None when row i is cell i.
-    n_rows, n_entries, n_summed, n_new_features : int
-        Rows, entries or values, entries summed away, and features that the registry did not know.
-    """
-
-    group: GroupPlan
-    path: str
-    layers: dict[str, LayerPlan] = field(default_factory=dict)
-    stored: dict[str, np.dtype[Any]] = field(default_factory=dict)
-    specs: dict[str, ArraySpec] = field(default_factory=dict)
-    checksums: dict[str, str] = field(default_factory=dict)
-    indptr: NDArray[np.int64] | None = None
-    n_rows: int = 0
-    n_entries: int = 0
-    n_summed: int = 0
-    present: NDArray[np.int64] | None = None
-    n_new_features: int = 0
-
-
-def specs_json(specs: Mapping[str, ArraySpec]) -> str:
-    """Write array descriptions as a record keeps them."""
-    return json.dumps({path: json.loads(spec.to_json()) for path, spec in specs.items()}, sort_keys=True)
 
 
 class _BeliedError(Exception):
@@ -101,6 +58,7 @@ class _LayerWriter:
         self.plan = plan
         self.name = ""
         self.known: np.dtype[Any] | None = None
+        self.sent: np.dtype[Any] | None = None
         self.belied = False
         counted = group.space.is_counts
         self.compact = counted
@@ -132,29 +90,34 @@ class _LayerWriter:
             return self.known
         return self.fit.stored if self.compact else _numeric(self.plan.info.dtype)
 
-    def append(self, arrays: "_Arrays", values: NDArray[Any], breaks: NDArray[np.int64] | None) -> None:
-        """Append values in the dtype that fits all values so far.
+    def choose(self) -> np.dtype[Any]:
+        """Choose the dtype for the values that are sent next, from all that were looked at.
 
         Whole floats may have gone to an unsigned type that the float type does not hold in general (uint32, float32); when
-        a fraction follows, the layer is written anew.
+        a fraction follows, the layer must be written anew.
         """
+        if self.sent is None or is_exact(self.sent, self.dtype):
+            self.sent = self.dtype
+        else:
+            self.belied = True
+        return self.dtype
+
+    def append(self, arrays: "_Arrays", values: NDArray[Any], breaks: NDArray[np.int64] | None) -> None:
+        """Append values in the dtype that was chosen for them; what belies the layer is left out."""
         dtype = values.dtype
         if self.writer is None:
             self.writer = arrays.writer(f"{arrays.layers_path}/{self.name}", dtype, values.shape[1:])
-        elif self.writer.dtype != dtype and is_exact(self.writer.dtype, dtype):
-            self.writer.promote(dtype)
-        elif self.writer.dtype != dtype:
-            self.belied = True
-        if self.belied:
+        elif not is_exact(self.writer.dtype, dtype):
             return
+        self.writer.promote(dtype)
         self.writer.append(values, breaks)
 
 
 def write_group(
     catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress, *,
     taken: set[str], content: ContentHash | None,
-) -> WrittenGroup:  # fmt: skip
-    """Stream the matrices of a group into fresh arrays.
+) -> Unfinished:  # fmt: skip
+    """Stream the matrices of a group into fresh arrays; the last rows are on their way when this returns.
 
     Parameters
     ----------
@@ -189,32 +152,44 @@ def write_group(
 def _write(
     catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress,
     state: tuple[set[str], Mapping[str, _Form], ContentHash | None],
-) -> WrittenGroup:  # fmt: skip
+) -> Unfinished:  # fmt: skip
     path, group = plan
     taken = state[0]
     written = WrittenGroup(group, path)
     layers = [_LayerWriter(source, p, group, options) for p in group.layers]
-    with WriteBehind(DEPTH) as send:
+    with contextlib.ExitStack() as steps:
+        send, append, later = (steps.enter_context(WriteBehind(DEPTH)) for _ in range(3))
         arrays = None if options.dry_run else _Arrays(catalog, path, group, send)
-        written.indptr = _stream(source, written, layers, arrays, (options, progress, state))
+        written.indptr = _stream(source, written, layers, (arrays, append, later), (options, progress, state))
         _judge(layers, group, taken)
+        for layer in layers:
+            written.layers[layer.name] = replace(layer.plan, info=replace(layer.plan.info, dtype=layer.fit.returned))
+            written.stored[layer.name] = layer.dtype
+        taken.update(written.layers)
+        written.present = source.present(group.layers[0].info.key)
+        left = steps.pop_all()
+
+    def close() -> None:
+        later.settle()
+        append.settle()
         _close(written, layers, arrays)
-    taken.update(written.layers)
-    written.present = source.present(group.layers[0].info.key)
-    return written
+
+    return Unfinished(written, left, close)
 
 
 def _stream(
-    source: Source, written: WrittenGroup, layers: list[_LayerWriter], arrays: "_Arrays | None",
+    source: Source, written: WrittenGroup, layers: list[_LayerWriter],
+    pipeline: tuple["_Arrays | None", WriteBehind, WriteBehind],
     told: tuple[IngestOptions, Progress, tuple[set[str], Mapping[str, _Form], ContentHash | None]],
 ) -> NDArray[np.int64] | None:  # fmt: skip
-    """Read, judge and place block after block; return the bounds of the rows' entries, None for dense groups."""
+    """Read and judge block after block and send them on; return the bounds of the rows' entries, None for dense groups."""
+    arrays, append, later = pipeline
     options, progress, (taken, forced, content) = told
     group = written.group
     sparse = group.space.kind is PointerKind.SPARSE
     bounds = [np.zeros(1, np.int64)]
     steps = read_ahead(_steps(source, [p.info for p in group.layers]), DEPTH)
-    with contextlib.closing(steps), WriteBehind(DEPTH) as append, WriteBehind(DEPTH) as later:
+    with contextlib.closing(steps):
         for blocks in steps:
             ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [to_dense(b) for b in blocks]
             for layer, block in zip(layers, ready, strict=True):
@@ -225,7 +200,7 @@ def _stream(
             if isinstance(ready[0], CsrBlock):
                 bounds.append(ready[0].indptr[1:] + bounds[-1][-1])
             if arrays is not None:
-                later(partial(arrays.place, ready, [(layer, layer.dtype) for layer in layers], append))
+                later(partial(arrays.place, ready, [(layer, layer.choose()) for layer in layers], append))
             written.n_rows += ready[0].n_rows
             written.n_entries += ready[0].layers["values"].size
             progress("block", written.n_rows, group.layers[0].info.shape[0])
@@ -442,8 +417,6 @@ def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | 
             writers[COLUMNS] = arrays.writer(f"{written.path}/{COLUMNS}", np.uint32)
             writers[COLUMNS].append(written.group.columns.astype(np.uint32))
     for layer in layers:
-        written.layers[layer.name] = replace(layer.plan, info=replace(layer.plan.info, dtype=layer.fit.returned))
-        written.stored[layer.name] = layer.dtype
         if layer.writer is not None:
             writers[layer.writer.path.removeprefix(f"{written.path}/")] = layer.writer
     for path, writer in writers.items():

@@ -14,10 +14,10 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.catalog.results import change_results, read_results
 from raggedatlas.errors import AtlasError, DuplicateError, SchemaError, SourceError, StoreError
-from raggedatlas.ingest.groups import specs_json
 from raggedatlas.ingest.options import Progress, bar, no_progress
 from raggedatlas.ingest.result_index import index_result
 from raggedatlas.ingest.result_plan import BLOCK_ROWS, ResultOptions, ResultPlan, find_clash, is_results, plan_result
+from raggedatlas.ingest.written import specs_json
 from raggedatlas.model.pointers import PointerKind, pointer_field
 from raggedatlas.model.reports import ResultReport
 from raggedatlas.model.results import VALUES, ResultRecord, mark, result_columns

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -19,30 +19,34 @@ from raggedatlas.catalog.layouts import records_with_features
 from raggedatlas.catalog.leases import take_lease
 from raggedatlas.errors import AtlasError, DuplicateError
 from raggedatlas.ingest.extras import WrittenExtras, merged_colors, pack_extras, write_extras
-from raggedatlas.ingest.groups import WrittenGroup, to_dense, write_group
+from raggedatlas.ingest.groups import to_dense, write_group
 from raggedatlas.ingest.options import IngestOptions, Progress
 from raggedatlas.ingest.order import order_columns
 from raggedatlas.ingest.patterns import ContentHash, walk
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan, plan_ingest
 from raggedatlas.ingest.values import canonical, to_csr
+from raggedatlas.ingest.written import Unfinished, WrittenGroup
 from raggedatlas.model.contracts import Source
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
+from raggedatlas.store.location import Location
 from raggedatlas.store.overlap import WriteBehind
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A dataset whose arrays are written and that nothing refers to yet.
+    """A dataset whose arrays are written, or nearly so, and that nothing refers to yet.
 
     Parameters
     ----------
     plan : IngestPlan
         What was planned.
-    groups : tuple of WrittenGroup
-        What was written.
+    unfinished : tuple of Unfinished
+        What is written; `finish` ends it.
+    place : Location
+        Where it is written.
     content_hash : str
         Of the source.
     report : IngestReport
@@ -56,12 +60,75 @@ class Staged:
     """
 
     plan: IngestPlan
-    groups: tuple[WrittenGroup, ...]
+    unfinished: tuple[Unfinished, ...]
+    place: Location
     content_hash: str
     report: IngestReport
     replaces: tuple[str, ...] = ()
     extras: WrittenExtras = field(default_factory=WrittenExtras)
     colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> tuple[WrittenGroup, ...]:
+        """What was written."""
+        return tuple(part.written for part in self.unfinished)
+
+    def finish(self) -> None:
+        """Wait until all is written.
+
+        Raises
+        ------
+        StoreError
+            If something could not be; nothing is left of it then.
+        """
+        try:
+            for part in self.unfinished:
+                part.finish()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Write no more, and remove what is written."""
+        for part in self.unfinished:
+            part.abandon()
+        self.place.delete_prefix()
+
+
+class Finishing:
+    """Finishes a staged dataset on a thread of its own while the next is read."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raggedatlas-finish")
+        self._running: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        """Begin with nothing to finish."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait; what was not asked for by `settle` is dropped."""
+        self._pool.shutdown()
+
+    def start(self, staged: Staged) -> None:
+        """Begin to finish one; the one before is settled."""
+        self._running = self._pool.submit(staged.finish)
+
+    def settle(self) -> AtlasError | None:
+        """Wait for the one that was begun last, if it was not waited for yet.
+
+        Returns
+        -------
+        AtlasError or None
+            What it failed for; nothing is left of it then.
+        """
+        running, self._running = self._running, None
+        error = None if running is None else running.exception()
+        if error is None or isinstance(error, AtlasError):
+            return error
+        raise error
 
 
 class Opening(Protocol):
@@ -207,6 +274,8 @@ def stage(
 ) -> Staged | IngestReport:  # fmt: skip
     """Judge whether a prepared source is in the atlas already, and write its arrays and frames if it is not.
 
+    The last rows are on their way into the arrays when this returns; the caller lets it `finish`.
+
     Parameters
     ----------
     catalog : Catalog
@@ -243,23 +312,31 @@ def stage(
         packed = pack_extras(source, plan.extras)
         colors = merged_colors(source, plan.cells, plan.extras.elements)
         if options.dry_run:
-            groups = _write_groups(catalog, source, plan, options, progress)
-            return _report(plan, groups[0], groups[1], "dry run", [])
+            tried: list[Unfinished] = []
+            content_hash = _write_groups(catalog, source, plan, (options, progress), tried)
+            tried[-1].finish()
+            return _report(plan, [part.written for part in tried], content_hash, "dry run", [])
         place = catalog.arrays.child(plan.uid)
+        unfinished: list[Unfinished] = []
         try:
             progress("lease", 0, 1)
             take_lease(catalog, plan.uid)
             with meanwhile, WriteBehind() as aside:
                 aside(partial(_write_frames, catalog, plan))
-                written, content_hash = _write_groups(catalog, source, plan, options, progress)
+                content_hash = _write_groups(catalog, source, plan, (options, progress), unfinished)
             progress("arrays", 1, 1)
             extras = write_extras(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
             progress("frames", 1, 1)
         except BaseException:
+            for part in unfinished:
+                part.abandon()
             place.delete_prefix()
             raise
-        report = _report(plan, written, content_hash, "replaced" if replaces else "added", [])
-        return Staged(plan, written, content_hash, report, replaces, extras, _by_cell_column(plan, colors))
+        report = _report(
+            plan, [part.written for part in unfinished], content_hash, "replaced" if replaces else "added", []
+        )
+        colored = _by_cell_column(plan, colors)
+        return Staged(plan, tuple(unfinished), place, content_hash, report, replaces, extras, colored)
     finally:
         source.close()
 
@@ -336,20 +413,23 @@ def _judge_duplicates(
 
 
 def _write_groups(
-    catalog: Catalog, source: Source, plan: IngestPlan, options: IngestOptions, progress: Progress
-) -> tuple[tuple[WrittenGroup, ...], str]:
+    catalog: Catalog, source: Source, plan: IngestPlan, told: tuple[IngestOptions, Progress], begun: list[Unfinished]
+) -> str:
+    """Write the groups one after the other, the last of which is not finished then; return the content's hash."""
     content = _content_hash(plan)
     taken: dict[str, set[str]] = {}
     for group in plan.groups:
         taken.setdefault(group.space.name, set()).update(p.name for p in group.layers if p.name)
-    written = []
     for i, group in enumerate(plan.groups):
-        done = write_group(
-            catalog, source, (plan.group_path(group), group), options, progress,
+        if begun:
+            begun[-1].finish()
+        part = write_group(
+            catalog, source, (plan.group_path(group), group), *told,
             taken=taken[group.space.name], content=content if i == 0 else None,
         )  # fmt: skip
-        written.append(replace(done, n_new_features=_count_new(catalog, group)))
-    return tuple(written), content.hexdigest()
+        part.written.n_new_features = _count_new(catalog, group)
+        begun.append(part)
+    return content.hexdigest()
 
 
 def _count_new(catalog: Catalog, group: GroupPlan) -> int:

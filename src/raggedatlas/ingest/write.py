@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,10 +21,10 @@ from raggedatlas.catalog.upkeep import drop_dataset
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.extras import WrittenExtras, matrix_facts
-from raggedatlas.ingest.groups import WrittenGroup, specs_json
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan
-from raggedatlas.ingest.staging import Opening, Preparing, Staged, stage
+from raggedatlas.ingest.staging import Finishing, Opening, Preparing, Staged, stage
+from raggedatlas.ingest.written import WrittenGroup, specs_json
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
 from raggedatlas.model.pointers import pointer_field
@@ -79,37 +79,79 @@ def add_sources(
     AtlasError
         What the only source was refused for, or a summary when some of several were; the others are in the atlas.
     """
-    reports: list[IngestReport] = []
-    staged: list[Staged] = []
-    refused: list[AtlasError] = []
-    openers = list(sources)
+    adding = _Adding(list(sources))
+    staged = adding.staged
     try:
-        with Preparing(catalog, openers, options) as preparing:
-            for number, opener in enumerate(openers):
-                try:
-                    done = _stage(catalog, preparing, number, staged, options, progress)
-                except AtlasError as caught:
-                    error = opener.explain(caught)
-                    if len(openers) == 1:
-                        raise error from error.__cause__
-                    refused.append(error)
-                    continue
-                reports.append(done if isinstance(done, IngestReport) else done.report)
-                if isinstance(done, Staged):
-                    staged.append(done)
+        with Preparing(catalog, adding.openers, options) as preparing, Finishing() as finishing:
+            while adding.number < len(adding.openers):
+                done = _stage(catalog, preparing, adding.number, staged, options, progress)
+                if adding.settle(finishing):
+                    adding.take(done, finishing)
+                elif isinstance(done, Staged):
+                    # It was written to be committed together with what is not there now, so it is begun again.
+                    done.abandon()
                 if _is_full([one.plan for one in staged]):
+                    adding.settle(finishing)
                     _commit(catalog, staged, progress)
-                    staged = []
+                    staged.clear()
+            adding.settle(finishing)
+        if adding.refused and len(adding.openers) == 1:
+            raise adding.refused[0] from adding.refused[0].__cause__
         _commit(catalog, staged, progress, beside)
     except BaseException:
         _discard(catalog, staged)
         raise
-    if refused:
-        lines = "; ".join(str(error) for error in refused)
+    if adding.refused:
+        lines = "; ".join(str(error) for error in adding.refused)
         raise SourceError(
-            f"{len(refused)} of {len(openers)} sources were refused, the other {len(reports)} are in the atlas: {lines}"
+            f"{len(adding.refused)} of {len(adding.openers)} sources were refused, the other {len(adding.reports)} are in the atlas: {lines}"
         )
-    return reports
+    return adding.reports
+
+
+@dataclass
+class _Adding:
+    """How far a call has come.
+
+    Parameters
+    ----------
+    openers : list of Opening
+        All sources.
+    reports : list of IngestReport
+        Of those that were not refused.
+    staged : list of Staged
+        Those that wait for the next commit; the last may not be finished yet.
+    refused : list of AtlasError
+        What the others were refused for.
+    number : int
+        The next source, counted from 0.
+    """
+
+    openers: list[Opening]
+    reports: list[IngestReport] = field(default_factory=list)
+    staged: list[Staged] = field(default_factory=list)
+    refused: list[AtlasError] = field(default_factory=list)
+    number: int = 0
+
+    def settle(self, finishing: Finishing) -> bool:
+        """Wait for the source that was staged last, and take it back if it could not be finished; tell whether all is well."""
+        lost = finishing.settle()
+        if lost is not None:
+            self.staged.pop()
+            self.reports.pop()
+            self.refused.append(self.openers[self.number - 1].explain(lost))
+        return lost is None
+
+    def take(self, done: Staged | IngestReport | AtlasError, finishing: Finishing) -> None:
+        """Note what became of the next source, and begin to finish it."""
+        self.number += 1
+        if isinstance(done, AtlasError):
+            self.refused.append(self.openers[self.number - 1].explain(done))
+            return
+        self.reports.append(done if isinstance(done, IngestReport) else done.report)
+        if isinstance(done, Staged):
+            self.staged.append(done)
+            finishing.start(done)
 
 
 def _stage(
@@ -119,14 +161,17 @@ def _stage(
     staged: Sequence[Staged],
     options: IngestOptions,
     progress: Progress,
-) -> Staged | IngestReport:
-    """Stage one source; the next is prepared meanwhile if it will be committed together with this one."""
+) -> Staged | IngestReport | AtlasError:
+    """Stage one source, or say what it is refused for; the next is prepared meanwhile if it will be committed together with it."""
     progress("plan", 0, 1)
     coming = [one.plan for one in staged]
-    prepared = preparing.take(number, coming)
-    then = [*coming, prepared.plan]
-    meanwhile = contextlib.nullcontext() if _is_full(then) else preparing.meanwhile(number + 1, then)
-    return stage(catalog, prepared, options, progress, staged=staged, meanwhile=meanwhile)
+    try:
+        prepared = preparing.take(number, coming)
+        then = [*coming, prepared.plan]
+        meanwhile = contextlib.nullcontext() if _is_full(then) else preparing.meanwhile(number + 1, then)
+        return stage(catalog, prepared, options, progress, staged=staged, meanwhile=meanwhile)
+    except AtlasError as error:
+        return error
 
 
 def _is_full(plans: Sequence[IngestPlan]) -> bool:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from raggedatlas.loader import torch as tensors
 from raggedatlas.loader.batch import TensorBlock
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.store.gather import BufferRing
+from raggedatlas.store.rings import BufferRing
 
 Formed = CsrBlock | DenseBlock | TensorBlock
 

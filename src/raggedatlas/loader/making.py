@@ -19,7 +19,7 @@ from raggedatlas.loader.reading import CellReader
 from raggedatlas.loader.torch import as_tensor
 from raggedatlas.model.batch import Block
 from raggedatlas.query.parts import SpacePlan
-from raggedatlas.store.gather import BufferRing
+from raggedatlas.store.rings import BufferRing
 
 
 @dataclass(frozen=True, eq=False)

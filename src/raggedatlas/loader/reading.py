@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from raggedatlas.model.batch import Block
 from raggedatlas.query.parts import SpacePlan
 from raggedatlas.query.read import SpaceReader
-from raggedatlas.store.gather import BufferRing
+from raggedatlas.store.rings import BufferRing
 
 
 class CellReader:

@@ -24,7 +24,7 @@ from raggedatlas.query.plan import modalities, plan_read
 from raggedatlas.query.read import PartReader
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.allocators import give_back
-from raggedatlas.store.gather import BufferRing
+from raggedatlas.store.rings import BufferRing
 from raggedatlas.store.threads import ahead
 
 MULTIMODAL = ".h5mu"

@@ -12,8 +12,9 @@ from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBat
 from raggedatlas.model.results import VALUES
 from raggedatlas.query.columns import prefer_columns, read_columns
 from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan, rows_of
-from raggedatlas.store.gather import BufferRing, RowGatherer, RowGroup, can_gather
+from raggedatlas.store.gather import RowGatherer, RowGroup, can_gather
 from raggedatlas.store.ranges import ArrayReader, read_ranges
+from raggedatlas.store.rings import BufferRing
 from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_groups
 
 A = TypeVar("A")

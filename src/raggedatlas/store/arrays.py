@@ -9,19 +9,20 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import CorruptError, SchemaError, StoreError
+from raggedatlas.store.checksums import extend_checksum
 from raggedatlas.store.codecs import (
     DTYPES,
     ChunkDecoder,
     chunk_decoder,
     codecs_json,
-    extend_checksum,
     is_exact,
     refuse_unknown_codecs,
 )
 from raggedatlas.store.encoders import NO_BREAKS, chunk_encoder, encode_run
+from raggedatlas.store.files import Piece
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.limits import check_chunk_bytes, check_shapes, product
-from raggedatlas.store.location import Location, Piece
+from raggedatlas.store.location import Location
 from raggedatlas.store.overlap import WriteBehind
 from raggedatlas.store.shards import compose_shard, index_bytes, parse_index, shard_key
 

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from raggedatlas.store.codecs import crc32c_function
+from raggedatlas.store.checksums import crc32c_function
 from raggedatlas.store.kernels import compiled
 
 GOOD, BAD_CHECKSUM, BAD_SIZE, BAD_FRAME = 0, 1, 2, 3

@@ -1,12 +1,9 @@
 """The door for stored bytes: which codecs may be read, and how chunks are checked before they are decoded."""
 
-import ctypes
-import importlib
 import json
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -144,29 +141,6 @@ def is_exact(narrow: DTypeLike, wide: DTypeLike) -> bool:
         part = np.empty(0, new).real.dtype
         return old.itemsize * 8 - (old.kind == "i") <= np.finfo(part).nmant + 1
     return bool(np.can_cast(old, new, "safe"))
-
-
-def extend_checksum(crc: int, values: NDArray[Any]) -> int:
-    """Extend a crc32c by the little-endian bytes of values."""
-    raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-    native = crc32c_function()
-    if native is not None and raw.size:
-        return int(native(crc, raw.ctypes.data, raw.size))
-    import google_crc32c
-
-    return int(google_crc32c.extend(crc, raw))
-
-
-@cache
-def crc32c_function() -> Any:  # noqa: ANN401  (a foreign function)
-    """Return ``crc32c_extend(crc, address, size)`` of google-crc32c, which holds no lock; None where the wheel does not export it."""
-    try:
-        function = ctypes.CDLL(importlib.import_module("google_crc32c._crc32c").__file__).crc32c_extend
-    except (ImportError, OSError, AttributeError, TypeError):
-        return None
-    function.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
-    function.restype = ctypes.c_uint32
-    return function
 
 
 def codecs_json(codecs: Sequence[dict[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import CorruptError, StoreError
 from raggedatlas.store.codecs import PACKED
-from raggedatlas.store.location import Piece
+from raggedatlas.store.files import Piece
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 if TYPE_CHECKING:

@@ -4,19 +4,19 @@ import contextlib
 import os
 import re
 import shutil
-import stat
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from raggedatlas.errors import NameRefusedError, NotFoundError, StoreError
 from raggedatlas.store.disk_cache import CACHE_OPTIONS, DiskCache, parse_size
+from raggedatlas.store.files import Buffers, joined, write_file
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -26,15 +26,6 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 """What one part of a path below a location may look like."""
 
 REMOTE_SCHEMES = ("s3", "gs", "az")
-
-Piece: TypeAlias = bytes | memoryview
-"""Bytes that are or will be a part of an object."""
-
-Buffers: TypeAlias = Piece | list[Piece]
-"""Bytes to write, in one piece or several."""
-
-_MOST_PIECES = 1024
-"""Pieces of one call of ``writev``; systems take no more."""
 
 S3_OPTIONS = {
     "aws_access_key_id": "access_key_id",
@@ -320,7 +311,7 @@ class Location:
         """
         if self.is_local:
             with store_errors(f"write {self.uri}/{key}"):
-                return _write_file(self._file(key), data, only_if_absent=only_if_absent)
+                return write_file(self._file(key), data, only_if_absent=only_if_absent)
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -329,11 +320,11 @@ class Location:
                 obstore.put(
                     self.store(),
                     _checked_key(self, key),
-                    _joined(data),
+                    joined(data),
                     mode="create" if only_if_absent else "overwrite",
                 )
             except AlreadyExistsError:
-                return self.read_bytes(key) == _joined(data)
+                return self.read_bytes(key) == joined(data)
         return True
 
     def ensure_bytes(self, key: str, data: bytes) -> None:
@@ -342,7 +333,7 @@ class Location:
             with store_errors(f"write {self.uri}/{key}"):
                 file = self._file(key)
                 if not file.exists():
-                    _write_file(file, data, only_if_absent=True)
+                    write_file(file, data, only_if_absent=True)
             return
         import obstore
         from obstore.exceptions import AlreadyExistsError
@@ -434,52 +425,6 @@ def _checked_key(location: Location, key: str) -> str:
     """Return `key` after checking every part of it."""
     location.child(*key.split("/"))
     return key
-
-
-def _joined(data: Buffers) -> bytes:
-    return b"".join(data) if isinstance(data, list) else bytes(data)
-
-
-def _write_pieces(file: Path, pieces: list[Piece]) -> None:
-    """Write a file from many pieces: to join them would take fresh memory, and the interpreter's lock all the while."""
-    if not hasattr(os, "writev"):
-        file.write_bytes(_joined(pieces))
-        return
-    with file.open("wb", buffering=0) as opened:
-        waiting = [memoryview(piece) for piece in pieces]
-        while waiting:
-            written, done = os.writev(opened.fileno(), waiting[:_MOST_PIECES]), 0
-            while done < len(waiting) and written >= len(waiting[done]):
-                written -= len(waiting[done])
-                done += 1
-            waiting = waiting[done:]
-            if written:
-                waiting[0] = waiting[0][written:]
-
-
-def _write_file(file: Path, data: Buffers, *, only_if_absent: bool) -> bool:
-    """Write a local file by a temporary neighbour and a rename (or a hard link for create-if-absent)."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_dir() or (file.exists() and not stat.S_ISREG(file.lstat().st_mode)):
-        raise StoreError(f"{file} is not a plain file and is not overwritten.")
-    if only_if_absent and file.exists():
-        return file.read_bytes() == _joined(data)
-    temporary = file.with_name(f".{file.name}.{uuid4().hex[:8]}.tmp")
-    try:
-        if isinstance(data, list):
-            _write_pieces(temporary, data)
-        else:
-            temporary.write_bytes(data)
-        if not only_if_absent:
-            temporary.replace(file)
-            return True
-        try:
-            file.hardlink_to(temporary)
-        except FileExistsError:
-            return file.read_bytes() == _joined(data)
-        return True
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _open_remote(location: Location) -> "ObjectStore":

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import copy_bytes, crc32c_of
-from raggedatlas.store.gather import shared_ring
+from raggedatlas.store.files import Piece
 from raggedatlas.store.kernels import Flag, Integer, address_function, compiled
 from raggedatlas.store.lanes import (
     BLOCK,
@@ -25,7 +25,7 @@ from raggedatlas.store.lanes import (
     store,
     trailing_zeros,
 )
-from raggedatlas.store.location import Piece
+from raggedatlas.store.rings import shared_ring
 
 HEAD_BYTES = 16
 MAGIC, VERSION = 0x7072, 1

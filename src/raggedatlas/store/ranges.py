@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, SchemaError
 from raggedatlas.store.arrays import ArraySpec
-from raggedatlas.store.codecs import ChunkDecoder, extend_checksum
+from raggedatlas.store.checksums import extend_checksum
+from raggedatlas.store.codecs import ChunkDecoder
 from raggedatlas.store.limits import product
 from raggedatlas.store.location import Location
 from raggedatlas.store.shards import Shard, fetch_chunks, fetch_index, map_shard, shard_key

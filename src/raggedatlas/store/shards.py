@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.codecs import Stored
-from raggedatlas.store.location import Location, Piece, store_errors
+from raggedatlas.store.files import Piece
+from raggedatlas.store.location import Location, store_errors
 
 V = TypeVar("V")
 

@@ -213,10 +213,12 @@ def place_rows(
         # Rows ascend, so the largest is their last, or their first where a source's negative numbers came to look large.
         if last > first and max(columns[first], columns[last - 1]) >= n_columns:
             return row
-        for i in range(first, last):
-            place = np.uint64(places[columns[i]])
+        # Counted from 0, so that no number can be one from the end.
+        row_columns, row_values = columns[first:last], values[first:last]
+        for i in range(row_columns.size):
+            place = np.uint64(places[row_columns[i]])
             words[place >> six] |= one << (place & np.uint64(63))
-            slots[place] = np.int64(values[i])
+            slots[place] = np.int64(row_values[i])
         if last + 4 <= out_columns.size:
             _take_marked(words, slots, np.uint64(first), out_columns, out_values)
         else:

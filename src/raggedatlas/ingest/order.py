@@ -89,7 +89,9 @@ def _counts(source: Source, group: GroupPlan, groups: Sequence[GroupPlan]) -> ND
     place = {uid: i for i, uid in enumerate(uids)}
     counts = np.zeros(len(uids), np.int64)
     for other in groups:
-        if other.features is not None and other.feature_set == group.feature_set:
+        if other.features is group.features:
+            counts += sample_counts(source, other.layers[0].info)
+        elif other.features is not None and other.feature_set == group.feature_set:
             columns = np.array([place[uid] for uid in other.features.uids], np.int64)
             counts[columns] += sample_counts(source, other.layers[0].info)
     return counts

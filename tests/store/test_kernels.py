@@ -129,6 +129,18 @@ def test_sixteen_bits_are_set_at_once(places: list[int], first: int, before: int
     assert int(bits[0]) | int(bits[1]) << 64 == wanted
 
 
+def test_a_ring_keeps_no_more_memory_than_it_may() -> None:
+    """Of pieces that are let go, as many are kept as fit the number and the bytes that are allowed."""
+    ring = rings.BufferRing(4, 2**20)
+    held = [ring.take(2**18, np.dtype(np.uint8)) for _ in range(9)]
+    del held
+    assert 0 < sum(item.size for item in ring.free) <= 2**20
+    ring = rings.BufferRing(4)
+    held = [ring.take(2**18, np.dtype(np.uint8)) for _ in range(9)]
+    del held
+    assert len(ring.free) == 4
+
+
 def test_large_blocks_share_a_ring_while_anyone_holds_it() -> None:
     """Whoever asks gets the same ring, until nobody has it any more."""
     one = rings.shared_ring()

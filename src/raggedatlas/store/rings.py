@@ -8,6 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+SHARED_BYTES = 2**27
+"""Free memory that the shared ring holds at most."""
+
+
 class BufferRing:
     """Memory of results that is used again once no array looks at it any more.
 
@@ -18,10 +22,12 @@ class BufferRing:
     ----------
     n_kept : int
         How many free pieces are kept; 0 turns reuse off.
+    most_bytes : int, optional
+        How much memory they have together at most.
     """
 
-    def __init__(self, n_kept: int = 8) -> None:
-        self.n_kept = n_kept
+    def __init__(self, n_kept: int = 8, most_bytes: int | None = None) -> None:
+        self.n_kept, self.most_bytes = n_kept, most_bytes
         # Letting go of an array can run inside `take`, in the same thread.
         self.lock = threading.RLock()
         self.free: list[NDArray[np.uint8]] = []
@@ -45,7 +51,8 @@ class BufferRing:
     def _give_back(self, memory: NDArray[np.uint8]) -> None:
         """Keep memory that nothing looks at any more."""
         with self.lock:
-            if len(self.free) < self.n_kept:
+            held = sum(item.size for item in self.free) + memory.size
+            if len(self.free) < self.n_kept and (self.most_bytes is None or held <= self.most_bytes):
                 self.free.append(memory)
 
 
@@ -65,5 +72,5 @@ def shared_ring() -> BufferRing:
     with _sharing:
         ring = _shared.get("blocks")
         if ring is None:
-            ring = _shared["blocks"] = BufferRing(24)
+            ring = _shared["blocks"] = BufferRing(24, SHARED_BYTES)
         return ring

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-
 SHARED_BYTES = 2**27
 """Free memory that the shared ring holds at most."""
 

@@ -31,6 +31,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.packing import encode_packed, packed_bound
 from raggedatlas.store.ranges import ArrayReader, read_ranges
 from raggedatlas.store.rings import BufferRing
+from raggedatlas.store.runs import ChunkRun
 from raggedatlas.store.shards import compose_shard
 
 GROUP = 100
@@ -176,7 +177,7 @@ class StoredGroup:
         self.file = location.path / spec.path / "c" / "0"
         bytes_of = [chunk.tobytes() for chunk in chunks]
         summed = [raw + int(google_crc32c.value(raw)).to_bytes(4, "little") for raw in bytes_of]
-        self.file.write_bytes(b"".join(compose_shard(summed, len(chunks))))
+        self.file.write_bytes(b"".join(compose_shard([ChunkRun.of(chunk) for chunk in summed], len(chunks))))
 
     def expected(self, start: int, end: int) -> NDArray[Any] | None:
         """Give the values of a range from the chunks unpacked whole; None where one of them is refused."""

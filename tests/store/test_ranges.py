@@ -208,13 +208,14 @@ def test_a_frame_that_declares_more_is_refused(local: Location) -> None:
     from numcodecs import blosc, zstd
 
     from raggedatlas.store.codecs import ChunkDecoder
+    from raggedatlas.store.runs import ChunkRun
     from raggedatlas.store.shards import compose_shard
 
     reader = write(local, np.arange(16, dtype="uint32"), shard_rows=16)
     bomb = np.zeros(2**24, "uint8")
     frame = blosc.compress(bomb, b"lz4", 5, 1)
     sealed = frame + int(google_crc32c.value(frame)).to_bytes(4, "little")
-    (local.path / "x" / "c" / "0").write_bytes(b"".join(compose_shard([sealed], 1)))
+    (local.path / "x" / "c" / "0").write_bytes(b"".join(compose_shard([ChunkRun.of(sealed)], 1)))
     with pytest.raises(CorruptError, match="does not have the size"):
         read_slice(reader, 0, 16)
     out = np.empty(16, "uint32")

@@ -19,11 +19,11 @@ from raggedatlas.store.codecs import (
     refuse_unknown_codecs,
 )
 from raggedatlas.store.encoders import NO_BREAKS, chunk_encoder, encode_run
-from raggedatlas.store.files import Piece
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.limits import check_chunk_bytes, check_shapes, product
 from raggedatlas.store.location import Location
 from raggedatlas.store.overlap import WriteBehind
+from raggedatlas.store.runs import ChunkRun, count_chunks, cut_runs
 from raggedatlas.store.shards import compose_shard, index_bytes, parse_index, shard_key
 
 _ROW_CHUNK_BYTES = 64 * 2**10
@@ -210,7 +210,7 @@ def array_metadata(spec: ArraySpec) -> bytes:
     return json.dumps(metadata, indent=2).encode()
 
 
-def _decode_all(spec: ArraySpec, chunks: Sequence[Piece]) -> NDArray[Any]:
+def _decode_all(spec: ArraySpec, chunks: Sequence[bytes | memoryview]) -> NDArray[Any]:
     """Decode full chunks that lie one behind the other."""
     out = np.empty((len(chunks) * spec.chunk_shape[0], *spec.row_shape), spec.dtype)
     decoder = spec.decoder()
@@ -288,7 +288,7 @@ class ArrayWriter:
         self.shard_rows = -(-wanted // self.chunk_rows) * self.chunk_rows
         self.n_rows = 0
         self.n_shards = 0
-        self._chunks: list[Piece] = []
+        self._runs: list[ChunkRun] = []
         self._rest = self._rest.astype(self.dtype)
         self._breaks = NO_BREAKS
         self._crc = 0
@@ -369,17 +369,17 @@ class ArrayWriter:
         if self._send is not None:
             self._send.settle()
         before = self._spec(self.chunk_rows, self.shard_rows)
-        chunks, self._chunks = self._chunks, []
+        runs, self._runs = self._runs, []
         self._set_dtype(new)
         self._crc = 0
         for shard in range(self.n_shards):
             stored = self._read_shard(before, shard).astype(new)
             self._crc = extend_checksum(self._crc, stored)
             self._put_shard(shard, self._encode(stored))
-        if chunks:
-            stored = _decode_all(before, chunks).astype(new)
+        if runs:
+            stored = _decode_all(before, [chunk for run in runs for chunk in run.chunks()]).astype(new)
             self._crc = extend_checksum(self._crc, stored)
-            self._chunks = self._encode(stored)
+            self._runs = self._encode(stored)
         self._rest = self._rest.astype(new)
         self._crc = extend_checksum(self._crc, self._rest)
 
@@ -388,14 +388,14 @@ class ArrayWriter:
         self._refuse_closed()
         self._open = False
         if len(self._rest):
-            if not self._chunks and not self.n_shards:
+            if not self._runs and not self.n_shards:
                 self.chunk_rows = len(self._rest)
             padded = np.zeros((self.chunk_rows, *self.row_shape), self.dtype)
             padded[: len(self._rest)] = self._rest
-            self._chunks += self._encode(padded, self._breaks)
+            self._runs += self._encode(padded, self._breaks)
         if not self.n_shards:
-            self.shard_rows = max(1, len(self._chunks)) * self.chunk_rows
-        if self._chunks:
+            self.shard_rows = max(1, count_chunks(self._runs)) * self.chunk_rows
+        if self._runs:
             self._flush()
         spec = self._spec(self.chunk_rows, self.shard_rows)
         create_group(self.location, self.path.rpartition("/")[0])
@@ -425,20 +425,19 @@ class ArrayWriter:
                 self._rest, self._breaks = head, np.concatenate([self._breaks, breaks + kept])
                 return
             inside = breaks[: np.searchsorted(breaks, step - kept)]
-            self._chunks += self._encode(head, np.concatenate([self._breaks, inside + kept]))
+            self._runs += self._encode(head, np.concatenate([self._breaks, inside + kept]))
             values, breaks = values[step - kept :], breaks[len(inside) :] - (step - kept)
         full = len(values) // step * step
         per_shard = self.shard_rows // step
-        self._chunks += self._encode(values[:full], breaks)
+        self._runs += self._encode(values[:full], breaks)
         self._rest = values[full:].copy()
         self._breaks = breaks[np.searchsorted(breaks, full) :] - full
-        while len(self._chunks) >= per_shard:
-            later = self._chunks[per_shard:]
-            self._chunks = self._chunks[:per_shard]
+        while count_chunks(self._runs) >= per_shard:
+            self._runs, later = cut_runs(self._runs, per_shard)
             self._flush()
-            self._chunks = later
+            self._runs = later
 
-    def _encode(self, values: NDArray[Any], breaks: NDArray[np.int64] = NO_BREAKS) -> list[Piece]:
+    def _encode(self, values: NDArray[Any], breaks: NDArray[np.int64] = NO_BREAKS) -> list[ChunkRun]:
         """Encode whole chunks of rows; the first ones decide whether differences are stored."""
         if not self._judged and len(values):
             self.encoder = chunk_encoder(self.profile, self.dtype, values[: self.chunk_rows])
@@ -447,14 +446,14 @@ class ArrayWriter:
 
     def _flush(self) -> None:
         """Write the gathered chunks as the next shard."""
-        self._put_shard(self.n_shards, self._chunks)
+        self._put_shard(self.n_shards, self._runs)
         self.n_shards += 1
-        self._chunks = []
+        self._runs = []
 
-    def _put_shard(self, shard: int, chunks: list[Piece]) -> None:
+    def _put_shard(self, shard: int, runs: list[ChunkRun]) -> None:
         """Write one shard in one piece."""
         n_slots, key = self.shard_rows // self.chunk_rows, shard_key(self.row_shape, shard)
-        self._write(lambda: self.target.write_bytes(key, compose_shard(chunks, n_slots)))
+        self._write(lambda: self.target.write_bytes(key, compose_shard(runs, n_slots)))
 
     def _write(self, job: Callable[[], object]) -> None:
         """Write something now, or after what was sent before it."""

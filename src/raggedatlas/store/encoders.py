@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import CorruptError, StoreError
 from raggedatlas.store.codecs import PACKED
-from raggedatlas.store.files import Piece
+from raggedatlas.store.runs import ChunkRun
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def encode_packed_chunk(values: NDArray[Any], breaks: NDArray[np.int64]) -> byte
 
 def encode_run(
     encoder: ChunkEncoder, values: NDArray[Any], chunk_rows: int, breaks: NDArray[np.int64] = NO_BREAKS
-) -> list[Piece]:
+) -> list[ChunkRun]:
     """Encode whole chunks of rows on the decoding threads.
 
     Parameters
@@ -198,7 +198,8 @@ def encode_run(
 
     Returns
     -------
-    list of c bytes or memoryview
+    list of ChunkRun
+        Of c chunks together.
     """
     from raggedatlas.store.chunks import native_functions
 
@@ -210,18 +211,17 @@ def encode_run(
     if isinstance(encoder, PackedEncoder):
         return _pack_run(values[: n_chunks * chunk_rows].reshape(-1), chunk_rows, breaks, native)
     if native is None or encoder.name != "lz4" or encoder.delta:
-        return map_decode(lambda start: encoder(values[start : start + chunk_rows]), starts)
+        return map_decode(lambda start: ChunkRun.of(encoder(values[start : start + chunk_rows])), starts)
     raw = values.reshape(-1).view(np.uint8)
     n_bytes = raw.size // n_chunks
     per_slab = max(1, min(_SLAB_BYTES // n_bytes, -(-n_chunks // DECODE_THREADS)))
     slabs = [raw[i * n_bytes : (i + per_slab) * n_bytes] for i in range(0, n_chunks, per_slab)]
-    encoded = map_decode(lambda slab: _encode_slab(slab, n_bytes, encoder.itemsize, native), slabs)
-    return [chunk for slab in encoded for chunk in slab]
+    return map_decode(lambda slab: _encode_slab(slab, n_bytes, encoder.itemsize, native), slabs)
 
 
 def _pack_run(
     values: NDArray[Any], chunk_rows: int, breaks: NDArray[np.int64], native: "NativeFunctions | None"
-) -> list[Piece]:
+) -> list[ChunkRun]:
     """Pack chunks, some at a time where the checksum can be called from compiled code."""
     from raggedatlas.store.packing import encode_packed_run
 
@@ -230,18 +230,18 @@ def _pack_run(
     starts = list(range(0, n_chunks, per_slab))
     edges = np.searchsorted(breaks, np.array([*starts, n_chunks]) * chunk_rows)
 
-    def pack(i: int) -> list[Piece]:
+    def pack(i: int) -> ChunkRun:
         first = starts[i] * chunk_rows
         part = values[first : first + per_slab * chunk_rows]
         inside = breaks[edges[i] : edges[i + 1]] - first
         if native is None:
-            return [encode_packed_chunk(part, inside)]
+            return ChunkRun.of(encode_packed_chunk(part, inside))
         return encode_packed_run(part, chunk_rows, inside, native.crc32c)
 
-    return [chunk for slab in map_decode(pack, range(len(starts))) for chunk in slab]
+    return map_decode(pack, range(len(starts)))
 
 
-def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "NativeFunctions") -> list[Piece]:
+def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "NativeFunctions") -> ChunkRun:
     """Encode chunks that lie one behind the other."""
     from raggedatlas.store.chunks import LZ4_NAME, encode_chunks
 
@@ -249,6 +249,5 @@ def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "Nati
     sizes = encode_chunks(raw, n_bytes, width, (native.compress, LZ4_NAME, native.crc32c), out)
     if (sizes < 0).any():
         raise CorruptError("Blosc refused to encode a chunk; report this with the dtype and shape of the array.")
-    ends = np.cumsum(sizes).tolist()
-    packed = out[: ends[-1]].copy().data
-    return [packed[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    ends = np.cumsum(sizes)
+    return ChunkRun(out[: ends[-1]].copy().data, ends)

@@ -3,14 +3,12 @@
 This module imports numba at the top, so it is imported inside functions only.
 """
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.store.chunks import copy_bytes, crc32c_of
-from raggedatlas.store.files import Piece
 from raggedatlas.store.kernels import Flag, Integer, address_function, compiled
 from raggedatlas.store.lanes import (
     BLOCK,
@@ -26,6 +24,7 @@ from raggedatlas.store.lanes import (
     trailing_zeros,
 )
 from raggedatlas.store.rings import shared_ring
+from raggedatlas.store.runs import ChunkRun
 
 HEAD_BYTES = 16
 MAGIC, VERSION = 0x7072, 1
@@ -364,7 +363,7 @@ def _encode(
     return int(total)
 
 
-def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64], crc32c: int) -> list[Piece]:
+def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64], crc32c: int) -> ChunkRun:
     """Pack whole chunks, each with its crc32c behind it, in one call that holds no lock.
 
     Parameters
@@ -380,8 +379,8 @@ def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64
 
     Returns
     -------
-    list of c memoryview
-        Neighbours in one piece of memory.
+    ChunkRun
+        Of c chunks.
     """
     n_chunks = values.size // chunk
     wide = np.dtype(np.uint64 if values.itemsize == 8 else np.uint32)
@@ -394,8 +393,7 @@ def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64
         (plain, values.view(np.uint8), values.itemsize, chunk), breaks, out, ends, (_pack_lanes.address, crc32c)
     )
     # Copied by NumPy, which holds no lock meanwhile.
-    packed = out[: ends[-1]].copy().data
-    return [packed[start:end] for start, end in pairwise(ends.tolist())]
+    return ChunkRun(out[: ends[-1]].copy().data, ends[1:])
 
 
 @compiled

@@ -16,6 +16,7 @@ from raggedatlas.errors import CorruptError
 from raggedatlas.store.codecs import Stored
 from raggedatlas.store.files import Piece
 from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.runs import ChunkRun
 
 V = TypeVar("V")
 
@@ -93,12 +94,12 @@ def index_bytes(n_chunks: int) -> int:
     return 16 * n_chunks + 4
 
 
-def compose_shard(chunks: Sequence[Piece], n_slots: int) -> list[Piece]:
+def compose_shard(runs: Sequence[ChunkRun], n_slots: int) -> list[Piece]:
     """Give the pieces of one shard of `n_slots` chunks: the encoded chunks, and their index with its crc32c."""
-    sizes = np.array([len(chunk) for chunk in chunks], dtype=np.int64)
+    sizes = np.concatenate([np.diff(run.ends, prepend=0) for run in runs])
     index = np.full((n_slots, 2), -1, dtype=np.int64)
-    index[: len(chunks)] = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
-    return [*chunks, compose_index(index)]
+    index[: len(sizes)] = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
+    return [*(run.data for run in runs), compose_index(index)]
 
 
 def compose_index(index: NDArray[np.int64]) -> bytes:

@@ -20,8 +20,8 @@ from raggedatlas.testing.anndatas import assert_same
 
 FILE = "pbmc68k_reduced.h5ad"
 POINTS = (
-    ("plan", 1), ("lease", 1), ("block", 1), ("block", 8), ("block", 25), ("arrays", 1), ("frames", 1), ("features", 1),
-    ("layouts", 1), ("columns", 1), ("cells", 1), ("records", 1), ("done", 1),
+    ("plan", 1), ("lease", 1), ("block", 1), ("block", 8), ("block", 25), ("arrays", 1), ("frames", 1), ("columns", 1),
+    ("features", 1), ("layouts", 1), ("cells", 1), ("records", 1), ("done", 1),
 )  # fmt: skip
 """Where the process dies: just after a step was told for the n-th time; the file has 19 blocks of X and 19 of raw/X."""
 

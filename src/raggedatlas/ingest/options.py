@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, how much is done, and how much there is; see `STEPS`."""
 
-STEPS = ("plan", "lease", "block", "arrays", "frames", "features", "layouts", "columns", "cells", "records", "done")
+STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
 """The steps of an `add`, in order; each is told just before the next begins."""
 
 

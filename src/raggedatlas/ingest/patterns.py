@@ -12,6 +12,7 @@ from raggedatlas.ingest.values import canonical, to_csr
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import FACTS_KEY
+from raggedatlas.store.threads import beside
 
 BLOCK_BYTES = 32 * 2**20
 """About how many bytes of values and indices one step holds; the bound on an `add`'s working memory is a small multiple.
@@ -93,20 +94,9 @@ class ContentHash:
     """
 
     def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
-        """Start with what is known before the values."""
+        """Start with what is known before the values, on another thread."""
         self._lengths, self._columns, self._values = Stream(), Stream(), Stream()
-        self._digest = hashlib.sha256()
-        self._digest.update("\0".join([*features, ""]).encode())
-        for field, column in zip(cells.schema, cells.columns, strict=True):
-            self._digest.update(field.name.encode() + b"\0" + (field.metadata or {}).get(FACTS_KEY, b"") + b"\0")
-            self._update_column(column.combine_chunks())
-
-    def _update_column(self, column: Any) -> None:  # noqa: ANN401  (pyarrow arrays are untyped here)
-        values = column.cast(pa.string()) if not pa.types.is_string(column.type) else column
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, pa.schema([("v", pa.string())])) as writer:
-            writer.write_batch(pa.record_batch([values], names=["v"]))
-        self._digest.update(sink.getvalue())
+        self._names = beside(lambda known: _hash_names(*known), (cells, features))
 
     def update(self, block: Block) -> None:
         """Add the next rows, in canonical form, with the layer ``"values"``."""
@@ -117,7 +107,20 @@ class ContentHash:
 
     def hexdigest(self) -> str:
         """Give the hash of everything so far, 32 hex digits."""
-        digest = self._digest.copy()
+        digest = self._names.result().copy()
         for stream in (self._lengths, self._columns, self._values):
             digest.update(stream.digest())
         return digest.hexdigest()[:32]
+
+
+def _hash_names(cells: pa.Table, features: tuple[str, ...]) -> Any:  # noqa: ANN401  (hashlib's objects have no public type)
+    digest = hashlib.sha256()
+    digest.update("\0".join([*features, ""]).encode())
+    for field, column in zip(cells.schema, cells.columns, strict=True):
+        digest.update(field.name.encode() + b"\0" + (field.metadata or {}).get(FACTS_KEY, b"") + b"\0")
+        values = column.combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, pa.schema([("v", pa.string())])) as writer:
+            writer.write_batch(pa.record_batch([values.cast(pa.string())], names=["v"]))
+        digest.update(sink.getvalue())
+    return digest

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from raggedatlas.model.ids import new_uids
 from raggedatlas.model.pointers import pointer_field
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import IngestReport
+from raggedatlas.store.overlap import WriteBehind
 
 COMMIT_CELLS = 500_000
 """Many small datasets share one commit until they have this many cells together."""
@@ -195,20 +197,22 @@ def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress, besi
         by_space.setdefault(group.space.name, []).append(group)
     for groups in by_space.values():
         catalog.add_space(groups[0].space)
-        _register(catalog, groups)
-    progress("features", 1, 1)
-    for groups in by_space.values():
-        _lay_out(catalog, groups)
-    progress("layouts", 1, 1)
+    further = {} if beside is None else beside.columns()
     pointers = [
         pointer_field(w.group.pointer, w.group.space.kind, w.group.space.name) for s in staged for w in s.groups
     ]
-    further = {} if beside is None else beside.columns()
     pointers += [field for field, _ in further.values()]
     widen(catalog, [c.column for s in staged for c in s.plan.columns], list({p.name: p for p in pointers}.values()))
     progress("columns", 1, 1)
-    schema = catalog.tables.schema(CELLS)
-    catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, s, further) for s in staged]))
+    # Cells on one thread, features and layouts on this one: neither needs the other, and nobody looks at them before the records.
+    with WriteBehind() as meanwhile:
+        meanwhile(partial(_write_cells, catalog, staged, further))
+        for groups in by_space.values():
+            _register(catalog, groups)
+        progress("features", 1, 1)
+        for groups in by_space.values():
+            _lay_out(catalog, groups)
+        progress("layouts", 1, 1)
     progress("cells", 1, 1)
     if beside is not None:
         beside.before_record(staged[0].plan.uid)
@@ -221,6 +225,13 @@ def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress, besi
         for uid in one.replaces:
             drop_dataset(catalog, uid)
     progress("done", 1, 1)
+
+
+def _write_cells(
+    catalog: Catalog, staged: Sequence[Staged], further: Mapping[str, tuple[pa.Field, pa.Array]]
+) -> None:
+    schema = catalog.tables.schema(CELLS)
+    catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, s, further) for s in staged]))
 
 
 def _register(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:

@@ -129,7 +129,9 @@ class DirectRows:
     def _spread(self, first: int, last: int, work: Callable[[int, int], None]) -> None:
         """Give runs of bands to the threads."""
         n_bytes = (last - first) * self._step * max(self._row_bytes, 1)
-        most = (4 * DECODE_THREADS, n_bytes // SPAN_BYTES) if self._filters else (DECODE_THREADS, n_bytes // COPY_BYTES)
+        # What only copies leaves cores to those who work on the rows.
+        copying = max(1, DECODE_THREADS // 2), n_bytes // COPY_BYTES
+        most = (4 * DECODE_THREADS, n_bytes // SPAN_BYTES) if self._filters else copying
         n = min(last - first, max(1, min(most)))
         edges = np.linspace(first, last, n + 1).astype(int).tolist()
         map_decode(lambda span: work(*span), list(pairwise(edges)))

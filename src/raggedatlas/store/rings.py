@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SHARED_BYTES = 2**27
+SHARED_BYTES = 2**28
 """Free memory that the shared ring holds at most."""
 
 
@@ -71,5 +71,5 @@ def shared_ring() -> BufferRing:
     with _sharing:
         ring = _shared.get("blocks")
         if ring is None:
-            ring = _shared["blocks"] = BufferRing(24, SHARED_BYTES)
+            ring = _shared["blocks"] = BufferRing(48, SHARED_BYTES)
         return ring

@@ -227,9 +227,7 @@ def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress, besi
     progress("done", 1, 1)
 
 
-def _write_cells(
-    catalog: Catalog, staged: Sequence[Staged], further: Mapping[str, tuple[pa.Field, pa.Array]]
-) -> None:
+def _write_cells(catalog: Catalog, staged: Sequence[Staged], further: Mapping[str, tuple[pa.Field, pa.Array]]) -> None:
     schema = catalog.tables.schema(CELLS)
     catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, s, further) for s in staged]))
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from threading import Event
 
 import anndata as ad
 import h5py
@@ -312,6 +313,33 @@ def test_an_interrupted_folder_leaves_nothing_behind(atlas, unchanged, tmp_path)
 
     with unchanged(atlas), pytest.raises(KeyboardInterrupt):
         atlas.add(tmp_path, progress=stop)
+
+
+@pytest.mark.parametrize("step", ["columns", "features", "layouts", "cells"])
+def test_an_interrupted_commit_leaves_nothing_visible(atlas, monkeypatch, step) -> None:  # noqa: ANN001
+    """Ctrl-C before the record, even while the cells are being written beside, takes cells and arrays away again."""
+    atlas.add(plain(), "d", progress=False)
+    interrupted, write_cells = Event(), write._write_cells
+
+    def late(*args) -> None:  # noqa: ANN002
+        if step in ("features", "layouts"):
+            assert interrupted.wait(60)
+        write_cells(*args)
+
+    def stop(told: str, done: int, total: int) -> None:
+        if told == step:
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write, "_write_cells", late)
+        with pytest.raises(KeyboardInterrupt):
+            atlas.add(plain(1), "e", progress=stop)
+    assert atlas.list_datasets()["name"].tolist() == ["d"]
+    assert groups(atlas) == set(atlas.list_datasets().index)
+    assert atlas._catalog.tables.read("cells").num_rows == 12
+    atlas.add(plain(1), "e", progress=False)
+    assert_same(plain(1), atlas.dataset("e").to_anndata())
 
 
 def test_a_read_only_atlas_is_refused(tmp_path) -> None:  # noqa: ANN001

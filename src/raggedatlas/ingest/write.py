@@ -1,4 +1,4 @@
-"""The write protocol: arrays first, unreferenced; then features, layouts, columns, cells; the records last."""
+"""The write protocol: arrays first, unreferenced; then columns; features, layouts and, beside them, cells; the records last."""
 
 import contextlib
 import json

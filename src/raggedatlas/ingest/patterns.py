@@ -96,7 +96,7 @@ class ContentHash:
     def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
         """Start with what is known before the values, on another thread."""
         self._lengths, self._columns, self._values = Stream(), Stream(), Stream()
-        self._names = beside(lambda known: _hash_names(*known), (cells, features))
+        self._names = beside(_hash_names, (cells, features))
 
     def update(self, block: Block) -> None:
         """Add the next rows, in canonical form, with the layer ``"values"``."""
@@ -110,10 +110,11 @@ class ContentHash:
         digest = self._names.result().copy()
         for stream in (self._lengths, self._columns, self._values):
             digest.update(stream.digest())
-        return digest.hexdigest()[:32]
+        return str(digest.hexdigest()[:32])
 
 
-def _hash_names(cells: pa.Table, features: tuple[str, ...]) -> Any:  # noqa: ANN401  (hashlib's objects have no public type)
+def _hash_names(known: tuple[pa.Table, tuple[str, ...]]) -> Any:  # noqa: ANN401  (hashlib's objects have no public type)
+    cells, features = known
     digest = hashlib.sha256()
     digest.update("\0".join([*features, ""]).encode())
     for field, column in zip(cells.schema, cells.columns, strict=True):

@@ -19,6 +19,7 @@ from raggedatlas.store.codecs import (
     refuse_unknown_codecs,
 )
 from raggedatlas.store.encoders import NO_BREAKS, chunk_encoder, encode_run
+from raggedatlas.store.files import Piece
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.limits import check_chunk_bytes, check_shapes, product
 from raggedatlas.store.location import Location
@@ -210,7 +211,7 @@ def array_metadata(spec: ArraySpec) -> bytes:
     return json.dumps(metadata, indent=2).encode()
 
 
-def _decode_all(spec: ArraySpec, chunks: Sequence[bytes | memoryview]) -> NDArray[Any]:
+def _decode_all(spec: ArraySpec, chunks: Sequence[Piece]) -> NDArray[Any]:
     """Decode full chunks that lie one behind the other."""
     out = np.empty((len(chunks) * spec.chunk_shape[0], *spec.row_shape), spec.dtype)
     decoder = spec.decoder()

@@ -8,7 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHARED_BYTES = 2**28
-"""Free memory that the shared ring holds at most."""
+"""Free memory that the shared ring holds at most: about what one `add` has in use at once, so that none is asked for anew."""
+
+SHARED_PIECES = 48
+"""Free pieces that the shared ring holds at most."""
 
 
 class BufferRing:
@@ -71,5 +74,5 @@ def shared_ring() -> BufferRing:
     with _sharing:
         ring = _shared.get("blocks")
         if ring is None:
-            ring = _shared["blocks"] = BufferRing(48, SHARED_BYTES)
+            ring = _shared["blocks"] = BufferRing(SHARED_PIECES, SHARED_BYTES)
         return ring

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import sys
 import threading
 import time
@@ -29,7 +30,7 @@ OPERATIONS = ("import", "add", "open", "count", "cell_type", "genes", "add_csc",
 class Figure:
     """One operation, measured in one process.
 
-    ``seconds`` holds one entry per repeat, the first with whatever the operation loads or compiles.
+    ``seconds`` and ``cpu_seconds`` hold one entry per repeat, the first with whatever the operation loads or compiles.
     ``process_seconds`` and ``process_cpu_seconds`` cover the whole process, interpreter and imports
     included. ``answer`` lets two systems be checked against each other.
     """
@@ -37,6 +38,7 @@ class Figure:
     system: str
     op: str
     seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
     cells: int = 0
     nnz: int = 0
     peak_anon_rss_mb: float = 0.0
@@ -120,6 +122,14 @@ def bytes_on_disk(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def manifest(data: Path) -> dict[str, Any]:
     """Read what the maker noted beside its files."""
     found: dict[str, Any] = json.loads((data / "manifest.json").read_text())
@@ -128,9 +138,10 @@ def manifest(data: Path) -> dict[str, Any]:
 
 @contextmanager
 def timed(figure: Figure) -> Iterator[None]:
-    """Append the wall time of the body to ``figure.seconds``."""
-    started = time.perf_counter()
+    """Append the wall time of the body to ``figure.seconds``, its processor time to ``figure.cpu_seconds``."""
+    started, used = time.perf_counter(), time.process_time()
     yield
+    figure.cpu_seconds.append(time.process_time() - used)
     figure.seconds.append(time.perf_counter() - started)
 
 
@@ -149,6 +160,16 @@ def matrix_answer(adata: Any) -> dict[str, Any]:
         "nnz": int(adata.X.nnz),
         "sum": float(adata.X.sum(dtype="float64")),
     }
+
+
+def stored_answer(path: Path) -> dict[str, Any]:
+    """Sum up X of an h5ad file in pieces, so that the memory of a measurement is not that of its check."""
+    import h5py
+
+    with h5py.File(path) as file:
+        data = file["X/data"]
+        total = sum(float(data[at : at + (1 << 20)].sum(dtype="float64")) for at in range(0, data.shape[0], 1 << 20))
+        return {"shape": file["X"].attrs["shape"].tolist(), "sum": total}
 
 
 def run(system: str, measures: Mapping[str, Callable[[Asked, Figure], None]]) -> None:

@@ -1,4 +1,4 @@
-"""Measure raggedatlas reading, writing, copying and validating h5ad files, one operation per process.
+"""Measure raggedatlas reading, writing, copying and validating AnnData files, one operation per process.
 
 ``python benchmarks/ours_anndata_io.py OP --data FOLDER --atlas FOLDER --setting JSON`` prints one JSON line.
 """
@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import measuring
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from measuring import Asked, Figure
 
 ROWS = 2_000
@@ -61,15 +64,11 @@ def measure_write(asked: Asked, figure: Figure) -> None:
     import raggedatlas as ra
 
     view = ra.RaggedAtlas.checkout_latest(str(asked.atlas))
-    target = asked.data / f"ours-{asked.setting['compression']}.h5ad"
     if not asked.setting.get("first"):
-        view.query().limit(100).write(str(target), compression=asked.setting["compression"], overwrite=True)
-    for _ in range(asked.repeats):
-        target.unlink(missing_ok=True)
-        with measuring.timed(figure):
-            view.query().write(str(target), compression=asked.setting["compression"])
-    figure.extra["bytes"] = target.stat().st_size
-    target.unlink()
+        target = asked.data / f"ours-first{ending(asked)}"
+        view.query().limit(100).write(str(target), **options(asked), overwrite=True)
+        measuring.remove(target)
+    repeat(asked, figure, lambda target: view.query().write(str(target), **options(asked)))
 
 
 def measure_dataset(asked: Asked, figure: Figure) -> None:
@@ -78,26 +77,67 @@ def measure_dataset(asked: Asked, figure: Figure) -> None:
 
     view = ra.RaggedAtlas.checkout_latest(str(asked.atlas))
     (name,) = view.list_datasets()["name"]
-    target = asked.data / f"ours-dataset-{asked.setting['compression']}.h5ad"
-    for _ in range(asked.repeats):
-        target.unlink(missing_ok=True)
-        with measuring.timed(figure):
-            view.dataset(name).write(target, compression=asked.setting["compression"])
-    figure.extra["bytes"] = target.stat().st_size
-    target.unlink()
+    repeat(asked, figure, lambda target: view.dataset(name).write(target, **options(asked)))
 
 
 def measure_copy(asked: Asked, figure: Figure) -> None:
-    """Copy a file into another of the same format."""
+    """Copy a file into another."""
+    copied(asked, figure, asked.data / "plain.h5ad")
+
+
+def measure_memory(asked: Asked, figure: Figure) -> None:
+    """Write an AnnData that is in memory already; libraries are loaded before."""
+    import anndata as ad
+
+    adata = ad.read_h5ad(asked.data / "plain.h5ad")
+    copied(asked, figure, adata, adata[:100].copy())
+
+
+def copied(asked: Asked, figure: Figure, source: object, first: object = None) -> None:
+    """Copy something as often as asked; `first` is copied before the clock starts."""
     from raggedatlas.formats.copying import copy
     from raggedatlas.formats.registry import open_sink
 
-    target = asked.data / f"ours-copy-{asked.setting['compression']}.h5ad"
+    if first is not None:
+        target = asked.data / f"ours-first{ending(asked)}"
+        copy(first, open_sink(target, **options(asked)))
+        measuring.remove(target)
+    repeat(asked, figure, lambda target: copy(source, open_sink(target, **options(asked))))
+
+
+def repeat(asked: Asked, figure: Figure, write: Callable[[Path], object]) -> None:
+    """Time the writing of a file as often as asked, and note how large it is."""
+    target = asked.data / f"ours-{asked.op}{ending(asked)}"
+    for _ in range(asked.repeats):
+        measuring.remove(target)
+        with measuring.timed(figure):
+            write(target)
+    figure.extra["bytes"] = measuring.bytes_on_disk(target)
+    measuring.remove(target)
+
+
+def ending(asked: Asked) -> str:
+    """Return the suffix of the format to write."""
+    return ".zarr" if "zarr_format" in asked.setting else ".h5ad"
+
+
+def options(asked: Asked) -> dict[str, Any]:
+    """Return the options that are passed to the sink."""
+    return {name: asked.setting[name] for name in ("compression", "zarr_format") if name in asked.setting}
+
+
+def measure_concat(asked: Asked, figure: Figure) -> None:
+    """Put two files of different features into one."""
+    import raggedatlas as ra
+
+    sources, compression = [asked.data / "plain.h5ad", asked.data / "other.h5ad"], asked.setting["compression"]
+    target = asked.data / f"ours-concat-{compression}.h5ad"
     for _ in range(asked.repeats):
         target.unlink(missing_ok=True)
         with measuring.timed(figure):
-            copy(asked.data / "plain.h5ad", open_sink(target, compression=asked.setting["compression"]))
+            ra.concat(sources, ra.open_sink(target, compression=compression), join=asked.setting["join"])
     figure.extra["bytes"] = target.stat().st_size
+    figure.answer = measuring.stored_answer(target)
     target.unlink()
 
 
@@ -118,6 +158,8 @@ MEASURES = {
     "write": measure_write,
     "dataset": measure_dataset,
     "copy": measure_copy,
+    "concat": measure_concat,
+    "memory": measure_memory,
     "validate": measure_validate,
 }
 """Operation -> what measures it."""

@@ -1,4 +1,4 @@
-"""Measure anndata reading and writing h5ad files, one operation per process.
+"""Measure anndata reading and writing its files, one operation per process.
 
 ``python benchmarks/peer_anndata.py OP --data FOLDER --atlas FOLDER --setting JSON`` prints one JSON line.
 """
@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING
 import measuring
 import numpy as np
 from maker import Recipe, make
-from ours_anndata_io import ROWS
+from ours_anndata_io import ROWS, ending
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from anndata import AnnData
     from measuring import Asked, Figure
 
 
@@ -24,12 +28,13 @@ def measure_prepare(asked: Asked, figure: Figure) -> None:
     import anndata as ad
 
     cells = int(asked.setting["cells"])
-    made = make(asked.data / "made", Recipe(cells=cells, seed=4, genes=(30_000,), library=(5_200.0,)))
+    made = make(asked.data / "made", Recipe(cells=cells, seed=4, genes=(30_000, 25_000), library=(5_200.0, 5_200.0)))
     with measuring.timed(figure):
         adata = ad.read_h5ad(asked.data / "made" / made.files[0])
         adata.write_h5ad(asked.data / "plain.h5ad")
         if asked.setting["gzip"]:
             adata.write_h5ad(asked.data / "gzip.h5ad", compression="gzip")
+        ad.read_h5ad(asked.data / "made" / made.files[1]).write_h5ad(asked.data / "other.h5ad")
     shutil.rmtree(asked.data / "made")
     figure.cells, figure.nnz = cells, made.nnz[0]
 
@@ -74,28 +79,53 @@ def measure_write(asked: Asked, figure: Figure) -> None:
     import anndata as ad
 
     adata = ad.read_h5ad(asked.data / "plain.h5ad")
-    target = asked.data / f"anndata-{asked.setting['compression']}.h5ad"
-    for _ in range(asked.repeats):
-        target.unlink(missing_ok=True)
-        with measuring.timed(figure):
-            adata.write_h5ad(target, compression=asked.setting["compression"])
-            if asked.setting.get("synced"):
-                with target.open("rb") as file:
-                    os.fsync(file.fileno())
-    figure.extra["bytes"] = target.stat().st_size
-    target.unlink()
+    repeat(asked, figure, lambda target: write(adata, asked, target))
 
 
 def measure_copy(asked: Asked, figure: Figure) -> None:
     """Read a file whole and write it."""
     import anndata as ad
 
-    target = asked.data / f"anndata-copy-{asked.setting['compression']}.h5ad"
+    repeat(asked, figure, lambda target: write(ad.read_h5ad(asked.data / "plain.h5ad"), asked, target))
+
+
+def write(adata: AnnData, asked: Asked, target: Path) -> None:
+    """Write to h5ad, or to the Zarr format that is asked for."""
+    import anndata as ad
+
+    if "zarr_format" in asked.setting:
+        # Shards are what anndata says that it will make by default, and warns of as long as nobody chooses.
+        with ad.settings.override(zarr_write_format=asked.setting["zarr_format"], auto_shard_zarr_v3=False):
+            adata.write_zarr(target)
+    else:
+        adata.write_h5ad(target, compression=asked.setting.get("compression"))
+    if asked.setting.get("synced"):
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def repeat(asked: Asked, figure: Figure, act: Callable[[Path], None]) -> None:
+    """Time the writing of a file as often as asked, and note how large it is."""
+    target = asked.data / f"anndata-{asked.op}{ending(asked)}"
+    for _ in range(asked.repeats):
+        measuring.remove(target)
+        with measuring.timed(figure):
+            act(target)
+    figure.extra["bytes"] = measuring.bytes_on_disk(target)
+    measuring.remove(target)
+
+
+def measure_concat(asked: Asked, figure: Figure) -> None:
+    """Put two files of different features into one, on disk."""
+    from anndata.experimental import concat_on_disk
+
+    target = asked.data / "anndata-concat.h5ad"
     for _ in range(asked.repeats):
         target.unlink(missing_ok=True)
         with measuring.timed(figure):
-            ad.read_h5ad(asked.data / "plain.h5ad").write_h5ad(target, compression=asked.setting["compression"])
+            concat_on_disk([asked.data / "plain.h5ad", asked.data / "other.h5ad"], target, join=asked.setting["join"])
     figure.extra["bytes"] = target.stat().st_size
+    figure.answer = measuring.stored_answer(target)
     target.unlink()
 
 
@@ -105,6 +135,7 @@ MEASURES = {
     "whole": measure_whole,
     "write": measure_write,
     "copy": measure_copy,
+    "concat": measure_concat,
 }
 """Operation -> what measures it."""
 

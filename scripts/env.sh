@@ -66,13 +66,17 @@ make_environment() {
     fi
     LOCK="${LOCK:-$(lock_for "$base")}"
     py="$PWD/$VENV/bin/python"
-    stamp="$(cat "$LOCK" pyproject.toml | cksum)"
+    # Sources of the compiled library are not counted: it is compiled again when it is next loaded.
+    stamp="$(cat "$LOCK" pyproject.toml hatch_build.py native/compile.py | cksum)"
     if [ -x "$py" ] && [ "$(cat "$VENV/raggedatlas.stamp" 2>/dev/null)" = "$stamp" ]; then
         return
     fi
     echo "Preparing $VENV (versions of $LOCK); the first time takes some minutes." >&2
     [ -x "$py" ] || "$base" -m venv "$VENV"
     install --no-deps --requirement "$LOCK"
+    if [ -z "${CC:-}" ] && ! command -v cc gcc clang >/dev/null; then
+        install ziglang # a C compiler for the library in native/
+    fi
     install --no-deps --no-build-isolation --editable .
     echo "$stamp" >"$VENV/raggedatlas.stamp"
 }

@@ -28,7 +28,8 @@ from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.codecs import decode_packed
 from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.location import Location
-from raggedatlas.store.packing import encode_packed, packed_bound
+from raggedatlas.store.native import library
+from raggedatlas.store.packing import encode_packed
 from raggedatlas.store.ranges import ArrayReader, read_ranges
 from raggedatlas.store.rings import BufferRing
 from raggedatlas.store.runs import ChunkRun
@@ -90,8 +91,7 @@ def sound_chunk(rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[An
     values = rng.integers(0, top, n, dtype=dtype, endpoint=True)
     if rng.random() < 0.5:
         values = np.concatenate([np.unique(part) for part in np.array_split(values, 1 + n // 300)])
-    out = np.empty(packed_bound(values.size, values.itemsize), np.uint8)
-    return out[: encode_packed(values, np.empty(0, np.int64), out)].copy(), values
+    return encode_packed(values, np.empty(0, np.int64)).copy(), values
 
 
 def damaged(raw: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -320,7 +320,7 @@ def campaign(options: argparse.Namespace, at: "Synchronized[int]") -> None:
     """Run the campaign; `at` holds the group that is being checked."""
     faulthandler.enable()
     started, refused, done = time.monotonic(), 0, 0
-    fence = Fence(packed_bound(1500, 8))
+    fence = Fence(library().ra_packed_room(1500, 8))
     with tempfile.TemporaryDirectory(prefix="fuzz-packed-") as folder:
         location, specs = Location(folder), {}
         for dtype in map(np.dtype, DTYPES):

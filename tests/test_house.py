@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,10 +17,8 @@ import raggedatlas
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "raggedatlas"
 FILES = sorted(SRC.rglob("*.py"))
-LONGEST_FILE = 500
+LONGEST_FILE = 800
 LONGEST_FUNCTION = 60
-MOST_ARGUMENTS = 7
-MOST_METHODS = 20
 MOST_MODULES = 400
 BANNED_NAMES = {"utils", "helpers", "common", "core", "base", "misc", "functional"}
 HEAVY = {
@@ -50,6 +49,7 @@ PUBLIC_NAMES = [
     "ResultPart",
     "SparseZarrPointer",
     "col",
+    "concat",
     "convert_results",
     "copy",
     "create_results_writer",
@@ -57,6 +57,7 @@ PUBLIC_NAMES = [
     "make_transcripts",
     "open_sink",
     "open_source",
+    "read",
     "register_space",
     "transcripts_to_counts",
 ]
@@ -81,59 +82,60 @@ def decorators_of(function: Function) -> set[str]:
     return {ast.unparse(decorator).split("(")[0] for decorator in function.decorator_list}
 
 
-def each_file(*excused: str) -> pytest.MarkDecorator:
-    """Run a test once for each source file outside the excused rooms."""
-    files = [path for path in FILES if path.relative_to(SRC).parts[0] not in excused]
-    return pytest.mark.parametrize("path", files, ids=lambda path: str(path.relative_to(SRC)))
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SRC))
 
 
-@each_file()
-def test_files_and_functions_stay_small(path: Path) -> None:
-    """No file is over 500 lines and no function over 60 without its docstring."""
-    assert path.read_text(encoding="utf-8").count("\n") <= LONGEST_FILE
-    for function in functions_of(path):
-        body = function.body[1:] if ast.get_docstring(function) else function.body
-        lines = (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
-        assert lines <= LONGEST_FUNCTION, f"{function.name} has {lines} lines"
+def test_files_and_functions_stay_small() -> None:
+    """No file is over 800 lines and no function over 60 without its docstring."""
+    found = [name_of(path) for path in FILES if path.read_text(encoding="utf-8").count("\n") > LONGEST_FILE]
+    for path in FILES:
+        for function in functions_of(path):
+            body = function.body[1:] if ast.get_docstring(function) else function.body
+            lines = (function.end_lineno or 0) - body[0].lineno + 1 if body else 0
+            if lines > LONGEST_FUNCTION:
+                found.append(f"{name_of(path)}: {function.name} has {lines} lines")
+    assert found == []
 
 
-@each_file()
-def test_functions_take_few_arguments(path: Path) -> None:
-    """No function takes more than seven arguments; `self` and `cls` are not counted."""
-    for function in functions_of(path):
-        given = function.args
-        names = [arg.arg for arg in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-        counted = [name for name in names if name not in {"self", "cls"}]
-        assert len(counted) <= MOST_ARGUMENTS, f"{function.name} takes {len(counted)} arguments"
-
-
-@each_file()
-def test_classes_have_few_public_methods(path: Path) -> None:
-    """No class has more than twenty public methods; classmethods and properties are not counted."""
-    uncounted = {"property", "cached_property", "functools.cached_property", "classmethod"}
-    for owner in classes_of(path):
-        methods = [
-            node.name
-            for node in owner.body
-            if isinstance(node, Function)
-            and not node.name.startswith("_")
-            and not decorators_of(node) & (uncounted | {"overload"})
-        ]
-        assert len(methods) <= MOST_METHODS, f"{owner.name} has {len(methods)} public methods"
-
-
-@each_file()
-def test_file_names_say_something(path: Path) -> None:
+def test_file_names_say_something() -> None:
     """No file or folder has a name that could hold anything."""
-    parts = path.relative_to(SRC).with_suffix("").parts
-    assert not {part.lstrip("_") for part in parts} & BANNED_NAMES
+    parts = {path: path.relative_to(SRC).with_suffix("").parts for path in FILES}
+    assert [name_of(path) for path in FILES if {part.lstrip("_") for part in parts[path]} & BANNED_NAMES] == []
 
 
-@each_file("cli")
-def test_only_the_command_prints(path: Path) -> None:
+def test_only_the_command_prints() -> None:
     """Nothing outside the command line calls `print`."""
-    calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
-    assert "print" not in {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+    found = []
+    for path in FILES:
+        calls = [node.func for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+        if "print" in {call.id for call in calls if isinstance(call, ast.Name)}:
+            found.append(name_of(path))
+    assert [name for name in found if not name.startswith("cli/")] == []
+
+
+def text_of(string: ast.JoinedStr) -> str:
+    """Spell an f-string with a NUL for each value that it fills in."""
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in string.values)
+
+
+SQL = re.compile(
+    r"^'\0'$|(=|<>|!=|<|>) ['`]\0|\b(IN \(|I?LIKE )'?\0|\0['`]?(\.\w+)? (IS (NOT )?NULL|(NOT )?IN \(|(NOT )?I?LIKE )|\bNOT \(\0"
+)
+"""SQL with a value or a name filled in."""
+
+
+QUOTES_DOUBLED = re.compile(r"""replace\(["']'["'], ["']''["']\)|replace\(["']`["'], ["']``["']\)""")
+
+
+def test_one_module_writes_sql() -> None:
+    """No f-string outside `store/sql.py` fills values into SQL, and nothing else doubles quotes."""
+    found = []
+    for path in FILES:
+        texts = [text_of(node) for node in ast.walk(tree_of(path)) if isinstance(node, ast.JoinedStr)]
+        if any(SQL.search(text) for text in texts) or QUOTES_DOUBLED.search(path.read_text(encoding="utf-8")):
+            found.append(name_of(path))
+    assert set(found) <= {"store/sql.py"}
 
 
 def undocumented(owner: ast.Module | ast.ClassDef, inside: str = "") -> Iterator[str]:
@@ -150,12 +152,11 @@ def undocumented(owner: ast.Module | ast.ClassDef, inside: str = "") -> Iterator
             yield from undocumented(node, f"{inside}{node.name}.")
 
 
-@each_file()
-def test_public_names_are_documented(path: Path) -> None:
+def test_public_names_are_documented() -> None:
     """Every module with code, and every public class, function and method, has a docstring."""
-    tree = tree_of(path)
-    assert not tree.body or ast.get_docstring(tree) is not None
-    assert list(undocumented(tree)) == []
+    bare = [name_of(path) for path in FILES if tree_of(path).body and ast.get_docstring(tree_of(path)) is None]
+    assert bare == []
+    assert [f"{name_of(path)}: {name}" for path in FILES for name in undocumented(tree_of(path))] == []
 
 
 def module_name(path: Path) -> str:
@@ -209,6 +210,14 @@ def test_no_import_circles() -> None:
     assert circle_in(import_graph()) == []
 
 
+def test_contributing_names_the_order_of_rooms() -> None:
+    """The page for contributors states the order that import-linter keeps."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    order = " < ".join(layer.strip("()").replace(" | ", ", ") for layer in reversed(layers))
+    assert f"`{order}`" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
 def test_a_circle_would_be_seen() -> None:
     """The search for circles finds one, and what leads into it, and nothing without one."""
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
@@ -242,7 +251,7 @@ def test_help_is_light() -> None:
         pytest.skip("the command is not there yet")
     ask = (
         "import runpy\nsys.argv = ['raggedatlas', '--help']\n"
-        "try:\n    runpy.run_module('raggedatlas.cli', run_name='__main__')\n"
+        "try:\n    runpy.run_module('raggedatlas', run_name='__main__')\n"
         "except SystemExit as end:\n    assert not end.code, end.code"
     )
     assert not loaded_after(ask) & HEAVY

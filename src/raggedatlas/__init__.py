@@ -7,13 +7,16 @@ Examples
 True
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.errors import AtlasError
+    from raggedatlas.formats.concatenating import concat
     from raggedatlas.formats.copying import copy
+    from raggedatlas.formats.objects import read
     from raggedatlas.formats.registry import open_sink, open_source
     from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
     from raggedatlas.loader.dataset import CellDataset
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, FeatureLayout
     from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema, PointerField
     from raggedatlas.model.spaces import FeatureSpace, register_space
-    from raggedatlas.query.filters import col
     from raggedatlas.query.query import Query
     from raggedatlas.results.convert import convert_results
     from raggedatlas.results.dataset import ResultDataset
@@ -31,8 +33,13 @@ if TYPE_CHECKING:
     from raggedatlas.results.parts import ResultPart
     from raggedatlas.results.provider import DataProvider
     from raggedatlas.results.writer import ResultDatasetWriter
+    from raggedatlas.store.filters import col
 
 __version__ = "0.1.0"
+
+# Lance prints warnings for developers unless these are set before it is imported; what users need to know is an error of ours.
+os.environ.setdefault("LANCE_LOG", "error")
+os.environ.setdefault("LANCEDB_LOG", "error")
 
 _HOMES = {
     "AtlasError": "raggedatlas.errors",
@@ -57,7 +64,8 @@ _HOMES = {
     "ResultDatasetWriter": "raggedatlas.results.writer",
     "ResultPart": "raggedatlas.results.parts",
     "SparseZarrPointer": "raggedatlas.model.pointers",
-    "col": "raggedatlas.query.filters",
+    "col": "raggedatlas.store.filters",
+    "concat": "raggedatlas.formats.concatenating",
     "convert_results": "raggedatlas.results.convert",
     "copy": "raggedatlas.formats.copying",
     "create_results_writer": "raggedatlas.results.factories",
@@ -65,6 +73,7 @@ _HOMES = {
     "make_transcripts": "raggedatlas.ingest.transcripts",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",
+    "read": "raggedatlas.formats.objects",
     "register_space": "raggedatlas.model.spaces",
     "transcripts_to_counts": "raggedatlas.ingest.transcripts",
 }
@@ -93,6 +102,7 @@ __all__ = [
     "ResultPart",
     "SparseZarrPointer",
     "col",
+    "concat",
     "convert_results",
     "copy",
     "create_results_writer",
@@ -100,9 +110,38 @@ __all__ = [
     "make_transcripts",
     "open_sink",
     "open_source",
+    "read",
     "register_space",
     "transcripts_to_counts",
 ]
+
+
+def _cache_kernels_somewhere() -> None:
+    """Give compiled kernels a folder of this process where neither the package nor the user's cache can be written.
+
+    numba refuses to compile what it may cache and cannot (a read-only installation without a writable home). Processes started
+    from here share the folder; it is removed at exit.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - pathlib takes long to import
+    while not os.path.exists(cache) and cache != os.path.dirname(cache):  # noqa: PTH110, PTH120
+        cache = os.path.dirname(cache)  # noqa: PTH120
+    homes = (os.path.dirname(__file__), cache)  # noqa: PTH120
+    if "NUMBA_CACHE_DIR" in os.environ or any(os.access(home, os.W_OK) for home in homes):
+        return
+    import atexit
+    import shutil
+    import tempfile
+
+    try:
+        folder = tempfile.mkdtemp(prefix="raggedatlas-kernels-")
+    except OSError:
+        return
+    os.environ["NUMBA_CACHE_DIR"] = folder
+    owner = os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
+
+
+_cache_kernels_somewhere()
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (a module attribute is any object)

@@ -1,12 +1,15 @@
 """The facade: an atlas that can be written, and read-only views of its snapshots."""
 
 import datetime as dt
+import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, open_catalog
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate, Progress
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import UpkeepReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from raggedatlas.query.query import Query
 
 
+@checked
 class RaggedAtlas(Readable):
     """An atlas: datasets that do not share their features, in one store (seed 000).
 
@@ -42,7 +46,7 @@ class RaggedAtlas(Readable):
     @classmethod
     def create(
         cls,
-        uri: str,
+        uri: str | os.PathLike[str],
         cell_schema: type[HoxBaseSchema] | None = None,
         *,
         registries: Mapping[str, type[FeatureBaseSchema]] | None = None,
@@ -72,11 +76,11 @@ class RaggedAtlas(Readable):
         StoreError
             If the codec is unknown, an atlas is there, the place cannot be written, or the object store ignores conditional puts.
         """
-        location = Location(str(uri), dict(storage_options or {}))
+        location = Location.of(uri, storage_options)
         return cls(create_catalog(location, cell_schema, registries=registries, spaces=spaces, codec=codec))
 
     @classmethod
-    def open(cls, uri: str, *, storage_options: Mapping[str, str] | None = None) -> "RaggedAtlas":
+    def open(cls, uri: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None) -> "RaggedAtlas":
         """Open an atlas for reading and writing; nothing but its address is needed.
 
         Raises
@@ -84,11 +88,12 @@ class RaggedAtlas(Readable):
         NotFoundError
             If there is no atlas.
         """
-        return cls(open_catalog(Location(str(uri), dict(storage_options or {}))))
+        return cls(open_catalog(Location.of(uri, storage_options)))
 
     @classmethod
     def checkout_latest(
-        cls, db_uri: str, schema: type[HoxBaseSchema] | None = None, store: str | None = None, *,
+        cls, db_uri: str | os.PathLike[str], schema: type[HoxBaseSchema] | None = None,
+        store: str | os.PathLike[str] | None = None, *,
         storage_options: Mapping[str, str] | None = None,
     ) -> "AtlasView":  # fmt: skip
         """Open the newest snapshot of an atlas (seed 000, versioning).
@@ -111,10 +116,10 @@ class RaggedAtlas(Readable):
         """
         from raggedatlas.catalog.snapshots import open_latest
 
-        address = str(db_uri).rstrip("/").removesuffix("/lance_db")
-        options = dict(storage_options or {})
-        arrays = None if store is None else Location(str(store), options)
-        return AtlasView(open_latest(Location(address, options), schema=schema, arrays=arrays))
+        place = Location.of(db_uri, storage_options)
+        place = replace(place, uri=place.uri.removesuffix("/lance_db"))
+        arrays = None if store is None else Location.of(store, storage_options)
+        return AtlasView(open_latest(place, schema=schema, arrays=arrays))
 
     def add(
         self,
@@ -165,7 +170,7 @@ class RaggedAtlas(Readable):
         from raggedatlas.ingest.add import add
 
         return add(
-            self._catalog, source, {"name": name, "on_duplicate": on_duplicate, "dry_run": dry_run, **choices}, progress
+            self._opened, source, {"name": name, "on_duplicate": on_duplicate, "dry_run": dry_run, **choices}, progress
         )
 
     def register_space(
@@ -178,7 +183,7 @@ class RaggedAtlas(Readable):
         SchemaError
             If the atlas knows another space by that name.
         """
-        self._catalog.add_space(space, registry)
+        self._opened.add_space(space, registry)
         return space
 
     def register_features(
@@ -206,7 +211,7 @@ class RaggedAtlas(Readable):
         """
         from raggedatlas.ingest.features import register
 
-        return register(self._catalog, features, space, redirects or {})
+        return register(self._opened, features, space, redirects or {})
 
     def reindex_registry(self, space: str | None = None) -> int:
         """Give every feature without one its dense `global_index`; an assigned index never changes (seed 000).
@@ -223,7 +228,7 @@ class RaggedAtlas(Readable):
         """
         from raggedatlas.catalog.upkeep import reindex
 
-        return reindex(self._catalog, space)
+        return reindex(self._opened, space)
 
     def add_csc(
         self, dataset: str, *, space: str = "gene_expression", layers: Sequence[str] | None = None
@@ -246,13 +251,13 @@ class RaggedAtlas(Readable):
         """
         from raggedatlas.ingest.csc import add_csc
 
-        return add_csc(self._catalog, dataset, space, layers)
+        return add_csc(self._opened, dataset, space, layers)
 
     def optimize(self) -> None:
         """Assign feature indices, compact the tables, rebuild their indexes; never touches what a snapshot names."""
         from raggedatlas.catalog.upkeep import optimize
 
-        optimize(self._catalog)
+        optimize(self._opened)
 
     def snapshot(self, label: str | None = None) -> int:
         """Record a consistent view of everything, and return its number (seed 000, versioning).
@@ -271,7 +276,7 @@ class RaggedAtlas(Readable):
         """
         from raggedatlas.catalog.snapshots import snapshot
 
-        return snapshot(self._catalog, label).version
+        return snapshot(self._opened, label).version
 
     def checkout(self, version: int | str) -> "AtlasView":
         """Open a snapshot, by number or label, as a view that never changes.
@@ -283,32 +288,31 @@ class RaggedAtlas(Readable):
         """
         from raggedatlas.catalog.snapshots import find_version, open_snapshot
 
-        return AtlasView(open_snapshot(self._catalog, find_version(self._catalog, version)))
+        return AtlasView(open_snapshot(self._opened, find_version(self._opened, version)))
 
     def restore(self, version: int | str) -> None:
         """Make the cells, datasets and results of a snapshot the newest state again; feature indices stay as they are."""
         from raggedatlas.catalog.snapshots import restore
 
-        restore(self._catalog, version)
+        restore(self._opened, version)
 
     def drop_dataset(self, uid_or_name: str) -> UpkeepReport:
         """Take a dataset out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
-        from raggedatlas.catalog.datasets import find_dataset
         from raggedatlas.catalog.upkeep import drop_dataset
 
-        return drop_dataset(self._catalog, find_dataset(self._catalog, uid_or_name)[0].uid)
+        return drop_dataset(self._opened, uid_or_name)
 
     def drop_result(self, name: str) -> UpkeepReport:
         """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
         from raggedatlas.catalog.results import drop_result
 
-        return drop_result(self._catalog, name)
+        return drop_result(self._opened, name)
 
     def drop_geometry(self, name: str, dataset: str | None = None) -> UpkeepReport:
         """Take geometry out of the atlas, of one dataset or of all; snapshots that have it keep it, and `gc` frees nothing that they reach."""
         from raggedatlas.catalog.geometries import drop_geometry
 
-        return drop_geometry(self._catalog, name, dataset)
+        return drop_geometry(self._opened, name, dataset)
 
     def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> UpkeepReport:
         """Free what no kept snapshot, no dataset, no result, no geometry and no running `add` reaches.
@@ -319,25 +323,40 @@ class RaggedAtlas(Readable):
             Only say what would be freed.
         grace : dt.timedelta
             How long an `add` on another machine may be silent before it counts as dead.
+
+        Raises
+        ------
+        ArgumentError
+            If `grace` is negative.
         """
+        if grace < dt.timedelta(0):
+            raise ArgumentError(f"gc() takes grace as a datetime.timedelta of 0 or more, not {grace}.")
         from raggedatlas.catalog.upkeep import gc
 
-        return gc(self._catalog, dry_run=dry_run, grace=grace)
+        return gc(self._opened, dry_run=dry_run, grace=grace)
 
     def purge(self, uid_or_name: str) -> UpkeepReport:
         """Remove a dataset from the tip and from every snapshot, its arrays and metadata too; this cannot be undone.
 
-        Let nobody write while it runs. What was purged, and when, is logged in the atlas.
+        What was purged, and when, is logged in the atlas. Until the purge is finished every other write is refused, also after a
+        crash: the same call, or `repair`, then finishes it.
+
+        Raises
+        ------
+        NotFoundError
+            If neither the tip nor a snapshot has the dataset.
+        ConflictError
+            If an `add` or another purge is under way.
         """
         from raggedatlas.catalog.purge import purge
 
-        return purge(self._catalog, uid_or_name)
+        return purge(self._opened, uid_or_name)
 
     def repair(self) -> UpkeepReport:
         """Remove what killed or failed calls left: cells without a record and unreferenced groups, never those of a running `add`."""
         from raggedatlas.catalog.upkeep import repair
 
-        return repair(self._catalog)
+        return repair(self._opened)
 
     def query(self) -> "Query":
         """Refuse: a query needs a snapshot, so that its answer can be had again.
@@ -359,6 +378,7 @@ class RaggedAtlas(Readable):
         return describe_html(self._catalog, "RaggedAtlas")
 
 
+@checked
 class AtlasView(Readable):
     """A snapshot of an atlas: read-only, and the same for ever.
 
@@ -376,7 +396,7 @@ class AtlasView(Readable):
     @property
     def record(self) -> AtlasVersionRecord:
         """What the snapshot names."""
-        record = self._catalog.snapshot
+        record = self._opened.snapshot
         if record is None:
             raise QueryError("A view is made of a snapshot; call atlas.checkout(version).")
         return record
@@ -386,16 +406,36 @@ class AtlasView(Readable):
         """Schema of the cell table."""
         return self._catalog.tables.schema(CELLS)
 
-    def query(self) -> "Query":
-        """Ask for all cells; narrow it with `Query.where`, `features`, `join` and the rest."""
-        from raggedatlas.query.query import Query
+    def query(
+        self, *, identity: str | int = "default", on_merge: Literal["counts", "sum", "refuse", "apart"] = "counts"
+    ) -> "Query":
+        """Ask for all cells; narrow it with `Query.where`, `features`, `join` and the rest.
 
-        return Query(self._catalog)
+        Parameters
+        ----------
+        identity : str or int
+            Which features count as the same: ``"default"`` what the snapshot says, ``"as-given"`` none, or the label or number of
+            another snapshot what that one says.
+        on_merge : {"counts", "sum", "refuse", "apart"}
+            What becomes of columns of one dataset that are one feature: ``"counts"`` adds whole numbers up and refuses other
+            layers, ``"sum"`` adds up every layer, ``"refuse"`` refuses, ``"apart"`` keeps the columns as they are. Sums are exact:
+            the type of a layer is widened where they need it; floats keep theirs.
+
+        Raises
+        ------
+        NotFoundError
+            If `identity` names no snapshot.
+        QueryError
+            When an output is asked for: if columns of the result would be added up that may not be.
+        """
+        from raggedatlas.query.query import begin_query
+
+        return begin_query(self._catalog, identity, on_merge)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it always raises)
         """Refuse the writing methods of an atlas by name."""
         if not name.startswith("_") and callable(getattr(RaggedAtlas, name, None)):
-            self._catalog.require_tip(f"{name}()")
+            self._opened.require_tip(f"{name}()")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:

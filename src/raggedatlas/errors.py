@@ -10,15 +10,20 @@
     │   └── DuplicateError   (also FileExistsError)     the same content, name or uid is there already
     ├── FeatureError         (also KeyError)            a feature that is unknown, ambiguous or asked for twice
     ├── QueryError           (also ValueError)          a question that cannot be answered as asked
+    │   ├── ArgumentError    (also TypeError)           an argument of a type or a word that the call does not take
     │   └── RowTypeError     (also TypeError)           rows asked for by something that is no row number
     ├── NotFoundError        (also LookupError)         no such atlas, snapshot, dataset, space, layer or column
     │   └── RowIndexError    (also IndexError)          a row number outside of what there is
     ├── ReadOnlyError        (also PermissionError)     a write on a checked-out view
-    ├── ConflictError        (also RuntimeError)        writers kept colliding until patience ran out
+    ├── ConflictError        (also RuntimeError)        another writer is in the way: collisions, or an unfinished purge
     ├── StoreError           (also OSError)             the place where bytes live refused or failed
+    │   └── MissingFileError (also FileNotFoundError)   a file, object or folder is not there
     ├── CorruptError         (also ValueError)          stored bytes are not what was written
     ├── LimitError           (also MemoryError)         a declared size beyond what may be taken into memory
     └── MissingExtraError    (also ImportError)         an optional library is not installed
+
+    UserWarning
+    └── UnknownValueWarning                             a filter asks for a value that no cell has
 
 One ``except AtlasError`` catches all of them::
 
@@ -65,6 +70,10 @@ class QueryError(AtlasError, ValueError):
     """A query cannot be answered as asked."""
 
 
+class ArgumentError(QueryError, TypeError):
+    """An argument is of a type, or a word of a closed set, that the call does not take."""
+
+
 class NotFoundError(AtlasError, LookupError):
     """There is no such atlas, snapshot, dataset, feature space, layer or column."""
 
@@ -82,11 +91,15 @@ class ReadOnlyError(AtlasError, PermissionError):
 
 
 class ConflictError(AtlasError, RuntimeError):
-    """Writers in several processes kept colliding until patience ran out; the call can be repeated."""
+    """Another writer is in the way: writers kept colliding until patience ran out, or a purge is unfinished."""
 
 
 class StoreError(AtlasError, OSError):
     """A folder or object store refused or failed."""
+
+
+class MissingFileError(StoreError, FileNotFoundError):
+    """A file, object or folder is not there."""
 
 
 class CorruptError(AtlasError, ValueError):
@@ -99,3 +112,7 @@ class LimitError(AtlasError, MemoryError):
 
 class MissingExtraError(AtlasError, ImportError):
     """An optional library is needed; the message names the extra to install."""
+
+
+class UnknownValueWarning(UserWarning):
+    """A filter asks for a value that no cell has, probably a misspelt one; the message has the near matches."""

@@ -12,7 +12,10 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.atlases import write_dataset
 
-WRITES = ("append", "merge", "delete", "overwrite_if", "tag", "untag", "restore", "update_metadata", "compact", "index")
+WRITES = (
+    "append", "merge", "delete", "overwrite_if", "tag", "untag", "restore", "update_metadata", "update_metadata_if", "compact",
+    "index",
+)  # fmt: skip
 
 
 class DiedError(BaseException):

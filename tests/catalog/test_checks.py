@@ -306,3 +306,39 @@ def test_whatever_is_added_validates(
     counts = np.random.default_rng(seed).poisson(0.3, (n_cells, n_genes)).astype("u1")
     write_dataset(catalog, "any", [f"g{i}" for i in range(n_genes)], counts)
     assert rules(catalog, "deep") == set()
+
+
+def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that are damaged on their way once stop no snapshot, and nobody is told to drop anything."""
+    catalog = two[0]
+    upkeep.optimize(catalog)
+    reads: list[int] = []
+    original = checks.read_layouts
+
+    def damaged_once(*args: Any, **kwargs: Any) -> Any:
+        reads.append(1)
+        return {} if len(reads) == 1 else original(*args, **kwargs)
+
+    monkeypatch.setattr(checks, "read_layouts", damaged_once)
+    (found,) = checks.validate(catalog)
+    assert (found.rule, checks.is_note(found)) == ("seen-once", True)
+    assert "do not drop" in found.mend
+    reads.clear()
+    assert snapshots.snapshot(catalog).version == 1
+
+
+def test_a_dataset_that_is_dropped_and_freed_meanwhile_is_no_damage(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation beside a drop and a collection reports neither damage nor a failed read."""
+    catalog, first, _ = two
+    upkeep.optimize(catalog)
+    original, dropped = checks.check_bytes, []
+
+    def check_bytes(*args: Any) -> Any:
+        if not dropped:
+            dropped.append(upkeep.drop_dataset(catalog.tip(), first))
+            upkeep.gc(catalog.tip(), dry_run=False)
+        return original(*args)
+
+    monkeypatch.setattr(checks, "check_bytes", check_bytes)
+    assert [problem for problem in checks.validate(catalog, "deep") if problem.rule != "unassigned-index"] == []
+    assert dropped

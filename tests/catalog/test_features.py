@@ -11,14 +11,13 @@ from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog, create_catalog
 from raggedatlas.catalog.cells import (
     CellColumn,
     column_conflict,
-    find_column,
     fit_values,
     join_facts,
-    metadata_columns,
     widen,
 )
 from raggedatlas.catalog.layouts import ensure_layouts, read_layouts
 from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
+from raggedatlas.model.columns import find_column, metadata_columns
 from raggedatlas.model.frames import ColumnFacts, facts_of
 from raggedatlas.model.ids import feature_uids, layout_uid
 from raggedatlas.store.location import Location
@@ -29,12 +28,12 @@ VALUES = st.lists(st.sampled_from("abcdefg"), unique=True).map(tuple)
 
 
 def uid_of(name: str) -> str:
-    [uid] = feature_uids("human", SPACE, [name])
+    [uid] = feature_uids(SPACE, [name], "human")
     return uid
 
 
 def test_names_resolve_in_the_asked_order(two: Two) -> None:
-    """Uid, id, symbol and alias all find a feature; unknown and repeated names are refused by name."""
+    """Uid, symbol and alias all find a feature; unknown and repeated names are refused by name."""
     catalog = two[0]
     registering.register_features(
         catalog, SPACE, pa.table({"uid": [uid_of("A")], "symbol": ["Alpha"], "aliases": [["alef"]]})
@@ -43,7 +42,7 @@ def test_names_resolve_in_the_asked_order(two: Two) -> None:
     assert list(registry.require(["D", "alef", uid_of("C")])) == [uid_of(name) for name in "DAC"]
     found = registry.resolve([uid_of("B"), "C", "Alpha", "A", "alef", "nope"])
     assert found.uids == tuple(uid_of(name) for name in "BCAAA")
-    assert found.matched_by == ("uid", "id", "symbol", "id", "alias")
+    assert found.matched_by == ("uid", "symbol", "symbol", "symbol", "alias")
     assert found.unknown == ("nope",)
     with pytest.raises(FeatureError, match="nope"):
         registry.require(["A", "nope"])
@@ -69,21 +68,6 @@ def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
     assert catalog.tables.version(f"{SPACE}_registry") == version
     with pytest.raises(SchemaError, match="colour"):
         registering.register_features(catalog, SPACE, pa.table({"uid": ["x"], "colour": ["red"]}))
-
-
-def test_merged_features_answer_as_one(two: Two) -> None:
-    """After a merge the old name leads to the new feature, chains end, circles are refused, indices stay."""
-    catalog = two[0]
-    upkeep.reindex(catalog)
-    index = features.read_registry(catalog, SPACE).global_index.tolist()
-    registering.merge_features(catalog, SPACE, {"A": "B"})
-    registering.merge_features(catalog, SPACE, {"B": "D"})
-    registry = features.read_registry(catalog, SPACE)
-    assert registry.resolve(["A", "B", "D"]).uids == (uid_of("D"),) * 3
-    assert registry.global_index.tolist() == index
-    with pytest.raises(FeatureError, match="themselves"):
-        registering.merge_features(catalog, SPACE, {"C": "C"})
-    assert len(features.find_datasets_with_features(catalog, SPACE, ["D"])) == 2
 
 
 def test_datasets_are_found_by_what_they_measured(two: Two) -> None:

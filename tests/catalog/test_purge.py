@@ -1,17 +1,29 @@
 """Purge: nothing of a dataset is left, in any snapshot or byte, and everything else is as it was."""
 
 import contextlib
+import itertools
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import checks, purge, snapshots, upkeep
-from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.catalog import CELLS, PURGE_KEY, VERSIONS, Catalog, open_catalog
 from raggedatlas.catalog.datasets import purged, read_records
-from raggedatlas.errors import ConflictError, CorruptError, NotFoundError
+from raggedatlas.errors import ConflictError, NotFoundError
+from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.store.location import Location
+from raggedatlas.testing.annotated import small_anndata
 from raggedatlas.testing.atlases import write_dataset
+from raggedatlas.testing.geometry import cloud
+from raggedatlas.testing.processes import started
 
 Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
 Two = tuple[Catalog, str, str]
@@ -73,36 +85,191 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, still_there: bool) -> Non
         purge.purge(catalog, first)
 
 
-def test_a_dead_purge_is_finished_by_repair(two: Two, dying: Dying) -> None:
-    """Wherever a purge dies, snapshots are refused until repair has finished it, and then nothing is left."""
-    catalog, first, second = two
-    snapshots.snapshot(catalog)
-    n, finished, victim = 0, False, first
-    while not finished:
-        gone = cells_of(catalog, victim)
-        tip = catalog.tables.read(CELLS, where=f"dataset_uid <> '{victim}'")
+def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> None:
+    """Wherever a purge dies, the tip reads as before or without the dataset, and `repair` or the same call finishes it."""
+    first = two[1]
+    snapshots.snapshot(two[0])
+    write_dataset(two[0], "c", ["B", "C"], np.ones((3, 2), "u1"))
+    gone, before = cells_of(two[0], first), [record.uid for record in read_records(two[0])]
+    with_it = two[0].tables.read(CELLS)
+    tip = two[0].tables.read(CELLS, where=f"dataset_uid <> '{first}'")
+    finish = itertools.cycle([upkeep.repair, lambda catalog: purge.purge(catalog, "a")])
+    finished, stages = False, []
+    for n in itertools.count(1, 3):
+        catalog = open_catalog(Location(shutil.copytree(two[0].location.uri, tmp_path / str(n))))
         with dying(n) as done:
-            purge.purge(catalog, victim)
+            purge.purge(catalog, first)
             finished = True
-        begun = purge.unfinished_purge(catalog) is not None
-        if begun:
+        mark, now = catalog.unfinished_purge(), catalog.current()
+        stages.append("" if mark is None else mark.stage)
+        whole = not finished and (mark is None or mark.stage != "deleting")
+        assert [record.uid for record in read_records(now)] == (before if whole else before[1:]), done
+        assert now.tables.read(CELLS).equals(with_it if whole else tip), done
+        if mark is not None:
             assert "unfinished-purge" in {p.rule for p in checks.validate(catalog)}
-            with pytest.raises(CorruptError, match="unfinished-purge"):
-                snapshots.snapshot(catalog)
-            with pytest.raises(ConflictError, match="repair"):
-                purge.purge(catalog, second)
-        upkeep.repair(catalog)
-        if begun or finished:
+            with pytest.raises(ConflictError, match=first):
+                purge.purge(catalog, "b")
+            next(finish)(catalog)
+            assert catalog.unfinished_purge() is None
             after = bytes_of(catalog)
             assert not [uid for uid in gone if uid.encode() in after], done
             assert catalog.tables.read(CELLS).equals(tip), done
-            assert not [p for p in checks.validate(catalog, "deep") if not checks.is_note(p)], done
-            victim = write_dataset(catalog, f"v{n}", ["A", "B"], np.ones((6, 2), "u1"))
-            snapshots.snapshot(catalog)
-        n += 2
-    assert n > 10
+            assert [record.uid for record in read_records(catalog)] == before[1:]
+            assert not [p for p in checks.validate(catalog, "rows") if not checks.is_note(p)], done
+        if finished:
+            break
+    assert set(stages) == {"", "begun", "rewriting", "deleting"}
     for record in snapshots.list_versions(catalog):
         assert not checks.validate(catalog.at(record), "deep")
+
+
+WRITING: dict[str, Callable[[RaggedAtlas], object]] = {
+    "add": lambda atlas: atlas.add(small_anndata(5, 4), "new", organism="human", progress=False),
+    "add_csc": lambda atlas: atlas.add_csc("b"),
+    "register_features": lambda atlas: atlas.register_features(pa.table({"uid": ["0" * 16], "feature_id": ["x"]})),
+    "register_space": lambda atlas: atlas.register_space(FeatureSpace(name="mine", kind="dense", has_features=False)),
+    "reindex_registry": lambda atlas: atlas.reindex_registry(),
+    "optimize": lambda atlas: atlas.optimize(),
+    "snapshot": lambda atlas: atlas.snapshot(),
+    "restore": lambda atlas: atlas.restore("one"),
+    "drop_dataset": lambda atlas: atlas.drop_dataset("b"),
+    "drop_result": lambda atlas: atlas.drop_result("z"),
+    "drop_geometry": lambda atlas: atlas.drop_geometry("shapes"),
+    "gc": lambda atlas: atlas.gc(dry_run=False),
+    "gc that only looks": lambda atlas: atlas.gc(),
+    "delete_version": lambda atlas: snapshots.delete_version(atlas._catalog, 1),
+    "another purge": lambda atlas: atlas.purge("b"),
+}
+"""Every call that writes, but those that finish a purge. Results and geometry come by `add` too, and are refused below."""
+
+
+def half_purged(catalog: Catalog, uid: str, dying: Dying) -> RaggedAtlas:
+    """Let a purge die while it rewrites old snapshots; the handle was opened before."""
+    atlas = RaggedAtlas(catalog)
+    with dying(7):
+        purge.purge(catalog, uid)
+    assert catalog.current() is not catalog
+    return atlas
+
+
+def test_nothing_is_written_while_a_purge_is_unfinished(two: Two, dying: Dying, tmp_path: Path) -> None:
+    """Every writing call on an open handle is refused by the name of the purge, and the tip reads as it was."""
+    catalog, first, _ = two
+    third = make_history(catalog, first)
+    shown = RaggedAtlas(catalog).list_datasets()
+    atlas = half_purged(catalog, third, dying)
+    np.save(tmp_path / "batch_index.npy", np.zeros(1))
+    further: dict[str, Callable[[RaggedAtlas], object]] = {
+        "a result": lambda atlas: atlas.add(tmp_path, "z", progress=False),
+        "geometry": lambda atlas: atlas.add(cloud(), progress=False),
+        "transcripts": lambda atlas: atlas.add(cloud(), counts=True, progress=False),
+    }
+    for call, write in {**WRITING, **further}.items():
+        with pytest.raises(ConflictError, match=rf"purge of dataset 'c' \({third}\)"):
+            write(atlas)
+        assert atlas.list_datasets().equals(shown), call
+    assert atlas.dataset("d").n_cells == 5
+    assert {p.rule for p in atlas.validate("rows") if not checks.is_note(p)} == {"unfinished-purge"}
+    atlas.purge("c")
+    assert list(atlas.list_datasets()["name"]) == ["b", "d"]
+    atlas.add(small_anndata(5, 4), "new", organism="human", progress=False)
+    assert atlas.repair().n_cells == 0
+    assert list(atlas.list_datasets()["name"]) == ["b", "d", "new"]
+
+
+@pytest.mark.parametrize("step", ["plan", "arrays", "cells"])
+def test_an_add_under_way_and_a_purge_see_each_other(two: Two, step: str) -> None:
+    """A purge called during an add is refused; where it came before the add had its lease, the add is. None loses anything."""
+    catalog, first, _ = two
+    atlas, refused = RaggedAtlas(catalog), []
+
+    def purging(told: str, _done: int, _total: int) -> None:
+        if told == step and not refused:
+            with pytest.raises(ConflictError, match="under way") if step != "plan" else contextlib.nullcontext():
+                purge.purge(catalog, first)
+            refused.append(step)
+
+    atlas.add(small_anndata(5, 4), "new", organism="human", progress=purging)
+    assert refused
+    assert catalog.unfinished_purge() is None
+    assert list(atlas.list_datasets()["name"]) == (["b", "new"] if step == "plan" else ["a", "b", "new"])
+    assert not [p for p in atlas.validate("deep") if not checks.is_note(p)]
+
+
+def test_a_purge_under_way_refuses_the_add_that_was_planned_before(two: Two, dying: Dying) -> None:
+    """An add that began before a purge, and takes its lease after it, is refused and leaves no arrays."""
+    catalog, first, _ = two
+    snapshots.snapshot(catalog, "one")
+    atlas, begun = RaggedAtlas(catalog), []
+
+    def purging(told: str, _done: int, _total: int) -> None:
+        if told == "plan" and not begun:
+            begun.append(half_purged(catalog, first, dying))
+
+    with pytest.raises(ConflictError, match="unfinished-purge"):
+        atlas.add(small_anndata(5, 4), "new", organism="human", progress=purging)
+    purge.purge(catalog, "a")
+    assert list(atlas.list_datasets()["name"]) == ["b"]
+    assert {n for n in catalog.arrays.list_children() if n != "zarr.json"} == set(atlas.list_datasets().index)
+
+
+def test_two_processes_do_not_run_one_purge(two: Two, dying: Dying) -> None:
+    """While the process that purges is alive, neither `repair` nor the same call of another one joins in."""
+    catalog, first, _ = two
+    snapshots.snapshot(catalog)
+    half_purged(catalog, first, dying)
+    mark = catalog.unfinished_purge()
+    assert mark is not None
+    with started([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        start = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        owner = {**mark.owner, "pid": other.pid, "process_start": start}
+        text = mark.model_copy(update={"owner": owner}).model_dump_json()
+        catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: text})
+        for call in (lambda: upkeep.repair(catalog), lambda: purge.purge(catalog, "a")):
+            with pytest.raises(ConflictError, match=f"process {other.pid}"):
+                call()
+    purge.purge(catalog, "a")
+    assert [record.name for record in read_records(catalog)] == ["b"]
+
+
+def test_a_mark_without_name_and_stage_is_read(two: Two, dying: Dying) -> None:
+    """A purge that died under the first form of the mark is finished by name too."""
+    catalog, first, _ = two
+    snapshots.snapshot(catalog)
+    half_purged(catalog, first, dying)
+    mark = catalog.unfinished_purge()
+    assert mark is not None
+    catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: json.dumps({"uid": first, **mark.tables})})
+    assert [record.name for record in read_records(catalog.current())] == ["a", "b"]
+    assert purge.purge(catalog, "a").n_cells == 30
+    assert [record.name for record in read_records(catalog)] == ["b"]
+
+
+def test_no_file_keeps_a_dataset_that_was_dropped_before(two: Two) -> None:
+    """Its rows are gone too where dropping only marked them as deleted, at the tip and in a snapshot that was taken since."""
+    catalog = two[0]
+    write_dataset(catalog, "large", ["A"], np.ones((400, 1), "u1"))
+    catalog.tables.compact(CELLS)
+    gone = cells_of(catalog, two[2])
+    snapshots.snapshot(catalog)
+    upkeep.drop_dataset(catalog, "b")
+    snapshots.snapshot(catalog)
+    assert any(uid.encode() in bytes_of(catalog) for uid in gone)
+    purge.purge(catalog, "b")
+    after = bytes_of(catalog)
+    assert not [uid for uid in gone if uid.encode() in after]
+
+
+def test_no_tag_keeps_a_purged_dataset(two: Two) -> None:
+    """Versions that a snapshot which was never recorded, or an earlier purge, had tagged are gone too."""
+    catalog, first, _ = two
+    gone = cells_of(catalog, first)
+    for tag in ("pending-1-ab", "purging-0123456789abcdef", "atlas-v99"):
+        catalog.tables.tag(CELLS, tag, catalog.tables.version(CELLS))
+    purge.purge(catalog, first)
+    after = bytes_of(catalog)
+    assert not [uid for uid in gone if uid.encode() in after]
+    assert not catalog.tables.tags(CELLS)
 
 
 def test_purge_waits_for_adds_and_finds_by_name(two: Two) -> None:

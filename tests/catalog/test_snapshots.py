@@ -1,15 +1,17 @@
 """Snapshots: durable, numbered without gaps in meaning, consistent, restorable."""
 
 import contextlib
+import json
 from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from raggedatlas.catalog import checks, snapshots, upkeep, versions
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
-from raggedatlas.catalog.datasets import commit_records, read_records
+from raggedatlas.catalog.datasets import read_records
 from raggedatlas.errors import (
     ConflictError,
     CorruptError,
@@ -20,6 +22,7 @@ from raggedatlas.errors import (
     SchemaError,
 )
 from raggedatlas.model.pointers import SparseZarrPointer
+from raggedatlas.model.records import PurgeMark
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
@@ -78,6 +81,23 @@ def test_numbers_rise_by_one_even_when_nothing_changed(two: Two) -> None:
         for table, version in record.table_versions.items():
             assert catalog.tables.tags(table)[record.tag] == version
     assert not [tag for table in records[0].table_versions for tag in catalog.tables.tags(table) if "pending" in tag]
+
+
+@pytest.mark.parametrize("version", [-1, 2**63, 2**70, 1.5, None])
+def test_a_table_version_that_lance_cannot_have_is_refused(two: Two, version: object) -> None:
+    """A snapshot, or an unfinished purge, that names such a version is `CorruptError`; Lance takes 64 bits (OverflowError)."""
+    catalog = two[0]
+    snapshots.snapshot(catalog)
+    rows = catalog.tables.read(VERSIONS)
+    text = json.dumps({CELLS: version})
+    other = rows.set_column(rows.column_names.index("table_versions"), "table_versions", pa.array([text]))
+    assert catalog.tables.overwrite_if(VERSIONS, other, catalog.tables.version(VERSIONS))
+    with pytest.raises(
+        CorruptError, match=r"Table 'atlas_versions', row '1': the field 'table_versions\.cells' is damaged"
+    ):
+        snapshots.list_versions(catalog)
+    with pytest.raises(CorruptError, match="Table 'atlas_versions'"):
+        PurgeMark.from_json(json.dumps({"uid": "a", "stage": "rewriting", "tables": {CELLS: version}}))
 
 
 def test_labels_are_words_and_unique(two: Two) -> None:
@@ -266,7 +286,7 @@ def test_diff_counts_what_changed(two: Two) -> None:
     changed = rows.set_column(at, rows.schema.field(at), pa.array(["z", "y", "z", None]))
     catalog.tables.merge(CELLS, ["uid"], changed, update=True)
     third = write_dataset(catalog, "c", ["B", "E"], MATRIX, {"extra": [1, 2, 3]})
-    [uid] = feature_uids("human", "gene_expression", ["D"])
+    [uid] = feature_uids("gene_expression", ["D"], "human")
     register_features(catalog, "gene_expression", pa.table({"uid": [uid], "symbol": ["D2"]}))
     snapshots.snapshot(catalog)
     found = snapshots.diff(catalog, 1, 2)
@@ -312,7 +332,7 @@ def test_the_newest_snapshot_opens_by_address(two: Two) -> None:
 def test_two_records_of_one_group_are_found(two: Two) -> None:
     """A record that was appended twice stops the next snapshot."""
     catalog = two[0]
-    commit_records(catalog, read_records(catalog)[:1])
+    catalog.tables.append(DATASETS, catalog.tables.read(DATASETS).slice(0, 1))
     with pytest.raises(CorruptError, match="duplicate-record"):
         snapshots.snapshot(catalog)
 

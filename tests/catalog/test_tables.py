@@ -91,7 +91,7 @@ def test_tagged_versions_outlive_clean_up(tables: Tables) -> None:
         Tables(tables.location, {"t": versions[0]}).read("t")
     tables.untag("t", "keep")
     assert tables.tags("t") == {}
-    with pytest.raises(StoreError):
+    with pytest.raises(NotFoundError):
         tables.tag("t", "x", 999)
 
 

@@ -113,6 +113,24 @@ def test_the_whole_walk_takes_under_ten_commands(data_dir: Path, tmp_path: Path)
     assert (written.obs["n_genes"] > 1000).all()
 
 
+def test_conditions_name_datasets_and_columns_as_they_are_shown(made: Path) -> None:
+    """A dataset is chosen by its name, in every verb that takes SQL."""
+    assert read("query", made, "dataset = 'one' AND cell_type IN ('B', 'T')", "--count") == {"n_cells": 8}
+    assert read("query", made, "--where", "dataset LIKE 't%'", "--count") == {"n_cells": 12}
+
+
+def test_a_misspelt_value_warns_and_is_refused_when_strict(made: Path, tmp_path: Path) -> None:
+    """A value that no cell has is answered with the near ones on stderr; --strict makes it exit code 1 and writes nothing."""
+    asked = ("query", made, "cell_type = 'nk'", "--count")
+    loose = ask(*asked)
+    assert (loose.exit_code, loose.stdout) == (0, "0\n")
+    assert loose.stderr == "raggedatlas: warning: No cell has cell_type 'nk'. Did you mean 'NK'?\n"
+    assert "Did you mean 'NK'?" in refused(*asked, "--strict")
+    assert "Did you mean 'one'?" in refused("export", made, tmp_path / "x.h5ad", "-w", "dataset = 'onee'", "--strict")
+    assert not (tmp_path / "x.h5ad").exists()
+    assert ask("query", made, "cell_type = 'NK'", "--count", "--strict").exit_code == 0
+
+
 def test_create(tmp_path: Path) -> None:
     """An atlas is made once."""
     assert read("create", tmp_path / "a")["uri"].endswith("a")
@@ -143,7 +161,7 @@ def test_add_refuses(tmp_path: Path, files: tuple[str, str]) -> None:
     done("create", atlas)
     assert "none.h5ad" in refused("add", atlas, tmp_path / "none.h5ad")
     done("add", atlas, files[0], "--organism", "human")
-    assert "on_duplicate" in refused("add", atlas, files[0], "--organism", "human")
+    assert "--on-duplicate skip" in refused("add", atlas, files[0], "--organism", "human")
     assert "--layer" in refused("add", atlas, files[1], "--layer", "X=counts", "--layer", "raw/X", code=2)
     assert "--feature-id" in refused("add", atlas, files[1], "--feature-id", "a", "--feature-id", "b", code=2)
     assert "--cast" in refused("add", atlas, files[1], "--cast", "donor", code=2)
@@ -384,7 +402,7 @@ def test_help_of_every_verb_has_an_example() -> None:
 def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command as people do."""
     return subprocess.run(
-        [sys.executable, "-m", "raggedatlas.cli", *map(str, words)],
+        [sys.executable, "-m", "raggedatlas", *map(str, words)],
         capture_output=True, text=True, check=False, env={**os.environ, **environment},
     )  # fmt: skip
 
@@ -407,7 +425,7 @@ def test_a_reader_that_leaves_is_no_error(made: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     child = subprocess.run(
-        [sys.executable, "-m", "raggedatlas.cli", "ls", str(made)], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "raggedatlas", "ls", str(made)], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
     )  # fmt: skip
     os.close(writer)
     assert (child.returncode, child.stderr) == (0, "")
@@ -463,3 +481,36 @@ def test_words_are_read() -> None:
     """The first equals sign divides a pair; a text of digits is a number of a snapshot."""
     assert pairs(["a=b=c", "d="], "--x") == {"a": "b=c", "d": ""}
     assert (version_of("12"), version_of("v12")) == (12, "v12")
+
+
+def test_a_name_that_no_feature_has_is_unknown(made: Path) -> None:
+    """Features of which none is known are refused in one line, also where nothing is found at all."""
+    assert "unknown in gene_expression: CD79AA" in refused("features", made, "CD79AA")
+
+
+def test_export_lists_every_ending_that_it_writes(made: Path, tmp_path: Path) -> None:
+    """Another ending is refused with all that can be written, tables of cells included, and nothing is written."""
+    line = refused("export", made, tmp_path / "x.rds")
+    assert all(ending in line for ending in (".h5ad", ".zarr", ".h5mu", ".cxg", ".parquet", ".csv"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", [("add", "--on-duplicate", "skpi"), ("validate", "--level", "Deep")])
+def test_a_wrong_word_is_a_wrong_use(made: Path, files: tuple[str, str], verb: tuple[str, ...]) -> None:
+    """A word that an option does not know is refused with those it knows."""
+    sources = files[:1] if verb[0] == "add" else ()
+    assert verb[1] in refused(verb[0], made, *sources, *verb[1:], code=2)
+
+
+def test_lancedb_reads_the_tables_without_a_warning(made: Path) -> None:
+    """Through `atlas.db` a filter finds the rows that are there, and nothing is printed about indexes."""
+    script = (
+        f"import raggedatlas as ra\natlas = ra.RaggedAtlas.open({str(made)!r})\n"
+        "uid = atlas.checkout('latest').query().to_pandas().index[0]\n"
+        "table = atlas.db.open_table('cells')\n"
+        "assert table.count_rows(f\"uid = '{uid}'\") == 1\ntable.list_indices()\n"
+    )
+    # The lowest pydantic warns of names in models of lancedb's dependencies.
+    words = [sys.executable, "-W", "ignore::UserWarning", "-c", script]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

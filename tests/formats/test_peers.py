@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
+from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink
 
@@ -85,3 +86,18 @@ def test_other_releases_open_what_we_write(tmp_path: Path, version: str) -> None
         assert set(found.files) == set(wanted)
         for name, value in wanted.items():
             np.testing.assert_array_equal(found[name], value, err_msg=f"{path} {name}")
+
+
+def test_rankings_are_still_rankings_to_scanpy(tmp_path: Path) -> None:
+    """`rank_genes_groups_df` of scanpy gives the same table after h5ad, Zarr 2, Zarr 3 and an atlas, there and back."""
+    scanpy = pytest.importorskip("scanpy")
+    given_at = ROOT / "tests/data/pbmc68k_reduced.h5ad"
+    wanted = scanpy.get.rank_genes_groups_df(ad.read_h5ad(given_at), group=None)
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(given_at, "d", progress=False)
+    back = [atlas.dataset("d").to_anndata()]
+    for number in (2, 3):
+        path = copy(given_at, open_sink(tmp_path / f"{number}.zarr", zarr_format=number))
+        back += [ad.read_zarr(path), ad.read_h5ad(copy(path, tmp_path / f"{number}.h5ad"))]
+    for found in back:
+        pd.testing.assert_frame_equal(wanted, scanpy.get.rank_genes_groups_df(found, group=None))

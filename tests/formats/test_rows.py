@@ -217,8 +217,8 @@ def broken(name: str) -> SparseArrays:
         indptr = np.array([0, 5])
     elif name == "integers belong":
         indices = indices.astype(float)
-    elif name == "type complex128":
-        data = data.astype(complex)
+    elif name == "type datetime64":
+        data = data.astype("M8[s]")
     return SparseArrays(indptr, indices, data, (3, 4))
 
 
@@ -231,7 +231,7 @@ def broken(name: str) -> SparseArrays:
         ("outside its 4 columns", "cell-1"),
         ("pointers", ""),
         ("integers belong", ""),
-        ("type complex128", ""),
+        ("type datetime64", ""),
     ],
 )
 def test_broken_sparse_matrices_are_refused_by_name(name: str, cell: str) -> None:

@@ -153,6 +153,18 @@ def test_what_is_left_out_is_listed(everything: ad.AnnData, tmp_path: Path) -> N
     stored.close()
 
 
+@pytest.mark.parametrize("shape", ["round", [1.5, 2, 3], np.array("x", h5py.string_dtype())])
+def test_an_attribute_shape_is_of_sparse_matrices_only(everything: ad.AnnData, tmp_path: Path, shape: Any) -> None:
+    """Of a group that is no sparse matrix the attribute `shape` is its writer's own: the encoding decides, as in anndata."""
+    everything.write_h5ad(tmp_path / "x.h5ad")
+    with h5py.File(tmp_path / "x.h5ad", "r+") as file:
+        file["uns/nested"].attrs["shape"] = shape
+    source = h5ad_source(tmp_path / "x.h5ad")
+    assert source.describe().left_out["uns/nested"] == "dict"
+    assert source.element("uns/nested") == ad.read_h5ad(tmp_path / "x.h5ad").uns["nested"]
+    source.close()
+
+
 def test_absent_or_null_x_is_no_matrix(everything: ad.AnnData, tmp_path: Path) -> None:
     """A file or object without X is read without it."""
     bare = ad.AnnData(obs=everything.obs, obsm={"e": np.ones((20, 2))})

@@ -17,7 +17,7 @@ from anndata.io import write_elem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.errors import ArgumentError, NotFoundError, SourceError
 from raggedatlas.formats.anndata import RULES, Problem, checks_sparse, refuse_broken, tree, validate
 from raggedatlas.formats.anndata.checking import Checking
 from raggedatlas.formats.anndata.checks_sparse import check_sparse
@@ -206,7 +206,7 @@ def test_a_cut_file_is_refused_and_a_damaged_chunk_is_told(tmp_path: Path) -> No
         validate(good)
     with pytest.raises(NotFoundError):
         validate(tmp_path / "absent.h5ad")
-    with pytest.raises(SourceError, match="no level"):
+    with pytest.raises(ArgumentError, match="takes level"):
         validate(tmp_path / "x.h5ad", "deep")  # type: ignore[arg-type]
 
 

@@ -58,7 +58,9 @@ def test_columns_of_a_table_share_their_chunks(
     path = copy(small(10), open_sink(tmp_path / name, **options))
     root: Any = h5py.File(path) if name == "x.h5ad" else zarr.open_group(path, mode="r")
     paths = ["_index", "byte", "score", "text", "kind/codes", "holes/values", "holes/mask"]
-    assert {root[f"obs/{at}"].chunks for at in paths} == {(4,)}
+    nodes = [root[f"obs/{at}"] for at in paths]
+    nodes = [node["values"] if isinstance(node, zarr.Group) else node for node in nodes]  # nullable text of pandas 3
+    assert {node.chunks for node in nodes} == {(4,)}
     assert root["var/_index"].chunks == (3,)
     assert root["obs/kind/categories"].chunks == (2,)
     if name == "x.h5ad":
@@ -95,7 +97,7 @@ def _two_of_a_name(adata: ad.AnnData) -> None:
 
 
 def _two_texts_of_a_name(adata: ad.AnnData) -> None:
-    adata.uns["table"] = pd.DataFrame([[1, 2]], columns=[1, "1"], index=["r"])
+    adata.uns["table"] = pd.DataFrame([[1, 2]], columns=["1", "1"], index=["r"])
 
 
 def _key_of_uns(adata: ad.AnnData) -> None:
@@ -185,20 +187,17 @@ def test_members_have_the_rows_of_their_table(tmp_path: Path, group: str) -> Non
 
 
 def test_rankings_with_slashes_in_names_of_groups(tmp_path: Path) -> None:
-    """Scanpy's rankings are records with a field per group: a group "T/NK" goes into h5ad and Zarr 2; Zarr 3 refuses and says so."""
+    """Scanpy's rankings are records with a field per group: a group "T/NK" goes into every format."""
     adata = small()
     fields: Any = [("T/NK", "O"), ("B", "O")]
     names = np.array([("CD3E", "MS4A1"), ("NKG7", "CD79A")], dtype=fields)
     scores = np.array([(1.5, 2.5), (0.5, 1.0)], dtype=[("T/NK", "f4"), ("B", "f4")])
     adata.uns["rank_genes_groups"] = {"names": names, "scores": scores, "params": {"method": "t-test"}}
-    for name, options in TARGETS[:2]:
-        found = read_back(copy(adata, open_sink(tmp_path / name, **options))).uns["rank_genes_groups"]
+    for name, options in TARGETS:
+        found = read_back(copy(adata, open_sink(tmp_path / name, overwrite=True, **options))).uns["rank_genes_groups"]
         assert found["names"].dtype.names == ("T/NK", "B")
         assert found["names"]["T/NK"].tolist() == ["CD3E", "NKG7"]
         np.testing.assert_array_equal(found["scores"]["B"], scores["B"])
-        with pytest.raises(SchemaError, match=r"uns/rank_genes_groups/names .*'T/NK'.* zarr_format=2"):
-            copy(tmp_path / name, tmp_path / "y.zarr")
-    assert {at.name for at in tmp_path.iterdir()} == {"x.h5ad", "x.zarr"}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.errors import NotFoundError, SchemaError
+from raggedatlas.errors import ArgumentError, NotFoundError, SchemaError
 from raggedatlas.model.pointers import SparseZarrPointer
 from raggedatlas.model.schemas import HoxBaseSchema
 
@@ -78,7 +78,7 @@ def test_a_later_column_is_null_for_earlier_cells(atlas) -> None:  # noqa: ANN00
 def test_a_type_conflict_is_refused_with_its_mend(atlas, unchanged, first, second) -> None:  # noqa: ANN001
     """A column of another type is refused; the message says how to rename and how to cast, and renaming works."""
     atlas.add(with_obs(c=first), "d", progress=False)
-    with unchanged(atlas), pytest.raises(SchemaError, match=r"Rename it with obs=\{'c': 'c_2'\} or cast it with cast="):
+    with unchanged(atlas), pytest.raises(SchemaError, match=r"Rename it with obs=\{'c': 'c_2'\}, cast it with cast="):
         atlas.add(with_obs(1, c=second), "e", progress=False)
     report = atlas.add(with_obs(1, c=second), "e", obs={"c": "c_2"}, progress=False)
     assert report.columns[0].stored_as == "c_2"
@@ -114,7 +114,7 @@ def test_a_cast_is_done_and_reported(atlas, cast, given, expected) -> None:  # n
     [
         ({"obs": ["nope"]}, NotFoundError, r"no obs columns \['nope'\]"),
         ({"obs": {"nope": "x"}}, NotFoundError, r"no obs columns \['nope'\]"),
-        ({"obs": "some"}, SchemaError, "not understood"),
+        ({"obs": "some"}, ArgumentError, "takes obs as"),
         ({"cast": {"nope": "str"}}, NotFoundError, "nope"),
         ({"cast": {"c": "complex"}}, SchemaError, "not understood"),
         ({"cast": {"c": "int"}}, SchemaError, "without changing a value"),
@@ -164,3 +164,60 @@ def test_columns_that_mix_types_are_refused(atlas, unchanged) -> None:  # noqa: 
     """A column of text and numbers is refused with the cast that mends it."""
     with unchanged(atlas), pytest.raises(SchemaError, match="mixes"):
         atlas.add(with_obs(c=pd.Series(["a", 1], dtype=object, index=["c0", "c1"])), "d", progress=False)
+
+
+INTEGERS, TEXTS, REALS = [1, 2], ["old", None], [0.5, 2.0]
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("order", [(INTEGERS, TEXTS, REALS), (TEXTS, INTEGERS, REALS), (REALS, TEXTS, INTEGERS)])
+def test_clashing_columns_become_text(atlas, order, together) -> None:  # noqa: ANN001
+    """With on_clash="text" a column of numbers here and text there is text for all cells, whichever comes first."""
+    files = [with_obs(i, age=values, n=[1, 2]) for i, values in enumerate(order)]
+    if together:
+        reports = atlas.add(files, on_clash="text", progress=False)
+    else:
+        reports = [atlas.add(file, f"d{i}", on_clash="text", progress=False) for i, file in enumerate(files)]
+    notes = [next(c.note for c in report.columns if c.name == "age") for report in reports]
+    assert any("text as on_clash='text' asks" in note for note in notes)
+    text = {str(INTEGERS): ["1", "2"], str(TEXTS): TEXTS, str(REALS): ["0.5", "2"]}
+    frame = cells(atlas)
+    frame = frame.astype({"age": object}).where(frame.notna(), None)
+    for report, values in zip(reports, order, strict=True):
+        assert frame["age"][frame["dataset_uid"] == report.dataset_uid].tolist() == text[str(values)]
+        own = atlas.dataset(report.dataset_uid).obs["age"]
+        assert own.astype(object).where(own.notna(), None).tolist() == values
+    assert sorted(frame.columns) == sorted(["uid", "dataset_uid", "cell_name", "age", "n", "gene_expression"])
+    assert [p for p in atlas.validate("deep") if p.rule != "unassigned-index"] == []
+
+
+def test_clashing_columns_are_kept_apart(atlas) -> None:  # noqa: ANN001
+    """With on_clash="rename" each type of a column has a cell column of its own, the same one for every later file."""
+    orders = [INTEGERS, TEXTS, TEXTS, REALS, [True, False], TEXTS]
+    reports = [
+        atlas.add(with_obs(i, age=values), f"d{i}", on_clash="rename", progress=False)
+        for i, values in enumerate(orders)
+    ]
+    stored = [report.columns[0].stored_as for report in reports]
+    assert stored == ["age", "age_text", "age_text", "age_float", "age_bool", "age_text"]
+    assert "kept apart as on_clash='rename' asks" in reports[1].columns[0].note
+    assert cells(atlas)["age_text"].notna().sum() == 3
+
+
+def test_a_clash_is_refused_by_default_and_where_text_cannot_help(atlas, unchanged) -> None:  # noqa: ANN001
+    """The refusal names the policies; a column that the schema of the atlas declares keeps its type; other words are refused."""
+    atlas.add(with_obs(0, age=INTEGERS), "d", progress=False)
+    with unchanged(atlas), pytest.raises(SchemaError, match="on_clash='text' or 'rename'"):
+        atlas.add(with_obs(1, age=TEXTS), "e", progress=False)
+    with unchanged(atlas), pytest.raises(ArgumentError, match="takes on_clash as"):
+        atlas.add(with_obs(1, age=TEXTS), "e", on_clash="nonsense", progress=False)
+
+
+def test_a_declared_column_does_not_become_text(tmp_path) -> None:  # noqa: ANN001
+    """A column of the atlas's own schema keeps its type under on_clash="text"; "rename" puts the file's values next to it."""
+    atlas = RaggedAtlas.create(str(tmp_path / "a"), Wanted)
+    given = with_obs(0, cell_type=["T", "B"], age=["old", "young"])
+    with pytest.raises(SchemaError, match="as the schema of the atlas declares it"):
+        atlas.add(given, "d", on_clash="text", progress=False)
+    report = atlas.add(given, "d", on_clash="rename", progress=False)
+    assert [c.stored_as for c in report.columns] == ["cell_type", "age_text"]

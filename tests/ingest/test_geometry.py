@@ -18,6 +18,7 @@ from raggedatlas.catalog import leases
 from raggedatlas.catalog.catalog import CELLS, GEOMETRY
 from raggedatlas.catalog.geometries import every_geometry
 from raggedatlas.errors import (
+    ArgumentError,
     AtlasError,
     CorruptError,
     DuplicateError,
@@ -205,7 +206,7 @@ REFUSED: dict[str, tuple[Refusal, type[AtlasError], str]] = {
     "counts of linked cells": (
         lambda s: (s.transcripts, {"cells": "cell_id", "counts": True, "link": "segment_id"}), SourceError, "leave one out",
     ),
-    "unknown choice": (lambda s: (s.outlines, {"lacking": "no"}), SourceError, "lacking='no' is not understood"),
+    "unknown choice": (lambda s: (s.outlines, {"lacking": "no"}), ArgumentError, "takes lacking as"),
     "choice of files": (lambda s: (s.outlines, {"embeddings": ["a"]}), SourceError, "does not know"),
     "two ways": (
         lambda s: (s.outlines, {"link": "segment_id", "new_cells": True, "unknown": "skip"}), SourceError, "choose one",

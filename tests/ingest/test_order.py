@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import DATASETS
 from raggedatlas.catalog.layouts import feature_set, read_layouts
-from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
+from raggedatlas.errors import ArgumentError, DuplicateError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import groups, order
 from raggedatlas.ingest.groups import in_stored_order
@@ -191,7 +191,7 @@ def test_the_codec_is_kept_with_the_atlas(tmp_path: Path) -> None:
 
 def test_an_order_that_is_not_understood_is_refused(atlas: RaggedAtlas, unchanged) -> None:  # noqa: ANN001
     """column_order takes two words."""
-    with unchanged(atlas), pytest.raises(SchemaError, match="column_order"):
+    with unchanged(atlas), pytest.raises(ArgumentError, match="column_order"):
         atlas.add(made(GENES), "d", column_order="size", progress=False)
 
 
@@ -222,9 +222,16 @@ def test_a_column_beyond_the_map_is_refused() -> None:
 def test_a_negative_column_is_refused() -> None:
     """A negative column, which ascends before the others and looks large without its sign, is refused too."""
     block = CsrBlock(np.array([0, 1, 3]), np.array([1, -5, 2], np.int32), {"values": np.ones(3)}, 3)
-    clean, _ = canonical(block, "X", 0, sum_duplicates=False)
     with pytest.raises(SourceError, match="outside its 3 columns"):
-        in_stored_order(clean, [(np.ones(3), np.uint8)], np.array([2, 0, 1]))
+        canonical(block, "X", 0, sum_duplicates=False)
+
+
+@pytest.mark.parametrize("pointers", [[0, 2**40, 3], [0, 3, 1], [-1, 1, 3], [0, 1, 4]])
+def test_pointers_that_leave_the_entries_are_refused(pointers: list[int]) -> None:
+    """Pointers that fall, are negative or lie beyond the entries are refused with the matrix named, never followed."""
+    block = CsrBlock(np.array(pointers), np.array([0, 1, 2], np.int32), {"values": np.ones(3)}, 3)
+    with pytest.raises(SourceError, match="X has pointers that fall or go beyond"):
+        canonical(block, "X", 0, sum_duplicates=False)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int64])

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.ingest.kernels import HASH_LANES
-from raggedatlas.ingest.patterns import Stream
+from raggedatlas.ingest.patterns import HASH_LANES, Stream
 
 NUMBERS = st.lists(st.integers(0, 255), max_size=70)
 KINDS = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64, np.float32])

@@ -1,6 +1,7 @@
 """Files that break a rule of their format never reach an atlas: refused by rule, or for a reason that says the way out."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.errors import AtlasError, MissingExtraError, SourceError, ValuesError
+from raggedatlas.errors import AtlasError, DuplicateError, MissingExtraError, SourceError, ValuesError
+from raggedatlas.testing.annotated import small_anndata
 from raggedatlas.testing.damaged import damage, put, write_good
 
 Change = Callable[[Any], None]
@@ -95,3 +97,27 @@ def test_a_rule_is_named_only_where_it_is_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValuesError, match="dense") as caught:
         atlas.add(path, progress=False)
     assert "A01" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["memory", "h5ad", "zarr"])
+def test_cells_of_a_query_are_not_added_again(
+    atlas: RaggedAtlas, unchanged: Callable[[RaggedAtlas], AbstractContextManager[None]], tmp_path: Path, form: str
+) -> None:
+    """What a query gave, also as a file and in part, is refused with the way out; under other names it is added."""
+    atlas.add(small_anndata(0, 6), "d", organism="human", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query()
+    given: Any = query.to_anndata() if form == "memory" else query.write(str(tmp_path / f"x.{form}"))
+    with (
+        unchanged(atlas),
+        pytest.raises(DuplicateError, match=r"6 of its 6 cells by uids.*ResultDatasetWriter.*obs_names"),
+    ):
+        atlas.add(given, "again", progress=False)
+    if form == "memory":
+        mixed = given.copy()
+        mixed.obs_names = [given.obs_names[0], *(f"cell {i}" for i in range(5))]
+        with unchanged(atlas), pytest.raises(DuplicateError, match="1 of its 6 cells"):
+            atlas.add(mixed, "again", progress=False)
+        mixed.obs_names = given.obs["cell_name"].astype(str)
+        assert atlas.add(mixed, "again", progress=False).status == "added"
+        atlas.drop_dataset("d")
+        assert atlas.add(given, "instead", organism="human", progress=False).status == "added"

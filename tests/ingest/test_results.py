@@ -11,6 +11,7 @@ import pytest
 
 from raggedatlas import RaggedAtlas, ResultDataset
 from raggedatlas.errors import (
+    ArgumentError,
     AtlasError,
     DuplicateError,
     NameRefusedError,
@@ -184,8 +185,8 @@ BAD = {
     "doubles as vectors": ({"values": np.zeros((20, 3))}, {"as_": "vector"}, SourceError, "float32"),
     "arrays as vectors": ({"values": np.zeros((20, 3, 3), np.float32)}, {"as_": "vector"}, SourceError, "float32"),
     "both forms": ({}, {"as_": "vector", "space": "embedding"}, SourceError, "choose one"),
-    "no such form": ({}, {"as_": "matrix"}, SourceError, "'matrix'"),
-    "no such metric": ({}, {"as_": "vector", "metric": "l1"}, SourceError, "'l1'"),
+    "no such form": ({}, {"as_": "matrix"}, ArgumentError, "'matrix'"),
+    "no such metric": ({}, {"as_": "vector", "metric": "l1"}, ArgumentError, "'l1'"),
     "no such choice": ({}, {"layers": ["X"]}, SourceError, r"does not know \['layers'\]"),
 }
 

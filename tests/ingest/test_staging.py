@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
@@ -111,6 +111,7 @@ def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
     together=st.sampled_from([1, 2, 100]),
     choice=st.sampled_from(["error", "skip", "replace"]),
 )
+@example(kinds=["disk is full"], together=1, choice="error")
 def test_one_call_comes_to_what_many_calls_come_to(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str], together: int, choice: str
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SchemaError, SourceError, ValuesError
 from raggedatlas.ingest import patterns
-from raggedatlas.ingest.kernels import scan_whole
+from raggedatlas.ingest.passes import scan_whole
 from raggedatlas.testing.anndatas import DTYPES, anndatas, assert_same, assert_same_matrix, in_form, make_values
 
 

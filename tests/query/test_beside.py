@@ -6,11 +6,13 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import scipy.sparse as sp
 
-from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.errors import NotFoundError, SchemaError
+from raggedatlas.atlas import AtlasView, RaggedAtlas
+from raggedatlas.catalog.catalog import DATASETS
+from raggedatlas.errors import CorruptError, NotFoundError, SchemaError
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(
@@ -77,6 +79,20 @@ def test_members_of_one_name_and_width_join(atlas: RaggedAtlas, tmp_path: Path) 
     assert whole.obsm["spots"].dtype == np.int16
     assert whole.obsm["wide"].shape[1] == 2
     assert "graph" in atlas.dataset("one").to_anndata().obsm
+
+
+def test_cells_that_are_none_of_the_dataset_are_damage(atlas: RaggedAtlas) -> None:
+    """A record that takes over another dataset's group, as damage may, is refused; IndexError came out of the look-up of its cells."""
+    catalog, record = atlas._catalog, atlas.checkout(atlas.snapshot()).record
+    rows = catalog.tables.read(DATASETS).to_pylist()
+    by_name = {row["name"]: row for row in rows}
+    by_name["one"]["zarr_group"] = by_name["three"]["zarr_group"]
+    damaged = pa.Table.from_pylist(rows, schema=catalog.tables.schema(DATASETS))
+    assert catalog.tables.overwrite_if(DATASETS, damaged, catalog.tables.version(DATASETS))
+    versions = record.table_versions | {DATASETS: catalog.tables.version(DATASETS)}
+    view = AtlasView(catalog.at(record.model_copy(update={"table_versions": versions})))
+    with pytest.raises(CorruptError, match="5 cells are not among those of the datasets"):
+        view.query().to_anndata()
 
 
 def test_members_of_a_modality_join_in_its_own_rows(tmp_path: Path) -> None:

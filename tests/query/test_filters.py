@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import QueryError
-from raggedatlas.query.filters import Columns, as_filter, col, to_sql
-from raggedatlas.query.literals import Target, compare, quote_identifier, quote_literal
 from raggedatlas.query.query import Query
+from raggedatlas.store.conditions import as_filter, to_sql
+from raggedatlas.store.filters import Columns, col
+from raggedatlas.store.sql import Target, compare, quote_identifier, quote_literal
+
+pytestmark = pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
 
 SCHEMA = pa.schema(
     [

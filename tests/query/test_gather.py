@@ -17,7 +17,6 @@ import raggedatlas as ra
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.query.columns import prefer_columns
-from raggedatlas.query.kernels import count_places, fill_places
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.read import PartReader, SpaceReader
 from raggedatlas.store.encoders import PROFILES
@@ -160,23 +159,6 @@ def test_copies_give_the_same(tmp_path: Path) -> None:
     whole = after.catalog
     everything = plan_read(dataclasses.replace(after.spec, features=()), whole).single()
     assert prefer_columns(everything, everything.parts[0]) == {}
-
-
-def test_entries_of_a_copy_find_their_rows() -> None:
-    """A row that is not stored, and a row that a column names twice, are told; what is not wanted is left out."""
-    place = np.array([1, -1, 0], np.int32)
-    at = np.array([0, 1, 2, 0], np.uint32)
-    counts, places = np.zeros(2, np.int64), np.empty(4, np.int32)
-    assert count_places(at, place, counts, places)
-    assert counts.tolist() == [1, 2]
-    assert places.tolist() == [1, -1, 0, 1]
-    assert not count_places(np.array([3], np.uint32), place, counts, places)
-    values, out = np.array([5, 6, 7, 8], np.uint8), (np.zeros(3, np.int32), np.zeros(3, np.uint16))
-    columns = np.array([0, 3, 4]), np.array([2, 4])
-    assert fill_places((places, values), columns, np.array([0, 1]), out)
-    assert [part.tolist() for part in out] == [[2, 2, 4], [7, 5, 8]]
-    twice = np.array([0, 4]), np.array([2])
-    assert not fill_places((places, values), twice, np.array([0, 1]), out)
 
 
 def test_readers_kept_with_a_snapshot_are_pickled_bare(view: ra.AtlasView) -> None:

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.catalog.catalog import CELLS, create_catalog
-from raggedatlas.catalog.registering import merge_features
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import FeatureError, LimitError, MissingExtraError, QueryError, SourceError
 from raggedatlas.ingest.add import add
-from raggedatlas.query.filters import col
+from raggedatlas.ingest.features import register
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import read_cells
+from raggedatlas.store.filters import col
 from raggedatlas.store.location import Location
 
 
@@ -142,6 +142,11 @@ def test_modalities_are_aligned(query: Query, small: Any) -> None:
         at = result.obsmap[name]
         assert list(part.obs_names) == list(result.obs_names[at > 0])
         assert list(at[at > 0]) == list(range(1, part.n_obs + 1))
+        for column in frame:
+            expected = frame.loc[part.obs_names, column].astype(object)
+            pd.testing.assert_series_equal(
+                part.obs[column].astype(object), expected, check_names=False, check_index_type=False
+            )
     proteins = result["protein_abundance"]
     named = frame.loc[proteins.obs_names]
     assert set(named["dataset"]) == {"first", "third"}
@@ -162,6 +167,9 @@ def test_a_written_mudata_equals_the_result(query: Query, tmp_path: Path) -> Non
     for name in result.mod:
         np.testing.assert_array_equal(np.ravel(read.obsmap[name]), np.ravel(result.obsmap[name]))
         assert_same(read[name], result[name])
+        assert {"cell_type", "dataset", "percent.mt"} < set(read[name].obs)
+    # mudata 0.3 copies columns of modalities into `obs` when it reads, as `modality:column`
+    assert {name for name in read.obs if ":" not in name} == set(result.obs)
 
 
 def test_batches_of_several_spaces_are_aligned(query: Query) -> None:
@@ -173,6 +181,16 @@ def test_batches_of_several_spaces_are_aligned(query: Query) -> None:
     assert np.isnan(proteins.block.layers["counts"][lacking]).all()
     assert (proteins.layout_uids[lacking] == "").all()
     assert batch.spaces["gene_expression"].present.all()
+
+
+def test_dropping_what_is_missing_keeps_the_number_of_datasets(query: Query, small: Any) -> None:
+    """Under ``missing("drop")`` a feature is there if every dataset measured it and at least as many as `join` asks for."""
+    everywhere = set.intersection(*(set(file.var_names) for file in small.files.values()))
+    for k, kept in ((1, everywhere), (2, everywhere), (3, everywhere), (4, set())):
+        asked = query.join(min_datasets=k)
+        assert set(asked.missing("drop").to_anndata().var_names) == kept
+        some = asked.features("LYZ", "CD3D").missing("drop").to_anndata()
+        assert list(some.var_names) == [name for name in ("LYZ", "CD3D") if name in kept]
 
 
 def test_what_was_not_measured(query: Query, small: Any) -> None:
@@ -196,7 +214,7 @@ def test_what_was_not_measured(query: Query, small: Any) -> None:
 def test_an_empty_result_keeps_its_columns(query: Query) -> None:
     """No cells still have all features, metadata columns, layers and dtypes."""
     full = query.to_anndata()
-    for empty in (query.limit(0), query.where({"cell_type": "nobody"}), query.sample(0)):
+    for empty in (query.limit(0), query.where({"cell_type": "unused"}), query.sample(0)):
         result = empty.to_anndata()
         assert result.shape == (0, full.n_vars)
         assert list(result.var_names) == list(full.var_names)
@@ -309,11 +327,11 @@ def test_vector_columns_are_found_with_and_without_an_index(own: Any) -> None:
 
 
 def test_merged_features_share_a_column(own: Any) -> None:
-    """A redirect sends a feature's values to its target, except in datasets that measured the target itself."""
+    """A redirect sends a feature's values to its target, where they are added to those of the target itself."""
     catalog, freeze = own
     old = freeze(catalog)
     before = old.where(dataset="third").features("CD8A").to_anndata()
-    merge_features(catalog, "gene_expression", {"CD8A": "CD3D", "PPBP": "LYZ"})
+    register(catalog, None, "gene_expression", {"CD8A": "CD3D", "PPBP": "LYZ"})
     new = freeze(catalog)
     after = new.where(dataset="third").features("CD8A").to_anndata()
     assert list(after.var_names) == ["CD3D"]
@@ -321,7 +339,9 @@ def test_merged_features_share_a_column(own: Any) -> None:
     assert after.varm["measured"].to_numpy().all()
     union = new.to_anndata()
     assert "CD8A" not in union.var_names
-    assert "PPBP" in union.var_names
+    assert "PPBP" not in union.var_names
+    apart, third = old.where(dataset="third").features("PPBP", "LYZ"), new.where(dataset="third").features("LYZ")
+    np.testing.assert_array_equal(third.to_anndata().X.toarray()[:, 0], apart.to_anndata().X.toarray().sum(axis=1))
     assert list(old.where(dataset="third").features("CD8A").to_anndata().var_names) == ["CD8A"]
 
 
@@ -403,6 +423,7 @@ def test_queries_never_change(query: Query) -> None:
     assert list(query.obs([]).to_pandas().columns) == ["cell_name", "dataset"]
 
 
+@pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
 def test_explain_and_repr_say_what_is_asked(query: Query) -> None:
     """The plan in words names filter, join, layers, groups and bytes; HTML is escaped."""
     asked = query.where(donor="<b>it's</b>").where({"dataset": ["first"]}).join("intersection").features("LYZ")

@@ -8,15 +8,16 @@ from typing import Any
 import anndata as ad
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raggedatlas.catalog.catalog import create_catalog
+from raggedatlas.catalog.features import Registry
+from raggedatlas.catalog.layouts import Layout
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.ingest.add import add
-from raggedatlas.query.kernels import BIT_PLACES, MOVED, REPEATED, SORTED, count_rows, fill_rows
+from raggedatlas.query.axis import FeatureRows
 from raggedatlas.query.plan import join_dtypes, plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import read_cells
@@ -41,42 +42,6 @@ def test_joined_dtypes_hold_every_value(size: int, nan: bool) -> None:
         assert joined.kind == "f" if nan or any(d.kind == "f" for d in stored) else joined.kind in "iu"
 
 
-@given(st.lists(st.lists(st.integers(0, 199), unique=True, max_size=120), max_size=6), st.data())
-def test_rows_come_out_sorted(rows: list[list[int]], data: st.DataObject) -> None:
-    """Mapped columns of every row are sorted, left-out ones gone, and each entry knows where it came from."""
-    order = data.draw(st.permutations(range(200)))
-    column_map = np.array(order, np.int32)
-    column_map[data.draw(st.sets(st.integers(0, 199)).map(sorted))] = -1
-    indptr = np.cumsum([0, *map(len, rows)]).astype(np.int64)
-    local = np.array([c for row in rows for c in row], np.uint16)
-    counts = np.zeros(len(rows), np.int64)
-    assert count_rows(indptr, local, column_map >= 0, counts)
-    targets = np.cumsum([0, *counts])[:-1].astype(np.int64)
-    indices, at = np.empty(counts.sum(), np.int32), np.empty(counts.sum(), np.int64)
-    scratch = (np.zeros(200 // 64 + 1, np.uint64), np.empty(200, np.int64), BIT_PLACES)
-    state = fill_rows((indptr, local), column_map, targets, 7, (indices, at), scratch)
-    expected = [sorted(column_map[row][column_map[row] >= 0].tolist()) for row in rows]
-    assert indices.tolist() == [c for row in expected for c in row]
-    assert (column_map[local[at - 7]] == indices).all()
-    assert state in {SORTED, MOVED}
-    assert not scratch[0].any()
-
-
-@pytest.mark.parametrize("width", [3, 100])
-def test_bad_columns_are_noticed(width: int) -> None:
-    """A column beyond the map, or twice in a row, is reported, never read."""
-    indptr = np.array([0, width], np.int64)
-    local = np.arange(width, dtype=np.uint32)[::-1].copy()
-    assert not count_rows(indptr, local, np.ones(width - 1, bool), np.zeros(1, np.int64))
-    local[0] = local[1]
-    scratch = (np.zeros(4, np.uint64), np.empty(width, np.int64), BIT_PLACES)
-    found = (np.empty(width, np.int32), np.empty(width, np.int64))
-    assert (
-        fill_rows((indptr, local), np.arange(width, dtype=np.int32), np.zeros(1, np.int64), 0, found, scratch)
-        == REPEATED
-    )
-
-
 def test_damaged_groups_are_refused(query: Query) -> None:
     """A group that does not fit its feature list is refused by name."""
     space = plan_read(query.where(dataset="first").spec, query.catalog).single()
@@ -87,6 +52,16 @@ def test_damaged_groups_are_refused(query: Query) -> None:
     folded = dataclasses.replace(space, column_maps={layout: np.zeros_like(column_map)})
     with pytest.raises(CorruptError, match="twice"):
         read_cells(folded, np.arange(20))
+
+
+@pytest.mark.parametrize("index", [3, 2**40, 2**62])
+def test_an_index_beyond_the_features_is_refused(index: int) -> None:
+    """Indices of features are dense; memory for a larger one, which only damage brings, is not taken."""
+    table = pa.table({"uid": ["a", "b", "c"], "global_index": [0, index, None]})
+    registry = Registry("gene_expression", table, pa.table({"feature_uid": [""], "target_uid": [""]}))
+    rows = FeatureRows(registry, {"list": Layout("list", registry.uids, np.arange(3))})
+    with pytest.raises(CorruptError, match=f"has 3 features and the index {index:,}"):
+        rows.rows("list")
 
 
 def vectors(n: int, width: tuple[int, ...], key: str) -> ad.AnnData:

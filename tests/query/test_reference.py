@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.query.filters import Filter, col
+from raggedatlas.store.filters import Filter, col
 
-Predicate = tuple[Filter, Any]
+pytestmark = pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
+
+Predicate = tuple[Filter, Any, str]
+"""The filter as an expression, what it means in three-valued logic, and the filter as SQL."""
+
 OPERATORS = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -29,9 +33,14 @@ def kleene(values: pd.Series, holds: Any) -> Any:
     return pd.array([pd.NA if pd.isna(v) else bool(holds(v)) for v in values.astype(object)], dtype="boolean")
 
 
+def literal(value: Any) -> str:
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
+
+
 def compare(name: str, symbol: str, value: Any) -> Predicate:
     function = OPERATORS[symbol]
-    return function(col(name), value), lambda obs: kleene(obs[name], lambda v: function(exact(v), value))
+    text = f"{name} {symbol} {literal(value)}"
+    return function(col(name), value), lambda obs: kleene(obs[name], lambda v: function(exact(v), value)), text
 
 
 def exact(value: Any) -> Any:
@@ -39,16 +48,19 @@ def exact(value: Any) -> Any:
 
 
 def among(name: str, values: list[Any]) -> Predicate:
-    return col(name).isin(values), lambda obs: kleene(obs[name], lambda v: exact(v) in values)
+    text = f"{name} IN ({', '.join(map(literal, values))})" if values else f"{name} <> {name}"
+    return col(name).isin(values), lambda obs: kleene(obs[name], lambda v: exact(v) in values), text
 
 
 def null(name: str) -> Predicate:
-    return col(name).is_null(), lambda obs: pd.array(obs[name].isna().to_numpy(), dtype="boolean")
+    text = f'"{name}" IS NULL'
+    return col(name).is_null(), lambda obs: pd.array(obs[name].isna().to_numpy(), dtype="boolean"), text
 
 
 def text(name: str, how: str, value: str) -> Predicate:
     holds = {"startswith": lambda v: v.startswith(value), "contains": lambda v: value in v}[how]
-    return getattr(col(name), how)(value), lambda obs: kleene(obs[name], holds)
+    function = {"startswith": "starts_with", "contains": "contains"}[how]
+    return getattr(col(name), how)(value), lambda obs: kleene(obs[name], holds), f"{function}({name}, {literal(value)})"
 
 
 names = st.sampled_from(["cell_type", "donor", "dataset", "stage"])
@@ -66,9 +78,9 @@ leaves = st.one_of(
 predicates = st.recursive(
     leaves,
     lambda inner: st.one_of(
-        st.builds(lambda a, b: (a[0] & b[0], lambda o: a[1](o) & b[1](o)), inner, inner),
-        st.builds(lambda a, b: (a[0] | b[0], lambda o: a[1](o) | b[1](o)), inner, inner),
-        st.builds(lambda a: (~a[0], lambda o: ~a[1](o)), inner),
+        st.builds(lambda a, b: (a[0] & b[0], lambda o: a[1](o) & b[1](o), f"({a[2]}) AND ({b[2]})"), inner, inner),
+        st.builds(lambda a, b: (a[0] | b[0], lambda o: a[1](o) | b[1](o), f"({a[2]} OR {b[2]})"), inner, inner),
+        st.builds(lambda a: (~a[0], lambda o: ~a[1](o), f"NOT ({a[2]})"), inner),
     ),
     max_leaves=6,
 )
@@ -123,6 +135,8 @@ def test_predicates_choose_the_cells_that_pandas_chooses(small: Any, predicate: 
     expected = chosen(small, predicate)
     assert list(zip(found["dataset"], found["cell_name"], strict=True)) == list(expected.index)
     assert small.query.where(predicate[0]).count() == len(expected)
+    sql = small.query.where(predicate[2]).to_pandas()
+    assert list(zip(sql["dataset"], sql["cell_name"], strict=True)) == list(expected.index)
 
 
 @given(predicates, joins, feature_lists, layer_lists, st.sampled_from(["zero", "nan", "drop"]))

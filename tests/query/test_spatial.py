@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
-from raggedatlas.errors import DuplicateError, NotFoundError, QueryError
+from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, SourceError
 from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
-from raggedatlas.query.filters import col
 from raggedatlas.query.meeting import shapes_meet_box, simplices_meet_box
+from raggedatlas.store.filters import col
 from raggedatlas.testing.slides import Slide, make_slide
 from raggedatlas.vectors.shapes import Shapes
 
@@ -142,6 +142,44 @@ def test_centroids_come_along(view: AtlasView, slides: tuple[Slide, Slide], tmp_
     assert "X_cells" in view.query().with_centroids(BOUNDARY, key="X_cells").to_anndata().obsm
 
 
+def test_a_feature_space_is_asked_over_stores_of_several_names(slides: tuple[Slide, Slide], tmp_path: Path) -> None:
+    """Stores of one feature space under different names answer together, one geometry a cell; only a cell with two is refused."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    for name, slide in zip("ab", slides, strict=True):
+        atlas.add(slide.data, name, progress=False)
+        called = {"link": "segment_id", "dataset": name, "space": BOUNDARY, "name": f"outlines_{name}"}
+        atlas.add(slide.outlines, progress=False, **called)
+    view = atlas.checkout(atlas.snapshot())
+    n = [len(slide.outlines.ids) for slide in slides]
+    box = (-np.inf, -np.inf, np.inf, np.inf)
+    for space in (BOUNDARY, None):
+        assert view.query().within(box, space).count() == sum(n)
+        assert view.query().within(box, space, by="exact").count() == sum(n)
+        assert view.query().geometry(space).vertex_counts.tolist() == [16] * sum(n)
+        assert not np.isnan(view.query().with_centroids(space).to_anndata().obsm["spatial"]).any()
+    assert view.query().within(box, "outlines_b").count() == n[1]
+    assert view.query().where({"dataset": "b"}).geometry(BOUNDARY).n_objects == n[1]
+
+    atlas.add(slides[0].outlines, link="segment_id", dataset="a", space=BOUNDARY, name="nuclei", progress=False)
+    view = atlas.checkout(atlas.snapshot())
+    for ask in (
+        lambda query: query.geometry(BOUNDARY),
+        lambda query: query.within(box, BOUNDARY).count(),
+        lambda query: query.with_centroids(BOUNDARY).to_anndata(),
+    ):
+        with pytest.raises(QueryError, match=r"\['nuclei', 'outlines_a'\]"):
+            ask(view.query())
+        ask(view.query().where({"dataset": "b"}))
+    with pytest.raises(NotFoundError, match="Several geometries"):
+        atlas.drop_geometry(BOUNDARY)
+
+    atlas.add(slides[0].outlines, link="segment_id", dataset="a", space=BOUNDARY, progress=False)
+    view = atlas.checkout(atlas.snapshot())
+    assert view.query().within(box, BOUNDARY).count() == sum(n)
+    assert view.query().geometry(BOUNDARY).vertex_counts.tolist() == [16] * sum(n)
+    assert atlas.drop_geometry(BOUNDARY).n_cells == n[0]
+
+
 def test_what_cannot_be_asked(view: AtlasView) -> None:
     """Boxes that are none, more axes than the shapes have, unknown geometry and levels are refused by name."""
     query = view.query()
@@ -155,7 +193,7 @@ def test_what_cannot_be_asked(view: AtlasView) -> None:
     ):
         with pytest.raises(QueryError, match=words):
             query.within(box, BOUNDARY)
-    with pytest.raises(QueryError, match="by='bbox', 'centroid' or 'exact'"):
+    with pytest.raises(QueryError, match="by as 'bbox', 'centroid' or 'exact'"):
         query.within((0, 0, 1, 1), BOUNDARY, by="middle")  # type: ignore[arg-type]
     with pytest.raises(QueryError, match="has the geometries"):
         query.within((0, 0, 1, 1))
@@ -182,6 +220,17 @@ def test_transcripts_are_counted_exactly() -> None:
         assert np.allclose(counted.obsm["spatial"][i], places[cells == cell].mean(axis=0))
     facts = counted.uns["transcripts"]
     assert (facts["n_transcripts"], facts["n_unassigned"]) == (500, int((cells == "NONE").sum()))
+
+
+def test_transcripts_made_here_are_counted_without_naming_their_cell() -> None:
+    """The column that make_transcripts calls cell_id is the cell, also of an empty name; points that tell no cell are refused."""
+    spots = make_transcripts([[0.0, 0], [1, 1], [2, 2]], ["A", "B", "A"], ["x", "y", "x"])
+    counts, named = transcripts_to_counts(spots), transcripts_to_counts(spots, cells="cell_id")
+    assert counts.obs_names.tolist() == named.obs_names.tolist() == ["x", "y"]
+    assert counts.X.toarray().tolist() == named.X.toarray().tolist() == [[2, 0], [0, 1]]
+    lost = Shapes("point_cloud", spots.positions, vertex_attributes={"gene": spots.vertex_attributes["gene"]})
+    with pytest.raises(SourceError, match="name the vertex attribute that tells the cell"):
+        transcripts_to_counts(lost)
 
 
 def test_counts_and_transcripts_become_visible_together(slides: tuple[Slide, Slide], tmp_path: Path) -> None:

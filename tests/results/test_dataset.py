@@ -166,6 +166,13 @@ def test_ids_are_a_sequence_and_an_iterator(dataset: Any) -> None:
     assert [next(ids), next(ids), *ids][:4] == ["id0", "id1", "id0", "id1"]
     assert len(list(iter(lambda: next(ids, None), None))) == N - 2
     assert dataset.get_object_id([3, 3]).tolist() == ["id3", "id3"]
+    assert np.array(ids).dtype.kind == "U"
+    assert ids == IDS == list(ids)
+    assert ids == dataset.ids()
+    assert ids == np.array(IDS)
+    assert ids != IDS[:-1]
+    assert ids != [*IDS[:-1], "other"]
+    assert ids != "id0"
 
 
 def test_ids_read_only_their_column(tmp_path: Path) -> None:

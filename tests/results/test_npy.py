@@ -95,7 +95,7 @@ def test_the_original_data_are_found(tmp_path: Path) -> None:
 
         def __init__(self, config: Any, data_location: Any) -> None:
             super().__init__(config)
-            assert data_location == "d"
+            assert Path(data_location).name == "d"
 
         def __len__(self) -> int:
             return len(self.rows)
@@ -119,6 +119,12 @@ def test_the_original_data_are_found(tmp_path: Path) -> None:
     made = opened(folder)
     assert made.metadata_fields() == ["rank"]
     assert made.metadata([1, 0], ["rank"]).tolist() == [3, 1]
+    (folder / "original_dataset_config.toml").write_text(
+        "[data_request.train.data]\ndataset_class = 'Nothing'\nprimary_id_field = 'object_id'\n"
+        "[data_request.infer.images]\ndataset_class = 'Catalog'\ndata_location = 'd'\nprimary_id_field = 'object_id'\n"
+        "[data_request.infer.others]\ndataset_class = 'Nothing'\n"
+    )
+    assert opened(folder).metadata([1, 0], ["rank"]).tolist() == [3, 1]
     Catalog.rows.pop("c")
     with pytest.raises(NotFoundError, match="no object 'c'"):
         made.metadata([1], ["rank"])

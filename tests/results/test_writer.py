@@ -1,10 +1,12 @@
 """Laws of writing results: bits stay, order stays, nothing shows before the commit, and bad batches change nothing."""
 
 import json
+import pickle
 import signal
 import subprocess
 import sys
 import tomllib
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
-from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, ReadOnlyError, SourceError, StoreError
-from raggedatlas.results import duplicates, fragments
+from raggedatlas.errors import (
+    ConflictError,
+    CorruptError,
+    DuplicateError,
+    NotFoundError,
+    QueryError,
+    ReadOnlyError,
+    SourceError,
+    StoreError,
+)
+from raggedatlas.results import batches, duplicates, fragments
 
 DTYPES = ["float16", "float32", "float64", "bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))]
 
@@ -297,7 +308,7 @@ def test_many_batches_are_one_commit(tmp_path: Path) -> None:
     table = lance.dataset(str(tmp_path / "lance_db" / "results.lance"))
     assert (len(table.versions()), len(table.get_fragments()), table.count_rows()) == (1, 1, 1000)
     names = {path.name for path in (tmp_path / "lance_db").iterdir()}
-    assert names == {"results.lance"}
+    assert names == {"results.lance", "checksums.json"}
     manifests = sum(path.stat().st_size for path in (tmp_path / "lance_db/results.lance/_versions").iterdir())
     assert manifests < 0.01 * 1000 * 64 * 8
 
@@ -355,7 +366,28 @@ def test_results_are_not_overwritten_unasked(tmp_path: Path) -> None:
         assert len(ResultDataset({}, tmp_path)) == 5
     new = ResultDataset({}, tmp_path)
     assert (len(new), new.tensor_shape, len(old), old.get_data(4).tolist()) == (1, (7,), 5, [0, 0, 0])
+
+
+def test_replaced_results_stay_for_a_grace_time(tmp_path: Path) -> None:
+    """Whoever holds replaced results reads them for the grace time, in this process and in another; after it they are told by name."""
+    old = written(tmp_path, np.zeros((5, 3)))
+    unmapped = ResultDataset({}, tmp_path, mapped=False)
+    sent = pickle.dumps(old)
+    with ResultDatasetWriter(tmp_path, overwrite=True) as writer:
+        writer.write_batch(["n"], [np.ones(7)])
+    for held in (old, unmapped, pickle.loads(sent)):
+        assert held.to_numpy().tolist() == np.zeros((5, 3)).tolist()
+        assert list(held.ids())
+    late = ResultDataset({}, tmp_path, version=old.version, mapped=False)
+    with ResultDatasetWriter(tmp_path, overwrite=True, grace=timedelta(0)) as writer:
+        writer.write_batch(["m"], [np.ones(7)])
     assert len(list((tmp_path / "lance_db/results.lance/data").iterdir())) == 1
+    calls = (lambda: pickle.loads(sent), lambda: late[[0, 3]], late.ids, lambda: next(late.iter_batches()))
+    for call in calls:
+        with pytest.raises(
+            NotFoundError, match=r"was replaced by version \d+ and has been removed; open the results again"
+        ):
+            call()
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
@@ -377,10 +409,91 @@ def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError):
         run()
-    assert list((tmp_path / "lance_db/results.lance/data").iterdir()) == []
-    with pytest.raises(NotFoundError, match="incomplete"):
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(NotFoundError, match="holds no results"):
         ResultDataset({}, tmp_path)
     assert len(written(tmp_path, np.zeros((1, 1)))) == 1
+
+
+INTERRUPTED = """
+import os, sys, numpy as np
+from raggedatlas import ResultDatasetWriter
+from raggedatlas.results import batches
+batches.CHECKPOINT_SECONDS = batches.CHECKPOINT_SHARE = 0.0
+writer = ResultDatasetWriter(sys.argv[1], overwrite=True, facts={"model": "m"})
+for i in range(3):
+    writer.write_batch([f"{i:03d}"], np.full((1, 2), i, np.float64))
+os.kill(os.getpid(), 9)
+"""
+
+
+def interrupted(folder: Path) -> None:
+    """Leave what a killed run of three noted batches leaves."""
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED, str(folder)], check=False)
+    assert run.returncode == -signal.SIGKILL
+
+
+def test_an_interrupted_run_is_taken_up(tmp_path: Path) -> None:
+    """What a killed run has noted comes first in the table of the run that resumes it; ids of it cannot be written again."""
+    written(tmp_path, np.full((1, 2), 9.0))
+    interrupted(tmp_path)
+    assert ResultDataset({}, tmp_path).to_numpy().tolist() == [[9, 9]]
+    with ResultDatasetWriter(tmp_path, overwrite=True, facts={"model": "m"}, resume=True) as writer:
+        assert len(writer) == 3
+        with pytest.raises(SourceError, match="the id '001' has a result already"):
+            writer.write_batch(["001"], np.zeros((1, 2)))
+        with pytest.raises(SourceError, match="shape"):
+            writer.write_batch(["x"], np.zeros((1, 3)))
+        writer.write_batch(["003"], np.full((1, 2), 3.0))
+    found = ResultDataset({}, tmp_path)
+    assert list(found.ids()) == ["000", "001", "002", "003"]
+    assert found.to_numpy()[:, 0].tolist() == [0, 1, 2, 3]
+    assert not (tmp_path / "lance_db" / ".checkpoint").exists()
+
+
+def test_a_run_that_is_not_resumed_begins_anew(tmp_path: Path) -> None:
+    """Without resume, or where nothing was noted, a writer begins with no rows, and what was left is removed."""
+    interrupted(tmp_path)
+    assert len(written(tmp_path, np.zeros((2, 2)))) == 2
+    assert len(list((tmp_path / "lance_db/results.lance/data").iterdir())) == 1
+    with ResultDatasetWriter(tmp_path, overwrite=True, resume=True) as writer:
+        assert len(writer) == 0
+        writer.write_batch(["a"], np.zeros((1, 2)))
+
+
+def test_another_run_is_not_taken_up(tmp_path: Path) -> None:
+    """Resuming with other facts, or from a damaged file, is refused; the interrupted run stays as it was."""
+    interrupted(tmp_path)
+    with pytest.raises(QueryError, match="had model 'm', and this one has 'other'"):
+        ResultDatasetWriter(tmp_path, facts={"model": "other"}, resume=True)
+    file = min((tmp_path / "lance_db/results.lance/data").iterdir())
+    good = file.read_bytes()
+    file.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    with pytest.raises(CorruptError, match="other bytes"):
+        ResultDatasetWriter(tmp_path, facts={"model": "m"}, resume=True)
+    file.write_bytes(good)
+    with ResultDatasetWriter(tmp_path, facts={"model": "m"}, resume=True) as writer:
+        assert len(writer) == 3
+
+
+def test_an_error_keeps_what_was_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a run has noted something, an error in the block loses no finished batch; abort() removes all."""
+    monkeypatch.setattr(batches, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(batches, "CHECKPOINT_SHARE", 0.0)
+
+    def run(n: int, *, resume: bool) -> None:
+        with ResultDatasetWriter(tmp_path, resume=resume) as writer:
+            for i in range(len(writer), n):
+                writer.write_batch([str(i)], np.zeros((1, 2)))
+            raise KeyError("model")
+
+    for n in (2, 4):
+        with pytest.raises(KeyError):
+            run(n, resume=True)
+    writer = ResultDatasetWriter(tmp_path, resume=True)
+    assert len(writer) == 4
+    writer.abort()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -465,7 +578,7 @@ def test_a_run_killed_at_its_commit(tmp_path: Path, moment: str, *, overwrite: b
     assert {path.name for path in tmp_path.iterdir()} == {"lance_db", "weights.pth", "original_dataset_config.toml"}
     told = tomllib.loads((tmp_path / "original_dataset_config.toml").read_text())
     assert told == {"of": "old" if overwrite else "new"}
-    again = written(tmp_path, np.full((2, 2), 7.0), overwrite=True)
+    again = written(tmp_path, np.full((2, 2), 7.0), overwrite=True, grace=timedelta(0))
     assert again.to_numpy().tolist() == [[7.0, 7.0], [7.0, 7.0]]
     assert len(list((tmp_path / "lance_db/results.lance/data").iterdir())) == 1
 
@@ -486,3 +599,27 @@ def test_the_configuration_stands_beside(tmp_path: Path) -> None:
     assert tomllib.loads((tmp_path / "umap" / "original_dataset_config.toml").read_text()) == expected
     written(tmp_path / "alone", np.zeros((1, 1)))
     assert tomllib.loads((tmp_path / "alone" / "original_dataset_config.toml").read_text()) == {}
+
+
+def test_a_full_disk_is_a_store_error_wherever_a_writer_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small files next to the table, and the hashes of ids that do not fit in memory, tell of a full disk by `StoreError`."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    writer = ResultDatasetWriter(tmp_path / "config")
+    writer.original_dataset_config = {"data": 1}
+    writer.write_batch(["a"], np.ones((1, 2), np.float32))
+    with pytest.raises(StoreError, match="No space left"):
+        writer.commit()
+    writer.abort()
+
+    monkeypatch.setattr(duplicates, "LONGEST", 2)
+    monkeypatch.setattr(duplicates.tempfile, "TemporaryFile", full)
+    writer = ResultDatasetWriter(tmp_path / "hashes")
+    with pytest.raises(StoreError, match="No space left"):
+        writer.write_batch(["a", "b", "c"], np.ones((3, 2), np.float32))
+    writer.abort()

@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 from raggedatlas.store.location import Location
+from raggedatlas.store.native import LEVELS, library
 
 
 class CountingServer:
@@ -60,3 +61,14 @@ def s3(s3_server: CountingServer) -> Location:
 @pytest.fixture
 def local(tmp_path) -> Location:  # noqa: ANN001
     return Location(str(tmp_path / "zarr_store"))
+
+
+@pytest.fixture(params=range(len(LEVELS)), ids=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Use each level that this machine has."""
+    best = library().ra_best_level()
+    if request.param > best:
+        pytest.skip(f"this machine has no {LEVELS[request.param]}")
+    library().ra_set_level(request.param)
+    yield request.param
+    library().ra_set_level(best)

@@ -96,6 +96,19 @@ def test_absurd_metadata_are_refused(metadata: dict[str, object], error: type[At
         check_array_metadata("x", metadata)
 
 
+def test_records_count_by_their_fields() -> None:
+    """An element of a record has the bytes of all its fields, in both spellings and nested; other types are refused by name."""
+    text = {"name": "fixed_length_utf32", "configuration": {"length_bytes": 48}}
+    inner = {"name": "structured", "configuration": {"fields": [["a", "float64"], ["b", text]]}}
+    fields = [{"name": "x", "data_type": inner}, {"name": "y", "data_type": "int32"}]
+    outer = V3 | {"data_type": {"name": "struct", "configuration": {"fields": fields}}}
+    assert check_array_metadata("x", outer).chunk_bytes == 5 * (8 + 48 + 4)
+    nested = V2 | {"dtype": [["x", [["a", "<f8"], ["b", "<U12"]]], ["y", "<i4", [2]]]}
+    assert check_array_metadata("x", nested).chunk_bytes == 5 * (8 + 48 + 8)
+    with pytest.raises(SourceError, match="bfloat16"):
+        check_array_metadata("x", V3 | {"data_type": "bfloat16"})
+
+
 def test_a_long_array_in_small_chunks_is_fine() -> None:
     """A declared length alone costs nothing."""
     assert check_array_metadata("x", V2 | {"shape": [10**12]}).chunk_bytes == 20

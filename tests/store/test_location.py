@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
@@ -45,11 +46,23 @@ def test_uris_are_normalised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert Location("gs://bucket").child("x").uri == "gs://bucket/x"
 
 
-@pytest.mark.parametrize("uri", ["ftp://x/y", "s3://", "http://x"])
-def test_unknown_schemes_are_refused(uri: str) -> None:
-    """What is neither a folder nor a known store is refused by name."""
+@pytest.mark.parametrize(
+    "uri", ["ftp://x/y", "s3://", "http://x", "", " ", "a\0b", "file://host/x", 5, None, b"a", ["a"]]
+)
+def test_unknown_schemes_are_refused(uri: Any) -> None:
+    """What is neither a folder nor a known store is refused by name, and so is what is no address at all."""
     with pytest.raises(StoreError, match="expected"):
-        Location(uri)
+        Location.of(uri)
+
+
+def test_a_login_in_an_address_is_refused_and_not_repeated() -> None:
+    """Keys in an address would end up in messages, reports and `uns`; the refusal does not repeat them."""
+    for uri in ("s3://KEY:SECRET@host/x", "az://KEY@host", "gs://:SECRET@host/x"):
+        with pytest.raises(StoreError, match="'host' holds a login") as caught:
+            Location.of(uri)
+        assert not any(word in str(caught.value) for word in ("KEY", "SECRET"))
+    with pytest.raises(StoreError, match="mapping"):
+        Location.of("s3://b/x", [("aws_region", "x")])  # type: ignore[arg-type]
 
 
 def test_remote_dots_and_unknown_options_are_refused() -> None:

@@ -222,16 +222,3 @@ def test_a_frame_that_declares_more_is_refused(local: Location) -> None:
     for kind, data in (("blosc", frame), ("zstd", zstd.compress(bomb, 1)), ("none", b"123")):
         with pytest.raises(CorruptError, match="64 were expected"):
             ChunkDecoder(kind, checksum=False)(data, out)
-
-
-def test_python_and_kernels_agree(flat, local: Location, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
-    """Without Blosc's function addresses, numcodecs reads and writes the same bytes chunk by chunk."""
-    from raggedatlas.store import chunks
-
-    values, (reader, *_) = flat
-    assert chunks.native_functions() is not None
-    monkeypatch.setattr(chunks, "native_functions", lambda: None)
-    np.testing.assert_array_equal(read_slice(reader, 3, N), values[3:])
-    write(local, values)
-    for shard in ("c/0", "c/7"):
-        assert (local.path / "x" / shard).read_bytes() == (reader.location.path / "x" / shard).read_bytes()

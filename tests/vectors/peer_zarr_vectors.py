@@ -65,13 +65,38 @@ def make(folder: Path) -> None:
     write_graph(str(folder / "skeleton-all"), points, tree, chunk_shape=EDGE, kind="skeleton")
     faces = np.array([[i, i + 1, i + 2] for i in range(58)])
     write_mesh(str(folder / "mesh-all"), points, faces, chunk_shape=EDGE)
+    given = more(folder, points, edges, faces)
     many = rng.uniform(-60, 60, (400, 3)).astype("f4")
     write_points(str(folder / "point_cloud-pyramid"), many, chunk_shape=EDGE, object_ids=np.repeat(np.arange(20), 20))
     from zarr_vectors.multiresolution.coarsen import build_pyramid
 
     build_pyramid(str(folder / "point_cloud-pyramid"), factors=[(2.0, 1.0), (2.0, 1.0)])
     for path in sorted(folder.iterdir()):
-        read(path)
+        read(path, given.get(path.name, {}))
+
+
+def more(folder: Path, points: np.ndarray, edges: np.ndarray, faces: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
+    """Write columns that no shape declares, texts, and fragments that two objects share; return what the package does not read back."""
+    columns = {"v:normal": points / 60, "v:colour": np.arange(180, dtype="u1").reshape(60, 3)}
+    texts = {"v:gene": np.array(["aa", "b"])[np.arange(60) % 2]}
+    wide = (100.0,) * 3
+    write_mesh(
+        str(folder / "mesh-columns"),
+        points,
+        faces,
+        chunk_shape=wide,
+        vertex_attributes={key[2:]: value for key, value in columns.items()},
+    )
+    write_graph(
+        str(folder / "graph-texts"),
+        points,
+        edges,
+        chunk_shape=wide,
+        node_attributes={"gene": texts["v:gene"]},
+        chunk_by_attribute="gene",
+    )
+    write_mesh(str(folder / "mesh-halves"), points, faces, chunk_shape=wide, object_ids=np.arange(60) // 30)
+    return {"mesh-columns": {"at": points, **columns}, "graph-texts": {"at": points, **texts}}
 
 
 def joined(path: list) -> np.ndarray:
@@ -111,10 +136,10 @@ def some_ids(store: Path) -> list[int]:
     return [0, 1, 2] if ids is None else [int(i) for i in ids[:3]]
 
 
-def read(store: Path) -> None:
-    """Read one store by the package, and write what it gives beside it."""
+def read(store: Path, given: dict[str, np.ndarray] | None = None) -> None:
+    """Read one store by the package, and write what it gives, and what was given to it, to a file of the same name."""
     kind = store.name.split("-", maxsplit=1)[0]
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, np.ndarray] = dict(given or {})
     if kind == "point_cloud":
         kept = {"attribute_names": json.loads((store / "0" / "zarr.json").read_text())["attributes"].get("names")}
         names = sorted(path.name for path in (store / "0" / "vertex_attributes").glob("*") if path.is_dir())

@@ -62,6 +62,20 @@ def test_polygons_of_geopandas_come_back(tmp_path: Path, geometries: tuple[shape
     assert again["n"].tolist() == given_frame["n"].tolist()
 
 
+@pytest.mark.parametrize("geometries", [(SQUARE, SQUARE), (SQUARE, HOLED), (shapely.LineString([(0, 0), (1, 2)]),)])
+def test_outlines_written_to_parquet_stay_outlines(tmp_path: Path, geometries: tuple[shapely.Geometry, ...]) -> None:
+    """Polygons and lines given the ending .parquet become GeoParquet, which geopandas reads equal; a table is had by its name."""
+    frame(*geometries).to_file(tmp_path / "a.geojson", driver="GeoJSON")
+    content = read_file(tmp_path / "a.geojson")
+    assert write_file(content, tmp_path / "b.parquet", strict=True) == []
+    again = gpd.read_parquet(tmp_path / "b.parquet")
+    assert again.crs == "EPSG:3857"
+    assert all(one.equals(other) for one, other in zip(again.geometry, geometries, strict=True))
+    assert detect(tmp_path / "b.parquet") == "geoparquet"
+    write_file(content, tmp_path / "c.parquet", format="parquet")
+    assert detect(tmp_path / "c.parquet") == "parquet"
+
+
 def test_simple_polygons_are_closed_lines_and_others_circles_of_links() -> None:
     """One ring each: polylines; with holes: a graph whose every vertex has two links and whose rings are its circles."""
     simple = shapes_of_geometries(np.array([SQUARE, SQUARE]), {}, "x")

@@ -1,11 +1,13 @@
 """The public packages as oracles, both ways: zarr-vectors 0.2.0 for layout 0.7, and 0.9.2 for layout 0.9 (items 102 to 107).
 
-Asked for by ``-m peers``; needs the environments that ``benchmarks/peers.sh vectors`` makes.
+Most are asked for by ``-m peers`` and need the environments that ``benchmarks/peers.sh vectors`` makes; stores that the packages wrote
+are also kept in ``tests/data/zarr_vectors_peers.zip``.
 """
 
 import json
 import os
 import subprocess
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raggedatlas.errors import QueryError
 from raggedatlas.testing.geometry import (
     EDGE,
     by_kind,
@@ -30,6 +33,7 @@ from raggedatlas.vectors.building import Cutting, make_geometry
 from raggedatlas.vectors.geometry import Fragments, Geometry
 from raggedatlas.vectors.reading import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.vectors.validating.validation import validate
 from raggedatlas.vectors.writing import write
 
 ROOT = Path(__file__).parent.parent.parent
@@ -37,7 +41,7 @@ SCRIPT = Path(__file__).with_name("peer_zarr_vectors.py")
 VENVS = {"0.7": ROOT / ".venv-peers-vectors-0.2", "0.9": ROOT / ".venv-peers-vectors-0.9"}
 
 CUT = Cutting(chunk_shape=EDGE)
-pytestmark = [pytest.mark.peers, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def peer(layout: str, verb: str, folder: Path) -> str:
@@ -52,14 +56,59 @@ def peer(layout: str, verb: str, folder: Path) -> str:
     return run.stdout
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
 def test_we_read_what_it_writes(layout: str, tmp_path: Path) -> None:
     """Items 103, 105: stores of all seven kinds, a pyramid and one cut by an attribute, written by the package, are read as the package reads them."""
     peer(layout, "write", tmp_path)
     stores = sorted(path for path in tmp_path.iterdir() if path.is_dir())
-    assert len(stores) == 10
+    assert len(stores) == 13
     for path in stores:
         compare(path, open_vectors(path), dict(np.load(path.with_suffix(".npz"))), layout)
+        assert not [problem for problem in validate(path) if problem.level == "must"]
+
+
+@pytest.fixture(scope="module")
+def kept(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stores that the packages wrote."""
+    folder = tmp_path_factory.mktemp("kept")
+    with zipfile.ZipFile(data_dir / "zarr_vectors_peers.zip") as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+def test_stores_that_the_packages_wrote(layout: str, kept: Path, tmp_path: Path) -> None:
+    """Items 20, 21, 53, 103, 105: columns that no shape declares, texts, and fragments that objects share are read as the packages read
+    them, survive both layouts, and break no rule that a store must keep."""
+    for path in sorted(path for path in (kept / layout).iterdir() if path.is_dir()):
+        found = dict(np.load(path.with_suffix(".npz")))
+        compare(path, open_vectors(path), found, layout)
+        assert not [str(problem) for problem in validate(path) if problem.level == "must"], path
+        for other in ("0.7", "0.9"):
+            write(open_vectors(path).load(), tmp_path / path.name / other, layout=other)
+            again, before = open_vectors(tmp_path / path.name / other).read(), open_vectors(path).read()
+            assert np.array_equal(again.positions, before.positions)
+            assert corners_of(replace(again, link_attributes={})) == corners_of(replace(before, link_attributes={}))
+            for name, attribute in before.vertex_attributes.items():
+                assert np.array_equal(again.vertex_attributes[name].values, attribute.values)
+                assert again.vertex_attributes[name].metadata.get("categories") == attribute.metadata.get("categories")
+
+
+def test_shared_fragments_are_read_once(kept: Path) -> None:
+    """Item 33: a store or a box gives each vertex and face once, though objects share fragments; by object each is complete."""
+    path = kept / "0.7" / "mesh-halves"
+    store, found = open_vectors(path), dict(np.load(path.with_suffix(".npz")))
+    once, each = store.read(), store.read(shared="each")
+    assert (once.n_vertices, once.n_links) == (len(found["positions"]), len(found["links"]))
+    assert each.n_vertices > once.n_vertices
+    assert np.array_equal(each.vertex_counts, [store.objects([int(i)]).n_vertices for i in store.object_ids()])
+    box = store.box([-99] * 3, [99] * 3)
+    assert (box.n_vertices, box.n_links) == (once.n_vertices, once.n_links)
+    coarse = open_vectors(kept / "0.7" / "point_cloud-pyramid").read(level=1)
+    assert len(coarse.positions) == len(np.unique(coarse.positions, axis=0))
+    with pytest.raises(QueryError, match="'once' or 'each'"):
+        store.read(shared="never")  # type: ignore[arg-type]
 
 
 def compare(path: Path, store: Any, found: dict[str, Any], layout: str) -> None:
@@ -86,9 +135,14 @@ def compare(path: Path, store: Any, found: dict[str, Any], layout: str) -> None:
         if what in {"oa", "ga", "members"}:
             compare_tables(path, store, (what, name), value)
         elif what == "v":
-            mine = shapes.vertex_attributes[name].values.reshape(len(value), -1)
+            own = shapes.vertex_attributes[name]
+            if value.dtype.kind == "U":
+                assert sorted(set(value)) == own.metadata["categories"]
+            codes = np.unique(value, return_inverse=True)[1] if value.dtype.kind == "U" else value
+            mine = own.values.reshape(len(value), -1)
             both = np.concatenate([shapes.positions, mine], axis=1)
-            assert rows_of(both) == rows_of(np.concatenate([found["positions"], value.reshape(len(value), -1)], axis=1))
+            at = found.get("at", found["positions"])
+            assert rows_of(both) == rows_of(np.concatenate([at, codes.reshape(len(codes), -1)], axis=1))
         elif what == "level":
             assert sorted(set(rows_of(store.read(level=int(name)).positions))) == sorted(set(rows_of(value)))
         elif what in {"object", "group", "box"}:
@@ -177,6 +231,7 @@ def with_modes(geometry: Geometry) -> Geometry:
     return replace(geometry, levels=(replace(level, objects=index),))
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
 def test_it_reads_what_we_write(layout: str, tmp_path: Path) -> None:
     """Items 102, 104: all seven kinds, boxes, objects of every mode, groups, and attributes of objects and groups (numbers, channels,
@@ -215,6 +270,7 @@ def many() -> Shapes:
     return Shapes("point_cloud", walk(60), offsets=np.append(np.arange(50), 60), groups=groups)
 
 
+@pytest.mark.peers
 def test_it_reads_every_spelling_of_0_9(tmp_path: Path) -> None:
     """Item 104: overlapping and explicit fragments, files for each chunk, compressed cells, sparse ids beyond 32 bits, the index in both forms
     (v1 of row numbers, v2 with a table of ids), groups as ranges and narrow links are read by 0.9.2."""
@@ -244,6 +300,7 @@ def test_it_reads_every_spelling_of_0_9(tmp_path: Path) -> None:
             compare(path, open_vectors(path), found, "0.9")
 
 
+@pytest.mark.peers
 def test_it_finds_nothing_wrong(tmp_path: Path) -> None:
     """Item 104: the package's validator at level 5 passes what we write in layout 0.9."""
     for name, geometry in stores_of_ours().items():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from raggedatlas.errors import (
     AtlasError,
     CorruptError,
     DuplicateError,
+    LimitError,
     MissingExtraError,
     NameRefusedError,
     NotFoundError,
@@ -28,6 +30,7 @@ from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
 from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.reading import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.vectors.validating.validation import validate
 from raggedatlas.vectors.writing import write
 
 CUT = Cutting(chunk_shape=EDGE)
@@ -321,20 +324,142 @@ def test_what_is_gone_is_told(tmp_path: Path) -> None:
         open_vectors(tmp_path / "0.9")
 
 
-def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
-    """Item 67: a manifest that names a chunk or a fragment that is not there."""
+def test_an_index_that_lies_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Item 67: a manifest that names a chunk or a fragment that is not there, on writing, which writes nothing, and on reading."""
     geometry = make_geometry(paths(), CUT)
     level = geometry.levels[0]
     objects = level.objects
     assert objects is not None
-    for index, says in (
-        (replace(objects, starts=objects.starts + 99), "fragment that its chunk"),
-        (replace(objects, chunks=objects.chunks + 99), "no vertices"),
+    lists = {"modes": np.full(len(objects.modes), 2, np.uint8), "starts": np.zeros(len(objects.starts), np.int64)}
+    ones = np.ones(len(objects.starts), np.int64)
+    for i, (index, says) in enumerate(
+        (
+            (replace(objects, starts=objects.starts + 99), "fragment"),
+            (replace(objects, chunks=objects.chunks + 99), "chunk"),
+            (replace(objects, modes=objects.modes + 1, counts=ones * 2**62), "fragment"),
+            (replace(objects, counts=ones, fragments=np.array([-1]), **lists), "fragment"),
+        )
     ):
-        write(replace(geometry, levels=(replace(level, objects=index),)), tmp_path / "s", overwrite=True)
+        bad = replace(geometry, levels=(replace(level, objects=index),))
+        for layout in ("0.7", "0.9"):
+            with pytest.raises(SourceError, match=f"names a fragment of {says if says == 'chunk' else 'chunk'}"):
+                write(bad, tmp_path / f"w{i}", layout=layout)
+        assert not (tmp_path / f"w{i}").exists()
+        with monkeypatch.context() as patched:
+            patched.setattr("raggedatlas.vectors.writing.check_geometry", lambda _: None)
+            write(bad, tmp_path / f"r{i}")
         for ask in (lambda store: store.read(), lambda store: store.objects([3])):
-            with pytest.raises(CorruptError, match=says):
-                ask(open_vectors(tmp_path / "s"))
+            with pytest.raises(
+                CorruptError, match="no vertices" if says == "chunk" else "that its chunk does not have|negative"
+            ):
+                ask(open_vectors(tmp_path / f"r{i}"))
+
+
+def test_the_convention_of_the_index(tmp_path: Path) -> None:
+    """Item 71: an object index is what is written without asking, and stores of several chunks need one, on writing and on reading."""
+    geometry = make_geometry(paths(), CUT)
+    assert geometry.index_convention == "standard"
+    assert len(geometry.levels[0].chunks) > 1
+    with pytest.raises(SourceError, match="exactly one chunk"):
+        write(replace(geometry, index_convention="identity"), tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    for layout in ("0.7", "0.9"):
+        write(geometry, tmp_path / layout, layout=layout)
+        file = tmp_path / layout / "zarr.json"
+        node = json.loads(file.read_text())
+        assert node["attributes"]["zarr_vectors"].get("object_index_convention", "standard") == "standard"
+        assert (tmp_path / layout / "0/object_index").is_dir()
+        shutil.rmtree(tmp_path / layout / "0/object_index")
+        node["attributes"]["zarr_vectors"]["object_index_convention"] = "identity"
+        file.write_text(json.dumps(node))
+        with pytest.raises(CorruptError, match="identity convention needs one"):
+            open_vectors(tmp_path / layout).read()
+        assert "V070" in {problem.rule for problem in validate(tmp_path / layout)}
+
+
+@pytest.mark.parametrize("name", ["graph", "mesh", "pyramid"])
+def test_links_across_chunks_keep_their_records(tmp_path: Path, name: str) -> None:
+    """Item 106: records of links across chunks and levels, and their attributes, are byte for byte the same after 0.7, 0.9 and 0.7."""
+    makers = {"graph": graph, "mesh": mesh}
+    if name == "pyramid":
+        step = Coarser(cloud(), (2, 2, 2), (2, 2, 2), parents=np.arange(40)[::-1])
+        geometry = make_geometry(cloud(), Cutting(chunk_shape=EDGE, cross_level_storage="explicit"), coarser=[step])
+    else:
+        geometry = make_geometry(makers[name](), CUT)
+    rng = np.random.default_rng(0)
+    levels = []
+    for level in geometry.levels:
+        mixed = []
+        for links in level.cross_links:
+            order = rng.permutation(links.n_links)
+            attributes = {key: value.take(order) for key, value in links.attributes.items()}
+            mixed.append(replace(links, chunks=links.chunks[order], rows=links.rows[order], attributes=attributes))
+        levels.append(replace(level, cross_links=tuple(mixed)))
+    write(replace(geometry, levels=tuple(levels)), tmp_path / "first", layout="0.7")
+    write(open_vectors(tmp_path / "first").load(), tmp_path / "between", layout="0.9")
+    write(open_vectors(tmp_path / "between").load(), tmp_path / "last", layout="0.7")
+    stored = [file for file in (tmp_path / "first").rglob("*") if file.is_file() and file.name != "zarr.json"]
+    files = [file for file in stored if any(part in str(file) for part in ("cross_chunk_link", "/links/+", "/links/-"))]
+    assert any("cross_chunk_links" in str(file) for file in files)
+    for file in files:
+        again = tmp_path / "last" / file.relative_to(tmp_path / "first")
+        assert file.read_bytes() == again.read_bytes(), file
+
+
+@pytest.mark.parametrize("kind", ["streamline", "mesh"])
+@pytest.mark.parametrize("count", [6 * 10**7, 10**9, 2**60])
+def test_counts_of_blocks_are_checked_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, count: int
+) -> None:
+    """Items 66, 67: a run of more fragments than its chunk has is refused by every way of reading, with no memory for the run."""
+    geometry = make_geometry(paths() if kind == "streamline" else mesh(), CUT)
+    level = geometry.levels[0]
+    objects = level.objects
+    assert objects is not None
+    modes = np.where(np.arange(len(objects.modes)) == 0, 1, objects.modes).astype(np.uint8)
+    counts = np.where(np.arange(len(objects.modes)) == 0, count, objects.counts)
+    bad = replace(objects, modes=modes, counts=counts)
+    monkeypatch.setattr("raggedatlas.vectors.writing.check_geometry", lambda _: None)
+    write(replace(geometry, levels=(replace(level, objects=bad, fragment_attributes={}),)), tmp_path / "s")
+    store = open_vectors(tmp_path / "s")
+    first = int(objects.ids[0])
+    store.objects([int(objects.ids[-1])])
+    tracemalloc.start()
+    try:
+        for ask in (store.read, lambda: store.objects([first]), lambda: store.box([-99] * 3, [99] * 3)):
+            with pytest.raises(CorruptError, match="fragment that its chunk does not have"):
+                ask()
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("0/object_index/manifests", lambda node: node.update(shape=[10**12])),
+        ("0/object_index", lambda node: node["attributes"].update(num_objects=10**12)),
+        ("0/object_index", lambda node: node["attributes"].update(sid_ndim=-1)),
+        ("0/groups", lambda node: node["attributes"].update(group_ranges={"0": [0, 10**12]})),
+        ("0/groups", lambda node: node.update(shape=[10**15])),
+    ],
+    ids=["manifests", "num_objects", "sid_ndim", "group_ranges", "groups"],
+)
+def test_declared_numbers_are_checked_before_memory_is_taken(tmp_path: Path, path: str, change: Any) -> None:
+    """Items 46, 68: numbers of objects, members and axes that the arrays do not bear out are refused, with no memory for them."""
+    shapes = replace(paths(), groups=Groups(np.array([0, 2]), paths().ids[:2]))
+    write(make_geometry(shapes, CUT), tmp_path / "s")
+    file = tmp_path / "s" / path / "zarr.json"
+    node = json.loads(file.read_text())
+    change(node)
+    file.write_text(json.dumps(node))
+    tracemalloc.start()
+    try:
+        with pytest.raises((CorruptError, LimitError)):
+            open_vectors(tmp_path / "s").read()
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 99), (99, 1), (2**63 - 1, 1), (1, 2**63 - 1)])

@@ -1,5 +1,7 @@
 """`infer`: a model over a query, each cell once, in any batches and parts; what it refuses; what a kill leaves."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
+from raggedatlas.results import batches, duplicates
 from raggedatlas.testing.processes import started
 from raggedatlas.verbs import infer, infer_part
 from raggedatlas.verbs.runs import new_run
@@ -214,7 +217,7 @@ def test_a_killed_run_leaves_the_old_state(small: Any, tmp_path: Path) -> None:
     assert set(data.iterdir()) > before
     assert np.array_equal(ResultDataset({}, folder).to_numpy(), small.counts)
     assert np.array_equal(infer(lambda X: -X, small.query, folder, overwrite=True).to_numpy(), -small.counts)
-    assert len(list(data.iterdir())) == 1
+    assert set(data.iterdir()) & before == before
 
 
 def test_a_process_that_dies_ends_the_run(small: Any, tmp_path: Path) -> None:
@@ -224,8 +227,128 @@ def test_a_process_that_dies_ends_the_run(small: Any, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="A process of the run died"):
         infer(f"{HERE}:dying", small.query, folder, n_parts=2, batch_size=10, overwrite=True)
     assert np.array_equal(ResultDataset({}, folder).to_numpy(), small.counts)
-    assert len(list((folder / "lance_db" / "results.lance" / "data").iterdir())) == 1
     assert np.array_equal(infer(lambda X: -X, small.query, folder, overwrite=True).to_numpy(), -small.counts)
+
+
+def counting(calls: list[int], *, fail_after: int | None = None) -> Callable[[Any], Any]:
+    """Make a model that notes how many cells it was given, and fails once it had enough."""
+
+    def model(X: Any) -> Any:
+        if fail_after is not None and sum(calls) >= fail_after:
+            raise KeyboardInterrupt
+        calls.append(len(X))
+        return {"data": X * 2, "sum": X.sum(axis=1)}
+
+    return model
+
+
+@pytest.mark.parametrize("n_parts", [1, 2])
+def test_an_interrupted_run_goes_on(n_parts: int, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With resume, cells that were computed are not computed again, in one process or in parts; the table is that of one run."""
+    monkeypatch.setattr(batches, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(batches, "CHECKPOINT_SHARE", 0.0)
+    first: list[int] = []
+    second: list[int] = []
+    choices: dict[str, Any] = {"batch_size": 10, "n_parts": n_parts}
+    with ThreadPoolExecutor(1) as executor:
+        choices |= {"executor": executor} if n_parts > 1 else {}
+        with pytest.raises(KeyboardInterrupt):
+            infer(counting(first, fail_after=50), small.query, tmp_path / "r", **choices)
+        with pytest.raises(QueryError, match=r"n_parts|parts, and"):
+            infer(counting([]), small.query, tmp_path / "r", resume=True, **{**choices, "n_parts": n_parts + 1})
+        with pytest.raises(QueryError, match="atlas:query"):
+            infer(counting([]), small.query.where({"kind": "B"}), tmp_path / "r", resume=True, **choices)
+        found = infer(counting(second), small.query, tmp_path / "r", resume=True, **choices)
+    assert (sum(first), sum(second)) == (50, len(small.counts) - 50)
+    assert list(found.ids()) == small.uids
+    assert np.array_equal(found.to_numpy(), small.counts * 2)
+    assert np.array_equal(found.get_sum(np.arange(len(found))), small.counts.sum(axis=1))
+
+
+def test_only_new_cells_are_computed(small: Any, tmp_path: Path) -> None:
+    """With update, known cells are taken over bit by bit and others computed, in the order of the query."""
+    infer(counting([]), small.query.where({"tissue": "lung"}), tmp_path / "old")
+    n_old = len(ResultDataset({}, tmp_path / "old"))
+    for batch_size in (1, 7, 500):
+        calls: list[int] = []
+        found = infer(
+            counting(calls), small.query, tmp_path / f"new{batch_size}", update=tmp_path / "old", batch_size=batch_size
+        )
+        assert sum(calls) == len(small.counts) - n_old > 0
+        assert list(found.ids()) == small.uids
+        assert np.array_equal(found.to_numpy(), small.counts * 2)
+        assert np.array_equal(found.get_sum(np.arange(len(found))), small.counts.sum(axis=1))
+    nothing: list[int] = []
+    again = infer(counting(nothing), small.query, tmp_path / "new7", update=tmp_path / "new7", overwrite=True)
+    assert nothing == []
+    assert np.array_equal(again.to_numpy(), small.counts * 2)
+    shared = infer(
+        f"{HERE}:sums", small.query, tmp_path / "parts",
+        n_parts=2, update=infer(f"{HERE}:sums", small.query.where({"tissue": "lung"}), tmp_path / "sums"),
+    )  # fmt: skip
+    assert np.array_equal(shared.to_numpy(), small.counts / 2)
+
+
+UNGUARDED = """
+import sys
+import raggedatlas as ra
+from raggedatlas.verbs import infer
+query = ra.RaggedAtlas.open(sys.argv[1]).checkout(1).query()
+infer("numpy:sqrt", query, sys.argv[2], n_parts=2)
+"""
+
+
+def test_a_script_without_a_guard_is_told_so(small: Any, tmp_path: Path) -> None:
+    """A script that shares a run when it is imported is named as the cause, and memory is not."""
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    words = [sys.executable, str(tmp_path / "script.py"), str(small.folder), str(tmp_path / "r")]
+    run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 1
+    said = run.stderr.strip().splitlines()[-1]
+    assert "script.py starts the run when it is imported" in said
+    assert "memory" not in said
+
+
+def test_a_refused_run_leaves_no_folder(small: Any, tmp_path: Path) -> None:
+    """A model that gives what cannot be stored leaves nothing where nothing was."""
+    with pytest.raises(SourceError):
+        infer(lambda X: X[:-1], small.query, tmp_path / "deep" / "r")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_an_error_of_ours(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the disk is full while results are written, the error is a StoreError that names the place; nothing is visible."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(*given: Any, **more: Any) -> Any:
+        raise full
+
+    places = [
+        (Path, "mkdir"), (Path, "write_text"), (os, "open"), (Path, "replace"),
+        (duplicates.tempfile, "TemporaryFile"), ("lance.file.LanceFileWriter", "write_batch"), ("lance.file.LanceFileWriter", "close"),
+    ]  # fmt: skip
+    monkeypatch.setattr(duplicates, "LONGEST", 1)
+    monkeypatch.setattr(batches, "CHECKPOINT_SECONDS", 0.0)
+    for number, (owner, name) in enumerate(places):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(*((f"{owner}.{name}",) if isinstance(owner, str) else (owner, name)), refuse)
+            with pytest.raises(StoreError, match=r"No space left|space left"):
+                infer(lambda X: X, small.query, folder)
+        with pytest.raises(NotFoundError):
+            ResultDataset({}, folder)
+
+
+def test_results_of_another_model_are_not_updated(small: Any, tmp_path: Path) -> None:
+    """Another model, other features or another dtype are refused by name, and nothing is written."""
+    infer(f"{HERE}:sums", small.query, tmp_path / "old")
+    with pytest.raises(QueryError, match="other model"):
+        infer("numpy:sqrt", small.query, tmp_path / "new", update=tmp_path / "old")
+    with pytest.raises(QueryError, match="other features, layers or dtype"):
+        infer(f"{HERE}:sums", small.query, tmp_path / "new", update=tmp_path / "old", features=["a"])
+    with pytest.raises(QueryError, match="other features, layers or dtype"):
+        infer(f"{HERE}:sums", small.query, tmp_path / "new", update=tmp_path / "old", dtype="float64")
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
 RANK = """

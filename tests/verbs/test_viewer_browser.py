@@ -345,3 +345,55 @@ def test_the_pointer_finds_the_nearest_cell_and_draws_nothing(crowd: tuple[Brows
         page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=300, button="none")
     page.run(WAIT)
     assert page.run("window.frames_drawn") == 0
+
+
+def drawn(browser: Browser, tmp_path: Path) -> Any:
+    """Look at the page: (height, width, 3) bytes of its picture."""
+    image = pytest.importorskip("matplotlib.image")
+    browser.run("new Promise(r => setTimeout(r, 400))")
+    picture = image.imread(browser.picture(tmp_path / "page.png"))
+    return (picture[:, :, :3] * 255).round().astype(int)
+
+
+def count_of(picture: Any, color: tuple[int, int, int]) -> int:
+    """Count the pixels that have nearly a colour."""
+    return int((np.abs(picture - np.array(color)).max(axis=2) < 12).sum())
+
+
+def test_colours_of_the_data_can_be_switched_off(browser: Browser, tmp_path: Path) -> None:
+    """Categories are drawn in the colours that come with the data until a switch in the legend takes the safe palette."""
+    rng = np.random.default_rng(3)
+    places = rng.uniform(-1, 1, (300, 2))
+    ids = [f"c{i}" for i in range(300)]
+    obs = pa.table({"uid": ids, "kind": ["a" if x < 0 else "b" for x in places[:, 0]], "plain": ["p", "q"] * 150})
+    look = Look(color="kind", colors={"kind": {"a": "#ff0000", "b": "#00ff00"}}, theme="light")
+    browser.open(write_page(make_scene(ids, places, obs, look=look), tmp_path / "x.html", genes=[]).as_uri())
+    switch = "document.querySelector('.legend .check input, aside .check input')"
+    before = drawn(browser, tmp_path)
+    assert min(count_of(before, (255, 0, 0)), count_of(before, (0, 255, 0))) > 60
+    browser.run(f"{switch}.click()")
+    after = drawn(browser, tmp_path)
+    assert max(count_of(after, (255, 0, 0)), count_of(after, (0, 255, 0))) < 20
+    assert min(count_of(after, (0x35, 0x73, 0xB9)), count_of(after, (0xE6, 0x9F, 0))) > 60
+    browser.run("viewer.colorBy('plain')")
+    assert browser.run(
+        "[...document.querySelectorAll('label.check')].every(l => l.textContent !== 'colours of the data')"
+    )
+
+
+def test_a_selection_keeps_the_colours_of_a_scale(browser: Browser, tmp_path: Path) -> None:
+    """With a gene as colour, cells outside of a selection keep their colour: a light one would look like a low value."""
+    xs = np.linspace(-1, 1, 40)
+    places = np.array([(x, y) for x in xs for y in xs[::4]])
+    ids = [f"c{i}" for i in range(len(places))]
+    obs = pa.table({"uid": ids, "kind": ["a"] * len(ids)})
+    scene = make_scene(ids, places, obs, genes={"g": np.full(len(ids), 9.0)}, look=Look(color="kind", theme="light"))
+    browser.open(write_page(scene, tmp_path / "x.html", genes=["g"]).as_uri())
+    browser.run("viewer.colorByGene('g')")
+    before = drawn(browser, tmp_path)
+    strong = before[(before.max(axis=2) - before.min(axis=2)) > 40]
+    color = tuple(np.median(strong, axis=0).astype(int))
+    browser.run("viewer.lasso([[-2, -2], [-0.8, -2], [-0.8, 2], [-2, 2]])")
+    after = drawn(browser, tmp_path)
+    middle = (slice(None), slice(before.shape[1] // 3, 2 * before.shape[1] // 3))
+    assert count_of(after[middle], color) > 0.8 * count_of(before[middle], color) > 50

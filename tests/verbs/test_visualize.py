@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import scipy.sparse as sp
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -22,7 +23,7 @@ from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.registry import HyraxDataset
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.verbs.viewer.exports import CELLS, CONFIG
-from raggedatlas.verbs.viewer.scene import Look, make_scene
+from raggedatlas.verbs.viewer.scene import Look, make_scene, match_ids
 from raggedatlas.verbs.visualize import make_view, view, visualize
 
 pytestmark = pytest.mark.filterwarnings(
@@ -142,6 +143,145 @@ def test_an_embedding_of_the_atlas_is_shown(snapshot: Any) -> None:
     assert (scene.look.title, scene.look.subtitle) == ("Blood", "snapshot 1")
 
 
+@pytest.fixture(scope="module")
+def layered(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A view of an atlas of a file with normalized values in X and counts in raw, into which a map was put back."""
+    folder = tmp_path_factory.mktemp("layered")
+    file = donor_file(3, GENES, ["#ff0000", "#00ff00"])
+    file.raw = file.copy()
+    file.X = np.log1p(file.X)
+    del file.obsm["X_umap"]
+    atlas = ra.RaggedAtlas.create(str(folder / "blood.atlas"))
+    with warnings.catch_warnings(action="ignore"):
+        atlas.add(file, "one", organism="human", progress=False)
+    uids = list(atlas.checkout(atlas.snapshot()).query().to_pandas().index)
+    with ResultDatasetWriter(folder / "map") as writer:
+        writer.write_batch(uids, np.column_stack([np.arange(N), np.arange(N)]).astype(np.float32))
+    atlas.add(ResultDataset({}, folder / "map"), "map", space="embedding")
+    atlas.add(ResultDataset({}, folder / "map"), "held", as_="vector")
+    return atlas.checkout(atlas.snapshot())
+
+
+@pytest.mark.parametrize("name", ["map", "held"])
+def test_a_layer_is_of_genes_only(name: str, layered: Any) -> None:
+    """A result in the atlas is coloured by a gene of any layer, named by `layer` or by the query, in the same places."""
+    query = layered.query()
+    for layer in ("X", "counts"):
+        adata = query.features("LYZ").layers(layer).to_anndata()
+        values = dict(zip(adata.obs_names, np.asarray(adata.X.todense()).ravel(), strict=True))
+        for scene in (
+            make_view(name, layered, color="LYZ", layer=layer),
+            make_view(name, query.layers(layer), color="LYZ"),
+            make_view(name, query.layers(layer).features("CD3D").join("intersection"), color="LYZ"),
+        ):
+            assert dict(zip(scene.ids.to_pylist(), scene.gene("LYZ").tolist(), strict=True)) == values
+            places = dict(zip(scene.ids.to_pylist(), scene.coordinates[:, 0].tolist(), strict=True))
+            assert [places[uid] for uid in adata.obs_names] == list(range(N))
+    usual, counts = make_view(name, layered).gene("LYZ"), make_view(name, layered, layer="counts").gene("LYZ")
+    assert np.array_equal(usual, counts)
+
+
+def test_the_command_colours_a_result_by_a_layer(layered: Any, tmp_path: Path) -> None:
+    """``visualize ... --color GENE --layer X`` writes the page; a layer that no dataset has is refused with those there are."""
+    words = ["visualize", layered.uri, "map", "--color", "LYZ", "-o", str(tmp_path / "x.html")]
+    said = CliRunner().invoke(app, [*words, "--layer", "X"])
+    assert said.exit_code == 0, said.stderr
+    said = CliRunner().invoke(app, [*words, "--layer", "spliced", "--overwrite"])
+    assert said.exit_code == 1
+    assert "['counts', 'X']" in said.stderr or "['X', 'counts']" in said.stderr
+
+
+@pytest.mark.parametrize("form", ["h5ad", "zarr", "object", "csc"])
+def test_a_file_is_shown_as_its_atlas_would_be(form: str, tmp_path: Path) -> None:
+    """Coordinates, metadata, colours and genes of every layer of a file are those that an atlas of it shows."""
+    file = donor_file(4, GENES, ["#ff0000", "#00ff00"])
+    file.raw = file.copy()
+    file.X = sp.csc_matrix(np.log1p(file.X)) if form == "csc" else np.log1p(file.X)
+    path = tmp_path / f"cells.{'zarr' if form == 'zarr' else 'h5ad'}"
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "blood.atlas"))
+    with warnings.catch_warnings(action="ignore"):
+        (file.write_zarr if form == "zarr" else file.write_h5ad)(path)
+        atlas.add(path, "one", organism="human", progress=False, embeddings=["X_umap"])
+    expected = make_view("umap", atlas.checkout(atlas.snapshot()), layer="X")
+    names = dict(zip(*cell_names(atlas), strict=True))
+    for name in ("umap", "X_umap", "obsm/X_umap"):
+        shown = make_view(name, file if form == "object" else path)
+        order = match_ids(pa.array([names[uid] for uid in expected.ids.to_pylist()]), shown.ids)
+        assert np.array_equal(shown.coordinates[order], expected.coordinates)
+        ours, theirs = shown.column("cell_type"), expected.column("cell_type")
+        assert ours.values.take(pa.array(order)).to_pylist() == theirs.values.to_pylist()
+        assert ours.colors == theirs.colors == {"B": "#ff0000", "T": "#00ff00"}
+        assert np.array_equal(shown.gene("LYZ")[order], expected.gene("LYZ"))
+    raw = make_view("umap", path, layer="raw").gene("LYZ")
+    assert np.array_equal(np.log1p(raw)[order], expected.gene("LYZ"))
+
+
+def cell_names(atlas: Any) -> tuple[list[str], list[str]]:
+    """Give the uids of all cells and what their files call them."""
+    table = atlas.checkout(1).query().to_arrow()
+    return table.column("uid").to_pylist(), table.column("cell_name").to_pylist()
+
+
+def test_results_are_joined_with_a_file_by_the_names_of_its_cells(tmp_path: Path) -> None:
+    """Results whose ids are names of `obs` are shown with the metadata and genes of the file."""
+    file = donor_file(5, GENES, ["#ff0000", "#00ff00"])
+    with ResultDatasetWriter(tmp_path / "map") as writer:
+        writer.write_batch(list(file.obs_names[::-1]), np.column_stack([np.arange(N), np.arange(N)]).astype(np.float32))
+    scene = make_view(tmp_path / "map", file)
+    at = [list(file.obs_names).index(name) for name in scene.ids.to_pylist()]
+    assert scene.coordinates[:, 0].tolist() == [N - 1 - i for i in at]
+    assert scene.column("cell_type").values.to_pylist() == file.obs["cell_type"].iloc[at].tolist()
+    assert scene.gene("MS4A1").tolist() == file.X[at, 1].tolist()
+
+
+def test_an_atlas_is_shown_by_its_address(snapshot: Any) -> None:
+    """The path of an atlas means its newest snapshot."""
+    assert make_view("umap", snapshot.uri).ids.equals(make_view("umap", snapshot).ids)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["umap", "--color", "LYZ"], ""),
+        ([], "name the embedding that is to be shown too, one of ['obsm/X_umap']"),
+        (["tsne"], "has no embedding 'tsne'; it has ['obsm/X_umap']"),
+        (["umap", "--color", "LYX"], "no gene 'LYX'"),
+        (["umap", "--layer", "spliced"], "no layer 'spliced' of genes; there are ['X']"),
+        (["umap", "--where", "n_genes > 1"], "--where"),
+        (["umap", "--at", "1"], "a file has no snapshots"),
+    ],
+)
+def test_the_command_shows_a_file(words: list[str], said: str, tmp_path: Path) -> None:
+    """``visualize`` takes a file in the place of an atlas; refusals are one line that names what there is, and write nothing."""
+    with warnings.catch_warnings(action="ignore"):
+        donor_file(1, GENES, ["#ff0000", "#00ff00"]).write_h5ad(tmp_path / "cells.h5ad")
+    out = tmp_path / "x.html"
+    done = CliRunner().invoke(app, ["visualize", str(tmp_path / "cells.h5ad"), *words, "-o", str(out)])
+    assert said in done.stderr
+    assert (done.exit_code == 0) == out.exists() == (said == "")
+    assert done.stderr.count("\n") <= 1
+
+
+def test_the_command_adds_embeddings(tmp_path: Path) -> None:
+    """What ``add --embedding`` names can be viewed, as the help of view shows."""
+    with warnings.catch_warnings(action="ignore"):
+        donor_file(1, GENES, ["#ff0000", "#00ff00"]).write_h5ad(tmp_path / "cells.h5ad")
+    place = str(tmp_path / "a.atlas")
+    for words in (["create", place], ["add", place, str(tmp_path / "cells.h5ad"), "--embedding", "X_umap=map"], ["snapshot", place],
+                  ["visualize", place, "map", "-o", str(tmp_path / "x.html")]):  # fmt: skip
+        said = CliRunner().invoke(app, words)
+        assert said.exit_code == 0, said.output
+
+
+@pytest.mark.parametrize("verb", [["info"], ["ls"], ["create"], ["query", "-o", "x.h5ad"]])
+def test_a_file_is_not_opened_as_an_atlas(verb: list[str], tmp_path: Path) -> None:
+    """A verb of an atlas says that a file is none, not what a library could not do inside of it."""
+    (tmp_path / "cells.h5ad").write_bytes(b"")
+    said = CliRunner().invoke(app, [verb[0], str(tmp_path / "cells.h5ad"), *verb[1:]])
+    assert said.exit_code == 1
+    assert "is a file, and an atlas is a folder" in said.stderr
+
+
 def test_a_column_of_vectors_is_shown(tmp_path: Path) -> None:
     """Vectors in the cell table are places by the column's name; cells without one are counted, three numbers are projected."""
     atlas = ra.RaggedAtlas.create(str(tmp_path / "vectors.atlas"))
@@ -230,13 +370,15 @@ def test_npy_results_are_shown_with_the_metadata_of_their_dataset(records: bool,
 REFUSED: list[tuple[str, type[Exception], Callable[[Any, ResultDataset, Path], Any]]] = [
     ("ends in '.pdf'", QueryError, lambda s, r, p: visualize(r, s, path=p / "x.pdf")),
     ("no embedding 'tsne'; it has \\['umap'", NotFoundError, lambda s, r, p: visualize("tsne", s, path=p / "x.html")),
-    ("name the atlas too", QueryError, lambda s, r, p: visualize("umap", path=p / "x.html")),
+    ("name the atlas or the file too", QueryError, lambda s, r, p: visualize("umap", path=p / "x.html")),
     (
         "color='nothing'|NOGENE|nothing",
         Exception,
         lambda s, r, p: visualize("umap", s, path=p / "x.html", color="nothing"),
     ),
     ("no choice 'colour'", QueryError, lambda s, r, p: visualize("umap", s, path=p / "x.html", colour="cell_type")),
+    ("layer='X'", QueryError, lambda s, r, p: visualize(p / "results", path=p / "x.html", layer="X")),
+    ("No dataset has", NotFoundError, lambda s, r, p: visualize("umap", s, path=p / "x.html", layer="Y")),
     ("theme='blue'", QueryError, lambda s, r, p: visualize("umap", s, path=p / "x.html", theme="blue")),
     ("shows one gene", QueryError, lambda s, r, p: visualize("umap", s, path=p / "x.png", genes=["CD3D"])),
     ("takes neither", QueryError, lambda s, r, p: visualize(make_view("umap", s), s, path=p / "x.html")),

@@ -1,4 +1,4 @@
-"""Four processes add at once while a fifth takes snapshots: nothing is lost, nothing is there twice."""
+"""Four processes add at once, one file all of them, while a fifth takes snapshots: nothing is lost, nothing is there twice."""
 
 import sys
 from contextlib import ExitStack
@@ -17,12 +17,15 @@ from raggedatlas.testing.anndatas import assert_same
 from raggedatlas.testing.processes import started
 
 WRITERS, EACH = 4, 4
+FILES = [(writer, i) for writer in range(WRITERS) for i in range(EACH)] + [(9, 0)]
+"""Writer and number of every file; the last is added by all writers."""
 
 ADD = """
 import sys
 from pathlib import Path
 from raggedatlas.atlas import RaggedAtlas
 atlas = RaggedAtlas.open(sys.argv[1])
+print(atlas.add(Path(sys.argv[2]) / "9-0.h5ad", on_duplicate="skip", progress=False).status)
 for file in sorted(Path(sys.argv[2]).glob(f"{sys.argv[3]}-*.h5ad")):
     atlas.add(file, progress=False)
 """
@@ -55,11 +58,10 @@ def make(writer: int, i: int) -> ad.AnnData:
 def walked(tmp_path_factory: pytest.TempPathFactory) -> tuple[RaggedAtlas, list[int]]:
     """The atlas after all processes have ended, and the numbers that `snapshot` gave."""
     folder = tmp_path_factory.mktemp("together")
-    for writer in range(WRITERS):
-        for i in range(EACH):
-            make(writer, i).write_h5ad(folder / f"{writer}-{i}.h5ad")
+    for writer, i in FILES:
+        make(writer, i).write_h5ad(folder / f"{writer}-{i}.h5ad")
     atlas = RaggedAtlas.create(str(folder / "atlas"))
-    scripts = [(ADD, str(folder), str(writer)) for writer in range(WRITERS)] + [(SNAPSHOT, str(WRITERS * EACH))]
+    scripts = [(ADD, str(folder), str(writer)) for writer in range(WRITERS)] + [(SNAPSHOT, str(len(FILES)))]
     with ExitStack() as stack:
         processes = [
             stack.enter_context(started([sys.executable, "-c", script, atlas.uri, *arguments]))
@@ -68,13 +70,14 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> tuple[RaggedAtlas, list[
         told = [process.communicate(timeout=240) for process in processes]
     failed = [err for process, (_, err) in zip(processes, told, strict=True) if process.returncode]
     assert not failed, "\n".join(failed)
+    assert sorted(out.strip() for out, _ in told[:-1]) == ["added", *["skipped"] * (WRITERS - 1)]
     return RaggedAtlas.open(atlas.uri), [int(line) for line in told[-1][0].split()]
 
 
 def test_nothing_is_lost(walked) -> None:  # noqa: ANN001
     """Every dataset is there once and equal to what was added, with exactly its cells and its group."""
     atlas, _ = walked
-    expected = {f"{writer}-{i}" for writer in range(WRITERS) for i in range(EACH)}
+    expected = {f"{writer}-{i}" for writer, i in FILES}
     assert sorted(atlas.list_datasets()["name"]) == sorted(expected)
     for name in expected:
         writer, i = map(int, name.split("-"))
@@ -88,7 +91,7 @@ def test_features_are_there_once_and_indices_are_dense(walked) -> None:  # noqa:
     atlas, _ = walked
     atlas.optimize()
     features = atlas.features()
-    wanted = {g for writer in range(WRITERS) for i in range(EACH) for g in make(writer, i).var_names}
+    wanted = {g for writer, i in FILES for g in make(writer, i).var_names}
     assert features.index.is_unique
     assert sorted(features["feature_id"]) == sorted(wanted)
     assert sorted(features["global_index"]) == list(range(len(wanted)))
@@ -108,7 +111,7 @@ def test_every_snapshot_is_whole(walked) -> None:  # noqa: ANN001
         if counts[-1]:
             assert view.query().to_anndata().n_obs == view.record.n_cells
     assert counts == sorted(counts)
-    assert counts[-1] == WRITERS * EACH
+    assert counts[-1] == len(FILES)
 
 
 def test_a_folder_can_be_added_from_a_path_object(walked) -> None:  # noqa: ANN001
@@ -116,7 +119,7 @@ def test_a_folder_can_be_added_from_a_path_object(walked) -> None:  # noqa: ANN0
     atlas, _ = walked
     reports = atlas.add(Path(atlas.uri.removeprefix("file://")).parent, on_duplicate="skip", progress=False)
     assert {r.status for r in reports} == {"skipped"}
-    assert len(reports) == WRITERS * EACH
+    assert len(reports) == len(FILES)
 
 
 def test_an_indexed_registry_takes_a_feature_once(tmp_path) -> None:  # noqa: ANN001

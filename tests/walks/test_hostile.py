@@ -71,6 +71,7 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> ra.AtlasView:
 @given(st.lists(texts, min_size=1, max_size=3))
 @example(["x' OR 1=1 --"])
 @example(["\x00"])
+@pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
 def test_values_are_never_sql(nasty: ra.AtlasView, values: list[str]) -> None:
     """Whatever text is asked for, by mapping or expression, the cells that hold exactly it are chosen."""
     notes = nasty.query().to_pandas()["note"]

@@ -14,6 +14,8 @@ export class Category {
     this.labels = Array.from(data.dictionary, (label) => label ?? "");
     this.n = data.length;
     this.hidden = new Set();
+    this.named = Object.keys(spec.colors ?? {}).length > 0; // colours come with the data
+    this.own = this.named; // and are drawn; else the palette that colour-blind readers can tell apart
     this.missing = spec.missing ? this.labels.length - 1 : -1;
     if (spec.missing) this.labels[this.missing] = "missing";
     this.counts = new Uint32Array(this.labels.length);
@@ -22,7 +24,7 @@ export class Category {
 
   colors(theme) {
     const named = this.missing < 0 ? this.labels : this.labels.slice(0, -1);
-    const colors = categoryColors(named, this.spec.colors ?? {});
+    const colors = categoryColors(named, this.own ? this.spec.colors : {});
     return this.missing < 0 ? colors : [...colors, themed(theme).missing];
   }
 

@@ -52,8 +52,15 @@ export class Legend {
       };
       parts.push(el("input", { class: "filter", type: "search", placeholder: `Filter ${present.length} values`, "aria-label": "Filter values", oninput: keep }));
     }
-    this.host.append(...parts, list, foot);
+    this.host.append(...parts, list, foot, ...(column.named ? [this.#palette(column)] : []));
     this.#mark(column);
+  }
+
+  #palette(column) {
+    const change = (event) => this.#again(column, () => (column.own = event.target.checked));
+    const own = el("input", { type: "checkbox", checked: column.own, onchange: change });
+    const title = "Without: a palette that red-blind and green-blind eyes can tell apart too";
+    return el("label", { class: "check", title }, own, "colours of the data");
   }
 
   // A click shows one alone, a click with a modifier takes one in or out; the last one shown brings all back.

@@ -137,7 +137,7 @@ class App {
     const { column } = this;
     const one = { codes: new Uint8Array(this.n), palette: [themed(this.theme).one], order: null };
     const { codes, palette, order } = column ? column.painted(this.theme) : one;
-    await this.plot.paint(codes, palette, order);
+    await this.plot.paint(codes, palette, order, { scale: column?.kind === "number" });
     this.labels.set(column);
   }
 

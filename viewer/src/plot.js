@@ -7,6 +7,8 @@ import { Detail } from "./detail.js";
 import { Picker } from "./picker.js";
 
 const MARGIN = 0.94;
+const FADED = 0.25; // of the opacity, where categories are drawn
+const RIM = 2; // pixels
 const REACH = 5; // pixels between the pointer and the rim of a point
 
 // As large as the plot and not as the window. Points come from a buffer of their own, so the canvas has no edges to smooth.
@@ -42,7 +44,7 @@ export class Plot {
       pointSizeSelected: 1,
       pointOutlineWidth: 0,
       pointScaleMode: "asinh",
-      opacityInactiveScale: 0.25,
+      opacityInactiveScale: FADED,
       lassoColor: themed(theme).one,
       lassoMinDelay: 8,
       lassoMinDist: 3,
@@ -130,12 +132,14 @@ export class Plot {
   }
 
   // Draw in the colours of a palette; `order` lists rows from the bottom to the top, null leaves them as they are.
-  paint(codes, palette, order) {
+  // A scale is read by its lightness, so that cells outside of a selection keep theirs, and those inside have a rim instead.
+  paint(codes, palette, order, { scale = false } = {}) {
     return this.#next(async () => {
       const rows = this.rows;
       for (let i = 0; i < rows.length; i++) rows[i][2] = codes[i];
       const colors = palette.length > 1 ? palette : [palette[0], palette[0]];
-      const settings = { colorBy: "valueA", pointColor: colors, pointColorActive: colors, pointColorHover: colors };
+      const look = { opacityInactiveScale: scale ? 1 : FADED, pointOutlineWidth: scale ? RIM : 0 };
+      const settings = { ...look, colorBy: "valueA", pointColor: colors, pointColorActive: colors, pointColorHover: colors };
       if (order !== this.order) settings.pointOrder = order;
       this.order = order;
       const spatialIndex = this.index;

@@ -1,6 +1,5 @@
 """The atlas as tables and arrays, at its tip or at a snapshot; created all at once or not at all."""
 
-import json
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,9 +8,11 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from raggedatlas.errors import AtlasError, NotFoundError, ReadOnlyError, SchemaError, StoreError
+from raggedatlas.errors import AtlasError, ConflictError, NotFoundError, ReadOnlyError, SchemaError, StoreError
+from raggedatlas.model import geometries, results
+from raggedatlas.model.ids import check_length
 from raggedatlas.model.pointers import pointer_columns
-from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, VERSIONS_SCHEMA, AtlasVersionRecord
+from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, VERSIONS_SCHEMA, AtlasVersionRecord, PurgeMark
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import BUILT_IN, FeatureSpace, known_spaces
 from raggedatlas.store.encoders import chunk_encoder
@@ -19,14 +20,23 @@ from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.tables import Tables
 
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
-RESULTS, GEOMETRY = "_results", "_geometry"
+RESULTS, GEOMETRY = results.TABLE, geometries.TABLE
+IDENTITY, FACTS, LINKS = "_feature_identity", "_feature_facts", "_feature_links"
+GENE_TABLE, ORTHOLOG_TABLE = "_genes", "_orthologs"
 """Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `RESULTS` comes with the first result of a model,
-`GEOMETRY` with the first geometry store."""
+`GEOMETRY` with the first geometry store, `IDENTITY` and `LINKS` with the first snapshot or link, the last two with the first gene table, `FACTS` with the first snapshot after it."""
+
+IDENTITY_TABLES = (IDENTITY, FACTS, LINKS, GENE_TABLE, ORTHOLOG_TABLE)
+OPTIONAL = (RESULTS, GEOMETRY, *IDENTITY_TABLES)
+"""Tables that an atlas need not have, and that have no index."""
 
 T = TypeVar("T")
 
 FORMAT = "1"
 _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
+
+PURGE_KEY = "raggedatlas.purging"
+"""Table metadata of `atlas_versions`: the `PurgeMark` of a purge that has begun and is not finished."""
 
 _REMEMBERED = 3
 
@@ -98,7 +108,20 @@ class Catalog:
         return known[facts]
 
     def require_tip(self, action: str) -> None:
-        """Refuse a write on a snapshot.
+        """Refuse a write on a snapshot, and while a purge is unfinished.
+
+        Raises
+        ------
+        ReadOnlyError
+            If this catalog is pinned.
+        ConflictError
+            If a purge has begun and is not finished.
+        """
+        self.require_writable(action)
+        self.refuse_unfinished_purge(action)
+
+    def require_writable(self, action: str) -> None:
+        """Refuse a write on a snapshot; only what finishes a purge needs no more than this.
 
         Raises
         ------
@@ -110,6 +133,42 @@ class Catalog:
                 f"{action} cannot be done on snapshot {self.snapshot.version} of {self.location.uri}, which never changes; "
                 f"open the atlas itself with RaggedAtlas.open({self.location.uri!r})."
             )
+
+    def unfinished_purge(self) -> PurgeMark | None:
+        """Return the mark of a purge that has begun and is not finished, or None."""
+        try:
+            marked = Tables(self.tables.location).metadata(VERSIONS).get(PURGE_KEY, "null")
+        except NotFoundError:  # an atlas that is being created
+            return None
+        return PurgeMark.from_json(marked)
+
+    def refuse_unfinished_purge(self, action: str) -> None:
+        """Refuse to write while a purge is unfinished: what is committed to tables that it rewrites would be lost.
+
+        Raises
+        ------
+        ConflictError
+            Naming the dataset and the way out.
+        """
+        mark = self.unfinished_purge()
+        if mark is not None:
+            raise ConflictError(
+                f"{action} is refused, because the purge of dataset {mark.shown} in {self.location.uri} is not finished. If no process "
+                f"is running it, finish it with purge({mark.uid!r}) or repair(), then try again [unfinished-purge]."
+            )
+
+    def current(self) -> "Catalog":
+        """Return the atlas as it is now; only during a purge this differs from the newest version of every table.
+
+        A purge makes the content of old snapshots the newest version of a table for a while. Its mark names the versions that
+        hold the current content, and readers of the tip go by them.
+        """
+        mark = None if self.read_only else self.unfinished_purge()
+        if mark is None or mark.stage != "rewriting":
+            return self
+        newest = Tables(self.tables.location)
+        versions = {name: newest.version(name) for name in newest.names() if newest.has(name)}
+        return Catalog(self.location, Tables(newest.location, {**versions, **mark.tables}), self.arrays)
 
     def tip(self) -> "Catalog":
         """Return the same atlas, unpinned."""
@@ -166,12 +225,15 @@ class Catalog:
         SchemaError
             If the atlas knows another space by that name.
         """
-        self.require_tip("register_space")
+        self.require_writable("register_space")
+        check_length(space.name, "name of a feature space")
         known = self.spaces().get(space.name)
         if known is not None and known != space:
             raise SchemaError(
                 f"The atlas {self.location.uri} has a feature space {space.name!r} already, defined as {known}; choose another name."
             )
+        if known is None:
+            self.refuse_unfinished_purge("register_space")
         if space.has_features and not self.tables.has(space.registry):
             try:
                 self.tables.create(space.registry, registry.arrow_schema())
@@ -212,6 +274,7 @@ def create_catalog(
         ignores conditional puts.
     """
     chunk_encoder(codec, np.uint32)
+    _refuse_file(location)
     catalog = _catalog(location)
     if is_atlas(location):
         raise StoreError(
@@ -236,7 +299,9 @@ def create_catalog(
     meta = {_FORMAT_KEY: FORMAT, _CODEC_KEY: codec}
     catalog.tables.update_metadata(DATASETS, meta | {_SPACE_KEY + s.name: s.to_json() for s in every.values()})
     for name in {space for space, _ in pointer_columns(schema).values()} - set(chosen):
-        catalog.add_space(every[name])
+        # Not by `add_space`, which asks the last table, whose creation makes the atlas one, for an unfinished purge.
+        if every[name].has_features and not catalog.tables.has(every[name].registry):
+            catalog.tables.create(every[name].registry, FeatureBaseSchema.arrow_schema())
     catalog.tables.create(VERSIONS, VERSIONS_SCHEMA)
     return catalog
 
@@ -249,6 +314,7 @@ def open_catalog(location: Location) -> Catalog:
     NotFoundError
         If there is no complete atlas.
     """
+    _refuse_file(location)
     catalog = _catalog(location)
     try:
         version = catalog.tables.metadata(DATASETS).get(_FORMAT_KEY)
@@ -268,14 +334,17 @@ def open_catalog(location: Location) -> Catalog:
     return catalog
 
 
+def _refuse_file(location: Location) -> None:
+    if location.is_local and location.path.is_file():
+        raise NotFoundError(
+            f"{location.uri} is a file, and an atlas is a folder; add the file to an atlas, or look at it alone with "
+            "raggedatlas inspect, view or serve."
+        )
+
+
 def is_atlas(location: Location) -> bool:
     """Tell whether a complete atlas is at a place."""
     return _catalog(location).tables.has(VERSIONS)
-
-
-def facts_json(**facts: object) -> str:
-    """Write facts of a dataset as JSON with sorted keys."""
-    return json.dumps(facts, sort_keys=True)
 
 
 def _catalog(location: Location) -> Catalog:

@@ -1,7 +1,7 @@
 """The cell table: widen it for new columns and feature spaces, keep what its columns were in their files."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +10,7 @@ import pyarrow as pa
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.frames import ColumnFacts, facts_of, is_text
-from raggedatlas.model.pointers import pointer_columns
-from raggedatlas.model.results import result_columns
+from raggedatlas.store.sql import all_of, is_not_null, is_null
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +47,6 @@ def stored_type(arrow: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(arrow):
         return pa.float64()
     return pa.string() if pa.types.is_large_string(arrow) else arrow
-
-
-def metadata_columns(schema: pa.Schema) -> dict[str, ColumnFacts]:
-    """Give the metadata columns of a cell table (all but ids, pointers and results): stored name -> facts."""
-    pointers = {*pointer_columns(schema), *result_columns(schema)}
-    return {
-        f.name: facts_of(f) or ColumnFacts(f.name, "")
-        for f in schema
-        if f.name not in pointers and f.name not in ("uid", "dataset_uid", "cell_name")
-    }
-
-
-def find_column(schema: pa.Schema, name: str) -> str | None:
-    """Find the stored column for a name as the file or the table has it; None when there is none."""
-    if name in schema.names:
-        return name
-    return next((stored for stored, facts in metadata_columns(schema).items() if facts.name == name), None)
 
 
 def column_conflict(field: pa.Field, column: CellColumn) -> str | None:
@@ -114,6 +96,11 @@ def widen(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa
     fresh += [p for p in pointers if p.name not in schema.names]
     if fresh:
         catalog.tables.add_columns(CELLS, fresh)
+    for column in columns:
+        if pa.types.is_string(column.type) and not pa.types.is_string(
+            catalog.tables.schema(CELLS).field(column.stored).type
+        ):
+            _turn_into_text(catalog, column.stored)
 
     def joined(now: pa.Schema) -> Mapping[str, Mapping[bytes, bytes]]:
         updates = {}
@@ -128,13 +115,53 @@ def widen(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa
         catalog.tables.update_field_metadata(CELLS, joined)
 
 
+def text_of(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return values of a cell column as the text that stands for them in a column of mixed origin.
+
+    Examples
+    --------
+    >>> text_of(pa.chunked_array([[1.5, 2.0, None]])).to_pylist()
+    ['1.5', '2', None]
+    """
+    return values.cast(pa.string())
+
+
+def _turn_into_text(catalog: Catalog, name: str) -> None:
+    """Make text of a column of numbers.
+
+    The old column keeps its values under another name until the new one has those of every row, so that a writer that
+    commits in between loses nothing; rows it adds after the exchange of names are refused by their type.
+    """
+    tables = catalog.tables
+    was = tables.schema(CELLS).field(name)
+    fresh, old = (_free(f"{name}__{word}", tables.schema(CELLS).names) for word in ("as_text", "before"))
+
+    def texts(keys: pa.ChunkedArray) -> Iterator[pa.RecordBatch]:
+        for chunk in text_of(keys).chunks:
+            yield pa.record_batch([chunk], names=[fresh])
+
+    schema = pa.schema([pa.field(fresh, pa.string(), metadata=was.metadata)])
+    tables.fill_columns(CELLS, schema, name, texts)
+    tables.rename_columns(CELLS, {name: old, fresh: name})
+    late = tables.read(CELLS, ["uid", old], all_of(is_null(name), is_not_null(old)))
+    if late.num_rows:
+        rows = pa.table({"uid": late.column("uid"), name: text_of(late.column(old))})
+        tables.merge(CELLS, ["uid"], rows, update=True)
+    tables.drop_columns(CELLS, [old])
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    return name if name not in taken else _free(f"{name}_", taken)
+
+
 def _once(columns: Sequence[CellColumn]) -> list[CellColumn]:
     found: dict[str, CellColumn] = {}
     for column in columns:
         known = found.get(column.stored)
-        found[column.stored] = (
-            column if known is None else CellColumn(known.stored, known.type, join_facts(known.facts, column.facts))
-        )
+        if known is not None:
+            kind = column.type if pa.types.is_string(column.type) else known.type
+            column = CellColumn(known.stored, kind, join_facts(known.facts, column.facts))  # noqa: PLW2901
+        found[column.stored] = column
     return list(found.values())
 
 

@@ -1,5 +1,7 @@
 """Validation at three levels: tables and inventory, every row, every byte. It reports, and never raises for damage."""
 
+import contextlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -7,19 +9,36 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from raggedatlas.catalog.catalog import BASE_CELLS, CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
-from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.catalog import (
+    BASE_CELLS,
+    CELLS,
+    DATASETS,
+    FACTS,
+    GENE_TABLE,
+    GEOMETRY,
+    IDENTITY,
+    LAYOUTS,
+    LINKS,
+    ORTHOLOG_TABLE,
+    RESULTS,
+    VERSIONS,
+    Catalog,
+)
+from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.frames import check_frames
 from raggedatlas.catalog.geometries import every_geometry
-from raggedatlas.catalog.geometry_checks import check_files, check_geometries, check_shapes
+from raggedatlas.catalog.geometry_checks import check_geometries, check_shapes, check_stores
+from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.inspection import check_arrays, check_bytes, check_specs
 from raggedatlas.catalog.layouts import Layout, read_layouts
-from raggedatlas.catalog.purge import unfinished_purge
+from raggedatlas.catalog.manifests import check_files
 from raggedatlas.catalog.result_checks import check_results, check_values
-from raggedatlas.catalog.results import read_results
+from raggedatlas.catalog.results import named_uids, read_results
 from raggedatlas.catalog.rows import check_rows
 from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, still_there
 from raggedatlas.errors import AtlasError
+from raggedatlas.model.genes import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.geometries import GEOMETRY_SCHEMA
 from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.pointers import pointer_columns
@@ -31,15 +50,17 @@ from raggedatlas.store.tables import Tables
 
 Level = Literal["quick", "rows", "deep"]
 
-NOTES = frozenset({"uncommitted-cells", "unassigned-index"})
-"""Rules that tell of work in progress: worth knowing, nothing wrong."""
+NOTES = frozenset({"uncommitted-cells", "unassigned-index", "unverified-files", "duplicate-name", "seen-once"})
+"""Rules that tell of work in progress, files without a recorded hash, a name of several datasets, or a read that failed once: worth
+knowing, nothing wrong with what is stored."""
 
 _COPY = "Restore the atlas from a copy, or a snapshot with restore()."
+_IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed on their way, so look at the network, the memory and the disk."
 _ATTEMPTS = 10
 
 
 def is_note(problem: Problem) -> bool:
-    """Tell whether a problem is only work in progress, which a snapshot may stand beside."""
+    """Tell whether a problem is only worth knowing, and does not stop a snapshot."""
     return problem.rule in NOTES
 
 
@@ -52,34 +73,81 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
         At the tip or pinned. The tip is looked at as it was when this began.
     level : {"quick", "rows", "deep"}
         ``quick`` reads the inventory, layouts and registries. ``rows`` also reads the ids and pointers of every cell, and looks
-        whether every array is there. ``deep`` also reads every byte of every array: checksums, feature numbers, layout hashes.
+        whether every array is there. ``deep`` also reads every byte: hashes of table files and frames, checksums of arrays, feature
+        numbers, layout hashes. At the tip it compares the table files of all snapshots; those that no snapshot reaches yet have no hash.
 
     Returns
     -------
     list of Problem
-        Empty when all is well. Rule names are stable: ``missing-table``, ``table-columns``, ``lost-version``,
-        ``unfinished-purge``, ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``group-name``,
+        Empty when all is well. Rule names are stable: ``unreadable``, ``missing-table``, ``table-columns``, ``lost-version``,
+        ``unfinished-purge``, ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``duplicate-dataset``,
+        ``duplicate-name`` (note), ``seen-once`` (note), ``group-name``,
         ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
-        ``duplicate-feature``, ``global-index``, ``unassigned-index`` (note), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
+        ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (note), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
         ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (note),
-        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``layout-hash``,
+        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (note), ``frame``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``.
     """
+    first = _look(catalog, level)
+    if all(is_note(problem) for problem in first):
+        return first
+    # Nothing that was remembered of the first look may answer the second.
+    again = _look(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot), level)
+    known, there = {(p.rule, p.place) for p in first}, {(p.rule, p.place) for p in again}
+    found = [problem for problem in again if is_note(problem) or (problem.rule, problem.place) in known]
+    once = [p for p in first if not is_note(p) and (p.rule, p.place) not in there]
+    if once and not catalog.read_only:
+        # What concerns a dataset that was dropped and freed between the looks says nothing of the atlas as it is.
+        with contextlib.suppress(AtlasError):
+            named = named_uids(catalog.current())
+            once = [problem for problem in once if _groups_in(problem) <= named]
+    if once:
+        text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].place}: {once[0].message}"
+        found.append(Problem("seen-once", catalog.location.uri, text, _IN_FLIGHT))
+    return found
+
+
+def _groups_in(problem: Problem) -> set[str]:
+    """Return the uids of the datasets, results and geometry stores whose groups a problem names."""
+    return set(re.findall(r"([0-9a-f]{16})/", f"{problem.place} {problem.message}"))
+
+
+def _look(catalog: Catalog, level: Level) -> list[Problem]:
+    """Look at everything once."""
     problems: list[Problem] = []
+    try:
+        catalog = catalog.current()
+        problems += _check_files(catalog) if level == "deep" else []
+        _validate(catalog, level, problems)
+    except AtlasError as error:
+        problems.append(Problem("unreadable", catalog.location.uri, str(error), _COPY))
+    return problems
+
+
+def _check_files(catalog: Catalog) -> list[Problem]:
+    if catalog.snapshot is not None:
+        return check_files(catalog, [catalog.snapshot], head=False)
+    return check_files(catalog, list_versions(catalog), head=True)
+
+
+def _validate(catalog: Catalog, level: Level, problems: list[Problem]) -> None:
+    """Look at everything but the table files, and add what is wrong; nothing more is read once it cannot be."""
     if not catalog.read_only:
         problems += _check_tables(catalog, _schemas(catalog))
-        if problems:
-            return problems
+        if any(problem.rule in {"missing-table", "table-columns"} for problem in problems):
+            return
         problems += _check_versions(catalog)
         catalog = catalog.at(_tip_versions(catalog))
     found = _check_pinned(catalog)
     problems += found
     if found:
-        return problems
+        return
     records = read_records(catalog)
     problems += _check_records(catalog, records)
     registries = {space: read_registry(catalog, space) for space in registry_tables(catalog)}
-    problems += [problem for registry in registries.values() for problem in _check_registry(registry)]
+    for space, registry in registries.items():
+        problems += _check_registry(registry)
+        problems += check_identity(catalog, space, registry.row_of.keys())
     layouts = read_layouts(catalog, {record.layout_uid for record in records})
     for record in {(r.layout_uid, r.feature_space, r.n_features): r for r in records}.values():
         problems += _check_layout(record, layouts.get(record.layout_uid), registries.get(record.feature_space))
@@ -93,11 +161,11 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
         problems += [problem for group in groups for problem in check_arrays(catalog.arrays, group)]
         problems += check_shapes(catalog, shapes)
     if level == "deep":
-        problems += check_files(catalog, shapes)
+        problems += check_frames(catalog, records)
+        problems += check_stores(catalog, shapes)
         problems += check_values(catalog, results)
         problems += [_hash_problem(layout) for layout in layouts.values() if layout_uid(layout.features) != layout.uid]
         problems += [problem for group in groups for problem in check_bytes(catalog, group)]
-    return problems
 
 
 def _tip_versions(catalog: Catalog) -> AtlasVersionRecord:
@@ -130,13 +198,19 @@ def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
     """Give the columns that every table must have; those of results and of geometry need not be there."""
     results = {RESULTS: RESULTS_SCHEMA} if catalog.tables.has(RESULTS) else {}
     results |= {GEOMETRY: GEOMETRY_SCHEMA} if catalog.tables.has(GEOMETRY) else {}
+    results |= {IDENTITY: IDENTITY_SCHEMA} if catalog.tables.has(IDENTITY) else {}
+    results |= {LINKS: LINKS_SCHEMA} if catalog.tables.has(LINKS) else {}
+    results |= {FACTS: FACTS_SCHEMA} if catalog.tables.has(FACTS) else {}
+    results |= {GENE_TABLE: GENES_SCHEMA} if catalog.tables.has(GENE_TABLE) else {}
+    results |= {ORTHOLOG_TABLE: ORTHOLOGS_SCHEMA} if catalog.tables.has(ORTHOLOG_TABLE) else {}
     return {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA, **results}
 
 
 def _check_pinned(catalog: Catalog) -> list[Problem]:
     """Check what must hold before anything else can be read: tables, columns, spaces of pointers, tags."""
     names = _schemas(catalog)
-    registry = FeatureBaseSchema.arrow_schema()
+    # Registries from before symbols had a source get that column with the next features.
+    registry = pa.schema([f for f in FeatureBaseSchema.arrow_schema() if f.name != "symbol_source"])
     problems = _check_tables(catalog, names | dict.fromkeys(registry_tables(catalog).values(), registry))
     if problems:
         return problems
@@ -157,10 +231,12 @@ def _check_pinned(catalog: Catalog) -> list[Problem]:
 def _check_versions(catalog: Catalog) -> list[Problem]:
     """Check that every snapshot's table versions are there, and that no purge is half done."""
     problems = []
-    unfinished = unfinished_purge(catalog)
+    unfinished = catalog.unfinished_purge()
     if unfinished is not None:
-        text = f"the purge of dataset {unfinished['uid']} was not finished"
-        problems.append(Problem("unfinished-purge", VERSIONS, text, "Run repair()."))
+        text = f"the purge of dataset {unfinished.shown} is not finished; nothing can be written before it is"
+        problems.append(
+            Problem("unfinished-purge", VERSIONS, text, f"Run repair(), or purge({unfinished.uid!r}) again.")
+        )
     tags: dict[str, dict[str, int]] = {}
     for record in list_versions(catalog):
         for name, version in record.table_versions.items():
@@ -187,6 +263,7 @@ def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[P
                     "Run restore() of a snapshot.",
                 )
             )
+    problems += _check_duplicates(records)
     for record in records:
         space = spaces.get(record.feature_space)
         if space is None:
@@ -202,6 +279,31 @@ def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[P
             problems.append(Problem("group-name", DATASETS, text, "Restore a snapshot."))
         problems += check_specs(record, space)
     return problems
+
+
+def _check_duplicates(records: Sequence[DatasetRecord]) -> list[Problem]:
+    """Find datasets that hold the same, and those that are called the same."""
+    content: dict[tuple[str, str], dict[str, str]] = {}
+    names: dict[str, list[str]] = {}
+    for uid, own in group_by_dataset(records).items():
+        if own[0].content_hash:
+            content.setdefault((own[0].content_hash, own[0].feature_space), {})[uid] = own[0].name
+        names.setdefault(own[0].name, []).append(uid)
+    problems = []
+    for same in content.values():
+        if len(same) > 1:
+            text = f"{len(same)} datasets hold the same cells, features and values: {_named(same)}"
+            way_out = f"Keep one, and drop the others by their uids, e.g. drop_dataset({list(same)[-1]!r})."
+            problems.append(Problem("duplicate-dataset", DATASETS, text, way_out))
+    for name, uids in names.items():
+        if name and len(uids) > 1:
+            text = f"{len(uids)} datasets are called {name!r}: {uids}"
+            problems.append(Problem("duplicate-name", DATASETS, text, "Use their uids."))
+    return problems
+
+
+def _named(datasets: Mapping[str, str]) -> str:
+    return ", ".join(f"{name!r} ({uid})" for uid, name in datasets.items())
 
 
 def _check_registry(registry: Registry) -> list[Problem]:

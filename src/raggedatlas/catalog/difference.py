@@ -1,5 +1,6 @@
 """What changed between two snapshots."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import metadata_columns
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.geometries import read_geometries
 from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.versions import find_version, registry_tables
+from raggedatlas.model.columns import metadata_columns
 from raggedatlas.model.reports import Difference
 
 
@@ -31,7 +32,7 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
     -------
     Difference
         Cells are matched by uid. One counts as changed when a metadata column that both snapshots have differs. Features
-        count as changed when anything but their dense index differs.
+        count as changed when anything but their dense index and what they count as differs.
 
     Raises
     ------
@@ -59,6 +60,8 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
         features_added={space: found[0] for space, found in features.items() if found[0]},
         features_removed={space: found[1] for space, found in features.items() if found[1]},
         features_changed={space: found[2] for space, found in features.items() if found[2]},
+        identity_added=_identity_beyond(registries[1], registries[0]),
+        identity_removed=_identity_beyond(registries[0], registries[1]),
         columns_added=tuple(name for name in columns[1] if name not in columns[0]),
         columns_removed=tuple(name for name in columns[0] if name not in columns[1]),
         results_added=_results_beyond(after, before),
@@ -66,6 +69,18 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
         geometry_added=_geometry_beyond(after, before),
         geometry_removed=_geometry_beyond(before, after),
     )
+
+
+def _identity_beyond(of: Mapping[str, Registry], other: Mapping[str, Registry]) -> dict[str, tuple[str, ...]]:
+    """Return the features that count as another in one snapshot and not, or as yet another, in the other one."""
+    found = {}
+    for space, registry in of.items():
+        known = other[space].redirects if space in other else {}
+        fresh = {uid: into for uid, into in registry.redirects.items() if known.get(uid) != into}
+        if fresh:
+            names = zip(registry.names_of(fresh), registry.ids_of(fresh.values()), strict=True)
+            found[space] = tuple(f"{name} = {identifier}" for name, identifier in names)
+    return found
 
 
 def _results_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
@@ -144,4 +159,7 @@ def _compare_features(
 
 
 def _rows(registry: Registry) -> dict[str, dict[str, Any]]:
-    return {row["uid"]: {k: v for k, v in row.items() if k != "global_index"} for row in registry.table.to_pylist()}
+    return {
+        row["uid"]: {k: v for k, v in row.items() if k not in ("global_index", "redirect")}
+        for row in registry.table.to_pylist()
+    }

@@ -36,7 +36,9 @@ def read_entries(catalog: Catalog, of: Entries[Record]) -> list[Record]:
     memo = catalog._memo.get(of.table)
     if isinstance(memo, list):
         return memo
-    found = entries_from_table(of.record, catalog.tables.read(of.table)) if catalog.tables.has(of.table) else []
+    found = (
+        entries_from_table(of.record, catalog.tables.read(of.table), of.table) if catalog.tables.has(of.table) else []
+    )
     if catalog.snapshot is not None:
         catalog._memo[of.table] = found
     return found
@@ -64,8 +66,9 @@ def change_entries(
     Raises
     ------
     ConflictError
-        When it has lost too often.
+        When it has lost too often, or a purge is unfinished.
     """
+    catalog.refuse_unfinished_purge("A write")
     tables = Tables(catalog.tables.location)
     if not tables.has(of.table):
         try:
@@ -76,7 +79,7 @@ def change_entries(
 
     def once() -> list[Record]:
         at = tables.version(of.table)
-        old = entries_from_table(of.record, Tables(tables.location, {of.table: at}).read(of.table))
+        old = entries_from_table(of.record, Tables(tables.location, {of.table: at}).read(of.table), of.table)
         new = change(old)
         if new is not old and not tables.overwrite_if(of.table, entries_to_table(new, of.schema), at):
             raise ConflictError(f"{of.table} of {catalog.location.uri} changed")

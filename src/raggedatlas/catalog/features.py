@@ -1,16 +1,22 @@
 """Feature registries: read them, resolve names, find the datasets that measured some features."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import DATASETS, LAYOUTS, Catalog
+from raggedatlas.catalog.identity import read_facts, read_identity
 from raggedatlas.errors import FeatureError, NotFoundError
-from raggedatlas.model.ids import split_version
+from raggedatlas.model.accessions import UNKNOWN, are_accessions, organism_name, parse_accession
+from raggedatlas.store.sql import equals, in_list
+
+_SHOWN = 10
+"""Features of one name that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +28,12 @@ class Resolved:
     uids : tuple of str
         One per name found, in the asked order.
     matched_by : tuple of str
-        ``"uid"``, ``"id"``, ``"symbol"`` or ``"alias"`` for each.
+        ``"uid"``, ``"id"`` (an accession), ``"symbol"`` (or another name that is the feature's only one), ``"previous symbol"`` or
+        ``"alias"`` for each.
     unknown : tuple of str
         Names that nothing answers to.
     ambiguous : mapping of str to tuple of str
-        Name -> the ids of all features that answer to it.
+        Name -> the uids of all features that answer to it.
     """
 
     uids: tuple[str, ...]
@@ -45,10 +52,22 @@ class Registry:
         Feature space.
     table : pyarrow.Table
         Rows of the registry table, in the order of registration.
+    identity : pyarrow.Table or None
+        Rows of `_feature_identity` of this space; None where the atlas, or the snapshot, has no such table yet, and the
+        registry's own column `redirect` says which features count as others.
+    facts : pyarrow.Table or None
+        Rows of `_feature_facts` of this space, which `table` agrees with; None where no gene table is in use.
+    measured : callable or None
+        Gives for some uids the names of the datasets that measured each, for messages.
     """
 
     space: str
     table: pa.Table
+    identity: pa.Table | None = None
+    facts: pa.Table | None = None
+    measured: Callable[[Sequence[str]], Mapping[str, Sequence[str]]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @cached_property
     def uids(self) -> NDArray[np.object_]:
@@ -69,7 +88,10 @@ class Registry:
 
     @cached_property
     def redirects(self) -> dict[str, str]:
-        """Merged feature uid -> the uid that it ends at."""
+        """Feature uid -> uid of the feature that it counts as, for those that count as another."""
+        if self.identity is not None:
+            pairs = (self.identity.column(name).to_pylist() for name in ("feature_uid", "target_uid"))
+            return {uid: into for uid, into in zip(*pairs, strict=True) if uid in self.row_of and into in self.row_of}
         direct = {
             uid: into
             for uid, into in zip(self.uids.tolist(), self.table.column("redirect").to_pylist(), strict=True)
@@ -85,75 +107,173 @@ class Registry:
         return ends
 
     @cached_property
+    def targets(self) -> NDArray[np.int64]:
+        """Row of the feature that each feature counts as, (n,) int64; its own where it counts as itself."""
+        targets = np.arange(self.table.num_rows)
+        if self.identity is None:
+            for uid, into in self.redirects.items():
+                targets[self.row_of[uid]] = self.row_of.get(into, self.row_of[uid])
+            return targets
+        # Every uid is looked up among those of the mapping: a hash table of all uids would take longer.
+        into = self.identity.column("target_uid").combine_chunks().dictionary_encode()
+        ends = np.full(len(into.dictionary), -1)
+        rows, found = find_rows(self.table.column("uid"), into.dictionary)
+        ends[found] = rows
+        rows, found = find_rows(self.table.column("uid"), self.identity.column("feature_uid"))
+        end = ends[into.indices.to_numpy()[found]]
+        targets[rows[end >= 0]] = end[end >= 0]
+        return targets
+
+    @cached_property
+    def symbols(self) -> list[str]:
+        """Names that people know, (n,): symbol, else id, else uid."""
+        columns = (self.table.column(name) for name in ("symbol", "feature_id", "uid"))
+        names: list[str] = pc.coalesce(*(pc.if_else(pc.equal(c, ""), None, c) for c in columns)).to_pylist()
+        return names
+
+    @cached_property
     def _names(self) -> tuple[dict[str, list[str]], ...]:
         uids = self.uids.tolist()
-        by_id = by_name(zip(self.table.column("feature_id").to_pylist(), uids, strict=True))
-        by_symbol = by_name(zip(self.table.column("symbol").to_pylist(), uids, strict=True))
+        ids = self.table.column("feature_id")
+        named = pc.and_(ids.is_valid(), pc.invert(are_accessions(ids)))
+        by_id = by_name(zip(pc.if_else(named, None, ids).to_pylist(), uids, strict=True))
+        # The id of a feature without an accession is a name like a symbol, and no better than one.
+        by_symbol = by_name(
+            (name, uid)
+            for uid, *names in zip(
+                uids, pc.if_else(named, ids, None).to_pylist(), self.table.column("symbol").to_pylist(), strict=True
+            )
+            for name in dict.fromkeys(names)
+        )
         aliases = self.table.column("aliases").to_pylist()
         by_alias = by_name((alias, uid) for names, uid in zip(aliases, uids, strict=True) for alias in names or ())
-        return by_id, by_symbol, by_alias
+        pairs = [] if self.facts is None else [self.facts.column(i).to_pylist() for i in ("previous", "feature_uid")]
+        by_previous = by_name((name, uid) for names, uid in zip(*pairs, strict=True) for name in names)
+        return by_id, by_symbol, by_previous, by_alias
 
     def names_of(self, uids: Iterable[str]) -> list[str]:
-        """Give the name that people know for each uid: symbol, else id, else uid."""
-        symbols, ids = self.table.column("symbol").to_pylist(), self.table.column("feature_id").to_pylist()
-        rows = (self.row_of.get(uid) for uid in uids)
-        given = list(uids) if not isinstance(uids, list) else uids
-        return [uid if row is None else symbols[row] or ids[row] or uid for uid, row in zip(given, rows, strict=True)]
+        """Return the name that people know for each uid; an unknown uid is its own name."""
+        rows = ((uid, self.row_of.get(uid)) for uid in uids)
+        return [uid if row is None else self.symbols[row] for uid, row in rows]
 
-    def resolve(self, names: Sequence[str]) -> Resolved:
-        """Find what some names mean: by uid, by id (with or without its version), by symbol, by alias, in that order.
+    def ids_of(self, uids: Iterable[str]) -> list[str]:
+        """Return the id of each uid, or the uid itself where it has none."""
+        ids = self.table.column("feature_id")
+        return [ids[self.row_of[uid]].as_py() or uid for uid in uids]
+
+    def describe(self, uid: str) -> str:
+        """Format a feature for a message: organism, symbol and id, and the spelling that names it alone.
+
+        Examples
+        --------
+        ``mouse Cd79a (ENSMUSG00000003379; write 'mouse:Cd79a')``
+        """
+        row = self.row_of[uid]
+        organism = self.table.column("organism")[row].as_py() or UNKNOWN
+        identifier, symbol = self.table.column("feature_id")[row].as_py() or uid, self.symbols[row]
+        spellings = (
+            symbol,
+            identifier,
+            f"{organism}:{symbol}",
+            f"{parse_accession(identifier).namespace}:{identifier}",
+        )
+        spelling = next((text for text in spellings if self.resolve([text]).uids == (uid,)), uid)
+        return f"{organism} {symbol} ({identifier}; write {spelling!r})"
+
+    def describe_all(self, uids: Sequence[str]) -> list[str]:
+        """Format features for a message like `describe`, each with the datasets that measured it, the first three by name."""
+        counting = {uid: [uid, *(one for one, end in self.redirects.items() if end == uid)] for uid in uids[:_SHOWN]}
+        every = [one for group in counting.values() for one in group]
+        held = {} if self.measured is None else self.measured(every)
+        texts = []
+        for uid, group in counting.items():
+            names = sorted({name for one in group for name in held.get(one, ())})
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+            texts.append(f"{self.describe(uid)[:-1]}; {f'measured by {shown}' if names else 'measured by none'})")
+        return [*texts, *([f"{len(uids) - _SHOWN:,} more"] if len(uids) > _SHOWN else [])]
+
+    def resolve(self, names: Sequence[str], *, follow: bool = True) -> Resolved:
+        """Return what some names mean.
+
+        A name is a uid, else an accession (with or without its version), else a symbol, else a previous symbol, else an alias.
 
         Parameters
         ----------
         names : sequence of str
-            In any mixture. Case counts; the asked order is kept.
+            In any mixture. Case counts; the asked order is kept. ``organism:name`` asks among the features of one organism,
+            ``namespace:name`` among those with an accession of this namespace, or with ``symbol`` among those without.
+        follow : bool
+            Whether a feature that counts as another is answered by that other, or by itself.
 
         Returns
         -------
         Resolved
-            Merged features are followed to where they ended.
         """
-        by_id, by_symbol, by_alias = self._names
         found: list[tuple[str, str]] = []
         unknown: list[str] = []
         ambiguous: dict[str, tuple[str, ...]] = {}
         for name in names:
-            how, uids = "uid", [name] if name in self.row_of else []
-            for how_next, table, key in (
-                ("id", by_id, name), ("id", by_id, split_version(name)[0]), ("symbol", by_symbol, name), ("alias", by_alias, name),
-            ):  # fmt: skip
-                if not uids:
-                    how, uids = how_next, table.get(key, [])
-            ends = sorted({self.redirects.get(uid, uid) for uid in uids})
+            how, ends = self._lookup(name, follow=follow)
+            if not ends and ":" in name:
+                how, ends = self._lookup_within(*name.split(":", 1), follow=follow)
             if len(ends) == 1:
                 found.append((ends[0], how))
             elif ends:
-                ids = self.table.column("feature_id")
-                ambiguous[name] = tuple(str(ids[self.row_of[uid]].as_py() or uid) for uid in ends)
+                ambiguous[name] = tuple(ends)
             else:
                 unknown.append(name)
         return Resolved(tuple(u for u, _ in found), tuple(h for _, h in found), tuple(unknown), ambiguous)
 
-    def require(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Resolve names, all of them.
+    def _lookup(
+        self, name: str, among: Callable[[str], bool] = lambda _: True, *, follow: bool
+    ) -> tuple[str, list[str]]:
+        """Return how a name is known and the features that it means, among those for which `among` holds."""
+        by_id, by_symbol, by_previous, by_alias = self._names
+        ways = (
+            ("uid", [name] if name in self.row_of else []), ("id", by_id.get(name, [])),
+            ("id", by_id.get(parse_accession(name).name, [])), ("symbol", by_symbol.get(name, [])),
+            ("previous symbol", by_previous.get(name, [])), ("alias", by_alias.get(name, [])),
+        )  # fmt: skip
+        for how, uids in ways:
+            ends = sorted({self.redirects.get(uid, uid) if follow else uid for uid in uids if among(uid)})
+            if ends:
+                return how, ends
+        return "", []
+
+    def _lookup_within(self, group: str, name: str, *, follow: bool) -> tuple[str, list[str]]:
+        """Look a name up among the features of one organism or namespace."""
+        organisms, ids = self.table.column("organism"), self.table.column("feature_id")
+        wanted = organism_name(group)
+
+        def among(uid: str) -> bool:
+            row = self.row_of[uid]
+            identifier = ids[row].as_py() or uid
+            return (organisms[row].as_py() or UNKNOWN) == wanted or parse_accession(
+                identifier
+            ).namespace == group.lower()
+
+        return self._lookup(name, among, follow=follow)
+
+    def require(self, names: Sequence[str], *, follow: bool = True) -> tuple[str, ...]:
+        """Resolve names, all of them; see `resolve`.
 
         Raises
         ------
         FeatureError
             Naming every unknown (with near misses), ambiguous and repeated name.
         """
-        resolved = self.resolve(names)
+        resolved = self.resolve(names, follow=follow)
         if resolved.unknown or resolved.ambiguous:
             parts = []
             if resolved.unknown:
-                near = self._near(resolved.unknown[0])
-                hint = f" (near {resolved.unknown[0]!r}: {near})" if near else ""
-                parts.append(f"unknown: {list(resolved.unknown)}{hint}")
-            for name, ids in (resolved.ambiguous or {}).items():
-                parts.append(f"{name!r} may be any of {list(ids)}")
+                near = {name: self._near(name) for name in resolved.unknown[:3]}
+                hints = [f"near {name!r}: {names}" for name, names in near.items() if names]
+                parts.append(f"unknown: {list(resolved.unknown)}" + (f" ({'; '.join(hints)})" if hints else ""))
+            for name, uids in (resolved.ambiguous or {}).items():
+                parts.append(f"{name!r} is any of {', '.join(self.describe_all(uids))}")
             raise FeatureError(
                 f"Of {len(names)} features asked for in {self.space!r} ({len(self.uids):,} registered), {'; '.join(parts)}. "
-                "Use ids, or leave these out."
+                "Ask by a name that is known and means one feature, or leave these out."
             )
         repeated = sorted({uid for uid in resolved.uids if resolved.uids.count(uid) > 1})
         if repeated:
@@ -166,8 +286,8 @@ class Registry:
     def _near(self, name: str) -> list[str]:
         import difflib
 
-        by_id, by_symbol, _ = self._names
-        folded = {key.casefold(): key for key in by_symbol} | {key.casefold(): key for key in by_id}
+        by_id, *others = self._names
+        folded = {key.casefold(): key for names in (*reversed(others), by_id) for key in names}
         return [folded[key] for key in difflib.get_close_matches(name.casefold(), folded, n=3)]
 
 
@@ -180,10 +300,48 @@ def read_registry(catalog: Catalog, space: str) -> Registry:
     definition = catalog.space(space)
     if not definition.has_features:
         raise NotFoundError(f"The feature space {space!r} has no features to look up: its columns have no names.")
-    registry = Registry(space, catalog.tables.read(definition.registry))
+    facts = read_facts(catalog, space)
+    registry = Registry(
+        space,
+        with_facts(catalog.tables.read(definition.registry), facts),
+        read_identity(catalog, space),
+        facts,
+        partial(measuring_datasets, catalog),
+    )
     if catalog.read_only:
         catalog._memo[key] = registry
     return registry
+
+
+def with_facts(table: pa.Table, facts: pa.Table | None) -> pa.Table:
+    """Return a registry with symbols and aliases by the gene tables, for the features that these know."""
+    if facts is None:
+        return table
+    at = pc.index_in(facts.column("feature_uid"), value_set=table.column("uid").combine_chunks())
+    facts = facts.filter(at.is_valid())
+    rows = np.arange(table.num_rows)
+    rows[at.drop_null().to_numpy()] = table.num_rows + np.arange(facts.num_rows)
+    for name in ("symbol", "symbol_source", "aliases"):
+        if name in table.column_names:
+            i = table.column_names.index(name)
+            both = pa.concat_arrays(
+                [table.column(i).combine_chunks(), facts.column(name).combine_chunks().cast(table.field(i).type)]
+            )
+            table = table.set_column(i, table.field(i), both.take(pa.array(rows)))
+    return table
+
+
+def measuring_datasets(catalog: Catalog, uids: Sequence[str]) -> dict[str, list[str]]:
+    """Return for each of some features, as its own uid, the names of the datasets that measured it."""
+    rows = catalog.tables.read(LAYOUTS, ["layout_uid", "feature_uid"], in_list("feature_uid", uids))
+    records = catalog.tables.read(DATASETS, ["name", "uid", "layout_uid"])
+    names: dict[str, list[str]] = {}
+    for name, uid, layout in zip(*(column.to_pylist() for column in records.columns), strict=True):
+        names.setdefault(layout, []).append(name or uid)
+    found: dict[str, set[str]] = {uid: set() for uid in uids}
+    for layout, uid in zip(rows.column("layout_uid").to_pylist(), rows.column("feature_uid").to_pylist(), strict=True):
+        found[uid].update(names.get(layout, ()))
+    return {uid: sorted(held) for uid, held in found.items()}
 
 
 def find_datasets_with_features(
@@ -211,12 +369,11 @@ def find_datasets_with_features(
     uids = registry.require(names)
     name_of = dict(zip(uids, names, strict=True))
     answers = {uid: end for uid, end in registry.redirects.items() if end in name_of} | {uid: uid for uid in uids}
-    quoted = ", ".join(f"'{uid}'" for uid in answers)
-    rows = catalog.tables.read(LAYOUTS, ["layout_uid", "feature_uid"], where=f"feature_uid IN ({quoted})")
+    rows = catalog.tables.read(LAYOUTS, ["layout_uid", "feature_uid"], in_list("feature_uid", answers))
     measured: dict[str, set[str]] = {}
     for layout, uid in zip(rows.column("layout_uid").to_pylist(), rows.column("feature_uid").to_pylist(), strict=True):
         measured.setdefault(layout, set()).add(answers[uid])
-    records = catalog.tables.read(DATASETS, ["uid", "layout_uid"], where=f"feature_space = '{space}'")
+    records = catalog.tables.read(DATASETS, ["uid", "layout_uid"], equals("feature_space", space))
     found: dict[str, set[str]] = {}
     for uid, layout in zip(records.column("uid").to_pylist(), records.column("layout_uid").to_pylist(), strict=True):
         found.setdefault(uid, set()).update(measured.get(layout, set()))
@@ -234,3 +391,9 @@ def by_name(pairs: Iterable[tuple[str | None, str]]) -> dict[str, list[str]]:
         if name:
             found.setdefault(name, []).append(uid)
     return found
+
+
+def find_rows(column: pa.ChunkedArray, wanted: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the rows of a column that hold one of few texts, ascending, and which of the texts each holds."""
+    at = pc.index_in(column, value_set=wanted, skip_nulls=True)
+    return np.flatnonzero(at.is_valid().to_numpy()), at.drop_null().to_numpy()

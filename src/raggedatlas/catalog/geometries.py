@@ -2,21 +2,24 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, GEOMETRY, Catalog
 from raggedatlas.catalog.datasets import find_dataset, read_records
 from raggedatlas.catalog.entries import Entries, change_entries, read_entries
 from raggedatlas.catalog.leases import GRACE, lease_alive
-from raggedatlas.errors import ConflictError, NotFoundError
+from raggedatlas.errors import ConflictError, NotFoundError, QueryError
 from raggedatlas.model.geometries import GEOMETRY_SCHEMA, GeometryRecord
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.store.sql import is_not_null
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.updating import update_columns
 
@@ -42,29 +45,75 @@ def is_visible(record: GeometryRecord, known: AbstractSet[str]) -> bool:
 
 
 def find_geometries(catalog: Catalog, name: str) -> list[GeometryRecord]:
-    """Find the stores that a name means: those called so, or those of a feature space that has one name only.
+    """Find the stores that a name means, over all datasets: those called so, and those of the feature space called so.
+
+    A dataset with a store of the very name gives no other store, so that its outlines are not mixed with its nuclei. Of a dataset
+    without one, every store of the feature space is meant; `rows_of_stores` refuses a cell that has shapes in two of them.
 
     Raises
     ------
     NotFoundError
-        If there is none, or several names are of the space; the message lists what there is.
+        If there is none; the message lists what there is.
     """
     records = read_geometries(catalog)
-    named = [record for record in records if record.name == name]
-    if named:
-        return named
-    of_space = [record for record in records if record.space == name]
-    names = sorted({record.name for record in of_space})
-    if len(names) == 1:
-        return of_space
-    if names:
-        raise NotFoundError(f"Several geometries are of the feature space {name!r}: {names}; name one of them.")
+    having = {uid for record in records if record.name == name for uid in record.cells_of}
+    found = [
+        record
+        for record in records
+        if record.name == name or (record.space == name and not having & set(record.cells_of))
+    ]
+    if found:
+        return found
     at = "" if catalog.snapshot is None else f" at snapshot {catalog.snapshot.version}"
     there = sorted({record.name for record in records})
     raise NotFoundError(
         f"{catalog.location.uri} has no geometry {name!r}{at}; it has {there}. Add one with "
         "atlas.add('shapes.zv', link=..., space=...), and take a snapshot."
     )
+
+
+def rows_of_stores(
+    records: Sequence[GeometryRecord], table: pa.Table, name: str
+) -> list[tuple[GeometryRecord, NDArray[np.int64]]]:
+    """Find the rows of cells whose shapes lie in each store.
+
+    Parameters
+    ----------
+    records : sequence of GeometryRecord
+        Stores that `find_geometries` found.
+    table : pyarrow.Table
+        Cells, with ``<column>.zarr_group`` of every record, and ``uid`` for the message.
+    name : str
+        What was asked for.
+
+    Returns
+    -------
+    list of (GeometryRecord, (n,) int64)
+        Stores that have some of the rows.
+
+    Raises
+    ------
+    QueryError
+        If a cell has shapes in several stores.
+    """
+    found = []
+    taken = np.full(table.num_rows, -1, np.int64)
+    for i, record in enumerate(records):
+        groups = table.column(f"{record.column}.zarr_group")
+        here = np.flatnonzero(pc.equal(groups, record.zarr_group).fill_null(fill_value=False).to_numpy())
+        if (taken[here] >= 0).any():
+            row = int(here[taken[here] >= 0][0])
+            names = sorted([records[taken[row]].name, record.name])
+            # columns that wait to be read leave the uid out
+            cell = repr(table.column("uid")[row].as_py()) if "uid" in table.column_names else f"in row {row}"
+            raise QueryError(
+                f"The cell {cell} has the geometries {names} of the feature space {name!r}; name one "
+                "of them with space=..., or choose cells that have one of them, with where(...) first."
+            )
+        taken[here] = i
+        if len(here):
+            found.append((record, here))
+    return found
 
 
 def change_geometries(
@@ -109,6 +158,12 @@ def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> Up
     """
     catalog.require_tip("drop_geometry")
     records = find_geometries(catalog, name)
+    names = sorted({record.name for record in records})
+    if len(names) > 1:
+        # removal takes what is named and nothing more; only questions are answered over all names of a feature space
+        records = [record for record in records if record.name == name]
+        if not records:
+            raise NotFoundError(f"Several geometries are of the feature space {name!r}: {names}; name one of them.")
     if dataset is not None:
         uid = find_dataset(catalog, dataset)[0].uid
         records = [record for record in records if uid in record.cells_of]
@@ -169,7 +224,7 @@ def clear_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
             n_cleared += catalog.tables.retry(CELLS, lambda column=column: _clear(catalog, column, grace))  # type: ignore[misc]
     named = {record.column for record in every_geometry(catalog)}
     spare = [c for c in geometry_columns(catalog.tables.schema(CELLS)) if c not in named and c not in catalog.spaces()]
-    idle = [c for c in spare if not catalog.tables.count(CELLS, f"{c}.zarr_group IS NOT NULL")]
+    idle = [c for c in spare if not catalog.tables.count(CELLS, is_not_null(f"{c}.zarr_group"))]
     if idle:
         catalog.tables.drop_columns(CELLS, idle)
     return n_cleared
@@ -180,7 +235,7 @@ def _clear(catalog: Catalog, column: str, grace: timedelta) -> int:
     then = Tables(catalog.tables.location, {CELLS: at})
     if column not in then.schema(CELLS).names:
         return 0
-    rows = then.read(CELLS, ["uid", f"{column}.zarr_group"], f"{column}.zarr_group IS NOT NULL")
+    rows = then.read(CELLS, ["uid", f"{column}.zarr_group"], is_not_null(f"{column}.zarr_group"))
     groups = rows.column(1)
     live = live_groups(catalog, pc.unique(groups).to_pylist(), grace)
     dead = rows.filter(pc.invert(pc.is_in(groups, value_set=pa.array(sorted(live), pa.string()))))
@@ -191,11 +246,3 @@ def _clear(catalog: Catalog, column: str, grace: timedelta) -> int:
             pa.table([dead.column(0), pa.nulls(dead.num_rows, field.type)], schema=pa.schema([dead.schema.field(0), field])), at,
         )  # fmt: skip
     return int(dead.num_rows)
-
-
-def visible_groups(catalog: Catalog, name: str) -> dict[str, list[str]]:
-    """Give what a name means as cell columns: column -> groups that its pointers may lead to."""
-    found: dict[str, list[str]] = {}
-    for record in find_geometries(catalog, name):
-        found.setdefault(record.column, []).append(record.zarr_group)
-    return found

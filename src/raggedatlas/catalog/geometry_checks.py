@@ -14,6 +14,7 @@ from raggedatlas.errors import AtlasError
 from raggedatlas.model.geometries import GeometryRecord
 from raggedatlas.model.pointers import AXES, pointer_columns
 from raggedatlas.model.reports import Problem
+from raggedatlas.store.sql import equals
 from raggedatlas.store.trees import digest_files
 
 _AGAIN = "Drop it with drop_geometry({name!r}) and add it again, or restore() a snapshot."
@@ -69,7 +70,7 @@ def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Pr
             catalog.arrays.child(*record.zarr_group.split("/")).read_bytes("zarr.json")
         except AtlasError as error:
             problems.append(_problem(record, "missing-store", f"its root cannot be read: {error}"))
-        where = f"{record.column}.zarr_group = '{record.zarr_group}'"
+        where = equals(f"{record.column}.zarr_group", record.zarr_group)
         rows = catalog.tables.read(CELLS, ["dataset_uid", record.column], where)
         rows = rows.filter(pc.is_in(rows.column("dataset_uid"), value_set=pa.array(sorted(known), pa.string())))
         problems += _check_pointers(record, rows, known)
@@ -103,7 +104,7 @@ def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> 
     return problems
 
 
-def check_files(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
+def check_stores(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
     """Read every byte of every visible store (rule ``store-files``)."""
     known = {record.uid for record in read_records(catalog)}
     problems = []

@@ -40,4 +40,4 @@ def rewrite_geometries(catalog: Catalog, stores: AbstractSet[str], version: int)
         raise ConflictError(
             f"Somebody wrote to {catalog.location.uri} during a purge, which needs it alone; run repair() to finish it."
         )
-    return catalog.tables.version(GEOMETRY)
+    return at + 1

@@ -1,37 +1,32 @@
 """Checks of a group's arrays against its record: as described, as there, and byte by byte."""
 
-import json
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.errors import AtlasError, NotFoundError
+from raggedatlas.catalog.datasets import read_specs
+from raggedatlas.catalog.leases import are_ours
+from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, DatasetRecord
 from raggedatlas.model.reports import Problem
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.arrays import ArraySpec, is_described
+from raggedatlas.store.groups import read_group_attributes
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import ArrayReader, iterate_slices, read_slice, verify
+from raggedatlas.store.sql import equals
 
 _BACK = "Put the arrays back from a copy, or drop the dataset and add it again."
 
 
-def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
-    """Read the array descriptions of a record: path below the group -> spec.
-
-    Raises
-    ------
-    CorruptError, LimitError, SchemaError
-        If one of them makes no sense.
-    """
-    return {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
-
-
 def described_paths(record: DatasetRecord) -> list[str]:
     """Name the arrays that a record describes; none where the description does not parse (rule ``array-spec``)."""
-    return sorted(_parse(record.arrays))
+    try:
+        return sorted(record.array_specs)
+    except CorruptError:
+        return []
 
 
 def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Problem]:
@@ -49,8 +44,8 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
         return Problem("array-spec", record.zarr_group, message, _BACK)
 
     try:
-        specs = read_specs(record)
-    except (AtlasError, ValueError, TypeError, KeyError) as error:
+        specs, _, _ = read_specs(record), record.array_checksums, record.file_facts
+    except AtlasError as error:
         return [wrong(f"its record describes arrays that make no sense: {error}")]
     sparse = "csr/indices" in specs
     prefix, length = ("csr/layers/", record.n_entries) if sparse else ("layers/", record.n_cells)
@@ -102,14 +97,14 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     Returns
     -------
     list of Problem
-        Rules ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
+        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
     """
     try:
         specs = read_specs(record)
-    except (AtlasError, ValueError, TypeError, KeyError):
+        checksums = record.array_checksums
+    except AtlasError:
         return []
-    problems: list[Problem] = []
-    checksums = _parse(record.checksums)
+    problems = _check_groups(catalog.arrays, record, specs)
     sound = set()
     for path, spec in specs.items():
         found = _check_array(catalog.arrays, record.zarr_group, path, spec, checksums.get(path))
@@ -130,10 +125,27 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     return problems
 
 
+def _check_groups(arrays: Location, record: DatasetRecord, paths: Iterable[str]) -> list[Problem]:
+    """Check the metadata of the groups that hold some arrays, the dataset's own and the group's included."""
+    parts = [f"{record.zarr_group}/{path}".split("/")[:-1] for path in paths]
+    groups = {"/".join(part[:n]) for part in parts for n in range(len(part) + 1)}
+    problems = []
+    for group in sorted(groups):
+        try:
+            if not are_ours(read_group_attributes(arrays, group), record.feature_space):
+                text = f"{group}/zarr.json has attributes that were not written there"
+                problems.append(Problem("group-metadata", record.zarr_group, text, _BACK))
+        except NotFoundError:
+            continue  # zarr-python takes a folder without metadata for a group
+        except AtlasError as error:
+            problems.append(Problem("group-metadata", record.zarr_group, str(error), _BACK))
+    return problems
+
+
 def _check_array(arrays: Location, group: str, path: str, spec: ArraySpec, checksum: str | None) -> list[Problem]:
     try:
         there = ArraySpec.open(arrays, f"{group}/{path}")
-        if there != spec:
+        if there != spec or not is_described(arrays, spec):
             return [
                 Problem(
                     "array-metadata", group, f"{path}/zarr.json is not what was written: {there}, not {spec}", _BACK
@@ -156,7 +168,7 @@ def _count_beyond(arrays: Location, spec: ArraySpec, limit: int) -> int:
 
 def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) -> list[Problem]:
     indptr = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
-    rows = catalog.tables.read(CELLS, [record.pointer], where=f"dataset_uid = '{record.uid}'")
+    rows = catalog.tables.read(CELLS, [record.pointer], equals("dataset_uid", record.uid))
     pointer = rows.column(record.pointer).combine_chunks()
     pointer = pointer.filter(pc.equal(pc.struct_field(pointer, "zarr_group"), record.zarr_group))
     row, start, end = (pc.struct_field(pointer, part).to_numpy() for part in ("zarr_row", "start", "end"))
@@ -168,11 +180,3 @@ def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) ->
     return [
         Problem("pointer-bounds", record.zarr_group, f"{n:,} pointers are not where csr/indptr has their rows", _BACK)
     ]
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}

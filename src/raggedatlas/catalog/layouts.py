@@ -1,6 +1,5 @@
 """Ordered feature lists shared between datasets (seed 000, ``_feature_layouts``)."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import LAYOUTS, Catalog
 from raggedatlas.model.ids import layout_uid
 from raggedatlas.model.records import LAYOUTS_SCHEMA, DatasetRecord
+from raggedatlas.store.sql import all_of, equals, in_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def records_with_features(
     alike = [r for r in records if r.feature_space == space and r.n_features == n_features]
     if not wanted:
         return [r for r in alike if not r.layout_uid]
-    kept: dict[str, str | None] = {r.zarr_group: json.loads(r.facts).get("feature_set") for r in alike}
+    kept: dict[str, str | None] = {r.zarr_group: r.file_facts.feature_set for r in alike}
     older = read_layouts(catalog, {r.layout_uid for r in alike if kept[r.zarr_group] is None})
     of_layout = {uid: feature_set(layout.features.tolist()) for uid, layout in older.items()}
     return [r for r in alike if (kept[r.zarr_group] or of_layout.get(r.layout_uid)) == wanted]
@@ -94,8 +94,8 @@ def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDAr
     wanted = [(layout_uid(uids), uids, index) for uids, index in layouts]
     lists = {uid: (uids, index) for uid, uids, index in wanted if len(uids)}
     if lists:
-        quoted = ", ".join(f"'{uid}'" for uid in lists)
-        first = catalog.tables.read(LAYOUTS, ["layout_uid"], where=f"layout_uid IN ({quoted}) AND local_index = 0")
+        where = all_of(in_list("layout_uid", lists), equals("local_index", 0))
+        first = catalog.tables.read(LAYOUTS, ["layout_uid"], where)
         there = set(first.column("layout_uid").to_pylist())
         fresh = [_layout_rows(uid, *found) for uid, found in lists.items() if uid not in there]
         if fresh:
@@ -129,8 +129,7 @@ def read_layouts(catalog: Catalog, uids: Iterable[str]) -> dict[str, Layout]:
     known = memo if catalog.read_only else {}
     missing = [uid for uid in wanted if uid not in known]
     if missing:
-        quoted = ", ".join(f"'{uid}'" for uid in missing)
-        rows = catalog.tables.read(LAYOUTS, where=f"layout_uid IN ({quoted})")
+        rows = catalog.tables.read(LAYOUTS, where=in_list("layout_uid", missing))
         known.update(_split(rows))
     return {uid: known[uid] for uid in wanted if uid in known}
 

@@ -2,14 +2,17 @@
 
 import os
 import socket
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import CorruptError, NotFoundError
+from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import utc_now
 from raggedatlas.store.groups import create_group, read_group_attributes, write_group_attributes
+from raggedatlas.store.location import Location
 
 GRACE = timedelta(hours=1)
 """How long the arrays of a writer that cannot be asked may stand still before it counts as dead."""
@@ -27,14 +30,30 @@ def take_lease(catalog: Catalog, dataset_uid: str) -> None:
         At the tip.
     dataset_uid : str
         The new dataset.
+
+    Raises
+    ------
+    ConflictError
+        If a purge is unfinished.
     """
-    create_group(catalog.arrays, dataset_uid, {_ATTRIBUTE: {_LEASE: _this_process()}})
+    create_group(catalog.arrays, dataset_uid, {_ATTRIBUTE: {_LEASE: this_process()}})
+    # A purge leaves its mark before it looks for leases, and an add its lease before it looks for the mark: one of them sees the other.
+    catalog.refuse_unfinished_purge("add()")
 
 
 def release_lease(catalog: Catalog, dataset_uid: str) -> None:
     """Take the note away again, once the dataset is committed or dropped; a group that is gone stays gone."""
     if read_lease(catalog, dataset_uid):
         write_group_attributes(catalog.arrays, dataset_uid, {_ATTRIBUTE: {}})
+
+
+def are_ours(attributes: Mapping[str, Any], space: str) -> bool:
+    """Tell whether the attributes of a group are such as this package writes: none, a note of a lease, or what the group holds."""
+    ours = attributes.get(_ATTRIBUTE, {})
+    if not set(attributes) <= {_ATTRIBUTE} or not isinstance(ours, dict):
+        return False
+    holds = {"feature_space": space, "kind": ours.get("kind")}
+    return set(ours) <= {_LEASE} or (ours == holds and ours["kind"] in {kind.value for kind in PointerKind})
 
 
 def read_lease(catalog: Catalog, dataset_uid: str) -> dict[str, Any] | None:
@@ -71,17 +90,33 @@ def lease_alive(catalog: Catalog, dataset_uid: str, grace: timedelta = GRACE) ->
     lease = read_lease(catalog, dataset_uid)
     if lease == {}:
         return False
-    here = _this_process()
-    if lease is not None and all(lease.get(key) == here[key] for key in ("host", "boot_id", "namespace")):
-        return _runs(lease.get("pid"), lease.get("process_start"))
-    newest = catalog.arrays.child(dataset_uid).last_modified()
+    return process_alive(lease, catalog.arrays.child(dataset_uid), grace)
+
+
+def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timedelta = GRACE) -> bool:
+    """Tell whether a process may still be writing.
+
+    Parameters
+    ----------
+    note : mapping or None
+        What `this_process` gave in that process; None where it left nothing.
+    place : Location
+        Where it writes.
+    grace : timedelta
+        For a process on another machine: how long the newest object of the place may lie untouched.
+    """
+    here = this_process()
+    if note is not None and all(note.get(key) == here[key] for key in ("host", "boot_id", "namespace")):
+        return _runs(note.get("pid"), note.get("process_start"))
+    newest = place.last_modified()
     if newest is None:
         return False
     age = datetime.now(UTC) - newest
-    return age < (_YOUNG if lease is None else grace)
+    return age < (_YOUNG if note is None else grace)
 
 
-def _this_process() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
+    """Return a note of this process, by which `process_alive` finds out later whether it still runs."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),

@@ -1,6 +1,5 @@
-"""Writing feature registries: register and correct features, assign dense indices, redirect merged ones."""
+"""Writing feature registries: register and correct features, and assign dense indices."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,10 +8,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import LAYOUTS, Catalog
-from raggedatlas.catalog.features import by_name, read_registry
-from raggedatlas.errors import FeatureError, SchemaError
+from raggedatlas.errors import SchemaError
+from raggedatlas.model.accessions import UNKNOWN
+from raggedatlas.model.schemas import FeatureBaseSchema
+from raggedatlas.store.sql import is_null
 
 _PROTECTED = ("uid", "global_index", "redirect")
+
+BY_HAND = "by hand"
+"""Source of a symbol that a person gave; no file's symbol replaces it."""
 
 
 def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
@@ -26,8 +30,10 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
         Feature space.
     *given : pyarrow.Table
         Column `uid`, in which no value comes twice, and any other columns of the registry. A known feature takes every value that
-        is given here and not null; a symbol that it replaces stays as an alias, and aliases add up. A later table corrects an
-        earlier one; all go in with one commit.
+        is given here and not null, but for its symbol and organism: a symbol given by hand (`symbol_source`) replaces any, one
+        from a file only a bare id or a symbol from a file that comes after it in alphabetical order, so that the order of files
+        does not matter; a known organism stays. Every symbol ever given stays as an alias, and aliases add up. All tables go in
+        with one commit.
 
     Returns
     -------
@@ -41,12 +47,21 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
     """
     table = catalog.space(space).registry
     schema = catalog.tables.schema(table)
+    if "symbol_source" not in schema.names:  # a registry of before symbols had a source
+        catalog.tables.add_columns(table, [FeatureBaseSchema.arrow_schema().field("symbol_source")])
+        schema = catalog.tables.schema(table)
     for some in given:
         foreign = sorted(set(some.column_names) - set(schema.names))
         if foreign or "uid" not in some.column_names:
             raise SchemaError(
                 f"Features of {space!r} have the columns {schema.names}; got {some.column_names}. Leave out {foreign} or create the "
                 "atlas with registries={...: YourFeatureSchema}."
+            )
+        if not (
+            pa.types.is_string(some.schema.field("uid").type) or pa.types.is_large_string(some.schema.field("uid").type)
+        ):
+            raise SchemaError(
+                f"Uids of features are texts, as atlas.features() shows them in its index; got {some.schema.field('uid').type}."
             )
 
     def changes() -> tuple[pa.Table, int]:
@@ -70,39 +85,8 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
     return _merge_fresh(catalog, table, changes)
 
 
-def merge_features(catalog: Catalog, space: str, redirects: Mapping[str, str]) -> None:
-    """Redirect features to others that they are the same as; indices stay as they are.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    space : str
-        Feature space.
-    redirects : mapping of str to str
-        Name -> name of the feature that it is to mean from now on.
-    """
-    registry = read_registry(catalog, space)
-    targets = {name: registry.require([name])[0] for name in redirects.values()}
-    pairs = {registry.require([name])[0]: targets[into] for name, into in redirects.items()}
-    circular = [uid for uid, into in pairs.items() if uid == into or pairs.get(into) == uid]
-    if circular:
-        raise FeatureError(f"Features {circular} would be redirected to themselves; name two different features.")
-    table = catalog.space(space).registry
-
-    def changes() -> tuple[pa.Table, int]:
-        known = catalog.tables.read(table)
-        rows = known.filter(pc.is_in(known.column("uid"), value_set=pa.array(list(pairs), pa.string())))
-        into = pa.array([pairs[uid] for uid in rows.column("uid").to_pylist()], pa.string())
-        return rows.set_column(rows.column_names.index("redirect"), rows.schema.field("redirect"), into), 0
-
-    _merge_fresh(catalog, table, changes)
-
-
 def reindex_registry(catalog: Catalog, space: str) -> int:
     """Give every feature without one a dense index, counting on from the largest; an assigned index never changes.
-
-    Joins features known by symbol alone to better known ones first (`join_symbols`).
 
     Returns
     -------
@@ -110,7 +94,6 @@ def reindex_registry(catalog: Catalog, space: str) -> int:
         How many were assigned.
     """
     table = catalog.space(space).registry
-    join_symbols(catalog, space)
 
     def changes() -> tuple[pa.Table, int]:
         known = catalog.tables.read(table)
@@ -126,64 +109,10 @@ def reindex_registry(catalog: Catalog, space: str) -> int:
     return _merge_fresh(catalog, table, changes)
 
 
-def join_symbols(catalog: Catalog, space: str) -> int:
-    """Redirect features known by symbol alone to the one better known feature of that symbol, whatever was added first.
-
-    A feature whose id is its symbol means the same as the feature with that symbol and an id of its own (Ensembl), or the
-    same id under a known organism, if there is exactly one such. Redirects change no index and no stored value, and
-    `merge_features` can point them elsewhere.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    space : str
-        Feature space.
-
-    Returns
-    -------
-    int
-        How many features were redirected.
-    """
-    table = catalog.space(space).registry
-
-    def changes() -> tuple[pa.Table, int]:
-        known = _sharing_symbols(catalog.tables.read(table))
-        ids, symbols = known.column("feature_id").to_pylist(), known.column("symbol").to_pylist()
-        organisms = known.column("organism").to_pylist()
-        plain = [i == s or i is None for i, s in zip(ids, symbols, strict=True)]
-        rank = [2 * (not p) + (o not in (None, "unknown")) for p, o in zip(plain, organisms, strict=True)]
-        by_symbol = by_name((s, str(row)) for row, s in enumerate(symbols))
-        into: dict[int, int] = {}
-        for row, symbol in enumerate(symbols):
-            if not plain[row]:
-                continue
-            rivals = [int(r) for r in by_symbol[symbol] if rank[int(r)] > rank[row]]
-            rivals = [r for r in rivals if organisms[row] in (None, "unknown", organisms[r])]
-            best = [r for r in rivals if rank[r] == max(rank[x] for x in rivals)]
-            if len(best) == 1:
-                into[row] = best[0]
-        rows = known.take(pa.array(list(into), pa.int64()))
-        targets = known.column("uid").take(pa.array(list(into.values()), pa.int64()))
-        return rows.set_column(rows.column_names.index("redirect"), rows.schema.field("redirect"), targets), len(into)
-
-    return _merge_fresh(catalog, table, changes)
-
-
-def _sharing_symbols(known: pa.Table) -> pa.Table:
-    """Keep the features that are not redirected and have a symbol that another of them has too."""
-    symbols = known.column("symbol")
-    named = pc.and_kleene(pc.is_null(known.column("redirect")), pc.not_equal(pc.fill_null(symbols, ""), ""))
-    live = known.filter(named)
-    counted = pc.value_counts(live.column("symbol"))
-    shared = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
-    return live.filter(pc.is_in(live.column("symbol"), value_set=shared))
-
-
 def sync_layouts(catalog: Catalog) -> int:
     """Copy newly assigned indices into the layouts, and remove rows that two writers wrote twice; return rows changed."""
     _drop_repeated(catalog)
-    stale = catalog.tables.read(LAYOUTS, where="global_index IS NULL")
+    stale = catalog.tables.read(LAYOUTS, where=is_null("global_index"))
     if stale.num_rows == 0:
         return 0
     known = [
@@ -242,22 +171,57 @@ def _fit(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
     columns: dict[str, Any] = {name: old.column(name) for name in old.column_names}
     changed = np.zeros(old.num_rows, bool)
-    for name in set(given.column_names) - {*_PROTECTED, "aliases"}:
+    for name in set(given.column_names) - {*_PROTECTED, "aliases", "symbol", "symbol_source"}:
         was = old.column(name)
-        now = pc.coalesce(given.column(name).cast(was.type), was)
+        offered = given.column(name).cast(was.type)
+        now = _known_organism(was, offered) if name == "organism" else pc.coalesce(offered, was)
         differs = pc.fill_null(pc.not_equal(now, was), fill_value=False).to_numpy()
         changed |= differs | (was.is_null().to_numpy() & now.is_valid().to_numpy())
         columns[name] = now
+    if "symbol" in given.column_names:
+        better = _better_symbols(old, given)
+        changed |= better
+        for name in ("symbol", "symbol_source"):
+            offered = given.column(name) if name in given.column_names else pa.nulls(given.num_rows, pa.string())
+            columns[name] = pc.if_else(pa.array(better), offered, old.column(name))
     if _may_gain_aliases(old, given):
-        aliases, gained = _joined_aliases(old, given)
+        aliases, gained = _joined_aliases(old, given, columns["symbol"])
         columns["aliases"] = pa.array(aliases, old.schema.field("aliases").type)
         changed |= gained
     kept = pa.array(changed, pa.bool_())
     return pa.table([columns[name] for name in old.column_names], schema=old.schema).filter(kept)
 
 
+def _known_organism(was: pa.ChunkedArray, offered: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Keep a known organism; an unknown one takes what is offered."""
+    unknown = pc.or_(was.is_null(), pc.fill_null(pc.equal(was, UNKNOWN), fill_value=True))
+    return pc.if_else(unknown, pc.coalesce(offered, was), was)
+
+
+def _better_symbols(old: pa.Table, given: pa.Table) -> NDArray[np.bool_]:
+    """Return for each feature whether the given symbol replaces the one that it has."""
+
+    def ranked(rows: pa.Table) -> NDArray[np.int64]:
+        """Rank the symbol of each row: 0 none or the bare id, 1 from a file, 2 by hand."""
+        symbol = rows.column("symbol")
+        named = pc.fill_null(pc.not_equal(symbol, old.column("feature_id")), fill_value=True)
+        rank: NDArray[np.int64] = pc.and_(symbol.is_valid(), named).to_numpy().astype(np.int64)
+        if "symbol_source" in rows.column_names:
+            by_hand = pc.fill_null(pc.equal(rows.column("symbol_source"), BY_HAND), fill_value=False).to_numpy()
+            rank[by_hand & symbol.is_valid().to_numpy()] = 2
+        return rank
+
+    was, now = ranked(old), ranked(given)
+    earlier = pc.fill_null(pc.less(given.column("symbol"), old.column("symbol")), fill_value=False).to_numpy()
+    differs = pc.fill_null(pc.not_equal(given.column("symbol"), old.column("symbol")), fill_value=True).to_numpy()
+    offered = given.column("symbol").is_valid().to_numpy()
+    result: NDArray[np.bool_] = offered & ((now > was) | (differs & (now == was) & (earlier | (now == 2))))
+    result |= offered & old.column("symbol").is_null().to_numpy()
+    return result
+
+
 def _may_gain_aliases(old: pa.Table, given: pa.Table) -> bool:
-    """Tell whether any row is given an alias or another symbol, without making a Python object of every row."""
+    """Return whether any row is given an alias or another symbol, without making a Python object of every row."""
     if old.column("aliases").null_count:
         return True
     offered = given.column("aliases") if "aliases" in given.column_names else None
@@ -268,15 +232,18 @@ def _may_gain_aliases(old: pa.Table, given: pa.Table) -> bool:
     return bool(pc.any(pc.not_equal(given.column("symbol"), old.column("symbol"))).as_py())
 
 
-def _joined_aliases(old: pa.Table, given: pa.Table) -> tuple[list[list[str]], NDArray[np.bool_]]:
+def _joined_aliases(
+    old: pa.Table, given: pa.Table, chosen: pa.ChunkedArray
+) -> tuple[list[list[str]], NDArray[np.bool_]]:
+    """Join aliases, and the symbols that were not chosen, and return which rows gained any."""
+    none = [None] * old.num_rows
     aliases = [names or [] for names in old.column("aliases").to_pylist()]
     gained = np.zeros(len(aliases), bool)
-    more = given.column("aliases").to_pylist() if "aliases" in given.column_names else [None] * len(aliases)
-    was = old.column("symbol").to_pylist()
-    now = given.column("symbol").to_pylist() if "symbol" in given.column_names else was
-    for row, names in enumerate(aliases):
-        fresh = {*(more[row] or ())} | ({was[row]} if was[row] and now[row] and was[row] != now[row] else set())
-        if not fresh <= set(names):
-            aliases[row] = sorted(fresh.union(names))
-            gained[row] = True
+    more = given.column("aliases").to_pylist() if "aliases" in given.column_names else none
+    offered = given.column("symbol").to_pylist() if "symbol" in given.column_names else none
+    known = zip(old.column("symbol").to_pylist(), chosen.to_pylist(), old.column("feature_id").to_pylist(), strict=True)
+    for row, (was, now, identifier) in enumerate(known):
+        names = sorted({*aliases[row], *(more[row] or ()), was, offered[row]} - {None, "", now, identifier})
+        gained[row] = names != sorted(aliases[row])
+        aliases[row] = names
     return aliases, gained

@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, RESULTS, Catalog
-from raggedatlas.catalog.inspection import read_specs
+from raggedatlas.catalog.datasets import read_specs
 from raggedatlas.catalog.results import read_results
-from raggedatlas.catalog.versions import list_versions, one_of
+from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import ConflictError
 from raggedatlas.model.results import ResultRecord, results_to_table
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.store.sql import all_of, equals, is_not_null
 from raggedatlas.store.tables import Tables
 
 _LAYERS = "layers"
@@ -66,7 +67,7 @@ def clean_arrays(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> Cleaned
         if record.zarr_group and uid in record.cells_of:
             found[record.uid] = record
             # where the dataset was dropped and the result stayed, another version knows its rows
-            where = f"{one_of('dataset_uid', [uid])} AND {record.column} IS NOT NULL"
+            where = all_of(equals("dataset_uid", uid), is_not_null(record.column))
             own = tables.read(CELLS, [f"{record.column}.position"], where)
             rows.setdefault(record.uid, set()).update(own.column(0).to_pylist())
     made = {
@@ -83,7 +84,7 @@ def rewrite_results(catalog: Catalog, cleaned: Cleaned, version: int) -> int:
         raise ConflictError(
             f"Somebody wrote to {catalog.location.uri} during a purge, which needs it alone; run repair() to finish it."
         )
-    return catalog.tables.version(RESULTS)
+    return at + 1
 
 
 def remove_old_arrays(catalog: Catalog) -> int:
@@ -91,7 +92,7 @@ def remove_old_arrays(catalog: Catalog) -> int:
     named: dict[str, set[str]] = {}
     for _, record in _everywhere(catalog, {}):
         if record.zarr_group:
-            named.setdefault(record.zarr_group, set()).update(json.loads(record.arrays))
+            named.setdefault(record.zarr_group, set()).update(record.array_specs)
     freed = 0
     for group, paths in named.items():
         place = catalog.arrays.child(*group.split("/"), _LAYERS)

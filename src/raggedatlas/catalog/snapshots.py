@@ -8,8 +8,10 @@ from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Cata
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.difference import diff
+from raggedatlas.catalog.genes import restore_tables
 from raggedatlas.catalog.geometries import change_geometries, every_geometry
-from raggedatlas.catalog.purge import refuse_unfinished
+from raggedatlas.catalog.identity import restore_links, update_identity
+from raggedatlas.catalog.manifests import seal_versions, write_manifest
 from raggedatlas.catalog.results import change_results, read_results
 from raggedatlas.catalog.upkeep import optimize
 from raggedatlas.catalog.versions import (
@@ -19,8 +21,8 @@ from raggedatlas.catalog.versions import (
     consistent_versions,
     find_version,
     list_versions,
-    one_of,
     refuse_running,
+    registry_tables,
     still_there,
     untag_everywhere,
 )
@@ -36,6 +38,7 @@ from raggedatlas.errors import (
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, utc_now
 from raggedatlas.model.schemas import HoxBaseSchema
 from raggedatlas.store.location import Location
+from raggedatlas.store.sql import in_list
 
 __all__ = [
     "delete_version",
@@ -55,7 +58,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     """Record the exact version of every table, for ever (seed 000, versioning).
 
     Refreshes, optimizes, chooses table versions that belong together, holds them by a provisional tag, validates exactly
-    those, records them by a checked commit (parallel snapshots get different numbers), and tags them ``atlas-v<N>``. A
+    those, hashes their files (`write_manifest`), records them by a checked commit (parallel snapshots get different numbers), and tags them ``atlas-v<N>``. A
     process that dies on the way leaves either nothing or a recorded snapshot with at least the provisional tag, which
     clean-up turns into the final one. Datasets whose `add` is under way are left out.
 
@@ -77,10 +80,11 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
         If validation finds problems; nothing is recorded.
     DuplicateError
         If the label is taken.
+    ConflictError
+        If a purge is unfinished.
     """
     catalog.require_tip("snapshot")
     check_label(label)
-    refuse_unfinished(catalog)
     _refuse_taken(list_versions(catalog), label, catalog)
     optimize(catalog)
     draft, tag = _hold(catalog)
@@ -89,6 +93,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
         _refuse_problems(pinned)
         uids = {record.uid for record in read_records(pinned)}
         cells = cells_per_dataset(pinned)
+        manifest = write_manifest(catalog, draft.table_versions)
     except AtlasError:
         untag_everywhere(catalog, tag, list(draft.table_versions))
         raise
@@ -99,16 +104,18 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
             "n_cells": sum(n for uid, n in cells.items() if uid in uids),
             "n_datasets": len(uids),
             "ignored": sorted(set(cells) - uids),
+            "manifest": manifest,
         }
     )
     try:
         record = _record(catalog, draft)
-    except DuplicateError:
+    except (DuplicateError, ConflictError):
         untag_everywhere(catalog, tag, list(draft.table_versions))
         raise
     for table, version in record.table_versions.items():
         catalog.tables.tag(table, record.tag, version)
     untag_everywhere(catalog, tag, list(record.table_versions))
+    seal_versions(catalog)
     return record
 
 
@@ -160,7 +167,7 @@ def open_latest(
 
 
 def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
-    """Make a snapshot's cells, datasets and results the newest content of the atlas again; later snapshots stay as they are.
+    """Make a snapshot's cells, datasets, results and feature links the newest content of the atlas again; later snapshots stay as they are.
 
     Registries and layouts are not rolled back: a feature's dense index must never be given to another feature, and the
     indices that were assigned since stand in later snapshots. They only ever grow, so what the snapshot needs is in them.
@@ -183,14 +190,13 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
         If an `add` is under way, whose cells would be lost.
     """
     catalog.require_tip("restore")
-    refuse_unfinished(catalog)
     record = find_version(catalog, version)
     then = open_snapshot(catalog, record)
     refuse_running(catalog, "restore")
     wanted = {r.zarr_group for r in read_records(then)}
     gone = sorted({r.uid for r in read_records(catalog) if r.zarr_group not in wanted})
     if gone:
-        catalog.tables.delete(DATASETS, one_of("uid", gone))
+        catalog.tables.delete(DATASETS, in_list("uid", gone))
     results = read_results(then)
     kept = {result.uid for result in results}
     if any(result.uid not in kept for result in read_results(catalog)):
@@ -201,7 +207,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
         change_geometries(catalog, lambda old: [geometry for geometry in old if geometry.uid in stores])
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
     if record.ignored:
-        catalog.tables.delete(CELLS, one_of("dataset_uid", record.ignored))
+        catalog.tables.delete(CELLS, in_list("dataset_uid", record.ignored))
     rows = then.tables.read(DATASETS)
 
     def once() -> None:
@@ -214,6 +220,9 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
         change_geometries(catalog, lambda old: old if old == shapes else shapes)
     if results or catalog.tables.has(RESULTS):
         change_results(catalog, lambda old: old if old == results else results)
+    restore_links(catalog, then)
+    restore_tables(catalog, then)
+    update_identity(catalog, registry_tables(catalog))
     return record
 
 
@@ -229,12 +238,14 @@ def delete_version(catalog: Catalog, number: int) -> None:
     record = find_version(catalog, number)
 
     def forget(old: list[AtlasVersionRecord]) -> list[AtlasVersionRecord]:
+        catalog.refuse_unfinished_purge("delete_version")
         kept = [r for r in old if r.version != record.version]
         highest = max(r.version for r in old)
         return kept if kept and kept[-1].version == highest else [*kept, AtlasVersionRecord(version=highest)]
 
     change_versions(catalog, forget)
     untag_everywhere(catalog, record.tag, list(record.table_versions))
+    seal_versions(catalog)
 
 
 def _hold(catalog: Catalog) -> tuple[AtlasVersionRecord, str]:
@@ -247,11 +258,11 @@ def _hold(catalog: Catalog) -> tuple[AtlasVersionRecord, str]:
                 catalog.tables.tag(table, tag, version)
             if still_there(catalog, draft):
                 return draft, tag
-        except (NotFoundError, StoreError) as error:
+        except NotFoundError:
+            pass
+        except StoreError:
             untag_everywhere(catalog, tag, list(draft.table_versions))
-            if "not found" not in str(error).lower() and not isinstance(error, NotFoundError):
-                raise
-            continue
+            raise
         untag_everywhere(catalog, tag, list(draft.table_versions))
     raise ConflictError(
         f"Datasets of {catalog.location.uri} kept vanishing while a snapshot was tried {_ATTEMPTS} times; nothing was recorded. Run it again."
@@ -286,6 +297,8 @@ def _record(catalog: Catalog, draft: AtlasVersionRecord) -> AtlasVersionRecord:
             tried.append(there[0])
             return old
         _refuse_taken(old, draft.label, catalog)
+        # A purge that began meanwhile has seen the snapshots that it must rewrite, and this is none of them.
+        catalog.refuse_unfinished_purge("snapshot")
         number = max((record.version for record in old), default=0) + 1
         tried.append(draft.model_copy(update={"version": number}))
         return [*(record for record in old if record.table_versions), tried[-1]]

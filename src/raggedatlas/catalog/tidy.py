@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, OPTIONAL, VERSIONS, Catalog
 from raggedatlas.errors import ConflictError
 from raggedatlas.model.results import ResultRecord
 
@@ -36,7 +36,7 @@ def tidy_table(catalog: Catalog, name: str, *, everything: bool = False, results
     bool
         Whether anything was written.
     """
-    columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, RESULTS, GEOMETRY} else (("uid", "BTREE"),))
+    columns = INDEXES.get(name, () if name in {DATASETS, VERSIONS, *OPTIONAL} else (("uid", "BTREE"),))
     compacted = everything and catalog.tables.compact(name, everything=True)
     indexed = [catalog.tables.index(name, column, kind, rebuild=everything) for column, kind in columns]
     if name == CELLS:
@@ -48,8 +48,9 @@ def _tidy_vectors(catalog: Catalog, rebuilt: Sequence[ResultRecord]) -> bool:
     """Build some indexes over vectors from scratch, and bring the others up to date."""
     there = catalog.tables.schema(CELLS).names
     for record in rebuilt:
-        if record.index_facts and record.column in there:
-            catalog.tables.index_vectors(CELLS, record.column, record.metric, record.index_facts["n_partitions"])
+        index = record.index_facts
+        if index is not None and record.column in there:
+            catalog.tables.index_vectors(CELLS, record.column, record.metric, index.n_partitions)
     return catalog.tables.refresh_vectors(CELLS) or bool(rebuilt)
 
 

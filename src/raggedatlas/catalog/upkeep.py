@@ -1,9 +1,20 @@
 """Upkeep: optimize and drop datasets beside other writers, free what nothing reaches, mend what a dead process left."""
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import (
+    CELLS,
+    DATASETS,
+    GEOMETRY,
+    IDENTITY,
+    LAYOUTS,
+    OPTIONAL,
+    RESULTS,
+    VERSIONS,
+    Catalog,
+)
 from raggedatlas.catalog.datasets import find_dataset, read_records
 from raggedatlas.catalog.geometries import (
     clear_pointers,
@@ -11,7 +22,9 @@ from raggedatlas.catalog.geometries import (
     lost_datasets,
     read_geometries,
 )
+from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.leases import GRACE, lease_alive, release_lease
+from raggedatlas.catalog.manifests import remove_manifests, seal_versions
 from raggedatlas.catalog.purge import resume_purge
 from raggedatlas.catalog.registering import reindex_registry, sync_layouts
 from raggedatlas.catalog.results import dead_columns, named_uids, read_results
@@ -19,17 +32,18 @@ from raggedatlas.catalog.tidy import KEEP, clean_up, tidy_table
 from raggedatlas.catalog.versions import (
     NUMBERED,
     PENDING,
+    PURGE_TAG,
     UID,
     assign_indices,
     cells_per_dataset,
     heal_tags,
     list_versions,
-    one_of,
     registry_tables,
     untag_everywhere,
 )
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.store.sql import equals, in_list
 from raggedatlas.store.tables import Tables
 
 
@@ -59,7 +73,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
     if not catalog.tables.settled(LAYOUTS):
         sync_layouts(catalog)
     changed = []
-    results = [name for name in (RESULTS, GEOMETRY) if catalog.tables.has(name)]
+    results = [name for name in OPTIONAL if catalog.tables.has(name)]
     names = (CELLS, DATASETS, LAYOUTS, *results, *registry_tables(catalog).values())
     for name in names:
         try:
@@ -68,9 +82,14 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
                 notes.append(f"{name}: compacted or indexed")
         except ConflictError:
             notes.append(f"{name}: others were writing; left for the next time")
+    # Last, because it notes the versions of the registries that it was derived from.
+    if update_identity(catalog, registry_tables(catalog)):
+        changed.append(IDENTITY)
+        notes.append("features that count as others: derived anew")
     freed = 0
     if changed or keep < KEEP:
         notes += heal_tags(catalog)
+        seal_versions(catalog)
         freed = clean_up(catalog, [*(changed if keep >= KEEP else names), VERSIONS, *results], keep, notes)
     return UpkeepReport(n_bytes=freed, notes=tuple(notes))
 
@@ -104,6 +123,7 @@ def reindex(catalog: Catalog, space: str | None = None) -> int:
     fresh = sum(reindex_registry(catalog, name) for name in (there if space is None else [space]))
     if fresh:
         sync_layouts(catalog)
+    update_identity(catalog, there)
     return fresh
 
 
@@ -128,15 +148,22 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
     catalog.require_tip("drop_dataset")
     records = find_dataset(catalog, uid_or_name)
     uid = records[0].uid
-    catalog.tables.delete(DATASETS, one_of("uid", [uid]))
-    n = catalog.tables.delete(CELLS, one_of("dataset_uid", [uid]))
-    forget_datasets(catalog, [uid])
-    release_lease(catalog, uid)
+    catalog.tables.delete(DATASETS, equals("uid", uid))
+    n = clear_dropped(catalog, [uid])
     return UpkeepReport(
         groups=tuple(record.zarr_group for record in records),
         n_cells=n,
         notes=("the arrays stay until gc() finds that no snapshot needs them",),
     )
+
+
+def clear_dropped(catalog: Catalog, uids: Sequence[str]) -> int:
+    """Remove the cells of datasets whose records are gone, and take the datasets out of geometry; return how many cells."""
+    n = catalog.tables.delete(CELLS, in_list("dataset_uid", uids)) if uids else 0
+    forget_datasets(catalog, uids)
+    for uid in uids:
+        release_lease(catalog, uid)
+    return n
 
 
 def gc(catalog: Catalog, *, dry_run: bool = True, grace: timedelta = GRACE, keep: timedelta = KEEP) -> UpkeepReport:
@@ -173,6 +200,8 @@ def gc(catalog: Catalog, *, dry_run: bool = True, grace: timedelta = GRACE, keep
             untag_everywhere(catalog, tag, [table])
     n_bytes = sum(catalog.arrays.child(uid).delete_prefix() for uid in free)
     n_bytes += clean_up(catalog, [n for n in catalog.tables.names() if catalog.tables.has(n)], keep, notes)
+    n_bytes += remove_manifests(catalog, grace)
+    seal_versions(catalog)
     return UpkeepReport(groups=tuple(free), n_bytes=n_bytes, kept=tuple(alive), notes=tuple(notes))
 
 
@@ -192,11 +221,12 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
         Cells without a record and unreached groups that were removed. Notes name the datasets whose arrays are missing: they
         cannot be mended, only restored from a copy or dropped.
     """
-    catalog.require_tip("repair")
+    catalog.require_writable("repair")
+    catalog = catalog.tip()
     notes = [f"finished the purge of {uid}" for uid in resume_purge(catalog)]
     notes += _remove_half_tables(catalog, grace)
     dead, alive = _cells_without_record(catalog, grace)
-    n_cells = catalog.tables.delete(CELLS, one_of("dataset_uid", dead)) if dead else 0
+    n_cells = catalog.tables.delete(CELLS, in_list("dataset_uid", dead)) if dead else 0
     stray = dead_columns(catalog, grace)
     if stray:
         catalog.tables.drop_columns(CELLS, stray)
@@ -222,6 +252,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
                 f"the arrays {record.zarr_group} of dataset {record.name or record.uid} are missing: put them back from a copy, "
                 f"or run drop_dataset({record.uid!r})"
             )
+    seal_versions(catalog)
     kept = tuple(dict.fromkeys([*alive, *writing]))
     return UpkeepReport(groups=tuple(free), n_cells=n_cells, n_bytes=n_bytes, kept=kept, notes=tuple(notes))
 
@@ -263,16 +294,19 @@ def _reached(catalog: Catalog) -> set[str]:
 
 
 def _stray_tags(catalog: Catalog, grace: timedelta) -> dict[str, list[str]]:
-    """Find tags without a snapshot. Tags are read before snapshots, so that one taken meanwhile is no stray."""
+    """Find tags without a snapshot or purge. Tags are read before snapshots, so that one taken meanwhile is no stray."""
     tables = Tables(catalog.tables.location)
     tags = {name: sorted(tables.tags(name)) for name in tables.names() if tables.has(name)}
     numbers = {record.version for record in list_versions(catalog)}
+    purging = catalog.unfinished_purge() is not None
     oldest = time.time() - grace.total_seconds()
 
     def stray(tag: str) -> bool:
         numbered, pending = NUMBERED.fullmatch(tag), PENDING.fullmatch(tag)
         if numbered is not None:
             return int(numbered["number"]) not in numbers
+        if PURGE_TAG.fullmatch(tag) is not None:
+            return not purging
         return pending is not None and int(pending["seconds"]) < oldest
 
     return {name: found for name, names in tags.items() if (found := [tag for tag in names if stray(tag)])}

@@ -4,16 +4,19 @@ import contextlib
 import random
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, IDENTITY_TABLES, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.leases import lease_alive
 from raggedatlas.catalog.registering import reindex_registry, sync_layouts
 from raggedatlas.catalog.results import named_uids
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
+from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
+from raggedatlas.store.sql import is_null
 from raggedatlas.store.tables import Tables
 
 UID = re.compile(r"[0-9a-f]{16}")
@@ -24,6 +27,16 @@ PENDING = re.compile(r"pending-(?P<seconds>\d+)-[0-9a-f]+")
 
 NUMBERED = re.compile(r"atlas-v(?P<number>\d+)")
 """Tags of recorded snapshots."""
+
+PURGING = "purging-"
+PURGE_TAG = re.compile(rf"{PURGING}[0-9a-f]+")
+"""Tags of a purge: they keep the current content of the tables while that is not their newest version."""
+
+FOLDER, HEAD = "_manifests", "head.json"
+"""Folder of the manifests below ``lance_db``, and the file in it that covers the list of snapshots; see ``catalog.manifests``."""
+
+LATEST = "latest"
+"""What people may call the newest snapshot, instead of its number or label."""
 
 _ATTEMPTS = 60
 
@@ -61,22 +74,29 @@ def find_version(catalog: Catalog, version: int | str | None = None) -> AtlasVer
     for record in records:
         if version in (record.version, record.label):
             return record
-    if isinstance(version, str) and version.isdigit():
+    if isinstance(version, str) and version.isascii() and version.isdigit():
         return find_version(catalog, int(version))
+    if version == LATEST:
+        return records[-1]
     shown = [f"{r.version} ({r.label})" if r.label else str(r.version) for r in records[-20:]]
     raise NotFoundError(f"There is no snapshot {version!r} of {catalog.location.uri}; there are {', '.join(shown)}.")
 
 
 def check_label(label: str | None) -> None:
-    """Refuse a label that could be taken for a number or for nothing.
+    """Refuse a label that could be taken for a number, for the newest snapshot or for nothing.
 
     Raises
     ------
     NameRefusedError
-        If it is empty or a number.
+        If it is empty, a number or ``latest``, longer than 200 characters, or cannot be printed.
     """
-    if label is not None and (not label.strip() or label.strip().isdigit()):
-        raise NameRefusedError(f"The label {label!r} is empty or a number; choose a word, e.g. 'as-submitted'.")
+    if label is None:
+        return
+    if not label.strip() or label.strip().isdigit() or label.strip() == LATEST:
+        raise NameRefusedError(
+            f"The label {label!r} is empty, a number or {LATEST!r}, which is the newest snapshot; choose a word, e.g. 'as-submitted'."
+        )
+    check_length(label, "label")
 
 
 def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]], list[AtlasVersionRecord]]) -> None:
@@ -119,9 +139,9 @@ def assign_indices(catalog: Catalog) -> bool:
     """Give every registered feature its dense index, in the registries and in the layouts; tell whether any lacked one."""
     fresh = 0
     for space, table in registry_tables(catalog).items():
-        if catalog.tables.count(table, "global_index IS NULL"):
+        if catalog.tables.count(table, is_null("global_index")):
             fresh += reindex_registry(catalog, space)
-    if fresh or catalog.tables.count(LAYOUTS, "global_index IS NULL"):
+    if fresh or catalog.tables.count(LAYOUTS, is_null("global_index")):
         fresh += sync_layouts(catalog)
     return fresh > 0
 
@@ -150,6 +170,9 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
     versions |= {name: tables.version(name) for name in (RESULTS, GEOMETRY) if tables.has(name)}
     if assign:
         assign_indices(catalog)
+        update_identity(catalog, registry_tables(catalog))
+    # Before the registries, which only grow: every feature that it names is then in them.
+    versions |= {name: tables.version(name) for name in IDENTITY_TABLES if tables.has(name)}
     versions |= {name: tables.version(name) for name in (CELLS, LAYOUTS)}
     spaces = {name: space.to_json() for name, space in catalog.spaces().items()}
     versions |= {table: tables.version(table) for table in registry_tables(catalog).values()}
@@ -174,7 +197,7 @@ def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
 def heal_tags(catalog: Catalog) -> list[str]:
     """Put every recorded snapshot's tag on the table versions that it names; return what cannot be mended."""
     tables, records = Tables(catalog.tables.location), list_versions(catalog)
-    lost = []
+    lost, moved = [], False
     for table in sorted({name for record in records for name in record.table_versions}):
         try:
             tags = tables.tags(table)
@@ -184,11 +207,19 @@ def heal_tags(catalog: Catalog) -> list[str]:
             version = record.table_versions.get(table)
             if version is None or tags.get(record.tag) == version:
                 continue
+            if not moved:
+                unseal(catalog)
+            moved = True
             try:
                 tables.tag(table, record.tag, version)
             except (NotFoundError, StoreError):
                 lost.append(f"snapshot {record.version}: version {version} of table {table!r} is gone")
     return lost
+
+
+def unseal(catalog: Catalog) -> None:
+    """Forget the recorded hashes of tags, which are about to be moved; `seal_versions` records them anew."""
+    catalog.tables.location.write_bytes(f"{FOLDER}/{HEAD}", b"")
 
 
 def untag_everywhere(catalog: Catalog, tag: str, tables: list[str]) -> None:
@@ -216,15 +247,3 @@ def refuse_running(catalog: Catalog, action: str) -> None:
             f"{action} is not done while an add is under way in {catalog.location.uri} (datasets or results {running}), because its cells would be "
             "lost. Wait for it; if it died, run repair()."
         )
-
-
-def one_of(column: str, values: Iterable[str]) -> str:
-    """Write the filter "this column holds one of these values".
-
-    Examples
-    --------
-    >>> one_of("uid", ["a", "it's"])
-    "uid IN ('a', 'it''s')"
-    """
-    quoted = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
-    return f"{column} IN ({quoted})"

@@ -2,9 +2,11 @@
 
 from raggedatlas.cli import (
     building,
+    concat,
     convert,
     files,
     finding,
+    genes,
     geometries,
     looking,
     models,
@@ -21,9 +23,11 @@ from raggedatlas.cli.app import app
 __all__ = [
     "app",
     "building",
+    "concat",
     "convert",
     "files",
     "finding",
+    "genes",
     "geometries",
     "looking",
     "main",

@@ -1,7 +1,10 @@
 """The command itself: its options, and how errors end it."""
 
 import os
+import re
 import sys
+import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +13,10 @@ from typer.core import TyperGroup
 from raggedatlas import __version__
 from raggedatlas.cli.options import DEBUG
 from raggedatlas.cli.printing import complain
-from raggedatlas.errors import AtlasError
+from raggedatlas.errors import AtlasError, UnknownValueWarning
+
+_ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)='(?P<value>[^'\s]*)'")
+_METHOD = re.compile(r"(?<![\w.])\.(?P<name>[a-z_]+)\((?:[^()]|\(\))*\)")
 
 DONE, WRONG, MISUSED = 0, 1, 2
 
@@ -23,18 +29,42 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (typer does not export the class)
         """Run a verb; an error that was raised on purpose, or by the system, ends it with exit code 1."""
         try:
-            done = super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.simplefilter("always", UnknownValueWarning)
+                warnings.showwarning = _shown_once()
+                done = super().invoke(ctx)
             sys.stdout.flush()
             return done
         except BrokenPipeError:
             # The reader has gone, for instance `head`; what is left must not fail again when Python flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(DONE) from None
-        except (AtlasError, OSError) as error:
+        except (AtlasError, OSError, UnknownValueWarning) as error:
             if ctx.meta.get(DEBUG):
                 raise
-            complain(str(error) or type(error).__name__)
+            complain(self._as_options(str(error) or type(error).__name__, ctx))
             raise typer.Exit(WRONG) from None
+
+    def _as_options(self, message: str, ctx: Any) -> str:  # noqa: ANN401  (typer does not export the class)
+        """Say the advice of a message, which speaks of Python's arguments, in the options of the command that was called."""
+        command = self.commands.get(ctx.invoked_subcommand)
+        options = {option for parameter in (command.params if command else []) for option in parameter.opts}
+
+        def option(name: str) -> str | None:
+            """Find the option of an argument; one that may be repeated has a name in the singular."""
+            words = [f"--{name.strip('_').replace('_', '-')}"]
+            words = [word for one in words for word in (one, one.removesuffix("s"))]
+            return next((word for word in words if word in options), None)
+
+        def argument(found: re.Match[str]) -> str:
+            word = option(found["name"])
+            return found[0] if word is None else f"{word} {found['value']}"
+
+        def method(found: re.Match[str]) -> str:
+            word = option(found["name"])
+            return found[0] if word is None else word
+
+        return _METHOD.sub(method, _ARGUMENT.sub(argument, message))
 
     def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  (as the parent has it)
         """Parse, run and exit; a command that is not understood is told in one line too."""
@@ -49,6 +79,20 @@ class Commands(TyperGroup):
         if not exits:
             return code
         sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _shown_once() -> Callable[..., None]:
+    """Return what shows warnings: those of this package in one line, once, and others as usual."""
+    usual, seen = warnings.showwarning, set[str]()
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:  # noqa: ANN401  (as warnings calls it)
+        if category is not UserWarning and not issubclass(category, UnknownValueWarning):
+            usual(message, category, *place)
+        elif str(message) not in seen:
+            seen.add(str(message))
+            complain(f"warning: {message}")
+
+    return show
 
 
 def _misused(error: Any) -> int:  # noqa: ANN401  (typer exports only the root of these classes)

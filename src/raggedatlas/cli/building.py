@@ -50,6 +50,15 @@ class AddOptions:
         Words,
         many("KEY=SPACE or SPACE", "Feature space of a matrix or modality; of a result or shapes, its name alone"),
     ] = field(default_factory=list)
+    embedding: Annotated[
+        Words,
+        many(
+            "KEY or KEY=NAME",
+            "Make a member of obsm, such as X_umap, an embedding to view and search",
+            "--embedding",
+            "-e",
+        ),
+    ] = field(default_factory=list)
     feature_id: Annotated[Words, many("COLUMN or SPACE=COLUMN", "Column that holds the feature ids, or index")] = field(
         default_factory=list
     )
@@ -58,6 +67,10 @@ class AddOptions:
     duplicate_entries: Annotated[
         Literal["sum", "refuse"], typer.Option(help="What to do where a sparse row names a column twice.")
     ] = "sum"
+    on_clash: Annotated[
+        Literal["error", "text", "rename"],
+        typer.Option(help="What to do with a column whose type clashes with the cell column of that name."),
+    ] = "error"
     max_columns: Annotated[int, typer.Option(min=0, help="More cell columns than this ask for a choice.")] = 200
     column_order: Annotated[
         Literal["detected", "file"], typer.Option(help="How sparse columns are kept: detected is smallest.")
@@ -94,6 +107,7 @@ class AddOptions:
             "nonfinite": self.nonfinite,
             "duplicate_entries": self.duplicate_entries,
             "max_columns": self.max_columns,
+            "on_clash": self.on_clash,
             "column_order": self.column_order,
             "cast": pairs(self.cast, "--cast"),
             "spaces": pairs(self.space, "--space"),
@@ -102,6 +116,8 @@ class AddOptions:
             found["obs"] = _all_or_none(self.obs, "--obs")
         if self.layer:
             found["layers"] = _all_or_none(self.layer, "--layer")
+        if self.embedding:
+            found["embeddings"] = _all_or_none(self.embedding, "--embedding")
         if self.feature_id:
             ids = _all_or_none(self.feature_id, "--feature-id")
             if not isinstance(ids, dict) and len(ids) > 1:

@@ -129,7 +129,7 @@ def convert(
         with progress(f"write {target}") as callback:
             made = copy(
                 opened,
-                _sink(target, {**written.options(), **more}, multimodal=several),
+                sink_of(target, {**written.options(), **more}, multimodal=several),
                 where=taken.where,
                 features=taken.features or None,
                 layers=taken.layers or None,
@@ -144,7 +144,8 @@ def convert(
         show(f"Wrote {made}")
 
 
-def _sink(target: str, options: dict[str, Any], *, multimodal: bool) -> "Sink":
+def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -> "Sink":
+    """Open the target of a verb that writes a file."""
     from raggedatlas.formats.registry import open_sink
 
     if multimodal and Path(target).suffix == ".zarr":

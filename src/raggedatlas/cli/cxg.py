@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raggedatlas.cli.parameters import Words, many, one
+from raggedatlas.cli.parameters import Strict, Words, many, one
 from raggedatlas.cli.printing import say
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ class AsCxg:
             help="Of a .cxg: 0.3.0 for the Explorer of today, 0.2.0 for cellxgene 0.15 to 0.16.8.", show_default="0.3.0"
         ),
     ] = None
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse to write a .cxg that would lose or change anything.")
-    ] = False
+    strict: Strict = False
     title: Annotated[str | None, typer.Option(help="Title in a .cxg.", show_default=False)] = None
     about: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of more about it, in a .cxg.", show_default=False)
@@ -106,7 +104,6 @@ class AsCxg:
         """
         given = {
             "profile": None if self.profile is None else self.profile.value,
-            "strict": self.strict or None,
             "title": self.title,
             "about": self.about,
             "compute_embedding": None if self.compute_embedding is None else self._embedder(),
@@ -124,7 +121,7 @@ class AsCxg:
                 names = ", ".join(_SPELLED.get(name, f"--{name.replace('_', '-')}") for name in given)
                 raise typer.BadParameter(f"{names} are options of a .cxg; {target} is none")
             return {}
-        return {**given, "on_losses": told}
+        return {**given, **({"strict": True} if self.strict else {}), "on_losses": told}
 
     def _embedder(self) -> Any:  # noqa: ANN401
         from raggedatlas.verbs.embedding import embedder

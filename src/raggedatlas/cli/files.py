@@ -22,6 +22,7 @@ ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
 
 ATLAS_LEVELS = ("quick", "rows", "deep")
 FILE_LEVELS = ("metadata", "full")
+RESULT_LEVELS = ("quick", "deep")
 GEOMETRY_LEVELS = ("structure", "metadata", "consistency", "conformance", "pyramid")
 
 AtlasLevel = Literal["quick", "rows", "deep"]
@@ -40,7 +41,7 @@ class Checked(Place):
         str,
         subject(
             "ATLAS|FILE",
-            "An atlas, a file or Zarr folder of AnnData, a CXG, or a geometry store (here or in an object store)",
+            "An atlas, a file or Zarr folder of AnnData, a CXG, a folder of results, or a geometry store (here or in an object store)",
         ),
     ]
 
@@ -67,8 +68,9 @@ def validate(
         typer.Option(
             help="Of an atlas: quick compares tables, rows every cell's pointers too, deep reads every byte. "
             "Of a file: metadata looks at its structure, full reads every value. "
+            "Of results: quick compares sizes, deep every byte. "
             "Of a geometry store: structure, metadata, consistency, conformance, pyramid, each with those before it.",
-            show_default="quick, metadata or pyramid; full with --fix",
+            show_default="quick, metadata, deep or pyramid; full with --fix",
         ),
     ] = None,
     at: At = None,
@@ -77,7 +79,10 @@ def validate(
         typer.Option(metavar="FILE", help="Write a copy of the file with what can be mended.", show_default=False),
     ] = None,
 ) -> None:
-    """Look for anything wrong in an atlas or a file; exit code 1 if there is."""
+    """Look for anything wrong in an atlas, a file or results; exit code 1 if there is."""
+    if _is_results(place):
+        _validate_results(place, level, at, fix)
+        return
     geometry = _is_vectors(place)
     is_file = geometry or is_one_file(place.atlas)
     what, levels = _levels_of(is_file=is_file, geometry=geometry)
@@ -94,6 +99,25 @@ def validate(
         _validate_file(place, cast("FileLevel", level or "metadata"))
     else:
         _mend_file(place, fix, cast("FileLevel", level or "full"))
+
+
+def _is_results(place: Place) -> bool:
+    from raggedatlas.ingest.results import is_results
+
+    return place.location.is_local and is_results(place.atlas)
+
+
+def _validate_results(place: Place, level: AnyLevel | None, at: str | None, fix: Path | None) -> None:
+    from raggedatlas.results.checking import validate_results
+
+    chosen = level or "deep"
+    if chosen not in RESULT_LEVELS:
+        raise typer.BadParameter(f"{chosen} is no level of results; choose quick or deep", param_hint="--level")
+    if at is not None:
+        raise typer.BadParameter("results have no snapshots", param_hint="--at")
+    if fix is not None:
+        raise typer.BadParameter("results are not mended; run the model again", param_hint="--fix")
+    _show_problems(place, validate_results(place.atlas, cast("Literal['quick', 'deep']", chosen)), chosen)
 
 
 def _levels_of(*, is_file: bool, geometry: bool) -> tuple[str, tuple[str, ...]]:
@@ -116,6 +140,35 @@ def is_one_file(what: str) -> bool:
     """Tell a file, Zarr folder, CXG or geometry store from an atlas, by what lies there."""
     path = Path(what)
     return path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS) or _is_cxg(path)
+
+
+def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
+    """Tell a file or folder of cells from an atlas, and refuse the options that only an atlas takes.
+
+    Parameters
+    ----------
+    what : str
+        Path or address.
+    at : str or None
+        Snapshot that was asked for.
+    selected : bool
+        Whether some cells, features or layers were chosen.
+
+    Raises
+    ------
+    typer.BadParameter
+        If a file is asked for a snapshot or a selection.
+    """
+    if not is_one_file(what) and not any(Path(what, name).is_file() for name in ("matrix.mtx", "matrix.mtx.gz")):
+        return False
+    if selected:
+        raise typer.BadParameter(
+            f"{what} is a file, of which every cell is shown; choose some with raggedatlas convert",
+            param_hint="--where",
+        )
+    if at is not None:
+        raise typer.BadParameter("a file has no snapshots", param_hint="--at")
+    return True
 
 
 def _is_cxg(path: Path) -> bool:
@@ -147,9 +200,13 @@ def _validate_atlas(place: Place, level: AtlasLevel, at: str | None) -> None:
 
 def _validate_file(place: Place, level: FileLevel) -> None:
     from raggedatlas.formats import cxg
+    from raggedatlas.formats.anndata.validation import Limits
     from raggedatlas.formats.anndata.validation import validate as validate_file
 
-    problems = (cxg.validate if _is_cxg(Path(place.atlas)) else validate_file)(place.atlas, level)
+    if _is_cxg(Path(place.atlas)):
+        problems = cxg.validate(place.atlas, level)
+    else:
+        problems = validate_file(place.atlas, level, limits=Limits.of(place.atlas))
     _show_problems(place, problems, level)
 
 
@@ -171,7 +228,13 @@ def _show_problems(place: Place, problems: "list[Problem]", level: str) -> None:
 
 def _mend_file(place: Place, target: Path, level: FileLevel) -> None:
     from raggedatlas.formats.anndata.repair import repair
+    from raggedatlas.formats.anndata.validation import Limits
+    from raggedatlas.formats.anndata.validation import validate as validate_file
 
+    # a file that exceeds the limits of its check would do so again in the repair, in this process
+    before = validate_file(place.atlas, level, limits=Limits.of(place.atlas))
+    if any(problem.rule == "A00" and not problem.path for problem in before):
+        _show_problems(place, before, level)
     done = repair(place.atlas, target, level)
     if place.as_json:
         show_json({"written": str(target), "mended": done.mended, "left": [asdict(problem) for problem in done.left]})

@@ -8,7 +8,7 @@ import typer
 
 from raggedatlas.cli.app import MODELS, app
 from raggedatlas.cli.options import At, Place, unfold
-from raggedatlas.cli.parameters import AsJson
+from raggedatlas.cli.parameters import AsJson, Strict
 from raggedatlas.cli.printing import progress, show, show_json, show_table
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Among:
             "--where", "-w", metavar="SQL", help="Cells that can be neighbours; repeatable.", show_default=False
         ),
     ] = field(default_factory=list)
+    strict: Strict = False
     obs: Annotated[
         list[str], typer.Option(metavar="COLUMN", help="Show a cell column; repeatable.", show_default=False)
     ] = field(default_factory=list)

@@ -49,11 +49,11 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
 def info(place: Place, at: At = None) -> None:
     """Say what is in an atlas: counts, feature spaces, cell columns, geometry, results, snapshots."""
     from raggedatlas.catalog.catalog import CELLS
-    from raggedatlas.catalog.cells import metadata_columns
     from raggedatlas.catalog.features import read_registry
     from raggedatlas.catalog.results import read_results
     from raggedatlas.catalog.snapshots import list_versions
     from raggedatlas.catalog.versions import registry_tables
+    from raggedatlas.model.columns import metadata_columns
     from raggedatlas.query.dataset import list_datasets
     from raggedatlas.query.listing import list_geometries
 
@@ -96,6 +96,8 @@ def features(
     limit: Annotated[int, typer.Option(min=0, help="How many to list.")] = 20,
 ) -> None:
     """Look features up, or list them; exit code 1 if a name is unknown or ambiguous."""
+    import pyarrow as pa
+
     from raggedatlas.catalog.features import read_registry
 
     registry = read_registry(place.catalog(at), space)
@@ -110,9 +112,9 @@ def features(
             show(f"... {registry.table.num_rows:,} in all")
         return
     found = registry.resolve(names)
-    ambiguous = dict(found.ambiguous or {})
+    ambiguous = {name: [registry.describe(uid) for uid in uids] for name, uids in (found.ambiguous or {}).items()}
     asked = [name for name in names if name not in found.unknown and name not in ambiguous]
-    at_row = [registry.row_of[uid] for uid in found.uids]
+    at_row = pa.array([registry.row_of[uid] for uid in found.uids], pa.int64())
     rows = [
         {"asked": name, "matched by": how, **row}
         for name, how, row in zip(
@@ -125,8 +127,8 @@ def features(
         show_table(rows, ["asked", "matched by", *columns], empty="None of these is known.")
     if found.unknown:
         complain(f"unknown in {space}: {', '.join(found.unknown)}")
-    for name, ids in ambiguous.items():
-        complain(f"{name} may be any of {', '.join(ids)}; use an id")
+    for name, candidates in ambiguous.items():
+        complain(f"{name} is any of {', '.join(candidates)}")
     if found.unknown or ambiguous:
         raise typer.Exit(WRONG)
 

@@ -8,6 +8,7 @@ import typer
 
 from raggedatlas.cli.app import MODELS, app
 from raggedatlas.cli.options import At, Place, Selection, pairs, unfold
+from raggedatlas.cli.parameters import one
 from raggedatlas.cli.printing import progress, show, show_facts, show_json, show_table
 from raggedatlas.cli.query import Overwrite
 
@@ -84,6 +85,11 @@ class Kept:
         return {"batch_size": self.batch_size, "overwrite": self.overwrite}
 
 
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on where an interrupted run into the folder of --output stopped.")
+]
+
+
 def value_of(text: str) -> Any:  # noqa: ANN401  (any JSON value)
     """Read a value as JSON; what is none is text.
 
@@ -103,6 +109,11 @@ def folder_for(output: str | None, verb: str) -> str:
     from raggedatlas.verbs.runs import new_run
 
     return str(new_run("results", verb)) if output is None else output
+
+
+def _need_output(kept: Kept, *, resume: bool) -> None:
+    if resume and kept.output is None:
+        raise typer.BadParameter("it goes on in the folder of --output, which is missing", param_hint="--resume")
 
 
 def tell_results(found: "ResultDataset", folder: str, *, as_json: bool, **more: Any) -> None:  # noqa: ANN401
@@ -133,14 +144,23 @@ def infer(
     kept: Kept,
     selection: Selection,
     parts: Annotated[int, typer.Option(min=1, help="How many processes share the run.")] = 1,
+    resume: Resume = False,
+    update: Annotated[
+        str | None,
+        one("RESULTS", "Take over what is known of cells from older results of the model; compute the others"),
+    ] = None,
 ) -> None:
     """Apply a model to cells of a snapshot (the newest, or --at), each once, and keep what it gives."""
     from raggedatlas.verbs.inference import infer as run
 
-    query = selection.narrow(place.open_snapshot(kept.at).query())
+    query = selection.ask(place.open_snapshot(kept.at))
+    _need_output(kept, resume=resume)
     folder = folder_for(kept.output, "infer")
     with progress(f"infer {folder}") as callback:
-        found = run(model, query, folder, progress=callback, n_parts=parts, **computed.choices(), **kept.choices())
+        found = run(
+            model, query, folder,
+            progress=callback, n_parts=parts, resume=resume, update=update, **computed.choices(), **kept.choices(),
+        )  # fmt: skip
     tell_results(found, folder, as_json=place.as_json)
 
 
@@ -175,7 +195,7 @@ def measure(
 
     from raggedatlas.verbs.evaluation import test as run
 
-    query = selection.narrow(place.open_snapshot(kept.at).query())
+    query = selection.ask(place.open_snapshot(kept.at))
     folder = folder_for(kept.output, "test")
     with progress(f"test {folder}") as callback:
         found = run(
@@ -219,15 +239,17 @@ def engine(
     selection: Selection,
     fed: Fed,
     kept: Kept,
+    resume: Resume = False,
 ) -> None:
     """Apply a model in an ONNX file to cells of a snapshot, by ONNX Runtime."""
     from raggedatlas.verbs.inference import engine as run
 
-    query = selection.narrow(place.open_snapshot(kept.at).query())
+    query = selection.ask(place.open_snapshot(kept.at))
+    _need_output(kept, resume=resume)
     folder = folder_for(kept.output, "engine")
     with progress(f"engine {folder}") as callback:
         found = run(
             model, query, folder,
-            inputs=pairs(fed.input_, "--input") or None, progress=callback, **kept.choices(),
+            inputs=pairs(fed.input_, "--input") or None, resume=resume, progress=callback, **kept.choices(),
         )  # fmt: skip
     tell_results(found, folder, as_json=place.as_json)

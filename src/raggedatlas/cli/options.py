@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.parameters import AsJson, Words, many, one
+from raggedatlas.cli.parameters import AsJson, Strict, Words, many, one
 from raggedatlas.cli.shapes import geometry_names
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def unfold(verb: Callable[..., None]) -> Callable[..., None]:
     Returns
     -------
     callable
-        For `typer.Typer.command`.
+        For `typer.Typer.command`. A field that several dataclasses have is one option, whose value they share.
     """
     given_parameters = inspect.signature(verb).parameters
     groups: dict[str, Any] = {
@@ -40,21 +40,22 @@ def unfold(verb: Callable[..., None]) -> Callable[..., None]:
         for name, parameter in given_parameters.items()
         if dataclasses.is_dataclass(parameter.annotation)
     }
-    unfolded = []
+    unfolded: dict[str, inspect.Parameter] = {}
     for name, parameter in given_parameters.items():
         if name in groups:
-            unfolded += [_parameter(part) for part in dataclasses.fields(groups[name])]
+            unfolded |= {part.name: _parameter(part) for part in dataclasses.fields(groups[name])}
         else:
-            unfolded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            unfolded[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
     @wraps(verb)
     def command(**given: Any) -> None:  # noqa: ANN401  (the values of all options)
+        own = {name: value for name, value in given.items() if name in given_parameters}
         for name, group in groups.items():
-            given[name] = group(**{part.name: given.pop(part.name) for part in dataclasses.fields(group)})
-        verb(**given)
+            own[name] = group(**{part.name: given[part.name] for part in dataclasses.fields(group)})
+        verb(**own)
 
-    command.__signature__ = inspect.Signature(unfolded)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in unfolded}
+    command.__signature__ = inspect.Signature([*unfolded.values()])  # type: ignore[attr-defined]
+    command.__annotations__ = {name: parameter.annotation for name, parameter in unfolded.items()}
     del command.__wrapped__  # its hints are not the command's
     return command
 
@@ -162,7 +163,7 @@ class Place:
         from raggedatlas.catalog.snapshots import find_version, open_snapshot
 
         catalog = open_catalog(self.location)
-        return catalog if at is None else open_snapshot(catalog, find_version(catalog, version_of(at)))
+        return catalog.current() if at is None else open_snapshot(catalog, find_version(catalog, version_of(at)))
 
 
 At = Annotated[str | None, one("SNAPSHOT", "Number or label of a snapshot")]
@@ -176,6 +177,7 @@ class Selection:
     where: Annotated[Words, many("SQL", "Keep cells that meet a condition, as SQL", "--where", "-w")] = field(
         default_factory=list
     )
+    strict: Strict = False
     features: Annotated[
         Words, many("NAME", "Keep features, by symbol, id or uid, in this order", "--features", "-f")
     ] = field(default_factory=list)
@@ -189,6 +191,14 @@ class Selection:
     missing: Annotated[
         Literal["zero", "nan", "drop"], typer.Option(help="What stands for a feature that a dataset did not measure.")
     ] = "zero"
+    identity: Annotated[
+        str,
+        typer.Option(metavar="MAPPING", help="Which features are the same: default, as-given, or as in a snapshot."),
+    ] = "default"
+    on_merge: Annotated[
+        Literal["counts", "sum", "refuse", "apart"],
+        typer.Option(help="Several columns of a dataset for one feature: add up counts, any layer, refuse, keep."),
+    ] = "counts"
     obs: Annotated[Words, many("COLUMN", "Keep cell columns")] = field(default_factory=list)
     with_results: Annotated[Words, many("NAME", "Take a model's result along, as obsm")] = field(default_factory=list)
     order_by: Annotated[Words, many("COLUMN", "Sort cells")] = field(default_factory=list)
@@ -202,8 +212,9 @@ class Selection:
         int | None, typer.Option(min=0, help="Keep at most the first so many cells.", show_default=False)
     ] = None
 
-    def narrow(self, query: "Query") -> "Query":
-        """Put all of it to a query."""
+    def ask(self, view: "AtlasView") -> "Query":
+        """Make the query of a snapshot that asks for all of it."""
+        query = view.query(identity=self.identity, on_merge=self.on_merge)
         for condition in self.where:
             query = query.where(condition)
         query = query.join(min_datasets=int(self.join)) if self.join.isdecimal() else query.join(self.join)

@@ -1,8 +1,11 @@
 """Options of typer in the forms that verbs share: one value, or many."""
 
+import warnings
 from typing import Annotated, Any
 
 import typer
+
+from raggedatlas.errors import UnknownValueWarning
 
 Words = list[str]
 """The values of an option that is given many times."""
@@ -42,3 +45,19 @@ def many(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN401 - an opti
     'Keep a column; repeatable.'
     """
     return one(metavar, f"{text}; repeatable", *names)
+
+
+def _refuse_unknown(asked: bool) -> bool:
+    if asked:
+        warnings.simplefilter("error", UnknownValueWarning)
+    return asked
+
+
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        callback=_refuse_unknown,
+        help="Refuse values in conditions that no cell has, and a .cxg that would lose or change anything.",
+    ),
+]

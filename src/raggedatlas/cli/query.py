@@ -12,7 +12,7 @@ from raggedatlas.cli.cxg import AsCxg, tell_losses
 from raggedatlas.cli.options import At, Place, Selection, unfold
 from raggedatlas.cli.printing import plain, progress, say, show, show_json, show_table
 from raggedatlas.cli.shapes import Inside
-from raggedatlas.errors import DuplicateError
+from raggedatlas.errors import DuplicateError, SourceError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,8 +60,8 @@ def query(
 ) -> None:
     """Ask a snapshot (the newest, or --at) for cells, and show the first of them."""
     view = place.open_snapshot(answer.at)
-    asked = view.query()
-    asked = selection.narrow(asked if condition is None else asked.where(condition))
+    asked = selection.ask(view)
+    asked = asked if condition is None else asked.where(condition)
     asked = inside.narrow(asked, selection.space)
     if answer.output is not None:
         _write(asked, answer.output, {"overwrite": answer.overwrite})
@@ -144,7 +144,7 @@ def export(
 ) -> None:
     """Write cells of a snapshot (the newest, or --at) to a file."""
     view = place.open_snapshot(at)
-    asked = inside.narrow(selection.narrow(view.query()), selection.space)
+    asked = inside.narrow(selection.ask(view), selection.space)
     _write(asked, output, {"overwrite": overwrite, **cxg.options(output, tell_losses)})
     if place.as_json:
         show_json({"path": output, "snapshot": view.version, "n_cells": asked.count()})
@@ -153,6 +153,11 @@ def export(
 
 
 def _write(asked: "Query", output: str, options: dict[str, Any]) -> None:
+    from raggedatlas.formats.registry import WRITERS
+
+    endings = [*WRITERS, *TABLES]
+    if Path(output).suffix not in endings:
+        raise SourceError(f"{output} has the ending {Path(output).suffix!r}; {', '.join(endings)} can be written.")
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)
         if Path(output).suffix in TABLES:

@@ -61,7 +61,7 @@ class Fitted:
             if selection != Selection():
                 raise typer.BadParameter(f"{source} holds results, of which every row is taken", param_hint="--where")
             return source
-        return selection.narrow(Place(source).open_snapshot(self.at).query())
+        return selection.ask(Place(source).open_snapshot(self.at))
 
 
 @app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas pca pbmc.atlas --target-sum 10000 -o results/pca")

@@ -8,7 +8,7 @@ import typer
 
 from raggedatlas.cli.app import ASK, BUILD, CARE, LOOK, app
 from raggedatlas.cli.options import At, Place, unfold
-from raggedatlas.cli.parameters import AsJson, Words, many, one
+from raggedatlas.cli.parameters import AsJson, Strict, Words, many, one
 from raggedatlas.cli.printing import progress, show, show_added, show_json, show_table
 
 
@@ -74,8 +74,12 @@ class Sought:
 
     column: Annotated[str, typer.Option(help="A result, an embedding, or a column.", show_default=False)]
     k: Annotated[int, typer.Option("-k", min=1, help="How many cells.")] = 10
-    metric: Annotated[Literal["l2", "cosine", "dot"], typer.Option(help="Distance of vectors.")] = "l2"
+    metric: Annotated[
+        Literal["l2", "cosine", "dot"],
+        typer.Option(help="Distance of vectors: squared Euclidean, or one minus the cosine or the dot product."),
+    ] = "l2"
     where: Annotated[Words, many("SQL", "Only such cells", "--where", "-w")] = field(default_factory=list)
+    strict: Strict = False
     obs: Annotated[Words, many("COLUMN", "Show a cell column")] = field(default_factory=list)
 
 

@@ -3,7 +3,6 @@
 import signal
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,6 +75,12 @@ def serve(
     shown: Shown,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    install: Annotated[
+        bool,
+        typer.Option(
+            "--install", help="Install the client first where it is missing; needs Python 3.11 and the network."
+        ),
+    ] = False,
     prepare_only: Annotated[
         bool, typer.Option("--prepare-only", help="Write the CXG of --output, and serve nothing.")
     ] = False,
@@ -86,6 +91,11 @@ def serve(
     if prepare_only:
         _prepare(what, shown, as_json=place.as_json)
         return
+    if install:
+        from raggedatlas.verbs.explorer import install_explorer
+
+        with progress("install cellxgene"):
+            install_explorer()
     from raggedatlas.verbs.serving import serve as start
 
     _end_in_order()  # before anything is begun, so that nothing outlives it
@@ -117,18 +127,11 @@ def _end_in_order() -> None:
 
 def _cells(place: Cells, selection: Selection, at: str | None) -> "Query | str":
     """Tell a file from an atlas; a selection is for the cells of an atlas."""
-    from raggedatlas.cli.files import is_one_file
+    from raggedatlas.cli.files import is_cell_file
 
-    if is_one_file(place.atlas) or Path(place.atlas, "matrix.mtx.gz").exists():
-        if selection != Selection():
-            raise typer.BadParameter(
-                f"{place.atlas} is a file, of which every cell is shown; choose some with raggedatlas convert",
-                param_hint="--where",
-            )
-        if at is not None:
-            raise typer.BadParameter("a file has no snapshots", param_hint="--at")
+    if is_cell_file(place.atlas, at=at, selected=selection != Selection()):
         return place.atlas
-    return selection.narrow(place.open_snapshot(at).query())
+    return selection.ask(place.open_snapshot(at))
 
 
 def _prepare(what: "Query | str", shown: Shown, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from raggedatlas.cli.app import ASK, app
 from raggedatlas.cli.options import At, Place, unfold
+from raggedatlas.cli.parameters import Strict, subject
 from raggedatlas.cli.printing import progress, say, show, show_json
 from raggedatlas.cli.query import Overwrite
 
@@ -24,7 +25,7 @@ Where = Annotated[
 Embedding = Annotated[
     str,
     typer.Argument(
-        help="Name of an embedding of the atlas, or a folder of results (of umap, say).", show_default=False
+        help="Name of an embedding of the atlas or file, or a folder of results (of umap, say).", show_default=False
     ),
 ]
 
@@ -34,6 +35,7 @@ class Shown:
     """What is shown, and how."""
 
     where: Where = field(default_factory=list)
+    strict: Strict = False
     color: Annotated[
         str | None,
         typer.Option("--color", "-c", metavar="NAME", help="Column or gene to colour by first.", show_default=False),
@@ -65,17 +67,28 @@ class Shown:
         }
 
 
-def _cells(place: Place, shown: Shown, at: str | None) -> "Query":
+@dataclass(frozen=True)
+class Cells(Place):
+    """Whose cells are shown, and how to print."""
+
+    atlas: Annotated[str, subject("ATLAS|FILE", "An atlas; or an .h5ad, .h5mu, .zarr or any file that convert takes")]
+
+
+def _cells(place: Cells, shown: Shown, at: str | None) -> "Query | str":
+    from raggedatlas.cli.files import is_cell_file
+
+    if is_cell_file(place.atlas, at=at, selected=bool(shown.where)):
+        return place.atlas
     asked = place.open_snapshot(at).query()
     for condition in shown.where:
         asked = asked.where(condition)
     return asked
 
 
-@app.command(rich_help_panel=ASK, epilog="Example: raggedatlas view pbmc.atlas umap --color cell_type")
+@app.command(rich_help_panel=ASK, epilog="Example: raggedatlas view pbmc.h5ad X_umap --color cell_type")
 @unfold
 def view(
-    place: Place,
+    place: Cells,
     embedding: Embedding,
     *,
     shown: Shown,
@@ -130,7 +143,7 @@ class Made:
 )
 @unfold
 def visualize(
-    place: Place,
+    place: Cells,
     embedding: Annotated[str | None, Embedding.__metadata__[0]] = None,
     *,
     shown: Shown,

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.deflate import shuffle
 from raggedatlas.formats.writeback import WriteBack
+from raggedatlas.store.runs import ChunkRun
+from raggedatlas.store.shards import compose_shard
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 BATCH_BYTES = 4 << 20
@@ -72,11 +75,14 @@ class Appender:
     def _write(self, rows: NDArray[Any]) -> None:
         if not len(rows):
             return
-        stop = self._n_written + len(rows)
+        start = self._n_written
+        self._n_written += len(rows)
+        self._lengthen()
+        self._put(start, rows)
+
+    def _lengthen(self) -> None:
         if self._grows:
-            self.array.resize((stop,))
-        self._put(self._n_written, rows)
-        self._n_written = stop
+            self.array.resize((self._n_written,))
 
     def _put(self, start: int, rows: NDArray[Any]) -> None:
         self.array[start : start + len(rows)] = rows
@@ -158,3 +164,68 @@ class ChunkAppender(Appender):
             rows = padded
         flat = rows.reshape(-1)
         return flat.view(np.uint8) if self._compress is None else self._compress(shuffle(flat))
+
+
+class ShardAppender(Appender):
+    """Appends to a Zarr array in a folder whose chunks span all but the first axis, on several threads.
+
+    zarr-python encodes on one core; what is written here are the same bytes in the same files. Chunks are encoded as they come and
+    wait for the others of their file, so that no more than a rest of the values is ever copied.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        Where to; not empty in any but the first axis.
+    folder : Path
+        Of the root of its store.
+    encode : callable or None
+        Contiguous values of one chunk -> what the file keeps; None for chunks as they are.
+    grows : bool
+        Whether it must be lengthened.
+    """
+
+    def __init__(self, array: Any, folder: Path, encode: Callable[[Any], bytes] | None, *, grows: bool) -> None:  # noqa: ANN401
+        self._folder, self._encode = folder / array.path, encode
+        self._chunk_shape: tuple[int, ...] = array.chunks
+        self._per_file = 1 if array.shards is None else array.shards[0] // array.chunks[0]
+        self._sharded = array.shards is not None
+        self._made: list[bytes] = []
+        self._n_files = 0
+        chunk_bytes = int(np.prod(array.chunks, dtype=np.int64)) * array.dtype.itemsize
+        super().__init__(array, array.chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows)
+
+    def flush(self) -> None:
+        """Write what waits, and lengthen the array, whose metadata is a file of its own, once."""
+        super().flush()
+        self._send(1)
+        super()._lengthen()
+
+    def _lengthen(self) -> None:
+        """Wait for `flush`."""
+
+    def _put(self, start: int, rows: NDArray[Any]) -> None:
+        del start  # chunks come in order
+        step = self._chunk_shape[0]
+        rows = np.ascontiguousarray(rows, self.array.dtype.newbyteorder("<"))
+        self._made += map_decode(lambda at: self._chunk(rows[at : at + step]), range(0, len(rows), step))
+        self._send(self._per_file)
+
+    def _send(self, least: int) -> None:
+        """Write files of chunks while there are at least so many."""
+        while len(self._made) >= least:
+            chunks, self._made = self._made[: self._per_file], self._made[self._per_file :]
+            place = (self._n_files, *(0 for _ in self._chunk_shape[1:]))
+            path = self._folder / self.array.metadata.encode_chunk_key(place)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pieces = compose_shard([ChunkRun.of(c) for c in chunks], self._per_file) if self._sharded else chunks
+            with path.open("wb") as file:
+                file.writelines(pieces)
+            self._n_files += 1
+
+    def _chunk(self, rows: NDArray[Any]) -> bytes:
+        if len(rows) < self._chunk_shape[0]:
+            # A chunk is stored in full, also where the array ends within it.
+            padded = np.zeros(self._chunk_shape, rows.dtype)
+            padded[: len(rows)] = rows
+            rows = padded
+        return rows.tobytes() if self._encode is None else bytes(self._encode(rows))

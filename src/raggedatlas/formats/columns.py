@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from raggedatlas.formats.members import (
     COLUMN_CHUNK,
     check_columns,
@@ -59,25 +61,46 @@ def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, An
     for key, value in {**ENCODING, "column-order": names, "_index": index}.items():
         made.attrs[key] = value
     for column, name in zip((table.index, *table.columns), (index, *names), strict=True):
-        _write_column(made, (name, f"{path}/{name}"), column, options)
+        _write_column(made, (name, f"{path}/{name}"), column, options, is_index=column is table.index)
         if len(table) > COLUMN_CHUNK:
             give_back()
 
 
-def _write_column(group: Any, where: tuple[str, str], column: Column, options: dict[str, Any]) -> None:  # noqa: ANN401
+def _write_column(
+    group: Any,  # noqa: ANN401
+    where: tuple[str, str],
+    column: Column,
+    options: dict[str, Any],
+    *,
+    is_index: bool,
+) -> None:
     import pandas as pd
 
     values = column.read()
-    if isinstance(values, Texts):
-        if values.n_rows > COLUMN_CHUNK:
-            _write_texts(group, where, values, options)
-        else:
-            write_member(group, where, values.whole(), options)
+    inferred = not hasattr(group, "store")
+    if isinstance(values, Texts) and values.n_rows > COLUMN_CHUNK:
+        write = _write_texts if inferred or values.dtype == object or is_index else _write_nullable_texts
+        write(group, where, values, options)
         return
-    plain: Any = plain_index(values).array if isinstance(values, pd.Index) else plain_column(values)
+    if isinstance(values, Texts):
+        values = pd.Index(values.whole(), dtype=object) if is_index else pd.Series(values.whole(), dtype=values.dtype)
+    plain: Any = plain_index(values).array if is_index else plain_column(values, inferred=inferred)
     # Arrays of text are of a subclass, and may have missing values.
     bare = type(plain) is pd.arrays.NumpyExtensionArray
     write_member(group, where, plain.to_numpy() if bare else plain, options)
+
+
+def _write_nullable_texts(group: Any, where: tuple[str, str], texts: Texts, options: dict[str, Any]) -> None:  # noqa: ANN401
+    """Write long text of pandas' dtype ``str`` as anndata does: values, and a mask of those that are missing, none here."""
+    import pandas as pd
+
+    name, path = where
+    write_member(group, where, pd.array([], dtype=texts.dtype), options)
+    made = group[name]
+    for inner in ("values", "mask"):
+        del made[inner]
+    _write_texts(made, ("values", f"{path}/values"), texts, options)
+    write_member(made, ("mask", f"{path}/mask"), np.zeros(texts.n_rows, np.bool_), options)
 
 
 def _write_texts(group: Any, where: tuple[str, str], texts: Texts, options: dict[str, Any]) -> None:  # noqa: ANN401

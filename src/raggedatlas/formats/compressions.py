@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from raggedatlas.errors import MissingExtraError, SourceError
 from raggedatlas.formats.containers import filter_available
 from raggedatlas.formats.deflate import deflate
@@ -34,9 +36,45 @@ class Compression:
     chunk: Callable[[Any], bytes] | None = None
     plugin: int = 0
 
-    def zarr(self, zarr_format: int) -> Any:  # noqa: ANN401  (a codec of zarr or numcodecs, or None)
-        """Return the compressor of an array of Zarr format 2 or 3."""
-        return _ZARR[self.name, zarr_format](self.level)
+    def zarr(self, zarr_format: int, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401  (a codec of zarr or numcodecs, or None)
+        """Return the compressor of an array of values of this type in Zarr format 2 or 3.
+
+        Raises
+        ------
+        SourceError
+            If Zarr does not know the compression.
+        """
+        from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+
+        codec = self._codec(dtype)
+        if codec is None or zarr_format == 2:
+            return codec
+        if codec.codec_id == "blosc":
+            return BloscCodec(cname=codec.cname, clevel=codec.clevel, shuffle="shuffle")
+        return (ZstdCodec if codec.codec_id == "zstd" else GzipCodec)(level=codec.level)
+
+    def zarr_encoder(self, zarr_format: int, dtype: np.dtype[Any]) -> Callable[[Any], bytes] | None:
+        """Return what encodes the values of one chunk as that compressor does; None where nothing is compressed."""
+        from numcodecs import GZip
+
+        codec = GZip(self.level) if (self.name, zarr_format) == ("gzip", 3) else self._codec(dtype)
+        return None if codec is None else codec.encode
+
+    def _codec(self, dtype: np.dtype[Any]) -> Any:  # noqa: ANN401
+        """Return the codec of numcodecs."""
+        from numcodecs import Blosc, Zlib, Zstd
+
+        if self.name == "lzf":
+            raise SourceError("Zarr knows no lzf; choose zstd, gzip or blosc, or None.")
+        if self.name == "blosc":
+            return Blosc("lz4", self.level, Blosc.SHUFFLE)
+        if self.name == "zstd" and dtype.kind in "iu" and dtype.itemsize > 1:
+            # The high bytes of indices are alike: shuffled they take a third less, in a quarter of the time. Floats repeat whole.
+            # Blosc calls every second level of zstd one of its own.
+            return Blosc("zstd", min((self.level + 1) // 2, 9), Blosc.SHUFFLE)
+        if self.name == "none":
+            return None
+        return (Zstd if self.name == "zstd" else Zlib)(self.level)
 
 
 def compression_of(asked: str | None) -> Compression:
@@ -120,63 +158,4 @@ _KNOWN: dict[str, tuple[int, int, Callable[[int], Compression]]] = {
     "zstd": (3, 22, _zstd),
     "blosc": (5, 9, _blosc),
     "lzf": (0, 0, _lzf),
-}
-
-
-def _gzip_2(level: int) -> Any:  # noqa: ANN401
-    from numcodecs import Zlib
-
-    return Zlib(level)
-
-
-def _gzip_3(level: int) -> Any:  # noqa: ANN401
-    from zarr.codecs import GzipCodec
-
-    return GzipCodec(level=level)
-
-
-def _zstd_2(level: int) -> Any:  # noqa: ANN401
-    from numcodecs import Zstd
-
-    return Zstd(level)
-
-
-def _zstd_3(level: int) -> Any:  # noqa: ANN401
-    from zarr.codecs import ZstdCodec
-
-    return ZstdCodec(level=level)
-
-
-def _blosc_2(level: int) -> Any:  # noqa: ANN401
-    from numcodecs import Blosc
-
-    return Blosc("lz4", level, Blosc.SHUFFLE)
-
-
-def _blosc_3(level: int) -> Any:  # noqa: ANN401
-    from zarr.codecs import BloscCodec
-
-    return BloscCodec(cname="lz4", clevel=level, shuffle="shuffle")
-
-
-def _nothing(level: int) -> None:
-    del level
-
-
-def _no_lzf(level: int) -> Any:  # noqa: ANN401
-    del level
-    raise SourceError("Zarr knows no lzf; choose zstd, gzip or blosc, or None.")
-
-
-_ZARR: dict[tuple[str, int], Callable[[int], Any]] = {
-    ("none", 2): _nothing,
-    ("none", 3): _nothing,
-    ("gzip", 2): _gzip_2,
-    ("gzip", 3): _gzip_3,
-    ("zstd", 2): _zstd_2,
-    ("zstd", 3): _zstd_3,
-    ("blosc", 2): _blosc_2,
-    ("blosc", 3): _blosc_3,
-    ("lzf", 2): _no_lzf,
-    ("lzf", 3): _no_lzf,
 }

@@ -1,8 +1,9 @@
 """Opened HDF5 files and Zarr folders whose members are checked before they are handed out."""
 
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ READ_ERRORS = (
     IndexError,
     OverflowError,
     NotImplementedError,
+    zipfile.BadZipFile,
 )
 """What libraries raise on damaged files."""
 
@@ -52,6 +54,7 @@ class Container:
     uri: str
     root: Any
     close: Callable[[], None]
+    _found: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def get(self, path: str) -> Any:  # noqa: ANN401  (a group or an array of either library)
         """Return the group or array at a path such as ``"mod/rna/X"``, or None where there is none.
@@ -65,6 +68,8 @@ class Container:
         MissingExtraError
             For a compression filter that needs a plugin.
         """
+        if path in self._found:
+            return self._found[path]
         node, at = self.root, ""
         for name in path.split("/"):
             if is_array(node):
@@ -74,6 +79,9 @@ class Container:
                 node = _member(self.uri, node, name, at)
             if node is None:
                 return None
+        if not hasattr(node, "id"):
+            # Objects of zarr-python are plain Python, costly to make and cheap to keep.
+            self._found[path] = node
         return node
 
     def names(self, path: str) -> tuple[str, ...]:
@@ -194,13 +202,16 @@ def open_hdf5(path: Path) -> Container:
     return Container(str(path), file, file.close)
 
 
-def open_zarr(path: Path) -> Container:
-    """Open a Zarr folder for reading, format 2 or 3, after its metadata was checked by `store.guards`.
+def open_zarr(path: Path, *, consolidated: bool = True) -> Container:
+    """Open a Zarr folder or a ``.zarr.zip`` file for reading, format 2 or 3, after its metadata was checked by `store.guards`.
 
     Parameters
     ----------
     path : Path
-        The folder.
+        The folder or file.
+    consolidated : bool
+        Whether consolidated metadata is used where there is some, as zarr-python and anndata do by default: all nodes are
+        then known after one read. A validator looks at the nodes themselves.
 
     Raises
     ------
@@ -208,21 +219,82 @@ def open_zarr(path: Path) -> Container:
         If there is none.
     SourceError
         If it is no Zarr group.
+    LimitError
+        If a compressed member of a zip file declares more than a chunk may hold.
     """
     import zarr
 
     if not path.exists():
-        raise NotFoundError(f"There is no folder {path}; check the path.")
-    store = guarded_zarr_store(zarr.storage.LocalStore(path, read_only=True))
+        raise NotFoundError(f"There is no file or folder {path}; check the path.")
     try:
-        group = zarr.open_group(store=store, mode="r", use_consolidated=False)
-    except SourceError:
+        store = local_store(path)
+        group = _open_group(store, "", consolidated=consolidated)
+    except (SourceError, LimitError):
         raise
     except (*READ_ERRORS, zarr.errors.BaseZarrError) as error:
         raise SourceError(
-            f"{path} cannot be opened as a Zarr group ({error}); give the folder that holds zarr.json or .zgroup."
+            f"{path} cannot be opened as a Zarr group ({error}); give the folder, or the zip file of the folder, that holds "
+            "zarr.json or .zgroup."
         ) from error
-    return Container(str(path), group, _nothing)
+    return Container(str(path), group, store.close if path.is_file() else _nothing)
+
+
+def is_zip(path: Path) -> bool:
+    """Say whether a path is a file whose name says that it is a zip file, as that of a zipped Zarr folder does.
+
+    Examples
+    --------
+    >>> is_zip(Path("absent.zarr.zip"))
+    False
+    """
+    return path.suffix == ".zip" and path.is_file()
+
+
+def local_store(path: Path) -> Any:  # noqa: ANN401  (a store of zarr-python)
+    """Return the guarded store of a Zarr folder or zip file.
+
+    Raises
+    ------
+    LimitError
+        If a compressed member of a zip file declares more than a chunk may hold.
+    """
+    import zarr
+
+    if path.is_dir():
+        return guarded_zarr_store(zarr.storage.LocalStore(path, read_only=True))
+    with zipfile.ZipFile(path) as archive:
+        large = [i for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED and i.file_size > MAX_CHUNK]
+    if large:
+        raise LimitError(
+            f"{path}: {large[0].filename} is compressed and declares {large[0].file_size:,} bytes; the limit is {MAX_CHUNK:,}. "
+            "Write the zip file without compression of its own, or give the unpacked folder."
+        )
+    return guarded_zarr_store(zarr.storage.ZipStore(path, mode="r", read_only=True))
+
+
+def open_object(node: Any) -> Container:  # noqa: ANN401  (an h5py.Group or zarr.Group)
+    """Take an open group of h5py or zarr-python as a container; whoever opened it closes it.
+
+    Raises
+    ------
+    SourceError
+        If it is closed, or cannot be read.
+    """
+    if hasattr(node, "id"):
+        if not node:
+            raise SourceError("The h5py object is closed; open it again, or pass the path of the file.")
+        inner = node.name.strip("/")
+        return Container(f"{node.file.filename}{':' + inner if inner else ''}", node, _nothing)
+    uri = str(node.store_path)
+    with readable(uri, "the group"):
+        group = _open_group(guarded_zarr_store(node.store_path.store), node.store_path.path, consolidated=True)
+    return Container(uri, group, _nothing)
+
+
+def _open_group(store: Any, path: str, *, consolidated: bool) -> Any:  # noqa: ANN401
+    import zarr
+
+    return zarr.open_group(store=store, path=path, mode="r", use_consolidated=None if consolidated else False)
 
 
 def _nothing() -> None:
@@ -249,9 +321,12 @@ def _member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN401
 
 
 def _zarr_member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN401
-    if name in ("", ".", "..") or name not in group:
+    if name in ("", ".", ".."):
         return None
-    node = group[name]
+    try:
+        node = group[name]
+    except KeyError:
+        return None
     if is_array(node):
         _check_chunk(uri, at, node, node.chunks)
     return node

@@ -1,6 +1,6 @@
 """From any source into any sink, without an atlas: in blocks of rows, whole or only some cells, features and layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.formats.selecting import features_named, narrowed, rows_of, side_by_side, take
-from raggedatlas.formats.units import MOD, ElementReader, Piece, Unit, Units, joined_kinds, units_of
+from raggedatlas.formats.units import MOD, ElementReader, Piece, Unit, Units, chosen_units, units_of
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import MatrixInfo, Sink, SinkMatrix, Source
+from raggedatlas.model.tables import ColumnTable
 from raggedatlas.store.allocators import give_back
 
 Rows = NDArray[np.int64] | None
@@ -42,7 +44,7 @@ class Choice:
 
     Parameters
     ----------
-    where : str, mask or rows, optional
+    where : str, mapping, Filter, mask or rows, optional
         Which cells.
     features : sequence of str, optional
         Which features, in this order.
@@ -76,9 +78,10 @@ class _Task:
         return [{CELLS: self.rows, FEATURES: self.columns}.get(axis) for axis in axes]
 
 
+@checked
 def copy(
     source: Any,  # noqa: ANN401  (a path, an object or a Source)
-    sink: "Sink | str | Path",
+    sink: Sink | str | Path,
     *,
     where: Any = None,  # noqa: ANN401  (a condition, a mask or rows)
     features: Sequence[str] | None = None,
@@ -94,9 +97,9 @@ def copy(
         Anything that `open_source` takes.
     sink : path or Sink
         A path's ending decides the format; `open_sink` takes options.
-    where : str, mask or row numbers, optional
-        Which cells. A condition is SQL over the columns of `obs`, named as in an atlas: the index is ``cell_name``, and
-        ``percent.mt`` is ``percent_mt``. Cells keep their order.
+    where : str, mapping, Filter, mask or row numbers, optional
+        Which cells. A condition is what `Query.where` takes, over the columns of `obs`; the index is ``cell_name``. Cells keep
+        their order.
     features : sequence of str, optional
         Which features, in this order: names of the index, else ids or symbols of the usual columns of `var`. `raw` keeps its own.
     layers : sequence of str, optional
@@ -169,7 +172,9 @@ def _multimodal(source: Source, path: "str | Path", choice: Choice) -> dict[str,
 def _copy(source: Source, sink: Sink, choice: Choice, progress: Callable[[str, int, int], None]) -> None:
     whole = units_of(source)
     multimodal = bool(getattr(sink, "multimodal", False))
-    units = _chosen_units(source, whole, choice, multimodal=multimodal)
+    units = chosen_units(source, choice.modality, multimodal=multimodal)
+    _check_layers(units, choice)
+    units = [_with_layers(unit, choice) for unit in units]
     rows = None if choice.where is None else rows_of(choice.where, source.cells())
     n_cells = source.describe().n_cells
     tasks = [_task(unit, choice, (rows, n_cells), f"{MOD}{unit.name}/" if multimodal else "") for unit in units]
@@ -186,23 +191,6 @@ def _copy(source: Source, sink: Sink, choice: Choice, progress: Callable[[str, i
             sink.element(f"obsmap/{task.unit.name}", _map(task, rows, n_cells))
     for task, piece in pieces:
         _pour(source, sink, (task, piece), progress)
-
-
-def _chosen_units(source: Source, whole: Units, choice: Choice, *, multimodal: bool) -> list[Unit]:
-    units = list(whole.units)
-    if choice.modality is not None:
-        units = [unit for unit in units if unit.name == choice.modality]
-        if not units:
-            raise NotFoundError(f"There is no modality {choice.modality!r}; there are {[u.name for u in whole.units]}.")
-    elif not multimodal and len(units) > 1:
-        if whole.elements or whole.pieces:
-            raise SourceError(
-                f"{source.describe().uri or 'The source'} has the modalities {[u.name for u in units]}, and the target holds one; "
-                "choose it with modality=, or write a .h5mu."
-            )
-        units = [joined_kinds(source)]
-    _check_layers(units, choice)
-    return [_with_layers(unit, choice) for unit in units]
 
 
 def _check_layers(units: list[Unit], choice: Choice) -> None:
@@ -284,9 +272,33 @@ def _write_elements(source: Source, sink: Sink, task: _Task) -> None:
         if not _wanted(sink, task.prefix + key):
             continue
         value = _read(sink, read)
+        _refuse_other_names(source, readers, key, value)
         for axis, taken in enumerate(task.chosen(key)):
             value = take(value, taken, axis)
         sink.element(task.prefix + key, value)
+
+
+def _refuse_other_names(
+    source: Source,
+    readers: Mapping[str, Callable[[], Any]],
+    key: str,
+    value: Any,  # noqa: ANN401  (any element that AnnData knows)
+) -> None:
+    """Refuse a frame along an axis whose rows have other names than the axis: AnnData cannot hold one."""
+    axis = {"obsm": "obs", "varm": "var"}.get(key.partition("/")[0])
+    own = getattr(value, "index", None)
+    if axis is None or axis not in readers or own is None or not hasattr(value, "columns"):
+        return
+    read = readers[axis]
+    table = read.table() if isinstance(read, ElementReader) else None
+    # Of a table that is read column by column only the names are needed.
+    names = read().index if table is None else ColumnTable(len(table), table.index, ()).frame().index
+    if len(own) == len(names) and not (own == names).all():
+        row = int((own != names).argmax())
+        raise SourceError(
+            f"{source.describe().uri}: {key} has the name {own[row]!r} in row {row:,}, where {axis} has {names[row]!r}; frames of {axis}m "
+            f"have the names of {axis}. Write it again with those, or leave it out."
+        )
 
 
 def _read(sink: Sink, read: Callable[[], Any]) -> Any:  # noqa: ANN401  (any element that AnnData knows)

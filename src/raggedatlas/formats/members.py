@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.containers import unknown_encoding
@@ -38,7 +37,8 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
     """
     check_names(path, value, slashes=not hasattr(group, "store"))
     parent, _, name = path.rpartition("/")
-    write_member(group.require_group(parent) if parent else group, (name, path), _plain(value), options)
+    within = group.require_group(parent) if parent else group
+    write_member(within, (name, path), _plain(value, inferred=not hasattr(group, "store")), options)
 
 
 def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
@@ -115,6 +115,10 @@ def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN40
                 )
             check_names(f"{path}/{name}", inner, slashes=slashes)
     elif isinstance(value, pd.DataFrame):
+        named = [*value.columns, *([] if value.index.name is None else [value.index.name])]
+        odd = [name for name in named if not isinstance(name, str)]
+        if odd:
+            raise SchemaError(f"{path} has the column {odd[0]!r}, whose name is no text; rename it, then write again.")
         index = None if value.index.name is None else str(value.index.name)
         check_columns(path, [str(name) for name in value.columns], index, slashes=slashes)
 
@@ -161,38 +165,8 @@ def is_nested(name: str) -> bool:
     return "/" in name or name in ("", ".", "..")
 
 
-def records_as_tables(path: str, value: Any) -> Any:  # noqa: ANN401
-    """Turn structured arrays, also within mappings, into frames with a column per field.
-
-    Raises
-    ------
-    SchemaError
-        If a field has several values a row, or a name that no column of a Zarr folder can have.
-
-    Examples
-    --------
-    >>> records_as_tables("uns/r", np.array([(1, 2.0)], dtype=[("n", "i4"), ("x", "f4")]))["n"].tolist()
-    [1]
-    """
-    if isinstance(value, dict):
-        return {name: records_as_tables(f"{path}/{name}", inner) for name, inner in value.items()}
-    if not isinstance(value, np.ndarray) or value.dtype.names is None:
-        return value
-    import pandas as pd
-
-    odd = [name for name in value.dtype.names if value.dtype[name].shape or is_nested(name)]
-    if value.ndim != 1 or odd:
-        raise SchemaError(
-            f"{path} is a structured array which Zarr format 3 cannot hold so that every anndata reads it, nor can a table: it has "
-            f"{value.ndim} axes and the fields {odd or value.dtype.names}. Write with zarr_format=2 or as .h5ad, or take it apart first."
-        )
-    return pd.DataFrame({name: _texts(value[name]) for name in value.dtype.names})
-
-
-def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
-    """Turn text without missing values into object columns, which are written as plain string arrays.
-
-    Text of pandas' own nullable type stays that: it is what the person chose, and what a file with such a column holds.
+def plain_text(frame: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401  (a pandas frame)
+    """Return a frame whose text columns have the type that they are written as; see `plain_column`.
 
     Examples
     --------
@@ -202,7 +176,7 @@ def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
     """
     import pandas as pd
 
-    columns = {name: plain_column(frame.iloc[:, i]) for i, name in enumerate(frame.columns)}
+    columns = {name: plain_column(frame.iloc[:, i], inferred=inferred) for i, name in enumerate(frame.columns)}
     # Said for each column, as pandas 3 would make text of objects; without a copy, as tables can be large.
     series = {
         str(name): pd.Series(v, dtype=object if isinstance(v, np.ndarray) and v.dtype == object else None, copy=False)
@@ -213,16 +187,30 @@ def plain_text(frame: Any) -> Any:  # noqa: ANN401  (a pandas frame)
     return out
 
 
-def plain_column(column: Any) -> Any:  # noqa: ANN401  (a pandas Series; a pandas or NumPy array)
-    """Turn one column into the array that is written, as `plain_text` does."""
+def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401  (a pandas Series; an array)
+    """Turn one column into the array that is written.
+
+    Text without missing values becomes an object array, which is written as a plain string array that every reader since
+    anndata 0.8 knows, wherever it is read back with the dtype that it has here. Text of pandas' nullable type stays that.
+
+    Parameters
+    ----------
+    column : pandas.Series
+        One column.
+    inferred : bool
+        Whether a plain string array is read back with the dtype that pandas infers for text, as from HDF5. From Zarr it is
+        read as ``object``, so that ``str``, the default of pandas 3, must be written as anndata does.
+    """
     import pandas as pd
 
-    if isinstance(column.dtype, pd.CategoricalDtype):
+    dtype = column.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
         kept = plain_index(column.cat.categories)
         return pd.Categorical.from_codes(column.cat.codes.to_numpy(), kept, ordered=bool(column.cat.ordered))
-    if isinstance(column.dtype, pd.StringDtype) and column.dtype.na_value is pd.NA:
-        return column.array
-    if column.dtype == object or isinstance(column.dtype, pd.StringDtype):
+    if isinstance(dtype, pd.StringDtype):
+        as_plain = inferred and dtype == pd.Series(["text"]).dtype and not column.isna().any()
+        return column.to_numpy(object) if as_plain else column.array
+    if dtype == np.dtype(object):
         return column.astype("string").array if column.isna().any() else column.to_numpy(object)
     return column.array
 
@@ -239,18 +227,15 @@ def _in_chunks(write: Callable[..., None], store: Any, key: str, value: Any, **t
     write(store, key, value, dataset_kwargs=options)
 
 
-def _texts(values: NDArray[Any]) -> NDArray[Any]:
-    if values.dtype.kind not in "SUO":
-        return values
-    return np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values], dtype=object)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
+def _plain(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
     import pandas as pd
 
     if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return plain_text(value) if isinstance(value, pd.DataFrame) else value
+        return {name: _plain(inner, inferred=inferred) for name, inner in value.items()}
+    if type(value) is complex:
+        # Read as a Python number, written by anndata from a NumPy one only.
+        return np.complex128(value)
+    return plain_text(value, inferred=inferred) if isinstance(value, pd.DataFrame) else value
 
 
 def plain_index(index: Any) -> Any:  # noqa: ANN401  (a pandas index)

@@ -14,9 +14,9 @@ from raggedatlas.formats.anndata.elements import read_element
 from raggedatlas.formats.anndata.frames import frame_length, open_table, read_frame
 from raggedatlas.formats.anndata.memory import describe_value, object_parts, sound
 from raggedatlas.formats.anndata.stored import describe_node, stored_parts
-from raggedatlas.formats.containers import Container, attribute, is_array, open_hdf5, open_zarr, readable
+from raggedatlas.formats.containers import Container, attribute, is_array, is_zip, open_hdf5, open_zarr, readable
 from raggedatlas.formats.parts import Part, Parts, PartsSource
-from raggedatlas.formats.rows import DenseRows, Place
+from raggedatlas.formats.rows import NUMBER_KINDS, DenseRows, Place
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,12 +40,12 @@ def mudata_source(path: str | Path) -> PartsSource:
     NotFoundError
         If there is none.
     SourceError
-        If it is damaged, holds no cells, or its modalities do not fit its `obsmap`.
+        If it is damaged, or its modalities do not fit its `obsmap`.
     LimitError
         If it declares more than may be read.
     """
     path = Path(path)
-    container = open_zarr(path) if path.is_dir() else open_hdf5(path)
+    container = open_zarr(path) if path.is_dir() or is_zip(path) else open_hdf5(path)
     try:
         with readable(container.uri, "its structure"):
             parts = _stored(container)
@@ -61,10 +61,8 @@ def mudata_object_source(mdata: Any) -> PartsSource:  # noqa: ANN401  (a MuData,
     Raises
     ------
     SourceError
-        If it has no cells, or its modalities do not fit its `obsmap`.
+        If its modalities do not fit its `obsmap`.
     """
-    if not mdata.n_obs:
-        raise SourceError("The MuData has no cells; there is nothing to add.")
     mods: dict[str, Parts] = {}
     left_out: dict[str, str] = {}
     for name, part in mdata.mod.items():
@@ -74,7 +72,12 @@ def mudata_object_source(mdata: Any) -> PartsSource:  # noqa: ANN401  (a MuData,
             mods[name] = object_parts(part)
     matrices = []
     for key, value in mdata.obsm.items():
-        if isinstance(value, np.ndarray) and value.ndim > 1 and value.dtype.kind in "biuf" and key not in mdata.mod:
+        if (
+            isinstance(value, np.ndarray)
+            and value.ndim > 1
+            and value.dtype.kind in NUMBER_KINDS
+            and key not in mdata.mod
+        ):
             place = Place("the MuData in memory", f"obsm/{key}", lambda row: str(mdata.obs_names[row]))
             matrices.append(Part.of(f"obsm/{key}", DenseRows(value, place)))
         elif key not in mdata.mod:
@@ -117,7 +120,7 @@ def _stored(container: Container) -> Parts:
             is_array(node)
             and node.shape
             and len(node.shape) > 1
-            and node.dtype.kind in "biuf"
+            and node.dtype.kind in NUMBER_KINDS
             and node.shape[0] == n_cells
         ):
             place = Place(container.uri, f"obsm/{key}", lambda row: str(read_frame(container, "obs").index[row]))

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError
-from raggedatlas.formats.units import Unit, units_of
+from raggedatlas.formats.units import MOD, Unit, chosen_units, units_of
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import Source
 from raggedatlas.store.quiet import warnings_as
 
@@ -15,6 +16,56 @@ if TYPE_CHECKING:
     from mudata import MuData
 
 GROUPS = ("layers", "obsm", "varm", "obsp", "varp", "uns")
+
+
+@checked
+def read(
+    source: Any,  # noqa: ANN401  (a path, an object or a Source)
+    *,
+    modality: str | None = None,
+    **options: Any,  # noqa: ANN401  (each format has its own)
+) -> "AnnData | MuData":
+    """Read a file into memory, without an atlas.
+
+    Parameters
+    ----------
+    source : path, AnnData, MuData, h5py.File, zarr.Group or Source
+        Anything that `open_source` takes: ``.h5ad``, ``.h5mu``, ``.zarr``, ``.zarr.zip``, ``.cxg``, 10x files and folders.
+    modality : str, optional
+        Which modality of a MuData or feature type of a 10x file; it comes as an AnnData.
+    **options
+        As of `open_source`.
+
+    Returns
+    -------
+    anndata.AnnData or mudata.MuData
+        Everything that the source holds; a MuData of a source with modalities.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file or modality.
+    SourceError, LimitError
+        If it is of no known kind, damaged, or declares more than may be read.
+    MissingExtraError
+        If it takes a package that is not installed.
+
+    Examples
+    --------
+    >>> read("tests/data/pbmc68k_reduced.h5ad").shape
+    (300, 765)
+    """
+    from raggedatlas.formats.registry import open_source
+
+    opened = open_source(source, **options)
+    try:
+        keys = [info.key for info in opened.describe().matrices]
+        if modality is None and any(key.startswith(MOD) for key in (*keys, *opened.describe().elements)):
+            return as_mudata(opened)
+        return as_anndata(opened, *chosen_units(opened, modality, multimodal=False))
+    finally:
+        if opened is not source:
+            opened.close()
 
 
 def as_anndata(source: Source, unit: Unit) -> "AnnData":

@@ -118,20 +118,11 @@ class PartsSource:
         As in `SourceSchema`.
     close : callable, optional
         Lets go of the opened file.
-
-    Raises
-    ------
-    SourceError
-        If there are no cells.
     """
 
     def __init__(
         self, parts: Parts, *, name: str, uri: str, format: str, close: Callable[[], None] | None = None
     ) -> None:
-        if not parts.n_cells:
-            if close is not None:
-                close()
-            raise SourceError(f"{uri or name} has no cells; there is nothing to add.")
         self._parts, self._close = parts, close
         self._rows = {part.info.key: part.rows for part in (*parts.matrices, *parts.others)}
         self._schema = SourceSchema(

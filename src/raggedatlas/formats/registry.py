@@ -1,20 +1,23 @@
 """Which reader and which writer belongs to what: one dictionary each, by structure, ending or type name."""
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.errors import NotFoundError, SourceError, StoreError
 from raggedatlas.formats.anndata.sink import h5ad_sink, h5mu_sink, zarr_sink
-from raggedatlas.formats.anndata.source import h5ad_source, object_source, zarr_source
-from raggedatlas.formats.containers import attribute, open_hdf5, readable
+from raggedatlas.formats.anndata.source import group_source, h5ad_source, object_source, zarr_source
+from raggedatlas.formats.containers import attribute, is_zip, open_hdf5, readable
 from raggedatlas.formats.cxg.detecting import is_cxg
 from raggedatlas.formats.cxg.sink import cxg_sink
 from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.marketmatrix import find_part
 from raggedatlas.formats.mudata import mudata_object_source, mudata_source
 from raggedatlas.formats.tenx import is_tenx, tenx_h5_source, tenx_mtx_source
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import Sink, Source
+from raggedatlas.store.failures import failure
 
 Opener = Callable[..., Source]
 
@@ -31,6 +34,8 @@ READERS: dict[str, Opener] = {
 OBJECTS: dict[tuple[str, str], Opener] = {
     ("anndata", "AnnData"): object_source,
     ("mudata", "MuData"): mudata_object_source,
+    ("h5py", "Group"): group_source,
+    ("zarr", "Group"): group_source,
 }
 """Top package and class name -> what takes such an object, so that no library is imported to recognise it."""
 
@@ -45,11 +50,12 @@ WRITERS: dict[str, Callable[..., Sink]] = {
 HDF5_ENDINGS = (".h5ad", ".h5mu", ".h5", ".hdf5")
 
 SUPPORTED = (
-    ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders, CXG folders, folders with matrix.mtx, "
-    "and AnnData and MuData objects"
+    ".h5ad and .h5mu files, 10x .h5 files, AnnData and MuData as .zarr folders or .zarr.zip files, CXG folders, folders with "
+    "matrix.mtx, and AnnData, MuData, open h5py.File and zarr.Group objects"
 )
 
 
+@checked
 def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path or any known object)
     """Open anything that can be read.
 
@@ -79,6 +85,7 @@ def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path o
     raise SourceError(f"A {type(what).__qualname__} cannot be read; {SUPPORTED} can.")
 
 
+@checked
 def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each format has its own)
     """Start writing a file or folder whose kind its ending tells.
 
@@ -122,10 +129,14 @@ def list_sources(folder: str | Path) -> list[Path]:
         raise NotFoundError(f"There is no file or folder {folder}; check the path.")
     if not folder.is_dir() or _folder_kind(folder):
         return [folder]
-    found = [p for p in sorted(folder.iterdir()) if _folder_kind(p) or (p.is_file() and p.suffix in HDF5_ENDINGS)]
+    found = [p for p in sorted(folder.iterdir()) if _folder_kind(p) or (p.is_file() and _is_known_file(p))]
     if not found:
         raise SourceError(f"{folder} holds nothing that can be read; {SUPPORTED} can.")
     return found
+
+
+def _is_known_file(path: Path) -> bool:
+    return path.suffix in HDF5_ENDINGS or path.name.endswith(".zarr.zip")
 
 
 def detect(path: Path) -> str:
@@ -138,7 +149,11 @@ def detect(path: Path) -> str:
     SourceError
         If it is of no known kind.
     """
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise StoreError(f"{path!s:.200}: {failure(error)}") from error
+    if not there:
         raise NotFoundError(f"There is no file or folder {path}; check the path.")
     if path.is_dir():
         kind = _folder_kind(path)
@@ -147,6 +162,12 @@ def detect(path: Path) -> str:
         raise SourceError(
             f"{path} is a folder without matrix.mtx, zarr.json, .zgroup or the arrays of a CXG; {SUPPORTED} can be read."
         )
+    if is_zip(path):
+        with readable(str(path), "its structure"), zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+        if names & {"zarr.json", ".zgroup"}:
+            return "h5mu" if any(name.startswith("mod/") for name in names) else "zarr"
+        raise SourceError(f"{path} holds no zarr.json or .zgroup at its top; {SUPPORTED} can be read.")
     if path.suffix not in HDF5_ENDINGS:
         raise SourceError(f"{path} has the ending {path.suffix!r}; {SUPPORTED} can be read.")
     container = open_hdf5(path)

@@ -20,6 +20,9 @@ BLOCK_BYTES = 256 << 20
 ENTRIES = 1 << 20
 """Entries of a CSC matrix read at once."""
 
+NUMBER_KINDS = "biufc"
+"""NumPy's kinds of numbers and booleans, which matrices hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -392,10 +395,10 @@ def wide_parts(indptr: Any, indices: Any) -> tuple[bool, bool]:  # noqa: ANN401 
 
 
 def _plain_dtype(dtype: np.dtype[Any], place: Place) -> np.dtype[Any]:
-    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+    if dtype.kind not in NUMBER_KINDS or dtype.itemsize > (16 if dtype.kind == "c" else 8):
         raise SourceError(
-            f"{place.uri}: {place.element} holds values of type {dtype}; booleans, integers and floats of up to 64 bits "
-            "can be read. Cast it, or leave it out."
+            f"{place.uri}: {place.element} holds values of type {dtype}; booleans, integers, floats of up to 64 bits and "
+            "complex numbers of two such floats can be read. Cast it, or leave it out."
         )
     return dtype.newbyteorder("=")
 

@@ -1,18 +1,23 @@
 """Which cells and features of a source are wanted: conditions in SQL, names and symbols, and what is left of an element."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.frames import INDEX
+from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
 from raggedatlas.model.ids import column_name
 from raggedatlas.model.tables import ColumnTable
+from raggedatlas.store.conditions import as_filter, to_sql
+from raggedatlas.store.csr import remap_csr
+from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
 
@@ -28,15 +33,19 @@ NAMES = (
 """Columns that may name a feature, after the index."""
 
 
-def cells_where(cells: pa.Table, where: str) -> NDArray[np.int64]:
-    """Find the cells that meet a condition.
+Where = str | Mapping[str, Any] | Filter
+"""A condition on cells: SQL text, a mapping of column to value, or an expression of `col`."""
+
+
+def cells_where(cells: pa.Table, where: Where) -> NDArray[np.int64]:
+    """Return the cells that meet a condition.
 
     Parameters
     ----------
     cells : pyarrow.Table
         As `Source.cells` gives it.
-    where : str
-        SQL over its columns, named as in an atlas: the index is ``cell_name``, ``percent.mt`` is ``percent_mt``.
+    where : str, mapping or Filter
+        As `Query.where` takes it, over the columns of the file; the index is ``cell_name``.
 
     Returns
     -------
@@ -48,33 +57,53 @@ def cells_where(cells: pa.Table, where: str) -> NDArray[np.int64]:
     QueryError
         If it does not parse or names an unknown column.
 
+    Warns
+    -----
+    UnknownValueWarning
+        For a text that no cell has.
+
     Examples
     --------
-    >>> cells_where(pa.table({"_index": ["a", "b"], "n.genes": [1, 2]}), "n_genes > 1 AND cell_name = 'b'").tolist()
+    >>> cells_where(pa.table({"_index": ["a", "b"], "n.genes": [1, 2]}), "n.genes > 1 AND cell_name = 'b'").tolist()
     [1]
     """
-    table = pa.table({ROW: pa.array(np.arange(cells.num_rows, dtype=np.int64))})
+    arrays, fields = [pa.array(np.arange(cells.num_rows, dtype=np.int64))], [pa.field(ROW, pa.int64())]
+    taken = {ROW, *(CELL_NAME for name in cells.column_names if name == INDEX)}
     for i, field in enumerate(cells.schema):
-        name = CELL_NAME if field.name == INDEX else column_name(field.name)
-        if name not in table.column_names:
-            table = table.append_column(name, cells.column(i))
+        stored = name = CELL_NAME if field.name == INDEX else column_name(field.name)
+        n = 1
+        while field.name != INDEX and stored in taken:
+            stored, n = f"{name}_{n + 1}", n + 1
+        taken.add(stored)
+        facts = replace(facts_of(field) or ColumnFacts(field.name, ""), name=field.name)
+        arrays.append(cells.column(i))
+        fields.append(pa.field(stored, field.type, metadata=facts.to_metadata()))
+    table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+    columns, asked = Columns(pa.schema(fields[1:])), as_filter(where)
+    condition = to_sql([asked], columns)
+    warn_of_unknown([asked], columns, lambda name: _texts(table.column(columns.stored(name))))
     with TemporaryDirectory(prefix="raggedatlas-") as folder:
         tables = Tables(Location(folder))
         tables.create("cells", table.schema)
         tables.append("cells", table)
-        rows: NDArray[np.int64] = tables.read("cells", [ROW], where).column(ROW).to_numpy()
+        rows: NDArray[np.int64] = tables.read("cells", [ROW], condition).column(ROW).to_numpy()
     return rows
 
 
-def rows_of(chosen: "str | Sequence[int] | NDArray[Any]", cells: pa.Table) -> NDArray[np.int64]:
-    """Understand a choice of cells: a condition, a mask, or row numbers, which are sorted.
+def _texts(column: pa.ChunkedArray) -> list[str] | None:
+    values = pc.unique(column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column)
+    return values.drop_null().to_pylist() if pa.types.is_string(values.type) else None
+
+
+def rows_of(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table) -> NDArray[np.int64]:
+    """Return the rows that are chosen by a condition, a mask or row numbers, ascending.
 
     Raises
     ------
     QueryError
         If it does not fit the cells.
     """
-    if isinstance(chosen, str):
+    if isinstance(chosen, str | Mapping | Filter):
         return cells_where(cells, chosen)
     asked = np.asarray(chosen)
     if asked.dtype.kind == "b" and asked.shape == (cells.num_rows,):
@@ -82,7 +111,7 @@ def rows_of(chosen: "str | Sequence[int] | NDArray[Any]", cells: pa.Table) -> ND
     rows = np.unique(asked).astype(np.int64) if asked.dtype.kind in "iu" or not asked.size else np.array([-1])
     if rows.size and (rows[0] < 0 or rows[-1] >= cells.num_rows):
         raise QueryError(
-            f"where= takes an SQL condition, one truth value for each of the {cells.num_rows:,} cells, or numbers of rows from 0; "
+            f"where= takes a condition, one truth value for each of the {cells.num_rows:,} cells, or numbers of rows from 0; "
             f"got {asked.dtype} values of shape {asked.shape}."
         )
     return rows
@@ -173,8 +202,6 @@ def narrowed(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.i
         pointers, indices, values = starts, indices[entries], values[entries]
     if columns is None:
         return CsrBlock(pointers, indices, {"values": values}, block.n_cols)
-    from raggedatlas.store.kernels import remap_csr
-
     column_map = np.full(block.n_cols, -1, np.int64)
     column_map[columns] = np.arange(len(columns))
     pointers, indices, values = remap_csr(pointers, indices, values, column_map, len(columns))

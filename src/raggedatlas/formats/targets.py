@@ -10,10 +10,9 @@ from uuid import uuid4
 import numpy as np
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
-from raggedatlas.formats.appenders import Appender, ChunkAppender, PlaceAppender
+from raggedatlas.formats.appenders import Appender, ChunkAppender, PlaceAppender, ShardAppender
 from raggedatlas.formats.columns import write_any
 from raggedatlas.formats.compressions import compression_of, require_plugin
-from raggedatlas.formats.members import records_as_tables
 from raggedatlas.formats.writeback import WriteBack
 from raggedatlas.store.quiet import warnings_as
 
@@ -21,7 +20,10 @@ CHUNK = 1 << 16
 """Elements per chunk of HDF5 data and of the inner chunks of a Zarr shard."""
 
 SHARD_CHUNKS = 64
-"""Chunks per Zarr shard."""
+"""Chunks per shard of Zarr 3."""
+
+TILE_CHUNKS = 4
+"""Such chunks that are one of Zarr 2, which has a file for each: about as large as those of zarr-python."""
 
 
 class Target(Protocol):
@@ -172,7 +174,8 @@ class ZarrTarget:
 
         if zarr_format not in (2, 3):
             raise SourceError(f"There is no Zarr format {zarr_format!r}; choose 2 or 3.")
-        self._compressor = compression_of(compression).zarr(zarr_format)
+        self._compression = compression_of(compression)
+        self._compression.zarr(zarr_format, np.dtype(np.float32))  # refuses what Zarr does not know
         self.path, self._overwrite, self._format = path, overwrite, zarr_format
         self._hidden = _hidden(path, overwrite=overwrite)
         with writable(path):
@@ -185,20 +188,22 @@ class ZarrTarget:
     def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
         """Make an array to append to."""
         chunks = (CHUNK,) if shape is None else _row_chunks(shape)
-        unit = chunks[0] * SHARD_CHUNKS
-        tiled = (unit, *chunks[1:])
+        tiled = (chunks[0] * (TILE_CHUNKS if self._format == 2 else SHARD_CHUNKS), *chunks[1:])
         layout: dict[str, Any] = {"chunks": tiled} if self._format == 2 else {"chunks": chunks, "shards": tiled}
+        compressor = self._compression.zarr(self._format, dtype)
         with writable(self.path):
             made = self._root.create_array(
-                path, shape=(0,) if shape is None else shape, dtype=dtype, compressors=self._compressor, **layout
+                path, shape=(0,) if shape is None else shape, dtype=dtype, compressors=compressor, **layout
             )
-        return Appender(made, unit, grows=shape is None)
+        if 0 in (shape or ())[1:]:
+            return Appender(made, tiled[0], grows=False)
+        encode = self._compression.zarr_encoder(self._format, dtype)
+        return ShardAppender(made, self._hidden, encode, grows=shape is None)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a whole element."""
         with writable(self.path, path):
-            # The two generations of zarr-python name the type of records differently, and one cannot read the other's.
-            write_any(self._root, path, value if self._format == 2 else records_as_tables(path, value), {})
+            write_any(self._root, path, value, {})
 
     def publish(self, header: bytes) -> None:
         """Consolidate its metadata and move it to its name."""

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.errors import NotFoundError
+from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.parts import SPACES
 from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
 from raggedatlas.model.tables import ColumnTable
@@ -100,6 +100,42 @@ def units_of(source: Source) -> Units:
 def joined_kinds(source: Source) -> Unit:
     """Take a 10x source of several feature types as one unit, their columns side by side."""
     return _kind(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))
+
+
+def chosen_units(source: Source, modality: str | None, *, multimodal: bool) -> list[Unit]:
+    """Take what is asked for of a source: one modality, all of them, or what fits into one AnnData.
+
+    Parameters
+    ----------
+    source : Source
+        What it is of.
+    modality : str or None
+        Which one; None is all.
+    multimodal : bool
+        Whether there is room for several; else feature types of a 10x source come side by side.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such modality.
+    SourceError
+        If there are several, and room for one.
+    """
+    whole = units_of(source)
+    units = list(whole.units)
+    names = [unit.name for unit in units]
+    if modality is not None:
+        if modality not in names:
+            raise NotFoundError(f"There is no modality {modality!r}; there are {names}.")
+        return [units[names.index(modality)]]
+    if multimodal or len(units) == 1:
+        return units
+    if whole.elements or whole.pieces:
+        raise SourceError(
+            f"{source.describe().uri or 'The source'} has the modalities {names}, and the target holds one; "
+            "choose it with modality=, or write a .h5mu."
+        )
+    return [joined_kinds(source)]
 
 
 def _keys(schema: SourceSchema) -> list[str]:

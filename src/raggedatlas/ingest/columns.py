@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
 from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, stored_type
 from raggedatlas.errors import NotFoundError, SchemaError
-from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.ingest.options import IngestOptions, OnClash
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
 from raggedatlas.model.ids import column_name
 from raggedatlas.model.pointers import pointer_columns
@@ -70,6 +70,8 @@ def plan_columns(
     NotFoundError
         If a chosen column is not in the file.
     """
+    if options.on_clash not in get_args(OnClash):
+        raise SchemaError(f"on_clash={options.on_clash!r} is not understood; use one of {list(get_args(OnClash))}.")
     offered = [f for f in cells if f.name != INDEX]
     absent = sorted(set(options.cast) - {f.name for f in offered})
     if absent:
@@ -91,13 +93,18 @@ def plan_columns(
         taken.add(stored)
         column, note = _column(field, stored, (chosen[field.name], options.cast.get(field.name)))
         reason = column_conflict(table.field(stored), column) if stored in table.names else None
+        if reason is not None and options.on_clash != "error":
+            column, note, reason = _settled(column, table, taken, reason, options.on_clash)
+            stored = column.stored
+            taken.add(stored)
         if reason is not None:
             problems.append(
                 f"{field.name!r} cannot go into the cell column {stored!r}: {reason}. Rename it with obs={{{field.name!r}: "
-                f"'{stored}_2'}} or cast it with cast={{{field.name!r}: {_cast_for(table.field(stored).type)!r}}}"
+                f"'{stored}_2'}}, cast it with cast={{{field.name!r}: {_cast_for(table.field(stored).type)!r}}}, or choose for all such columns "
+                "with on_clash='text' or 'rename'"
             )
             continue
-        if stored in table.names and table.field(stored).type != column.type:
+        if stored in table.names and table.field(stored).type != column.type and not pa.types.is_string(column.type):
             note = note or f"stored as {table.field(stored).type} like the column that is there"
             column = replace(column, type=table.field(stored).type)
         plans.append(ColumnPlan(field.name, column))
@@ -107,6 +114,42 @@ def plan_columns(
     if problems:
         raise SchemaError(f"{len(problems)} column(s) cannot be added: {'; '.join(problems)}.")
     return tuple(plans), tuple(reports)
+
+
+def _settled(
+    column: CellColumn, table: pa.Schema, taken: set[str], reason: str, policy: OnClash
+) -> tuple[CellColumn, str, str | None]:
+    """Return a clashing column as the policy has it, a note for the report, and why it is refused all the same."""
+    there = table.field(column.stored)
+    if policy == "rename":
+        base = stored = f"{column.stored}_{_family(column.type)}"
+        n = 2
+        while stored in taken or (
+            stored in table.names and column_conflict(table.field(stored), replace(column, stored=stored)) is not None
+        ):
+            stored, n = f"{base}_{n}", n + 1
+        return replace(column, stored=stored), f"{reason}; kept apart as on_clash='rename' asks", None
+    if not _becomes_text(column.type) or not _becomes_text(there.type):
+        return column, "", f"{reason}, of which one does not become text"
+    if not pa.types.is_string(there.type) and facts_of(there) is None:
+        return column, "", f"{reason}, as the schema of the atlas declares it"
+    facts = column.facts if pa.types.is_string(column.type) else ColumnFacts(column.facts.name, "string")
+    done = (
+        "stored as text" if pa.types.is_string(there.type) else f"the cell column, of type {there.type}, becomes text"
+    )
+    return replace(column, type=pa.string(), facts=facts), f"{reason}; {done} as on_clash='text' asks", None
+
+
+def _becomes_text(arrow: pa.DataType) -> bool:
+    is_text_or_number = pa.types.is_string(arrow) or pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
+    return bool(is_text_or_number or pa.types.is_boolean(arrow) or pa.types.is_temporal(arrow))
+
+
+def _family(arrow: pa.DataType) -> str:
+    """Return a word for a type, by which a column that is kept apart is called."""
+    families = {"text": pa.types.is_string, "int": pa.types.is_integer, "float": pa.types.is_floating}
+    families |= {"bool": pa.types.is_boolean, "time": pa.types.is_temporal}
+    return next((word for word, fits in families.items() if fits(arrow)), "other")
 
 
 def column_values(plan: ColumnPlan, cells: pa.Table) -> pa.ChunkedArray:

@@ -14,15 +14,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import DATASETS, Catalog
-from raggedatlas.catalog.datasets import find_dataset
+from raggedatlas.catalog.datasets import array_readers, find_dataset
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
-from raggedatlas.ingest.patterns import as_bits
 from raggedatlas.model.pointers import PointerKind
-from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
+from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.csr import count_columns
 from raggedatlas.store.groups import create_group
+from raggedatlas.store.native import library
 from raggedatlas.store.overlap import WriteBehind, read_ahead
-from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.store.ranges import ArrayReader, read_bounds, read_slice
+from raggedatlas.store.sql import equals
 
 BAND_BYTES = 192 * 2**20
 """Row numbers and values of the columns that are gathered in memory at once; memory is bounded by a small multiple."""
@@ -97,14 +99,19 @@ def add_csc(catalog: Catalog, dataset: str, space: str, layers: Sequence[str] | 
 
 
 def _copy_group(catalog: Catalog, record: DatasetRecord, wanted: Sequence[str]) -> list[str]:
-    specs = {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
-    missing = [layer for layer in wanted if f"csc/layers/{layer}" not in specs]
+    readers = array_readers(catalog.arrays, record)
+    missing = [layer for layer in wanted if f"csc/layers/{layer}" not in readers]
     if not missing:
         return []
     group = catalog.arrays.child(*record.zarr_group.split("/"))
-    first_time = "csc/indptr" not in specs
+    first_time = "csc/indptr" not in readers
     sources = {f"csc/layers/{layer}": f"csr/layers/{layer}" for layer in missing}
-    kinds = {path: np.dtype(specs[source].dtype) for path, source in sources.items()}
+    lost = sorted(set(sources.values()) - set(readers))
+    if lost:
+        raise CorruptError(
+            f"The record of {record.zarr_group} names no array {lost[0]!r}; run validate('deep') and restore the atlas from a copy."
+        )
+    kinds = {path: np.dtype(readers[source].spec.dtype) for path, source in sources.items()}
     if first_time:
         kinds = {"csc/indices": np.dtype(np.uint32)} | kinds
     for path in [*kinds, *(["csc/indptr"] if first_time else [])]:
@@ -114,7 +121,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, wanted: Sequence[str]) 
     def writer(path: str, dtype: np.dtype[Any]) -> ArrayWriter:
         return ArrayWriter(catalog.arrays, f"{record.zarr_group}/{path}", dtype, profile=catalog.codec())
 
-    matrix = _Matrix(catalog, specs, [sources.get(path) for path in kinds])
+    matrix = _Matrix(readers, [sources.get(path) for path in kinds])
     bounds = matrix.column_bounds(record.n_features)
     made: dict[str, ArrayWriter] = {}
     if first_time:
@@ -142,13 +149,15 @@ def _commit(catalog: Catalog, record: DatasetRecord, made: Mapping[str, ArrayWri
 
     def once() -> None:
         version = catalog.tables.version(DATASETS)
-        rows = catalog.tables.read(DATASETS, where=f"zarr_group = '{record.zarr_group}'").to_pylist()
-        for row in rows:
-            row["arrays"] = json.dumps(json.loads(row["arrays"]) | specs, sort_keys=True)
-            row["checksums"] = json.dumps(json.loads(row["checksums"]) | checksums, sort_keys=True)
+        there = catalog.tables.read(DATASETS, where=equals("zarr_group", record.zarr_group))
+        rows = there.to_pylist()
+        for row, now in zip(rows, datasets_from_table(there), strict=True):
+            row["arrays"] = json.dumps(now.array_specs | specs, sort_keys=True)
+            row["checksums"] = json.dumps(now.array_checksums | checksums, sort_keys=True)
         changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
         catalog.tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
 
+    catalog.refuse_unfinished_purge("add_csc()")
     catalog.tables.retry(DATASETS, once)
 
 
@@ -158,30 +167,26 @@ class _Matrix:
 
     Parameters
     ----------
-    catalog : Catalog
-        At the tip.
-    specs : mapping of str to ArraySpec
+    readers : mapping of str to ArrayReader
         The group's arrays.
     sources : sequence of str or None
         For each array of the copy the array it is taken from; None stands for the row numbers.
     """
 
-    catalog: Catalog
-    specs: Mapping[str, ArraySpec]
+    readers: Mapping[str, ArrayReader]
     sources: Sequence[str | None]
 
     def column_bounds(self, n_columns: int) -> NDArray[np.int64]:
         """Count the entries of every column: where each begins and the last ends, (n_columns + 1,) int64."""
-        from raggedatlas.store.kernels import count_columns
-
         bounds = np.zeros(n_columns + 1, np.int64)
-        reader, n = self._reader("csr/indices"), self.specs["csr/indices"].n_rows
+        reader = self._reader("csr/indices")
+        n = reader.spec.n_rows
         for start in range(0, n, STEP_ENTRIES):
             bounds[1:] += count_columns(read_slice(reader, start, min(n, start + STEP_ENTRIES)), n_columns)
         np.cumsum(bounds, out=bounds)
         if bounds[-1] != n:
             raise CorruptError(
-                f"{self.specs['csr/indices'].path}: {n - bounds[-1]:,} entries are beyond column {n_columns - 1:,}; run validate('deep')."
+                f"{reader.name}: {n - bounds[-1]:,} entries are beyond column {n_columns - 1:,}; run validate('deep')."
             )
         return bounds
 
@@ -189,15 +194,17 @@ class _Matrix:
         """Walk down all entries, at most `STEP_ENTRIES` a step."""
         readers = [None if path is None else self._reader(path) for path in self.sources]
         indices, pointers = self._reader("csr/indices"), self._reader("csr/indptr")
-        indptr: NDArray[np.int64] = read_slice(pointers, 0, pointers.spec.n_rows)
         n = indices.spec.n_rows
+        indptr = read_bounds(pointers, pointers.spec.n_rows - 1, n)
         for start in range(0, n, STEP_ENTRIES):
             stop = min(n, start + STEP_ENTRIES)
             columns = read_slice(indices, start, stop)
             yield columns, [_rows(indptr, start, stop) if r is None else read_slice(r, start, stop) for r in readers]
 
     def _reader(self, path: str) -> ArrayReader:
-        return ArrayReader(self.catalog.arrays, self.specs[path])
+        if path not in self.readers:
+            raise CorruptError(f"The group has no array {path!r}, only {sorted(self.readers)}; run validate().")
+        return self.readers[path]
 
 
 def _rows(indptr: NDArray[np.int64], start: int, stop: int) -> NDArray[np.uint32]:
@@ -271,8 +278,6 @@ def _gathered(
     kinds : sequence of numpy dtype
         Of the arrays.
     """
-    from raggedatlas.ingest.kernels import move_runs
-
     out = [np.empty(int(starts[-1]), kind) for kind in kinds]
     taken = starts[:-1].copy()
     for columns, arrays in entries:
@@ -281,7 +286,8 @@ def _gathered(
         if (after > starts[1:]).any():
             raise CorruptError("The entries of a sparse group changed while they were sorted; run validate('deep').")
         for values, target in zip(parted, out, strict=True):
-            move_runs(as_bits(values), runs, taken, as_bits(target))
+            n, size = values.size, values.itemsize
+            library().ra_move_runs(values, n, runs, taken, len(taken), size, target, target.size)
         taken = after
     if not np.array_equal(taken, starts[1:]):
         raise CorruptError("Entries of a sparse group were lost while they were sorted; run validate('deep').")
@@ -292,15 +298,12 @@ def _sorted(
     columns: NDArray[Any], arrays: Sequence[NDArray[Any]], n_columns: int
 ) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
     """Sort one step's arrays by column, stably: where each column begins and the last ends, and the arrays."""
-    from raggedatlas.ingest.kernels import claim_places, scatter
-    from raggedatlas.store.kernels import count_columns
-
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(count_columns(columns, n_columns))])
     if starts[-1] != len(columns):
         raise CorruptError("A sparse group has entries beyond its columns; run validate('deep').")
-    places = np.empty(len(columns), np.int64)
-    claim_places(columns, starts[:-1].copy(), places)
-    out = [np.empty_like(values) for values in arrays]
+    n, places = len(columns), np.empty(len(columns), np.int64)
+    library().ra_claim_places(columns.astype(np.uint32, copy=False), n, starts[:-1].copy(), n_columns, places)
+    out = [np.empty(n, values.dtype) for values in arrays]
     for values, target in zip(arrays, out, strict=True):
-        scatter(as_bits(values), places, as_bits(target))
+        library().ra_scatter(values, places, n, values.itemsize, target, n)
     return starts, out

@@ -15,7 +15,7 @@ from raggedatlas.ingest.patterns import walk
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import facts_of
-from raggedatlas.model.records import ELEMENTS, EXTRAS
+from raggedatlas.model.records import ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.reports import ColumnReport
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.groups import create_group
@@ -67,7 +67,7 @@ class WrittenExtras:
         Path below the group -> array description, checksum.
     """
 
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    facts: dict[str, ExtraFacts] = field(default_factory=dict)
     specs: dict[str, ArraySpec] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
 
@@ -171,14 +171,13 @@ def write_extras(catalog: Catalog, source: Source, group: str, extras: Extras, p
             indptr = np.concatenate(bounds)
             writers[f"{path}/indptr"] = _filled(catalog, f"{group}/{path}/indptr", indptr)
         _close(written, group, writers)
-        written.facts[info.key] = {**matrix_facts(info), "path": path, "shape": list(info.shape)}
+        written.facts[info.key] = ExtraFacts(path=path, shape=info.shape, **matrix_facts(info))
     return written
 
 
 def matrix_facts(info: MatrixInfo) -> dict[str, Any]:
-    """Say in which form a matrix is to come back."""
-    wide = {"wide": list(info.wide)} if any(info.wide) else {}
-    return {"form": info.form, "dtype": str(info.dtype), **wide}
+    """Say in which form a matrix is to come back: the fields of `MatrixFacts`."""
+    return {"form": info.form, "dtype": str(info.dtype), "wide": info.wide}
 
 
 def merged_colors(source: Source, cells: pa.Table, elements: Sequence[str]) -> dict[str, dict[str, str]]:

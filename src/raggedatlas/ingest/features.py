@@ -4,15 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.registering import merge_features, register_features
+from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.identity import change_links, update_identity
+from raggedatlas.catalog.registering import BY_HAND, register_features
+from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.schemas import FeatureBaseSchema
 
 
 def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str, str]) -> int:  # noqa: ANN401  (several forms)
-    """Add or correct features, and redirect merged ones.
+    """Add or correct features, and link features that are the same.
 
     Parameters
     ----------
@@ -23,7 +27,7 @@ def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str
     space : str
         Feature space.
     redirects : mapping of str to str
-        Name -> name of the feature that it is to mean from now on.
+        Name -> name of the feature that it counts as from now on.
 
     Returns
     -------
@@ -37,9 +41,25 @@ def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str
     """
     catalog.require_tip("register_features()")
     catalog.add_space(catalog.space(space))
-    n_new = 0 if features is None else register_features(catalog, space, _rows(features))
+    n_new = 0
+    if features is not None:
+        rows = _rows(features)
+        if "redirect" in rows.column_names:
+            raise SchemaError(
+                "register_features() takes no column 'redirect'; leave it out, and link features with atlas.identity.link(feature, target)."
+            )
+        if "symbol" in rows.column_names:
+            by_hand = pc.if_else(rows.column("symbol").is_valid(), BY_HAND, pa.scalar(None, pa.string()))
+            kept = rows.drop_columns([name for name in ("symbol_source",) if name in rows.column_names])
+            rows = kept.append_column("symbol_source", by_hand)
+        n_new = register_features(catalog, space, rows)
     if redirects:
-        merge_features(catalog, space, redirects)
+        registry = read_registry(catalog, space)
+        links = {
+            registry.require([name], follow=False)[0]: registry.require([into])[0] for name, into in redirects.items()
+        }
+        change_links(catalog, space, registry.table, links)
+    update_identity(catalog, registry_tables(catalog))
     return n_new
 
 

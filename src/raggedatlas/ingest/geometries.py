@@ -1,8 +1,7 @@
 """Geometry into the atlas: the store first, unseen; then the pointers of the cells; its row of the registry last (seed 002)."""
 
 import contextlib
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,17 +12,19 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import widen
-from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.datasets import Commit, commit_records, read_records
 from raggedatlas.catalog.geometries import change_geometries, clear_pointers, every_geometry, is_visible, live_groups
 from raggedatlas.catalog.leases import release_lease, take_lease
-from raggedatlas.catalog.upkeep import drop_dataset
-from raggedatlas.errors import AtlasError, ConflictError, DuplicateError, SourceError, StoreError
-from raggedatlas.ingest.geometry_cells import NewCells, plan_cells
-from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, plan_geometry
+from raggedatlas.catalog.upkeep import clear_dropped
+from raggedatlas.errors import AtlasError, ConflictError, SourceError, StoreError
+from raggedatlas.ingest.geometry_cells import NewCells, dataset_name, plan_cells
+from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, judge_duplicates, plan_geometry
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry
 from raggedatlas.ingest.options import Progress, bar, no_progress
 from raggedatlas.model.geometries import GeometryRecord, GeometryReport
 from raggedatlas.model.pointers import AXES, GeometryPointer, PointerKind, pointer_field
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.store.sql import equals, is_not_null
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.trees import digest_files, list_files, read_file
 from raggedatlas.store.updating import update_columns
@@ -102,7 +103,6 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
     if plan.skipped:
         return report_of(plan, "skipped")
     fresh = plan_cells(catalog, plan, options)
-    plan = replace(plan, notes=(*plan.notes, *fresh.notes))
     if options.dry_run:
         return report_of(plan, "dry run", fresh)
     uid, written = plan.record.uid, plan.record
@@ -115,25 +115,29 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
         progress("columns", 1, 1)
         written = stamp(catalog, plan, written)
         progress("pointers", 1, 1)
+        _refuse_moved(catalog, plan, written)
         written = fresh.named(written)
         if fresh.n:
-            commit_record(catalog, written, plan)
+            announce(catalog, written)
             progress("cells", 0, 1)
-            fresh.commit(catalog, written, pointer_values(plan.source, plan.fresh, written.zarr_group))
+            made = fresh.write(catalog, written, pointer_values(plan.source, plan.fresh, written.zarr_group))
+            plan, name = _commit_cells(catalog, made, written, plan, options)
+            fresh = replace(fresh, name=name)
         else:
             progress("cells", 1, 1)
-            commit_record(catalog, written, plan)
+            plan = _commit_row(catalog, written, plan, options)
         progress("record", 1, 1)
     except BaseException:
         discard(catalog, uid)
         raise
+    if plan.skipped:
+        discard(catalog, uid)
+        return report_of(plan, "skipped")
+    # The geometry is visible now; `repair` removes what stays of what it replaces.
+    with contextlib.suppress(AtlasError):
+        _clear_replaced(catalog, plan.replaces)
     with contextlib.suppress(StoreError):
         release_lease(catalog, uid)
-    for old in plan.replaces:
-        if old.uid in old.cells_of:
-            drop_dataset(catalog, old.uid)
-    if plan.replaces:
-        clear_pointers(catalog)
     progress("done", 1, 1)
     return report_of(replace(plan, record=written), "replaced" if plan.replaces else "added", fresh)
 
@@ -220,40 +224,84 @@ def _column(catalog: Catalog, record: GeometryRecord, uids: pa.Array, version: i
     tables = catalog.tables if version is None else Tables(catalog.tables.location, {CELLS: version})
     if record.name not in tables.schema(CELLS).names or not len(uids):
         return record.name
-    rows = tables.read(CELLS, ["uid", f"{record.name}.zarr_group"], f"{record.name}.zarr_group IS NOT NULL")
+    group = f"{record.name}.zarr_group"
+    rows = tables.read(CELLS, ["uid", group], is_not_null(group))
     there = rows.column(1).filter(pc.is_in(rows.column(0), value_set=uids))
     groups = [group for group in pc.unique(there).to_pylist() if group != record.zarr_group]
     return f"{record.name}_{record.uid[:8]}" if live_groups(catalog, groups) else record.name
 
 
-def commit_record(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan) -> None:
-    """Write the row of the registry, in the place of those that it replaces.
-
-    Raises
-    ------
-    ConflictError, DuplicateError
-        If another process took the cells, or the name of their geometry, since they were looked at.
-    """
+def _refuse_moved(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) -> None:
+    """Refuse to go on where another process took some of the cells since they were looked at."""
     if len(plan.uids):
-        n = catalog.tables.count(CELLS, f"{record.column}.zarr_group = '{record.zarr_group}'")
+        n = catalog.tables.count(CELLS, equals(f"{record.column}.zarr_group", record.zarr_group))
         if n != len(plan.uids):
             raise ConflictError(
                 f"{len(plan.uids) - n:,} cells were dropped or pointed elsewhere while {plan.source.uri} was added; run it again."
             )
-    gone = {old.uid for old in plan.replaces}
+
+
+def announce(catalog: Catalog, record: GeometryRecord) -> None:
+    """Write a row of the registry that nobody sees before the record of its dataset is there."""
+    change_geometries(catalog, lambda old: [*old, record])
+
+
+def _commit_cells(
+    catalog: Catalog, made: DatasetRecord, record: GeometryRecord, plan: GeometryPlan, options: GeometryOptions
+) -> tuple[GeometryPlan, str]:
+    """Commit the dataset of new cells, which makes their announced geometry visible; return the plan as it was done, and its name.
+
+    Raises
+    ------
+    DuplicateError
+        If another process has added the same, or taken the name, since it was looked at.
+    """
+    done, name = plan, made.name
+
+    def choose(old: list[DatasetRecord]) -> Commit:
+        nonlocal done, name
+        known = {other.uid for other in old}
+        there = [row for row in every_geometry(catalog) if row.uid != record.uid and is_visible(row, known)]
+        done = judge_duplicates(plan, record, there, options)
+        if done.skipped:
+            return Commit(())
+        name = dataset_name(old, done, options)
+        return Commit((made.model_copy(update={"name": name}),), frozenset(row.uid for row in done.replaces) & known)
+
+    commit_records(catalog, choose)
+    return done, name
+
+
+def _clear_replaced(catalog: Catalog, gone: Sequence[GeometryRecord]) -> None:
+    """Take away the rows, the cells and the pointers of geometry that was replaced."""
+    if gone:
+        uids = {record.uid for record in gone}
+        change_geometries(catalog, lambda old: [record for record in old if record.uid not in uids])
+        clear_dropped(catalog, [record.uid for record in gone if record.uid in record.cells_of])
+        clear_pointers(catalog)
+
+
+def _commit_row(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan, options: GeometryOptions) -> GeometryPlan:
+    """Write the row of the registry, in the place of those that it replaces; return the plan as it was done.
+
+    Raises
+    ------
+    DuplicateError
+        If another process has added geometry of that name to the same cells since they were looked at.
+    """
+    done = plan
 
     def change(old: list[GeometryRecord]) -> list[GeometryRecord]:
-        clash = [
-            r for r in old if r.uid not in gone and r.name == record.name and set(r.cells_of) & set(record.cells_of)
-        ]
-        if clash:
-            raise DuplicateError(
-                f"Another process has added geometry {record.name!r} of the same cells meanwhile; choose another name=..., or pass "
-                "on_duplicate='replace'."
-            )
-        return [*(other for other in old if other.uid not in gone), record]
+        nonlocal done
+        if any(row.uid == record.uid for row in old):
+            return old  # The commit before was done although its answer was lost.
+        known = {dataset.uid for dataset in read_records(catalog)}
+        done = judge_duplicates(plan, record, [row for row in old if is_visible(row, known)], options)
+        gone = {row.uid for row in done.replaces}
+        return old if done.skipped else [*(row for row in old if row.uid not in gone), record]
 
     change_geometries(catalog, change)
+    return done
 
 
 def discard(catalog: Catalog, uid: str) -> None:
@@ -264,7 +312,7 @@ def discard(catalog: Catalog, uid: str) -> None:
             return
         if own:
             change_geometries(catalog, lambda old: [record for record in old if record.uid != uid])
-        catalog.tables.delete(CELLS, f"dataset_uid = '{uid}'")
+        catalog.tables.delete(CELLS, equals("dataset_uid", uid))
         catalog.arrays.child(uid).delete_prefix()
         clear_pointers(catalog)
 
@@ -276,10 +324,11 @@ def report_of(
     record = plan.record
     n_new = 0 if fresh is None else fresh.n
     done = status in ("added", "replaced")
-    n_datasets = len({*json.loads(record.datasets), *([record.uid] if n_new else [])})
+    n_datasets = len({*record.cells_of, *([record.uid] if n_new else [])})
     return GeometryReport(
         name=record.name, space=record.space, column=record.column, zarr_group=record.zarr_group if done else "",
         types=tuple(record.types), n_objects=record.n_objects, n_vertices=record.n_vertices, n_levels=record.n_levels,
         n_cells=len(plan.uids) + n_new, n_new_cells=n_new, n_datasets=n_datasets, status=status, n_bytes=record.n_bytes,
-        dataset_uid=record.uid if n_new and done else "", content_hash=record.content_hash, source=record.source, notes=plan.notes,
+        dataset_uid=record.uid if n_new and done else "", content_hash=record.content_hash, source=record.source,
+        notes=(*plan.notes, *(() if fresh is None else fresh.notes)),
     )  # fmt: skip

@@ -1,14 +1,14 @@
 """Objects without a cell that become new cells: a dataset of their own, with the objects' attributes as columns."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from raggedatlas.catalog.catalog import CELLS, Catalog, facts_json
+from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import CellColumn, cell_rows
-from raggedatlas.catalog.datasets import commit_records, group_by_dataset, read_records
+from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.frames import write_frame
 from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
@@ -17,7 +17,7 @@ from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.geometries import GeometryRecord
 from raggedatlas.model.ids import new_uids
-from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.records import DatasetFacts, DatasetRecord
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,25 @@ class NewCells:
         Their names and attributes.
     plans : sequence of ColumnPlan
         What becomes of the attributes.
-    notes : tuple of str
-        For the report.
+    left : tuple of str
+        Attributes that become no columns.
     """
 
     n: int
     name: str
     frame: pa.Table
     plans: Sequence[ColumnPlan] = ()
-    notes: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the report."""
+        notes = [f"{self.n:,} new cells in the dataset {self.name!r}"] if self.n else []
+        if self.left:
+            notes.append(
+                f"object attributes of several channels are no cell columns, they stay in the store: {list(self.left)}"
+            )
+        return tuple(notes)
 
     @property
     def columns(self) -> list[CellColumn]:
@@ -55,10 +65,10 @@ class NewCells:
             return record
         return record.model_copy(update={"datasets": json.dumps({**record.cells_of, record.uid: self.n})})
 
-    def commit(self, catalog: Catalog, record: GeometryRecord, pointers: pa.StructArray) -> None:
-        """Append the cells, then the record of their dataset, which makes all of it visible."""
+    def write(self, catalog: Catalog, record: GeometryRecord, pointers: pa.StructArray) -> DatasetRecord:
+        """Append the cells, and return the record of their dataset, which makes all of it visible once it is committed."""
         uid = record.uid
-        write_frame(catalog, uid, "obs", self.frame)
+        digest = write_frame(catalog, uid, "obs", self.frame)
         schema = catalog.tables.schema(CELLS)
         columns = {
             "uid": new_uids(self.n),
@@ -70,12 +80,11 @@ class NewCells:
             values = column_values(plan, self.frame)
             columns[plan.column.stored] = values.cast(schema.field(plan.column.stored).type)
         catalog.tables.append(CELLS, cell_rows(schema, columns, self.n))
-        made = DatasetRecord(
+        return DatasetRecord(
             uid=uid, zarr_group=record.zarr_group, feature_space=record.space, n_cells=self.n, pointer=record.column, name=self.name,
             source=record.source, content_hash=record.content_hash,
-            facts=facts_json(format="zarr-vectors", n_cells=self.n, layers={}, left_out={}, extras={}, colors={}),
+            facts=DatasetFacts(format="zarr-vectors", n_cells=self.n, frames={"obs": digest}).to_json(),
         )  # fmt: skip
-        commit_records(catalog, [made])
 
 
 def plan_cells(catalog: Catalog, plan: GeometryPlan, options: GeometryOptions) -> NewCells:
@@ -92,7 +101,7 @@ def plan_cells(catalog: Catalog, plan: GeometryPlan, options: GeometryOptions) -
         return NewCells(0, "", pa.table({}))
     shapes = plan.source.shapes
     assert shapes.ids is not None
-    ((_, attribute),) = json.loads(plan.record.link).items() or [("", "")]
+    ((_, attribute),) = plan.record.linked.items() or [("", "")]
     label = attribute or options.cells if (attribute or options.cells) in shapes.object_attributes else ""
     names = shapes.object_attributes[label].values[plan.fresh] if label else shapes.ids[plan.fresh]
     frame = {INDEX: pa.array([str(name) for name in names.tolist()])}
@@ -106,16 +115,20 @@ def plan_cells(catalog: Catalog, plan: GeometryPlan, options: GeometryOptions) -
             left.append(name)
     table = pa.table(frame)
     plans, _ = plan_columns(table.schema, catalog.tables.schema(CELLS), IngestOptions(), [plan.record.column])
-    name = _dataset_name(catalog, plan, options)
-    notes = [f"{len(plan.fresh):,} new cells in the dataset {name!r}"]
-    if left:
-        notes.append(f"object attributes of several channels are no cell columns, they stay in the store: {left}")
-    return NewCells(len(plan.fresh), name, table, plans, tuple(notes))
+    name = dataset_name(read_records(catalog), plan, options)
+    return NewCells(len(plan.fresh), name, table, plans, tuple(left))
 
 
-def _dataset_name(catalog: Catalog, plan: GeometryPlan, options: GeometryOptions) -> str:
+def dataset_name(there: Iterable[DatasetRecord], plan: GeometryPlan, options: GeometryOptions) -> str:
+    """Choose the name of the dataset of new cells, beside the datasets that there are.
+
+    Raises
+    ------
+    DuplicateError
+        If the name that the caller chose is taken.
+    """
     gone = {old.uid for old in plan.replaces}
-    taken = {records[0].name for uid, records in group_by_dataset(read_records(catalog)).items() if uid not in gone}
+    taken = {record.name for record in there if record.uid not in gone}
     asked = options.dataset if options.link is None else None
     if asked is not None and asked in taken:
         raise DuplicateError(f"A dataset is called {asked!r} already; choose another name with dataset=...")

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import find_column, metadata_columns
 from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.geometries import read_geometries
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.geometry_source import GeometrySource
 from raggedatlas.ingest.options import OnDuplicate
+from raggedatlas.model.columns import find_column, metadata_columns
 from raggedatlas.model.geometries import GeometryRecord
 from raggedatlas.model.ids import COLUMN, new_uid
 from raggedatlas.model.pointers import AXES, PointerKind, pointer_columns
@@ -197,10 +197,8 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
         link=json.dumps(dict(matched.link)), owner=options.cells, genes=options.genes if space == "transcripts" else "",
         source=source.uri, content_hash=_content_hash(source, matched, options),
     )  # fmt: skip
-    replaces, skipped = _judge_duplicates(catalog, record, options)
-    if skipped:
-        notes.append("the same shapes of the same cells are in the atlas already")
-    return GeometryPlan(record, source, matched.uids, matched.objects, matched.fresh, replaces, skipped, tuple(notes))
+    plan = GeometryPlan(record, source, matched.uids, matched.objects, matched.fresh, notes=tuple(notes))
+    return judge_duplicates(plan, record, read_geometries(catalog), options)
 
 
 def check_options(options: GeometryOptions) -> None:
@@ -436,16 +434,33 @@ def _content_hash(source: GeometrySource, matched: Matched, options: GeometryOpt
     return hashlib.sha256(json.dumps([facts, pairs]).encode()).hexdigest()
 
 
-def _judge_duplicates(
-    catalog: Catalog, record: GeometryRecord, options: GeometryOptions
-) -> tuple[tuple[GeometryRecord, ...], bool]:
-    """Find what is there already, and decide what becomes of it."""
-    old = read_geometries(catalog)
-    own = set(record.cells_of)
+def judge_duplicates(
+    plan: GeometryPlan, record: GeometryRecord, old: Sequence[GeometryRecord], options: GeometryOptions
+) -> GeometryPlan:
+    """Decide what becomes of geometry that is there already: what the plan replaces, or that it is skipped.
+
+    Parameters
+    ----------
+    plan : GeometryPlan
+        What is to be added.
+    record : GeometryRecord
+        Its row of the registry, as it is known by now.
+    old : sequence of GeometryRecord
+        What can be seen.
+    options : GeometryOptions
+        The caller's choices.
+
+    Raises
+    ------
+    DuplicateError
+        If there is something, and it may be neither left nor replaced.
+    """
+    own = set(record.cells_of) - {record.uid}
     same = [r for r in old if r.content_hash == record.content_hash and r.name == record.name]
     clash = [r for r in old if r.name == record.name and own & set(r.cells_of)]
     if options.on_duplicate == "skip" and same:
-        return (), True
+        note = "the same shapes of the same cells are in the atlas already"
+        return replace(plan, replaces=(), skipped=True, notes=(*plan.notes, note))
     if options.on_duplicate == "replace":
         gone = {r.uid: r for r in (*same, *clash)}
         for one in gone.values():
@@ -455,11 +470,11 @@ def _judge_duplicates(
                     f"The geometry {one.name!r} that would be replaced also has shapes of other datasets ({sorted(beyond)}); take it out "
                     f"with drop_geometry({one.name!r}) first."
                 )
-        return tuple(gone.values()), False
+        return replace(plan, replaces=tuple(gone.values()))
     if same or clash:
         there = (same or clash)[0]
         raise DuplicateError(
             f"There is geometry {there.name!r} of the same cells already, added {there.created_at} from {there.source}; choose another "
             "name=..., or pass on_duplicate='skip' or 'replace'."
         )
-    return (), False
+    return replace(plan, replaces=())

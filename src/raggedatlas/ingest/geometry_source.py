@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import tempfile
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,7 +101,7 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
             kept = open_geometry(f"{folder}/store")
         found = replace(kept, location=None, geometry=source, uri="a geometry in memory", name="geometry")
     else:
-        found = _open_store(Location(os.fspath(source)))
+        found = _open_store(Location.of(source))
     _refuse_infinite(found.shapes)
     if owner:
         shapes, lost = regroup(found.shapes, owner, unassigned)
@@ -214,12 +213,12 @@ def _open_store(place: Location) -> GeometrySource:
     attributes = root_attributes(place)
     root = parse_root(attributes, place.uri)
     store = open_vectors(place)
-    shapes = store.read(level=0)
+    shapes = store.read(level=0, shared="each")
     n_levels = max(1, len(attributes.get("multiscales", [{}])[0].get("datasets", [])))
     axes = tuple(axis.name for axis in root.geometry.axes if axis.type == "space")
     levels = np.zeros(shapes.n_objects, np.int16)
     for level in range(1, 1 if shapes.ids is None else n_levels):
-        coarse = store.read(level=level, attributes=())
+        coarse = store.read(level=level, attributes=(), shared="each")
         if coarse.ids is not None and shapes.ids is not None:
             levels[np.isin(shapes.ids, coarse.ids[coarse.vertex_counts > 0])] = level
     digest = digest_files(place)[2]

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import byref, c_int64
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -25,6 +26,7 @@ from raggedatlas.model.records import COLUMNS
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.codecs import is_exact
 from raggedatlas.store.groups import create_group
+from raggedatlas.store.native import BAD_COLUMN, csr_of, library
 from raggedatlas.store.overlap import WriteBehind, read_ahead
 from raggedatlas.store.rings import BufferRing, shared_ring
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
@@ -328,11 +330,9 @@ def in_stored_order(
     >>> in_stored_order(block, [(np.array([7.0, 9.0]), np.uint8)], np.array([2, 1, 0]))
     (array([0, 2], dtype=uint32), [array([9, 7], dtype=uint8)])
     """
-    from raggedatlas.ingest.kernels import place_rows
-
     if columns is None:
         return block.indices, [np.ascontiguousarray(values, dtype=dtype) for values, dtype in layers]
-    places = columns.astype(np.uint16 if len(columns) <= 2**16 else np.uint32)
+    places = columns.astype(np.uint32)
     ring = ring or BufferRing(0)
     moved = ring.take(block.indices.size, np.dtype(np.uint32))
     stored = [ring.take(block.indices.size, np.dtype(dtype)) for _, dtype in layers]
@@ -340,13 +340,20 @@ def in_stored_order(
     def place(span: tuple[int, int]) -> None:
         indptr = block.indptr[span[0] : span[1] + 1]
         part = slice(int(indptr[0]), int(indptr[-1]))
-        given = block.indices[part]
+        rows, where = csr_of(indptr - indptr[0], block.indices[part]), c_int64()
         for (values, _), out in zip(layers, stored, strict=True):
-            fitted = _placeable(values[part], out.dtype, ring)
-            row = place_rows((indptr, given), fitted, places, moved[part], as_bits(out[part]))
-            if row >= 0:
-                column = int(given[slice(*(indptr[row : row + 2] - indptr[0]))].max())
+            fitted, words = _placeable(values[part], out.dtype, ring), np.zeros(places.size // 64 + 1, np.uint64)
+            fault = library().ra_place_rows(
+                byref(rows), fitted, fitted.dtype.kind == "f", places, places.size, words,
+                np.empty(64 * words.size, out.dtype), moved[part], out[part], out.itemsize, byref(where),
+            )  # fmt: skip
+            if fault == BAD_COLUMN:
+                column = int(block.indices[slice(*indptr[where.value : where.value + 2])].max())
                 raise SourceError(f"A block names column {column:,}, outside its {places.size:,} columns.")
+            if fault:
+                raise SourceError(
+                    f"Row {span[0] + where.value:,} of a block names a column twice or has pointers that fall."
+                )
 
     # The other steps of the pipeline keep a core busy meanwhile.
     n_spans = max(1, min(DECODE_THREADS - 1, block.indices.size // SPAN_ENTRIES))
@@ -357,7 +364,7 @@ def in_stored_order(
 
 
 def _placeable(values: NDArray[Any], dtype: np.dtype[Any], ring: BufferRing) -> NDArray[Any]:
-    """Give values to `place_rows`: floats as they are where they shall become integers, else their bits in the stored dtype."""
+    """Give values as `ra_place_rows` takes them: floats as they are where they shall become integers, else their bits in the stored dtype."""
     if values.dtype == np.float32 and dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
         return values
     if values.dtype == dtype:
@@ -417,6 +424,10 @@ def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | 
             writers[COLUMNS] = arrays.writer(f"{written.path}/{COLUMNS}", np.uint32)
             writers[COLUMNS].append(written.group.columns.astype(np.uint32))
     for layer in layers:
+        if layer.writer is None and arrays is not None:
+            # No rows came, and a layer is an array all the same.
+            row = () if arrays.indices is not None else layer.plan.info.shape[1:]
+            layer.writer = arrays.writer(f"{arrays.layers_path}/{layer.name}", layer.dtype, row)
         if layer.writer is not None:
             writers[layer.writer.path.removeprefix(f"{written.path}/")] = layer.writer
     for path, writer in writers.items():

@@ -1,16 +1,16 @@
-"""Who a matrix's columns are: ids, symbols, versions, organism, and the registry rows that follow."""
+"""Identity of the columns of a matrix: ids, symbols, versions and organism of each, and the registry rows that follow."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import FeatureError, NotFoundError
+from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import feature_uids, looks_like_ensembl, split_version
+from raggedatlas.model.ids import feature_uids
 
 ID_COLUMNS = (
     "gene_ids", "gene_id", "ensembl_id", "ensembl_ids", "ensembl", "ensembl_gene_id", "feature_id", "feature_ids", "ENSEMBL", "ids",
@@ -23,15 +23,8 @@ SYMBOL_COLUMNS = (
 )  # fmt: skip
 """Where files usually keep symbols, in the order of trust."""
 
-ORGANISMS = {
-    "ENSG": "human",
-    "ENSMUSG": "mouse",
-    "ENSRNOG": "rat",
-    "ENSDARG": "zebrafish",
-    "ENSSSCG": "pig",
-    "ENSMMUG": "macaque",
-}
-"""Ensembl gene prefix -> organism."""
+ORGANISM_COLUMNS = ("feature_reference", "organism", "species", "organism_ontology_term_id", "genome")
+"""Where files name the organism of each feature, in the order of trust."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Features:
 
 
 def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: Sequence[str] = ()) -> Features:
-    """Find the identity of every column of a matrix.
+    """Return the identity of every column of a matrix, each decided by its own identifier.
 
     Parameters
     ----------
@@ -68,7 +61,7 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
     feature_id : str
         ``"auto"``, ``"index"``, or a column of `var`.
     organism : str
-        ``"auto"`` reads it off Ensembl ids; unknown organisms are ``"unknown"``.
+        Organism of the features whose identifier and row in `var` do not name one; ``"auto"`` leaves it ``"unknown"``.
     extra : sequence of str
         Further registry columns to fill from columns of `var` of the same name.
 
@@ -82,67 +75,127 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
     Examples
     --------
     >>> features = identify(
-    ...     pa.table({"_index": ["CD79A"], "gene_ids": ["ENSG00000105369.12"]}), "gene_expression", "auto", "auto"
+    ...     pa.table({"_index": ["CD79A", "GFP"], "gene_ids": ["ENSG00000105369.12", "GFP"]}),
+    ...     "gene_expression",
+    ...     "auto",
+    ...     "auto",
     ... )
-    >>> (
-    ...     features.rows.to_pylist()[0]["feature_id"],
-    ...     features.rows.to_pylist()[0]["symbol"],
-    ...     features.rows.to_pylist()[0]["organism"],
-    ... )
-    ('ENSG00000105369', 'CD79A', 'human')
+    >>> features.rows.select(["feature_id", "symbol", "organism"]).to_pylist()[0]
+    {'feature_id': 'ENSG00000105369', 'symbol': 'CD79A', 'organism': 'human'}
+    >>> features.rows["organism"].to_pylist()
+    ['human', 'unknown']
     """
-    source = _id_column(var, feature_id)
-    given = _texts(var, source)
+    source, given, parsed = _identifiers(var, feature_id)
     empty = [i for i, text in enumerate(given) if not text]
     if empty:
         raise FeatureError(
             f"{len(empty)} of {len(given)} features of {space!r} have no id in {_said(source)} (the first is column {empty[0]}, counted from 0); "
             "name another column with feature_id=..."
         )
-    bases, versions = [], 0
-    # No list of pairs: so many tuples at once would have the interpreter look through all it holds for garbage.
-    for text in given:
-        base, version = split_version(text) if "." in text else (text, None)
-        bases.append(base)
-        versions += version is not None
-    ids, notes = _apart(bases, _said(source))
+    ids, notes = _apart([one.name for one in parsed], _said(source))
+    organisms = _organisms(var, parsed, UNKNOWN if organism == "auto" else organism_name(organism))
     symbol_source = _symbol_column(var, source)
-    symbols = _texts(var, symbol_source) if symbol_source else list(ids)
-    known = _organism(ids) if organism == "auto" else organism
-    notes = [
-        f"{space}: ids from {_said(source)}, symbols from {_said(symbol_source) if symbol_source else 'the ids'}, organism {known}",
-        *([f"{space}: {versions:,} version suffixes split off and kept as aliases"] if versions else []),
-        *(f"{space}: {note}" for note in notes),
+    symbols, spellings = _symbols(_texts(var, symbol_source) if symbol_source else [""] * len(ids), parsed, ids)
+    uids = tuple(
+        feature_uids(space, [Accession(p.namespace, i, o) for p, i, o in zip(parsed, ids, organisms, strict=True)])
+    )
+    others = [
+        sorted({text for text in (given[i], spellings[i]) if text and text not in (ids[i], symbols[i])})
+        for i in range(len(ids))
     ]
-    uids = tuple(feature_uids(known, space, ids))
-    named = [text != identifier for text, identifier in zip(given, ids, strict=True)]
-    bounds = pa.array(np.cumsum([0, *named]), pa.int32())
-    aliases = pa.ListArray.from_arrays(bounds, pa.array(list(itertools.compress(given, named)), pa.string()))
     columns: dict[str, Any] = {
         "uid": pa.array(uids, pa.string()),
         "feature_id": pa.array(ids, pa.string()),
-        "symbol": pa.array([s or i for s, i in zip(symbols, ids, strict=True)], pa.string()),
-        "aliases": aliases,
-        "organism": pa.array([known] * len(ids), pa.string()),
+        "symbol": pa.array(symbols, pa.string()),
+        "aliases": pa.array(others, pa.list_(pa.string())),
+        "organism": pa.array(organisms, pa.string()),
     }
     columns |= {name: var.column(name) for name in extra if name in var.column_names and name not in columns}
-    return Features(uids, pa.table(columns), tuple(notes), var)
+    versions = sum(bool(one.version) for one in parsed)
+    notes = [
+        f"{space}: ids from {_said(source)}, symbols from {_said(symbol_source) if symbol_source else 'the ids'}, {_counted(organisms)}",
+        *_mixed(parsed),
+        *([f"{versions:,} version suffixes split off and kept as aliases"] if versions else []),
+        *notes,
+    ]
+    return Features(
+        uids, pa.table(columns), tuple(n if n.startswith(f"{space}: ") else f"{space}: {n}" for n in notes), var
+    )
 
 
-def _id_column(var: pa.Table, feature_id: str) -> str:
-    if feature_id == "index":
-        return INDEX
+def _identifiers(var: pa.Table, feature_id: str) -> tuple[str, list[str], list[Accession]]:
+    """Choose the identifier of each feature: the column that serves most, and its text or parsed accession for each.
+
+    A feature whose text in that column is no accession takes the one in the index, or in the first of the usual columns,
+    if that is an accession: files often hold ids for some features and names for the others.
+    """
+    if feature_id not in {"auto", "index"} and feature_id not in var.column_names:
+        raise NotFoundError(
+            f"The source's var has no column {feature_id!r} for feature_id; it has {var.column_names[1:]}, or use 'index'."
+        )
     if feature_id != "auto":
-        if feature_id not in var.column_names:
-            raise NotFoundError(
-                f"The source's var has no column {feature_id!r} for feature_id; it has {var.column_names[1:]}, or use 'index'."
-            )
-        return feature_id
-    if looks_like_ensembl(_texts(var, INDEX)):
-        return INDEX
-    texts = [f.name for f in var.schema if pa.types.is_string(f.type) and f.name != INDEX]
-    ordered = [*(n for n in ID_COLUMNS if n in texts), *(n for n in texts if n not in ID_COLUMNS)]
-    return next((name for name in ordered if looks_like_ensembl(_texts(var, name))), INDEX)
+        source = INDEX if feature_id == "index" else feature_id
+        texts = _texts(var, source)
+        return source, texts, [parse_accession(text) for text in texts]
+    index = _texts(var, INDEX)
+    parsed = [parse_accession(text) for text in index]
+    if index and all(one.namespace != "symbol" for one in parsed):
+        return INDEX, index, parsed
+    column = _accession_column(var)
+    if column is None:
+        return INDEX, index, parsed
+    other = _texts(var, column)
+    parsed_other = [parse_accession(text) for text in other]
+    first = sum(one.namespace != "symbol" for one in parsed) * 2 > len(parsed)
+    main, spare = ((index, parsed), (other, parsed_other)) if first else ((other, parsed_other), (index, parsed))
+    given, chosen = [], []
+    for text, one, spare_text, spare_one in zip(*main, *spare, strict=True):
+        take_spare = not text or (one.namespace == "symbol" and spare_one.namespace != "symbol")
+        given.append(spare_text if take_spare else text)
+        chosen.append(spare_one if take_spare else one)
+    return INDEX if first else column, given, chosen
+
+
+def _accession_column(var: pa.Table) -> str | None:
+    """Return the column of `var` that holds accessions: a usual one that has any, else one in which most texts are."""
+    texts: list[str] = [f.name for f in var.schema if pa.types.is_string(f.type) and f.name != INDEX]
+    for name in ID_COLUMNS:
+        if name in texts and any(parse_accession(text).namespace != "symbol" for text in _texts(var, name)):
+            return name
+    for name in texts:
+        # Ids of another species' genes are not the identity of these.
+        if name in ID_COLUMNS or "olog" in name.lower():
+            continue
+        sample = _texts(var, name)[:: max(1, var.num_rows // 200)]
+        if 2 * sum(parse_accession(text).namespace == "ensembl" for text in sample) > len(sample):
+            return name
+    return None
+
+
+def _organisms(var: pa.Table, parsed: Sequence[Accession], otherwise: str) -> list[str]:
+    """Return each feature's organism: by its identifier, else by its row of `var`, else `otherwise`."""
+    said: list[str] = [""] * len(parsed)
+    for name in reversed(ORGANISM_COLUMNS):
+        if name in var.column_names and pa.types.is_string(var.schema.field(name).type):
+            known = {text: organism_name(text) for text in set(_texts(var, name)) if is_organism(text)}
+            said = [known.get(text, was) for text, was in zip(_texts(var, name), said, strict=True)]
+    return [
+        one.organism if one.organism != UNKNOWN else row or otherwise for one, row in zip(parsed, said, strict=True)
+    ]
+
+
+def _symbols(
+    texts: Sequence[str], parsed: Sequence[Accession], ids: Sequence[str]
+) -> tuple[list[str | None], list[str]]:
+    """Return each feature's symbol, None where the file only repeats an accession, and the spelling that the file has."""
+    symbols: list[str | None] = []
+    for text, one, identifier in zip(texts, parsed, ids, strict=True):
+        named = parse_accession(text)
+        if text and named.namespace == "symbol":
+            symbols.append(named.name)
+        else:
+            symbols.append(identifier if one.namespace == "symbol" else None)
+    return symbols, list(texts)
 
 
 def _symbol_column(var: pa.Table, source: str) -> str | None:
@@ -153,23 +206,30 @@ def _symbol_column(var: pa.Table, source: str) -> str | None:
     return INDEX if source != INDEX else None
 
 
+def _counted(organisms: Sequence[str]) -> str:
+    """Format how many features each organism has, the most first."""
+    counts = Counter(organisms)
+    if len(counts) == 1:
+        return f"organism {organisms[0]}"
+    return "organisms " + ", ".join(
+        f"{name} ({n:,})" for name, n in sorted(counts.items(), key=lambda c: (-c[1], c[0]))
+    )
+
+
+def _mixed(parsed: Sequence[Accession]) -> list[str]:
+    """Format how many identifiers are of which kind, where there is more than one kind."""
+    counts = Counter("name" if one.namespace == "symbol" else one.namespace for one in parsed)
+    if len(counts) < 2:
+        return []
+    return ["identifiers of several kinds: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))]
+
+
 def _said(column: str) -> str:
     return "the index" if column == INDEX else f"var[{column!r}]"
 
 
 def _texts(var: pa.Table, name: str) -> list[str]:
     return [text or "" for text in var.column(name).cast(pa.string()).to_pylist()]
-
-
-def _organism(ids: Sequence[str]) -> str:
-    if not looks_like_ensembl(ids):
-        return "unknown"
-    votes: dict[str, int] = {}
-    for identifier in ids[:: max(1, len(ids) // 200)]:
-        prefix = identifier.rstrip("0123456789")
-        votes[prefix] = votes.get(prefix, 0) + 1
-    best: Mapping[str, int] = votes
-    return ORGANISMS.get(max(best, key=lambda p: best[p]), "unknown")
 
 
 def _apart(ids: Sequence[str], said: str) -> tuple[list[str], list[str]]:

@@ -11,6 +11,9 @@ STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "l
 """The steps of an `add`, in order; each is told just before the next begins."""
 
 
+OnClash = Literal["error", "text", "rename"]
+
+
 class AddChoices(TypedDict, total=False):
     """Keyword arguments of `RaggedAtlas.add`, all optional.
 
@@ -20,6 +23,9 @@ class AddChoices(TypedDict, total=False):
         Which obs columns become cell columns; a mapping also renames (``{old: new}``).
     cast : mapping of str to str
         Column -> ``"str"``, ``"int"``, ``"float"`` or ``"bool"``.
+    on_clash : {"error", "text", "rename"}
+        What to do with a column whose type clashes with the cell column of that name: refuse it, keep both as text (numbers that are in
+        the atlas become text too), or put it into a column of its own, such as ``age_text`` next to ``age``.
     layers : "auto", sequence of str, or mapping of str to str
         Which matrices to take (``"X"``, ``"raw/X"``, ``"layers/spliced"``, within MuData ``"mod/rna/X"``); a mapping also names
         the layer.
@@ -77,6 +83,7 @@ class AddChoices(TypedDict, total=False):
 
     obs: Literal["all"] | Sequence[str] | Mapping[str, str]
     cast: Mapping[str, str]
+    on_clash: OnClash
     layers: Literal["auto"] | Sequence[str] | Mapping[str, str]
     spaces: Mapping[str, str]
     feature_id: str | Mapping[str, str]
@@ -125,6 +132,7 @@ class IngestOptions:
     dry_run: bool = False
     obs: Literal["all"] | Sequence[str] | Mapping[str, str] = "all"
     cast: Mapping[str, str] = field(default_factory=dict)
+    on_clash: OnClash = "error"
     layers: Literal["auto"] | Sequence[str] | Mapping[str, str] = "auto"
     spaces: Mapping[str, str] = field(default_factory=dict)
     feature_id: str | Mapping[str, str] = "auto"

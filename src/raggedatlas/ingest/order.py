@@ -17,6 +17,7 @@ from raggedatlas.ingest.values import to_csr
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
+from raggedatlas.store.csr import count_columns
 
 SAMPLE_ENTRIES = 4 * 2**20
 """About how many entries are looked at (four times as many numbers of a dense matrix); a smaller matrix is read whole."""
@@ -129,8 +130,6 @@ def sample_counts(source: Source, info: MatrixInfo) -> NDArray[np.int64]:
     -------
     (n_columns,) int64
     """
-    from raggedatlas.store.kernels import count_columns
-
     counts = np.zeros(info.shape[1], np.int64)
     slabs, limit = plan_sample(info)
     for rows in slabs:

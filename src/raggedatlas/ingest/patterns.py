@@ -12,6 +12,7 @@ from raggedatlas.ingest.values import canonical, to_csr
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import FACTS_KEY
+from raggedatlas.store.native import library
 from raggedatlas.store.threads import beside
 
 BLOCK_BYTES = 32 * 2**20
@@ -39,21 +40,25 @@ def walk(source: Source, info: MatrixInfo) -> Iterator[tuple[int, Block]]:
         row += block.n_rows
 
 
+HASH_LANES = 16
+"""Hashes that are computed side by side, each of every sixteenth number."""
+
+
 class Stream:
-    """A running hash of numbers that come in blocks."""
+    """A running hash of numbers that come in blocks.
+
+    It tells different contents apart, not forged ones: a cryptographic hash would take most of the time of an `add`.
+    """
 
     def __init__(self) -> None:
         """Start with nothing taken in."""
-        from raggedatlas.ingest.kernels import HASH_LANES
-
         self._state = np.arange(HASH_LANES + 1, dtype=np.uint64) * np.uint64(0x243F6A8885A308D3)
         self._state[HASH_LANES] = 0
 
     def update(self, values: NDArray[Any]) -> None:
         """Take in the bits of some numbers of at most eight bytes each."""
-        from raggedatlas.ingest.kernels import mix
-
-        mix(as_bits(values), self._state)
+        bits = as_bits(values)
+        library().ra_mix(bits, bits.size, bits.itemsize, self._state)
 
     def digest(self) -> bytes:
         """Give the hash of everything so far, 16 bytes."""
@@ -61,7 +66,7 @@ class Stream:
 
 
 def as_bits(values: NDArray[Any]) -> NDArray[Any]:
-    """Look at numbers as unsigned integers of their size, so that compiled loops have few types; no copy where contiguous.
+    """Look at numbers as unsigned integers of their size, which is what compiled loops take; no copy where contiguous.
 
     Examples
     --------

@@ -1,25 +1,30 @@
 """What an `add` will write, decided from metadata alone; every refusal that needs no values is made here."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, Catalog
-from raggedatlas.catalog.cells import metadata_columns
+from raggedatlas.catalog.cells import CellColumn
 from raggedatlas.catalog.layouts import feature_set
-from raggedatlas.errors import NameRefusedError, NotFoundError, SchemaError, SourceError
+from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
 from raggedatlas.ingest.embeddings import with_embeddings
 from raggedatlas.ingest.extras import Extras, plan_extras
 from raggedatlas.ingest.identity import Features, identify
 from raggedatlas.ingest.options import IngestOptions
-from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
-from raggedatlas.model.ids import column_name, layout_uid, new_uid
+from raggedatlas.model.batch import Block
+from raggedatlas.model.columns import metadata_columns
+from raggedatlas.model.contracts import NO_MATRIX, MatrixInfo, Source, SourceSchema
+from raggedatlas.model.frames import INDEX
+from raggedatlas.model.ids import check_length, column_name, layout_uid, new_uid
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.results import result_columns
@@ -148,6 +153,54 @@ class IngestPlan:
         return f"{self.uid}/{group.pointer}"
 
 
+class CellsOnly:
+    """A source of which no matrix is added: its cells come with their tables and everything kept beside them.
+
+    A dataset is known by its groups, so it gets one of no rows and no features, into which no cell points.
+
+    Parameters
+    ----------
+    source : Source
+        What it is made of.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        schema = source.describe()
+        none = MatrixInfo(NO_MATRIX, "csr", np.dtype(np.uint8), (0, 0), "none", "gene_expression", 0)
+        self._schema = replace(schema, matrices=(*schema.matrices, none))
+
+    def describe(self) -> SourceSchema:
+        """Describe the source, with the group of no rows among its matrices."""
+        return self._schema
+
+    def features(self, key: str) -> pa.Table:
+        """Return the features of a matrix; that of no rows has none."""
+        empty = pa.table({INDEX: pa.array([], pa.string())})
+        return empty if key == "none" else self._source.features(key)
+
+    def blocks(
+        self, keys: tuple[str, ...], n_rows: int, rows: tuple[int, int] | None = None
+    ) -> Iterator[tuple[Block, ...]]:
+        """Walk down the rows of matrices."""
+        return iter(()) if keys == (NO_MATRIX,) else self._source.blocks(keys, n_rows, rows)
+
+    def present(self, key: str) -> NDArray[np.int64] | None:
+        """Return which cell each row belongs to."""
+        return np.empty(0, np.int64) if key == NO_MATRIX else self._source.present(key)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (what the source itself answers)
+        """Answer the rest as the source does."""
+        return getattr(self._source, name)
+
+
+def added_source(source: Source, options: IngestOptions) -> Source:
+    """Return a source as it is added: the cells alone where it has no matrix, or none of them is chosen."""
+    keys = [info.key for info in source.describe().matrices]
+    chosen = [key for key in keys if not _is_side(key)] if options.layers == "auto" else options.layers
+    return source if chosen or options.spaces or options.embeddings else CellsOnly(source)
+
+
 def plan_ingest(
     catalog: Catalog, source: Source, options: IngestOptions, coming: "Sequence[IngestPlan]" = ()
 ) -> IngestPlan:
@@ -167,14 +220,14 @@ def plan_ingest(
     Raises
     ------
     SourceError
-        If there are no cells or matrices, or shapes do not agree.
+        If shapes do not agree.
     SchemaError, NotFoundError, FeatureError
         If a choice names what is not there, or types clash.
+    DuplicateError
+        If cells are named by uids of this atlas.
     """
-    catalog.require_tip("add")
+    catalog.require_writable("add()")
     schema = source.describe()
-    if schema.n_cells == 0:
-        raise SourceError(f"{_where(schema)} has no cells; an atlas holds at least one cell per dataset.")
     options, spaces = with_embeddings(schema, options, catalog.spaces())
     chosen, element_reports = _choose_matrices(schema, options)
     groups: list[GroupPlan] = []
@@ -185,17 +238,20 @@ def plan_ingest(
         raise SourceError(
             f"{_where(schema)} has {schema.n_cells} cells by its matrices but {cells.num_rows} rows of obs; mend the file."
         )
+    _refuse_known_uids(catalog, schema, cells)
     table = catalog.tables.schema(CELLS)
-    also = [c.column for plan in coming for c in plan.columns]
-    fresh = {c.stored: pa.field(c.stored, c.type) for c in also if c.stored not in table.names}
-    table = pa.schema([*table, *fresh.values()])
+    table = _with_coming(table, [c.column for plan in coming for c in plan.columns])
     columns, column_reports = plan_columns(cells.schema, table, options, [*spaces, *(g.pointer for g in groups)])
     _check_values(columns, cells, table)
     name, name_notes = _dataset_name(catalog, schema, options, {plan.name for plan in coming})
     tables = {layer.info.features for group in groups if group.features is not None for layer in group.layers}
     extras = plan_extras(source, {plan.info.key for plan in chosen}, tables, options.extras)
     element_reports = [r for r in element_reports if r.name not in extras.keys] + extras.reports()
-    notes = [*name_notes, *(note for g in groups if g.features is not None for note in g.features.notes)]
+    notes = [
+        *name_notes,
+        *_lacking(schema),
+        *(note for g in groups if g.features is not None for note in g.features.notes),
+    ]
     return IngestPlan(
         new_uid(),
         name,
@@ -210,6 +266,32 @@ def plan_ingest(
     )
 
 
+def _with_coming(table: pa.Schema, columns: Sequence[CellColumn]) -> pa.Schema:
+    """Return the schema of the cell table as it will be when the sources before this one are committed."""
+    fresh: dict[str, pa.Field] = {}
+    for column in columns:
+        if column.stored not in table.names and (column.stored not in fresh or pa.types.is_string(column.type)):
+            fresh[column.stored] = pa.field(column.stored, column.type, metadata=column.facts.to_metadata())
+    return pa.schema([*table, *fresh.values()])
+
+
+def _refuse_known_uids(catalog: Catalog, schema: SourceSchema, cells: pa.Table) -> None:
+    """Refuse cells that are named by uids of this atlas, as a query names them: they would be there twice."""
+    names = cells.column(INDEX).cast(pa.string())
+    names = names.filter(pc.match_substring_regex(names, r"^[0-9a-f]{16}$"))
+    if not len(names):
+        return
+    uids = catalog.tables.read(CELLS, ["uid"]).column("uid")
+    known = names.filter(pc.is_in(names, value_set=uids.combine_chunks()))
+    if len(known):
+        raise DuplicateError(
+            f"{_where(schema)} names {len(known):,} of its {cells.num_rows:,} cells by uids of cells that this atlas has, first "
+            f"{known[0].as_py()!r}, as the result of a query does; they would be there twice. To store new values of these cells, write "
+            "them with ResultDatasetWriter(folder).write_batch(uids, values) and add that folder. To add them as new cells, give them "
+            "other names first, e.g. adata.obs_names = adata.obs['cell_name']."
+        )
+
+
 def _check_values(columns: Sequence[ColumnPlan], cells: pa.Table, table: pa.Schema) -> None:
     for plan in columns:
         values, stored = column_values(plan, cells), plan.column.stored
@@ -222,6 +304,18 @@ def _check_values(columns: Sequence[ColumnPlan], cells: pa.Table, table: pa.Sche
 
 def _where(schema: SourceSchema) -> str:
     return schema.uri or schema.name or "The source"
+
+
+def _lacking(schema: SourceSchema) -> list[str]:
+    """Note what a source lacks that others have."""
+    notes = []
+    if schema.n_cells == 0:
+        notes.append("there are no cells; the dataset is kept with its features, tables and elements")
+    if any(info.key == NO_MATRIX for info in schema.matrices):
+        notes.append(
+            "no matrix is added; the cells are kept with their tables and elements, and are in what a query gives as a table"
+        )
+    return notes
 
 
 def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list[LayerPlan], list[ColumnReport]]:
@@ -239,7 +333,8 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
             f"{_where(schema)} has no matrix or modality {astray} to give a feature space; it has {keys}."
         )
     sides = [k for k in options.spaces if k in keys]
-    wanted = sides if isinstance(picked, str) else list(dict.fromkeys([*picked, *sides]))
+    only = [NO_MATRIX] if NO_MATRIX in keys else []
+    wanted = sides if isinstance(picked, str) else list(dict.fromkeys([*picked, *sides, *only]))
     absent = sorted(set(wanted) - set(keys))
     if absent:
         raise NotFoundError(f"{_where(schema)} has no matrices {absent}; it has {keys}.")
@@ -251,11 +346,12 @@ def _choose_matrices(schema: SourceSchema, options: IngestOptions) -> tuple[list
         else:
             hint = "not among extras=..." if _is_side(info.key) else "not among layers=..."
             reports.append(ColumnReport(info.key, "left out", "", hint))
-    if not plans:
-        raise SourceError(
-            f"{_where(schema)} has no matrix to add; it has {keys or 'none'}. Choose one with layers=[...] or spaces={{...}}."
-        )
     _check_names([p for p in plans if p.name])
+    for info in (plan.info for plan in plans if plan.info.dtype.kind == "c"):
+        raise SchemaError(
+            f"{_where(schema)}: {info.key} holds complex numbers ({info.dtype}), which no layer of an atlas holds; add its real and "
+            "imaginary parts as two matrices, or leave it out with layers=[...]."
+        )
     return plans, reports
 
 
@@ -268,6 +364,8 @@ def _layer(info: MatrixInfo, name: str | None) -> LayerPlan:
         if column_name(name) != name:
             raise SchemaError(f"The layer name {name!r} for {info.key} may hold only letters, digits and '_'.")
         return LayerPlan(info, name, name)
+    if info.key == NO_MATRIX:
+        return LayerPlan(info, "none", "none")
     if "/" in info.key.partition("layers/")[2]:
         raise NameRefusedError(
             f"The layer {info.key} has a '/' in its name; name it with layers={{{info.key!r}: 'name'}}."
@@ -411,8 +509,22 @@ def _dataset_name(
                 f"name={options.name!r} cannot name a dataset: it may not be empty or hold '/', '\\', '..' or control characters; "
                 "choose another name."
             )
-        return options.name, []
-    base = _UNFIT.sub("_", schema.name) or "dataset"
+        return check_length(options.name, "name"), []
     there = catalog.tables.read(DATASETS, ["name"]).column("name").to_pylist()
-    name = _free(base, coming if options.on_duplicate == "replace" else coming | set(there), "-")
-    return name, [f"the name {base!r} is taken; this dataset is called {name!r}"] if name != base else []
+    name = free_name(schema, coming if options.on_duplicate == "replace" else coming | set(there))
+    return name, rename_notes(schema, name)
+
+
+def free_name(schema: SourceSchema, taken: AbstractSet[str]) -> str:
+    """Choose the name of a dataset that is given none: that of its source, with a number where it is taken."""
+    return _free(_base_name(schema), taken, "-")
+
+
+def rename_notes(schema: SourceSchema, name: str) -> list[str]:
+    """Say that the name of the source was taken, if it was."""
+    base = _base_name(schema)
+    return [f"the name {base!r} is taken; this dataset is called {name!r}"] if name != base else []
+
+
+def _base_name(schema: SourceSchema) -> str:
+    return _UNFIT.sub("_", schema.name) or "dataset"

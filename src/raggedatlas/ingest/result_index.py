@@ -1,6 +1,5 @@
 """An index over a result that lies in the cell table, where its cells are many; its recall is measured, never assumed."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.ingest.result_plan import ResultPlan
-from raggedatlas.model.results import ResultRecord
+from raggedatlas.model.results import IndexFacts, ResultRecord
 from raggedatlas.store.lance_errors import lance_errors
 
 if TYPE_CHECKING:
@@ -61,15 +60,8 @@ def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
             if recall >= _LEAST_RECALL or nprobes >= parts:
                 break
             nprobes = min(2 * nprobes, parts)
-    facts = {
-        "kind": "IVF_SQ",
-        "n_partitions": parts,
-        "nprobes": nprobes,
-        "recall": recall,
-        "k": _K,
-        "n_queries": len(chosen),
-    }
-    return record.model_copy(update={"index": json.dumps(facts, sort_keys=True)})
+    facts = IndexFacts(kind="IVF_SQ", n_partitions=parts, nprobes=nprobes, recall=recall, k=_K, n_queries=len(chosen))
+    return record.model_copy(update={"index": facts.model_dump_json()})
 
 
 def _nearest(

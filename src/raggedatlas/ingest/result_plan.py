@@ -14,21 +14,23 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import find_column, metadata_columns
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.results import read_results
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, ValuesError
 from raggedatlas.ingest.columns import FILLED
 from raggedatlas.ingest.options import OnDuplicate
-from raggedatlas.model.ids import COLUMN, new_uid
+from raggedatlas.model.columns import find_column, metadata_columns
+from raggedatlas.model.ids import COLUMN, check_length, new_uid
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.results import Kind, ResultRecord, result_columns
+from raggedatlas.results.checking import refuse_damaged
 from raggedatlas.results.config import read_config
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.factories import load_results_dataset
 from raggedatlas.results.folder import DATABASE, TABLE
 from raggedatlas.results.inference import InferenceDataSet
 from raggedatlas.results.schema import DATA
+from raggedatlas.store.location import Location
 
 BLOCK_ROWS = 8192
 METRICS = ("l2", "cosine", "dot")
@@ -94,7 +96,7 @@ def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be adde
         return True
     if not isinstance(source, str | os.PathLike) or "://" in os.fspath(source):
         return False
-    folder = Path(source).expanduser()
+    folder = Location.of(source).path
     return (folder / DATABASE / f"{TABLE}.lance").is_dir() or (folder / "batch_index.npy").is_file()
 
 
@@ -120,9 +122,13 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
         For ids that stand twice or are no cells, and values that are no numbers or have another shape than the space.
     ValuesError
         For values that are not finite, naming the first cell.
+    CorruptError
+        If a file of the results has other bytes than were written.
     """
     _check_options(options)
     dataset = load_results_dataset({}, source) if isinstance(source, str | os.PathLike) else source
+    if isinstance(dataset, ResultDataset) and dataset.location.is_local:
+        refuse_damaged(dataset.location.path)
     name = _checked_name(catalog, options.name, dataset)
     there = next((record for record in read_results(catalog) if record.name == name), None)
     if there is not None and options.on_duplicate == "error":
@@ -166,6 +172,7 @@ def _check_options(options: ResultOptions) -> None:
 
 def _checked_name(catalog: Catalog, given: str | None, dataset: Any) -> str:  # noqa: ANN401
     name = given if given is not None else Path(os.fspath(dataset.data_location)).name
+    check_length(name, "name of a result")
     if not COLUMN.fullmatch(name) or "__" in name or name in _TAKEN:
         raise NameRefusedError(
             f"The name {name!r} cannot be a result's: letters, digits and single '_', not beginning with a digit, and none of "

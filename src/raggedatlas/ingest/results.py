@@ -95,11 +95,14 @@ def _add(catalog: Catalog, source: Any, options: ResultOptions, progress: Progre
         progress("column", 1, 1)
         written = index_result(catalog, plan, written)
         progress("index", 1, 1)
-        gone = _commit(catalog, written, plan, options)
+        gone = _commit(catalog, written, options)
         progress("record", 1, 1)
     except BaseException:
         _discard(catalog, uid)
         raise
+    if gone is None:
+        _discard(catalog, uid)
+        return _report(plan, "skipped")
     with contextlib.suppress(StoreError):
         if written.kind == "vector":
             catalog.arrays.child(uid).delete_prefix()
@@ -163,27 +166,33 @@ def _column(plan: ResultPlan, record: ResultRecord, at: pa.Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), record.width, mask=lacking)
 
 
-def _commit(catalog: Catalog, record: ResultRecord, plan: ResultPlan, options: ResultOptions) -> list[str]:
-    """Make the result visible; return the columns of what it replaced.
+def _commit(catalog: Catalog, record: ResultRecord, options: ResultOptions) -> list[str] | None:
+    """Make the result visible; return the columns of what it replaced, or None where it is skipped.
 
     Raises
     ------
     DuplicateError, SchemaError
         If another writer took the name since it was checked.
     """
-    gone: list[str] = []
+    gone: list[str] | None = []
     if find_clash(catalog, record.name):
         raise SchemaError(
             f"The cells have gained a column {record.name!r} meanwhile; choose another name for the result."
         )
 
     def change(old: list[ResultRecord]) -> list[ResultRecord]:
+        nonlocal gone
+        if any(other.uid == record.uid for other in old):
+            return old  # The commit before was done although its answer was lost.
         there = [other for other in old if other.name == record.name]
+        if there and options.on_duplicate == "skip":
+            gone = None
+            return old
         if there and options.on_duplicate != "replace":
             raise DuplicateError(
                 f"Another process has added a result {record.name!r} meanwhile; choose another name, or pass on_duplicate='replace'."
             )
-        gone[:] = [other.column for other in there]
+        gone = [other.column for other in there]
         return [*(other for other in old if other.name != record.name), record]
 
     change_results(catalog, change)
@@ -206,8 +215,8 @@ def _report(plan: ResultPlan, status: Literal["added", "skipped", "replaced", "d
     notes = list(plan.notes)
     if index:
         notes.append(
-            f"{index['kind']} index, {index['nprobes']} of {index['n_partitions']} partitions probed: recall@{index['k']} "
-            f"{index['recall']:.4f} over {index['n_queries']} cells"
+            f"{index.kind} index, {index.nprobes} of {index.n_partitions} partitions probed: recall@{index.k} "
+            f"{index.recall:.4f} over {index.n_queries} cells"
         )
     return ResultReport(
         name=record.name, kind=record.kind, space=record.space, column=record.column, width=record.width, dtype=record.dtype,

@@ -1,12 +1,13 @@
 """One source on its way into the atlas: opened, planned, judged, and its arrays written; only records are missing then."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +16,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.frames import write_frame
-from raggedatlas.catalog.layouts import records_with_features
+from raggedatlas.catalog.layouts import read_layouts, records_with_features
 from raggedatlas.catalog.leases import take_lease
 from raggedatlas.errors import AtlasError, DuplicateError
 from raggedatlas.ingest.extras import WrittenExtras, merged_colors, pack_extras, write_extras
@@ -23,16 +24,17 @@ from raggedatlas.ingest.groups import to_dense, write_group
 from raggedatlas.ingest.options import IngestOptions, Progress
 from raggedatlas.ingest.order import order_columns
 from raggedatlas.ingest.patterns import ContentHash, walk
-from raggedatlas.ingest.plan import GroupPlan, IngestPlan, plan_ingest
+from raggedatlas.ingest.plan import GroupPlan, IngestPlan, added_source, free_name, plan_ingest, rename_notes
 from raggedatlas.ingest.values import canonical, to_csr
 from raggedatlas.ingest.written import Unfinished, WrittenGroup
-from raggedatlas.model.contracts import Source
+from raggedatlas.model.contracts import NO_MATRIX, Source
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.store.location import Location
 from raggedatlas.store.overlap import WriteBehind
+from raggedatlas.store.sql import equals
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Staged:
         What is kept beside the groups.
     colors : mapping of str to (mapping of str to str)
         Column -> category -> colour.
+    frames : mapping of str to str
+        Kept frame -> SHA-256 of its file.
     """
 
     plan: IngestPlan
@@ -67,11 +71,18 @@ class Staged:
     replaces: tuple[str, ...] = ()
     extras: WrittenExtras = field(default_factory=WrittenExtras)
     colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    frames: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[WrittenGroup, ...]:
         """What was written."""
         return tuple(part.written for part in self.unfinished)
+
+    def renamed(self, name: str) -> "Staged":
+        """Return the same dataset under another name."""
+        schema, before = self.plan.schema, rename_notes(self.plan.schema, self.plan.name)
+        notes = (*(note for note in self.report.notes if note not in before), *rename_notes(schema, name))
+        return replace(self, plan=replace(self.plan, name=name), report=replace(self.report, name=name, notes=notes))
 
     def finish(self) -> None:
         """Wait until all is written.
@@ -178,7 +189,7 @@ def prepare(catalog: Catalog, opener: Opening, options: IngestOptions, coming: S
     AtlasError
         If it is refused.
     """
-    source = opener()
+    source = added_source(opener(), options)
     try:
         plan = plan_ingest(catalog, source, options, coming)
         plan = order_columns(catalog, source, plan, coming, options)
@@ -307,8 +318,8 @@ def stage(
         same, content = _same_content(catalog, source, plan, {s.content_hash: s.plan.name for s in twins})
         repeated = content in {s.content_hash for s in twins}
         if same and (options.on_duplicate == "skip" or (options.on_duplicate == "replace" and repeated)):
-            return _report(plan, (), content or "", "skipped", [f"the same content is in the atlas as {same[0]}"])
-        replaces = _judge_duplicates(catalog, plan, same, options)
+            return _skipped(plan, content or "", same[0])
+        replaces = _judge_duplicates(group_by_dataset(read_records(catalog)), plan, same, options)
         packed = pack_extras(source, plan.extras)
         colors = merged_colors(source, plan.cells, plan.extras.elements)
         if options.dry_run:
@@ -318,11 +329,12 @@ def stage(
             return _report(plan, [part.written for part in tried], content_hash, "dry run", [])
         place = catalog.arrays.child(plan.uid)
         unfinished: list[Unfinished] = []
+        frames: dict[str, str] = {}
         try:
             progress("lease", 0, 1)
             take_lease(catalog, plan.uid)
             with meanwhile, WriteBehind() as aside:
-                aside(partial(_write_frames, catalog, plan))
+                aside(partial(_write_frames, catalog, plan, frames))
                 content_hash = _write_groups(catalog, source, plan, (options, progress), unfinished)
             progress("arrays", 1, 1)
             extras = write_extras(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
@@ -336,7 +348,7 @@ def stage(
             plan, [part.written for part in unfinished], content_hash, "replaced" if replaces else "added", []
         )
         colored = _by_cell_column(plan, colors)
-        return Staged(plan, tuple(unfinished), place, content_hash, report, replaces, extras, colored)
+        return Staged(plan, tuple(unfinished), place, content_hash, report, replaces, extras, colored, frames)
     finally:
         source.close()
 
@@ -360,23 +372,67 @@ def _same_content(
     records = [r for r in read_records(catalog) if r.n_cells == main.layers[0].info.shape[0]]
     alike = records_with_features(catalog, records, main.space.name, main.width, main.feature_set)
     alike = [record for record in alike if _may_have_these_cells(catalog, record, plan)]
-    if not alike and not seen:
+    older = _uids_of_older_records(catalog, [r for r in records if r not in alike], plan)
+    if not alike and not older and not seen:
         return (), None
-    content = _content_hash(plan)
+    contents = [_content_hash(plan), *(ContentHash(plan.cells, uids) for uids in older.values())]
     info = main.layers[0].info
     for row, block in walk(source, info):
         if main.space.kind is PointerKind.SPARSE:
-            content.update(canonical(to_csr(block), info.key, row, sum_duplicates=True)[0])
+            values: Any = canonical(to_csr(block), info.key, row, sum_duplicates=True)[0]
         else:
-            content.update(to_dense(block))
-    text = content.hexdigest()
+            values = to_dense(block)
+        for content in contents:
+            content.update(values)
+    text, *others = [content.hexdigest() for content in contents]
     uids = {r.uid: None for r in alike if r.content_hash == text}
-    return (*uids, *([seen[text]] if text in seen else [])), text
+    hash_of = {r.zarr_group: r.content_hash for r in records}
+    same_older = [group.split("/")[0] for group, of in zip(older, others, strict=True) if hash_of[group] == of]
+    return (*uids, *same_older, *([seen[text]] if text in seen else [])), text
+
+
+def _uids_of_older_records(
+    catalog: Catalog, records: Sequence[DatasetRecord], plan: IngestPlan
+) -> dict[str, tuple[str, ...]]:
+    """Return the uids that datasets from before features were identified one by one gave to the features of a source.
+
+    The hash of their content is made of those uids, so the same file is known again only by them.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    records : sequence of DatasetRecord
+        Datasets of as many cells that do not have the source's features under the uids of today.
+    plan : IngestPlan
+        The source's plan.
+
+    Returns
+    -------
+    dict
+        Group of a record -> uids in the order of the source's columns, for the records with features of the same ids and cells of
+        the same names.
+    """
+    main = plan.groups[0]
+    records = [r for r in records if r.feature_space == main.space.name and r.n_features == main.width]
+    if main.features is None or not records:
+        return {}
+    registry = read_registry(catalog, main.space.name)
+    layouts = read_layouts(catalog, {record.layout_uid for record in records})
+    wanted = main.features.rows.column("feature_id").to_pylist()
+    found = {}
+    for record in records:
+        layout = layouts.get(record.layout_uid)
+        uids = [] if layout is None else [uid for uid in layout.features.tolist() if uid in registry.row_of]
+        uid_of = dict(zip(registry.ids_of(uids), uids, strict=True))
+        if uid_of.keys() == {*wanted} and _may_have_these_cells(catalog, record, plan):
+            found[record.zarr_group] = tuple(uid_of[name] for name in wanted)
+    return found
 
 
 def _may_have_these_cells(catalog: Catalog, record: DatasetRecord, plan: IngestPlan) -> bool:
     """Tell whether a dataset's cells have the names of a plan's, so that reading the values may be spared."""
-    stored = catalog.tables.read(CELLS, ["cell_name"], where=f"dataset_uid = '{record.uid}'").column("cell_name")
+    stored = catalog.tables.read(CELLS, ["cell_name"], equals("dataset_uid", record.uid)).column("cell_name")
     if len(stored) != record.n_cells:
         return True
     names = _names(plan)
@@ -392,10 +448,54 @@ def _content_hash(plan: IngestPlan) -> ContentHash:
     return ContentHash(plan.cells, () if features is None else features.uids)
 
 
+def judge_again(
+    records: Mapping[str, Sequence[DatasetRecord]], staged: Staged, options: IngestOptions, taken: AbstractSet[str]
+) -> Staged | IngestReport | AtlasError:
+    """Judge a staged source by the inventory that it is committed to, as `stage` judged it by the inventory before.
+
+    Parameters
+    ----------
+    records : mapping of str to sequence of DatasetRecord
+        Uid -> records of every dataset.
+    staged : Staged
+        The source.
+    options : IngestOptions
+        The caller's choices.
+    taken : set of str
+        Names of datasets, and of other sources of this commit.
+
+    Returns
+    -------
+    Staged, IngestReport or AtlasError
+        What to commit; why nothing is to be committed; or what the source is refused for.
+    """
+    plan, space = staged.plan, staged.plan.groups[0].space.name
+    # Twins from before features had their uids of today have another hash; they were found when the source was staged.
+    same = tuple(
+        uid
+        for uid, own in records.items()
+        if uid in staged.replaces
+        or any(r.content_hash == staged.content_hash and r.feature_space == space for r in own)
+    )
+    if same and options.on_duplicate == "skip":
+        return _skipped(plan, staged.content_hash, same[0])
+    if not same and options.name is None and options.on_duplicate != "replace" and plan.name in taken:
+        staged = staged.renamed(free_name(plan.schema, taken))
+    try:
+        replaces = _judge_duplicates(records, staged.plan, same, options)
+    except DuplicateError as error:
+        return error
+    report = replace(staged.report, status="replaced" if replaces else "added")
+    return replace(staged, replaces=replaces, report=report)
+
+
+def _skipped(plan: IngestPlan, content_hash: str, twin: str) -> IngestReport:
+    return _report(plan, (), content_hash, "skipped", [f"the same content is in the atlas as {twin}"])
+
+
 def _judge_duplicates(
-    catalog: Catalog, plan: IngestPlan, same: tuple[str, ...], options: IngestOptions
+    records: Mapping[str, Sequence[DatasetRecord]], plan: IngestPlan, same: tuple[str, ...], options: IngestOptions
 ) -> tuple[str, ...]:
-    records = group_by_dataset(read_records(catalog))
     named = tuple(uid for uid, group in records.items() if group[0].name == plan.name)
     if options.on_duplicate == "replace":
         return tuple(dict.fromkeys(uid for uid in (*same, *named) if uid in records))
@@ -442,11 +542,11 @@ def _count_new(catalog: Catalog, group: GroupPlan) -> int:
     return len(group.features.uids) - int(there or 0)
 
 
-def _write_frames(catalog: Catalog, plan: IngestPlan) -> None:
-    write_frame(catalog, plan.uid, "obs", plan.cells)
-    for group in plan.groups:
-        if group.features is not None:
-            write_frame(catalog, plan.uid, f"var.{group.pointer}", group.features.frame)
+def _write_frames(catalog: Catalog, plan: IngestPlan, written: dict[str, str]) -> None:
+    """Write the frames, and note the hash of each file."""
+    frames = {f"var.{group.pointer}": group.features.frame for group in plan.groups if group.features is not None}
+    for name, table in {"obs": plan.cells, **frames}.items():
+        written[name] = write_frame(catalog, plan.uid, name, table)
 
 
 def _report(
@@ -457,6 +557,8 @@ def _report(
     summed = []
     for written in groups:
         for name, layer in written.layers.items():
+            if layer.info.key == NO_MATRIX:
+                continue
             elements.append(_layer_report(written, name, layer.info.key, str(layer.info.dtype)))
         if written.n_summed:
             summed.append(f"{written.group.layers[0].info.key}: {written.n_summed:,} repeated entries summed")

@@ -15,7 +15,7 @@ from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.geometries import (
-    commit_record,
+    announce,
     discard,
     geometry_options,
     pointer_values,
@@ -27,6 +27,7 @@ from raggedatlas.ingest.geometry_plan import GeometryPlan, check_options, plan_g
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry, owner_codes
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
 from raggedatlas.ingest.write import add_sources
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import Source
 from raggedatlas.model.geometries import GeometryRecord, GeometryReport
 from raggedatlas.model.pointers import PointerKind, pointer_field
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 GENE, CELL = "gene", "cell_id"
 
 
+@checked
 def make_transcripts(
     positions: ArrayLike, genes: Sequence[str], cells: Sequence[Any], *, attributes: dict[str, ArrayLike] | None = None
 ) -> Shapes:
@@ -87,6 +89,7 @@ def _column(values: Sequence[Any]) -> Attribute:
     return Attribute(codes.astype(np.int32), metadata=metadata)
 
 
+@checked
 def transcripts_to_counts(
     source: Any,  # noqa: ANN401  (Shapes, Geometry, str or path)
     *,
@@ -104,7 +107,8 @@ def transcripts_to_counts(
     genes : str
         Vertex attribute of the gene: categories, or whole numbers that count from 0 in `gene_names`.
     cells : str
-        Vertex attribute of the cell; empty where objects are cells.
+        Vertex attribute of the cell. Empty: the objects are cells; points in memory without objects, as `make_transcripts` makes them,
+        are counted by their ``cell_id``.
     unassigned : value, or list of values, or None
         What it holds for no cell, beside negative numbers, the greatest unsigned one, and missing ones.
     gene_names : sequence of str or None
@@ -129,10 +133,12 @@ def transcripts_to_counts(
     Examples
     --------
     >>> spots = make_transcripts([[0.0, 0], [1, 1], [9, 9]], ["ACTB", "CD3E", "ACTB"], ["a", "a", "UNASSIGNED"])
-    >>> counts = transcripts_to_counts(spots, cells="cell_id", unassigned="UNASSIGNED")
+    >>> counts = transcripts_to_counts(spots, unassigned="UNASSIGNED")
     >>> counts.obs_names.tolist(), counts.X.toarray().tolist(), counts.uns["transcripts"]["n_unassigned"]
     (['a'], [[1, 1]], 1)
     """
+    if not cells and isinstance(source, Shapes) and source.ids is None and CELL in source.vertex_attributes:
+        cells = CELL
     return count(open_geometry(source, cells, unassigned), genes, cells, gene_names)
 
 
@@ -285,7 +291,7 @@ class _Pointers:
     def before_record(self, uid: str) -> None:
         """Write the row of the registry, which the dataset's record makes visible."""
         cells = json.dumps({uid: len(self.plan.fresh)})
-        commit_record(self.catalog, self.record.model_copy(update={"datasets": cells}), self.plan)
+        announce(self.catalog, self.record.model_copy(update={"datasets": cells}))
 
 
 @dataclass(frozen=True)

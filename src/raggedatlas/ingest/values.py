@@ -1,14 +1,18 @@
 """The value policy: integers become the smallest exact unsigned type, floats stay what they are, strange values are refused."""
 
 from collections.abc import Callable
+from ctypes import byref, c_int64
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SourceError, ValuesError
+from raggedatlas.errors import CorruptError, SourceError, ValuesError
+from raggedatlas.ingest.passes import dense_to_csr, scan_floats, scan_whole
 from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.store.csr import sorting_order
+from raggedatlas.store.native import BAD_BOUNDS, GOOD, csr_of, library
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
 SIGNED = (np.int8, np.int16, np.int32, np.int64)
@@ -108,27 +112,25 @@ class LayerFit:
             self._observe_floats(block, values, first_row)
 
     def _observe_floats(self, block: Block, values: NDArray[Any], first_row: int) -> None:
-        from raggedatlas.ingest.kernels import scan_floats, scan_whole
-
         wide = values.astype(np.float32) if values.dtype.itemsize < 4 else values
         if self.whole:
             smallest, largest, whole = scan_whole(wide)
             if whole and smallest >= 0:
                 self._extend(smallest, largest)
                 return
-        low, high, fractional, strange, negative = scan_floats(wide)
-        if strange >= 0:
+        found = scan_floats(wide)
+        if found.strange >= 0:
             self.finite = False
             if not self.keep_nonfinite:
-                row, column = locate(block, strange)
+                row, column = locate(block, found.strange)
                 raise ValuesError(
-                    f"{self.key} holds {values[strange]} at {self.place(first_row + row, column)}; a matrix of "
+                    f"{self.key} holds {values[found.strange]} at {self.place(first_row + row, column)}; a matrix of "
                     "values must be finite. Mend the file, or pass nonfinite='keep' to keep such values as they are."
                 )
-        self._extend(float(low), float(high))
-        self.whole = self.whole and fractional < 0
-        if negative >= 0:
-            self._first_negative(block, negative, first_row)
+        self._extend(found.low, found.high)
+        self.whole = self.whole and found.fractional < 0
+        if found.negative >= 0:
+            self._first_negative(block, found.negative, first_row)
 
     def _extend(self, low: float, high: float) -> None:
         self.low, self.high = min(self.low, low), max(self.high, high)
@@ -187,12 +189,7 @@ def to_csr(block: Block) -> CsrBlock:
     """
     if isinstance(block, CsrBlock):
         return block
-    from raggedatlas.ingest.kernels import dense_to_csr
-
-    dense = np.ascontiguousarray(block.layers["values"])
-    if dense.dtype == np.float16:
-        indptr, indices, kept = dense_to_csr(dense.astype(np.float32))
-        return CsrBlock(indptr, indices, {"values": kept.astype(np.float16)}, dense.shape[1])
+    dense = block.layers["values"]
     indptr, indices, kept = dense_to_csr(dense)
     return CsrBlock(indptr, indices, {"values": kept}, dense.shape[1])
 
@@ -221,22 +218,26 @@ def canonical(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool
     SourceError
         If a row names a column twice and `sum_duplicates` is false.
     """
-    from raggedatlas.ingest.kernels import rows_ascend
-    from raggedatlas.store.kernels import has_sorted_unique_rows, sort_rows
-
-    if rows_ascend(block.indptr, block.indices):
+    given, where = csr_of(block.indptr, block.indices), c_int64()
+    fault = library().ra_check_order(byref(given), block.n_cols, byref(where))
+    if fault == BAD_BOUNDS:
+        raise SourceError(
+            f"{key} has pointers that fall or go beyond its entries at cell {first_row + where.value}; mend the file."
+        )
+    if fault == GOOD:
         four = block.indices.dtype.itemsize == 4
         indices = block.indices.view(np.uint32) if four else block.indices.astype(np.uint32)
         return CsrBlock(block.indptr, indices, block.layers, block.n_cols), 0
-    is_sorted, unique = has_sorted_unique_rows(block.indptr, block.indices)
-    indices, values = block.indices.astype(np.uint32), block.layers["values"]
-    if not is_sorted:
-        values = values[sort_rows(block.indptr, indices)]
-    if unique:
-        return CsrBlock(block.indptr, indices, {"values": values}, block.n_cols), 0
+    try:
+        order = sorting_order(block.indptr, block.indices, block.n_cols)
+    except CorruptError as error:
+        raise SourceError(f"{key} names a column outside its {block.n_cols:,} columns; mend the file.") from error
+    indices, values = block.indices[order].astype(np.uint32), block.layers["values"][order]
     rows = np.repeat(np.arange(block.n_rows), np.diff(block.indptr))
     first = np.ones(len(indices), bool)
     first[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
+    if first.all():
+        return CsrBlock(block.indptr, indices, {"values": values}, block.n_cols), 0
     if not sum_duplicates:
         at = int(np.argmin(first))
         raise SourceError(

@@ -11,27 +11,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.catalog import CELLS, Catalog, facts_json
+from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import cell_rows, widen
-from raggedatlas.catalog.datasets import commit_records, read_records
+from raggedatlas.catalog.datasets import Commit, commit_records, group_by_dataset, read_records
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import ensure_layouts
 from raggedatlas.catalog.leases import release_lease
 from raggedatlas.catalog.registering import register_features
-from raggedatlas.catalog.upkeep import drop_dataset
+from raggedatlas.catalog.upkeep import clear_dropped
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.extras import WrittenExtras, matrix_facts
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan
-from raggedatlas.ingest.staging import Finishing, Opening, Preparing, Staged, stage
+from raggedatlas.ingest.staging import Finishing, Opening, Preparing, Staged, judge_again, stage
 from raggedatlas.ingest.written import WrittenGroup, specs_json
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
 from raggedatlas.model.pointers import pointer_field
-from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.records import DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import IngestReport
 from raggedatlas.store.overlap import WriteBehind
+from raggedatlas.store.sql import equals
 
 COMMIT_CELLS = 500_000
 """Many small datasets share one commit until they have this many cells together."""
@@ -92,23 +93,27 @@ def add_sources(
                 elif isinstance(done, Staged):
                     # It was written to be committed together with what is not there now, so it is begun again.
                     done.abandon()
-                if _is_full([one.plan for one in staged]):
-                    adding.settle(finishing)
-                    _commit(catalog, staged, progress)
-                    staged.clear()
+                # A source that could not be finished is taken back, and what stays may be too little for a commit.
+                if _is_full([one.plan for one in staged]) and adding.settle(finishing):
+                    adding.close(_commit(catalog, staged, options, progress))
             adding.settle(finishing)
-        if adding.refused and len(adding.openers) == 1:
-            raise adding.refused[0] from adding.refused[0].__cause__
-        _commit(catalog, staged, progress, beside)
+        if staged:
+            adding.close(_commit(catalog, staged, options, progress, beside))
     except BaseException:
         _discard(catalog, staged)
         raise
+    if adding.refused and len(adding.openers) == 1:
+        raise adding.refused[0] from adding.refused[0].__cause__
     if adding.refused:
         lines = "; ".join(str(error) for error in adding.refused)
         raise SourceError(
             f"{len(adding.refused)} of {len(adding.openers)} sources were refused, the other {len(adding.reports)} are in the atlas: {lines}"
         )
     return adding.reports
+
+
+Outcome = Staged | IngestReport | AtlasError
+"""What becomes of a source: it is staged, or committed; skipped; or refused."""
 
 
 @dataclass
@@ -127,6 +132,8 @@ class _Adding:
         What the others were refused for.
     number : int
         The next source, counted from 0.
+    origins : dict of str to int
+        Uid of a staged dataset -> number of its source.
     """
 
     openers: list[Opening]
@@ -134,6 +141,7 @@ class _Adding:
     staged: list[Staged] = field(default_factory=list)
     refused: list[AtlasError] = field(default_factory=list)
     number: int = 0
+    origins: dict[str, int] = field(default_factory=dict)
 
     def settle(self, finishing: Finishing) -> bool:
         """Wait for the source that was staged last, and take it back if it could not be finished; tell whether all is well."""
@@ -144,7 +152,7 @@ class _Adding:
             self.refused.append(self.openers[self.number - 1].explain(lost))
         return lost is None
 
-    def take(self, done: Staged | IngestReport | AtlasError, finishing: Finishing) -> None:
+    def take(self, done: Outcome, finishing: Finishing) -> None:
         """Note what became of the next source, and begin to finish it."""
         self.number += 1
         if isinstance(done, AtlasError):
@@ -153,7 +161,19 @@ class _Adding:
         self.reports.append(done if isinstance(done, IngestReport) else done.report)
         if isinstance(done, Staged):
             self.staged.append(done)
+            self.origins[done.plan.uid] = self.number - 1
             finishing.start(done)
+
+    def close(self, outcomes: Sequence[Outcome]) -> None:
+        """Note what became of the staged sources at their commit."""
+        for one, outcome in zip(self.staged, outcomes, strict=True):
+            at = next(i for i, report in enumerate(self.reports) if report is one.report)
+            if isinstance(outcome, AtlasError):
+                del self.reports[at]
+                self.refused.append(self.openers[self.origins[one.plan.uid]].explain(outcome))
+            else:
+                self.reports[at] = outcome.report if isinstance(outcome, Staged) else outcome
+        self.staged.clear()
 
 
 def _stage(
@@ -163,7 +183,7 @@ def _stage(
     staged: Sequence[Staged],
     options: IngestOptions,
     progress: Progress,
-) -> Staged | IngestReport | AtlasError:
+) -> Outcome:
     """Stage one source, or say what it is refused for; the next is prepared meanwhile if it will be committed together with it."""
     progress("plan", 0, 1)
     coming = [one.plan for one in staged]
@@ -185,13 +205,14 @@ def _discard(catalog: Catalog, staged: Sequence[Staged]) -> None:
     with contextlib.suppress(AtlasError):
         visible = {record.uid for record in read_records(catalog)}
         for uid in [s.plan.uid for s in staged if s.plan.uid not in visible]:
-            catalog.tables.delete(CELLS, f"dataset_uid = '{uid}'")
+            catalog.tables.delete(CELLS, equals("dataset_uid", uid))
             catalog.arrays.child(uid).delete_prefix()
 
 
-def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress, beside: Beside | None = None) -> None:
-    if not staged:
-        return
+def _commit(
+    catalog: Catalog, staged: Sequence[Staged], options: IngestOptions, progress: Progress, beside: Beside | None = None
+) -> list[Outcome]:
+    """Make staged sources visible, but those that another process was faster with; return what became of each."""
     by_space: dict[str, list[GroupPlan]] = {}
     for group in (written.group for one in staged for written in one.groups):
         by_space.setdefault(group.space.name, []).append(group)
@@ -216,15 +237,39 @@ def _commit(catalog: Catalog, staged: Sequence[Staged], progress: Progress, besi
     progress("cells", 1, 1)
     if beside is not None:
         beside.before_record(staged[0].plan.uid)
-    commit_records(catalog, [record for s in staged for record in _records(s)])
+    outcomes: list[Outcome] = []
+
+    def choose(old: list[DatasetRecord]) -> Commit:
+        outcomes[:] = _judge_again(old, staged, options)
+        kept = [one for one in outcomes if isinstance(one, Staged)]
+        replaces = frozenset(uid for one in kept for uid in one.replaces)
+        return Commit(tuple(record for one in kept for record in _records(one)), replaces)
+
+    commit_records(catalog, choose)
     progress("records", 1, 1)
-    for one in staged:
-        # The dataset is visible now; a note that stays behind does no harm.
-        with contextlib.suppress(StoreError):
-            release_lease(catalog, one.plan.uid)
-        for uid in one.replaces:
-            drop_dataset(catalog, uid)
+    _discard(catalog, [one for one, outcome in zip(staged, outcomes, strict=True) if not isinstance(outcome, Staged)])
+    for one in outcomes:
+        if isinstance(one, Staged):
+            # The dataset is visible now. A note that stays does no harm, and `repair` removes what stays of replaced datasets.
+            with contextlib.suppress(AtlasError):
+                clear_dropped(catalog, one.replaces)
+            with contextlib.suppress(StoreError):
+                release_lease(catalog, one.plan.uid)
     progress("done", 1, 1)
+    return outcomes
+
+
+def _judge_again(old: Sequence[DatasetRecord], staged: Sequence[Staged], options: IngestOptions) -> list[Outcome]:
+    """Judge all sources of a commit by the inventory that they are committed to."""
+    datasets = group_by_dataset(old)
+    names = {records[0].name for records in datasets.values()}
+    outcomes: list[Outcome] = []
+    for one in staged:
+        outcome = judge_again(datasets, one, options, names)
+        if isinstance(outcome, Staged):
+            names.add(outcome.plan.name)
+        outcomes.append(outcome)
+    return outcomes
 
 
 def _write_cells(catalog: Catalog, staged: Sequence[Staged], further: Mapping[str, tuple[pa.Field, pa.Array]]) -> None:
@@ -286,17 +331,21 @@ def pointer_array(written: WrittenGroup, n_cells: int) -> pa.Array:
     group = pa.repeat(written.path, n_cells)
     if written.indptr is None:
         return pa.StructArray.from_arrays([group, pa.array(at)], ["zarr_group", "position"], mask=pa.array(missing))
-    parts = [group, pa.array(written.indptr[at]), pa.array(written.indptr[at + 1]), pa.array(at)]
+    bounds = written.indptr if written.n_rows else np.zeros(2, np.int64)
+    parts = [group, pa.array(bounds[at]), pa.array(bounds[at + 1]), pa.array(at)]
     return pa.StructArray.from_arrays(parts, ["zarr_group", "start", "end", "zarr_row"], mask=pa.array(missing))
 
 
 def _records(staged: Staged) -> list[DatasetRecord]:
     """Describe the groups; the first one also what is kept beside."""
-    kept = [staged.extras, *(WrittenExtras() for _ in staged.groups[1:])]
-    return [_record(staged, written, extras) for written, extras in zip(staged.groups, kept, strict=True)]
+    first, *others = staged.groups
+    return [
+        _record(staged, first, staged.extras, staged.frames),
+        *(_record(staged, w, WrittenExtras(), {}) for w in others),
+    ]
 
 
-def _record(staged: Staged, written: WrittenGroup, extras: WrittenExtras) -> DatasetRecord:
+def _record(staged: Staged, written: WrittenGroup, extras: WrittenExtras, frames: Mapping[str, str]) -> DatasetRecord:
     plan = staged.plan
     left_out = {
         report.name: plan.schema.left_out.get(report.name, report.note)
@@ -318,17 +367,18 @@ def _record(staged: Staged, written: WrittenGroup, extras: WrittenExtras) -> Dat
         layers=list(written.layers),
         arrays=specs_json(written.specs | extras.specs),
         checksums=json.dumps(written.checksums | extras.checksums, sort_keys=True),
-        facts=facts_json(
+        facts=DatasetFacts(
             format=plan.schema.format,
             n_cells=plan.schema.n_cells,
             layers={
-                name: {**matrix_facts(p.info), "key": p.info.key, "features": p.info.features}
+                name: LayerFacts(key=p.info.key, features=p.info.features, **matrix_facts(p.info))
                 for name, p in written.layers.items()
             },
             left_out=left_out,
             extras=extras.facts,
-            colors=staged.colors,
+            colors={column: dict(colors) for column, colors in staged.colors.items()},
             column_order=written.group.column_order,
             feature_set=written.group.feature_set,
-        ),
+            frames=dict(frames),
+        ).to_json(),
     )

@@ -14,10 +14,12 @@ from raggedatlas.loader.options import Form, ReadChoices, split_choices
 from raggedatlas.loader.order import Batches
 from raggedatlas.loader.plan import plan_batches
 from raggedatlas.loader.torch import require_torch, this_worker
+from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
 from raggedatlas.store.threads import DECODE_THREADS
 
 
+@checked
 class CellDataset:
     """Cells as a map-style dataset, in the order of the query; rows are read when they are asked for.
 
@@ -89,7 +91,7 @@ class CellDataset:
             For a row that is not there.
         """
         n = len(self)
-        if isinstance(index, int) and 0 <= index < n:
+        if type(index) is int and 0 <= index < n:
             return self._read(np.array([index]))
         if isinstance(index, slice):
             return self._read(np.arange(*index.indices(n)))

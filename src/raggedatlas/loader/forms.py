@@ -1,6 +1,7 @@
 """What values come as: compressed rows, dense arrays, or tensors of either."""
 
 from collections.abc import Callable
+from ctypes import byref, c_int64
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 from raggedatlas.loader import torch as tensors
 from raggedatlas.loader.batch import TensorBlock
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.store.csr import refuse_rows
+from raggedatlas.store.native import csr_of, library
 from raggedatlas.store.rings import BufferRing
 
 Formed = CsrBlock | DenseBlock | TensorBlock
@@ -34,13 +37,16 @@ def dense_layers(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) ->
     """
     if isinstance(block, DenseBlock):
         return {layer: _cast(values, dtype) for layer, values in block.layers.items()}
-    from raggedatlas.loader.kernels import fill_dense
-
     found = {}
     for layer, values in block.layers.items():
-        memory = ring.take(block.n_rows * block.n_cols, values.dtype if dtype is None else dtype)
+        entries = np.ascontiguousarray(_cast(values, dtype))
+        memory = ring.take(block.n_rows * block.n_cols, entries.dtype)
         found[layer] = memory.reshape(block.n_rows, block.n_cols)
-        fill_dense(block.indptr, block.indices, values, found[layer])
+        rows, where = csr_of(block.indptr, block.indices), c_int64()
+        fault = library().ra_write_dense(
+            byref(rows), entries, entries.itemsize, found[layer], block.n_cols, byref(where)
+        )
+        refuse_rows(fault, f"The layer {layer} of a batch", where.value, block.n_cols)
     return found
 
 

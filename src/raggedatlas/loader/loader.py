@@ -17,6 +17,7 @@ from raggedatlas.loader.order import Share, Shuffle, count_batches, epoch_batche
 from raggedatlas.loader.plan import plan_batches, plan_order, plan_part
 from raggedatlas.loader.prefetch import run_ahead
 from raggedatlas.loader.torch import check_device, move_ahead, torch_dataset
+from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
 from raggedatlas.store.threads import DECODE_THREADS
 
@@ -24,6 +25,7 @@ _READ_ROWS = 1024
 """About how many cells one read takes where batches are smaller, so that small batches cost no more per cell."""
 
 
+@checked
 class Loader:
     """Training batches of a query: an iterable with a length, a new order every epoch.
 

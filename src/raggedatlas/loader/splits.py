@@ -11,6 +11,7 @@ from raggedatlas.errors import QueryError
 from raggedatlas.loader.columns import ObsColumn
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.making import BatchPlan
+from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
 from raggedatlas.query.rows import hash_uids
 
@@ -18,6 +19,7 @@ _OWN_SEEDS = 1 << 64
 """`Query.sample` takes the cells whose hashes with small seeds are the lowest; a split of a sample must not see the same hashes."""
 
 
+@checked
 @dataclass(frozen=True)
 class Split:
     """How cells are shared out between training, validation and test.
@@ -76,6 +78,7 @@ def split_rows(hashes: NDArray[np.uint64], split: Split) -> dict[str, NDArray[np
     return {name: np.flatnonzero(own) for name, own in chosen.items()}
 
 
+@checked
 def split_loader(loader: Loader, split: Split) -> dict[str, Loader]:
     """Make one loader several, which share features, codes and choices.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,10 @@ MatrixForm = Literal["csr", "csc", "dense"]
 
 NARROW = (False, False)
 """Pointers and indices of a sparse matrix in 32 bits, as SciPy makes them where that is enough."""
+
+
+NO_MATRIX = ""
+"""Key by which a dataset that was added without a matrix is held: a group of no rows and no features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,7 @@ class SinkMatrix:
         return cls(key, form, np.dtype(dtype), shape)
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Something that can be written in row blocks; nothing is visible under its name before `commit`."""
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from raggedatlas.errors import SchemaError
+from raggedatlas.errors import AtlasError, CorruptError, SchemaError
+from raggedatlas.model.entries import read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +57,11 @@ class ColumnFacts:
 def facts_of(field: pa.Field) -> ColumnFacts | None:
     """Read the facts of a column, or None if it carries none.
 
+    Raises
+    ------
+    CorruptError
+        If they do not parse.
+
     Examples
     --------
     >>> facts_of(pa.field("x", pa.int64())) is None
@@ -64,8 +70,7 @@ def facts_of(field: pa.Field) -> ColumnFacts | None:
     text = (field.metadata or {}).get(FACTS_KEY)
     if text is None:
         return None
-    read = json.loads(text)
-    return ColumnFacts(**{**read, "categories": None if read["categories"] is None else tuple(read["categories"])})
+    return read_json(ColumnFacts, text.decode(errors="replace"), "its schema", field.name, FACTS_KEY.decode())
 
 
 def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
@@ -153,18 +158,36 @@ def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[A
     facts : ColumnFacts
         What the column was. A NumPy integer or boolean kind that has nulls here becomes its nullable pandas dtype.
 
+    Raises
+    ------
+    CorruptError
+        If the values are not of the kind that the facts name.
+
     Examples
     --------
     >>> arrow_to_series(pa.chunked_array([[1, None]]), ColumnFacts("n", "int32")).dtype
     Int32Dtype()
     """
+    try:
+        return _typed_series(column, facts)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, pa.ArrowException) as error:
+        if isinstance(error, AtlasError):
+            raise
+        reason = str(error).split("\n", 1)[0]
+        raise CorruptError(
+            f"The column {facts.name!r} holds {column.type} and is recorded as {facts.kind!r}, which does not fit ({reason}); run "
+            "validate('deep') and restore the atlas from a copy."
+        ) from error
+
+
+def _typed_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any]":
     import pandas as pd
 
     if facts.kind == "categorical":
         return _categorical(column, facts)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         values = column.to_numpy(zero_copy_only=False)
-        text: pd.Series[Any] = pd.Series(values, dtype=_text_dtype_of(facts.kind))
+        text: pd.Series[Any] = pd.Series(values, dtype=text_dtype_of(facts.kind))
         return text
     if facts.kind in _NULLABLE:
         return pd.Series(_nullable(column, facts.kind))
@@ -175,6 +198,21 @@ def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[A
     if kind and kind != str(series.dtype):
         series = series.astype(kind)
     return series
+
+
+def nan_to_null(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column in which NaN is null: a missing number is one thing wherever cells are compared, sorted or grouped.
+
+    Examples
+    --------
+    >>> nan_to_null(pa.chunked_array([[1.0, float("nan"), None]])).null_count
+    2
+    """
+    import pyarrow.compute as pc
+
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
 
 
 def is_text(kind: str) -> bool:
@@ -194,7 +232,7 @@ def _text_dtype() -> Any:  # noqa: ANN401  (a dtype object or a name)
     return object if int(pd.__version__.split(".")[0]) < 3 else "str"
 
 
-def _text_dtype_of(kind: str) -> Any:  # noqa: ANN401  (a dtype object or a name)
+def text_dtype_of(kind: str) -> Any:  # noqa: ANN401  (a dtype object or a name)
     """Return the pandas dtype of a kind of text; ``"string[pandas]"`` is the nullable one of the machine's pandas."""
     if kind == "object":
         return object
@@ -235,7 +273,7 @@ def _categorical(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any]
 
     known = facts.categories or ()
     if is_text(facts.category_kind):
-        categories = pd.Index(np.array(known, dtype=object), dtype=_text_dtype_of(facts.category_kind))
+        categories = pd.Index(np.array(known, dtype=object), dtype=text_dtype_of(facts.category_kind))
         value_set = pa.array(known, pa.string())
         column = column.cast(pa.string())
     else:
@@ -261,8 +299,12 @@ def _series_to_arrow(name: str, series: "pd.Series[Any]") -> tuple[pa.Array, Col
         mask = series.isna().to_numpy()
         plain = series.array._data
         return pa.array(plain, mask=mask), ColumnFacts(name, kind)
-    if isinstance(dtype, np.dtype) and dtype.kind in "biufM":
-        return pa.array(series.to_numpy(), from_pandas=dtype.kind == "M"), ColumnFacts(name, kind)
+    if isinstance(dtype, pd.DatetimeTZDtype):
+        naive = series.dt.tz_convert("UTC").dt.tz_localize(None)
+        instants = pa.array(naive.to_numpy(), from_pandas=True)
+        return instants.cast(pa.timestamp(instants.type.unit, "UTC")), ColumnFacts(name, kind)
+    if isinstance(dtype, np.dtype) and dtype.kind in "biufmM":
+        return pa.array(series.to_numpy(), from_pandas=dtype.kind in "mM"), ColumnFacts(name, kind)
     raise SchemaError(
         f"Column {name!r} has dtype {kind}, which no cell table column can hold; cast it to text, numbers or a categorical, "
         "or leave it out with obs=[...]."

@@ -1,15 +1,24 @@
 """A geometry store in an atlas: its row in the registry, which is what makes it visible (seed 002)."""
 
-import json
 from dataclasses import asdict, dataclass
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
-from raggedatlas.model.entries import entries_from_table, entries_schema, entries_to_table
+from raggedatlas.model.entries import entries_from_table, entries_schema, entries_to_table, read_json
 from raggedatlas.model.records import utc_now
+
+TABLE = "_geometry"
+"""Name of the registry's table."""
+
+
+class Corners(NamedTuple):
+    """Least and greatest corner of a box."""
+
+    lo: tuple[float, ...]
+    hi: tuple[float, ...]
 
 
 class GeometryRecord(BaseModel):
@@ -83,8 +92,7 @@ class GeometryRecord(BaseModel):
     @property
     def cells_of(self) -> dict[str, int]:
         """`datasets`, read: dataset uid -> cells."""
-        found: dict[str, int] = json.loads(self.datasets)
-        return found
+        return read_json(dict[str, int], self.datasets, TABLE, self.uid, "datasets")
 
     @property
     def n_cells(self) -> int:
@@ -92,10 +100,14 @@ class GeometryRecord(BaseModel):
         return sum(self.cells_of.values())
 
     @property
-    def extent(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def extent(self) -> Corners:
         """`bounds`, read."""
-        lo, hi = json.loads(self.bounds)
-        return tuple(lo), tuple(hi)
+        return read_json(Corners, self.bounds, TABLE, self.uid, "bounds")
+
+    @property
+    def linked(self) -> dict[str, str]:
+        """`link`, read."""
+        return read_json(dict[str, str], self.link, TABLE, self.uid, "link")
 
 
 _NUMBERS = dict.fromkeys(("n_objects", "n_vertices", "n_levels", "n_files", "n_bytes"), pa.int64())
@@ -126,7 +138,7 @@ def geometries_from_table(table: pa.Table) -> list[GeometryRecord]:
     >>> geometries_from_table(geometries_to_table([made])) == [made]
     True
     """
-    return entries_from_table(GeometryRecord, table)
+    return entries_from_table(GeometryRecord, table, TABLE)
 
 
 @dataclass(frozen=True, slots=True)

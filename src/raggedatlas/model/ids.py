@@ -3,17 +3,19 @@
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import NameRefusedError
+from raggedatlas.model.accessions import UNKNOWN, Accession, parse_accession
+
+LONGEST_NAME = 200
+"""Characters of a name; with a suffix it still fits into the name of a file (255 bytes)."""
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_VERSIONED = re.compile(r"(?P<id>ENS[A-Z]*\d{6,})\.(?P<version>\d+)(?P<rest>_PAR_Y)?")
-_ENSEMBL = re.compile(r"ENS[A-Z]*\d{6,}(\.\d+)?(_PAR_Y)?")
 
 
 def new_uids(n: int) -> pa.StringArray:
@@ -53,30 +55,42 @@ def new_uid() -> str:
     return secrets.token_hex(8)
 
 
-def feature_uids(organism: str, namespace: str, identifiers: Iterable[str]) -> list[str]:
-    """Hash features' identities to 16 hex digits each, so that parallel writers agree.
+def feature_uids(space: str, features: Iterable[str | Accession], organism: str = UNKNOWN) -> list[str]:
+    """Hash the identities of features to 16 hex digits each, so that writers in any process agree.
 
     Parameters
     ----------
-    organism, namespace : str
-        For instance ``"human"`` and ``"gene_expression"``; case does not matter.
-    identifiers : iterable of str
-        The features' ids without their versions.
+    space : str
+        Feature space; case does not matter.
+    features : iterable of str or Accession
+        Identifiers as a file has them, or parsed ones.
+    organism : str
+        Of the features whose identifier does not name one.
 
     Returns
     -------
     list of str
-        First 16 hex digits of the sha256 of organism, namespace and id, each followed by a NUL byte.
+        First 16 hex digits of a sha256 over fields that each end in a NUL byte: space, namespace and accession without its
+        version where the accession stands for one species by itself, else space, organism, ``symbol`` and the name.
 
     Examples
     --------
-    >>> feature_uids("human", "gene_expression", ["ENSG00000105369"])
-    ['75bd9972429b821b']
-    >>> feature_uids("Human", "gene_expression", ["ENSG00000105369"])
-    ['75bd9972429b821b']
+    >>> feature_uids("gene_expression", ["ENSG00000105369", "ENSG00000105369.12"])
+    ['0233ff74629f0165', '0233ff74629f0165']
+    >>> feature_uids("gene_expression", ["CD79A"], "human") == feature_uids("gene_expression", ["CD79A"], "mouse")
+    False
     """
-    start = "".join(f"{part.strip().lower()}\0" for part in (organism, namespace))
-    return [hashlib.sha256(f"{start}{identifier}\0".encode()).hexdigest()[:16] for identifier in identifiers]
+    start = f"{space.strip().lower()}\0"
+    uids = []
+    for feature in features:
+        parsed = parse_accession(feature) if isinstance(feature, str) else feature
+        if parsed.namespace == "symbol":
+            of = organism if parsed.organism == UNKNOWN else parsed.organism
+            text = f"{start}{of.strip().lower()}\0symbol\0{parsed.name}\0"
+        else:
+            text = f"{start}{parsed.namespace}\0{parsed.name}\0"
+        uids.append(hashlib.sha256(text.encode()).hexdigest()[:16])
+    return uids
 
 
 def layout_uid(uids: Iterable[str]) -> str:
@@ -98,35 +112,6 @@ def layout_uid(uids: Iterable[str]) -> str:
     (False, False)
     """
     return hashlib.sha256("\0".join([*uids, ""]).encode()).hexdigest()[:16]
-
-
-def split_version(identifier: str) -> tuple[str, str | None]:
-    """Split the version suffix off an Ensembl id; other ids stay whole.
-
-    Examples
-    --------
-    >>> split_version("ENSG00000105369.12")
-    ('ENSG00000105369', '12')
-    >>> split_version("RP11-34P13.7")
-    ('RP11-34P13.7', None)
-    """
-    match = _VERSIONED.fullmatch(identifier) if identifier.startswith("ENS") and "." in identifier else None
-    if match is None:
-        return identifier, None
-    return match["id"] + (match["rest"] or ""), match["version"]
-
-
-def looks_like_ensembl(identifiers: Sequence[str]) -> bool:
-    """Tell whether most of some identifiers have the form of Ensembl gene ids.
-
-    Examples
-    --------
-    >>> looks_like_ensembl(["ENSG00000105369", "ENSMUSG00000000001.4"]), looks_like_ensembl(["CD79A"])
-    (True, False)
-    """
-    sample = identifiers[:: max(1, len(identifiers) // 200)]
-    hits = sum(_ENSEMBL.fullmatch(str(i)) is not None for i in sample)
-    return bool(sample) and hits > len(sample) / 2
 
 
 def check_name(name: str, what: str) -> str:
@@ -153,6 +138,27 @@ def check_name(name: str, what: str) -> str:
         raise NameRefusedError(
             f"The {what} name {name!r} may hold only letters, digits, '_', '-' and single dots, and not start with a dot; "
             "choose another name."
+        )
+    return name
+
+
+def check_length(name: str, what: str) -> str:
+    """Return a name that people gave if it is printable and short enough to be shown.
+
+    Raises
+    ------
+    NameRefusedError
+        If it is longer than 200 characters, or holds characters that cannot be printed.
+
+    Examples
+    --------
+    >>> check_length("as submitted", "label")
+    'as submitted'
+    """
+    if len(name) > LONGEST_NAME or not name.isprintable():
+        raise NameRefusedError(
+            f"The {what} of {len(name)} characters is longer than {LONGEST_NAME} or holds some that cannot be printed; "
+            "choose another."
         )
     return name
 

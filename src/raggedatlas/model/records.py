@@ -2,10 +2,17 @@
 
 import datetime as dt
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from raggedatlas.model.contracts import NARROW, MatrixForm
+from raggedatlas.model.entries import read_json, record_from_row, rows_of
+
+TableVersion = Annotated[int, Field(ge=0, lt=2**63)]
+"""Version of a Lance table; what a damaged record has beyond 64 bits is refused when the record is parsed."""
 
 
 def utc_now() -> str:
@@ -17,6 +24,111 @@ def utc_now() -> str:
     True
     """
     return dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
+
+
+class MatrixFacts(BaseModel):
+    """In which form a stored matrix comes back.
+
+    Attributes
+    ----------
+    form : {"csr", "csc", "dense"}
+        As it was in the file.
+    dtype : str
+        NumPy dtype that it had.
+    wide : (bool, bool)
+        Whether its pointers and its indices had 64 bits.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    form: MatrixForm
+    dtype: str
+    wide: tuple[bool, bool] = NARROW
+
+    @field_validator("dtype")
+    @classmethod
+    def _is_dtype(cls, value: str) -> str:
+        try:
+            return str(np.dtype(value))
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+
+class LayerFacts(MatrixFacts):
+    """One layer of a group.
+
+    Attributes
+    ----------
+    key : str
+        Which matrix of the file it was, such as ``"raw/X"``.
+    features : str or None
+        Key of the table of its columns; None in datasets that were added before it was noted.
+    """
+
+    key: str
+    features: str | None = None
+
+
+class ExtraFacts(MatrixFacts):
+    """A matrix that is kept next to the layers.
+
+    Attributes
+    ----------
+    path : str
+        Where it is below the dataset's first group.
+    shape : tuple of int
+        Its shape.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+
+
+class DatasetFacts(BaseModel):
+    """What is known of a dataset's file; the column `facts` holds it as JSON.
+
+    Attributes
+    ----------
+    format : str
+        Format of the file.
+    n_cells : int or None
+        Cells of the file; None where the record says it.
+    layers : dict of str to LayerFacts
+        Layers of the group.
+    left_out : dict of str to str
+        What the atlas did not take of the file: element -> what it is.
+    extras : dict of str to ExtraFacts
+        Matrices of the file that are kept next to the layers, by key.
+    colors : dict of str to dict
+        Column -> category -> color.
+    column_order : str
+        How the columns are stored.
+    feature_set : str or None
+        Hash of the features whatever their order; None in datasets that were added before it was noted.
+    frames : dict of str to str
+        Kept frame -> SHA-256 of its file; empty in datasets that were added before it was noted.
+
+    Examples
+    --------
+    >>> DatasetFacts.model_validate_json('{"format": "h5ad"}').layers
+    {}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    format: str = ""
+    n_cells: int | None = None
+    layers: dict[str, LayerFacts] = Field(default_factory=dict)
+    left_out: dict[str, str] = Field(default_factory=dict)
+    extras: dict[str, ExtraFacts] = Field(default_factory=dict)
+    colors: dict[str, dict[str, str]] = Field(default_factory=dict)
+    column_order: str = ""
+    feature_set: str | None = None
+    frames: dict[str, str] = Field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Write it as the column holds it."""
+        return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
 
 class DatasetRecord(BaseModel):
@@ -53,7 +165,7 @@ class DatasetRecord(BaseModel):
     checksums : str
         JSON: path below the group -> checksum over the decoded values.
     facts : str
-        JSON: what must come back as it was (source form of the matrix, organism, report).
+        JSON of `DatasetFacts`: what must come back as it was.
 
     Examples
     --------
@@ -83,9 +195,34 @@ class DatasetRecord(BaseModel):
 
     @property
     def array_specs(self) -> dict[str, dict[str, Any]]:
-        """`arrays`, read."""
-        specs: dict[str, dict[str, Any]] = json.loads(self.arrays)
-        return specs
+        """`arrays`, read; raises `CorruptError` if it is damaged, as the next two do."""
+        return read_json(dict[str, dict[str, Any]], self.arrays, "datasets", self.zarr_group, "arrays")
+
+    @property
+    def array_checksums(self) -> dict[str, str]:
+        """`checksums`, read."""
+        return read_json(dict[str, str], self.checksums, "datasets", self.zarr_group, "checksums")
+
+    @property
+    def file_facts(self) -> DatasetFacts:
+        """`facts`, read."""
+        return read_json(DatasetFacts, self.facts, "datasets", self.zarr_group, "facts")
+
+
+def datasets_from_table(table: pa.Table) -> list[DatasetRecord]:
+    """Read rows of `datasets`, in their order.
+
+    Raises
+    ------
+    CorruptError
+        If a row is damaged.
+
+    Examples
+    --------
+    >>> datasets_from_table(DATASETS_SCHEMA.empty_table())
+    []
+    """
+    return [record_from_row(DatasetRecord, row, "datasets", "zarr_group") for row in rows_of(table, "datasets")]
 
 
 COLUMNS = "columns"
@@ -178,6 +315,9 @@ class AtlasVersionRecord(BaseModel):
         Counts at that moment.
     ignored : list of str
         Uids of datasets whose cells stood in the table without a record (an `add` under way); readers leave them out.
+    manifest : str
+        SHA-256 of the manifest, which lists every table file that the snapshot reaches with its length and hash; empty in
+        snapshots that were taken before there were manifests.
 
     Examples
     --------
@@ -190,16 +330,75 @@ class AtlasVersionRecord(BaseModel):
     version: int
     label: str | None = None
     created_at: str = Field(default_factory=utc_now)
-    table_versions: dict[str, int] = Field(default_factory=dict)
+    table_versions: dict[str, TableVersion] = Field(default_factory=dict)
     spaces: dict[str, str] = Field(default_factory=dict)
     n_cells: int = 0
     n_datasets: int = 0
     ignored: list[str] = Field(default_factory=list)
+    manifest: str = ""
 
     @property
     def tag(self) -> str:
         """The Lance tag that keeps this snapshot's table versions."""
         return f"atlas-v{self.version}"
+
+
+class PurgeMark(BaseModel):
+    """What the atlas notes of a purge from its first write to its last.
+
+    Attributes
+    ----------
+    uid, name : str
+        The dataset.
+    stage : {"begun", "rewriting", "deleting"}
+        Nothing is changed yet; snapshots and tables are being rewritten; nothing refers to the dataset any more, and its arrays are
+        being deleted.
+    tables : dict
+        While rewriting: table -> version that holds its current content. The newest version may hold that of an old snapshot.
+    stores : list of str
+        While deleting: geometry stores that are deleted with the dataset.
+    owner : dict
+        The process that runs the purge, as in a lease.
+
+    Examples
+    --------
+    >>> PurgeMark.from_json(PurgeMark(uid="a").model_dump_json()).stage
+    'begun'
+    >>> PurgeMark.from_json("null") is None
+    True
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uid: str
+    name: str = ""
+    stage: Literal["begun", "rewriting", "deleting"] = "begun"
+    tables: dict[str, TableVersion] = Field(default_factory=dict)
+    stores: list[str] = Field(default_factory=list)
+    owner: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, text: str) -> "PurgeMark | None":
+        """Read a mark; ``null`` stands for none.
+
+        Raises
+        ------
+        CorruptError
+            If it is something else.
+        """
+        if text == "null":
+            return None
+        given = read_json(dict[str, Any], text, "atlas_versions", "table metadata", "raggedatlas.purging")
+        if "stage" not in given:
+            # The first form of the mark has the tables next to the uid, and no name.
+            tables = {key: version for key, version in given.items() if key != "uid"}
+            given = {"uid": given.get("uid"), "stage": "rewriting" if tables else "deleting", "tables": tables}
+        return record_from_row(cls, given, "atlas_versions", "uid")
+
+    @property
+    def shown(self) -> str:
+        """Name and uid, for messages."""
+        return f"{self.name!r} ({self.uid})" if self.name else self.uid
 
 
 VERSIONS_SCHEMA = pa.schema(
@@ -212,6 +411,7 @@ VERSIONS_SCHEMA = pa.schema(
         ("n_cells", pa.int64()),
         ("n_datasets", pa.int64()),
         ("ignored", pa.list_(pa.string())),
+        ("manifest", pa.string()),
     ]
 )
 """Arrow schema of the table `atlas_versions`."""
@@ -242,7 +442,9 @@ def versions_from_table(table: pa.Table) -> list[AtlasVersionRecord]:
     >>> versions_from_table(versions_to_table([AtlasVersionRecord(version=2)]))[0].tag
     'atlas-v2'
     """
-    rows = [{**row, **{key: json.loads(row[key] or "{}") for key in JSON_COLUMNS}} for row in table.to_pylist()]
-    return sorted(
-        (AtlasVersionRecord(**{**row, "ignored": row["ignored"] or []}) for row in rows), key=lambda r: r.version
-    )
+    name = "atlas_versions"
+    rows = [
+        row | {key: read_json(dict[str, Any], row[key] or "", name, row["version"], key) for key in JSON_COLUMNS}
+        for row in rows_of(table, name)
+    ]
+    return sorted((record_from_row(AtlasVersionRecord, row, name, "version") for row in rows), key=lambda r: r.version)

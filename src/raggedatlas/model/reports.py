@@ -245,6 +245,8 @@ class Difference:
         By cell uid; changed means that a metadata value differs.
     features_added, features_removed, features_changed : mapping of str to tuple of str
         Feature space -> ids or symbols.
+    identity_added, identity_removed : mapping of str to tuple of str
+        Feature space -> features that count as another, or no longer do, with their evidence.
     columns_added, columns_removed : tuple of str
         Columns of the cell table.
     results_added, results_removed : tuple of str
@@ -263,6 +265,8 @@ class Difference:
     features_added: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     features_removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     features_changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    identity_added: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    identity_removed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     columns_added: tuple[str, ...] = ()
     columns_removed: tuple[str, ...] = ()
     results_added: tuple[str, ...] = ()

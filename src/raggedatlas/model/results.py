@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
-from raggedatlas.model.entries import entries_from_table, entries_schema, entries_to_table
+from raggedatlas.model.entries import entries_from_table, entries_schema, entries_to_table, read_json
 from raggedatlas.model.records import DatasetRecord, utc_now
 
 RESULT_KEY = b"raggedatlas.result"
@@ -19,6 +19,39 @@ VALUES = "values"
 """The one layer of a result, and of a member of `obsm`."""
 
 Kind = Literal["space", "vector"]
+
+TABLE = "_results"
+"""Name of the registry's table."""
+
+
+class IndexFacts(BaseModel):
+    """What is known of the index over a column of vectors.
+
+    Attributes
+    ----------
+    kind : str
+        Lance's name of it.
+    n_partitions, nprobes : int
+        Partitions, and how many of them are searched.
+    recall : float
+        Share of the `k` nearest that is found, measured over `n_queries` cells.
+    k, n_queries : int
+        Of the measurement.
+
+    Examples
+    --------
+    >>> IndexFacts().n_partitions
+    0
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: str = ""
+    n_partitions: int = Field(0, ge=0)
+    nprobes: int = Field(1, ge=1)
+    recall: float = 0.0
+    k: int = 0
+    n_queries: int = 0
 
 
 class ResultRecord(BaseModel):
@@ -96,19 +129,23 @@ class ResultRecord(BaseModel):
     @property
     def cells_of(self) -> dict[str, int]:
         """`datasets`, read: dataset uid -> cells."""
-        found: dict[str, int] = json.loads(self.datasets)
-        return found
+        return read_json(dict[str, int], self.datasets, TABLE, self.uid, "datasets")
 
     @property
-    def index_facts(self) -> dict[str, Any]:
-        """`index`, read: kind, partitions, nprobes, recall; empty where every row is compared."""
-        found: dict[str, Any] = json.loads(self.index)
-        return found
+    def index_facts(self) -> IndexFacts | None:
+        """`index`, read; None where every row is compared."""
+        facts = read_json(IndexFacts, self.index, TABLE, self.uid, "index")
+        return facts if facts.n_partitions else None
+
+    @property
+    def array_specs(self) -> dict[str, dict[str, Any]]:
+        """`arrays`, read."""
+        return read_json(dict[str, dict[str, Any]], self.arrays, TABLE, self.uid, "arrays")
 
     @property
     def n_rows(self) -> int:
         """Rows of the array of a ``space``; more than `n_cells` where a dataset was purged."""
-        shapes = [spec["shape"] for spec in json.loads(self.arrays).values()]
+        shapes = [spec.get("shape") or [0] for spec in self.array_specs.values()]
         return int(shapes[0][0]) if shapes else 0
 
     def as_group(self, *, stored: bool = False) -> DatasetRecord:
@@ -119,7 +156,7 @@ class ResultRecord(BaseModel):
         stored : bool
             Whether the array goes by the name that it has on disk, which a purge changes, or by that of the layer.
         """
-        specs = json.loads(self.arrays)
+        specs = self.array_specs
         names = [path.removeprefix("layers/") for path in specs] if stored else [VALUES]
         described = {f"layers/{name}": spec for name, spec in zip(names, specs.values(), strict=False)}
         return DatasetRecord(
@@ -165,7 +202,7 @@ def results_from_table(table: pa.Table) -> list[ResultRecord]:
     >>> results_from_table(results_to_table([made])) == [made]
     True
     """
-    return entries_from_table(ResultRecord, table)
+    return entries_from_table(ResultRecord, table, TABLE)
 
 
 def result_columns(schema: pa.Schema) -> dict[str, tuple[str, str]]:

@@ -159,8 +159,10 @@ class FeatureBaseSchema(BaseModel):
         Other names that resolve to this feature: earlier symbols and ids, versions.
     organism : str or None
         For instance ``"human"``.
+    symbol_source : str or None
+        Where the symbol comes from: ``"file"`` or ``"by hand"``. A file's symbol never replaces one given by hand.
     redirect : str or None
-        The uid that this feature was merged into.
+        The uid that this feature counted as before atlases had the table `_feature_identity`, which took its place.
 
     Examples
     --------
@@ -177,6 +179,7 @@ class FeatureBaseSchema(BaseModel):
     symbol: str | None = None
     aliases: list[str] = Field(default_factory=list)
     organism: str | None = None
+    symbol_source: str | None = None
     redirect: str | None = None
 
     @classmethod

@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 
 from raggedatlas.errors import SchemaError
+from raggedatlas.model.arguments import checked
+from raggedatlas.model.entries import read_json
 from raggedatlas.model.ids import check_name
 from raggedatlas.model.pointers import PointerKind
 
@@ -72,8 +74,14 @@ class FeatureSpace:
 
     @classmethod
     def from_json(cls, text: str) -> "FeatureSpace":
-        """Read the form that `to_json` writes."""
-        return cls(**json.loads(text))
+        """Read the form that `to_json` writes.
+
+        Raises
+        ------
+        CorruptError
+            If the text is no such definition.
+        """
+        return read_json(cls, text, "datasets", "table metadata", "feature space")
 
 
 def _shapes(name: str, description: str) -> FeatureSpace:
@@ -119,6 +127,7 @@ GEOMETRY_TYPES = {
 _KNOWN: dict[str, FeatureSpace] = {space.name: space for space in BUILT_IN}
 
 
+@checked
 def register_space(space: FeatureSpace) -> FeatureSpace:
     """Make a space known to this process, so that schema classes may name it.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.model.frames import INDEX, ColumnFacts, arrow_to_series, facts_of, is_text
+from raggedatlas.model.frames import INDEX, ColumnFacts, arrow_to_series, facts_of, is_text, text_dtype_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +28,8 @@ class Texts:
         How many.
     blocks : callable
         Walks down them: (k,) object arrays of str, in order, of any lengths; every call is a walk of its own.
+    dtype : pandas dtype
+        What a pandas Series of them has: ``object``, or pandas' own ``str``.
 
     Examples
     --------
@@ -37,6 +39,7 @@ class Texts:
 
     n_rows: int
     blocks: Callable[[], Iterator[NDArray[np.object_]]]
+    dtype: Any = object
 
     def even(self, n_rows: int) -> Iterator[NDArray[np.object_]]:
         """Walk down them in blocks of exactly so many rows, but for the last one."""
@@ -56,7 +59,7 @@ class Texts:
 
     def take(self, rows: NDArray[np.int64]) -> "Texts":
         """Keep some rows, which ascend."""
-        return Texts(len(rows), partial(_chosen, self.blocks, rows))
+        return Texts(len(rows), partial(_chosen, self.blocks, rows), self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +120,9 @@ class ColumnTable:
         """Read all columns."""
         import pandas as pd
 
-        columns = {column.name: pd.Series(_whole(column.read())).array for column in self.columns}
-        index: Any = pd.Index(_whole(self.index.read()), name=self.index.name)
+        columns = {column.name: _values(column.read()) for column in self.columns}
+        names = self.index.read()
+        index: Any = pd.Index(names.whole() if isinstance(names, Texts) else names, name=self.index.name)
         return pd.DataFrame(columns, index=index, columns=[c.name for c in self.columns] or None, copy=False)
 
 
@@ -162,7 +166,7 @@ def arrow_values(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_ro
 
     facts = facts_of(field) or ColumnFacts(field.name, "")
     if n_rows > TEXT_ROWS and _is_usual_text(field, facts) and not any(chunk.null_count for chunk in chunks()):
-        return Texts(n_rows, partial(_objects, chunks))
+        return Texts(n_rows, partial(_objects, chunks), text_dtype_of(facts.kind))
     if facts.kind == "categorical":
         # Chunk by chunk, as the codes take much less than what they stand for.
         parts = [arrow_to_series(pa.chunked_array([chunk]), facts) for chunk in chunks()]
@@ -198,8 +202,11 @@ def _numbers(n_rows: int) -> "pd.Index[Any]":
     return pd.RangeIndex(n_rows).astype(str)
 
 
-def _whole(values: Any) -> Any:  # noqa: ANN401  (pandas values or texts)
-    return values.whole() if isinstance(values, Texts) else values
+def _values(column: Any) -> Any:  # noqa: ANN401  (a pandas Series or texts)
+    """Return the array of a column, in memory, with the dtype that a Series of it has."""
+    import pandas as pd
+
+    return pd.Series(column.whole(), dtype=column.dtype).array if isinstance(column, Texts) else pd.Series(column).array
 
 
 def _taken(read: Callable[[], Any], rows: NDArray[np.int64]) -> Any:  # noqa: ANN401

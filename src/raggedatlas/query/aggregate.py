@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.model.batch import CsrBlock, DenseBlock
-from raggedatlas.model.frames import ColumnFacts, arrow_to_series, facts_of
-from raggedatlas.query.filters import DATASET, Columns
+from raggedatlas.model.columns import DATASET
+from raggedatlas.model.frames import ColumnFacts, arrow_to_series, facts_of, nan_to_null
 from raggedatlas.query.outputs import atlas_facts, measured_frame, var_of
 from raggedatlas.query.parts import SpacePlan, refuse_arrays
 from raggedatlas.query.plan import plan_read, plan_rows
 from raggedatlas.query.read import PartReader
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.filters import Columns
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -142,7 +143,9 @@ def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFra
         field = obs.schema.field(at)
         if pa.types.is_dictionary(column.type):
             column, field = column.cast(pa.string()), field.with_type(pa.string())
-        found[name] = arrow_to_series(column, facts_of(field) or ColumnFacts(name, "")).set_axis(range(obs.num_rows))
+        found[name] = arrow_to_series(nan_to_null(column), facts_of(field) or ColumnFacts(name, "")).set_axis(
+            range(obs.num_rows)
+        )
     return pd.DataFrame(found, index=pd.RangeIndex(obs.num_rows))
 
 

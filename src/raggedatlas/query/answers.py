@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.batch import Batch
 from raggedatlas.query import aggregate as aggregating
 from raggedatlas.query import explain as explaining
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@checked
 class Answers:
     """What reads: the outputs of a `Query`, which has the catalog and what is asked."""
 
@@ -132,7 +135,7 @@ class Answers:
         """Say what would be read: cells, groups, arrays, bytes, layers, join and filter; reads metadata only."""
         return explaining.explain(self.spec, self.catalog)
 
-    def write(self, path: str, **options: Any) -> str:  # noqa: ANN401  (options of the format)
+    def write(self, path: str | Path, **options: Any) -> str:  # noqa: ANN401  (options of the format)
         """Write the result to a file in bounded memory: ``.h5ad``, ``.zarr`` or ``.h5mu``; equal to the in-memory result.
 
         Parameters

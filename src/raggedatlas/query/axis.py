@@ -1,13 +1,14 @@
 """The feature axis of a result: which features, in which order, and who measured them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.features import Registry
+from raggedatlas.catalog.features import Registry, find_rows
 from raggedatlas.catalog.layouts import Layout
 from raggedatlas.errors import CorruptError, QueryError
 
@@ -21,25 +22,32 @@ class Axis:
     features : (n_features,) object array of str
         Feature uids in column order.
     column_maps : mapping of str to (n_local,) int64
-        Layout -> column of the result for each local column, -1 where it is left out.
+        Layout -> column of the result for each local column, -1 where it is left out. Where several columns of a layout are one
+        feature, all but the first have a column from n_features on, which readers add to the feature's own.
     layouts : tuple of str
         Layouts whose measurements are told, sorted.
     measured : (n_layouts, n_features) bool
         Which columns each of them measured.
+    merged : (n_more,) int64
+        Column of the result to which each column from n_features on is added.
+    added : mapping of str to int
+        Layout -> the largest number of its columns that are added up in one; layouts without such columns are left out.
+    repeated : (k,) int64
+        Columns of the result that are sums in some layout; of features that are kept apart, their columns.
     """
 
     features: NDArray[np.object_]
     column_maps: Mapping[str, NDArray[np.int64]]
     layouts: tuple[str, ...]
     measured: NDArray[np.bool_]
+    merged: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    added: Mapping[str, int] = field(default_factory=dict)
+    repeated: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)
 class FeatureRows:
-    """The features of some layouts as rows of the registry, redirects followed.
-
-    A redirect applies to a layout that does not itself hold the target; of several features of one layout that were merged
-    into the same target, the first takes its place and the others stay what they are, so that values are never added up.
+    """The features of some layouts as rows of the registry, each as the feature that it counts as.
 
     Parameters
     ----------
@@ -47,71 +55,92 @@ class FeatureRows:
         All features of the space.
     layouts : mapping of str to Layout
         Layouts by uid.
+    apart : bool
+        Whether columns of one layout that count as one feature keep rows of their own: a feature then counts as itself in a
+        layout that holds the other one too, and of several the first alone takes its place.
     """
 
     registry: Registry
     layouts: Mapping[str, Layout]
+    apart: bool = False
 
     @cached_property
     def _row_of_index(self) -> NDArray[np.int64]:
         index = self.registry.global_index
+        # Indices are dense: a larger one is damage, and would take memory without bound.
+        if int(index.max(initial=-1)) >= len(index):
+            raise CorruptError(
+                f"The registry of {self.registry.space!r} has {len(index):,} features and the index {int(index.max()):,}; run validate() "
+                "and restore the atlas from a copy or a snapshot."
+            )
         rows = np.full(int(index.max(initial=-1)) + 1, -1, np.int64)
         assigned = np.flatnonzero(index >= 0)
         rows[index[assigned]] = assigned
         return rows
 
     @cached_property
-    def _target(self) -> NDArray[np.int64]:
-        target = np.arange(len(self.registry.uids))
-        row_of = self.registry.row_of
-        for uid, into in self.registry.redirects.items():
-            target[row_of[uid]] = row_of.get(into, row_of[uid])
-        return target
-
-    @cached_property
     def order(self) -> NDArray[np.int64]:
         """Rank of every registry row on a result's axis: by global index, those without one behind, by uid."""
         index = self.registry.global_index
-        last = np.iinfo(np.int64).max
-        by = np.lexsort((self.registry.uids.astype(str), np.where(index < 0, last, index)))
+        by = np.argsort(np.where(index < 0, np.iinfo(np.int64).max, index), kind="stable")
+        behind = np.flatnonzero(index < 0)
+        if len(behind):
+            by[len(by) - len(behind) :] = behind[np.argsort(self.registry.uids[behind].astype(str))]
         rank = np.empty(len(by), np.int64)
         rank[by] = np.arange(len(by))
         return rank
 
+    @cached_property
+    def _target_of_index(self) -> NDArray[np.int64]:
+        """Registry row that the feature of each index counts as; -1 where no feature has the index."""
+        rows = self._row_of_index
+        return np.where(rows >= 0, self.registry.targets[rows], -1)
+
     def rows(self, layout_uid: str) -> NDArray[np.int64]:
-        """Give the registry row that each local column of a layout stands for, (n_local,) int64, no row twice."""
-        rows = self._plain_rows(layout_uid)
-        target = self._target[rows]
+        """Return the registry row that each local column of a layout counts as, (n_local,) int64; with `apart` no row twice."""
+        if not self.apart:
+            found = self._looked_up(layout_uid, self._target_of_index)
+            return self.registry.targets[self.own_rows(layout_uid)] if found is None else found
+        rows = self.own_rows(layout_uid)
+        target = self.registry.targets[rows]
         moved = np.flatnonzero(target != rows)
-        if not len(moved):
-            return rows
-        held = np.zeros(len(self._target), bool)
+        held = np.zeros(len(self.registry.targets), bool)
         held[rows] = True
         moved = moved[~held[target[moved]]]
         _, first = np.unique(target[moved], return_index=True)
-        result = rows.copy()
-        result[moved[first]] = target[moved[first]]
-        return result
+        rows[moved[first]] = target[moved[first]]
+        return rows
 
-    def _plain_rows(self, layout_uid: str) -> NDArray[np.int64]:
-        layout = self.layouts.get(layout_uid)
-        if layout is None:
-            raise CorruptError(
-                f"The feature list {layout_uid} of {self.registry.space!r} is not in the atlas; run validate()."
-            )
-        index = layout.global_index
-        inside = (index >= 0) & (index < len(self._row_of_index))
-        rows = np.full(len(index), -1, np.int64)
-        rows[inside] = self._row_of_index[index[inside]]
-        row_of = self.registry.row_of
+    def own_rows(self, layout_uid: str) -> NDArray[np.int64]:
+        """Return the registry row that each local column of a layout is, (n_local,) int64."""
+        rows = self._looked_up(layout_uid, self._row_of_index)
+        if rows is not None:
+            return rows
+        layout = self.layouts[layout_uid]
+        inside = (layout.global_index >= 0) & (layout.global_index < len(self._row_of_index))
+        rows = np.full(len(layout.global_index), -1, np.int64)
+        rows[inside] = self._row_of_index[layout.global_index[inside]]
         for i in np.flatnonzero(rows < 0).tolist():
-            rows[i] = row_of.get(layout.features[i], -1)
+            rows[i] = self.registry.row_of.get(layout.features[i], -1)
         if rows.min(initial=0) < 0:
             lost = layout.features[int(np.flatnonzero(rows < 0)[0])]
             raise CorruptError(
                 f"The feature {lost} of layout {layout_uid} is not in the registry of {self.registry.space!r}; run validate()."
             )
         return rows
+
+    def _looked_up(self, layout_uid: str, row_of_index: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return what each index of a layout leads to; None if any leads nowhere."""
+        layout = self.layouts.get(layout_uid)
+        if layout is None:
+            raise CorruptError(
+                f"The feature list {layout_uid} of {self.registry.space!r} is not in the atlas; run validate()."
+            )
+        index = layout.global_index
+        if len(index) and (index.min() < 0 or index.max() >= len(row_of_index)):
+            return None
+        rows: NDArray[np.int64] = row_of_index[index]
+        return rows if rows.min(initial=0) >= 0 else None
 
 
 def build_axis(
@@ -120,6 +149,7 @@ def build_axis(
     *,
     main: Sequence[str],
     join: str | int = "union",
+    drop: bool = False,
     asked: Sequence[str] | None = None,
 ) -> Axis:
     """Decide the columns of a result.
@@ -134,32 +164,42 @@ def build_axis(
         For each touched dataset, the layout of the first layer; `measured` speaks of these.
     join : "union", "intersection" or int
         Keep features that any, every, or at least so many touched datasets measured.
+    drop : bool
+        Whether to leave out, of the features that `join` keeps, those that not every touched dataset measured.
     asked : sequence of str or None
         Feature uids in the order of the result; None takes all in the order of their global index.
 
     Returns
     -------
     Axis
-        Asked features that nobody measured stay under ``"union"``, unmeasured.
+        Asked features that nobody measured stay under ``"union"`` without `drop`, unmeasured.
     """
     rows_of = {uid: features.rows(uid) for uid in sorted({uid for uids in datasets for uid in uids})}
-    n = len(features.registry.uids)
-    counts = _count_datasets(rows_of, datasets, n, every=join == "intersection")
+    uids = features.registry.table.column("uid")
+    counts = _count_datasets(rows_of, datasets, len(uids), every=drop or join == "intersection")
     least = 1 if join == "union" else len(datasets) if join == "intersection" else int(join)
+    least = max(least, len(datasets)) if drop else least
     if asked is None:
         kept = np.flatnonzero(counts >= max(1, least))
         kept = kept[np.argsort(features.order[kept], kind="stable")]
     else:
-        kept = np.array([features.registry.row_of[uid] for uid in asked], np.int64)
-        kept = kept if join == "union" else kept[counts[kept] >= least]
-    column = np.full(n, -1, np.int64)
+        found, at = find_rows(uids, pa.array(asked, pa.string()))
+        kept = found[np.argsort(at)]
+        kept = kept if join == "union" and not drop else kept[counts[kept] >= least]
+    column = np.full(len(uids), -1, np.int64)
     column[kept] = np.arange(len(kept))
-    maps = {uid: column[rows] for uid, rows in rows_of.items()}
+    apart = [rows[features.registry.targets[rows] != rows] for rows in rows_of.values()] if features.apart else []
+    maps = {uid: np.take(column, rows, out=rows, mode="clip") for uid, rows in rows_of.items()}
     layouts = tuple(sorted(set(main)))
     measured = np.zeros((len(layouts), len(kept)), bool)
     for i, uid in enumerate(layouts):
         measured[i, maps[uid][maps[uid] >= 0]] = True
-    return Axis(features.registry.uids[kept], maps, layouts, measured)
+    named: NDArray[np.object_] = uids.take(pa.array(kept)).to_numpy()
+    if features.apart:
+        columns = column[np.unique(np.concatenate([np.empty(0, np.int64), *apart]))]
+        return Axis(named, maps, layouts, measured, repeated=np.sort(columns[columns >= 0]))
+    merged, added = _number_repeats(maps, len(kept))
+    return Axis(named, maps, layouts, measured, merged, added, np.unique(merged))
 
 
 def _count_datasets(
@@ -172,11 +212,44 @@ def _count_datasets(
         combinations[key] = combinations.get(key, 0) + 1
     counts = np.zeros(n, np.int64)
     for uids, times in combinations.items():
-        held = np.zeros(n, np.int64)
-        for uid in uids:
-            held[rows_of[uid]] += 1
-        counts += times * (held == len(uids) if every else held > 0)
+        if len(uids) == 1:
+            counts[rows_of[uids[0]]] += times  # a row that is there twice counts once
+            continue
+        held, n_layouts = np.unique(np.concatenate([np.unique(rows_of[uid]) for uid in uids]), return_counts=True)
+        counts[held[n_layouts == len(uids)] if every else held] += times
     return counts
+
+
+def _number_repeats(maps: Mapping[str, NDArray[np.int64]], n_cols: int) -> tuple[NDArray[np.int64], dict[str, int]]:
+    """Give columns from `n_cols` on to all but the first column of a layout that is at one place; changes `maps`.
+
+    Returns
+    -------
+    (merged, added)
+        As in `Axis`. Layouts share the columns: the second of a feature has the same number in all of them.
+    """
+    first = np.empty(n_cols, np.int64)
+    found: list[tuple[str, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
+    for uid, column_map in maps.items():
+        kept = np.flatnonzero(column_map >= 0)
+        columns = column_map[kept]
+        first[columns[::-1]] = kept[::-1]
+        again = kept[first[columns] != kept]
+        if len(again):
+            columns = column_map[again]
+            order = np.argsort(columns, kind="stable")
+            turn = np.empty_like(columns)
+            turn[order] = np.arange(len(order)) - np.searchsorted(columns[order], columns[order])
+            found.append((uid, again, columns, turn))
+    if not found:
+        return np.empty(0, np.int64), {}
+    most = max(int(turn.max()) for *_, turn in found) + 1
+    keys, numbers = np.unique(np.concatenate([c * most + turn for *_, c, turn in found]), return_inverse=True)
+    start = 0
+    for uid, again, _, _ in found:
+        maps[uid][again] = n_cols + numbers[start : start + len(again)]
+        start += len(again)
+    return keys // most, {uid: 2 + int(turn.max()) for uid, *_, turn in found}
 
 
 def check_join(join: object, min_datasets: object) -> str | int:

@@ -1,6 +1,5 @@
 """What a joined result takes of the elements beside: members of `obsm` of one name and width, and colours that agree."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import metadata_columns
-from raggedatlas.catalog.datasets import group_by_dataset, read_records
+from raggedatlas.catalog.datasets import group_by_dataset, read_records, read_specs
+from raggedatlas.errors import CorruptError
+from raggedatlas.model.columns import metadata_columns
 from raggedatlas.model.frames import facts_of
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
@@ -22,6 +22,7 @@ from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan
 from raggedatlas.query.plan import join_dtypes
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.ranges import ArrayReader
+from raggedatlas.store.sql import in_list
 
 OBSM = "obsm/"
 
@@ -117,28 +118,24 @@ def joined_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.obje
 
 def _members(record: DatasetRecord, records: Sequence[DatasetRecord]) -> dict[str, _Member]:
     """Give a dataset's dense members of `obsm` for the modality of one group: kept ones, and those that became embeddings."""
-    facts: dict[str, Any] = json.loads(records[0].facts)
-    own = json.loads(record.facts)["layers"]
-    first = str(next(iter(own.values()))["key"]) if own else ""
+    own = record.file_facts.layers
+    first = next(iter(own.values())).key if own else ""
     prefix = "/".join(first.split("/")[:2]) + "/" if first.startswith("mod/") else ""
     found = {}
-    for key, fact in facts.get("extras", {}).items():
-        if key.startswith(prefix + OBSM) and fact["form"] == "dense" and len(fact["shape"]) == 2:
-            spec = _spec(records[0], f"{fact['path']}/data")
-            found[key.removeprefix(prefix + OBSM)] = _Member(spec, np.dtype(fact["dtype"]))
+    kept = read_specs(records[0])
+    for key, extra in records[0].file_facts.extras.items():
+        spec = kept.get(f"{extra.path}/data")
+        if key.startswith(prefix + OBSM) and extra.form == "dense" and spec is not None and len(spec.shape) == 2:
+            found[key.removeprefix(prefix + OBSM)] = _Member(spec, np.dtype(extra.dtype))
     for other in records:
         if other.zarr_group == record.zarr_group:
             continue
-        for layer, fact in json.loads(other.facts)["layers"].items():
-            path = f"layers/{layer}"
-            if fact["key"].startswith(prefix + OBSM) and len(other.array_specs.get(path, {}).get("shape", ())) == 2:
-                member = _Member(_spec(other, path), np.dtype(fact["dtype"]))
-                found[fact["key"].removeprefix(prefix + OBSM)] = member
+        specs = read_specs(other)
+        for layer, fact in other.file_facts.layers.items():
+            spec = specs.get(f"layers/{layer}")
+            if fact.key.startswith(prefix + OBSM) and spec is not None and len(spec.shape) == 2:
+                found[fact.key.removeprefix(prefix + OBSM)] = _Member(spec, np.dtype(fact.dtype))
     return found
-
-
-def _spec(record: DatasetRecord, path: str) -> ArraySpec:
-    return ArraySpec.from_json(json.dumps(record.array_specs[path]))
 
 
 def _rows_of(
@@ -151,11 +148,16 @@ def _rows_of(
     for code in np.unique(part.code[part.code >= 0]).tolist():
         pointers.setdefault(by_path[part.groups[code].path].pointer, []).append(code)
     for pointer, codes in pointers.items():
-        wanted = ", ".join(f"'{by_path[part.groups[code].path].uid}'" for code in codes)
+        wanted = [by_path[part.groups[code].path].uid for code in codes]
         column = f"{pointer}.zarr_row"
-        table = catalog.tables.read(CELLS, ["uid", column], f"dataset_uid IN ({wanted})")
+        table = catalog.tables.read(CELLS, ["uid", column], in_list("dataset_uid", wanted))
         here = np.flatnonzero(np.isin(part.code, codes))
         at = pc.index_in(uids.take(pa.array(here)), value_set=table.column("uid").combine_chunks())
+        if at.null_count:
+            raise CorruptError(
+                f"{at.null_count:,} cells are not among those of the datasets {wanted}; run validate('deep'), and restore the atlas from a "
+                "copy or a snapshot with restore()."
+            )
         rows[here] = table.column(column).fill_null(0).to_numpy()[at.to_numpy()]
     return rows
 
@@ -185,8 +187,7 @@ def _plan(
 
 
 def _colors(records: Sequence[DatasetRecord]) -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = json.loads(records[0].facts).get("colors", {})
-    return found
+    return records[0].file_facts.colors
 
 
 def _merged(parts: Sequence[Mapping[str, str]]) -> dict[str, str] | None:

@@ -1,6 +1,5 @@
 """A box as a condition on cells: by the boxes or centroids in their pointers, or by the shapes themselves."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,9 +12,9 @@ from raggedatlas.catalog.geometries import find_geometries
 from raggedatlas.errors import QueryError
 from raggedatlas.model.geometries import GeometryRecord
 from raggedatlas.model.pointers import AXES
-from raggedatlas.query.filters import Columns, Filter
-from raggedatlas.query.literals import quote_identifier, quote_literal
 from raggedatlas.query.meeting import shapes_meet_box
+from raggedatlas.store.filters import Columns, Filter
+from raggedatlas.store.sql import all_of, any_of, comparison, in_list, is_not_null, negation
 
 By = Literal["bbox", "centroid", "exact"]
 
@@ -106,23 +105,22 @@ class Within(Filter):
         for record in self.records:
             found.setdefault(record.column, []).append(record.zarr_group)
         parts = [
-            _in_groups(column, groups) + _compared(column, self.box, by, inside=inside)
+            [in_list(f"{column}.zarr_group", groups), *_compared(column, self.box, by, inside=inside)]
             for column, groups in found.items()
         ]
-        return " OR ".join(f"({' AND '.join(part)})" for part in parts)
+        return any_of(*(all_of(*part) for part in parts))
 
     def _exact(self) -> str:
         """Read the shapes of cells whose box meets this one and does not lie in it."""
         whole = self._either("bbox", inside=True)
-        where = f"({self._either('bbox')}) AND NOT ({whole})"
+        where = all_of(self._either("bbox"), negation(whole))
         uids: list[str] = []
         for column in dict.fromkeys(record.column for record in self.records):
             rows = self.catalog.tables.read(CELLS, ["uid", f"{column}.zarr_group", f"{column}.object_id"], where)
             for record in self.records:
                 if record.column == column:
                     uids += self._meeting(record, rows)
-        listed = f"uid IN ({', '.join(map(quote_literal, sorted(uids)))})" if uids else "FALSE"
-        return f"({whole}) OR {listed}"
+        return any_of(whole, in_list("uid", sorted(uids)))
 
     def _meeting(self, record: GeometryRecord, rows: pa.Table) -> list[str]:
         from raggedatlas.query.geometry import read_objects
@@ -164,7 +162,7 @@ def within(catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> With
 
 
 def usual_geometry(catalog: Catalog) -> str:
-    """Give the only geometry there is.
+    """Return the only name of geometry there is, or the only feature space of it.
 
     Raises
     ------
@@ -173,30 +171,24 @@ def usual_geometry(catalog: Catalog) -> str:
     """
     from raggedatlas.catalog.geometries import read_geometries
 
-    names = sorted({record.name for record in read_geometries(catalog)})
-    if len(names) != 1:
+    records = read_geometries(catalog)
+    names = sorted({record.name for record in records})
+    spaces = sorted({record.space for record in records})
+    if not names:
         raise QueryError(
-            f"The atlas has the geometries {names}; name one with space=..."
-            if names
-            else f"{catalog.location.uri} has no geometry; add one with atlas.add('shapes.zv', link=...), and take a snapshot."
+            f"{catalog.location.uri} has no geometry; add one with atlas.add('shapes.zv', link=...), and take a snapshot."
         )
-    return names[0]
-
-
-def _in_groups(column: str, groups: Sequence[str]) -> list[str]:
-    return [f"{quote_identifier(column)}.zarr_group IN ({', '.join(map(quote_literal, groups))})"]
+    if len(names) > 1 and len(spaces) > 1:
+        raise QueryError(f"The atlas has the geometries {names}; name one with space=...")
+    return names[0] if len(names) == 1 else spaces[0]
 
 
 def _compared(column: str, box: Box, by: str, *, inside: bool) -> list[str]:
     """Compare every axis; an infinite end needs no comparison, but the box must be there."""
-    parts = [f"{quote_identifier(column)}.x IS NOT NULL"]
+    parts = [is_not_null(f"{column}.x")]
     for axis, lo, hi in zip(AXES, box.lo, box.hi, strict=False):
-        own = f"{quote_identifier(column)}.{axis}"
+        own = f"{column}.{axis}"
         least, greatest = (own, own) if by == "centroid" else (f"{own}_min", f"{own}_max")
         ends = ((least, ">=", lo), (greatest, "<=", hi)) if inside else ((greatest, ">=", lo), (least, "<=", hi))
-        parts += [f"{side} {sign} {_number(end)}" for side, sign, end in ends if np.isfinite(end)]
+        parts += [comparison(side, sign, float(end)) for side, sign, end in ends if np.isfinite(end)]
     return parts
-
-
-def _number(value: float) -> str:
-    return repr(float(value))

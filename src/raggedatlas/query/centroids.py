@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.geometries import find_geometries, visible_groups
+from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.model.pointers import AXES, PointerKind
 from raggedatlas.model.results import VALUES
 from raggedatlas.model.spaces import FeatureSpace
@@ -16,7 +16,7 @@ from raggedatlas.query.rows import Cells
 
 def centroid_columns(catalog: Catalog, asked: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Name the parts of pointer columns that hold the asked centroids."""
-    columns = [column for name, _ in asked for column in visible_groups(catalog, name)]
+    columns = dict.fromkeys(record.column for name, _ in asked for record in find_geometries(catalog, name))
     return tuple(f"{column}.{part}" for column in columns for part in ("zarr_group", *AXES))
 
 
@@ -39,11 +39,10 @@ def _plan(catalog: Catalog, name: str, key: str, cells: Cells) -> SpacePlan:
 
 def centroids_of(catalog: Catalog, name: str, cells: Cells) -> NDArray[np.float64]:
     """Give the centroids of cells that were read with `centroid_columns`, (n_cells, D); NaN where one has none."""
-    n_dims = max(len(record.axes) for record in find_geometries(catalog, name))
+    records = find_geometries(catalog, name)
+    n_dims = max(len(record.axes) for record in records)
     made = np.full((cells.n, n_dims), np.nan)
-    for column, groups in visible_groups(catalog, name).items():
-        there = np.array(cells.table.column(f"{column}.zarr_group").to_pylist(), object)
-        here = np.isin(there.astype(str), np.array(groups, str))
+    for record, here in rows_of_stores(records, cells.table, name):
         for i, axis in enumerate(AXES[:n_dims]):
-            made[here, i] = cells.table.column(f"{column}.{axis}").to_numpy()[here]
+            made[here, i] = cells.table.column(f"{record.column}.{axis}").to_numpy()[here]
     return made

@@ -1,6 +1,7 @@
 """Reads few features of many cells from the column-sorted copy, where that takes fewer bytes than reading the rows."""
 
 from collections.abc import Mapping
+from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +10,10 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import CsrBlock
+from raggedatlas.query.merging import add_merged
 from raggedatlas.query.parts import ColumnCopy, PartPlan, SpacePlan
-from raggedatlas.store.ranges import ArrayReader, is_packed, read_ranges, read_slice
+from raggedatlas.store.native import I64, REPEATED, Columns, library
+from raggedatlas.store.ranges import ArrayReader, is_packed, read_bounds, read_ranges
 from raggedatlas.store.threads import map_groups
 
 _PACKED_BLOCK = 256
@@ -69,9 +72,9 @@ def prefer_columns(space: SpacePlan, part: PartPlan) -> dict[int, NDArray[np.int
         if group.copy is None or bool((column_map >= 0).all()):
             continue
         by_row = _decoded(group.indices, int(n_entries[number + 1]), int(n_runs[number + 1]))
-        bounds = _all(group.copy.indptr)
-        if len(bounds) != len(column_map) + 1:
+        if group.copy.indptr.spec.n_rows != len(column_map) + 1:
             continue
+        bounds = read_bounds(group.copy.indptr, len(column_map), group.copy.indices.spec.n_rows)
         lengths = np.diff(bounds)[column_map >= 0]
         if _decoded(group.copy.indices, int(lengths.sum()), int((lengths > 0).sum())) < by_row:
             chosen[number] = bounds
@@ -113,7 +116,7 @@ def read_columns(
     for one, (_, counts) in zip(wanted, found, strict=True):
         indptr[1:][row_of[one.here]] = counts
     np.cumsum(indptr, out=indptr)
-    indices = np.empty(int(indptr[-1]), np.int32 if space.n_cols <= np.iinfo(np.int32).max else np.int64)
+    indices = np.empty(int(indptr[-1]), np.int32 if space.n_read <= np.iinfo(np.int32).max else np.int64)
     layers = {layer: np.empty(len(indices), space.dtypes[layer]) for layer in part.layers}
 
     def fill(job: tuple[_Wanted, NDArray[np.int32]]) -> None:
@@ -122,7 +125,7 @@ def read_columns(
             _fill(one, layer, places, indptr[row_of[one.here]], (indices, values))
 
     map_groups(fill, [(one, places) for one, (places, _) in zip(wanted, found, strict=True)])
-    return rows, CsrBlock(indptr, indices, layers, space.n_cols)
+    return rows, add_merged(CsrBlock(indptr, indices, layers, space.n_read), space)
 
 
 def _decoded(reader: ArrayReader | None, n_entries: int, n_runs: int) -> int:
@@ -130,11 +133,6 @@ def _decoded(reader: ArrayReader | None, n_entries: int, n_runs: int) -> int:
     assert reader is not None
     extra = _PACKED_BLOCK if is_packed(reader) else reader.spec.chunk_shape[0]
     return min(n_entries + extra * n_runs, max(reader.spec.n_rows, n_entries))
-
-
-def _all(reader: ArrayReader) -> NDArray[np.int64]:
-    values: NDArray[np.int64] = read_slice(reader, 0, reader.spec.n_rows)
-    return values
 
 
 def _wanted(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray[np.int64]) -> _Wanted:
@@ -149,12 +147,11 @@ def _wanted(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray[np.in
 
 def _count(part: PartPlan, one: _Wanted) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Find for every entry of the wanted columns the cell among those of the group (-1: not wanted), and count them."""
-    from raggedatlas.query.kernels import count_places
-
     place = _places(one.copy, part.start[one.here], part.end[one.here])
     at = read_ranges(one.copy.indices, one.starts, one.ends)
     counts, places = np.zeros(len(one.here), np.int64), np.empty(len(at), np.int32)
-    if not count_places(at, place, counts, places):
+    columns, rows = np.ascontiguousarray(at), len(counts)
+    if library().ra_count_places(columns, columns.size, columns.itemsize, place, place.size, counts, rows, places):
         raise CorruptError(f"The copy of {one.path} names a row that the group has not got; run validate().")
     return places, counts
 
@@ -164,7 +161,7 @@ def _places(copy: ColumnCopy, start: NDArray[np.int64], end: NDArray[np.int64]) 
     n = copy.row_indptr.spec.n_rows - 1
     if len(start) == n and _is_whole(start, end, copy.indices.spec.n_rows):
         return np.arange(n, dtype=np.int32)
-    bounds = _all(copy.row_indptr)
+    bounds = read_bounds(copy.row_indptr, n, copy.indices.spec.n_rows)
     # Cells are found by where their entries begin; those without entries need no place.
     here = np.flatnonzero(end > start)
     place = np.full(n, -1, np.int32)
@@ -185,10 +182,18 @@ def _fill(
     out: tuple[NDArray[Any], NDArray[Any]],
 ) -> None:
     """Write the entries of one layer of a group into the rows of its cells."""
-    from raggedatlas.query.kernels import fill_places
-
-    values = read_ranges(one.copy.layers[layer], one.starts, one.ends)
+    values = read_ranges(one.copy.layers[layer], one.starts, one.ends).astype(out[1].dtype, copy=False)
     bounds = np.zeros(len(one.starts) + 1, np.int64)
     np.cumsum(one.ends - one.starts, out=bounds[1:])
-    if not fill_places((places, values), (bounds, one.columns), cursor, out):
+    columns = Columns(I64.address(bounds), I64.address(one.columns), len(one.columns), len(places))
+    last, n = np.zeros(len(cursor), np.int32), len(cursor)
+    wide, room = out[0].itemsize == 8, len(out[0])
+    fault = library().ra_fill_places(
+        byref(columns), places, values, values.itemsize, cursor, last, n, out[0], wide, out[1], room
+    )
+    if fault == REPEATED:
         raise CorruptError(f"The copy of {one.path} names a row twice in one column; run validate().")
+    if fault:
+        raise CorruptError(
+            f"The copy of {one.path} has other entries than it had when they were counted; run validate()."
+        )

@@ -1,6 +1,5 @@
 """One dataset on its own: what was added, given back."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +9,8 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.frames import read_frame
 from raggedatlas.errors import NotFoundError
+from raggedatlas.model.arguments import checked
+from raggedatlas.model.contracts import NO_MATRIX
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
@@ -54,6 +55,7 @@ def list_datasets(catalog: Catalog) -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=columns).set_index("uid")
 
 
+@checked
 @dataclass(frozen=True)
 class Dataset:
     """One dataset of an atlas or a view.
@@ -93,18 +95,18 @@ class Dataset:
     @property
     def n_cells(self) -> int:
         """How many cells it was added with."""
-        facts: dict[str, Any] = json.loads(self.records[0].facts)
-        return int(facts.get("n_cells", self.records[0].n_cells))
+        n_cells = self.records[0].file_facts.n_cells
+        return self.records[0].n_cells if n_cells is None else n_cells
 
     @property
     def left_out(self) -> dict[str, str]:
         """What the source held that the atlas did not take: element -> what it is."""
-        return dict(json.loads(self.records[0].facts).get("left_out", {}))
+        return dict(self.records[0].file_facts.left_out)
 
     @cached_property
     def obs(self) -> "pd.DataFrame":
         """The file's own obs, with its index, columns, dtypes and categories."""
-        return arrow_to_frame(read_frame(self.catalog, self.uid, "obs"))
+        return arrow_to_frame(read_frame(self.catalog, self.records[0], "obs"))
 
     def var(self, space: str | None = None) -> "pd.DataFrame":
         """Give the file's own var of a feature space, with its index, columns, dtypes and categories; columns without names count."""
@@ -113,7 +115,7 @@ class Dataset:
             import pandas as pd
 
             return pd.DataFrame(index=pd.RangeIndex(record.n_features).astype(str))
-        return arrow_to_frame(read_frame(self.catalog, self.uid, f"var.{record.pointer}"))
+        return arrow_to_frame(read_frame(self.catalog, self.records[0], f"var.{record.pointer}"))
 
     @cached_property
     def elements(self) -> tuple[str, ...]:
@@ -160,8 +162,11 @@ class Dataset:
         from raggedatlas.formats.units import units_of
 
         source, record = self.source(), self._main(space)
-        keys = [fact["key"] for fact in json.loads(record.facts)["layers"].values()]
-        for unit in units_of(source).units:
+        keys = [fact.key for fact in record.file_facts.layers.values()]
+        units = units_of(source).units
+        if keys == [NO_MATRIX] and len(units) == 1:
+            return as_anndata(source, units[0])
+        for unit in units:
             if any(info.key in keys for piece in unit.pieces for info in piece.infos) and not _is_side(keys[0]):
                 return as_anndata(source, unit)
         return self._side(source, record, keys[0])

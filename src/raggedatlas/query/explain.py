@@ -3,12 +3,17 @@
 import numpy as np
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.features import read_registry
 from raggedatlas.query.columns import prefer_columns
-from raggedatlas.query.filters import to_sql
+from raggedatlas.query.merging import merged_columns
 from raggedatlas.query.parts import PartPlan, SpacePlan
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.conditions import to_sql
+
+_SHOWN = 5
+"""How many names are listed."""
 
 
 def explain(spec: QuerySpec, catalog: Catalog) -> str:
@@ -30,6 +35,8 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
     ]
     for space in plan.spaces.values():
         lines += _space_lines(space, spec)
+        if len(space.repeated):
+            lines.append(_merged_line(space, spec, catalog))
     return "\n".join(lines)
 
 
@@ -61,3 +68,15 @@ def _part_line(space: SpacePlan, part: PartPlan) -> str:
         f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} {what}, "
         f"{n_bytes:,} bytes decoded{by_column}"
     )
+
+
+def _merged_line(space: SpacePlan, spec: QuerySpec, catalog: Catalog) -> str:
+    """Say which features are several columns of one dataset."""
+    names = read_registry(catalog, space.space.name).names_of(space.features[space.repeated[:_SHOWN]])
+    shown = ", ".join(names) + (", ..." if len(space.repeated) > _SHOWN else "")
+    if spec.on_merge == "apart":
+        return f"  kept apart: {len(space.repeated):,} columns that are the same feature as another one of their dataset ({shown})"
+    used = {uid: merged_columns(m, space.merged, space.n_cols) for uid, m in space.column_maps.items()}
+    n_columns = sum(len(local) for sums in used.values() for local in sums.values())
+    n_layouts = sum(map(bool, used.values()))
+    return f"  added up: {n_columns:,} columns of {n_layouts:,} feature lists in {len(space.repeated):,} features ({shown})"

@@ -33,7 +33,7 @@ STEP_BYTES = 16 << 20
 """About how many bytes of a result one step takes; one is read while another is written."""
 
 
-def write(spec: QuerySpec, catalog: Catalog, path: str, options: Mapping[str, Any]) -> str:
+def write(spec: QuerySpec, catalog: Catalog, path: str | Path, options: Mapping[str, Any]) -> str:
     """Write a query to a file.
 
     Parameters
@@ -101,9 +101,7 @@ def _begin_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> list[_Stream]
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
         own = space.take(rows)
-        parts[name] = ReadPlan(
-            plan.obs.take(pa.array(rows)).select(["uid"]), {name: own}, plan.n_without, plan.provenance
-        )
+        parts[name] = ReadPlan(plan.obs.take(pa.array(rows)), {name: own}, plan.n_without, plan.provenance)
         streams.append(_Stream(own, joined_obsm(parts[name], own, catalog), f"mod/{name}/"))
     streams.append(_Stream(None, plan.results, ""))
     sink.begin(tuple(matrix for stream in streams for matrix in _matrices(stream, plan.n_cells)))
@@ -142,10 +140,10 @@ def _matrices(stream: _Stream, n_cells: int) -> tuple[SinkMatrix, ...]:
 
 
 def _n_entries(space: SpacePlan, layer: str) -> int | None:
-    """Count the entries of a layer, where that is known before they are read: all columns are kept, and none is put in."""
+    """Count the entries of a layer, where that is known before they are read: all columns are kept, none is put in, none added up."""
     part = next(part for part in space.parts if layer in part.layers)
     layouts = {group.layout_uid for group in part.groups}
-    if not space.sparse or space.nan or any((space.column_maps[uid] < 0).any() for uid in layouts):
+    if not space.sparse or space.nan or len(space.merged) or any((space.column_maps[uid] < 0).any() for uid in layouts):
         return None
     return int((part.end - part.start).sum())
 

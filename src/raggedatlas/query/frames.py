@@ -81,10 +81,12 @@ def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
     by_id = ids.null_count == 0 and len(pc.unique(ids)) == len(ids)
     columns = {}
     front = ("uid", "symbol", "global_index", "feature_id")
-    for name in [*front, *(n for n in table.column_names if n not in {*front, "redirect"})]:
+    for name in [*front, *(n for n in table.column_names if n not in {*front, "redirect", "symbol_source"})]:
         values = table.column(name)
         if pa.types.is_list(values.type):
             values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
+        if name == "symbol":  # a gene that no file gave a symbol goes by its id
+            values = pc.coalesce(values, ids)
         if pa.types.is_string(values.type):
             values = values.fill_null("")
         columns[name] = arrow_to_series(values, ColumnFacts(name, "")).set_axis(range(len(rows)))

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.geometries import find_geometries
+from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.errors import QueryError
 from raggedatlas.model.geometries import GeometryRecord
 from raggedatlas.model.pointers import AXES
@@ -55,7 +54,7 @@ def read_shapes(
     NotFoundError
         If there is no such geometry.
     QueryError
-        If stores of several kinds or numbers of axes are touched.
+        If stores of several kinds or numbers of axes are touched, or a cell has shapes in several of them.
     """
     records = find_geometries(catalog, name)
     columns = dict.fromkeys(record.column for record in records)
@@ -63,10 +62,10 @@ def read_shapes(
     more = [f"{column}.{part}" for column in columns for part in ("zarr_group", "object_id", *boxed)]
     cells, obs = plan_rows(spec, catalog, known_columns(catalog), (), tuple(more))
     uids = obs.column("uid").to_pylist()
-    rows_of = _touched(cells.table, records)
     read: list[tuple[NDArray[np.int64], Shapes]] = []
     objects = np.full(cells.n, -1, np.int64)
-    for record, (rows, ids) in rows_of:
+    for record, rows in rows_of_stores(records, cells.table, name):
+        ids = cells.table.column(f"{record.column}.object_id").take(pa.array(rows)).to_numpy().astype(np.int64)
         objects[rows] = ids
         if record.owner:
             shapes = read_points(catalog, record, ids, _box(cells.table, record, rows), attributes)
@@ -78,20 +77,6 @@ def read_shapes(
         nothing = read_objects(catalog, record, np.zeros(0, np.int64), level=0, attributes=attributes)
         read.append((np.zeros(0, np.int64), nothing))
     return _aligned(read, objects, uids)
-
-
-def _touched(
-    table: pa.Table, records: Sequence[GeometryRecord]
-) -> list[tuple[GeometryRecord, tuple[NDArray[np.int64], NDArray[np.int64]]]]:
-    """Find the rows and the object ids of every store that is touched."""
-    found = []
-    for record in records:
-        groups = table.column(f"{record.column}.zarr_group")
-        here = np.flatnonzero(pc.equal(groups, record.zarr_group).fill_null(fill_value=False).to_numpy())
-        if len(here):
-            ids = table.column(f"{record.column}.object_id").take(pa.array(here)).to_numpy().astype(np.int64)
-            found.append((record, (here, ids)))
-    return found
 
 
 def _box(table: pa.Table, record: GeometryRecord, rows: NDArray[np.int64]) -> tuple[Any, Any]:

@@ -1,6 +1,5 @@
 """Which layer is read from which group: the layer rule, and where each cell lies."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,14 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.datasets import array_readers
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.parts import ColumnCopy, GroupPlan, PartPlan
-from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import ArrayReader
+
+USUAL_SPACE = "gene_expression"
+"""The feature space that is read where a query names none."""
 
 USUAL = "counts"
 """The layer that is taken where every dataset has it."""
@@ -207,14 +209,14 @@ def _part(
 
 
 def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arrays: Location) -> GroupPlan:
-    specs = record.array_specs
+    readers = array_readers(arrays, record)
 
     def reader(*paths: str) -> ArrayReader:
         for path in paths:
-            if path in specs:
-                return ArrayReader(arrays, ArraySpec.from_json(json.dumps(specs[path])))
+            if path in readers:
+                return readers[path]
         raise CorruptError(
-            f"The group {record.zarr_group} of dataset {record.name or record.uid!r} has no array {paths[0]!r}, only {sorted(specs)}; "
+            f"The group {record.zarr_group} of dataset {record.name or record.uid!r} has no array {paths[0]!r}, only {sorted(readers)}; "
             "run validate()."
         )
 
@@ -222,7 +224,7 @@ def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arra
         found = {layer: reader(f"csr/layers/{layer}") for layer in layers}
         copied = [f"csc/layers/{layer}" for layer in layers]
         copy = None
-        if all(path in specs for path in ("csr/indptr", "csc/indptr", "csc/indices", *copied)):
+        if all(path in readers for path in ("csr/indptr", "csc/indptr", "csc/indices", *copied)):
             values = {layer: reader(f"csc/layers/{layer}") for layer in layers}
             copy = ColumnCopy(reader("csr/indptr"), reader("csc/indptr"), reader("csc/indices"), values)
         return GroupPlan(record.zarr_group, record.layout_uid, reader("csr/indices"), found, copy)

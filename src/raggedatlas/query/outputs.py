@@ -58,8 +58,8 @@ def to_anndata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -
 def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -> "md.MuData":
     """Read the spaces of a plan into a MuData, one modality each.
 
-    Every modality holds the cells that have it, in the order of the result; `obsmap` says for each cell of the result its
-    row in a modality, from 1, and 0 where it lacks it.
+    Every modality holds the cells that have it, in the order of the result, with the same columns of `obs` as the result;
+    `obsmap` says for each cell of the result its row in a modality, from 1, and 0 where it lacks it.
 
     Raises
     ------
@@ -72,9 +72,7 @@ def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) ->
     parts = {}
     for name, space in plan.spaces.items():
         rows = np.flatnonzero(space.present)
-        sub = ReadPlan(
-            plan.obs.take(pa.array(rows)).select(["uid"]), {name: space.take(rows)}, plan.n_without, plan.provenance
-        )
+        sub = ReadPlan(plan.obs.take(pa.array(rows)), {name: space.take(rows)}, plan.n_without, plan.provenance)
         own = {key: found.take(rows) for key, found in members[name].items()}
         parts[name] = _anndata(sub, own, catalog)
     obs = obs_frame(plan.obs)
@@ -94,13 +92,14 @@ def joined_uns(plan: ReadPlan, catalog: Catalog) -> dict[str, Any]:
 
 
 def atlas_facts(plan: ReadPlan) -> dict[str, Any]:
-    """Give `uns["atlas"]`: uri, snapshot, label, query, package version, spaces, layers, layouts, cells left out."""
+    """Give `uns["atlas"]`: uri, snapshot, label, query, package version, spaces, layers, layouts, cells left out, merged features."""
     facts: dict[str, Any] = dict(plan.provenance)
     facts["spaces"] = np.array(list(plan.spaces), dtype=object)
     facts["layers"] = {name: np.array(space.layers, dtype=object) for name, space in plan.spaces.items()}
     layouts = sorted({uid for space in plan.spaces.values() for uid in space.layouts})
     facts["layouts"] = np.array(layouts, dtype=object)
     facts["cells_without_space"] = plan.n_without
+    facts["merged"] = {name: space.features[space.repeated] for name, space in plan.spaces.items()}
     return facts
 
 
@@ -220,11 +219,7 @@ def _most_entries(space: SpacePlan, part: PartPlan) -> int:
     """Bound the entries of a result: exact unless columns are left out or NaN is put in."""
     entries = np.minimum(part.end - part.start, space.n_cols)
     if space.nan:
-        absent = [
-            space.n_cols - len(np.unique(m[m >= 0]))
-            for m in map(space.column_maps.get, _layouts(part))
-            if m is not None
-        ]
+        absent = [space.n_cols - len(space.columns_of(uid)) for uid in _layouts(part)]
         entries = entries + np.array([*absent, 0])[part.code]
     return int(entries.sum())
 

@@ -1,7 +1,7 @@
 """A plan as data: what will be read from where, and where it lands. Frozen and picklable."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,8 @@ class SpacePlan:
     measured : (n_layouts, n_features) bool
         Which columns each layout measured, after corrections of the registry.
     column_maps : mapping of str to (n_local,) int64
-        Layout -> column of the result for each local column, -1 where it is left out.
+        Layout -> column of the result for each local column, -1 where it is left out; from `n_cols` on, a column that is
+        added to another one, see `merged`.
     parts : tuple of PartPlan
         The layers.
     dtypes : mapping of str to numpy dtype
@@ -149,6 +150,10 @@ class SpacePlan:
         Whether the cell has this space.
     nan : bool
         Whether NaN stands for what was not measured, else zero.
+    merged : (n_more,) int64
+        Column of the result to which each column from `n_cols` on is added while reading.
+    repeated : (k,) int64
+        Columns of the result that are sums in some layout; of features that are kept apart, their columns.
     """
 
     name: str
@@ -163,6 +168,13 @@ class SpacePlan:
     layout_code: NDArray[np.int32]
     present: NDArray[np.bool_]
     nan: bool = False
+    merged: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    repeated: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @property
+    def n_read(self) -> int:
+        """Number of columns that are read, before those that are one feature are added up."""
+        return self.n_cols + len(self.merged)
 
     @property
     def sparse(self) -> bool:
@@ -182,10 +194,12 @@ class SpacePlan:
     def take(self, rows: NDArray[np.int64]) -> "SpacePlan":
         """Keep some cells, in the order given."""
         parts = tuple(part.take(rows) for part in self.parts)
-        return SpacePlan(
-            self.name, self.space, self.features, self.n_cols, self.layouts, self.measured, self.column_maps, parts,
-            self.dtypes, self.layout_code[rows], self.present[rows], self.nan,
-        )  # fmt: skip
+        return replace(self, parts=parts, layout_code=self.layout_code[rows], present=self.present[rows])
+
+    def columns_of(self, layout_uid: str) -> NDArray[np.int64]:
+        """Return the columns of the result that a layout has, ascending, (k,) int64."""
+        column_map = self.column_maps[layout_uid]
+        return np.unique(column_map[(column_map >= 0) & (column_map < self.n_cols)])
 
     def row_bytes(self) -> NDArray[np.int64]:
         """Estimate the bytes of each row in the result: an upper bound, reached when no column is left out.

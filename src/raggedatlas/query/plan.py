@@ -8,27 +8,29 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.cells import metadata_columns
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
-from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.identity import IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.results import find_result
+from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import QueryError
+from raggedatlas.model.columns import DATASET
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.results import VALUES, ResultRecord
 from raggedatlas.query.axis import Axis, FeatureRows, build_axis
 from raggedatlas.query.centroids import centroid_columns, centroid_plans
 from raggedatlas.query.deferred import CellRows, DeferredTable
-from raggedatlas.query.filters import DATASET, Columns, to_sql
-from raggedatlas.query.layers import CellPointers, Modality, choose_layers, plan_parts, pointer_of
+from raggedatlas.query.layers import USUAL_SPACE, CellPointers, Modality, choose_layers, plan_parts, pointer_of
+from raggedatlas.query.merging import merged_columns, sum_dtype
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.results import held_plan, result_modalities, vector_results, with_nan
 from raggedatlas.query.rows import Cells, arrange, known_columns, metadata_names, needed_columns, read_cells
 from raggedatlas.query.search import rank_cells, search_columns
-from raggedatlas.query.spec import QuerySpec
+from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
+from raggedatlas.store.conditions import to_sql
+from raggedatlas.store.filters import Columns
 from raggedatlas.store.table_rows import ROW_ID
-
-USUAL_SPACE = "gene_expression"
 
 _DATASET_TYPE = pa.dictionary(pa.int32(), pa.string())
 
@@ -163,12 +165,10 @@ def obs_schema(cells: Cells, columns: Columns, metadata: Sequence[str]) -> tuple
     """
     fields = [pa.field("uid", pa.string()), pa.field("cell_name", pa.string()), pa.field(DATASET, _DATASET_TYPE)]
     found = {"uid": "uid", "cell_name": "cell_name"}
-    facts = metadata_columns(columns.schema)
     for stored in metadata:
-        original = facts[stored].name if stored in facts else stored
-        name = original if original and original not in found and original != DATASET else stored
+        name = columns.shown.get(stored, stored)
         found[name] = stored
-        kept = facts[stored].to_metadata() if stored in facts else None
+        kept = columns.facts[stored].to_metadata() if stored in columns.facts else None
         fields.append(pa.field(name, columns.schema.field(stored).type, metadata=kept))
     fields += [cells.rank.schema.field(name) for name in cells.rank.column_names]
     return pa.schema(fields), found
@@ -255,6 +255,8 @@ def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
         "snapshot": 0 if snapshot is None else snapshot.version,
         "label": "" if snapshot is None else snapshot.label or "",
         "query": spec.describe(),
+        "identity": str(spec.identity),
+        "on_merge": spec.on_merge,
         "raggedatlas": _release(),
     }
 
@@ -296,13 +298,15 @@ def _plan_space(
     parts = plan_parts(modality, datasets, chosen, cells, catalog)
     axis = _axis(spec, catalog, modality, parts, asked)
     nan = spec.missing == "nan" and _any_missing(axis, parts)
-    dtypes = {layer: _joined_dtype(modality.name, layer, parts, nan=nan) for layer in chosen}
+    if axis.added:
+        _refuse_sums(spec, catalog, modality, parts, axis)
+    dtypes = {layer: _joined_dtype(modality.name, layer, parts, axis.added, nan=nan) for layer in chosen}
     main = parts[0]
     position = {uid: i for i, uid in enumerate(axis.layouts)}
     layout_of = np.array([*(position.get(g.layout_uid, -1) for g in main.groups), -1], np.int32)
     return SpacePlan(
         modality.name, modality.space, axis.features, len(axis.features) or _width(modality, parts), axis.layouts, axis.measured,
-        axis.column_maps, parts, dtypes, layout_of[main.code], cells.present(modality), nan,
+        axis.column_maps, parts, dtypes, layout_of[main.code], cells.present(modality), nan, axis.merged, axis.repeated,
     )  # fmt: skip
 
 
@@ -324,20 +328,76 @@ def _axis(
             raise QueryError(f"The columns of {modality.name!r} have no names, so no features can be asked of it.")
         return Axis(np.empty(0, object), {}, (), np.empty((0, 0), bool))
     per_dataset = [tuple(part.groups[i].layout_uid for part in parts) for i in range(len(parts[0].groups))]
-    registry = read_registry(catalog, modality.space.name)
+    registry = _identified(read_registry(catalog, modality.space.name), spec.identity, catalog)
     uids = None if asked is None else tuple(registry.require(list(asked)))
-    join = "intersection" if spec.missing == "drop" else spec.join
+    join, drop, apart = spec.join, spec.missing == "drop", spec.on_merge == "apart"
 
     def build() -> Axis:
-        features = FeatureRows(registry, read_layouts(catalog, {uid for uids in per_dataset for uid in uids}))
-        return build_axis(features, per_dataset, main=[uids[0] for uids in per_dataset], join=join, asked=uids)
+        features = FeatureRows(registry, read_layouts(catalog, {uid for uids in per_dataset for uid in uids}), apart)
+        return build_axis(
+            features, per_dataset, main=[uids[0] for uids in per_dataset], join=join, drop=drop, asked=uids
+        )
 
-    return catalog.remember("axis", (modality.space.name, tuple(per_dataset), join, uids), build)
+    facts = (modality.space.name, tuple(per_dataset), join, drop, uids, spec.identity, apart)
+    return catalog.remember("axis", facts, build)
+
+
+def _identified(registry: Registry, identity: str | int, catalog: Catalog) -> Registry:
+    """Return a registry whose features count as others by the asked mapping."""
+    if identity == DEFAULT:
+        return registry
+
+    def build() -> Registry:
+        if identity == AS_GIVEN:
+            return replace(registry, identity=IDENTITY_SCHEMA.empty_table())
+        then = catalog.at(find_version(catalog, identity))
+        redirects = read_registry(then, registry.space).redirects if registry.space in then.spaces() else {}
+        # A snapshot from before the mapping has redirects instead; the columns that a registry looks at are the same.
+        pairs = pa.table({"feature_uid": list(redirects), "target_uid": list(redirects.values())})
+        return replace(registry, identity=pairs.cast(pa.schema([(n, pa.string()) for n in pairs.column_names])))
+
+    return catalog.remember("identity", (registry.space, identity), build)
+
+
+def _refuse_sums(spec: QuerySpec, catalog: Catalog, modality: Modality, parts: Sequence[PartPlan], axis: Axis) -> None:
+    """Refuse columns of one dataset that are one feature, where the query or the type of a layer does not let them be added."""
+    groups = ((part, group) for part in parts for group in part.groups if group.layout_uid in axis.added)
+    whys = (
+        (group, _why_not(spec, layer, np.dtype(group.layers[layer].spec.dtype), axis.added[group.layout_uid]))
+        for part, group in groups
+        for layer in part.layers
+    )
+    found = next(((group, why) for group, why in whys if why), None)
+    if found is None:
+        return
+    group, why = found
+    [layout] = read_layouts(catalog, {group.layout_uid}).values()
+    sums = merged_columns(axis.column_maps[layout.uid], axis.merged, len(axis.features))
+    column, local = next(iter(sums.items()))
+    names = read_registry(catalog, modality.space.name).names_of([axis.features[column], *layout.features[local]])
+    holds = (r for records in modality.records.values() for r in records if r.zarr_group == group.path)
+    record = next(holds)
+    ways = "" if spec.on_merge == "sum" else "on_merge='sum' adds them up, "
+    raise QueryError(
+        f"Dataset {record.name or record.uid!r} has several columns for one feature of {modality.name!r} ({len(sums):,} such "
+        f"feature{'s' if len(sums) > 1 else ''}, e.g. {names[0]}: {', '.join(names[1:])}), and {why}. In view.query(...), {ways}"
+        "on_merge='apart' keeps the columns as they are, and identity='as-given' joins nothing."
+    )
+
+
+def _why_not(spec: QuerySpec, layer: str, stored: np.dtype[np.generic], n: int) -> str:
+    """Say why n columns of a layer are not added up; empty if they are."""
+    if spec.on_merge == "refuse":
+        return "on_merge='refuse' does not add them up"
+    if spec.on_merge == "counts" and stored.kind == "f":
+        return f"the values of layer {layer!r} are {stored}, which are not counts to add up"
+    return "" if sum_dtype(stored, n) else f"no type holds every sum of the {stored} of layer {layer!r}"
 
 
 def _any_missing(axis: Axis, parts: Sequence[PartPlan]) -> bool:
+    n = len(axis.features)
     maps = [axis.column_maps[g.layout_uid] for part in parts for g in part.groups if g.layout_uid in axis.column_maps]
-    absent = any(len(np.unique(m[m >= 0])) < len(axis.features) for m in maps)
+    absent = any(len(np.unique(m[(m >= 0) & (m < n)])) < n for m in maps)
     return absent or any(bool((part.code < 0).any()) for part in parts)
 
 
@@ -355,14 +415,20 @@ def _width(modality: Modality, parts: Sequence[PartPlan]) -> int:
     return shape[0] if len(shape) == 1 else 0
 
 
-def _joined_dtype(space: str, layer: str, parts: Sequence[PartPlan], *, nan: bool) -> np.dtype[np.generic]:
-    stored = {np.dtype(g.layers[layer].spec.dtype) for part in parts if layer in part.layers for g in part.groups}
+def _joined_dtype(
+    space: str, layer: str, parts: Sequence[PartPlan], added: Mapping[str, int], *, nan: bool
+) -> np.dtype[np.generic]:
+    found = {
+        sum_dtype(np.dtype(g.layers[layer].spec.dtype), added.get(g.layout_uid, 1))
+        for part in parts if layer in part.layers for g in part.groups
+    }  # fmt: skip
+    stored = {dtype for dtype in found if dtype is not None}
     joined = join_dtypes(stored, nan=nan)
     if joined is None:
-        found = sorted(map(str, stored))
+        listed = sorted(map(str, stored))
         why = "with NaN for what was not measured" if nan else "together"
         raise QueryError(
-            f"The layer {layer!r} of {space!r} is stored as {found}; no type holds these exactly {why}. "
+            f"The layer {layer!r} of {space!r} is stored as {listed}; no type holds these exactly {why}. "
             "Query these datasets one by one, or use .missing('zero')."
         )
     return joined

@@ -8,21 +8,36 @@ import numpy as np
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.results import find_result
-from raggedatlas.errors import QueryError
+from raggedatlas.catalog.versions import find_version
+from raggedatlas.errors import ArgumentError, QueryError
+from raggedatlas.model.arguments import brief, checked
+from raggedatlas.model.columns import DATASET
 from raggedatlas.query.answers import Answers
 from raggedatlas.query.axis import check_join
-from raggedatlas.query.filters import DATASET, Filter, as_filter, to_sql
-from raggedatlas.query.literals import quote_identifier
 from raggedatlas.query.plan import find_modality, modalities
 from raggedatlas.query.rows import known_columns, metadata_names
 from raggedatlas.query.search import METRICS
 from raggedatlas.query.spatial import SpatialQuery
-from raggedatlas.query.spec import Missing, QuerySpec, Sample, Search, count_of, listed_names
+from raggedatlas.query.spec import (
+    AS_GIVEN,
+    DEFAULT,
+    Missing,
+    OnMerge,
+    QuerySpec,
+    Sample,
+    Search,
+    count_of,
+    listed_names,
+)
+from raggedatlas.store.conditions import as_filter, to_sql
+from raggedatlas.store.filters import Filter
+from raggedatlas.store.sql import all_of, is_not_null
 
 if TYPE_CHECKING:
     pass
 
 
+@checked
 @dataclass(frozen=True)
 class Query(SpatialQuery, Answers):
     """Cells and features of an atlas at one version; nothing is read before an output is asked for.
@@ -87,7 +102,7 @@ class Query(SpatialQuery, Answers):
         how : "union" or "intersection"
             What any, or every, dataset of the result measured.
         min_datasets : int
-            What at least so many of them measured.
+            What at least so many of them measured; after ``missing("drop")``, of these what every dataset measured.
         """
         return self._with(join=check_join(how, min_datasets))
 
@@ -192,9 +207,12 @@ class Query(SpatialQuery, Answers):
         """
         if metric not in METRICS:
             raise QueryError(f"search knows the metrics {METRICS}, not {metric!r}.")
-        asked: str | tuple[float, ...] = (
-            query if isinstance(query, str) else tuple(np.asarray(query, np.float64).ravel().tolist())
-        )
+        try:
+            asked: str | tuple[float, ...] = (
+                query if isinstance(query, str) else tuple(np.asarray(query, np.float64).ravel().tolist())
+            )
+        except (TypeError, ValueError):
+            raise ArgumentError(f"search() takes query as text or a vector of numbers, not {brief(query)}.") from None
         if not asked or (not isinstance(asked, str) and not np.isfinite(asked).all()):
             raise QueryError("search needs some text, or a vector of finite numbers.")
         found = Search(asked, column, count_of("search", k), metric)
@@ -233,7 +251,7 @@ class Query(SpatialQuery, Answers):
         query = self._with(results=tuple(dict.fromkeys([*self.spec.results, *(r.name for r in records)])))
         if missing == "nan":
             return query
-        return query.where(" AND ".join(f"{quote_identifier(r.column)} IS NOT NULL" for r in records))
+        return query.where(all_of(*(is_not_null(r.column) for r in records)))
 
     def missing(self, how: Missing) -> "Query":
         """Say what stands for a feature that a cell's dataset did not measure.
@@ -264,3 +282,16 @@ class Query(SpatialQuery, Answers):
 
     def _with(self, **changes: Any) -> "Query":  # noqa: ANN401  (fields of the spec)
         return Query(self.catalog, replace(self.spec, **changes))
+
+
+def begin_query(catalog: Catalog, identity: str | int, on_merge: OnMerge) -> Query:
+    """Return a query of all cells under a mapping of features; see `AtlasView.query`.
+
+    Raises
+    ------
+    NotFoundError
+        If `identity` names no snapshot.
+    """
+    if identity not in (DEFAULT, AS_GIVEN):
+        find_version(catalog, identity)
+    return Query(catalog, QuerySpec(identity=identity, on_merge=on_merge))

@@ -1,7 +1,6 @@
 """Read cells of a plan: one read per group and array, columns mapped, rows put back into the asked order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,16 +10,17 @@ from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
 from raggedatlas.model.results import VALUES
 from raggedatlas.query.columns import prefer_columns, read_columns
+from raggedatlas.query.merging import add_merged
 from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan, rows_of
+from raggedatlas.store.csr import count_kept, map_rows, refuse_rows, sorting_order
 from raggedatlas.store.gather import RowGatherer, RowGroup, can_gather
+from raggedatlas.store.native import GOOD
 from raggedatlas.store.ranges import ArrayReader, read_ranges
 from raggedatlas.store.rings import BufferRing
-from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_groups
+from raggedatlas.store.threads import DECODE_THREADS, map_groups
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-_ENTRIES_PER_THREAD = 2**19
 
 BLOCK_BYTES = 64 * 2**20
 """About how many bytes of a result one step holds when a query is streamed."""
@@ -62,7 +62,7 @@ class PartReader:
     ) -> None:
         self.space, self.part, self.threads = space, part, threads
         self._gatherers: dict[str, RowGatherer] = {}
-        if not space.sparse or space.nan or space.n_cols > np.iinfo(np.int32).max:
+        if not space.sparse or space.nan or space.n_read > np.iinfo(np.int32).max:
             return
         for layer in part.layers:
             groups = [_row_group(space, group, layer) for group in part.groups]
@@ -70,13 +70,14 @@ class PartReader:
             if len(found) < len(groups) or not can_gather(found, space.dtypes[layer]):
                 self._gatherers = {}
                 return
-            self._gatherers[layer] = RowGatherer(found, space.n_cols, space.dtypes[layer], threads=threads, ring=ring)
+            self._gatherers[layer] = RowGatherer(found, space.n_read, space.dtypes[layer], threads=threads, ring=ring)
 
     @property
     def is_exact(self) -> bool:
         """Whether reading all cells at once takes no more memory than the result."""
         made = self._gatherers.values()
-        return bool(made) and all(g.complete and g.columns.is_local and g.values.is_local for g in made)
+        local = all(g.complete and g.columns.is_local and g.values.is_local for g in made)
+        return bool(made) and local and not len(self.space.merged)
 
     def read(self, rows: NDArray[np.int64], *, sort: bool = True) -> Block:
         """Read some cells.
@@ -103,9 +104,10 @@ class PartReader:
             return _read_sparse(space, part, rows) if space.sparse else _read_dense(space, part, rows)
         where = part.code[rows], part.start[rows], part.end[rows]
         layers: dict[str, NDArray[Any]] = {}
+        sort = sort or bool(len(space.merged))
         for layer, gatherer in self._gatherers.items():
             indptr, indices, layers[layer] = gatherer.gather(*where, sort=sort)
-        return CsrBlock(indptr, indices, layers, space.n_cols)
+        return add_merged(CsrBlock(indptr, indices, layers, space.n_read), space)
 
     def read_blocks(
         self, *, whole: bool = False, n_bytes: int | None = None
@@ -241,8 +243,6 @@ def _read_groups(
     space: SpacePlan, part: PartPlan, rows: NDArray[np.int64], groups: Sequence[tuple[int, NDArray[np.int64]]]
 ) -> CsrBlock:
     """Read cells of several groups into one block; each group comes with the places of its cells."""
-    from raggedatlas.query.kernels import SORTED
-
     starts = [part.start[rows[here]] for _, here in groups]
     ends = [part.end[rows[here]] for _, here in groups]
     bounds = [_bounds(first, last) for first, last in zip(starts, ends, strict=True)]
@@ -255,13 +255,13 @@ def _read_groups(
         lengths[here] = _count_kept(space, plan, bound, local)
     indptr = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(lengths, out=indptr[1:])
-    indices = np.empty(int(indptr[-1]), _index_dtype(space.n_cols))
+    indices = np.empty(int(indptr[-1]), _index_dtype(space.n_read))
     at = np.empty(len(indices), np.int64)
-    state = SORTED
+    state = GOOD
     for (group, here), bound, local, offset in zip(groups, bounds, stored, offsets, strict=False):
         found = _fill(space, part.groups[group], (bound, local), indptr[:-1][here], int(offset), (indices, at))
         state = max(state, found)
-    in_place = len(groups) == 1 and state == SORTED and len(at) == offsets[-1]
+    in_place = len(groups) == 1 and state == GOOD and len(at) == offsets[-1]
     layers: dict[str, NDArray[Any]] = {}
     for layer in part.layers:
         stream = np.empty(int(offsets[-1]), space.dtypes[layer])
@@ -271,7 +271,7 @@ def _read_groups(
         ]
         each(lambda job: _read_into(*job), jobs)
         layers[layer] = stream if in_place else stream[at]
-    return CsrBlock(indptr, indices, layers, space.n_cols)
+    return add_merged(CsrBlock(indptr, indices, layers, space.n_read), space)
 
 
 def _is_local(group: GroupPlan) -> bool:
@@ -312,14 +312,11 @@ def _read_into(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.
 def _count_kept(
     space: SpacePlan, group: GroupPlan, bounds: NDArray[np.int64], local: NDArray[Any]
 ) -> NDArray[np.int64]:
-    from raggedatlas.query.kernels import count_rows
+    return count_kept(bounds, local, space.column_maps[group.layout_uid], _described(group))
 
-    counts = np.zeros(len(bounds) - 1, np.int64)
-    if not count_rows(bounds, local, space.column_maps[group.layout_uid] >= 0, counts):
-        raise CorruptError(
-            f"The group {group.path} names a feature that its list {group.layout_uid} has not got; run validate()."
-        )
-    return counts
+
+def _described(group: GroupPlan) -> str:
+    return f"The group {group.path} with the features of list {group.layout_uid}"
 
 
 def _fill(
@@ -330,40 +327,14 @@ def _fill(
     offset: int,
     found: tuple[NDArray[Any], NDArray[np.int64]],
 ) -> int:
-    from raggedatlas.query.kernels import REPEATED, fill_rows
-
     column_map = space.column_maps[group.layout_uid].astype(found[0].dtype)
-    bounds, local = rows
-
-    def fill(span: tuple[int, int]) -> int:
-        first, last = span
-        own = (bounds[first : last + 1], local)
-        return int(fill_rows(own, column_map, targets[first:last], offset, found, _scratch(space.n_cols)))
-
-    state = max(map_decode(fill, _spans(bounds)), default=0)
-    if state == REPEATED:
-        raise CorruptError(f"The group {group.path} names a feature twice in one cell; run validate().")
+    state = map_rows(*rows, column_map, space.n_read, targets, *found, offset)
+    refuse_rows(state, _described(group), None, len(column_map))
     return state
-
-
-def _spans(bounds: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Cut rows into runs of about equally many entries, one for each thread where there are enough."""
-    n = min(DECODE_THREADS, 1 + int(bounds[-1]) // _ENTRIES_PER_THREAD)
-    cuts = np.searchsorted(bounds, np.linspace(0, int(bounds[-1]), n + 1)[1:-1])
-    edges = [0, *cuts.tolist(), len(bounds) - 1]
-    return [(first, last) for first, last in pairwise(edges) if last > first]
-
-
-def _scratch(n_cols: int) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-    from raggedatlas.query.kernels import BIT_PLACES
-
-    return np.zeros(n_cols // 64 + 1, np.uint64), np.empty(n_cols, np.int64), BIT_PLACES
 
 
 def _with_unmeasured(block: CsrBlock, column_map: NDArray[np.int64]) -> CsrBlock:
     """Add an explicit NaN for every column that the layout did not measure."""
-    from raggedatlas.query.kernels import fill_rows
-
     absent = np.setdiff1d(np.arange(block.n_cols), column_map)
     if not len(absent):
         return block
@@ -374,9 +345,8 @@ def _with_unmeasured(block: CsrBlock, column_map: NDArray[np.int64]) -> CsrBlock
     mixed = np.empty(int(indptr[-1]), np.uint32)
     mixed[old] = block.indices
     mixed[new] = np.tile(absent, n)
-    indices, order = np.empty(len(mixed), block.indices.dtype), np.empty(len(mixed), np.int64)
-    same = np.arange(block.n_cols, dtype=block.indices.dtype)
-    fill_rows((indptr, mixed), same, indptr[:-1].copy(), 0, (indices, order), _scratch(block.n_cols))
+    order = sorting_order(indptr, mixed, block.n_cols)
+    indices = mixed[order].astype(block.indices.dtype)
     layers = {}
     for layer, values in block.layers.items():
         wide = np.full(len(mixed), np.nan, values.dtype)
@@ -418,8 +388,10 @@ def _read_dense(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> De
                     raise CorruptError(
                         f"The group {part.groups[group].path} has {values.shape[1:]} columns, its list {len(column_map)}."
                     )
-                kept = np.flatnonzero(column_map >= 0)
+                kept = np.flatnonzero((column_map >= 0) & (column_map < space.n_cols))
                 out[np.ix_(here, column_map[kept])] = values[:, kept]
+                for local in np.flatnonzero(column_map >= space.n_cols).tolist():
+                    out[here, space.merged[column_map[local] - space.n_cols]] += values[:, local]
             else:
                 out[here] = values
         layers[layer] = out

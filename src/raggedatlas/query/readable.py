@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference, Problem
 from raggedatlas.model.spaces import FeatureSpace
@@ -14,9 +15,12 @@ from raggedatlas.query.results import list_results
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raggedatlas.query.identity import FeatureIdentity
+
 Level = Literal["quick", "rows", "deep"]
 
 
+@checked
 class Readable:
     """What an atlas and a view of it have in common: looking.
 
@@ -27,19 +31,28 @@ class Readable:
     """
 
     def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+        self._opened = catalog
+
+    @property
+    def _catalog(self) -> Catalog:
+        """What to read: during a purge the newest versions of the tables are not the current content."""
+        return self._opened.current()
 
     @property
     def uri(self) -> str:
         """Where the atlas is."""
-        return self._catalog.location.uri
+        return self._opened.location.uri
 
     @property
     def db(self) -> Any:  # noqa: ANN401  (a lancedb connection; importing its type costs seconds)
-        """A LanceDB connection to the tables, for whatever this package does not offer."""
+        """A LanceDB connection to the tables, for whatever this package does not offer.
+
+        LanceDB 0.40 does not use the BTree indexes, which pylance 14 writes in a newer version; results are the same. Its warnings about
+        them are off unless the environment sets ``LANCEDB_LOG``.
+        """
         import lancedb
 
-        tables = self._catalog.tables.location
+        tables = self._opened.tables.location
         return lancedb.connect(tables.lance_uri(), storage_options=tables.lance_options() or None)
 
     @property
@@ -125,6 +138,13 @@ class Readable:
         return find_datasets_with_features(
             self._catalog, space, [features] if isinstance(features, str) else features, every=every
         )
+
+    @property
+    def identity(self) -> "FeatureIdentity":
+        """Which features are the same and why: status, explanations, and links by hand."""
+        from raggedatlas.query.identity import FeatureIdentity
+
+        return FeatureIdentity(self._catalog)
 
     def validate(self, level: Level = "quick") -> list[Problem]:
         """Look for anything wrong.

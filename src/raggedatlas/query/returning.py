@@ -1,7 +1,6 @@
 """A dataset as a source: its matrices as row readers in the file's own order, its tables, and all that was kept beside."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,17 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.datasets import array_readers
 from raggedatlas.catalog.frames import open_frame, read_frame
+from raggedatlas.errors import CorruptError
 from raggedatlas.formats.bundle import unpack
 from raggedatlas.formats.parts import Part, Parts, PartsSource
 from raggedatlas.formats.rows import BLOCK_BYTES, ENTRIES, stop_by_entries
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.contracts import NARROW, MatrixForm
+from raggedatlas.model.contracts import NO_MATRIX, MatrixForm
 from raggedatlas.model.frames import arrow_to_frame
-from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord
+from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
 from raggedatlas.model.tables import ColumnTable, arrow_table
-from raggedatlas.store.arrays import ArraySpec
-from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.store.csr import remap_csr
+from raggedatlas.store.ranges import ArrayReader, read_all, read_bounds, read_slice
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,38 +41,38 @@ class Returning:
 
     def __init__(self, catalog: Catalog, records: Sequence[DatasetRecord]) -> None:
         self._catalog, self._records = catalog, records
-        self._facts: list[dict[str, Any]] = [json.loads(record.facts) for record in records]
-        self._specs = [
-            {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
-            for record in records
-        ]
+        self._facts = [record.file_facts for record in records]
+        self._readers = [_Readers(record.zarr_group, array_readers(catalog.arrays, record)) for record in records]
 
     @cached_property
     def elements(self) -> dict[str, Any]:
         """All that is kept whole: key -> element; nobody may change them."""
-        spec = self._specs[0].get(ELEMENTS)
-        return {} if spec is None else unpack(self._all(spec).tobytes())
+        reader = self._readers[0].arrays.get(ELEMENTS)
+        return {} if reader is None else unpack(read_all(reader).tobytes())
 
     @property
-    def arrays(self) -> dict[str, dict[str, Any]]:
+    def arrays(self) -> Mapping[str, ExtraFacts]:
         """What is kept in arrays: key -> its facts."""
-        return dict(self._facts[0].get("extras", {}))
+        return self._facts[0].extras
 
     def source(self) -> PartsSource:
         """Make a source of it, as of the file that was added."""
         record, facts = self._records[0], self._facts[0]
         matrices, tables = [], {}
         for i, group in enumerate(self._records):
-            shared = _Entries(self._specs[i], self._read) if "csr/indices" in self._specs[i] else None
+            shape = (group.n_cells, group.n_features)
+            shared = _Entries(self._readers[i], "csr", shape) if "csr/indices" in self._readers[i].arrays else None
             for layer in group.layers:
                 part = self._layer(i, layer, shared)
+                if part.info.key == NO_MATRIX:
+                    continue
                 matrices.append(part)
                 if part.info.features:
                     tables[part.info.features] = partial(self._table, f"var.{group.pointer}")
         beside = [self._beside(key, facts) for key, facts in self.arrays.items()]
         elements = {key: value for key, value in self.elements.items() if not key.startswith(PRESENT)}
         present = {key.removeprefix(PRESENT): cells for key, cells in self.elements.items() if key.startswith(PRESENT)}
-        n_cells = int(facts.get("n_cells", record.n_cells))
+        n_cells = record.n_cells if facts.n_cells is None else facts.n_cells
         for part in matrices:
             cells = present.get("/".join([*part.info.key.split("/")[:2], "obs"]))
             if cells is not None and not np.array_equal(cells, np.arange(n_cells)):
@@ -86,72 +87,98 @@ class Returning:
             elements={key: partial(_same, value) for key, value in elements.items()},
             tables={"obs": partial(self._cells, n_cells)},
         )
-        return PartsSource(parts, name=record.name, uri=record.source, format=str(facts.get("format", "")))
+        return PartsSource(parts, name=record.name, uri=record.source, format=facts.format)
 
     def _table(self, name: str) -> "pd.DataFrame":
-        return arrow_to_frame(read_frame(self._catalog, self._records[0].uid, name))
+        return arrow_to_frame(read_frame(self._catalog, self._records[0], name))
 
     def _cells(self, n_cells: int) -> ColumnTable:
-        frame = open_frame(self._catalog, self._records[0].uid, "obs")
+        frame = open_frame(self._catalog, self._records[0], "obs")
         return arrow_table(frame.schema, n_cells, frame.chunks)
 
     def _layer(self, i: int, layer: str, entries: "_Entries | None") -> Part:
-        record, specs = self._records[i], self._specs[i]
-        fact = self._facts[i]["layers"][layer]
+        record, readers = self._records[i], self._readers[i]
+        fact = self._facts[i].layers.get(layer)
+        if fact is None:
+            raise CorruptError(
+                f"The facts of {record.zarr_group} in table 'datasets' have no layer {layer!r}, only {list(self._facts[i].layers)}; "
+                "run validate()."
+            )
         if entries is not None:
-            spec, shape = specs[f"csr/layers/{layer}"], (record.n_cells, record.n_features)
-            rows = _GroupRows(entries, partial(self._read, spec), fact, shape)
+            rows = _GroupRows(entries, readers.get(f"csr/layers/{layer}"), fact, entries.shape)
         else:
-            spec = specs[f"layers/{layer}"]
-            rows = _GroupRows(None, partial(self._read, spec), fact, spec.shape)
-        features = fact.get("features", _usual_features(fact["key"])) if record.layout_uid else ""
-        return Part.of(fact["key"], rows, features, record.feature_space)
+            reader = readers.get(f"layers/{layer}")
+            rows = _GroupRows(None, reader, fact, reader.spec.shape)
+        features = _usual_features(fact.key) if fact.features is None else fact.features
+        return Part.of(fact.key, rows, features if record.layout_uid else "", record.feature_space)
 
-    def _beside(self, key: str, facts: Mapping[str, Any]) -> Part:
-        specs = {
-            path.rpartition("/")[2]: spec
-            for path, spec in self._specs[0].items()
-            if path.startswith(f"{facts['path']}/")
-        }
+    def _beside(self, key: str, facts: ExtraFacts) -> Part:
+        readers = self._readers[0]
+        data = readers.get(f"{facts.path}/data")
         entries = None
-        if facts["form"] != "dense":
-            entries = _Entries({f"csr/{name}": specs[name] for name in ("indices", "indptr")}, self._read)
-        return Part.of(key, _GroupRows(entries, partial(self._read, specs["data"]), facts, tuple(facts["shape"])))
+        if facts.form != "dense":
+            if len(facts.shape) != 2:
+                raise CorruptError(
+                    f"{data.name} is recorded as a sparse matrix of shape {facts.shape}; run validate()."
+                )
+            entries = _Entries(readers, facts.path, (facts.shape[0], facts.shape[1]))
+        elif facts.shape != data.spec.shape:
+            raise CorruptError(f"{data.name} has shape {data.spec.shape}, {facts.shape} is recorded; run validate().")
+        return Part.of(key, _GroupRows(entries, data, facts, facts.shape))
 
-    def _all(self, spec: ArraySpec) -> NDArray[Any]:
-        return self._read(spec, 0, spec.shape[0])
 
-    def _read(self, spec: ArraySpec, start: int, stop: int) -> NDArray[Any]:
-        return read_slice(ArrayReader(self._catalog.arrays, spec), start, stop)
+class _Readers:
+    """The arrays of one group."""
+
+    def __init__(self, group: str, arrays: Mapping[str, ArrayReader]) -> None:
+        self.group, self.arrays = group, arrays
+
+    def get(self, path: str) -> ArrayReader:
+        """Return the reader of one array; `CorruptError` if the record has none."""
+        if path not in self.arrays:
+            raise CorruptError(
+                f"The group {self.group} has no array {path!r}, only {sorted(self.arrays)}; run validate()."
+            )
+        return self.arrays[path]
 
 
 class _Entries:
     """The entries of a sparse group, which its layers share; the last rows are kept for the next layer."""
 
-    def __init__(self, specs: Mapping[str, ArraySpec], read: Callable[[ArraySpec, int, int], NDArray[Any]]) -> None:
-        self._specs, self._read = specs, read
+    def __init__(self, readers: _Readers, folder: str, shape: tuple[int, int]) -> None:
+        self._indices, self._indptr = readers.get(f"{folder}/indices"), readers.get(f"{folder}/indptr")
+        self._columns = readers.arrays.get(COLUMNS) if folder == "csr" else None
         self._last: tuple[tuple[int, int], tuple[NDArray[Any], NDArray[Any] | None]] | None = None
-        self.n_entries = specs["csr/indices"].shape[0]
+        self.shape, self.n_entries = shape, self._indices.spec.n_rows
 
     @cached_property
     def indptr(self) -> NDArray[np.int64]:
         """Bounds of the rows, (n_rows + 1,) int64."""
-        spec = self._specs["csr/indptr"]
-        return self._read(spec, 0, spec.shape[0])
+        return read_bounds(self._indptr, self.shape[0], self.n_entries)
 
     @cached_property
     def _of_file(self) -> NDArray[np.int64] | None:
-        spec = self._specs.get(COLUMNS)
-        return None if spec is None else np.argsort(self._read(spec, 0, spec.shape[0]))
+        if self._columns is None:
+            return None
+        stored = read_all(self._columns)
+        order = np.argsort(stored, kind="stable")
+        if not np.array_equal(stored[order], np.arange(self.shape[1])):
+            raise CorruptError(
+                f"{self._columns.name} does not give each of {self.shape[1]:,} columns a place of its own; restore it from a copy."
+            )
+        return order
 
     def rows(self, start: int, stop: int) -> tuple[NDArray[Any], NDArray[Any] | None]:
         """Return the columns of some rows as the file has them, and which stored entry each one is (None for its own)."""
-        from raggedatlas.store.kernels import remap_csr
-
         if self._last is not None and self._last[0] == (start, stop):
             return self._last[1]
         bounds = self.indptr[start : stop + 1]
-        indices, order = self._read(self._specs["csr/indices"], int(bounds[0]), int(bounds[-1])), None
+        indices, order = read_slice(self._indices, int(bounds[0]), int(bounds[-1])), None
+        # A column beyond the last would let SciPy's compiled loops leave their memory.
+        if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.shape[1]:
+            raise CorruptError(
+                f"{self._indices.name} names a column outside of its {self.shape[1]:,}; run validate('deep')."
+            )
         if self._of_file is not None:
             pointers = bounds - bounds[0]
             places = np.arange(len(indices), dtype=np.int32 if len(indices) < 2**31 else np.int64)
@@ -166,15 +193,18 @@ class _GroupRows:
     def __init__(
         self,
         entries: _Entries | None,
-        values: Callable[[int, int], NDArray[Any]],
-        facts: Mapping[str, Any],
+        values: ArrayReader,
+        facts: MatrixFacts,
         shape: tuple[int, ...],
     ) -> None:
-        self._entries, self._values, self.shape = entries, values, shape
-        self.form: MatrixForm = facts["form"]
-        self.dtype: np.dtype[Any] = np.dtype(facts["dtype"])
-        pointers, indices = facts.get("wide", NARROW)
-        self.wide: tuple[bool, bool] = (pointers, indices)
+        self._entries, self._values, self.shape = entries, partial(read_slice, values), shape
+        self.form: MatrixForm = facts.form
+        self.dtype: np.dtype[Any] = np.dtype(facts.dtype)
+        self.wide: tuple[bool, bool] = facts.wide
+        if entries is not None and values.spec.shape != (entries.n_entries,):
+            raise CorruptError(
+                f"{values.name} has shape {values.spec.shape} for {entries.n_entries:,} entries; run validate()."
+            )
         sparse = entries is not None and self.form != "dense"
         self.n_entries: int | None = entries.n_entries if sparse and entries is not None else None
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -10,15 +11,18 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import metadata_columns
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.errors import QueryError
+from raggedatlas.model.columns import DATASET, IDS, metadata_columns
+from raggedatlas.model.frames import nan_to_null
 from raggedatlas.model.pointers import PointerKind, pointer_columns
+from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.results import result_columns
-from raggedatlas.query.filters import DATASET, Columns, to_sql
-from raggedatlas.query.layers import CellPointers
+from raggedatlas.query.layers import USUAL_SPACE, CellPointers, pointer_of
 from raggedatlas.query.spec import QuerySpec, Sample
 from raggedatlas.store.allocators import give_back
+from raggedatlas.store.conditions import to_sql
+from raggedatlas.store.filters import Columns, warn_of_unknown
 from raggedatlas.store.table_rows import ROW_ID, walk
 
 _NAMES, _DATASET_UID = ("uid", "cell_name"), "dataset_uid"
@@ -67,10 +71,10 @@ class Cells:
         return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(distinct, pa.string()))
 
     def column(self, columns: Columns, name: str) -> pa.ChunkedArray:
-        """Give a column by the name that people use, `dataset` included."""
+        """Return a column by the name that people use, `dataset` included; NaN is null in it."""
         if name == DATASET:
             return pa.chunked_array([self.names().cast(pa.string())])
-        return self.table.column(columns.stored(name))
+        return nan_to_null(self.table.column(columns.stored(name)))
 
     def pointers(self, schema: pa.Schema) -> CellPointers:
         """Give where the cells lie, for every pointer column that was read."""
@@ -91,14 +95,18 @@ def _numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return values
 
 
-def dataset_names(catalog: Catalog) -> dict[str, str]:
-    """Give uid -> name of every dataset, in the order in which they were added."""
-    return {uid: records[0].name or uid for uid, records in group_by_dataset(read_records(catalog)).items()}
-
-
 def known_columns(catalog: Catalog) -> Columns:
-    """Give the columns that a query may name."""
-    return Columns(catalog.tables.schema(CELLS), dataset_names(catalog))
+    """Return the columns that a query may name."""
+    datasets = group_by_dataset(read_records(catalog))
+    names = {uid: records[0].name or uid for uid, records in datasets.items()}
+    layouts = {uid: _layout(records) for uid, records in datasets.items()}
+    return Columns(catalog.tables.schema(CELLS), names, layouts)
+
+
+def _layout(records: Sequence[DatasetRecord]) -> str | None:
+    """Return the feature layout of a dataset: that of its genes, else of the first of its spaces with features."""
+    main = [record for record in records if record.layout_uid and "__" not in pointer_of(record)]
+    return min(main, key=lambda record: record.feature_space != USUAL_SPACE).layout_uid if main else None
 
 
 def metadata_names(columns: Columns, asked: Sequence[str] | None) -> tuple[str, ...]:
@@ -162,10 +170,22 @@ def read_cells(
         codes = pc.index_in(table.column(_DATASET_UID), value_set=uids)
     if codes.null_count:
         table, codes = table.filter(codes.is_valid()), codes.drop_null()
+    warn_of_unknown(spec.filters, columns, partial(_texts, catalog, columns) if not len(codes) else lambda _: None)
     code = codes.to_numpy().astype(np.int32, copy=False)
     del codes
     give_back()
     return Cells(table, code, columns.datasets, pa.table({}))
+
+
+def _texts(catalog: Catalog, columns: Columns, name: str) -> list[str] | None:
+    """Read the values of a text column; None for another column, and for ids, of which each cell has its own."""
+    target = columns.target(name)
+    if target.family != "text" or target.name in IDS:
+        return None
+    found: dict[str, None] = {}
+    for batch in walk(catalog.tables, CELLS, [target.name]):
+        found |= dict.fromkeys(pc.unique(batch.column(target.name)).drop_null().to_pylist())
+    return list(found)
 
 
 def _walk_cells(

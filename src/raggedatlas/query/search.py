@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.model.results import ResultRecord
-from raggedatlas.query.filters import Columns, as_filter, to_sql
 from raggedatlas.query.layers import Modality, choose_layers, plan_parts
-from raggedatlas.query.literals import quote_identifier, quote_literal
 from raggedatlas.query.results import vector_results, vectors_of
 from raggedatlas.query.rows import Cells, read_cells
 from raggedatlas.query.spec import QuerySpec, Search
+from raggedatlas.store.conditions import as_filter, to_sql
+from raggedatlas.store.filters import Columns
 from raggedatlas.store.ranges import read_rows
+from raggedatlas.store.sql import all_of, in_list
 from raggedatlas.store.tables import filter_errors
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _nearest_result(
     if cells.n > EXACT_CELLS and facts and search.metric == record.metric and _is_indexed(table, record.column):
         nearest = {
             "column": record.column, "q": vector.astype(np.float32), "k": search.k, "metric": search.metric,
-            "minimum_nprobes": int(facts["nprobes"]), "refine_factor": REFINE,
+            "minimum_nprobes": facts.nprobes, "refine_factor": REFINE,
         }  # fmt: skip
         return _from_index(cells, table, where, {"nearest": nearest}, "_distance")
     values = np.full(cells.n, np.nan)
@@ -333,10 +334,8 @@ def _is_indexed(table: "lance.LanceDataset", column: str) -> bool:
 
 
 def _prefilter(spec: QuerySpec, columns: Columns) -> str:
-    visible = ", ".join(quote_literal(uid) for uid in columns.datasets)
-    shown = f"{quote_identifier('dataset_uid')} IN ({visible})" if visible else "FALSE"
-    where = to_sql(spec.filters, columns)
-    return shown if where is None else f"({where}) AND {shown}"
+    shown, where = in_list("dataset_uid", columns.datasets), to_sql(spec.filters, columns)
+    return shown if where is None else all_of(where, shown)
 
 
 def _from_index(

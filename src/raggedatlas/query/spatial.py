@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from numpy.typing import ArrayLike
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.geometries import find_geometries
+from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.errors import QueryError
-from raggedatlas.query.boxes import usual_geometry, within
-from raggedatlas.query.filters import Filter
+from raggedatlas.model.arguments import checked
+from raggedatlas.query.boxes import Within, usual_geometry, within
 from raggedatlas.query.geometry import read_shapes
+from raggedatlas.query.plan import plan_rows
+from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 Q = TypeVar("Q", bound="SpatialQuery")
 
 
+@checked
 class SpatialQuery:
     """The part of `Query` that knows geometry."""
 
@@ -37,7 +40,8 @@ class SpatialQuery:
             Least corner, then greatest, both inclusive, in world units and the order of the store's axes, D = 2 to 4:
             ``(xmin, ymin, xmax, ymax)``. Axes of the store beyond D are of no matter; an end may be infinite.
         space : str or None
-            Name or feature space of the geometry; None takes the only one.
+            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
+            whatever they are called.
         by : {"bbox", "centroid", "exact"}
             ``"bbox"``: the box of the shape meets this one; ``"centroid"``: the mean of its vertices lies in it. Both are answered from
             the cell table. ``"exact"`` reads the shapes of those whose box lies across the border: a point, edge or face meets the box,
@@ -46,7 +50,8 @@ class SpatialQuery:
         Raises
         ------
         QueryError
-            For a box that is none, or has more axes than the shapes.
+            For a box that is none, or has more axes than the shapes; for a feature space in which a cell chosen so far has several
+            geometries.
         NotFoundError
             If there is no such geometry in this snapshot.
 
@@ -54,8 +59,18 @@ class SpatialQuery:
         --------
         >>> query.within((0, 0, 500, 500), space="segmentation_boundary")  # doctest: +SKIP
         """
-        found: Filter = within(self.catalog, bbox, space, by)
+        found = within(self.catalog, bbox, space, by)
+        self._refuse_shared(found)
         return _changed(self, filters=(*self.spec.filters, found))
+
+    def _refuse_shared(self, found: Within) -> None:
+        """Refuse a box over stores of which a cell that was chosen so far has several."""
+        having = [(uid, record.name) for record in found.records for uid in record.cells_of]
+        if len({uid for uid, _ in having}) < len(set(having)):
+            parts = tuple(dict.fromkeys(f"{record.column}.zarr_group" for record in found.records))
+            spec = QuerySpec(filters=self.spec.filters)
+            cells, _ = plan_rows(spec, self.catalog, known_columns(self.catalog), (), parts)
+            rows_of_stores(found.records, cells.table, found.name)
 
     def geometry(
         self,
@@ -70,7 +85,8 @@ class SpatialQuery:
         Parameters
         ----------
         space : str or None
-            Name or feature space of the geometry; None takes the only one.
+            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
+            whatever they are called.
         level, budget : int or None
             Which level of detail (0, the finest, by default), or the finest with at most so many vertices in a store.
         attributes : sequence of str or None
@@ -87,7 +103,7 @@ class SpatialQuery:
         NotFoundError
             If there is no such geometry in this snapshot.
         QueryError
-            If the touched stores hold different kinds or numbers of axes.
+            If the touched stores hold different kinds or numbers of axes, or a chosen cell has several geometries of the feature space.
         """
         name = usual_geometry(self.catalog) if space is None else space
         return read_shapes(self.spec, self.catalog, name, level=level, budget=budget, attributes=attributes)
@@ -98,7 +114,8 @@ class SpatialQuery:
         Parameters
         ----------
         space : str or None
-            Name or feature space of the geometry; None takes the only one.
+            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
+            whatever they are called.
         key : str
             Under which name.
 

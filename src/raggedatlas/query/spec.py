@@ -7,10 +7,17 @@ from typing import Any, Literal
 import numpy as np
 
 from raggedatlas.errors import QueryError
-from raggedatlas.query.filters import Filter
+from raggedatlas.store.filters import Filter
 
 Missing = Literal["zero", "nan", "drop"]
 """What stands for a feature that a cell's dataset did not measure."""
+
+
+OnMerge = Literal["counts", "sum", "refuse", "apart"]
+"""What becomes of columns of one dataset that are one feature."""
+
+DEFAULT, AS_GIVEN = "default", "as-given"
+"""Mappings of features that are not named after a snapshot: the one of the queried snapshot, and none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,10 @@ class QuerySpec:
         Results of models that come along in `obsm`.
     centroids : tuple of (str, str)
         Geometry whose centroids come along, and their name in `obsm`.
+    identity : str or int
+        Which features count as the same: `DEFAULT`, `AS_GIVEN`, or the label or number of a snapshot.
+    on_merge : {"counts", "sum", "refuse", "apart"}
+        What becomes of columns of one dataset that are one feature.
     """
 
     filters: tuple[Filter, ...] = ()
@@ -99,6 +110,8 @@ class QuerySpec:
     missing: Missing = "zero"
     results: tuple[str, ...] = ()
     centroids: tuple[tuple[str, str], ...] = ()
+    identity: str | int = DEFAULT
+    on_merge: OnMerge = "counts"
 
     def to_dict(self) -> dict[str, Any]:
         """Give what differs from a query without conditions, as plain values for provenance."""
@@ -128,9 +141,8 @@ class QuerySpec:
             parts["join"] = self.join if isinstance(self.join, str) else f"min_datasets={self.join}"
         if self.obs is not None:
             parts["obs"] = ", ".join(self.obs)
-        if self.missing != "zero":
-            parts["missing"] = self.missing
-        return parts
+        usual = {"missing": "zero", "identity": DEFAULT, "on_merge": "counts"}
+        return parts | {key: getattr(self, key) for key, value in usual.items() if getattr(self, key) != value}
 
     def describe(self) -> str:
         """Say it in one line."""

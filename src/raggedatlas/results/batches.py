@@ -1,5 +1,7 @@
 """Batches of results on their way into data files: checked against the first of them, written, and not visible yet."""
 
+import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -10,12 +12,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.errors import ReadOnlyError, SourceError
+from raggedatlas.errors import AtlasError, ReadOnlyError, SourceError
 from raggedatlas.results.duplicates import SeenIds, hashes_of
 from raggedatlas.results.folder import DATABASE, table_path
 from raggedatlas.results.fragments import Fragment, FragmentWriter, read_batches
+from raggedatlas.results.receipts import Receipt, check_files, write_receipt
 from raggedatlas.results.schema import OBJECT_ID, ResultColumn, results_schema
 from raggedatlas.results.tensors import as_ids, as_outputs
+
+CHECKPOINT_SECONDS = 60.0
+"""A run that takes longer finishes its files now and then, and notes them, so that it can be taken up again."""
+
+CHECKPOINT_SHARE = 0.05
+"""Of the time so far: long runs have few files, and lose at most so much of their work."""
 
 
 class BatchWriter(ABC):
@@ -27,15 +36,21 @@ class BatchWriter(ABC):
         Result folder.
     facts : mapping of str to str
         Metadata of the table.
+    checkpoint : pathlib.Path
+        File that notes what is finished while the run goes on.
     """
 
-    def __init__(self, result_dir: Path, facts: Mapping[str, str]) -> None:
+    def __init__(self, result_dir: Path, facts: Mapping[str, str], checkpoint: Path) -> None:
         self.result_dir = result_dir
         self._table = table_path(result_dir)
         self.facts = dict(facts)
         self._columns: tuple[ResultColumn, ...] | None = None
         self._files: FragmentWriter | None = None
+        self._resumed: tuple[Fragment, ...] = ()
         self._added: list[Fragment] = []
+        self._checkpoint = checkpoint
+        self._began = self._saved_at = time.monotonic()
+        self._n_saved = 0
         self._seen = SeenIds(result_dir / DATABASE)
         self._n_batches = self._n_rows = 0
         self._state = "open"
@@ -88,7 +103,7 @@ class BatchWriter(ABC):
 
     def _settle(self, found: tuple[ResultColumn, ...], what: str) -> None:
         """Take the table's columns from the first batch, and compare those of later ones with them."""
-        if self._files is None and not self._added:
+        if self._files is None and not self._added and not self._resumed:
             # an empty batch says what a table without rows looks like, but does not bind the first that has rows
             self._columns = found
             return
@@ -112,12 +127,55 @@ class BatchWriter(ABC):
         if self._seen.meets(hashes):
             self._refuse_known(ids, what)
         try:
-            self._writing().write(batch)
+            files = self._writing()
+            files.write(batch)
+            self._seen.add(hashes)
+            if time.monotonic() - self._saved_at >= max(
+                CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (self._saved_at - self._began)
+            ):
+                self._save(files)
         except BaseException:
             # part of the batch may be written
-            self.abort()
+            self._fail()
             raise
-        self._seen.add(hashes)
+
+    def _save(self, files: FragmentWriter) -> None:
+        """Finish the file that is being written, and note all that is finished."""
+        finished = files.finish()
+        write_receipt(self._checkpoint, self._noted((*self._resumed, *finished)))
+        self._n_saved, self._saved_at = len(finished), time.monotonic()
+
+    def _noted(self, fragments: tuple[Fragment, ...]) -> Receipt:
+        """Say what is finished of this run."""
+        return Receipt(self.columns, fragments)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a part of the run is noted, from which another can go on."""
+        return self._checkpoint.is_file()
+
+    def _take_up(self, receipt: Receipt) -> None:
+        """Go on from what an interrupted run had finished.
+
+        Raises
+        ------
+        CorruptError
+            If a file of it is damaged.
+        """
+        check_files(receipt, self._table / "data", "The interrupted run", deep=True)
+        self._columns, self._resumed, self._n_rows = receipt.columns or None, receipt.fragments, receipt.n_rows
+        self._note_ids(receipt.fragments, "The interrupted run")
+
+    def _note_ids(self, fragments: tuple[Fragment, ...], what: str) -> None:
+        """Remember the ids of finished files, and refuse those that are known."""
+        first = 0
+        for batch in read_batches(self._table / "data", fragments, [OBJECT_ID]):
+            ids: list[str] = batch.column(0).to_pylist()
+            hashes = hashes_of(ids)
+            if self._seen.meets(hashes):
+                self._refuse_known(ids, what, first)
+            self._seen.add(hashes)
+            first += len(ids)
 
     def _refuse_known(self, ids: Iterable[str], what: str, first: int = 0) -> None:
         """Compare the ids themselves, as only their hashes are remembered."""
@@ -136,7 +194,7 @@ class BatchWriter(ABC):
 
     def _finish_files(self) -> list[Fragment]:
         """Finish the files so far, and name all of the run in row order."""
-        return [*([] if self._files is None else self._files.finish()), *self._added]
+        return [*self._resumed, *([] if self._files is None else self._files.finish()), *self._added]
 
     def read_back(
         self, columns: list[str] | None = None, rows: NDArray[np.int64] | None = None
@@ -163,6 +221,20 @@ class BatchWriter(ABC):
         self._state = "given up"
         if self._files is not None:
             self._files.discard()
+        for each in self._resumed:
+            (self._table / "data" / each.name).unlink(missing_ok=True)
+        self._checkpoint.unlink(missing_ok=True)
+
+    def _fail(self) -> None:
+        """End after an error: what is noted stays, so that it can be taken up again; without a note, all goes."""
+        if self._state != "open":
+            return
+        if not self.is_saved:
+            self.abort()
+            return
+        self._state = "given up"
+        if self._files is not None:
+            self._files.discard(self._n_saved)
 
     def __enter__(self) -> Self:
         """Write in a block; its end commits, and an error in it gives up."""
@@ -171,14 +243,17 @@ class BatchWriter(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commit, or give up after an error."""
+        """Commit; after an error keep what a long run has noted, and give up otherwise."""
         if kind is not None:
-            self.abort()
+            if self._state == "open" and self.is_saved and self._files is not None:
+                with contextlib.suppress(AtlasError):
+                    self._save(self._files)
+            self._fail()
             return
         try:
             self.commit()
         except BaseException:
-            self.abort()
+            self._fail()
             raise
 
 

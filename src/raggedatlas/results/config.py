@@ -1,11 +1,8 @@
 """The file ``original_dataset_config.toml``: what the data were that a model saw, kept along a chain of runs."""
 
-import json
-import math
 import os
-import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,6 @@ from typing import Any
 from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.results.folder import CONFIG_FILE, removed_on_error
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _UNKNOWN = "# The configuration of the original dataset was not told to the writer of these results.\n"
 
 
@@ -87,57 +83,28 @@ def to_toml(config: Mapping[str, Any]) -> str:
 
     Examples
     --------
-    >>> print(to_toml({"a": 1, "b": {"c": [True, 0.5]}}))
+    >>> print(to_toml({"a": 1, "b": {"c": 0.5, "d": None}}))
     a = 1
     <BLANKLINE>
     [b]
-    c = [true, 0.5]
+    c = 0.5
     <BLANKLINE>
     """
-    return "\n".join([*_table((), config), ""])
+    import tomli_w
+
+    return tomli_w.dumps(_plain(config, ()))
 
 
-def _table(names: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
-    inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-    for key, value in table.items():
-        if key not in inner and value is not None:
-            yield f"{_key(key)} = {_value(value, (*names, key))}"
-    for key, value in inner.items():
-        below = (*names, key)
-        yield ""
-        yield f"[{'.'.join(map(_key, below))}]"
-        yield from _table(below, value)
-
-
-def _key(key: object) -> str:
-    text = str(key)
-    return text if _BARE.fullmatch(text) else _quoted(text)
-
-
-def _quoted(text: str) -> str:
-    # JSON's escapes are TOML's, but for DEL, which TOML wants escaped
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
-
-
-def _value(value: Any, names: tuple[str, ...]) -> str:  # noqa: ANN401
+def _plain(value: Any, names: tuple[str, ...]) -> Any:  # noqa: ANN401
+    """Return a value in the types that TOML has; NumPy's, paths, sets and other sequences become those."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, str | os.PathLike):
-        return _quoted(str(value))
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
     if isinstance(value, Mapping):
-        return (
-            "{"
-            + ", ".join(f"{_key(k)} = {_value(v, (*names, str(k)))}" for k, v in value.items() if v is not None)
-            + "}"
-        )
+        return {str(key): _plain(each, (*names, str(key))) for key, each in value.items() if each is not None}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, bool | int | float | str | datetime | date | time):
+        return value
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
-        return "[" + ", ".join(_value(each, names) for each in value if each is not None) + "]"
+        return [_plain(each, names) for each in value if each is not None]
     raise SourceError(f"The configuration's {'.'.join(names)} is a {type(value).__name__}, which TOML cannot hold.")

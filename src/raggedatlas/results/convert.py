@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError
+from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy import NpyResults
 from raggedatlas.results.rows import flat_rows
@@ -56,6 +57,7 @@ class Conversion:
         )
 
 
+@checked
 def convert_results(
     results_dir: str | os.PathLike[str],
     *,

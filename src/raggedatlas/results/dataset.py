@@ -3,14 +3,24 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
-from raggedatlas.results.folder import DATABASE, is_begun, is_committed, open_table, results_location, table_path
+from raggedatlas.model.arguments import brief, checked
+from raggedatlas.results.folder import (
+    DATABASE,
+    is_begun,
+    is_committed,
+    open_table,
+    replaced_text,
+    result_errors,
+    results_location,
+    table_path,
+)
 from raggedatlas.results.identifiers import Ids, indexed_rows
 from raggedatlas.results.indexing import as_rows
 from raggedatlas.results.pages import map_rows, mapping_allowed
@@ -18,8 +28,10 @@ from raggedatlas.results.registry import HyraxDataset
 from raggedatlas.results.rows import Rows, TakenRows, rows_in_memory
 from raggedatlas.results.schema import DATA, OBJECT_ID, ResultColumn, read_columns, table_facts
 from raggedatlas.results.torch import as_tensor, dataset_class, samples_of
-from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.store.location import Location
+
+if TYPE_CHECKING:
+    import lance
 
 _SMALL = 64 * 2**20
 _ITERATED = 1024
@@ -52,6 +64,9 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
 
     Notes
     -----
+    Results that are replaced stay readable for an hour (`grace` of `ResultDatasetWriter`); after that reading, or opening the pickled
+    dataset in another process, is a `NotFoundError` that says so.
+
     ``dataset[i]`` is a tensor of `tensor_shape`; a list, slice, mask, array or tensor of row numbers gives a stack
     ``(k, *tensor_shape)`` in the order asked for. Numbers outside of ``0 <= i < len(dataset)`` are an ``IndexError``, so that
     iteration ends; slices are Python's. What is given is a copy. A table with several outputs has ``get_<output>`` for each.
@@ -62,6 +77,7 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
     >>> dataset[5].shape, dataset[[7, 7, 2]].shape, dataset.get_object_id(5)  # doctest: +SKIP
     """
 
+    @checked
     def __init__(
         self,
         config: Mapping[str, Any],
@@ -78,13 +94,26 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
         self._place = results_location(data_location, storage_options)
         if self._place.is_local:
             _refuse_missing(self._place.path)
-        self._table = open_table(self._place, version)
+        self._table = self._open(version)
         self.version = int(self._table.version)
         self.columns = read_columns(self._table.schema, self._place.uri)
         self._n_rows = int(self._table.count_rows())
         self._column = self.columns[0]
         self._row_sources: dict[str, Rows] = {}
         self._first: Rows | None = None
+
+    def _open(self, version: int | None) -> "lance.LanceDataset":
+        if version is not None and version < 1:
+            raise QueryError(f"version={version}; versions of results count from 1.")
+        try:
+            return open_table(self._place, version)
+        except NotFoundError as error:
+            if version is None:
+                raise
+            newest = int(open_table(self._place).version)
+            if newest <= version:
+                raise
+            raise NotFoundError(replaced_text(self._place.uri, version, newest)) from error
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
@@ -164,7 +193,7 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
         """
         if "_ids" in self.__dict__ or not ids:
             return None
-        with lance_errors(self._place.uri):
+        with result_errors(self._table):
             return indexed_rows(self._table, ids)
 
     def read_batch(self, rows: NDArray[np.int64], fields: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -187,6 +216,7 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
             for field in fields
         }
 
+    @checked
     def to_numpy(self, out: NDArray[Any] | None = None, *, column: str | None = None) -> NDArray[Any]:
         """Copy all rows into one array.
 
@@ -206,6 +236,8 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
         shape = (self._n_rows, *chosen.shape)
         if out is None:
             out = np.empty(shape, chosen.dtype)
+        if not isinstance(out, np.ndarray):
+            raise QueryError(f"out is {brief(out)}; expected an array of shape {shape} and dtype {chosen.dtype}.")
         if out.shape != shape or out.dtype != chosen.dtype or not out.flags.c_contiguous:
             raise QueryError(
                 f"out has shape {out.shape} and dtype {out.dtype}; expected contiguous {shape} of {chosen.dtype}."
@@ -213,6 +245,7 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
         self._source(chosen).span(0, out.reshape(self._n_rows, chosen.n_values))
         return out
 
+    @checked
     def iter_batches(
         self, batch_size: int = 8192, *, column: str | None = None, ids: bool = True
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
@@ -333,7 +366,7 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
     @cached_property
     def _ids(self) -> pa.Array:
         """All ids in one array, as texts that may together be longer than two gigabytes."""
-        with lance_errors(self._place.uri):
+        with result_errors(self._table):
             stored = self._table.to_table(columns=[OBJECT_ID]).column(0)
         if stored.null_count:
             raise CorruptError(f"{self._place.uri} has {stored.null_count} rows without an id.")

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.store.location import store_errors
+
 LONGEST = 2**20
 """Hashes of a run in memory; longer ones are put into a file and are not merged any more."""
 
@@ -59,7 +61,7 @@ class SeenIds:
             self._stored.append(self._store(self._runs.pop(0)))
 
     def _store(self, run: NDArray[np.int64]) -> NDArray[np.int64]:
-        with tempfile.TemporaryFile(dir=self._folder) as file:
+        with store_errors(f"write into {self._folder}"), tempfile.TemporaryFile(dir=self._folder) as file:
             run.tofile(file)
             file.flush()
             # the mapping keeps the file

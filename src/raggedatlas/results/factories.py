@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import NotFoundError
+from raggedatlas.model.arguments import checked
 from raggedatlas.results.discovery import find_results
 from raggedatlas.results.folder import DATABASE, is_begun, is_committed
 from raggedatlas.results.npy import has_npy_results
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from raggedatlas.results.writer import ResultDatasetWriter
 
 
+@checked
 def create_results_writer(result_dir: str | os.PathLike[str]) -> "ResultDatasetWriter":
     """Make the writer of new results, which are always a Lance table.
 
@@ -34,6 +36,7 @@ def create_results_writer(result_dir: str | os.PathLike[str]) -> "ResultDatasetW
     return ResultDatasetWriter(result_dir)
 
 
+@checked
 def load_results_dataset(
     config: Mapping[str, Any], results_dir: str | os.PathLike[str] | None = None, verb: str | None = None
 ) -> "ResultDataset | InferenceDataSet":

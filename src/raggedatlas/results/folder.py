@@ -4,12 +4,14 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from raggedatlas.errors import ConflictError, StoreError
+from raggedatlas.errors import ConflictError, NotFoundError, StoreError
 from raggedatlas.store.lance_errors import lance_errors
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import Location, store_errors
 from raggedatlas.store.tables import Tables
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ DATABASE = "lance_db"
 TABLE = "results"
 INDEX_FILE = "batch_index.npy"
 CONFIG_FILE = "original_dataset_config.toml"
+
+GRACE = timedelta(hours=1)
+"""How long results that were replaced stay readable, as `RaggedAtlas.gc` waits for an `add`."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
@@ -31,7 +36,7 @@ def results_location(result_dir: str | os.PathLike[str], storage_options: Mappin
     StoreError
         If it is no local folder and no object store that we know.
     """
-    return Location(os.fspath(result_dir), dict(storage_options or {}))
+    return Location.of(result_dir, storage_options)
 
 
 def table_path(result_dir: Path) -> Path:
@@ -82,6 +87,80 @@ def stored_files(table: "lance.LanceDataset") -> set[str]:
         }
 
 
+def remove_old_versions(table: "lance.LanceDataset", grace: timedelta) -> None:
+    """Remove the versions of a table that were replaced longer ago than a reader is expected to hold them.
+
+    Parameters
+    ----------
+    table : lance.LanceDataset
+        Of results; nobody else may write to it.
+    grace : datetime.timedelta
+        How long a version stays after another one took its place.
+    """
+    with lance_errors(table.uri):
+        entries: list[Any] = sorted(table.versions(), key=lambda entry: int(entry["version"]))
+        # a version is as old as the one that replaced it is, whenever it was written itself
+        now = datetime.now(entries[-1]["timestamp"].tzinfo)
+        gone = sum(now - after["timestamp"] >= grace for _, after in pairwise(entries))
+        if gone:
+            table.cleanup_old_versions(
+                retain_versions=len(entries) - gone, delete_unverified=True, error_if_tagged_old_versions=False
+            )
+
+
+@contextlib.contextmanager
+def result_errors(table: "lance.LanceDataset") -> Iterator[None]:
+    """Turn Lance's errors into ours, and name a version that was removed while it was read.
+
+    Raises
+    ------
+    NotFoundError
+        If the version is not there any more.
+    StoreError, ConflictError
+        As `lance_errors`.
+    """
+    try:
+        with lance_errors(table.uri):
+            yield
+    except StoreError as error:
+        import lance
+
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            newest = lance.dataset(table.uri)
+            if table.version not in {entry["version"] for entry in newest.versions()}:
+                raise NotFoundError(replaced_text(table.uri, int(table.version), int(newest.version))) from error
+        raise
+
+
+def replaced_text(uri: str, version: int, newest: int) -> str:
+    """Say that a version of results is gone."""
+    return (
+        f"Version {version} of the results in {uri} was replaced by version {newest} and has been removed; open the results again. "
+        "grace= of ResultDatasetWriter says how long replaced results stay."
+    )
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder with its parents, and name those that were not there, the innermost first.
+
+    Raises
+    ------
+    StoreError
+        If the place refuses.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    with store_errors(f"make {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Remove folders that were made for nothing, the innermost first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
 class WriteLock:
     """The claim of one writer on a result folder; the operating system drops it when the process dies.
 
@@ -102,7 +181,8 @@ class WriteLock:
         self.path = database / ".writing"
         # False on file systems without locks: rubbish of other writers is then left alone
         self.exclusive = True
-        self._file: int | None = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o644)
+        with store_errors(f"lock {self.path}"):
+            self._file: int | None = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -141,10 +221,17 @@ class WriteLock:
 
 @contextlib.contextmanager
 def removed_on_error(path: Path) -> Iterator[Path]:
-    """Give a name beside a file to write to; it takes the file's place at the end, or goes with an error."""
+    """Give a name beside a file to write to; it takes the file's place at the end, or goes with an error.
+
+    Raises
+    ------
+    StoreError
+        If the disk refuses.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield beside
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with store_errors(f"write {path}"):
+        try:
+            yield beside
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)

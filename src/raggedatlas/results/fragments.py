@@ -12,7 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import ConflictError
+from raggedatlas.store.checksums import file_digest
 from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.store.location import store_errors
 from raggedatlas.store.table_rows import FILE_FORMAT
 
 if TYPE_CHECKING:
@@ -38,11 +40,14 @@ class Fragment:
         Rows.
     n_bytes : int
         Size of the file.
+    sha256 : str
+        Of the file, in hex.
     """
 
     name: str
     n_rows: int
     n_bytes: int
+    sha256: str = ""
 
 
 class FragmentWriter:
@@ -63,7 +68,8 @@ class FragmentWriter:
         self._file: Any = None
         self._path = folder
         self._n_rows = self._n_bytes = 0
-        folder.mkdir(parents=True, exist_ok=True)
+        with store_errors(f"make {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows after all earlier ones, beginning a new file where the last is full.
@@ -101,21 +107,29 @@ class FragmentWriter:
         file, self._file = self._file, None
         with lance_errors(str(self._path)):
             file.close()
-        self.fragments.append(Fragment(self._path.name, self._n_rows, self._path.stat().st_size))
+        with store_errors(f"finish {self._path}"):
+            size, digest = self._path.stat().st_size, file_digest(self._path)
+        self.fragments.append(Fragment(self._path.name, self._n_rows, size, digest))
 
     def finish(self) -> tuple[Fragment, ...]:
         """Finish all files, and name them in row order."""
         self.roll()
         return tuple(self.fragments)
 
-    def discard(self) -> None:
-        """Remove every file, also the one that is being written."""
+    def discard(self, keep: int = 0) -> None:
+        """Remove the files of this writer, also the one that is being written.
+
+        Parameters
+        ----------
+        keep : int
+            How many of the finished files stay, the first ones.
+        """
         with contextlib.suppress(OSError, ConflictError):
             # Lance writes under another name until a file is closed
             self.roll()
-        for fragment in self.fragments:
+        for fragment in self.fragments[keep:]:
             (self.folder / fragment.name).unlink(missing_ok=True)
-        self.fragments.clear()
+        del self.fragments[keep:]
 
 
 def read_batches(

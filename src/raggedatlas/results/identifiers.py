@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.results.schema import OBJECT_ID
+from raggedatlas.store.sql import in_list
 
 if TYPE_CHECKING:
     import lance
@@ -28,8 +29,12 @@ class Ids:
     --------
     >>> ids = Ids(pa.array(["a", "b"]))
     >>> next(ids), list(ids), len(ids), ids[1], np.array(ids)
-    ('a', ['a', 'b'], 2, 'b', array(['a', 'b'], dtype=object))
+    ('a', ['a', 'b'], 2, 'b', array(['a', 'b'], dtype='<U1'))
+    >>> ids == ["a", "b"]
+    True
     """
+
+    __hash__ = None  # type: ignore[assignment]  # equal to lists, which have none
 
     def __init__(self, values: pa.Array) -> None:
         self._values = values
@@ -38,6 +43,14 @@ class Ids:
     def __len__(self) -> int:
         """Count the ids, whatever `next` has given already."""
         return len(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare with other ids or any sequence of texts, by length and item by item."""
+        if isinstance(other, Ids):
+            return self is other or self._values.cast(pa.large_string()).equals(other._values.cast(pa.large_string()))
+        if isinstance(other, Sequence | np.ndarray) and not isinstance(other, str | bytes):
+            return len(self) == len(other) and all(own == each for own, each in zip(self, other, strict=True))
+        return NotImplemented
 
     def __iter__(self) -> Iterator[str]:
         """Begin from the first."""
@@ -65,9 +78,9 @@ class Ids:
         return value
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: ANN401, FBT001  (NumPy's protocol)
-        """Give an array of texts."""
+        """Return the ids as an array of fixed-width texts, or of another dtype."""
         values: NDArray[Any] = self._values.to_numpy(zero_copy_only=False)
-        return values if dtype is None else values.astype(dtype)
+        return values.astype(np.str_ if dtype is None else dtype)
 
     def to_arrow(self) -> pa.Array:
         """Give the Arrow array, which is shared."""
@@ -91,8 +104,7 @@ def indexed_rows(table: "lance.LanceDataset", ids: Sequence[str]) -> tuple[NDArr
     """
     if not any(OBJECT_ID in map(str, index.field_names) for index in table.describe_indices()):
         return None
-    quoted = ", ".join("'" + each.replace("'", "''") + "'" for each in ids)
-    found = table.to_table(columns=[OBJECT_ID], filter=f"{OBJECT_ID} IN ({quoted})", with_row_address=True)
+    found = table.to_table(columns=[OBJECT_ID], filter=in_list(OBJECT_ID, ids), with_row_address=True)
     addresses = found.column("_rowaddr").to_numpy()
     fragments = table.get_fragments()
     starts = np.cumsum([0, *(each.count_rows() for each in fragments)])

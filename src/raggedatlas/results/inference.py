@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError
+from raggedatlas.model.arguments import checked
 from raggedatlas.results.config import read_config
 from raggedatlas.results.discovery import find_results
 from raggedatlas.results.identifiers import Ids
 from raggedatlas.results.indexing import as_rows
 from raggedatlas.results.npy import NpyResults
 from raggedatlas.results.registry import HyraxDataset, find_class
+from raggedatlas.results.requests import merged, read_group
 from raggedatlas.results.schema import OBJECT_ID
 from raggedatlas.results.tensors import as_ids, as_numpy
 from raggedatlas.results.torch import as_tensor, dataset_class
@@ -25,6 +27,7 @@ from raggedatlas.store.quiet import warnings_as
 _OPEN_FILES = 64
 
 
+@checked
 class InferenceDataSet(HyraxDataset, dataset_class()):  # type: ignore[misc]
     """The results of one run in ``.npy`` files, in the order of their ids; deprecated.
 
@@ -67,7 +70,7 @@ class InferenceDataSet(HyraxDataset, dataset_class()):  # type: ignore[misc]
             "InferenceDataSet reads results in .npy files, which are no longer written: convert the folder once with "
             "`raggedatlas convert_results --results-dir DIR`, and read it with ResultDataset.",
             DeprecationWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         super().__init__(config)
         self.results_dir = find_results(config, results_dir if data_location is None else data_location, verb)
@@ -92,12 +95,22 @@ class InferenceDataSet(HyraxDataset, dataset_class()):  # type: ignore[misc]
         ------
         NotFoundError
             If the configuration names no dataset class that is known here.
+        QueryError
+            If its data request does not read.
         """
         config = self.original_config
         name = config.get("data_set", {}).get("name")
-        if not name:
-            raise NotFoundError(f"The configuration in {self.results_dir} names no dataset class under data_set.name.")
-        return find_class(str(name))(config=config, data_location=config.get("general", {}).get("data_dir"))
+        if name:
+            return find_class(str(name))(config=config, data_location=config.get("general", {}).get("data_dir"))
+        groups = config.get("data_request")
+        if not isinstance(groups, Mapping) or not groups:
+            raise NotFoundError(
+                f"The configuration in {self.results_dir} names no dataset class under data_set.name or data_request."
+            )
+        group = next((groups[each] for each in ("infer", "test") if each in groups), next(iter(groups.values())))
+        asked = next(each for each in read_group(group) if each.primary_id_field is not None)
+        own = merged(config, asked.dataset_config)
+        return find_class(asked.dataset_class)(config=own, data_location=asked.data_location)
 
     def metadata_fields(self) -> list[str]:
         """Name the metadata that the original dataset has."""

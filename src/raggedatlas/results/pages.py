@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.results.folder import result_errors
 from raggedatlas.results.rows import PagedRows, flat_rows
 from raggedatlas.results.schema import ResultColumn
-from raggedatlas.store.lance_errors import lance_errors
 
 if TYPE_CHECKING:
     import lance
@@ -82,7 +82,7 @@ def _find_pages(
     paths: list[Path] = []
     pages: list[_Page] = []
     field = _field_id(table, column.name)
-    with lance_errors(str(folder)):
+    with result_errors(table):
         for fragment in table.get_fragments():
             files = [file for file in fragment.data_files() if field in file.fields]
             if fragment.num_deletions or len(files) != 1:
@@ -132,7 +132,7 @@ def _plain_pages(path: Path, index: int, column: ResultColumn, file: int) -> lis
 
 def _agrees(table: "lance.LanceDataset", column: ResultColumn, rows: PagedRows, sample: NDArray[np.int64]) -> bool:
     """Compare some rows, bit by bit, with those that Lance gives."""
-    with lance_errors(str(table.uri)):
+    with result_errors(table):
         taken = table.take(sample, columns=[column.name])
     expected: bytes = flat_rows(taken.column(column.name).combine_chunks(), column).tobytes()
     return expected == rows.read(sample).tobytes()

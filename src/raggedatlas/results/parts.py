@@ -1,19 +1,14 @@
 """Results written by several processes: each writes a part, and one commit makes all of them one table."""
 
-import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from raggedatlas.errors import CorruptError, DuplicateError, NotFoundError, ReadOnlyError
+from raggedatlas.errors import DuplicateError, NotFoundError, ReadOnlyError, StoreError
 from raggedatlas.results.batches import BatchWriter
 from raggedatlas.results.folder import DATABASE
-from raggedatlas.results.fragments import Fragment
-from raggedatlas.results.schema import ResultColumn
+from raggedatlas.results.receipts import Receipt, read_receipt
+from raggedatlas.store.location import store_errors
 
 PARTS = ".parts"
 
@@ -46,51 +41,14 @@ class ResultPart:
         """The file that says what the part wrote; it is there once the part is finished."""
         return self.folder / f"{self.number}.json"
 
+    @property
+    def checkpoint(self) -> Path:
+        """The file that says what is finished of the part while it is written."""
+        return self.folder / f"{self.number}.partial"
+
     def writer(self) -> "ResultPartWriter":
         """Begin to write, in the process that this part is for."""
         return ResultPartWriter(self)
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What a finished part wrote.
-
-    Parameters
-    ----------
-    columns : tuple of ResultColumn
-        Outputs; none where it had no batch.
-    fragments : tuple of Fragment
-        Its files in row order.
-    """
-
-    columns: tuple[ResultColumn, ...]
-    fragments: tuple[Fragment, ...]
-
-    def to_json(self) -> str:
-        """Spell it out."""
-        columns = [{"name": each.name, "shape": each.shape, "dtype": each.dtype.name} for each in self.columns]
-        return json.dumps({"columns": columns, "files": [asdict(each) for each in self.fragments]})
-
-
-def read_receipt(part: ResultPart) -> Receipt | None:
-    """Read what a part wrote; None while it is not finished.
-
-    Raises
-    ------
-    CorruptError
-        If the receipt does not read, or a file that it names is not as it says.
-    """
-    if not part.receipt.is_file():
-        return None
-    try:
-        told: Mapping[str, Any] = json.loads(part.receipt.read_text(encoding="utf-8"))
-        columns = tuple(
-            ResultColumn(each["name"], tuple(each["shape"]), np.dtype(each["dtype"])) for each in told["columns"]
-        )
-        fragments = tuple(Fragment(**each) for each in told["files"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"{part.receipt} does not read: {error}.") from error
-    return Receipt(columns, fragments)
 
 
 class ResultPartWriter(BatchWriter):
@@ -115,11 +73,14 @@ class ResultPartWriter(BatchWriter):
     """
 
     def __init__(self, part: ResultPart) -> None:
-        super().__init__(Path(part.result_dir), {})
+        super().__init__(Path(part.result_dir), {}, part.checkpoint)
         self.part = part
         self._refuse_ended()
         if part.receipt.exists():
             raise DuplicateError(self._twice())
+        begun = read_receipt(part.checkpoint)
+        if begun is not None:
+            self._take_up(begun)
 
     def commit(self) -> None:
         """Finish the part: say which files it wrote; a second call does nothing.
@@ -141,7 +102,8 @@ class ResultPartWriter(BatchWriter):
         receipt = Receipt(self.columns, tuple(self._finish_files()))
         beside = self.part.receipt.with_name(f".{self.part.number}.{os.getpid()}")
         try:
-            beside.write_text(receipt.to_json(), encoding="utf-8")
+            with store_errors(f"write {self.part.receipt}"):
+                beside.write_text(receipt.to_json(), encoding="utf-8")
             # unlike a renaming, a link never takes the place of another receipt
             os.link(beside, self.part.receipt)
         except FileExistsError as error:
@@ -150,8 +112,13 @@ class ResultPartWriter(BatchWriter):
         except FileNotFoundError as error:
             self.abort()
             raise NotFoundError(self._ended()) from error
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{self.part.receipt} cannot be written: {error.strerror or error}.") from error
         finally:
             beside.unlink(missing_ok=True)
+        self.part.checkpoint.unlink(missing_ok=True)
         self._state = "finished"
 
     def _refuse_ended(self) -> None:
@@ -172,19 +139,3 @@ class ResultPartWriter(BatchWriter):
 def missing_parts(parts: list[ResultPart]) -> list[int]:
     """Number the parts that are not finished."""
     return [part.number for part in parts if not part.receipt.is_file()]
-
-
-def check_files(part: ResultPart, receipt: Receipt, data: Path) -> None:
-    """Compare the files of a part with its receipt.
-
-    Raises
-    ------
-    CorruptError
-        If one is missing or has another size.
-    """
-    for fragment in receipt.fragments:
-        path = data / fragment.name
-        if not path.is_file() or path.stat().st_size != fragment.n_bytes:
-            raise CorruptError(
-                f"Part {part.number} wrote {path} with {fragment.n_bytes:,} bytes; it is not there any more, or has another size."
-            )

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
+from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.identifiers import Ids
 from raggedatlas.results.indexing import as_rows
@@ -140,6 +141,7 @@ class Joined:
             ) from error
 
 
+@checked
 class DataProvider(dataset_class()):  # type: ignore[misc]
     """The datasets of one group of a ``data_request``, as one dataset whose samples have what each of them has.
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.results.folder import result_errors
 from raggedatlas.results.schema import ResultColumn
-from raggedatlas.store.lance_errors import lance_errors
 
 if TYPE_CHECKING:
     import lance
@@ -149,7 +149,7 @@ class TakenRows:
         """Copy rows, ``(k, n_values)``, in the order asked for."""
         if len(rows) == 0:
             return np.empty((0, self._column.n_values), self._column.dtype)
-        with lance_errors(str(self._table.uri)):
+        with result_errors(self._table):
             taken = self._table.take(rows, columns=[self._column.name])
         found = flat_rows(taken.column(self._column.name).combine_chunks(), self._column)
         # Arrow's memory is not to be written to, and may be shared with what Lance keeps
@@ -160,7 +160,7 @@ class TakenRows:
         if len(out) == 0:
             return
         done = 0
-        with lance_errors(str(self._table.uri)):
+        with result_errors(self._table):
             for batch in self._table.to_batches(columns=[self._column.name], offset=start, limit=len(out)):
                 out[done : done + batch.num_rows] = flat_rows(batch.column(0), self._column)
                 done += batch.num_rows

@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.model.arguments import brief
 from raggedatlas.results.schema import DATA
 
 
@@ -49,7 +50,10 @@ def as_ids(object_ids: Iterable[Any] | None, batch: int) -> list[str]:
         given = given.to_pylist()
     elif isinstance(given, np.ndarray):
         given = given.reshape(-1).tolist()
-    listed = list(given)
+    try:
+        listed = list(given)
+    except TypeError as error:
+        raise SourceError(f"Batch {batch}: the ids are {brief(given)}; expected one id for each row.") from error
     if set(map(type, listed)) <= {str}:
         return listed
     return [_as_id(value, batch, row) for row, value in enumerate(listed)]

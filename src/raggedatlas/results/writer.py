@@ -4,25 +4,40 @@ import contextlib
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from raggedatlas.errors import ConflictError, DuplicateError, QueryError, ReadOnlyError
+from raggedatlas.model.arguments import checked
 from raggedatlas.results.batches import BatchWriter
+from raggedatlas.results.checksums import record_checksums
 from raggedatlas.results.config import config_text, write_config
-from raggedatlas.results.duplicates import hashes_of
-from raggedatlas.results.folder import DATABASE, WriteLock, is_committed, open_table, results_location, stored_files
-from raggedatlas.results.fragments import commit_fragments, read_batches
-from raggedatlas.results.parts import PARTS, Receipt, ResultPart, check_files, missing_parts, read_receipt
-from raggedatlas.results.schema import OBJECT_ID, results_schema
-from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.results.folder import (
+    DATABASE,
+    GRACE,
+    WriteLock,
+    is_committed,
+    make_folder,
+    open_table,
+    remove_empty,
+    remove_old_versions,
+    results_location,
+    stored_files,
+)
+from raggedatlas.results.fragments import Fragment, commit_fragments
+from raggedatlas.results.parts import PARTS, ResultPart, missing_parts
+from raggedatlas.results.receipts import Receipt, check_files, read_receipt, write_receipt
+from raggedatlas.results.schema import results_schema
+from raggedatlas.store.location import store_errors
 
-if TYPE_CHECKING:
-    import lance
+CHECKPOINT = ".checkpoint"
+"""File in the database folder that notes what is finished of a run that goes on."""
 
 
+@checked
 class ResultDatasetWriter(BatchWriter):
     """Writes what a model computes to ``<result_dir>/lance_db/results.lance``, batch by batch, in flat memory.
 
@@ -37,6 +52,11 @@ class ResultDatasetWriter(BatchWriter):
         Whether results that are committed there may be replaced; readers see the old ones or the new ones.
     facts : mapping of str to str, or None
         Further metadata of the table, e.g. which model made it.
+    resume : bool
+        Whether to go on from what an interrupted run with the same `facts` has noted here; `len` counts its rows, which come
+        first. Without such a run it begins anew.
+    grace : datetime.timedelta
+        How long results that are replaced stay readable for those who have them open.
 
     Attributes
     ----------
@@ -53,6 +73,17 @@ class ResultDatasetWriter(BatchWriter):
         If the folder holds committed results and `overwrite` is not asked (also a ``FileExistsError``).
     ConflictError
         If another writer is writing there.
+    QueryError
+        If the interrupted run that is to be resumed was another one.
+    CorruptError
+        If its files are damaged.
+    StoreError
+        If the place refuses.
+
+    Notes
+    -----
+    A run that takes longer than a minute finishes its files now and then, and notes them. An error or a kill after that leaves
+    them in the folder, invisible to readers, for a writer with `resume`; any other writer removes them.
 
     Examples
     --------
@@ -67,41 +98,97 @@ class ResultDatasetWriter(BatchWriter):
     """
 
     def __init__(
-        self, result_dir: str | os.PathLike[str], *, overwrite: bool = False, facts: Mapping[str, str] | None = None
+        self,
+        result_dir: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        facts: Mapping[str, str] | None = None,
+        resume: bool = False,
+        grace: timedelta = GRACE,
     ) -> None:
-        super().__init__(Path(results_location(result_dir).path), facts or {})
+        folder = Path(results_location(result_dir).path)
+        super().__init__(folder, facts or {}, folder / DATABASE / CHECKPOINT)
         self.original_dataset_config: Mapping[str, Any] | None = None
         self.original_dataset: Any = None
         self._parts: list[ResultPart] = []
-        (self.result_dir / DATABASE).mkdir(parents=True, exist_ok=True)
-        self._lock = WriteLock(self.result_dir / DATABASE)
+        self._grace = grace
+        self._begun = Receipt(facts=self.facts)
+        self._made = make_folder(self.result_dir / DATABASE)
+        self._replaced: int | None = None
         try:
-            self._replaced = self._check_place(overwrite=overwrite)
+            self._lock = WriteLock(self.result_dir / DATABASE)
         except BaseException:
-            self._lock.release()
+            remove_empty(self._made)
+            raise
+        try:
+            noted = read_receipt(self._checkpoint) if resume else None
+            self._check_place(noted, overwrite=overwrite)
+            if noted is not None:
+                self._begun = noted
+                self._take_up(noted)
+        except BaseException:
+            self._release()
             raise
 
-    def _check_place(self, *, overwrite: bool) -> int | None:
-        """Refuse to write over results unasked, remove what dead writers left, and note the version to replace."""
+    def _check_place(self, noted: Receipt | None, *, overwrite: bool) -> None:
+        """Refuse to write over results unasked, or to mix two runs; remove what dead writers left."""
         table = open_table(results_location(self.result_dir)) if is_committed(self.result_dir) else None
         if table is not None and not overwrite:
             raise DuplicateError(
                 f"{self.result_dir} holds {table.count_rows():,} results already; choose another folder, or pass overwrite=True."
             )
-        self._remove_strays(table)
-        return None if table is None else int(table.version)
+        told = {} if noted is None else noted.facts
+        for name in sorted({*told, *self.facts} if noted is not None else ()):
+            if told.get(name) != self.facts.get(name):
+                raise QueryError(
+                    f"The run that was interrupted in {self.result_dir} had {name} {told.get(name)!r}, and this one has "
+                    f"{self.facts.get(name)!r}; results of both cannot be mixed. Begin anew, without resume."
+                )
+        self._replaced = None if table is None else int(table.version)
+        self._remove_strays(noted)
 
-    def _remove_strays(self, table: "lance.LanceDataset | None") -> None:
-        """Remove the files that no version of the table needs: what dead writers and parts left."""
+    def _remove_strays(self, noted: Receipt | None = None) -> None:
+        """Remove what no reader can hold: files that no version of the table and no noted run needs, and versions replaced long ago."""
         if not self._lock.exclusive:
             return
-        shutil.rmtree(self.result_dir / DATABASE / PARTS, ignore_errors=True)
+        needed: set[str] = set()
+        if is_committed(self.result_dir):
+            table = open_table(results_location(self.result_dir))
+            remove_old_versions(table, self._grace)
+            needed = stored_files(table)
+        if noted is None:
+            self._checkpoint.unlink(missing_ok=True)
+            shutil.rmtree(self.result_dir / DATABASE / PARTS, ignore_errors=True)
+        else:
+            needed |= {each.name for each in noted.fragments} | self._named_by_parts(noted)
         data = self._table / "data"
-        if data.is_dir():
-            needed = set() if table is None else stored_files(table)
-            for path in data.iterdir():
-                if path.name not in needed:
-                    path.unlink(missing_ok=True)
+        for path in data.iterdir() if data.is_dir() else ():
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def _named_by_parts(self, noted: Receipt) -> set[str]:
+        """Name the files of the parts of an interrupted run."""
+        parts = self._numbered(noted.run, noted.n_parts) if noted.run else []
+        receipts = [read_receipt(path) for part in parts for path in (part.receipt, part.checkpoint)]
+        return {each.name for receipt in receipts if receipt is not None for each in receipt.fragments}
+
+    def _numbered(self, run: str, n: int, first: int = 0) -> list[ResultPart]:
+        return [ResultPart(str(self.result_dir.absolute()), run, first + k) for k in range(n)]
+
+    def _noted(self, fragments: tuple[Fragment, ...]) -> Receipt:
+        return replace(self._begun, columns=self.columns, fragments=fragments)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a part of the run is noted, from which another can go on."""
+        if not self._parts:
+            return super().is_saved
+        return any(path.is_file() for part in self._parts for path in (part.receipt, part.checkpoint))
+
+    @property
+    def n_parts(self) -> int:
+        """How many parts the interrupted run has that is gone on with; 0 where it was not shared."""
+        return self._begun.n_parts
 
     def parts(self, n: int) -> list[ResultPart]:
         """Share the run among processes: each writes one part, and `commit` of this writer makes all visible at once.
@@ -135,10 +222,22 @@ class ResultDatasetWriter(BatchWriter):
         self._refuse_ended()
         if n < 1:
             raise QueryError(f"{n} parts are asked for; a run has at least one.")
+        if self._begun.run and not self._parts:
+            if n != self._begun.n_parts:
+                raise QueryError(
+                    f"The run that was interrupted in {self.result_dir} has {self._begun.n_parts} parts, and {n} are asked for; ask for "
+                    "as many, or begin anew, without resume."
+                )
+            self._parts = self._numbered(self._begun.run, n)
+            return list(self._parts)
         run = self._parts[0].run if self._parts else uuid4().hex
-        made = [ResultPart(str(self.result_dir.absolute()), run, len(self._parts) + k) for k in range(n)]
-        made[0].folder.mkdir(parents=True, exist_ok=True)
+        made = self._numbered(run, n, len(self._parts))
+        with store_errors(f"make {made[0].folder}"):
+            made[0].folder.mkdir(parents=True, exist_ok=True)
         self._parts += made
+        self._begun = replace(self._begun, run=run, n_parts=len(self._parts))
+        own = () if self._files is None else self._files.fragments[: self._n_saved]
+        write_receipt(self._checkpoint, self._noted((*self._resumed, *own)))
         return made
 
     def _refuse_ended(self) -> None:
@@ -155,9 +254,9 @@ class ResultDatasetWriter(BatchWriter):
             )
         try:
             for part in self._parts:
-                receipt = read_receipt(part)
+                receipt = read_receipt(part.receipt)
                 if receipt is not None and receipt.columns:
-                    check_files(part, receipt, self._table / "data")
+                    check_files(receipt, self._table / "data", f"Part {part.number}")
                     self._add(receipt, f"Part {part.number}")
         except BaseException:
             self.abort()
@@ -169,16 +268,9 @@ class ResultDatasetWriter(BatchWriter):
             self._columns = self._columns or receipt.columns
             return
         self._settle(receipt.columns, what)
-        first = 0
-        for batch in read_batches(self._table / "data", receipt.fragments, [OBJECT_ID]):
-            ids: list[str] = batch.column(0).to_pylist()
-            hashes = hashes_of(ids)
-            if self._seen.meets(hashes):
-                self._refuse_known(ids, what, first)
-            self._seen.add(hashes)
-            first += len(ids)
+        self._note_ids(receipt.fragments, what)
         self._added += receipt.fragments
-        self._n_rows += sum(each.n_rows for each in receipt.fragments)
+        self._n_rows += receipt.n_rows
 
     def write_index(self) -> None:
         """Make all batches visible at once, and write ``original_dataset_config.toml``; a second call does nothing.
@@ -199,30 +291,30 @@ class ResultDatasetWriter(BatchWriter):
         if self._state == "committed":
             return
         self._refuse_ended()
-        with_parts = bool(self._parts)
         self._collect()
         replaced = self._replaced is not None
         config = config_text(self.result_dir, self.original_dataset_config, self.original_dataset, replace=replaced)
         if not replaced:
             # new results are never there without it; the file of older ones stays until they are replaced
             write_config(self.result_dir, config)
-        table = None
+        fragments: list[Fragment] = []
         if self._columns is not None:
-            schema = results_schema(self._columns, self.facts)
-            table = commit_fragments(self._table, schema, self._finish_files(), self._replaced)
+            schema, fragments = results_schema(self._columns, self.facts), self._finish_files()
+            commit_fragments(self._table, schema, fragments, self._replaced)
         self._state = "committed"
         try:
             if replaced:
                 write_config(self.result_dir, config)
-            if table is not None and replaced and self._lock.exclusive:
-                with lance_errors(str(self._table)):
-                    table.cleanup_old_versions(
-                        older_than=timedelta(0), delete_unverified=True, error_if_tagged_old_versions=False
-                    )
-            if with_parts:
-                self._remove_strays(table)
+            self._remove_strays()
+            if is_committed(self.result_dir):
+                record_checksums(self.result_dir, {each.name: each.sha256 for each in fragments})
         finally:
-            self._lock.release()
+            self._release()
+
+    def _release(self) -> None:
+        """Let others write, and leave no empty folder."""
+        self._lock.release()
+        remove_empty([self._table / "data", self._table, self._table.parent, *self._made])
 
     def commit(self) -> None:
         """Do what `write_index` does, under the other name that the seed has for it."""
@@ -235,7 +327,9 @@ class ResultDatasetWriter(BatchWriter):
         super().abort()
         with contextlib.suppress(OSError):
             if self._parts:
-                self._remove_strays(
-                    open_table(results_location(self.result_dir)) if self._replaced is not None else None
-                )
-        self._lock.release()
+                self._remove_strays()
+        self._release()
+
+    def _fail(self) -> None:
+        super()._fail()
+        self._release()

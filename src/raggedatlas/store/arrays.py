@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from raggedatlas.errors import CorruptError, SchemaError, StoreError
+from raggedatlas.errors import AtlasError, CorruptError, SchemaError, StoreError
 from raggedatlas.store.checksums import extend_checksum
 from raggedatlas.store.codecs import (
     DTYPES,
@@ -116,11 +116,30 @@ class ArraySpec:
 
     @classmethod
     def from_json(cls, text: str) -> "ArraySpec":
-        """Read the JSON of `to_json`."""
-        data = json.loads(text)
-        for key in ("shape", "chunk_shape", "shard_shape"):
-            data[key] = tuple(data[key]) if data[key] is not None else None
-        return cls(**data)
+        """Read the JSON of `to_json`.
+
+        Raises
+        ------
+        CorruptError
+            If the text is no such description.
+        LimitError, SchemaError, SourceError
+            If it declares absurd sizes, or a type or codec that is not read.
+        """
+        try:
+            data = json.loads(text)
+            for key in ("shape", "chunk_shape", "shard_shape"):
+                data[key] = tuple(data[key]) if data[key] is not None else None
+            spec = cls(**data)
+            refuse_unknown_codecs(json.loads(spec.codecs), spec.path)
+            spec.decoder()
+            spec.fill()
+        except AtlasError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            raise CorruptError(
+                f"The description of an array does not parse ({error!r}): {text[:200]}. Run validate()."
+            ) from error
+        return spec
 
     @classmethod
     def open(cls, location: Location, path: str) -> "ArraySpec":
@@ -143,14 +162,13 @@ class ArraySpec:
         text = location.read_bytes(f"{path}/zarr.json")
         try:
             metadata = json.loads(text)
-            return _parse_metadata(path, metadata)
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            json.JSONDecodeError,
-            UnicodeDecodeError,
-        ) as error:
+            spec = _parse_metadata(path, metadata)
+            spec.decoder()
+            spec.fill()
+            return spec
+        except AtlasError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise CorruptError(f"{location.uri}/{path}/zarr.json is not Zarr v3 array metadata: {error!r}.") from error
 
 
@@ -209,6 +227,13 @@ def array_metadata(spec: ArraySpec) -> bytes:
         "storage_transformers": [],
     }
     return json.dumps(metadata, indent=2).encode()
+
+
+def is_described(location: Location, spec: ArraySpec) -> bool:
+    """Tell whether the ``zarr.json`` of a sharded array holds just what a writer puts there; True for other arrays."""
+    if spec.shard_shape is None:
+        return True
+    return bool(json.loads(location.read_bytes(f"{spec.path}/zarr.json")) == json.loads(array_metadata(spec)))
 
 
 def _decode_all(spec: ArraySpec, chunks: Sequence[Piece]) -> NDArray[Any]:

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.store.checksums import has_checksum
+from raggedatlas.store.native import GOOD, library
 
 Stored: TypeAlias = bytes | memoryview | NDArray[np.uint8]
 """Stored bytes as they come from a file, a store or a memory map."""
@@ -185,12 +187,9 @@ def _bound_zstd_blocks(data: NDArray[np.uint8], position: int) -> int:
 
 def _without_checksum(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return the bytes before a trailing crc32c, after checking it."""
-    import google_crc32c
-
     if data.size < 4:
         raise CorruptError(f"A chunk of {data.size} bytes has no room for its checksum.")
-    stored = int.from_bytes(data[-4:].tobytes(), "little")
-    if google_crc32c.value(np.ascontiguousarray(data[:-4])) != stored:
+    if not has_checksum(data):
         raise CorruptError("The crc32c of a chunk does not match its bytes.")
     return data[:-4]
 
@@ -231,18 +230,9 @@ def decode_packed(data: NDArray[np.uint8], out: NDArray[Any]) -> None:
     CorruptError
         If its head or its tables are not in order, or `out` does not fit; nothing was written then.
     """
-    from raggedatlas.store.elements import TYPE_CODES
-    from raggedatlas.store.unpacking import check_packed, unpack_all, unpack_range
-
     raw = np.ascontiguousarray(data)
-    if out.dtype.kind != "u" or not check_packed(raw.ctypes.data, raw.size, out.size, out.itemsize):
+    if out.dtype.kind != "u" or library().ra_unpack(raw, raw.size, out.size, out.itemsize, out) != GOOD:
         raise CorruptError(f"A packed chunk of {raw.size:,} bytes is not one of {out.size:,} {out.dtype} values.")
-    if out.itemsize == 8:
-        unpack_all(raw.ctypes.data, out.size, out)
-        return
-    scratch = np.empty(264, np.uint32)
-    code = TYPE_CODES[out.dtype.name]
-    unpack_range.ctypes(raw.ctypes.data, 0, out.size, scratch.ctypes.data, 0, out.ctypes.data, code)
 
 
 _DECODERS: dict[str, Callable[[NDArray[np.uint8], NDArray[np.uint8]], None]] = {

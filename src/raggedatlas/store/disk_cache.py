@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import StoreError
+from raggedatlas.store.checksums import has_checksum
 
 CACHE_OPTIONS = ("cache_dir", "cache_size")
 """Storage options of the cache: where it lies, and how many bytes it may take."""
@@ -229,9 +230,7 @@ def _opened(file: Path, flags: int) -> Iterator[int | None]:
 
 def _is_sound(chunk: NDArray[np.uint8]) -> bool:
     """Tell whether the crc32c at the end of a chunk is that of its bytes."""
-    import google_crc32c
-
-    return chunk.size > 4 and google_crc32c.value(chunk[:-4]) == int.from_bytes(chunk[-4:].tobytes(), "little")
+    return chunk.size > 4 and has_checksum(chunk)
 
 
 def _plain_size(file: Path) -> int:

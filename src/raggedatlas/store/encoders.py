@@ -1,20 +1,18 @@
 """How chunks are encoded: the three codec profiles, and whole runs of chunks on the decoding threads."""
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from raggedatlas.errors import CorruptError, StoreError
+from raggedatlas.errors import StoreError
+from raggedatlas.store.checksums import with_checksum
 from raggedatlas.store.codecs import PACKED
+from raggedatlas.store.packing import encode_packed, encode_packed_run
 from raggedatlas.store.runs import ChunkRun
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
-
-if TYPE_CHECKING:
-    from raggedatlas.store.chunks import NativeFunctions
 
 _SLAB_BYTES = 4 * 2**20
 _SLAB_CHUNKS = 64
@@ -49,14 +47,13 @@ class BloscEncoder:
 
     def __call__(self, values: NDArray[Any]) -> bytes:
         """Return the encoded bytes of a contiguous array."""
-        import google_crc32c
         from numcodecs import blosc
 
         plain = values.reshape(-1)
         if self.delta:
             plain = np.diff(plain, prepend=plain.dtype.type(0))
         packed = blosc.compress(plain.view(f"u{min(self.itemsize, 8)}"), self.name.encode(), 5, blosc.SHUFFLE)
-        return bytes(packed) + struct.pack("<I", google_crc32c.value(packed))
+        return with_checksum(packed)
 
     def codecs(self) -> list[dict[str, Any]]:
         """Return the codecs of a chunk as they stand in ``zarr.json``."""
@@ -170,14 +167,7 @@ def array_codecs(profile: str, dtype: DTypeLike, first: NDArray[Any] | None = No
 
 def encode_packed_chunk(values: NDArray[Any], breaks: NDArray[np.int64]) -> bytes:
     """Pack one chunk and add its crc32c; `breaks` are the places, ascending, where rows begin."""
-    import google_crc32c
-
-    from raggedatlas.store.packing import encode_packed, packed_bound
-
-    plain = np.ascontiguousarray(values).reshape(-1)
-    out = np.empty(packed_bound(plain.size, plain.itemsize), np.uint8)
-    packed = out[: encode_packed(plain, breaks, out)]
-    return packed.tobytes() + struct.pack("<I", google_crc32c.value(packed))
+    return with_checksum(encode_packed(np.ascontiguousarray(values).reshape(-1), breaks).tobytes())
 
 
 def encode_run(
@@ -201,53 +191,31 @@ def encode_run(
     list of ChunkRun
         Of c chunks together.
     """
-    from raggedatlas.store.chunks import native_functions
-
     n_chunks = len(values) // chunk_rows
     if not n_chunks:
         return []
-    starts = list(range(0, n_chunks * chunk_rows, chunk_rows))
-    native = native_functions()
     if isinstance(encoder, PackedEncoder):
-        return _pack_run(values[: n_chunks * chunk_rows].reshape(-1), chunk_rows, breaks, native)
-    if native is None or encoder.name != "lz4" or encoder.delta:
-        return map_decode(lambda start: ChunkRun.of(encoder(values[start : start + chunk_rows])), starts)
-    raw = values.reshape(-1).view(np.uint8)
-    n_bytes = raw.size // n_chunks
-    per_slab = max(1, min(_SLAB_BYTES // n_bytes, -(-n_chunks // DECODE_THREADS)))
-    slabs = [raw[i * n_bytes : (i + per_slab) * n_bytes] for i in range(0, n_chunks, per_slab)]
-    return map_decode(lambda slab: _encode_slab(slab, n_bytes, encoder.itemsize, native), slabs)
+        return _pack_run(values[: n_chunks * chunk_rows].reshape(-1), chunk_rows, breaks)
+    per_slab = max(1, min(_SLAB_BYTES * n_chunks // max(1, values.nbytes), -(-n_chunks // DECODE_THREADS)))
+
+    def encode(first: int) -> ChunkRun:
+        last = min(first + per_slab, n_chunks)
+        chunks = [encoder(values[i * chunk_rows : (i + 1) * chunk_rows]) for i in range(first, last)]
+        return ChunkRun(b"".join(chunks), np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64))
+
+    return map_decode(encode, range(0, n_chunks, per_slab))
 
 
-def _pack_run(
-    values: NDArray[Any], chunk_rows: int, breaks: NDArray[np.int64], native: "NativeFunctions | None"
-) -> list[ChunkRun]:
-    """Pack chunks, some at a time where the checksum can be called from compiled code."""
-    from raggedatlas.store.packing import encode_packed_run
-
+def _pack_run(values: NDArray[Any], chunk_rows: int, breaks: NDArray[np.int64]) -> list[ChunkRun]:
+    """Pack chunks, some at a time."""
     n_chunks = values.size // chunk_rows
-    per_slab = 1 if native is None else max(1, min(_SLAB_CHUNKS, -(-n_chunks // DECODE_THREADS)))
+    per_slab = max(1, min(_SLAB_CHUNKS, -(-n_chunks // DECODE_THREADS)))
     starts = list(range(0, n_chunks, per_slab))
     edges = np.searchsorted(breaks, np.array([*starts, n_chunks]) * chunk_rows)
 
     def pack(i: int) -> ChunkRun:
         first = starts[i] * chunk_rows
-        part = values[first : first + per_slab * chunk_rows]
         inside = breaks[edges[i] : edges[i + 1]] - first
-        if native is None:
-            return ChunkRun.of(encode_packed_chunk(part, inside))
-        return encode_packed_run(part, chunk_rows, inside, native.crc32c)
+        return encode_packed_run(values[first : first + per_slab * chunk_rows], chunk_rows, inside)
 
     return map_decode(pack, range(len(starts)))
-
-
-def _encode_slab(raw: NDArray[np.uint8], n_bytes: int, width: int, native: "NativeFunctions") -> ChunkRun:
-    """Encode chunks that lie one behind the other."""
-    from raggedatlas.store.chunks import LZ4_NAME, encode_chunks
-
-    out = np.empty(raw.size // n_bytes * (n_bytes + 20), np.uint8)
-    sizes = encode_chunks(raw, n_bytes, width, (native.compress, LZ4_NAME, native.crc32c), out)
-    if (sizes < 0).any():
-        raise CorruptError("Blosc refused to encode a chunk; report this with the dtype and shape of the array.")
-    ends = np.cumsum(sizes)
-    return ChunkRun(out[: ends[-1]].copy().data, ends)

@@ -1,38 +1,52 @@
 """Rows of many ragged groups in one call: chunk tables, threads, and reused memory around the compiled loop."""
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from raggedatlas.errors import CorruptError
-from raggedatlas.store.ranges import ArrayReader, bad_chunk, fetch_frames, is_packed
+from raggedatlas.errors import CorruptError, SchemaError
+from raggedatlas.store.native import (
+    CHECKED,
+    FAULTS,
+    GOOD,
+    I32,
+    I64,
+    OUT,
+    OUT_I32,
+    OUT_I64,
+    OUT_U8,
+    OUTSIDE,
+    PACKED,
+    REPEATED,
+    TYPE_CODES,
+    U8,
+    U32,
+    U64,
+    Array,
+    Maps,
+    Result,
+    Room,
+    Rows,
+    library,
+)  # fmt: skip
+from raggedatlas.store.ranges import ArrayReader, bad_chunk, fetch_frames, is_packed, native_kind
 from raggedatlas.store.rings import BufferRing
 from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_groups
 
-_FAULTS = {
-    1: "its crc32c does not match",
-    2: "it does not have the size it should",
-    3: "its frame does not decode",
-}
-_OUTSIDE, _REPEATED = 4, 5
 _ENTRIES_PER_THREAD = 2**19
-_SCRATCH = 264
 _SEARCH_BELOW = 32
+_BEYOND = 16
+_MAP_TYPES = (I32, I64, U8, U32, I32, I64)
 _INT32 = np.dtype(np.int32)
 
 
 Frames: TypeAlias = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8]]
 """Addresses, sizes and states of chunks."""
-
-Rows: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""In which order to read; group, first entry, end and first output entry of every row."""
-
-Room: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8]]
-"""Scratch of one thread: for a block, and for a decoded chunk of columns and of values."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +102,9 @@ class _ChunkTable:
         return np.zeros(n, np.uint64), np.zeros(n, np.int64), np.zeros(n, np.uint8)
 
     @property
-    def shards(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def shards(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         """Entries of a shard and first shard of every group, and which shards are mapped; of remote ones, all."""
-        return self.grid, self.mapped
+        return self.grid, self.mapped.view(np.uint8)
 
     def frames_of(
         self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64]
@@ -107,6 +121,13 @@ class _ChunkTable:
             for shard in np.flatnonzero((np.cumsum(begun) > 0) & ~self.mapped).tolist():
                 self._map(shard)
         return self.frames, self.owners
+
+    def native(self, frames: Frames) -> Array:
+        """Return what the library takes, of some frames."""
+        addresses, sizes, states = frames
+        return Array(
+            U64.address(addresses), I64.address(sizes), OUT_U8.address(states), len(sizes), I64.address(self.groups)
+        )
 
     def _map(self, shard: int) -> None:
         """Map one local shard."""
@@ -149,7 +170,7 @@ class _ChunkTable:
     def fault(self, slot: int, status: int) -> CorruptError:
         """Name a bad chunk."""
         g = int(np.searchsorted(self.first_slot, slot, side="right")) - 1
-        return bad_chunk(self.readers[g], slot - int(self.first_slot[g]), _FAULTS[status])
+        return bad_chunk(self.readers[g], slot - int(self.first_slot[g]), FAULTS[status])
 
 
 class RowGatherer:
@@ -185,8 +206,6 @@ class RowGatherer:
         threads: int = DECODE_THREADS,
         ring: BufferRing | None = None,
     ) -> None:
-        from raggedatlas.store.elements import TYPE_CODES
-
         self.n_cols, self.dtype, self.threads = n_cols, dtype, threads
         self.ring = ring or BufferRing(0)
         for group in groups:
@@ -195,14 +214,22 @@ class RowGatherer:
         self.columns = _ChunkTable([group.columns for group in groups])
         self.values = _ChunkTable([group.values for group in groups])
         ends = [np.append(group.column_map, -2).astype(np.int32) for group in groups]
-        whole = np.array([-1 not in m for m in ends], np.bool_)
-        self.maps = np.concatenate([np.empty(0, np.int32), *ends]), np.cumsum([0, *map(len, ends)]), whole
-        self.complete = bool(whole.all())
-        self.picks = _few_columns(groups)
+        if any(int(m.max()) >= n_cols for m in ends):
+            raise SchemaError(f"A column map leads beyond the {n_cols} columns of the result.")
+        self.complete = all(-1 not in m for m in ends)
+        bounds = np.cumsum([0, *map(len, ends)])
+        kept_maps = [m[m >= 0] for m in ends]
+        monotone = np.array([bool((m[1:] > m[:-1]).all()) for m in kept_maps], np.uint8)
+        self.maps: tuple[NDArray[Any], ...] = (
+            np.concatenate([np.empty(0, np.int32), *ends]),
+            bounds,
+            monotone,
+            *_few_columns(groups),
+        )
         n_entries = np.array([group.columns.spec.n_rows for group in groups], np.int64)
-        kept = [int((m >= 0).sum()) for m in ends]
+        kept = list(map(len, kept_maps))
         before = np.cumsum(n_entries) - n_entries
-        self.facts = np.stack([n_entries, before, np.diff(self.maps[1]) - 1, np.array(kept, np.int64)], axis=1)
+        self.facts = np.stack([n_entries, before, np.diff(bounds) - 1, np.array(kept, np.int64)], axis=1)
         # Stored floats are copied as bit patterns, numbers are converted to the result's type.
         self.as_bits = bool(groups) and all(np.dtype(g.values.spec.dtype).kind == "f" for g in groups)
         self.code = TYPE_CODES["uint32" if self.as_bits else dtype.name]
@@ -232,15 +259,16 @@ class RowGatherer:
         CorruptError
             If a range lies outside its group, a chunk is not what was written, or a column is none of its group's.
         """
-        from raggedatlas.store.gathering import arrange_rows
-
         n = len(group)
-        order, places, at = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n + 1, np.int64)
-        found, longest, mapped = arrange_rows(
-            (group, start, end), self.facts, (self.columns.shards, self.values.shards), (order, places), at
+        group, start, end = np.ascontiguousarray(group), np.ascontiguousarray(start), np.ascontiguousarray(end)
+        order, places, at, counted = (np.empty(size, np.int64) for size in (n, n, n + 1, 3))
+        shards = *self.columns.shards, *self.values.shards
+        status = library().ra_arrange_rows(
+            group, start, end, n, self.facts, len(self.facts), *shards, order, places, at, counted
         )
-        if found < 0:
-            raise self._misplaced(group, start, end, row=longest, outside=found == -1)
+        found, longest, mapped = counted.tolist()
+        if status != GOOD:
+            raise self._misplaced(group, start, end, row=found, outside=status == OUTSIDE)
         order = order[:found][np.argsort(places[:found])] if found > 1 else order[:found]
         if mapped and self.columns.is_local and self.values.is_local:
             frames = [(table.frames, table.owners) for table in (self.columns, self.values)]
@@ -250,72 +278,64 @@ class RowGatherer:
         plain = self.complete and not sort
         total = int(at[-1])
         indices, values = self.ring.take(total, _INT32), self.ring.take(total, self.dtype)
-        counts = np.zeros(0 if plain else n, np.int64)
-        out = (indices, values.view(f"u{self.dtype.itemsize}") if self.as_bits else values, counts)
+        counts = None if plain else np.zeros(n, np.int64)
+        out = Result(
+            OUT_I32.address(indices), OUT.address(values), 0 if counts is None else OUT_I64.address(counts), total, self.n_cols,
+            self.code,
+        )  # fmt: skip
         rows = (group, start, end, at)
         work = total if plain else int((end[order] - start[order]).sum())
         if found and (self.threads == 1 or work < 2 * _ENTRIES_PER_THREAD):
-            self._run((order, *rows), frames, out, plain=plain, longest=longest)
+            self._run(order, rows, frames, out, longest)
         elif found:
             map_decode(
-                lambda run: self._run((run, *rows), frames, out, plain=plain, longest=longest),
+                lambda run: self._run(run, rows, frames, out, longest),
                 _cut(order, end - start, self.threads),
             )
-        if plain:
+        if counts is None:
             return at, indices, values
         return (at, indices, values) if int(counts.sum()) == total else _compact(at, counts, indices, values)
 
     def _run(
         self,
-        rows: Rows,
+        order: NDArray[np.int64],
+        rows: tuple[NDArray[Any], ...],
         frames: Sequence[tuple[Frames, list[Any]]],
-        out: tuple[NDArray[np.int32], NDArray[Any], NDArray[np.int64]],
-        *,
-        plain: bool,
+        out: Result,
         longest: int,
     ) -> None:
         """Read a run of rows in the calling thread."""
-        from raggedatlas.store.gathering import gather_rows
-        from raggedatlas.store.picking import pick_range, read_places
-        from raggedatlas.store.placing import gather_placed
-
-        functions, room = self._settled()
-        columns = (*frames[0][0], self.columns.groups, functions)
-        values = (*frames[1][0], self.values.groups, functions)
-        if plain:
-            status, where, which = gather_rows(rows, columns, values, self.maps[:2], (*out[:2], self.code), room)
-        else:
-            slot = self.dtype if self.dtype.itemsize < 4 else np.dtype(np.uint32)
-            more = (
-                np.empty(longest + 8, np.int32), np.empty(longest + 8, np.uint32), np.zeros(self.n_cols // 64 + 1, np.uint64),
-                np.empty(self.n_cols + 1, slot), np.empty(3 * (longest + 512), np.int64),
-            )  # fmt: skip
-            picks = *self.picks, (pick_range.address, read_places.address)
-            status, where, which = gather_placed(rows, (columns, values), self.maps, picks, out, (*room, *more))
-        if status in {_OUTSIDE, _REPEATED}:
-            path = self.columns.readers[int(rows[1][where])].name
-            fault = "a feature that its list has not got" if status == _OUTSIDE else "a feature twice in one cell"
+        group, start, end, at = rows
+        given = Rows(
+            I64.address(order), order.size, I32.address(group), *(I64.address(item) for item in (start, end, at)), group.size,
+            len(self.facts),
+        )  # fmt: skip
+        tables = (Array * 2)(self.columns.native(frames[0][0]), self.values.native(frames[1][0]))
+        maps = Maps(*(kind.address(item) for kind, item in zip(_MAP_TYPES, self.maps, strict=True)))
+        room, _kept = self._room(longest, sort=bool(out.counts))
+        where, which = ctypes.c_int64(0), ctypes.c_int32(0)
+        status = library().ra_gather(given, tables, maps, out, room, where, which)
+        if status in {OUTSIDE, REPEATED}:
+            path = self.columns.readers[int(group[where.value])].name
+            fault = "a feature that its list has not got" if status == OUTSIDE else "a feature twice in one cell"
             raise CorruptError(f"{path} names {fault}; run validate().")
-        if status:
-            raise (self.values if which else self.columns).fault(where, status)
+        if status != GOOD:
+            raise (self.values if which.value else self.columns).fault(where.value, status)
 
-    def _settled(self) -> tuple[tuple[int, ...], Room]:
-        """Return the addresses that the loop calls and the calling thread's scratch, made when it first reads."""
-        if not hasattr(self.own, "settled"):
-            from raggedatlas.store.chunks import native_functions
-            from raggedatlas.store.elements import copy_values
-            from raggedatlas.store.unpacking import check_chunk, unpack_range
-
-            native = native_functions()
-            assert native is not None
-            ours = check_chunk.address, unpack_range.address, copy_values.address
-            room = (
-                np.empty(_SCRATCH, np.uint32),
-                *(np.empty(t.chunk_bytes, np.uint8) for t in (self.columns, self.values)),
-            )
-            self.own.settled = (native.decompress, native.crc32c, *ours), room
-        found: tuple[tuple[int, ...], Room] = self.own.settled
-        return found
+    def _room(self, longest: int, *, sort: bool) -> tuple[Room, list[NDArray[Any]]]:
+        """Return the scratch of the calling thread, made when it first reads, and what must be kept while it is used."""
+        if not hasattr(self.own, "chunks"):
+            n_bytes = max(self.columns.chunk_bytes, self.values.chunk_bytes)
+            self.own.chunks = [np.empty(n_bytes, np.uint8) for _ in range(3)]
+        chunks: list[NDArray[Any]] = self.own.chunks
+        sizes = [longest + _BEYOND] * 3 + [self.n_cols // 64 + 1, self.n_cols + 1] if sort else [0] * 5
+        slot = self.dtype if self.dtype.itemsize < 4 else np.dtype(np.uint32)
+        kinds: list[DTypeLike] = [np.int32, np.uint32, np.int64, np.uint64, slot]
+        more = [np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)]
+        more[3][:] = 0
+        kept: list[NDArray[Any]] = [*chunks, *more]
+        places = [OUT.address(item) for item in kept]
+        return Room(*places[:3], chunks[0].size, *places[3:6], longest, *places[6:]), kept
 
     def _misplaced(
         self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, row: int, outside: bool
@@ -357,10 +377,7 @@ def _few_columns(groups: Sequence[RowGroup]) -> tuple[NDArray[np.uint32], NDArra
 
 def can_gather(groups: Sequence[RowGroup], dtype: np.dtype[Any]) -> bool:
     """Tell whether the compiled gather knows the arrays of all groups and the result's type; else `read_ranges` reads."""
-    from raggedatlas.store.chunks import native_functions
-    from raggedatlas.store.elements import TYPE_CODES
-
-    if native_functions() is None or dtype.name not in TYPE_CODES:
+    if dtype.name not in TYPE_CODES:
         return False
     floats = {np.dtype(group.values.spec.dtype).kind == "f" for group in groups}
     types = {group.values.spec.dtype for group in groups}
@@ -372,28 +389,20 @@ def can_gather(groups: Sequence[RowGroup], dtype: np.dtype[Any]) -> bool:
 
 
 def _kind(reader: ArrayReader) -> int:
-    """Return how the compiled loop reads an array's chunks; -1 where it does not."""
-    from raggedatlas.store.chunks import BLOSC, PLAIN
-    from raggedatlas.store.gathering import CHECKED, PACKED_CHUNKS
-
-    decoder, spec = reader.decoder, reader.spec
-    if is_packed(reader):
-        return PACKED_CHUNKS
-    kinds = {"none": PLAIN, "blosc": BLOSC}
+    """Return how the library reads an array's chunks; -1 where it does not."""
+    decoder, spec, kind = reader.decoder, reader.spec, native_kind(reader)
     narrow = np.dtype(spec.dtype).itemsize <= 4 and np.dtype(spec.dtype).kind in "uf" and len(spec.shape) == 1
-    if decoder is None or decoder.delta or not narrow or spec.fill().tobytes().strip(b"\0"):
+    if decoder is None or kind is None or not narrow or spec.fill().tobytes().strip(b"\0"):
         return -1
-    return kinds[decoder.compressor] + CHECKED * decoder.checksum if decoder.compressor in kinds else -1
+    return kind if kind == PACKED else kind + CHECKED * decoder.checksum
 
 
 def _compact(
     at: NDArray[np.int64], counts: NDArray[np.int64], indices: NDArray[np.int32], values: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
     """Close the gaps behind rows of which entries were left out."""
-    from raggedatlas.store.placing import close_gaps
-
     indptr = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=indptr[1:])
     kept = np.empty(int(indptr[-1]), np.int32), np.empty(int(indptr[-1]), values.dtype)
-    close_gaps(at, indptr, (indices, values), kept)
+    library().ra_close_gaps(at, indptr, len(counts), indices, values, values.itemsize, *kept)
     return indptr, *kept

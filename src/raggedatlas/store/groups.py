@@ -53,8 +53,15 @@ def read_group_attributes(location: Location, path: str) -> dict[str, Any]:
         metadata = json.loads(text)
         if metadata["node_type"] != "group":
             raise CorruptError(f"{location.uri}/{path} is not a group but a {metadata['node_type']}.")
+        unknown = sorted(set(metadata) - {"zarr_format", "node_type", "attributes", "consolidated_metadata"})
+        if metadata["zarr_format"] != 3 or unknown:
+            raise CorruptError(
+                f"{location.uri}/{path}/zarr.json is not Zarr v3 group metadata: format {metadata['zarr_format']}, keys {unknown}."
+            )
         return dict(metadata.get("attributes") or {})
-    except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except CorruptError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"{location.uri}/{path}/zarr.json is not Zarr v3 group metadata: {error!r}.") from error
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import AtlasError, CorruptError, LimitError
-from raggedatlas.store.codecs import blosc_declared_bytes, refuse_unknown_codecs, zstd_declared_bytes
+from raggedatlas.errors import AtlasError, CorruptError, LimitError, SourceError
+from raggedatlas.store.codecs import DTYPES, blosc_declared_bytes, refuse_unknown_codecs, zstd_declared_bytes
 from raggedatlas.store.limits import MAX_CHUNK_BYTES, check_chunk_bytes, check_shapes, product
 from raggedatlas.store.shards import index_bytes, parse_index
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _LARGEST_ITEM = 64 * 2**10
 _MOST_DEFLATE_RATIO = 1032
 _PIECE = 2**20
+_VARIABLE = ("string", "variable_length_utf8", "bytes", "variable_length_bytes")
+_RECORDS = ("struct", "structured")
 _METADATA = ("zarr.json", ".zarray", ".zmetadata")
 _NO_BYTES = (".zattrs", ".zgroup")
 
@@ -72,7 +74,7 @@ def check_array_metadata(path: str, metadata: Mapping[str, Any]) -> StoredArray:
         return _check_v2(path, metadata) if metadata.get("zarr_format") == 2 else _check_v3(path, metadata)
     except AtlasError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise CorruptError(f"The metadata of the Zarr array {path!r} does not parse: {error!r}.") from error
 
 
@@ -130,7 +132,8 @@ def guarded_zarr_store(store: "Store") -> "Store":
         _supports_sync_io = False
 
         async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:  # noqa: ANN401
-            return check(key, await self._store.get(key, prototype, byte_range), byte_range)
+            found = check(key, await self._store.get(key, prototype, byte_range), byte_range)
+            return found if found is None else _readable_records(key, found, prototype)
 
         async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:  # noqa: ANN401
             return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
@@ -144,8 +147,8 @@ def guarded_zarr_store(store: "Store") -> "Store":
                 yield request[0], await self.get(*request)
 
         def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Any:  # noqa: ANN401
-            found = self._store.get_sync(key, prototype=prototype, byte_range=byte_range)
-            return check(key, found, byte_range)
+            found = check(key, self._store.get_sync(key, prototype=prototype, byte_range=byte_range), byte_range)
+            return found if found is None else _readable_records(key, found, prototype)
 
     return GuardedStore(store)
 
@@ -171,7 +174,7 @@ def _learn(arrays: dict[str, StoredArray], folder: str, name: str, data: NDArray
     try:
         metadata = json.loads(data.tobytes())
         nodes = _nodes(folder, name, metadata)
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise CorruptError(f"{folder}/{name} is not Zarr metadata: {error!r}.") from error
     for path, node in nodes.items():
         arrays[path] = check_array_metadata(path, node)
@@ -218,7 +221,7 @@ def _check_v3(path: str, metadata: Mapping[str, Any]) -> StoredArray:
         slots = slots if checks_index and settings.get("index_location", "end") == "end" else 0
     else:
         _check_axes(path, shape, inner, None)
-    n_bytes = product(inner) * _itemsize_v3(metadata["data_type"])
+    n_bytes = product(inner) * _itemsize_v3(path, metadata["data_type"])
     check_chunk_bytes(path, n_bytes)
     names = [str(item["name"]).removeprefix("numcodecs.") for item in codecs]
     compressors = tuple(name for name in reversed(names) if name in _FRAMES)
@@ -232,13 +235,19 @@ def _check_v2(path: str, metadata: Mapping[str, Any]) -> StoredArray:
     refuse_unknown_codecs(steps, path or "The Zarr array")
     chunk = tuple(metadata["chunks"])
     _check_axes(path, tuple(metadata["shape"]), chunk, None)
-    kind = metadata["dtype"]
-    dtype = np.dtype(kind if isinstance(kind, str) else [tuple(item) for item in kind])
+    dtype = np.dtype(_dtype_v2(metadata["dtype"]))
     n_bytes = product(chunk) * dtype.itemsize
     check_chunk_bytes(path, n_bytes)
     names = [str(step["id"]) for step in steps]
     compressors = tuple(name for name in reversed(names) if name in _FRAMES)
     return StoredArray(path, MAX_CHUNK_BYTES if dtype.hasobject or len(names) > 1 else n_bytes, compressors)
+
+
+def _dtype_v2(kind: Any) -> Any:  # noqa: ANN401 - JSON
+    """Turn a data type of ``.zarray`` into what NumPy takes: records are lists of fields, which may be records."""
+    if isinstance(kind, str):
+        return kind
+    return [(name, _dtype_v2(inner), *(tuple(size) for size in shape)) for name, inner, *shape in kind]
 
 
 def _check_axes(path: str, shape: tuple[int, ...], chunk: tuple[int, ...], shard: tuple[int, ...] | None) -> None:
@@ -247,17 +256,79 @@ def _check_axes(path: str, shape: tuple[int, ...], chunk: tuple[int, ...], shard
         check_shapes(path, shape, tuple(1 if size == 0 else size for size in chunk), shard)
 
 
-def _itemsize_v3(data_type: object) -> int:
-    """Return the bytes of one element; variable ones count as a pointer."""
-    if isinstance(data_type, str):
-        if data_type in {"string", "variable_length_utf8", "bytes", "variable_length_bytes"}:
-            return 8
-        return np.dtype(data_type).itemsize if not data_type.startswith("r") else int(data_type[1:]) // 8
-    settings = data_type["configuration"] if isinstance(data_type, dict) else {}
-    size = int(settings.get("length_bytes", 8))
+def _itemsize_v3(path: str, data_type: Any) -> int:  # noqa: ANN401 - JSON
+    """Return the bytes of one element; variable ones count as a pointer.
+
+    Raises
+    ------
+    SourceError
+        If the data type is not among those that are read.
+    LimitError
+        If a single value has more than 64 KiB.
+    """
+    name = data_type if isinstance(data_type, str) else data_type["name"]
+    settings = {} if isinstance(data_type, str) else data_type.get("configuration") or {}
+    if name in _RECORDS:
+        return sum(_itemsize_v3(path, inner) for _, inner in _record_fields(data_type))
+    if name in _VARIABLE or name in ("numpy.datetime64", "numpy.timedelta64"):
+        return 8
+    if "length_bytes" in settings:
+        size = int(settings["length_bytes"])
+    elif name.startswith("r") and name[1:].isdigit():
+        size = int(name[1:]) // 8
+    elif name in DTYPES:
+        size = np.dtype(name).itemsize
+    else:
+        raise SourceError(
+            f"{path or 'The Zarr array'} has elements of the data type {name!r}, which is not read; write it again with "
+            "numbers, text or records."
+        )
     if not 0 <= size <= _LARGEST_ITEM:
         raise LimitError(f"An element of {size:,} bytes is declared; at most {_LARGEST_ITEM:,} are read.")
     return size
+
+
+def _record_fields(data_type: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return names and data types of the fields of a record, which the two spellings of the type store differently."""
+    fields = data_type["configuration"]["fields"]
+    return [(f["name"], f["data_type"]) if isinstance(f, Mapping) else (f[0], f[1]) for f in fields]
+
+
+def _readable_records(key: str, found: Any, prototype: Any) -> Any:  # noqa: ANN401 - zarr's buffers
+    """Spell the data type of records in metadata as the installed zarr-python reads it.
+
+    Since 3.2 zarr-python writes ``struct``, which earlier releases do not know; they write the same bytes as ``structured``.
+    """
+    import zarr.dtype
+
+    if hasattr(zarr.dtype, "Struct") or not key.endswith("zarr.json"):
+        return found
+    data = found.to_bytes()
+    if b'"struct"' not in data:
+        return found
+    metadata = json.loads(data)
+    inner = (metadata.get("consolidated_metadata") or {}).get("metadata") or {}
+    for node in (metadata, *inner.values()):
+        data_type = node.get("data_type")
+        if isinstance(data_type, Mapping) and data_type["name"] == "struct":
+            node["data_type"] = _structured(data_type)
+            kind: Any = zarr.dtype.parse_dtype(node["data_type"], zarr_format=3)
+            fill = node.get("fill_value")
+            if isinstance(fill, Mapping):
+                values = tuple(
+                    inner.from_json_scalar(fill[name], zarr_format=3) if name in fill else inner.default_scalar()
+                    for name, inner in kind.fields
+                )
+                node["fill_value"] = kind.to_json_scalar(values, zarr_format=3)
+    return prototype.buffer.from_bytes(json.dumps(metadata).encode())
+
+
+def _structured(data_type: Any) -> Any:  # noqa: ANN401 - JSON
+    """Spell a data type, and what is nested in it, as zarr-python before 3.2 does."""
+    if isinstance(data_type, str) or data_type["name"] != "struct":
+        return data_type
+    fields = [[name, _structured(inner)] for name, inner in _record_fields(data_type)]
+    return {"name": "structured", "configuration": {"fields": fields}}
 
 
 def _check_frame(array: StoredArray, data: NDArray[np.uint8]) -> None:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from raggedatlas.errors import NameRefusedError, NotFoundError, StoreError
+from raggedatlas.errors import MissingFileError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.store.disk_cache import CACHE_OPTIONS, DiskCache, parse_size
+from raggedatlas.store.failures import failure, is_missing_bucket, plain_reason
 from raggedatlas.store.files import Buffers, joined, write_file
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ AZURE_OPTIONS = {
 }
 OPTION_NAMES = ("allow_http", *S3_OPTIONS, *GCS_OPTIONS, *AZURE_OPTIONS, *CACHE_OPTIONS)
 """Every storage option a user may give; but for those of the cache in the spelling that Lance understands as it is."""
+
+_LONGEST_NAME = 255
+"""Bytes of one part of a local path; no common file system takes more."""
 
 _TRUE = ("1", "true", "yes", "on")
 
@@ -103,6 +107,7 @@ class Location:
     def __post_init__(self) -> None:
         """Normalise the URI and check the option names."""
         uri = os.fspath(self.uri)
+        _check_address(uri)
         scheme = uri.split("://", 1)[0].lower() if "://" in uri else ""
         if scheme in REMOTE_SCHEMES:
             parts = urlsplit(uri)
@@ -113,7 +118,14 @@ class Location:
                 raise NameRefusedError(f"{uri!r} holds '.' or '..'; write the prefix out in full.")
             uri = "/".join([f"{scheme}://{parts.netloc}", *prefix])
         elif scheme in {"", "file"}:
+            if scheme and urlsplit(uri).netloc not in {"", "localhost"}:
+                raise StoreError(f"{uri!r} names a host; expected file:///folder, or a path without file://.")
             path = unquote(urlsplit(uri).path) if scheme else uri
+            if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.split("/")):
+                raise StoreError(
+                    f"The address of {len(path)} characters holds a name longer than {_LONGEST_NAME} bytes, which file systems "
+                    "do not take; expected a shorter path."
+                )
             uri = os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - must not resolve symlinks
         else:
             raise StoreError(f"{uri!r} has the scheme {scheme!r}; expected a path, file://, s3://, gs:// or az://.")
@@ -125,6 +137,28 @@ class Location:
             parse_size(options["cache_size"])
         object.__setattr__(self, "uri", uri)
         object.__setattr__(self, "storage_options", options)
+
+    @classmethod
+    def of(
+        cls, address: "str | os.PathLike[str] | Location", storage_options: Mapping[str, str] | None = None
+    ) -> "Location":
+        """Return the location of an address that a user gave.
+
+        Raises
+        ------
+        StoreError
+            If the address is neither text nor a path, or the options are no mapping.
+        """
+        if isinstance(address, Location):
+            return address
+        if not isinstance(address, str | os.PathLike):
+            raise StoreError(f"{address!r} is no address; expected a path or a URI, e.g. 's3://bucket/prefix'.")
+        if not isinstance(storage_options or {}, Mapping):
+            raise StoreError(
+                f"Storage options are a mapping of names to texts, e.g. {{'aws_region': 'eu-central-1'}}; got a "
+                f"{type(storage_options).__name__}."
+            )
+        return cls(os.fspath(address), dict(storage_options or {}))
 
     @property
     def is_local(self) -> bool:
@@ -174,10 +208,7 @@ class Location:
         """
         path = self.path
         for part in (path, *path.parents)[: self.depth]:
-            if part.is_symlink():
-                raise StoreError(
-                    f"{part} is a symlink; inside a store only real files and folders are read or written."
-                )
+            refuse_symlink(part)
         return path
 
     def store(self) -> "ObjectStore":
@@ -224,7 +255,8 @@ class Location:
     def exists(self) -> bool:
         """Whether anything lies here."""
         if self.is_local:
-            return self.path.exists()
+            with store_errors(f"look for {self.uri}"):
+                return self.path.exists()
         return any(True for _ in self._objects())
 
     def list_children(self) -> list[str]:
@@ -238,6 +270,23 @@ class Location:
         with store_errors(f"list {self.uri}"):
             found = obstore.list_with_delimiter(self.store())
         return sorted(prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in found["common_prefixes"])
+
+    def list_objects(self) -> list[tuple[str, int, datetime]]:
+        """List every object below: (key, bytes, time when it was written in UTC), in any order."""
+        return list(self._objects())
+
+    def delete_objects(self, keys: Sequence[str]) -> None:
+        """Remove some of the objects below; those that are gone already are no matter."""
+        if not keys:
+            return
+        with store_errors(f"remove objects of {self.uri}"):
+            if self.is_local:
+                for key in keys:
+                    self._file(key).unlink(missing_ok=True)
+                return
+            import obstore
+
+            obstore.delete(self.store(), [_checked_key(self, key) for key in keys])
 
     def last_modified(self) -> datetime | None:
         """Return when the newest object below was written (UTC), or None where there is none."""
@@ -365,20 +414,35 @@ class Location:
                     yield item["path"], item["size"], item["last_modified"]
 
 
+def refuse_symlink(path: Path) -> None:
+    """Refuse a symlink inside a store: it would lead reads and writes out of it.
+
+    Raises
+    ------
+    StoreError
+        If the path is one.
+    """
+    if path.is_symlink():
+        raise StoreError(
+            f"{path} is a symlink; inside a store only real files and folders are read or written. Replace it by what it points to."
+        )
+
+
 @contextlib.contextmanager
 def store_errors(what: str) -> Iterator[None]:
-    """Turn errors of the operating system and of obstore into `StoreError`; a missing object passes as it is."""
-    from obstore.exceptions import BaseError, NotFoundError
+    """Turn errors of the operating system and of obstore into `StoreError`, `MissingFileError` where a file or object is missing."""
+    from obstore.exceptions import BaseError
 
     try:
         yield
-    except NotFoundError as error:
-        raise FileNotFoundError(str(error)) from None
-    except (FileNotFoundError, StoreError):
+    except StoreError:
         raise
+    except FileNotFoundError as error:
+        if is_missing_bucket(error):
+            raise StoreError(f"Could not {what}: {failure(error)}") from error
+        raise MissingFileError(f"Could not {what}: there is no such file, object or folder.") from error
     except (OSError, BaseError) as error:
-        reason = str(error).split("\n\nDebug source", 1)[0].strip()
-        raise StoreError(f"Could not {what}: {reason}") from error
+        raise StoreError(f"Could not {what}: {failure(error)}") from error
 
 
 def probe_conditional_puts(location: Location) -> None:
@@ -411,7 +475,9 @@ def probe_conditional_puts(location: Location) -> None:
         except AlreadyExistsError:
             return
         except BaseError as error:
-            raise StoreError(f"{location.uri} does not answer create-if-absent writes ({error}). {wanted}") from error
+            raise StoreError(
+                f"{location.uri} does not answer create-if-absent writes: {plain_reason(error)}. {wanted}"
+            ) from error
         raise StoreError(
             f"{location.uri} accepted two create-if-absent writes of one key, so parallel writers would lose "
             f"data. {wanted}"
@@ -419,6 +485,18 @@ def probe_conditional_puts(location: Location) -> None:
     finally:
         with contextlib.suppress(BaseError, FileNotFoundError):
             obstore.delete(store, key)
+
+
+def _check_address(uri: str) -> None:
+    """Refuse an address that is empty, cannot be a path, or holds a login."""
+    if not uri.strip() or "\0" in uri:
+        raise StoreError(f"{uri!r} is no address; expected a path or a URI, e.g. 's3://bucket/prefix'.")
+    host = urlsplit(uri).netloc if "://" in uri else ""
+    if "@" in host:
+        raise StoreError(
+            f"The address of {host.rpartition('@')[2]!r} holds a login before the '@'; give keys as storage options "
+            "(aws_access_key_id, aws_secret_access_key) or in the environment."
+        )
 
 
 def _checked_key(location: Location, key: str) -> str:

@@ -15,6 +15,7 @@ from zarr.core.buffer import Buffer, NDBuffer
 
 from raggedatlas.errors import CorruptError, SchemaError
 from raggedatlas.store.codecs import PACKED, decode_packed
+from raggedatlas.store.packing import encode_packed
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,10 @@ class PackedCodec(ArrayBytesCodec):
 
     async def _encode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> Buffer | None:
         """Pack a chunk."""
-        from raggedatlas.store.packing import encode_packed, packed_bound
-
         values = np.ascontiguousarray(chunk_array.as_numpy_array()).reshape(-1)
         values = values.astype(values.dtype.newbyteorder("="), copy=False)
-        out = np.empty(packed_bound(values.size, values.itemsize), np.uint8)
-        used = encode_packed(values, np.empty(0, np.int64), out)
-        return chunk_spec.prototype.buffer.from_bytes(out[:used].tobytes())
+        packed = encode_packed(values, np.empty(0, np.int64))
+        return chunk_spec.prototype.buffer.from_bytes(packed.tobytes())
 
     async def _decode_single(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> NDBuffer:
         """Check and unpack a chunk."""

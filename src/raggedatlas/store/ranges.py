@@ -1,5 +1,6 @@
 """Batched reads of stored arrays: many row ranges in one call, every touched chunk decoded once."""
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -16,19 +17,16 @@ from raggedatlas.store.checksums import extend_checksum
 from raggedatlas.store.codecs import ChunkDecoder
 from raggedatlas.store.limits import product
 from raggedatlas.store.location import Location
+from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
 from raggedatlas.store.shards import Shard, fetch_chunks, fetch_index, map_shard, shard_key
 from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_requests
+from raggedatlas.store.trees import list_files
 
 WAVE_BYTES = 64 * 2**20
 _LARGE_BYTES = 256 * 2**20
 _MOST_ZERO_RATIO = 2**16
 _CHUNKS_PER_TASK = 8
 _MOST_PROBLEMS = 20
-_FAULTS = {
-    1: "its crc32c does not match",
-    2: "it does not have the size it should",
-    3: "its frame does not decode",
-}
 
 
 @dataclass(frozen=True)
@@ -43,11 +41,14 @@ class ArrayReader:
         What is stored; nothing is requested to open it.
     threads : int
         Threads that decode, at most 4; the result does not depend on them.
+    checksum : str
+        crc32c of all values as it was recorded when they were written, compared by `read_all`; empty where it is not known.
     """
 
     location: Location
     spec: ArraySpec
     threads: int = DECODE_THREADS
+    checksum: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what was looked up behind when pickled: another process checks paths for itself."""
@@ -83,7 +84,7 @@ class ArrayReader:
         """
         key = shard_key(self.spec.row_shape, number)
         if self.folder is not None:
-            return map_shard(self.folder / key, self.spec.chunks_per_shard)
+            return map_shard(self.folder / key, self.spec.chunks_per_shard, within=self.folder)
         return fetch_index(self.target, key, self.spec.chunks_per_shard)
 
 
@@ -183,6 +184,62 @@ def read_slice(reader: ArrayReader, start: int, stop: int, out: NDArray[Any] | N
     return read_ranges(reader, [start], [stop], out)
 
 
+def read_all(reader: ArrayReader) -> NDArray[Any]:
+    """Read a whole array and compare its checksum, where the reader has one.
+
+    Raises
+    ------
+    CorruptError
+        If the values are not those that were written. See `read_ranges` for the other errors.
+    """
+    values = read_slice(reader, 0, reader.spec.n_rows)
+    if reader.checksum and (found := f"{extend_checksum(0, values):08x}") != reader.checksum:
+        raise CorruptError(
+            f"The values of {reader.name} have the checksum {found}, {reader.checksum} was written; restore the array from a "
+            "copy, or drop the dataset and add it again."
+        )
+    return values
+
+
+def read_bounds(reader: ArrayReader, n_rows: int, n_entries: int) -> NDArray[np.int64]:
+    """Read the bounds of sparse rows or columns (an ``indptr``) and check them: kernels index memory by these numbers.
+
+    Parameters
+    ----------
+    reader : ArrayReader
+        The array of bounds.
+    n_rows : int
+        Rows (or columns) that they are the bounds of.
+    n_entries : int
+        Entries of all of them.
+
+    Returns
+    -------
+    (n_rows + 1,) int64
+        Ascending from 0 to `n_entries`.
+
+    Raises
+    ------
+    CorruptError
+        If the stored numbers are not such bounds. See `read_ranges` for the other errors.
+    """
+    spec = reader.spec
+    if spec.shape != (n_rows + 1,) or np.dtype(spec.dtype).kind not in "iu":
+        raise CorruptError(
+            f"{reader.name} has shape {spec.shape} and dtype {spec.dtype}; the bounds of {n_rows:,} rows are {n_rows + 1:,} "
+            "integers. Restore the array from a copy, or drop the dataset and add it again."
+        )
+    bounds: NDArray[np.int64] = read_all(reader).astype(np.int64, copy=False)
+    down = np.flatnonzero(bounds[1:] < bounds[:-1])
+    if bounds[0] != 0 or bounds[-1] != n_entries or len(down):
+        where = f"go down after row {int(down[0]):,}" if len(down) else f"go from {bounds[0]:,} to {bounds[-1]:,}"
+        raise CorruptError(
+            f"The bounds in {reader.name} {where}; they must ascend from 0 to {n_entries:,}. Restore the array from a copy, or "
+            "drop the dataset and add it again."
+        )
+    return bounds
+
+
 def verify(reader: ArrayReader) -> tuple[list[str], str | None]:
     """Read every chunk and check it; of an object store, past the disk cache.
 
@@ -237,9 +294,11 @@ def _check_bounds(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[
 
 def _plan(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk_rows: int) -> _Plan:
     """Cut ranges at chunk borders and sort the pieces by chunk."""
-    from raggedatlas.store.chunks import split_ranges
-
-    chunks, sources, lengths, targets = split_ranges(starts, ends, chunk_rows)
+    starts, ends = np.ascontiguousarray(starts), np.ascontiguousarray(ends)
+    n_pieces = library().ra_count_pieces(starts, ends, starts.size, chunk_rows)
+    pieces = np.empty((4, n_pieces), np.int64)
+    library().ra_split_ranges(starts, ends, starts.size, chunk_rows, pieces, n_pieces)
+    chunks, sources, lengths, targets = pieces
     if chunks.size and (chunks[1:] < chunks[:-1]).any():
         order = np.argsort(chunks, kind="stable")
         chunks, sources, lengths, targets = (item[order] for item in (chunks, sources, lengths, targets))
@@ -328,6 +387,14 @@ def is_packed(reader: ArrayReader) -> bool:
     return known is not None and known.compressor == "packed" and known.checksum and small
 
 
+def native_kind(reader: ArrayReader) -> int | None:
+    """Return the kind by which the library decodes an array's chunks; None where Python must."""
+    known = reader.decoder
+    if known is None or known.delta:
+        return None
+    return PACKED if is_packed(reader) else {"none": PLAIN, "blosc": BLOSC}.get(known.compressor)
+
+
 def _decode_run(
     reader: ArrayReader,
     plan: _Plan,
@@ -338,55 +405,77 @@ def _decode_run(
     out: NDArray[Any],
 ) -> None:
     """Decode one run of a wave's chunks in the calling thread."""
-    from raggedatlas.store import chunks as kernels
-
     decoder, spec = reader.decoder, reader.spec
-    scratch = np.empty(spec.chunk_shape, spec.dtype)
-    fill = _bytes_of(np.full(spec.chunk_shape[1:], spec.fill()))
-    native = kernels.native_functions()
-    pieces = (plan.sources, plan.lengths, plan.targets)
-    part = slice(run[0], run[1])
-    bounds = plan.bounds[offset + run[0] : offset + run[1] + 1]
-    if native is not None and is_packed(reader):
-        from raggedatlas.store.unpacking import check_chunk, unpack_pieces, unpack_range
-
-        plain = (frames.addresses[part], frames.sizes[part])
-        functions = (native.crc32c, check_chunk.address, unpack_range.address)
-        status, bad = unpack_pieces(plain, (bounds, *pieces), spec.chunk_shape[0], functions, out)
-        if status != kernels.GOOD:
-            raise bad_chunk(reader, int(plan.chunks[offset + run[0] + bad]), _FAULTS[status])
-        return
-    kinds = {"none": kernels.PLAIN, "blosc": kernels.BLOSC}
-    if native is not None and decoder is not None and decoder.compressor in kinds and not decoder.delta:
-        status, bad = kernels.decode_chunks(
-            (frames.addresses[part], frames.sizes[part]),
-            _bytes_of(scratch),
-            fill,
-            _bytes_of(out),
-            (bounds, *pieces),
-            (kinds[decoder.compressor], decoder.checksum, native.decompress, native.crc32c),
-        )
-        if status != kernels.GOOD:
-            raise bad_chunk(reader, int(plan.chunks[offset + run[0] + bad]), _FAULTS[status])
-        return
-    for i in range(*run):
+    target = _Target(plan, np.empty(spec.chunk_shape, spec.dtype), np.full(spec.chunk_shape[1:], spec.fill()), out)
+    kind = native_kind(reader)
+    i, stop = run
+    while i < stop:
+        if kind is not None and decoder is not None:
+            stored = frames.addresses[i:stop], frames.sizes[i:stop]
+            status, n = target.place(*stored, offset + i, kind=kind, checksum=decoder.checksum)
+            i += n
+            if status == GOOD:
+                return
+            if status != OTHER_FRAME:
+                raise bad_chunk(reader, int(plan.chunks[offset + i]), FAULTS[status])
         try:
-            _decode_one(decoder, frames, i, scratch, fill)
+            _decode_one(decoder, frames, i, target.scratch, target.fill)
         except CorruptError as error:
             raise bad_chunk(reader, int(plan.chunks[offset + i]), str(error)) from error
-        here = (int(plan.bounds[offset + i]), int(plan.bounds[offset + i + 1]))
-        kernels.copy_ranges(_bytes_of(scratch), _bytes_of(out), pieces, here, fill.size)
+        target.place_scratch(offset + i)
+        i += 1
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Where the pieces of a plan go, and the room of one thread.
+
+    `scratch` has room for a decoded chunk, `fill` is one row of fill values.
+    """
+
+    plan: _Plan
+    scratch: NDArray[Any]
+    fill: NDArray[Any]
+    out: NDArray[Any]
+
+    @cached_property
+    def work(self) -> NDArray[np.uint8]:
+        """Room for another decoded chunk."""
+        return np.empty(self.scratch.nbytes, np.uint8)
+
+    def place_scratch(self, at: int) -> None:
+        """Place the pieces of chunk `at` of the plan, which is decoded in `scratch`."""
+        stored = np.array([_address(self.scratch)], np.uint64), np.array([self.scratch.nbytes])
+        # What is copied from and to must not overlap.
+        _Target(self.plan, self.work, self.fill, self.out).place(*stored, at, kind=PLAIN, checksum=False)
+
+    def place(
+        self, addresses: NDArray[np.uint64], sizes: NDArray[np.int64], at: int, *, kind: int, checksum: bool
+    ) -> tuple[int, int]:
+        """Decode the plan's chunks from `at` on and place their pieces; return a status and how many chunks were good."""
+        plan, where = self.plan, ctypes.c_int64(0)
+        bounds = plan.bounds[at : at + sizes.size + 1]
+        chunks = Chunks(U64.address(addresses), I64.address(sizes), sizes.size)
+        parts = (bounds, plan.sources, plan.lengths, plan.targets)
+        pieces = Pieces(*(I64.address(part) for part in parts), plan.sources.size)
+        if kind == PACKED:
+            one = self.scratch.size, self.scratch.itemsize
+            status = library().ra_unpack_chunks(chunks, pieces, *one, self.out, self.out.size, where)
+        else:
+            status = library().ra_decode_chunks(
+                chunks, pieces, kind, checksum, self.scratch.nbytes, _bytes_of(self.scratch), self.work,
+                _bytes_of(self.fill), self.fill.nbytes, _bytes_of(self.out), self.out.nbytes, where,
+            )  # fmt: skip
+        return status, sizes.size if status == GOOD else where.value
 
 
 def _decode_one(
     decoder: ChunkDecoder | None, frames: Frames, i: int, scratch: NDArray[Any], fill: NDArray[Any]
 ) -> None:
-    """Decode one chunk through Python, for codecs that no kernel knows."""
-    import ctypes
-
+    """Decode one chunk through Python, for codecs that the library does not know."""
     size = int(frames.sizes[i])
     if size < 0 or decoder is None:
-        _bytes_of(scratch).reshape(-1, fill.size)[:] = fill
+        scratch[:] = fill
         return
     raw = (ctypes.c_uint8 * size).from_address(int(frames.addresses[i]))
     decoder(memoryview(raw), scratch)
@@ -396,20 +485,20 @@ def _decode_foreign(reader: ArrayReader, plan: _Plan, chunks: range, out: NDArra
     """Read chunks of an array that only zarr-python knows, and place their pieces."""
     from zarr import open_array
 
-    from raggedatlas.store import chunks as kernels
-
+    if reader.location.is_local:
+        list_files(reader.target)  # refuses symlinks, which zarr-python follows
     array = open_array(reader.location.zarr_store(), path=reader.spec.path, mode="r")
     rows = reader.spec.chunk_shape[0]
-    width = _bytes_of(np.empty(reader.spec.row_shape, reader.spec.dtype)).size
+    spec = reader.spec
+    target = _Target(plan, np.empty(spec.chunk_shape, spec.dtype), np.zeros(spec.row_shape, spec.dtype), out)
     for i in chunks:
         start = int(plan.chunks[i]) * rows
         try:
             values = np.ascontiguousarray(array[start : start + rows], dtype=reader.spec.dtype)
         except (ValueError, RuntimeError, OSError) as error:
             raise bad_chunk(reader, int(plan.chunks[i]), str(error)) from error
-        here = (int(plan.bounds[i]), int(plan.bounds[i + 1]))
-        pieces = (plan.sources, plan.lengths, plan.targets)
-        kernels.copy_ranges(_bytes_of(values), _bytes_of(out), pieces, here, width)
+        target.scratch.reshape(spec.chunk_shape)[: len(values)] = values
+        target.place_scratch(i)
 
 
 def bad_chunk(reader: ArrayReader, chunk: int, fault: str) -> CorruptError:

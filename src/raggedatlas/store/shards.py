@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.store.checksums import has_checksum, with_checksum
 from raggedatlas.store.codecs import Stored
 from raggedatlas.store.files import Piece
-from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.location import Location, refuse_symlink, store_errors
 from raggedatlas.store.runs import ChunkRun
 
 V = TypeVar("V")
@@ -110,12 +111,10 @@ def compose_index(index: NDArray[np.int64]) -> bytes:
     index : (n_chunks, 2) int64
         Offset and size of every chunk; size -1 where the chunk is not stored.
     """
-    import google_crc32c
-
     entries = index.astype("<u8")
     entries[index[:, 1] < 0] = ABSENT
     table = entries.tobytes()
-    return table + int(google_crc32c.value(table)).to_bytes(4, "little")
+    return with_checksum(table)
 
 
 def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
@@ -140,13 +139,10 @@ def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
     CorruptError
         If the checksum does not match or a chunk lies outside the shard.
     """
-    import google_crc32c
-
     data = np.frombuffer(tail, dtype=np.uint8)
-    table = data[:-4]
-    if google_crc32c.value(table) != int.from_bytes(data[-4:].tobytes(), "little"):
+    if not has_checksum(data):
         raise CorruptError(f"The index of shard {where} does not match its crc32c; restore the file from a copy.")
-    entries = table.view("<u8").reshape(-1, 2)
+    entries = data[:-4].view("<u8").reshape(-1, 2)
     absent = (entries == ABSENT).all(axis=1)
     room = shard_size - data.size
     stored = entries[~absent]
@@ -159,7 +155,7 @@ def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
     return index
 
 
-def map_shard(file: Path | str, n_chunks: int) -> Shard:
+def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) -> Shard:
     """Map a local shard and read its index; kept among the 256 used last while the file does not change.
 
     Parameters
@@ -168,11 +164,15 @@ def map_shard(file: Path | str, n_chunks: int) -> Shard:
         Of the shard; a str is looked up faster.
     n_chunks : int
         How many chunks it has room for.
+    within : Path or None
+        A folder below which neither the file nor a folder above it may be a symlink.
 
     Raises
     ------
     CorruptError
         If the file is missing, too short, or its index is wrong.
+    StoreError
+        If it is reached by a symlink below `within`.
     """
     try:
         info = os.stat(file)  # noqa: PTH116 - at every read of a shard
@@ -182,6 +182,11 @@ def map_shard(file: Path | str, n_chunks: int) -> Shard:
     known = _MAPS.get(str(file))
     if known is not None and known.stamp == stamp:
         return known
+    if within is not None:
+        for part in (Path(file), *Path(file).parents):
+            if part == within:
+                break
+            refuse_symlink(part)
     with store_errors(f"map {file}"), Path(file).open("rb") as handle:
         size = os.fstat(handle.fileno()).st_size
         if size < index_bytes(n_chunks):

@@ -1,14 +1,410 @@
-"""Filters in SQL: what is handed on must be one whole expression."""
+"""SQL text: the only module that quotes names and values and writes conditions for Lance."""
 
+import datetime as dt
+import math
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from raggedatlas.errors import QueryError
 
 _QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`""")
 _COMMENT = re.compile(r"--|/\*|;")
+_BOUNDS = {
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "uint8": (0, 2**8 - 1),
+    "uint16": (0, 2**16 - 1),
+    "uint32": (0, 2**32 - 1),
+    "uint64": (0, 2**64 - 1),
+}
 
 
-def closed(where: str | None) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A column of the cell table that a filter compares.
+
+    Parameters
+    ----------
+    name : str
+        Its stored name.
+    type : pyarrow.DataType
+        Its stored type.
+    kind : str
+        NumPy dtype it had in its file; empty when unknown.
+    """
+
+    name: str
+    type: pa.DataType
+    kind: str = ""
+
+    @property
+    def family(self) -> str:
+        """What it can be compared with: ``text``, ``integer``, ``float``, ``boolean``, ``time``, ``date``, ``span``; else ``other``."""
+        for family, test in _FAMILIES.items():
+            if test(self.type):
+                return family
+        return "other"
+
+    @property
+    def sql(self) -> str:
+        """The column as SQL; NaN counts as missing."""
+        quoted = quote_identifier(self.name)
+        return f"nanvl({quoted}, CAST(NULL AS DOUBLE))" if self.family == "float" else quoted
+
+    @property
+    def compared(self) -> str:
+        """The column as SQL that literals can be compared with: Lance has no literal for a span of time."""
+        return f"CAST({self.sql} AS BIGINT)" if self.family == "span" else self.sql
+
+
+_FAMILIES = {
+    "text": lambda t: pa.types.is_string(t) or pa.types.is_large_string(t),
+    "integer": pa.types.is_integer,
+    "float": pa.types.is_floating,
+    "boolean": pa.types.is_boolean,
+    "time": pa.types.is_timestamp,
+    "date": pa.types.is_date,
+    "span": pa.types.is_duration,
+}
+_NANOSECONDS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+
+
+def quote_identifier(name: str) -> str:
+    """Quote a column name for Lance's SQL; a dot separates a struct column from its field.
+
+    Examples
+    --------
+    >>> quote_identifier("n`x"), quote_identifier("spatial.zarr_group")
+    ('`n``x`', '`spatial`.`zarr_group`')
+    """
+    return ".".join("`" + part.replace("`", "``") + "`" for part in name.split("."))
+
+
+def equals(column: str, value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
+    """Write the condition that a column holds a value.
+
+    Examples
+    --------
+    >>> equals("uid", "it's")
+    "`uid` = 'it''s'"
+    """
+    return comparison(column, "=", value)
+
+
+def comparison(column: str, operator: str, value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
+    """Write the comparison of a column with a value.
+
+    Examples
+    --------
+    >>> comparison("spatial.x", ">=", 1.5)
+    '`spatial`.`x` >= 1.5'
+    """
+    return f"{quote_identifier(column)} {operator} {quote_literal(value)}"
+
+
+def in_list(column: str, values: Iterable[Any]) -> str:
+    """Write the condition that a column holds one of some values; no value at all never holds.
+
+    Examples
+    --------
+    >>> in_list("uid", ["a", "it's"]), in_list("uid", [])
+    ("`uid` IN ('a', 'it''s')", 'FALSE')
+    """
+    listed = ", ".join(map(quote_literal, values))
+    return f"{quote_identifier(column)} IN ({listed})" if listed else "FALSE"
+
+
+def is_null(column: str) -> str:
+    """Write the condition that a column has no value.
+
+    Examples
+    --------
+    >>> is_null("global_index")
+    '`global_index` IS NULL'
+    """
+    return f"{quote_identifier(column)} IS NULL"
+
+
+def is_not_null(column: str) -> str:
+    """Write the condition that a column has a value.
+
+    Examples
+    --------
+    >>> is_not_null("spatial.zarr_group")
+    '`spatial`.`zarr_group` IS NOT NULL'
+    """
+    return f"{quote_identifier(column)} IS NOT NULL"
+
+
+def all_of(*conditions: str) -> str:
+    """Join conditions that must all hold; none at all holds.
+
+    Examples
+    --------
+    >>> all_of(equals("n", 1), is_null("uid")), all_of()
+    ('(`n` = 1) AND (`uid` IS NULL)', 'TRUE')
+    """
+    return " AND ".join(f"({condition})" for condition in conditions) or "TRUE"
+
+
+def any_of(*conditions: str) -> str:
+    """Join conditions of which one must hold; none at all never holds.
+
+    Examples
+    --------
+    >>> any_of("a", "b"), any_of()
+    ('(a) OR (b)', 'FALSE')
+    """
+    return " OR ".join(f"({condition})" for condition in conditions) or "FALSE"
+
+
+def negation(condition: str) -> str:
+    """Write the condition that another one is false.
+
+    Examples
+    --------
+    >>> negation("a = 1")
+    'NOT (a = 1)'
+    """
+    return f"NOT ({condition})"
+
+
+def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
+    """Write a value as an SQL literal.
+
+    Parameters
+    ----------
+    value : str, bool, int, float, datetime or date
+        Or the NumPy scalar of one.
+
+    Raises
+    ------
+    QueryError
+        For NaN, infinities, text that is no Unicode, and other types.
+
+    Examples
+    --------
+    >>> quote_literal("5'-end"), quote_literal(True), quote_literal(0.1), quote_literal(-3)
+    ("'5''-end'", 'TRUE', '0.1', '-3')
+    """
+    value = plain_value(value)
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, int):
+        return f"CAST('{value}' AS BIGINT)" if value == -(2**63) else str(value)
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dt.datetime):
+        return f"timestamp '{value.isoformat(sep=' ')}'"
+    if isinstance(value, np.datetime64):
+        return f"timestamp '{str(value).replace('T', ' ')}'"
+    if isinstance(value, dt.date):
+        return f"date '{value.isoformat()}'"
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def plain_value(value: Any) -> Any:  # noqa: ANN401  (any value that people compare with)
+    """Turn NumPy and pandas scalars into Python's own, and refuse what no column can be compared with.
+
+    Raises
+    ------
+    QueryError
+        For NaN, infinities, text that is no Unicode, and other types.
+    """
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        if np.isnat(value):
+            raise QueryError("A filter cannot compare with NaT; ask for missing values with col(...).is_null().")
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise QueryError(f"A filter cannot compare with {value}; ask for missing values with col(...).is_null().")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise QueryError(
+                f"A filter cannot compare with {value!r}: it is no Unicode text ({error.reason})."
+            ) from error
+        return str(value)
+    if isinstance(value, dt.datetime):
+        return value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo else value
+    if isinstance(value, bool | int | float | dt.date | dt.timedelta):
+        return value
+    raise QueryError(
+        f"A filter cannot compare with {type(value).__name__} ({value!r}); use text, a number, True or False, a date, a time or a span of time."
+    )
+
+
+def compare(column: Target, operator: str, value: Any) -> str:  # noqa: ANN401  (any value that people compare with)
+    """Write a comparison, exactly: numbers beyond the column's type compare as numbers, NaN compares as missing.
+
+    Parameters
+    ----------
+    column : Target
+        The column.
+    operator : {"=", "<>", "<", "<=", ">", ">="}
+        SQL operator.
+    value : scalar
+        See `quote_literal`.
+
+    Raises
+    ------
+    QueryError
+        If the column cannot be compared with such a value.
+
+    Examples
+    --------
+    >>> compare(Target("n", pa.int64()), ">", 2.5)
+    '`n` >= 3'
+    """
+    value = plain_value(value)
+    family = column.family
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        "text": isinstance(value, str),
+        "boolean": isinstance(value, bool),
+        "integer": number,
+        "float": number,
+        "time": isinstance(value, dt.date | np.datetime64),
+        "date": isinstance(value, dt.date),
+        "span": isinstance(value, dt.timedelta | np.timedelta64),
+    }.get(family, False)
+    if not fits:
+        raise QueryError(
+            f"The column {column.name!r} holds {column.type}; it cannot be compared with {value!r} ({type(value).__name__})."
+        )
+    if family == "integer":
+        return _compare_integer(column, operator, value)
+    if family == "span":
+        return _compare_integer(column, operator, _in_units(value, column.type.unit))
+    if family == "float":
+        value = (
+            float(np.float32(value)) if column.kind == "float32" or column.type == pa.float32() else _as_float(value)
+        )
+    if family == "date" and isinstance(value, dt.datetime):
+        value = value.date()
+    return f"{column.sql} {operator} {quote_literal(value)}"
+
+
+def is_member(column: Target, values: Iterable[Any]) -> str:
+    """Write the condition that a column holds one of some values; no value at all never holds.
+
+    Examples
+    --------
+    >>> is_member(Target("n", pa.int64()), [2, 1.5, 1])
+    '`n` IN (1, 2)'
+    """
+    single = [compare(column, "=", value) for value in values]
+    start = f"{column.compared} = "
+    literals = sorted({text.removeprefix(start) for text in single if text.startswith(start)})
+    return f"{column.compared} IN ({', '.join(literals)})" if literals else _always(column, holds=False)
+
+
+def value_by_dataset(values: Mapping[str, str | None]) -> str:
+    """Write the value that each cell has by its dataset, as an expression: dataset uid -> value.
+
+    Examples
+    --------
+    >>> value_by_dataset({"d1": "one"})
+    "array_element(['one'], CAST(array_position(['d1'], `dataset_uid`) AS BIGINT))"
+    """
+    if not values:
+        return "CAST(NULL AS STRING)"
+    uids = ", ".join(map(quote_literal, values))
+    listed = ", ".join("NULL" if value is None else quote_literal(value) for value in values.values())
+    return f"array_element([{listed}], CAST(array_position([{uids}], {quote_identifier('dataset_uid')}) AS BIGINT))"
+
+
+def is_missing(column: Target) -> str:
+    """Write the condition that a column has no value.
+
+    Examples
+    --------
+    >>> is_missing(Target("n", pa.int64()))
+    '`n` IS NULL'
+    """
+    return f"{column.sql} IS NULL"
+
+
+def is_present(column: Target) -> str:
+    """Write the condition that a column has a value.
+
+    Examples
+    --------
+    >>> is_present(Target("n", pa.int64()))
+    '`n` IS NOT NULL'
+    """
+    return f"{column.sql} IS NOT NULL"
+
+
+def text_matches(column: Target, function: str, text: str) -> str:
+    """Write the condition that a text column begins with a text (``starts_with``) or contains it (``contains``).
+
+    Raises
+    ------
+    QueryError
+        If the column does not hold text.
+
+    Examples
+    --------
+    >>> text_matches(Target("donor", pa.string()), "contains", "D")
+    "contains(`donor`, 'D')"
+    """
+    if column.family != "text":
+        raise QueryError(f"The column {column.name!r} holds {column.type}; {function} needs text.")
+    return f"{function}({column.sql}, {quote_literal(text)})"
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise QueryError(f"The number {value} is beyond what a float column can hold.") from error
+
+
+def _in_units(value: dt.timedelta | np.timedelta64, unit: str) -> Fraction:
+    """Return how many units of a column a span is, exactly."""
+    exact: Any = value.to_timedelta64() if hasattr(value, "to_timedelta64") else value
+    if isinstance(exact, np.timedelta64):
+        try:
+            count = int(exact.astype("timedelta64[ns]").astype(np.int64))
+        except TypeError as error:
+            raise QueryError(f"A filter cannot compare with {exact}: months and years differ in length.") from error
+    else:
+        count = exact // dt.timedelta(microseconds=1) * 1000
+    return Fraction(count, _NANOSECONDS[unit])
+
+
+def _compare_integer(column: Target, operator: str, value: float | Fraction) -> str:
+    whole = math.floor(value)
+    if whole != value:
+        if operator in {"=", "<>"}:
+            return _always(column, holds=operator == "<>")
+        operator, whole = ("<=", whole) if operator in {"<", "<="} else (">=", whole + 1)
+    lowest, highest = _BOUNDS["int64" if column.family == "span" else str(column.type)]
+    if whole < lowest or whole > highest:
+        below = whole > highest
+        return _always(
+            column, holds=operator == "<>" or (operator in {"<", "<="} if below else operator in {">", ">="})
+        )
+    return f"{column.compared} {operator} {quote_literal(whole)}"
+
+
+def _always(column: Target, *, holds: bool) -> str:
+    """Write what holds for every value, or for none, and is unknown where the value is missing."""
+    return f"{column.compared} {'=' if holds else '<>'} {column.compared}"
+
+
+def parenthesized(where: str | None) -> str | None:
     """Put a filter in parentheses, after checking that nothing in it could end them early.
 
     Lance's parser ignores whatever follows a complete expression, so ``"n = 1) or so"`` would pass as ``"n = 1"``.
@@ -20,7 +416,7 @@ def closed(where: str | None) -> str | None:
 
     Examples
     --------
-    >>> closed("tissue = 'a)' AND (n > 1)")
+    >>> parenthesized("tissue = 'a)' AND (n > 1)")
     "(tissue = 'a)' AND (n > 1))"
     """
     if where is None:

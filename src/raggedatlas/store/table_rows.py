@@ -11,16 +11,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.errors import AtlasError, ConflictError, NotFoundError, QueryError, StoreError
+from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, QueryError, StoreError
 from raggedatlas.model.ids import check_name
-from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.store.failures import failure, is_io, lance_kind, plain_reason
+from raggedatlas.store.lance_errors import LANCE_ERRORS, is_panic, lance_errors, panicked
 from raggedatlas.store.location import Location
-from raggedatlas.store.sql import closed
+from raggedatlas.store.sql import in_list, parenthesized
+from raggedatlas.store.trees import refuse_symlinks
 
 if TYPE_CHECKING:
     import lance
 
 T = TypeVar("T")
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 ROW_ID = "_rowid"
 """Column of the stable row ids."""
@@ -80,12 +83,11 @@ class TableRows:
         version = None if self.pinned is None else self.pinned.get(name)
         if self.pinned is not None and version is None:
             raise NotFoundError(f"The snapshot has no table {name!r}; it names {sorted(self.pinned)}.")
+        refuse_symlinks(self.location.child(f"{name}.lance"))
         try:
             with lance_errors(self.uri(name)):
                 table = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
-        except StoreError as error:
-            if "not found" not in str(error).lower():
-                raise
+        except NotFoundError as error:
             at = "" if version is None else f" at version {version}"
             raise NotFoundError(
                 f"There is no table {name!r}{at} in {self.location.uri}; check the address, or run validate() and repair()."
@@ -124,7 +126,7 @@ class TableRows:
                     enable_stable_row_ids=True,
                 )
         except StoreError as error:
-            if "already exists" not in str(error):
+            if error.__cause__ is None or lance_kind(error.__cause__) != "exists":
                 raise
             there = self.open(name)
             if there.count_rows() or there.schema.names != schema.names:
@@ -132,7 +134,8 @@ class TableRows:
 
     def schema(self, name: str) -> pa.Schema:
         """Give a table's schema with its field metadata."""
-        return self.open(name).schema
+        with lance_errors(self.uri(name)):
+            return self.open(name).schema
 
     def version(self, name: str) -> int:
         """Give the version of a table that `open` opens."""
@@ -148,7 +151,7 @@ class TableRows:
         """
         table = self.open(name)
         with filter_errors(where, table):
-            return int(table.count_rows(filter=closed(where)))
+            return int(table.count_rows(filter=parenthesized(where)))
 
     def read(
         self, name: str, columns: Sequence[str] | None = None, where: str | None = None, *, row_ids: bool = False
@@ -174,8 +177,9 @@ class TableRows:
         table = self.open(name)
         with filter_errors(where, table):
             rows = table.to_table(
-                columns=None if columns is None else list(columns), filter=closed(where), with_row_id=True
+                columns=None if columns is None else list(columns), filter=parenthesized(where), with_row_id=True
             )
+        check_rows(rows, table.uri)
         ids = rows.column("_rowid").to_numpy()
         rows = rows if row_ids else rows.drop_columns(["_rowid"])
         if len(ids) > 1 and not bool(np.all(ids[1:] > ids[:-1])):
@@ -185,7 +189,8 @@ class TableRows:
     def batches(self, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Walk over some columns of all rows, a bounded number of rows at a time."""
         with lance_errors(self.uri(name)):
-            yield from self.open(name).to_batches(columns=list(columns))
+            for batch in self.open(name).to_batches(columns=list(columns)):
+                yield check_rows(batch, self.uri(name))
 
     def append(self, name: str, rows: pa.Table) -> int:
         """Add rows in one commit, and return the version it made."""
@@ -209,8 +214,8 @@ class TableRows:
                     data_storage_version=FILE_FORMAT,
                 )  # fmt: skip
             except OSError as error:
-                if "different schema" in str(error) and drop_absent():
-                    raise ConflictError(f"A column of {self.uri(name)} was dropped meanwhile: {error}") from error
+                if lance_kind(error) == "schema" and drop_absent():
+                    raise ConflictError(f"A column of {self.uri(name)} was dropped meanwhile.") from error
                 raise
             return int(done.version)
 
@@ -275,7 +280,7 @@ class TableRows:
     def delete_rows(self, name: str, row_ids: NDArray[np.uint64]) -> None:
         """Delete rows by their stable row ids, in one commit."""
         if len(row_ids):
-            where = f"_rowid IN ({', '.join(map(str, row_ids.tolist()))})"
+            where = in_list(ROW_ID, row_ids.tolist())
             self.retry(name, lambda: self.open(name).delete(where))
 
     def delete(self, name: str, where: str) -> int:
@@ -322,7 +327,11 @@ class TableRows:
 
         uri, options = self.uri(name), self.location.lance_options()
         with lance_errors(uri):
-            fragments = lance.fragment.write_fragments(rows, uri, mode="append", storage_options=options)
+            # Not "append": the rows may have a column that the table, which an older version made, has not.
+            fragments = lance.fragment.write_fragments(
+                rows, uri, mode="overwrite", storage_options=options, data_storage_version=FILE_FORMAT,
+                enable_stable_row_ids=True,
+            )  # fmt: skip
         operation = lance.LanceOperation.Overwrite(rows.schema, fragments)
         try:
             with lance_errors(uri):
@@ -360,11 +369,26 @@ class TableRows:
 
     def metadata(self, name: str) -> dict[str, str]:
         """Read the table's own key-value metadata."""
-        return dict(self.open(name).metadata)
+        with lance_errors(self.uri(name)):
+            return dict(self.open(name).metadata)
 
     def update_metadata(self, name: str, values: Mapping[str, str]) -> None:
         """Change keys of the table's own key-value metadata."""
         self.retry(name, lambda: self.open(name).update_metadata(dict(values)))
+
+    def update_metadata_if(self, name: str, values: Mapping[str, str], read_version: int) -> bool:
+        """Change keys of the table's metadata if nobody has changed them since `read_version`; tell whether that was so."""
+        import lance
+
+        try:
+            with lance_errors(self.uri(name)):
+                table = lance.dataset(
+                    self.uri(name), version=read_version, storage_options=self.location.lance_options()
+                )
+                table.update_metadata(dict(values))
+        except ConflictError:
+            return False
+        return True
 
 
 def walk(tables: TableRows, name: str, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
@@ -376,15 +400,36 @@ def walk(tables: TableRows, name: str, columns: Sequence[str], where: str | None
     table = tables.open(name)
     with filter_errors(where, table):
         # Reading far ahead, and in buffers of a size for object stores, would take more than all that is kept of a column.
-        yield from table.scanner(
+        for batch in table.scanner(
             columns=list(columns),
-            filter=closed(where),
+            filter=parenthesized(where),
             with_row_id=True,
             batch_readahead=2,
             fragment_readahead=1,
             io_buffer_size=_WALK_BUFFER,
             scan_in_order=True,
-        ).to_batches()
+        ).to_batches():
+            yield check_rows(batch, table.uri)
+
+
+def check_rows(rows: Rows, place: str) -> Rows:
+    """Return rows that Lance gave, once Arrow has found them valid: offsets within their buffers, and text in UTF-8.
+
+    Lance checks neither, and what reads such a column later could leave its memory.
+
+    Raises
+    ------
+    CorruptError
+        If they are not.
+    """
+    try:
+        rows.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise CorruptError(
+            f"The rows of {place} are damaged ({reason}); run validate('deep'), and restore the atlas from a copy."
+        ) from error
+    return rows
 
 
 def plain(rows: pa.Table) -> pa.Table:
@@ -407,10 +452,16 @@ def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[No
     """Turn errors of a filter into `QueryError`, which lists the columns there are."""
     try:
         yield
-    except (ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, AtlasError):
+    except AtlasError:
+        raise
+    except BaseException as error:
+        if is_panic(error):
+            raise panicked(table.uri, error) from error
+        if not isinstance(error, LANCE_ERRORS):
             raise
-        if where is None:
-            raise StoreError(f"{table.uri}: {error}. Run validate() to see what is missing.") from error
-        reason = str(error).split(", /")[0].removeprefix("Invalid user input: ")
-        raise QueryError(f"The filter {where!r} cannot be used: {reason}. Columns are {table.schema.names}.") from error
+        if where is None or is_io(error):
+            raise StoreError(f"{table.uri}: {failure(error)}") from error
+        reason = plain_reason(error).removeprefix("Invalid user input: ")
+        with lance_errors(table.uri):  # the schema of a damaged table may not read either
+            names = table.schema.names
+        raise QueryError(f"The filter {where!r} cannot be used: {reason}. Columns are {names}.") from error

@@ -1,6 +1,6 @@
 """The one seam to Lance tables: their rows (`TableRows`), filled columns, tags, compaction, indexes, clean-up."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from raggedatlas.errors import ConflictError, CorruptError, DuplicateError
+from raggedatlas.store.failures import lance_kind
 from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.store.table_rows import TableRows, filter_errors, plain
 
@@ -74,6 +75,11 @@ class Tables(TableRows):
 
         self.retry(name, once)
 
+    def rename_columns(self, name: str, names: Mapping[str, str]) -> None:
+        """Give columns other names (old -> new), all in one commit."""
+        changes: Any = [{"path": old, "name": new} for old, new in names.items()]
+        self.retry(name, lambda: self.open(name).alter_columns(*changes))
+
     def drop_columns(self, name: str, columns: Sequence[str]) -> None:
         """Take columns out of a table, in one commit; those that are gone already are no matter."""
 
@@ -89,6 +95,10 @@ class Tables(TableRows):
         """Tell whether a table has nothing to compact: at most one fragment, and no deleted row in it."""
         fragments = self.open(name).get_fragments()
         return len(fragments) < 2 and not any(f.num_deletions for f in fragments)
+
+    def has_deleted_rows(self, name: str) -> bool:
+        """Tell whether the files of a table hold rows that were deleted from it."""
+        return any(fragment.num_deletions for fragment in self.open(name).get_fragments())
 
     def restore(self, name: str, version: int) -> int:
         """Make an old version the newest, and return the version it became."""
@@ -108,11 +118,32 @@ class Tables(TableRows):
             try:
                 return {tag: int(entry["version"]) for tag, entry in self.open(name).tags.list().items()}
             except (OSError, ValueError) as error:
-                if "not found" not in str(error).lower():
+                if lance_kind(error) != "missing":
                     raise
-                raise ConflictError(f"A tag of {self.uri(name)} was removed while they were listed: {error}") from error
+                raise ConflictError(f"A tag of {self.uri(name)} was removed while they were listed.") from error
 
         return self.retry(name, once)
+
+    def files(self, name: str, version: int) -> list[str]:
+        """List the files that a version of a table consists of: paths below the table, sorted.
+
+        These are its manifest, data, deletion, index and transaction files; none of them ever changes.
+
+        Raises
+        ------
+        NotFoundError
+            If the version is not there.
+        """
+        table = type(self)(self.location, {name: version}).open(name)
+        with lance_errors(self.uri(name)):
+            listed = table.tracked_files(min_version=version).read_all()
+        rows = zip(listed.column("version").to_pylist(), listed.column("path").to_pylist(), strict=True)
+        return sorted({path for at, path in rows if at == version})
+
+    @staticmethod
+    def tag_file(tag: str) -> str:
+        """Give the path of a tag below its table."""
+        return f"_refs/tags/{tag}.json"
 
     def tag(self, name: str, tag: str, version: int) -> None:
         """Keep a version for ever under a tag; a tag that is there is moved."""
@@ -121,7 +152,7 @@ class Tables(TableRows):
             try:
                 tags.create(tag, version)
             except ValueError as error:
-                if "already exists" not in str(error):
+                if lance_kind(error) != "exists":
                     raise
                 tags.update(tag, version)
 
@@ -234,7 +265,13 @@ class Tables(TableRows):
         """Remove versions older than a span, never a tagged one, and return the bytes freed."""
 
         def once() -> int:
-            stats = self.open(name).cleanup_old_versions(older_than=older_than, error_if_tagged_old_versions=False)
+            try:
+                stats = self.open(name).cleanup_old_versions(older_than=older_than, error_if_tagged_old_versions=False)
+            except (OSError, ValueError) as error:
+                # Lance lists the tags and then reads each, and another snapshot may take back a provisional one in between.
+                if lance_kind(error) != "missing":
+                    raise
+                raise ConflictError(f"A tag of {self.uri(name)} was removed while it was cleaned up.") from error
             return int(stats.bytes_removed)
 
         return self.retry(name, once)

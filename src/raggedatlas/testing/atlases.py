@@ -1,7 +1,7 @@
 """Write small datasets into an atlas step by step, without the ingest: for tests of what stands below it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import CellColumn, cell_rows, stored_type, widen
-from raggedatlas.catalog.datasets import commit_records
+from raggedatlas.catalog.datasets import Commit, commit_records
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import ensure_layouts
 from raggedatlas.catalog.leases import release_lease, take_lease
@@ -67,7 +67,7 @@ def write_dataset(
     16
     """
     uid = new_uid()
-    uids = feature_uids("human", SPACE, genes)
+    uids = feature_uids(SPACE, genes, "human")
     record, indptr = None, np.zeros(1, np.int64)
     for step in ("lease", "arrays", "features", "layout", "columns", "cells", "record"):
         if step == "lease":
@@ -76,7 +76,13 @@ def write_dataset(
             record, indptr = _write_arrays(catalog, uid, name, counts)
         elif step == "features":
             catalog.add_space(catalog.space(SPACE))
-            register_features(catalog, SPACE, pa.table({"uid": uids, "feature_id": list(genes), "symbol": list(genes)}))
+            register_features(
+                catalog,
+                SPACE,
+                pa.table(
+                    {"uid": uids, "feature_id": list(genes), "symbol": list(genes), "organism": ["human"] * len(genes)}
+                ),
+            )
         elif step == "layout":
             registry = read_registry(catalog, SPACE)
             index = registry.global_index[[registry.row_of[u] for u in uids]]
@@ -86,11 +92,16 @@ def write_dataset(
         elif step == "cells":
             _append_cells(catalog, uid, indptr, columns or {})
         elif record is not None:
-            commit_records(catalog, [record.model_copy(update={"layout_uid": layout})])
+            commit_records(catalog, _adding(record.model_copy(update={"layout_uid": layout})))
             release_lease(catalog, uid)
         if step == last:
             break
     return uid
+
+
+def _adding(record: DatasetRecord) -> Callable[[list[DatasetRecord]], Commit]:
+    """Add a record whatever there is."""
+    return lambda _old: Commit((record,))
 
 
 def _write_arrays(

@@ -178,8 +178,8 @@ def _unmark(path: Path) -> None:
         at.unlink(missing_ok=True)
 
 
-def _part(name: str) -> Change:
-    """Write only the first of two tiles of an array."""
+def _part(name: str, *starts: int) -> Change:
+    """Write only some rows of an array, two from each start."""
 
     def change(path: Path) -> None:
         tiledb = open_tiledb()
@@ -192,10 +192,13 @@ def _part(name: str) -> Change:
         create(path / name, axes, attributes)
         columns = OBS if name == "obs" else VAR
         with tiledb.open(str(path / name), "w", ctx=context()) as array:
-            if name in ("obs", "var"):
-                array[:2] = {k: v[:2].astype("U") if v.dtype == object else v[:2] for k, v in columns.items()}
-            else:
-                array[(slice(0, 2), *(slice(0, n) for n in schema.shape[1:]))] = np.ones((2, *schema.shape[1:]), "f4")
+            for start in starts:
+                rows = slice(start, start + 2)
+                if name in ("obs", "var"):
+                    array[rows] = {k: v[rows].astype("U") if v.dtype == object else v[rows] for k, v in columns.items()}
+                else:
+                    others = schema.shape[1:]
+                    array[(rows, *(slice(0, n) for n in others))] = np.ones((2, *others), "f4")
         set_meta(path / name, **meta)
 
     return change
@@ -281,6 +284,8 @@ GENERAL = tuple(_damages(
     ("C04", "split", "an embedding of booleans", _dense("emb/umap", EMBEDDINGS["umap"] > 0)),
     ("C05", "split", "a tile of ten million cells", lambda path: write_half(path / "Xr", "obs", N_OBS, _entries(), capacity=10_000_000), "practice"),
     ("C05", "split", "a dense tile of 180 MB", _large_tile, "practice", {"C23"}),
+    ("C07", "dense", "NaN in a dense X", _dense("X", _replaced(VALUES, (2, 2), np.nan), names=("obs", "var")), "practice"),
+    ("C07", "split", "an infinite value in Xr and Xc", _half(lambda r, c, v: (r, c, _replaced(v, 2, -np.inf))), "practice"),
     ("C06", "dense", "a dense X of one value", _dense("X", np.eye(N_OBS, N_VAR, dtype="f4") * (np.arange(N_VAR) < 1), names=("obs", "var")), "should"),
     ("C06", "split", "a sparse X without zeros", _half(lambda r, c, v: _filled()), "should"),
 ))  # fmt: skip
@@ -296,10 +301,11 @@ ARRAYS = tuple(_damages(
     ("C10", "split", "no obs", _drop("obs")),
     ("C10", "split", "obs is a group", _array_as_group("obs")),
     ("C10", "split", "obs is sparse", _sparse_frame("obs"), {"C30", "C53"}),
-    ("C10", "split", "two rows of obs are written", _part("obs")),
+    ("C10", "split", "two rows of obs are written", _part("obs", 0)),
+    ("C10", "split", "rows in the middle of obs are not written", _part("obs", 0, 4)),
     ("C11", "split", "no var", _drop("var")),
     ("C11", "split", "var is sparse", _sparse_frame("var"), {"C30"}),
-    ("C11", "dense", "two rows of var are written", _part("var")),
+    ("C11", "dense", "two rows of var are written", _part("var", 0)),
     ("C12", "split", "a column without a name", _obs("", OBS["n_counts"])),
     ("C12", "split", "two numbers a row", _several_per_row, {"C28", "C30", "C53"}),
     ("C13", "split", "codes without categories", _hints("obs", kind={"type": "categorical"})),
@@ -307,7 +313,8 @@ ARRAYS = tuple(_damages(
     ("C13", "split", "codes in var", lambda path: write_frame(path / "var", {**VAR, "part": np.zeros(N_VAR, "i1")}, {**VAR_HINTS, "part": {"type": "categorical", "categories": ["a"]}}), "practice"),
     ("C13", "split", "codes of 64 bits", _obs("kind", OBS["kind"].astype("i8")), "practice"),
     ("C14", "dense", "X of one axis", _dense("X", VALUES[:, 0], names=("obs",))),
-    ("C14", "dense", "two rows of X are written", _part("X")),
+    ("C14", "dense", "two rows of X are written", _part("X", 0)),
+    ("C14", "dense", "rows in the middle of X are not written", _part("X", 0, 4)),
     ("C15", "split", "Xr is dense", _dense("Xr", VALUES[:, 0], names=("obs",))),
     ("C15", "split", "columns under another name", lambda path: write_half(path / "Xr", "obs", N_OBS, _entries(), other="gene")),
     ("C15", "split", "columns are fractions", lambda path: write_half(path / "Xr", "obs", N_OBS, _entries(), other_dtype=np.float32)),
@@ -317,7 +324,7 @@ ARRAYS = tuple(_damages(
     ("C17", "split", "no Xc", _drop("Xc")),
     ("C17", "split", "X beside Xr and Xc", _dense("X", VALUES, names=("obs", "var"))),
     ("C18", "split", "X with two sparse axes", _sparse_x, "practice"),
-    ("C19", "split", "values overwritten", _scratch("Xr", "a0.tdb")),
+    ("C19", "split", "values overwritten", _scratch("Xr", "a0.tdb"), {"C07"}),
     ("C19", "split", "another value in Xr", _half(lambda r, c, v: (r, c, _replaced(v, 2, 9)), both=False)),
     ("C19", "split", "a value is not in Xr", _half(lambda r, c, v: (r[1:], c[1:], v[1:]), both=False)),
     ("C20", "split", "a column out of range", _half(lambda r, c, v: (r, _replaced(c, 3, 99), v), both=False), {"C19"}),
@@ -330,7 +337,9 @@ ARRAYS = tuple(_damages(
     ("C23", "split", "one coordinate", _dense("emb/umap", EMBEDDINGS["umap"][:, :1])),
     ("C23", "split", "no second axis", _dense("emb/umap", EMBEDDINGS["umap"][:, 0])),
     ("C23", "split", "a named attribute", _dense("emb/umap", EMBEDDINGS["umap"], attribute="xy")),
-    ("C23", "split", "two rows are written", _part("emb/umap")),
+    ("C23", "split", "two rows are written", _part("emb/umap", 0)),
+    ("C23", "split", "no row is written", _part("emb/umap")),
+    ("C23", "split", "rows in the middle are not written", _part("emb/umap", 4, 0)),
     ("C24", "split", "an infinite coordinate", _dense("emb/umap", _replaced(EMBEDDINGS["umap"], (1, 0), np.inf)), "practice"),
     ("C24", "split", "no coordinate", _dense("emb/umap", EMBEDDINGS["umap"] * np.float32("nan")), "practice"),
     ("C25", "split", "an embedding called X_tsne", _dense("emb/X_tsne", EMBEDDINGS["umap"]), "practice"),
@@ -339,6 +348,8 @@ ARRAYS = tuple(_damages(
     ("C27", "split", "uns is a group", _array_as_group("uns"), "practice"),
     ("C27", "split", "bytes in uns", _meta("uns", spatial=b"\x80\x04}\x94.")),
     ("C27", "split", "no JSON in uns", _meta("uns", spatial="{'a': 1}")),
+    ("C29", "split", "a spatial that is no library", _meta("uns", spatial='{"is_single": true}'), "practice"),
+    ("C29", "split", "pixels in uns", _meta("uns", spatial='{"a": {"images": {"hires": [[0.5]]}, "scalefactors": {"spot_diameter_fullres": 1, "tissue_hires_scalef": 1}}}'), "practice"),
     ("C28", "split", "int64", _obs("n_counts", OBS["n_counts"].astype("i8"))),
     ("C28", "split", "float64", _obs("percent.mt", OBS["percent.mt"].astype("f8"))),
     ("C28", "split", "int16", _obs("n_counts", OBS["n_counts"].astype("i2")), "practice"),
@@ -362,6 +373,8 @@ HINTS = tuple(_damages(
     ("C30", "split", "categories of numbers", _hints("obs", kind={"type": "categorical", "categories": [1, 2, 3]}), "practice"),
     ("C30", "split", "a column without a hint", _hints("obs", n_counts=None), "practice"),
     ("C30", "split", "a hint without a column", _hints("obs", gone={"type": "int32"}), "practice"),
+    ("C32", "split", "two cells of a name", _obs("name_0", _replaced(OBS["name_0"], 4, "cell 1")), "practice"),
+    ("C32", "split", "two features of a name", lambda path: write_frame(path / "var", {**VAR, "feature_name": _replaced(VAR["feature_name"], 4, "LYZ")}, VAR_HINTS), "practice"),
     ("C31", "split", "a code beyond", _obs("kind", _replaced(OBS["kind"], 0, 3))),
     ("C31", "split", "a code below -1", _obs("kind", _replaced(OBS["kind"], 0, -2))),
 ))  # fmt: skip

@@ -84,6 +84,13 @@ EMBEDDINGS: dict[str, NDArray[Any]] = {
 
 COLORS = {"kind": dict(zip(KINDS, ("#ff0000", "#00ff00", "#0000FF"), strict=True))}
 
+LIBRARIES = {
+    "library": {
+        "image_properties": {"resolution": "hires", "crop_coords": [10, 0, 90, 80], "width": 80, "height": 80},
+        "scalefactors": {"spot_diameter_fullres": 89.5, "tissue_hires_scalef": 0.15},
+    }
+}
+
 CORPORA = {"schema_version": "5.1.0", "title": "Small", "default_embedding": "X_umap"}
 
 
@@ -120,7 +127,7 @@ def write_cxg(path: str | Path, form: Form = "split") -> Path:
         set_meta(path / "cxg_group_metadata", **group_metadata(form))
     if not old:
         write_dense(path / "uns", np.zeros(1), dim_dtype=np.uint64)
-        set_meta(path / "uns", spatial=json.dumps({"is_single": True}))
+        set_meta(path / "uns", spatial=json.dumps(LIBRARIES))
     return path
 
 

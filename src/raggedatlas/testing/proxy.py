@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 _CONDITIONS = {"if-none-match", "if-match"}
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date"}
-_UNAVAILABLE = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+_ERROR = "<Error><Code>{code}</Code><Message>Refused by the proxy.</Message></Error>"
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class FaultyProxy:
     most_at_once: int = 0
     _running: int = 0
     _cuts: list[tuple[str, re.Pattern[str]]] = field(default_factory=list)
+    _refused: dict[str, tuple[int, str]] = field(default_factory=dict)
     _seen: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -117,21 +118,37 @@ class FaultyProxy:
         """
         self._cuts.append((method, re.compile(pattern)))
 
+    def refuse(self, method: str, status: int, code: str) -> None:
+        """Answer all requests of a method with an error, without passing them on.
+
+        Parameters
+        ----------
+        method : str
+            ``PUT`` ...
+        status : int
+            HTTP status.
+        code : str
+            S3's name of the error, e.g. ``AccessDenied``.
+        """
+        self._refused[method] = (status, code)
+
     def forget(self) -> None:
         """Empty the logs, and take all faults away."""
         with self._lock:
             self.requests.clear()
             self.lost.clear()
             self._cuts.clear()
+            self._refused.clear()
             self.fail_every, self.ignore_conditions, self.latency = 0, False, 0.0
 
-    def begin(self) -> bool:
-        """Count a request, and tell whether it is to be answered with 503."""
+    def begin(self, method: str) -> tuple[int, str] | None:
+        """Count a request, and return the status and the code that it is refused with, if it is."""
         with self._lock:
             self._seen += 1
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)
-            return self.fail_every > 0 and self._seen % self.fail_every == 0
+            busy = self.fail_every > 0 and self._seen % self.fail_every == 0
+            return (503, "SlowDown") if busy else self._refused.get(method)
 
     def end(self) -> None:
         """Count a request as answered."""
@@ -166,11 +183,12 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _answer(self) -> None:
-        refused = self.owner.begin()
+        refused = self.owner.begin(self.command)
         try:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if refused:
-                self._finish(503, {"Content-Type": "application/xml"}, _UNAVAILABLE)
+                body = _ERROR.format(code=refused[1]).encode()
+                self._finish(refused[0], {"Content-Type": "application/xml"}, body)
             else:
                 self._pass_on(body)
         finally:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
+from raggedatlas.model.arguments import checked
 from raggedatlas.vectors.blobs import offsets_of
 from raggedatlas.vectors.cutting import Cut, Grid, cut, is_branching
 from raggedatlas.vectors.geometry import (
@@ -56,6 +57,7 @@ class Coarser:
     sparsity: float = 1.0
 
 
+@checked
 @dataclass(frozen=True)
 class Cutting:
     """How shapes are cut, for `make_geometry`.
@@ -91,6 +93,7 @@ class Cutting:
     index_convention: str = "standard"
 
 
+@checked
 def make_geometry(
     shapes: Shapes,
     cutting: Cutting = Cutting(),
@@ -244,7 +247,12 @@ def _bounds_of(shapes: Shapes, given: tuple[Any, Any] | None) -> tuple[tuple[flo
             return (0.0,) * shapes.n_dims, (0.0,) * shapes.n_dims
         columns = positions.T  # NumPy finds the least of a column faster than of an axis
         return tuple(float(x.min()) for x in columns), tuple(float(x.max()) for x in columns)
-    low, high = tuple(float(x) for x in given[0]), tuple(float(x) for x in given[1])
+    try:
+        low, high = (tuple(float(x) for x in corner) for corner in given)
+    except (TypeError, ValueError) as error:
+        raise SourceError(
+            f"bounds are {given!r:.200}; expected a pair of corners: least and greatest coordinates."
+        ) from error
     if len(low) != shapes.n_dims or len(high) != shapes.n_dims or any(a > b for a, b in zip(low, high, strict=True)):
         raise SourceError(f"bounds are {given}; expected least and greatest coordinates on {shapes.n_dims} axes.")
     outside = ((positions < np.asarray(low)) | (positions > np.asarray(high))).any(axis=1)

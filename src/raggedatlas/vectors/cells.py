@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import CorruptError, SourceError
-from raggedatlas.store.limits import check_shapes, product
+from raggedatlas.errors import CorruptError, LimitError, SourceError
+from raggedatlas.store.limits import MAX_SHARD_CHUNKS, check_chunk_bytes, check_shapes, product
 from raggedatlas.store.shards import RecentlyUsed, Shard, fetch_chunks, fetch_index, map_shard
 from raggedatlas.store.threads import map_requests
 from raggedatlas.vectors.blobs import Blobs, Bytes, decode_vlen, offsets_of, one_item, pack
@@ -278,6 +278,14 @@ class ItemArray:
         if len(self._chunks.pipeline.shape) != 1:
             raise CorruptError(f"{self._chunks.where} has the shape {self._chunks.pipeline.shape}; expected one axis.")
         self.n_items = self._chunks.pipeline.shape[0]
+        self._inner = min(self._chunks.pipeline.inner[0], max(1, self.n_items))
+        # an item takes four bytes or more in its chunk, so both limits bound what the declared shape may cost
+        check_chunk_bytes(self._chunks.where, 4 * self._inner)
+        if self.n_items > MAX_SHARD_CHUNKS * self._inner:
+            raise LimitError(
+                f"{self._chunks.where} declares {self.n_items:,} items in chunks of {self._inner:,}; expected at most "
+                f"{MAX_SHARD_CHUNKS:,} chunks. Write it again with larger chunks."
+            )
         self._decoded: RecentlyUsed[Blobs] = RecentlyUsed(_ITEMS_KEPT)
 
     def read(self, rows: NDArray[np.int64] | None = None) -> Blobs:
@@ -286,7 +294,7 @@ class ItemArray:
             array = self._chunks.files.foreign(self._chunks.path)
             every = pack([bytes(item) for item in np.asarray(array[...]).tolist()])
             return every if rows is None else pack([every[i].tobytes() for i in rows.tolist()])
-        inner = self._chunks.pipeline.inner[0]
+        inner = self._inner
         if rows is None:
             parts = [self._decode(i) for i in range(-(-self.n_items // inner))]
             sizes = np.concatenate([np.diff(part.bounds) for part in parts]) if parts else np.zeros(0, np.int64)
@@ -301,7 +309,7 @@ class ItemArray:
         if known is not None:
             return known
         (raw,) = self._chunks.read(np.array([[chunk]], np.int64))
-        inner = self._chunks.pipeline.inner[0]
+        inner = self._inner
         if raw is None:
             found = Blobs(np.zeros(0, np.uint8), np.zeros(inner + 1, np.int64))
         else:

@@ -5,8 +5,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.vectors.fragment_index import fragment_rows
-from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
+from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Objects
 from raggedatlas.vectors.grids import KeyIndex
+from raggedatlas.vectors.manifests import LIST, absent_blocks
 from raggedatlas.vectors.placing import checked_key
 from raggedatlas.vectors.shapes import POSITION_TYPES, Attributes, check_rows
 
@@ -69,9 +70,37 @@ def _check_level(level: Level, where: str, n_dims: int) -> None:
             _check_fragments(links.fragments, np.diff(links.bounds), f"{where}: link_fragments")
     if level.objects is not None:
         check_rows(level.object_attributes, level.objects.n_objects, "object")
+        _check_objects(level, level.objects, where)
     if level.groups is not None:
         check_rows(level.groups.attributes, level.groups.n_groups, "group")
     _check_names(level)
+
+
+def _check_objects(level: Level, objects: Objects, where: str) -> None:
+    """Refuse an object index that names chunks or fragments that are not there."""
+    n_blocks, n_parts = len(objects.starts), level.chunks.shape[1]
+    _check_bounds(objects.bounds, objects.n_objects, n_blocks, f"{where}: object index")
+    lengths = {len(objects.modes), len(objects.counts), len(objects.chunks)}
+    if lengths != {n_blocks} or objects.chunks.shape[1:] != (n_parts,):
+        raise SourceError(
+            f"{where}: the object index has {n_blocks} starts, and chunks of the shape {objects.chunks.shape}; expected modes, counts "
+            f"and chunks for each, of {n_parts} parts."
+        )
+    listed = objects.modes == LIST
+    if (objects.modes > LIST).any() or (objects.counts < 0).any() or (objects.starts < 0).any():
+        raise SourceError(f"{where}: the object index has an unknown mode, or a negative start or count.")
+    if (objects.starts[listed] > len(objects.fragments) - objects.counts[listed]).any():
+        raise SourceError(f"{where}: a list of the object index goes beyond the fragments that are given.")
+    at = KeyIndex(level.chunks).find(objects.chunks) if len(level.chunks) else np.full(n_blocks, -1)
+    ones = np.ones(len(level.chunks), np.int64)
+    sizes = ones if level.fragments is None else np.diff(level.fragments.bounds)
+    bad = np.flatnonzero(absent_blocks(objects, np.append(sizes, 0)[at]))
+    if bad.size:
+        owner = objects.ids[np.searchsorted(objects.bounds, bad[0], side="right") - 1]
+        raise SourceError(
+            f"{where}: object {owner} names a fragment of chunk {objects.chunks[bad[0]].tolist()} that is not there; expected one of "
+            f"the {np.append(sizes, 0)[at[bad[0]]]} fragments of that chunk."
+        )
 
 
 def _check_names(level: Level) -> None:

@@ -24,7 +24,7 @@ def is_vectors(place: Location | str | os.PathLike[str]) -> bool:
     >>> is_vectors("tests/data")
     False
     """
-    found = place if isinstance(place, Location) else Location(os.fspath(place))
+    found = Location.of(place)
     try:
         return b'"zarr_vectors"' in found.read_bytes("zarr.json")
     except NotFoundError:

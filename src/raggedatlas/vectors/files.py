@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.store.checksums import has_checksum
 from raggedatlas.store.codecs import blosc_declared_bytes, refuse_unknown_codecs, zstd_declared_bytes
 from raggedatlas.store.limits import check_chunk_bytes
 from raggedatlas.store.location import Location, store_errors
@@ -123,10 +124,7 @@ def decompress(data: Bytes, names: list[str], where: str) -> Bytes:
 
 def _checked(data: Bytes, where: str) -> Bytes:
     """Return the bytes before a trailing crc32c, after checking it."""
-    import google_crc32c
-
-    stored = int.from_bytes(data[-4:].tobytes(), "little")
-    if data.size < 4 or google_crc32c.value(data[:-4].tobytes()) != stored:
+    if not has_checksum(data):
         raise CorruptError(f"{where} has a chunk that does not match its crc32c. Restore it from a copy.")
     return data[:-4]
 

@@ -1,6 +1,7 @@
 """The object index, groups and tables of objects of one level of an open store."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,7 @@ from raggedatlas.vectors.files import attributes_of, read_node
 from raggedatlas.vectors.geometry import Objects
 from raggedatlas.vectors.layout_07 import STRINGS
 from raggedatlas.vectors.levels import LevelReader, extra_of
-from raggedatlas.vectors.manifests import decode_manifests, expand_blocks, split_manifests
+from raggedatlas.vectors.manifests import decode_manifests, split_manifests, take_objects
 from raggedatlas.vectors.shapes import Attribute, Groups
 
 
@@ -40,7 +41,13 @@ class ObjectIndex:
     @cached_property
     def n_dims(self) -> int:
         """How many coordinates a chunk has in a manifest."""
-        return int(self.block.get("sid_ndim") or self.level.keys.keys.shape[1])
+        width = self.level.keys.keys.shape[1] or len(self.level.chunk_shape)
+        n_dims = self.block.get("sid_ndim") or width
+        if n_dims != width:
+            raise CorruptError(
+                f"{self.level.where}/object_index declares sid_ndim {n_dims!r}; expected {width}, as chunk keys have."
+            )
+        return width
 
     @cached_property
     def ids(self) -> NDArray[np.int64]:
@@ -72,9 +79,13 @@ class ObjectIndex:
     @cached_property
     def n_objects(self) -> int:
         """How many objects there are."""
-        if self.items is not None:
-            return self.items.n_items
-        return int(self.block.get("num_objects", 0))
+        declared = self.block.get("num_objects", 0 if self.items is None else self.items.n_items)
+        if type(declared) is not int or declared < 0 or (self.items is not None and declared != self.items.n_items):
+            stored = "" if self.items is None else f" and holds {self.items.n_items} manifests"
+            raise CorruptError(
+                f"{self.level.where}/object_index declares {declared!r} objects{stored}. Restore the store from a copy."
+            )
+        return declared
 
     @cached_property
     def items(self) -> ItemArray | None:
@@ -136,14 +147,18 @@ class ObjectIndex:
         return decode_manifests(blobs, self.n_dims, ids)
 
     @cached_property
-    def owners(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Every (chunk of the level, fragment) that an object has, sorted: chunk row, fragment, and the object's id."""
+    def by_chunk(self) -> tuple[NDArray[np.int64], Objects]:
+        """All blocks in the order of their chunks.
+
+        The row of each block's chunk among those of the level (-1: absent), and an index whose entries are one block each, with the
+        id of its object.
+        """
         every = self.every
-        blocks, fragments, bounds = expand_blocks(every)
-        chunk = self.level.keys.find(every.chunks)[blocks]
-        ids = np.repeat(every.ids, np.diff(bounds))
-        order = np.lexsort((ids, fragments, chunk))
-        return chunk[order], fragments[order], ids[order]
+        chunk = self.level.keys.find(every.chunks)
+        order = np.argsort(chunk, kind="stable")
+        ids = np.repeat(every.ids, np.diff(every.bounds))
+        alone = replace(every, ids=ids, bounds=np.arange(len(ids) + 1))
+        return chunk[order], take_objects(alone, order)
 
 
 def _pick(blobs: Blobs, rows: NDArray[np.int64]) -> Blobs:
@@ -162,7 +177,7 @@ def read_groups(level: LevelReader) -> Groups | None:
         return None
     block = attributes_of(node)
     if level.layout == "0.9":
-        offsets, ids = _ranged(ItemArray(level.files, path, node).read(), block, level.where)
+        offsets, ids = _ranged(ItemArray(level.files, path, node).read(), block, level)
     else:
         data = read_node(level.files, f"{path}/data")
         starts = read_node(level.files, f"{path}/offsets")
@@ -172,16 +187,27 @@ def read_groups(level: LevelReader) -> Groups | None:
     return Groups(offsets, ids, read_tables(level, "group_attributes"))
 
 
-def _ranged(blobs: Blobs, block: Mapping[str, Any], where: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _ranged(blobs: Blobs, block: Mapping[str, Any], level: LevelReader) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return groups of layout 0.9, those that are runs of ids written out."""
+    where = level.where
     if not blobs.data.size % 8 and not block.get("group_ranges"):
         return blobs.bounds // 8, from_bytes(blobs.data, np.int64, what=f"{where}/groups")
     parts = [from_bytes(blobs[i], np.int64, what=f"{where}/groups") for i in range(len(blobs))]
+    n_objects = _most_objects(level)
     for group, (start, stop) in (block.get("group_ranges") or {}).items():
-        if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop):
-            raise CorruptError(f"{where}/groups has a range {start} to {stop} for group {group}, which cannot be.")
+        if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop) <= int(start) + n_objects:
+            raise CorruptError(
+                f"{where}/groups has a range {start} to {stop} for group {group}; expected groups 0 to {len(parts) - 1} and at "
+                f"most {n_objects:,} objects. Restore the store from a copy."
+            )
         parts[int(group)] = np.arange(int(start), int(stop))
     return offsets_of(np.array([len(part) for part in parts], np.int64)), np.concatenate(parts)
+
+
+def _most_objects(level: LevelReader) -> int:
+    """Return how many objects a level may have: those of its index, or, without one, a fragment each, of at least one vertex."""
+    index = ObjectIndex(level)
+    return index.n_objects if index.is_there else level.n_vertices
 
 
 def read_tables(level: LevelReader, family: str) -> dict[str, Attribute]:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import AtlasError, NotFoundError
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.inspections import Element, Inspection
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import Location, store_errors
 from raggedatlas.vectors.files import Files, attributes_of, codec_names
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.metadata import Root, parse_root
@@ -42,6 +43,7 @@ class VectorInspection(Inspection):
     capabilities: tuple[str, ...] = ()
 
 
+@checked
 def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     """Look at a geometry store without reading its values.
 
@@ -76,7 +78,7 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     >>> found.layout, found.types, [child.name for child in found.root.children]
     ('0.9', ('point_cloud',), ['0'])
     """
-    place = location if isinstance(location, Location) else Location(os.fspath(location))
+    place = Location.of(location)
     files = Files(place)
     node = files.node("")
     if node is None:
@@ -113,7 +115,8 @@ def _sizes(place: Location) -> dict[str, int]:
         return {file.relative_to(root).as_posix(): file.stat().st_size for file in root.rglob("*") if file.is_file()}
     import obstore
 
-    found = [entry for batch in obstore.list(place.store()) for entry in batch]
+    with store_errors(f"list {place.uri}"):
+        found = [entry for batch in obstore.list(place.store()) for entry in batch]
     return {str(entry["path"]): int(entry["size"]) for entry in found}
 
 

@@ -1,6 +1,7 @@
 """Layout 0.7, as seed 002 says: a group for each family of a level, an array of its own for each chunk in it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,18 @@ def _apart(links: CrossLinks) -> NDArray[np.bool_]:
 
 
 def _cross_files(root: str, links: CrossLinks, made: set[str], compression: str | None) -> Iterator[File]:
-    """Yield links across chunks, and those across levels within one key."""
+    """Yield links across chunks, and those across levels within one key, in the order of their ends.
+
+    Layout 0.9 files links by chunk and keeps no order of its own, so that an order which is not that of the ends would be lost there.
+    """
+    ends = encode_records(links.chunks, links.rows).reshape(links.n_links, -1)
+    order = np.lexsort(ends.T[::-1]) if links.n_links else np.zeros(0, np.int64)
+    links = replace(
+        links,
+        chunks=links.chunks[order],
+        rows=links.rows[order],
+        attributes={title: attribute.take(order) for title, attribute in links.attributes.items()},
+    )
     apart, name = _apart(links), delta_name(links.delta)
     if apart.any():
         yield from _parent_groups(root, f"cross_chunk_links/{name}", made)

@@ -294,14 +294,14 @@ EMPTY_INDEX: Bytes = np.frombuffer(b"GFVZ\1\0\0\0" + bytes(8), np.uint8)
 """The fragment index of a chunk without fragments."""
 
 
-def dtype_of(attributes: Mapping[str, Any], where: str) -> np.dtype[Any]:
-    """Return the declared element type, little-endian."""
+def dtype_of(attributes: Mapping[str, Any], where: str, *, texts: bool = False) -> np.dtype[Any]:
+    """Return the declared element type, little-endian; with `texts` also a NumPy type of strings of one length."""
     name = attributes.get("dtype")
     try:
         found = np.dtype(str(name))
     except TypeError:
         found = np.dtype("O")
-    if found.kind not in "iuf":
+    if not (found.kind in "iuf" or (texts and found.kind in "US" and found.itemsize)):
         raise CorruptError(f"{where} declares the type {name!r}; expected integers or floats.")
     return found.newbyteorder("<")
 
@@ -333,19 +333,31 @@ class Form:
         return self.dtype.itemsize * (self.columns or 1)
 
     def attribute(self, data: Bytes) -> Attribute:
-        """Return rows as an attribute."""
-        return Attribute(from_bytes(data, self.dtype, self.columns), self.channels, None, self.extra)
+        """Return rows as an attribute; strings become codes and their categories, as `Attribute` has them."""
+        values = from_bytes(data, self.dtype, self.columns)
+        if self.dtype.kind not in "US":
+            return Attribute(values, self.channels, None, self.extra)
+        try:
+            categories, codes = np.unique(values.astype(str), return_inverse=True)
+            labels = categories.tolist()
+        except (ValueError, UnicodeDecodeError) as error:
+            raise CorruptError(f"A text attribute does not decode: {error}. Restore the store from a copy.") from error
+        coded = {"encoding": "dictionary", "categories": labels, "ordered": False}
+        return Attribute(codes.reshape(values.shape).astype(np.int32), self.channels, None, {**self.extra, **coded})
 
 
 def form_of(block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArray[np.int64], where: str) -> Form:
     """Return how an attribute is stored, after checking it against the bytes of chunks.
+
+    zarr-vectors 0.9.2 declares rows of one value (``"row_shape": []``) also for attributes of several columns, and 0.2.0 declares no
+    shape; the columns then follow from the bytes, if every chunk has the same number of them.
 
     Raises
     ------
     CorruptError
         If a chunk does not have one row for each vertex, fragment or link.
     """
-    dtype = dtype_of(block, where)
+    dtype = dtype_of(block, where, texts=True)
     counts = np.array([blob.size for blob in raw], np.int64)
     shape = block.get("row_shape", block.get("shape"))
     channels = tuple(str(name) for name in block.get("channel_names") or ())
@@ -354,9 +366,9 @@ def form_of(block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArray[np.int
         columns = int(np.prod(shape))
     elif len(channels) > 1:
         columns = len(channels)
-    elif shape is None:
+    else:
         total, found = int(rows.sum()), int(counts.sum()) // dtype.itemsize
-        columns = found // total if total and found > total else None
+        columns = found // total if total and found > total and found % total == 0 else None
     form = Form(dtype, columns, channels if len(channels) == (columns or 1) else (), extra_of(block))
     if (counts != rows * form.size).any():
         bad = int(np.flatnonzero(counts != rows * form.size)[0])

@@ -9,8 +9,6 @@ from raggedatlas.errors import CorruptError
 from raggedatlas.vectors.blobs import Blobs, Bytes, offsets_of, refuse, runs
 from raggedatlas.vectors.geometry import Objects
 
-_MOST_FRAGMENTS = 2**40
-
 SINGLE, RUN, LIST = 0, 1, 2
 """Modes of a block."""
 
@@ -95,16 +93,47 @@ class Expanded(NamedTuple):
     bounds: NDArray[np.int64]
 
 
-def expand_blocks(objects: Objects) -> Expanded:
-    """Write the blocks of an object index out, in order of traversal.
+def absent_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which blocks name a fragment that their chunk does not have, (K,) bool, without expanding the runs.
+
+    Parameters
+    ----------
+    objects : Objects
+        The index.
+    limits : (K,) int64
+        How many fragments the chunk of each block has; 0 for a chunk that is not there.
+    """
+    # compared by subtraction, because start + count may exceed int64
+    absent = (objects.counts > 0) & ((objects.starts < 0) | (objects.starts > limits - objects.counts))
+    lists = np.flatnonzero(objects.modes == LIST)
+    sizes = objects.counts[lists]
+    items = objects.fragments[runs(objects.starts[lists], sizes)]
+    outside = (items < 0) | (items >= np.repeat(limits[lists], sizes))
+    absent[lists] = np.diff(offsets_of(outside)[offsets_of(sizes)]) > 0
+    return absent
+
+
+def expand_blocks(objects: Objects, limits: NDArray[np.int64], where: str) -> Expanded:
+    """Return the fragments of an object index one by one, in order of traversal.
+
+    Parameters
+    ----------
+    objects : Objects
+        The index.
+    limits : (K,) int64
+        How many fragments the chunk of each block has. The counts of a damaged index are compared with it before memory is allocated.
+    where : str
+        The level, for the message.
 
     Raises
     ------
     CorruptError
-        If they name more fragments than any store can have.
+        If a block names a fragment that its chunk does not have.
     """
-    if float(objects.counts.sum(dtype=np.float64)) > _MOST_FRAGMENTS:
-        raise CorruptError("An object index names more than 2**40 fragments. Restore it from a copy.")
+    if absent_blocks(objects, limits).any():
+        raise CorruptError(
+            f"{where}/object_index names a fragment that its chunk does not have. Restore the store from a copy."
+        )
     fragments = runs(objects.starts, objects.counts)
     listed = objects.modes == LIST
     if listed.any():

@@ -16,8 +16,8 @@ from raggedatlas.vectors.geometry import CrossLinks, Level, Objects
 from raggedatlas.vectors.indexes import ObjectIndex, read_groups, read_table_attribute
 from raggedatlas.vectors.joining import Chosen, Rules, clip, join
 from raggedatlas.vectors.levels import LevelReader, wanted_of
-from raggedatlas.vectors.manifests import expand_blocks
-from raggedatlas.vectors.picking import Parts, pick, without_seams
+from raggedatlas.vectors.manifests import expand_blocks, take_objects
+from raggedatlas.vectors.picking import Parts, pick, read_indexes, without_seams
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes
 
 _SHARED = -2
@@ -111,16 +111,19 @@ class OpenLevel:
     def take(self, ids: NDArray[np.int64], names: Sequence[str] | None) -> Shapes:
         """Return objects in the given order; each chunk that holds some of them is read once."""
         objects = self.manifests(ids)
-        blocks, fragments, bounds = expand_blocks(objects)
         at = self._chunk_rows(objects)
-        touched, place = np.unique(at, return_inverse=True)
-        chunk = place.reshape(-1)[blocks]
+        touched = np.unique(at[at >= 0])
+        place = np.where(at >= 0, np.searchsorted(touched, at), -1)
         attributes = self.object_attributes(names, ids)
         if self.reader.is_draco or not (self.rules.kind in SEQUENTIAL or self.rules.kind == "point_cloud"):
             level, cross = self.load(touched, names)
-            chosen = Chosen(self._numbered(level, chunk, fragments), bounds, ids)
-            return replace(join(level, chosen, self.rules, cross), object_attributes=attributes)
-        picked = pick(self.reader, Parts(self.reader.keys.keys[touched], chunk, fragments), wanted_of(names))
+            chosen, bounds = self._numbered(level, objects, place)
+            return replace(join(level, Chosen(chosen, bounds, ids), self.rules, cross), object_attributes=attributes)
+        keys = self.reader.keys.keys[touched]
+        indexes = read_indexes(self.reader, keys)
+        limits = np.append(indexes.n_fragments, 0)[place]
+        blocks, fragments, bounds = expand_blocks(objects, limits, self.reader.where)
+        picked = pick(self.reader, Parts(keys, place[blocks], fragments), indexes, wanted_of(names))
         picked = without_seams(picked, bounds, self.rules)
         return Shapes(
             self.rules.kind,
@@ -143,31 +146,52 @@ class OpenLevel:
             )
         return at
 
-    def _numbered(self, level: Level, chunk: NDArray[np.int64], fragments: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of chunk-local fragments among those of the level at hand."""
+    def _numbered(
+        self, level: Level, objects: Objects, place: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the fragments of objects as numbers among those of the level at hand, and the bounds of each object.
+
+        `place` is the chunk of each block in `level`, -1 where it is absent.
+        """
         assert level.fragments is not None
         bounds = level.fragments.bounds
-        if (fragments >= np.diff(bounds)[chunk]).any() or (fragments < 0).any():
-            raise CorruptError(f"{self.reader.where}/object_index names a fragment that its chunk does not have.")
-        found: NDArray[np.int64] = bounds[chunk] + fragments
-        return found
+        limits = np.append(np.diff(bounds), 0)[place]
+        blocks, fragments, owned = expand_blocks(objects, limits, self.reader.where)
+        return bounds[place[blocks]] + fragments, owned
 
-    def read(self, names: Sequence[str] | None) -> Shapes:
-        """Return all objects by ascending id, and behind them the vertices that belong to none."""
+    def read(self, names: Sequence[str] | None, *, once: bool) -> Shapes:
+        """Return all objects by ascending id, and behind them the vertices that belong to none.
+
+        With `once`, a fragment that several objects share goes to the first of them.
+        """
         level, cross = self.load(np.arange(len(self.reader.keys.keys)), names)
         n_fragments = 0 if level.fragments is None else level.fragments.n_fragments
         if not self.has_objects:
             shapes = join(level, self._all_of(n_fragments), self.rules, cross)
             return replace(shapes, groups=read_groups(self.reader))
         every = self.manifests(self.ids) if self.identity else self.index.every
-        blocks, fragments, bounds = expand_blocks(every)
-        chosen = self._numbered(level, self._chunk_rows(every)[blocks], fragments)
+        chosen, bounds = self._numbered(level, every, self._chunk_rows(every))
+        if once:
+            chosen, bounds = self._without_repeats(chosen, bounds)
         loose = np.ones(n_fragments, bool)
         loose[chosen] = False
         chosen = np.concatenate([chosen, np.flatnonzero(loose)])
         shapes = join(level, Chosen(chosen, bounds, every.ids), self.rules, cross)
         attributes = self.object_attributes(names, None)
         return replace(shapes, object_attributes=attributes, groups=read_groups(self.reader))
+
+    def _without_repeats(
+        self, fragments: NDArray[np.int64], bounds: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the fragments of objects, each only where it is named first.
+
+        Lines keep their repeats: they are joined in the order of their vertices, and would be joined wrongly without some of them.
+        """
+        if self.rules.kind in SEQUENTIAL:
+            return fragments, bounds
+        first = np.zeros(len(fragments), bool)
+        first[np.unique(fragments, return_index=True)[1]] = True
+        return fragments[first], offsets_of(first)[bounds]
 
     def _all_of(self, n_fragments: int) -> Chosen:
         """Choose all fragments of a level without objects: each is a line, or all are one cloud, graph or mesh."""
@@ -231,14 +255,14 @@ class OpenLevel:
         named = level.fragment_attributes.get(OWNER)
         if named is not None and not (named.values == _SHARED).any():
             return every, named.values.astype(np.int64)
-        chunk, fragment, ids = self.index.owners
+        chunk, blocks = self.index.by_chunk
         first, last = np.searchsorted(chunk, rows, side="left"), np.searchsorted(chunk, rows, side="right")
-
-        at = runs(first, last - first)
-        number = np.repeat(level.fragments.bounds[:-1], last - first) + fragment[at]
+        near = take_objects(blocks, runs(first, last - first))
+        number, bounds = self._numbered(level, near, np.repeat(np.arange(len(rows)), last - first))
+        ids = np.repeat(near.ids, np.diff(bounds))
         loose = np.setdiff1d(every, number)
         nobody = np.full(len(loose), NOBODY)
-        return np.concatenate([number, loose]), np.concatenate([ids[at], nobody])
+        return np.concatenate([number, loose]), np.concatenate([ids, nobody])
 
     def _hit(
         self, level: Level, owners: tuple[NDArray[np.int64], NDArray[np.int64]], inside: NDArray[np.bool_]
@@ -263,7 +287,8 @@ class OpenLevel:
         fragments, ids = fragments[order], ids[order]
         owned = int(np.count_nonzero(ids != NOBODY))
         unique, first = np.unique(ids[:owned], return_index=True)
-        shapes = join(level, Chosen(fragments, np.append(first, owned), unique), self.rules, cross)
+        kept, bounds = self._without_repeats(fragments, np.append(first, owned))
+        shapes = join(level, Chosen(kept, bounds, unique), self.rules, cross)
         if not self.has_objects:
             return shapes
         return replace(shapes, object_attributes=self.object_attributes(names, unique))

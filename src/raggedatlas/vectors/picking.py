@@ -34,6 +34,40 @@ class Parts:
 
 
 @dataclass(frozen=True)
+class Indexes:
+    """The fragment indexes of some chunks.
+
+    Parameters
+    ----------
+    blobs : list of uint8 arrays or None
+        The blob of each chunk; None where the level stores none, so that a chunk is one fragment.
+    n_fragments : (n,) int64
+        How many fragments each chunk has.
+    """
+
+    blobs: list[Bytes] | None
+    n_fragments: NDArray[np.int64]
+
+
+def read_indexes(reader: LevelReader, keys: NDArray[np.int64]) -> Indexes:
+    """Read the fragment indexes of some chunks, and how many fragments they have.
+
+    Raises
+    ------
+    CorruptError
+        If the head of an index does not agree with its bytes.
+    """
+    family = reader.family("vertex_fragments")
+    if family is None:
+        return Indexes(None, np.ones(len(keys), np.int64))
+    blobs = [EMPTY_INDEX if blob is None or not blob.size else blob for blob in family.read(keys)]
+    none = np.zeros(0, np.int64)
+    for blob in blobs:
+        locate(blob, none, 0, np.zeros((0, 3), np.int64), f"{reader.where}/vertex_fragments")
+    return Indexes(blobs, np.array([int.from_bytes(blob[8:12].tobytes(), "little") for blob in blobs], np.int64))
+
+
+@dataclass(frozen=True)
 class Picked:
     """Vertices of some fragments, one after the other, in the order in which they were asked for.
 
@@ -78,7 +112,7 @@ class _Located:
     spans: NDArray[np.int64]
 
 
-def pick(reader: LevelReader, parts: Parts, wanted: Wanted) -> Picked:
+def pick(reader: LevelReader, parts: Parts, indexes: Indexes, wanted: Wanted) -> Picked:
     """Return vertices and attributes of some fragments of a level whose vertices are stored raw.
 
     Raises
@@ -95,7 +129,7 @@ def pick(reader: LevelReader, parts: Parts, wanted: Wanted) -> Picked:
     if any(blob.size % size for blob in raw):
         raise CorruptError(f"{where} has a chunk that is no whole number of rows of {size} bytes.")
     rows = np.array([blob.size // size for blob in raw], np.int64)
-    located = _locate(reader, parts, rows)
+    located = _locate(reader, parts, indexes, rows)
     counts = np.empty(len(parts.fragments), np.int64)
     counts[located.order] = located.spans[:, 2]
     bounds = offsets_of(counts)
@@ -129,23 +163,18 @@ def _some(blob: Bytes | None) -> Bytes:
     return np.zeros(0, np.uint8) if blob is None else blob
 
 
-def _locate(reader: LevelReader, parts: Parts, rows: NDArray[np.int64]) -> _Located:
+def _locate(reader: LevelReader, parts: Parts, indexes: Indexes, rows: NDArray[np.int64]) -> _Located:
     """Find fragments in the indexes of their chunks; where no index is stored, a chunk is one fragment."""
     order = np.lexsort((parts.fragments, parts.place))
     cuts = np.searchsorted(parts.place[order], np.arange(len(parts.keys) + 1)).tolist()
     fragments, where = parts.fragments[order], f"{reader.where}/vertex_fragments"
-    family = reader.family("vertex_fragments")
     spans = np.zeros((len(fragments), 3), np.int64)
-    if family is None:
-        if fragments.any():
-            raise CorruptError(f"{reader.where}/object_index names a fragment that its chunk does not have.")
+    if indexes.blobs is None:
         spans[:, 2] = rows[parts.place[order]]
-        return _Located(order, cuts, [EMPTY_INDEX] * len(rows), np.ones(len(rows), np.int64), spans)
-    blobs = [EMPTY_INDEX if blob is None or not blob.size else blob for blob in family.read(parts.keys)]
-    for blob, n_rows, (a, b) in zip(blobs, rows.tolist(), pairwise(cuts), strict=True):
+        return _Located(order, cuts, [EMPTY_INDEX] * len(rows), indexes.n_fragments, spans)
+    for blob, n_rows, (a, b) in zip(indexes.blobs, rows.tolist(), pairwise(cuts), strict=True):
         locate(blob, fragments[a:b], n_rows, spans[a:b], where)
-    n_fragments = np.array([int.from_bytes(blob[8:12].tobytes(), "little") for blob in blobs], np.int64)
-    return _Located(order, cuts, blobs, n_fragments, spans)
+    return _Located(order, cuts, indexes.blobs, indexes.n_fragments, spans)
 
 
 def _copied(cells: list[Bytes], located: _Located, places: NDArray[np.int64], size: int, n_rows: int) -> Bytes:

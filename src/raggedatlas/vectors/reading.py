@@ -3,11 +3,13 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
+from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import Location
 from raggedatlas.vectors.crossings import Crossings, deltas_of
 from raggedatlas.vectors.files import Files, attributes_of
@@ -22,6 +24,7 @@ from raggedatlas.vectors.shapes import KINDS, SEQUENTIAL, Attribute, Groups, Sha
 _WHOLE = (*SEQUENTIAL, "skeleton")
 
 
+@checked
 class VectorStore:
     """An open geometry store. Metadata are read once; local shards are memory-mapped.
 
@@ -133,7 +136,12 @@ class VectorStore:
         return [self._open(number).reader.n_vertices for number in range(self.n_levels)]
 
     def read(
-        self, *, level: int | None = None, budget: int | None = None, attributes: Sequence[str] | None = None
+        self,
+        *,
+        level: int | None = None,
+        budget: int | None = None,
+        attributes: Sequence[str] | None = None,
+        shared: Literal["once", "each"] = "once",
     ) -> Shapes:
         """Return all of a level: objects by ascending id, their vertices in order of traversal.
 
@@ -143,8 +151,18 @@ class VectorStore:
             Which level, or how many vertices at most.
         attributes : sequence of str or None
             Names of any family; None: all.
+        shared : {"once", "each"}
+            Fragments that several objects share: once, with the first of them, or with each of them, as `objects` gives them. Lines,
+            polylines and streamlines always have all of their vertices.
+
+        Raises
+        ------
+        QueryError
+            If `shared` is neither.
         """
-        return self._choose(level, budget).read(attributes)
+        if shared not in ("once", "each"):
+            raise QueryError(f"read takes shared='once' or 'each', not {shared!r}.")
+        return self._choose(level, budget).read(attributes, once=shared == "once")
 
     def box(
         self,
@@ -176,8 +194,11 @@ class VectorStore:
         QueryError
             If the corners are not finite, not of D axes, or crossed.
         """
-        low, high = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
         n_dims = self.geometry.n_dims
+        try:
+            low, high = np.asarray(lo, np.float64), np.asarray(hi, np.float64)
+        except (TypeError, ValueError) as error:
+            raise QueryError(f"The corners of a box are {n_dims} numbers each: {error}.") from error
         if (
             low.shape != (n_dims,)
             or high.shape != (n_dims,)
@@ -300,6 +321,7 @@ def _group_number(groups: Groups | None, group: int | str) -> int | None:
     return int(group) if 0 <= group < groups.n_groups else None
 
 
+@checked
 def open_vectors(location: Location | str | os.PathLike[str], *, layout: str | None = None) -> VectorStore:
     """Open a geometry store of either layout.
 
@@ -319,4 +341,4 @@ def open_vectors(location: Location | str | os.PathLike[str], *, layout: str | N
     CorruptError
         If its metadata do not hold together.
     """
-    return VectorStore(location if isinstance(location, Location) else Location(os.fspath(location)), layout)
+    return VectorStore(Location.of(location), layout)

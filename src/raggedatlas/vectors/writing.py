@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from raggedatlas.errors import DuplicateError
+from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import Location
 from raggedatlas.vectors import layout_07, layout_09
 from raggedatlas.vectors.absorbing import absorb
@@ -20,6 +21,7 @@ from raggedatlas.vectors.placing import place_files
 LAYOUTS = ("0.9", "0.7")
 
 
+@checked
 def write(
     geometry: Geometry,
     location: Location | str | os.PathLike[str],
@@ -72,7 +74,7 @@ def write(
     >>> open_vectors(folder).read().n_vertices
     2
     """
-    place = location if isinstance(location, Location) else Location(os.fspath(location))
+    place = Location.of(location)
     check_choice("layout", layout, LAYOUTS)
     if compression is not None:
         check_choice("compression", compression, ("default", *COMPRESSORS))

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError, SourceError
+from raggedatlas.model.arguments import checked
+from raggedatlas.results.checksums import record_checksums
 from raggedatlas.results.convert import convert_results
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table
@@ -69,6 +71,7 @@ class IndexReport:
         )
 
 
+@checked
 def save_to_database(
     results: ResultDataset | str | os.PathLike[str],
     *,
@@ -89,7 +92,7 @@ def save_to_database(
     column : str
         Output with vectors.
     metric : {"l2", "cosine", "dot"}
-        Distance by which is searched.
+        Distance by which is searched; ``l2`` is squared.
     least_rows : int
         Below, every row is compared and no index is made.
     least_recall : float
@@ -151,6 +154,8 @@ def save_to_database(
         report = _measured(dataset, table, IndexReport(column, metric, INDEX_KIND, n, parts), least_recall, n_queries)
         table.update_config({_SETTINGS + column: json.dumps(asdict(report))})
         progress("index", 2, 2)
+    if place.is_local:
+        record_checksums(place.path)
     return report
 
 

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
+from raggedatlas.model.arguments import checked
+from raggedatlas.verbs.principal import check_seed
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.embeddings import Embedder
@@ -14,6 +16,7 @@ N_COMPONENTS = 30
 """Principal components that a UMAP is made of."""
 
 
+@checked
 def embedder(
     method: Literal["pca", "umap"], *, n_neighbors: int = 15, min_dist: float = 0.1, seed: int = 0
 ) -> "Embedder":
@@ -45,6 +48,7 @@ def embedder(
     """
     from raggedatlas.formats.cxg.embeddings import PCA, Embedder
 
+    check_seed(seed)
     if method == PCA.name:
         return PCA
     if method != "umap":

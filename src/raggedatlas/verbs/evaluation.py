@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
+from raggedatlas.model.arguments import checked
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
@@ -72,6 +73,7 @@ class ScoredResults(ResultDataset):
         return scores_of(facts[SCORES], repr(self))
 
 
+@checked
 def test(
     model: Any,  # noqa: ANN401  (as infer takes it)
     query: Query,
@@ -129,7 +131,7 @@ def test(
         reading["categories"] = {target: list(own["categories"])}
     opened = source.open()
     run = prepare(opened, query, batch_size, reading)
-    with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=run_facts("test", opened, query)) as writer:
+    with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=run_facts("test", run, query)) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
         scores = _measure(run, writer, target, own["output"], own["loss"], progress)
         writer.facts[SCORES] = scores.to_json()

@@ -1,8 +1,10 @@
 """The web client of CELLxGENE Explorer on loopback: cellxgene 0.16.8, in an environment of its own, serving one CXG."""
 
 import os
+import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -24,10 +26,14 @@ API = "api/v0.2"
 PATIENCE = 120.0
 """Seconds until a server that does not answer is given up."""
 
+REQUIREMENTS = Path(__file__).with_name("explorer-requirements.txt")
+"""Releases that work together; those that cellxgene itself asks for do not any more, so none is resolved."""
+
+PYTHON = "3.11"
+
 HOW = (
-    "make its environment with benchmarks/peers.sh explorer, or by hand (Python 3.11): python3.11 -m venv .venv-explorer && "
-    ".venv-explorer/bin/pip install --no-deps -r requirements/peers-explorer-3.11.txt; "
-    f"{VARIABLE} names one that is elsewhere"
+    f"install it with raggedatlas serve --install, which needs Python {PYTHON} on the path and the network; or by hand: python{PYTHON} -m venv DIR && "
+    f"DIR/bin/pip install --no-deps -r {REQUIREMENTS}, where {VARIABLE}=DIR names it"
 )
 
 _ENDS = 10.0
@@ -35,8 +41,67 @@ _PAUSE = 0.1
 _LOG_LINES = 3
 
 
+def home() -> Path:
+    """Return the folder of this user where `install_explorer` makes the environment: below ``$XDG_DATA_HOME``, or ``~/.local/share``."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "raggedatlas" / "explorer"
+
+
+def install_explorer(python: str | Path | None = None) -> Path:
+    """Make the environment of cellxgene from the pinned requirements that this package ships.
+
+    Parameters
+    ----------
+    python : str or Path, optional
+        Interpreter of Python 3.11; None takes this one, or ``python3.11`` from the path.
+
+    Returns
+    -------
+    Path
+        The program, where `find_explorer` finds it. What is there already is kept.
+
+    Raises
+    ------
+    MissingExtraError
+        If there is no such Python.
+    StoreError
+        If the environment cannot be made; nothing of it is left.
+    """
+    found = find_explorer()
+    if found is not None:
+        return found
+    own = sys.executable if sys.version_info[:2] == (3, 11) else shutil.which(f"python{PYTHON}")
+    chosen = python or own
+    if chosen is None:
+        raise MissingExtraError(
+            f"cellxgene needs Python {PYTHON}, and there is no python{PYTHON} on the path; install it, or {HOW}."
+        )
+    folder = home()
+    try:
+        _run(chosen, "-m", "venv", "--clear", folder)
+        _run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", REQUIREMENTS)
+        _run(folder / "bin" / PROGRAM, "--version")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder / "bin" / PROGRAM
+
+
+def _run(*line: str | Path) -> None:
+    """Run a step of the installation; what it says last is the reason of a failure."""
+    words = [str(word) for word in line]
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, env=_environment(), check=False)
+    except OSError as error:
+        raise StoreError(f"{words[0]} cannot be run: {error.strerror}. Or {HOW}.") from error
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise StoreError(
+            f"The environment of cellxgene cannot be made: {' '.join(words[:5])} ... said {said[-300:] or 'nothing'}"
+        )
+
+
 def find_explorer() -> Path | None:
-    """Find the program: where the variable RAGGEDATLAS_EXPLORER says, in `.venv-explorer` here, or beside the sources.
+    """Find the program: where the variable RAGGEDATLAS_EXPLORER says, in `.venv-explorer` here, or where `install_explorer` put it.
 
     Returns
     -------
@@ -54,8 +119,8 @@ def find_explorer() -> Path | None:
         if found is None:
             raise NotFoundError(f"{VARIABLE} names {named}, where there is no {PROGRAM}; {HOW}.")
         return found.absolute()
-    places = (Path.cwd(), Path(__file__).parents[3])
-    return next((at for place in places if (at := place / FOLDER / "bin" / PROGRAM).is_file()), None)
+    places = (Path.cwd() / FOLDER, Path(__file__).parents[3] / FOLDER, home())
+    return next((at for place in places if (at := place / "bin" / PROGRAM).is_file()), None)
 
 
 def require_explorer() -> Path:

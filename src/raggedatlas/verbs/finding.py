@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
+from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table
@@ -25,6 +26,7 @@ Results = ResultDataset | str | os.PathLike[str]
 """Results, or the folder of some."""
 
 
+@checked
 def lookup(results: Results, uids: str | Sequence[str], *, column: str = DATA) -> Any:  # noqa: ANN401  (says Returns)
     """Find the results of cells by their uids.
 
@@ -97,6 +99,7 @@ def rows_of(dataset: Any, uids: Sequence[str]) -> NDArray[np.int64]:  # noqa: AN
     return rows
 
 
+@checked
 def neighbors(
     results: Results,
     of: str | Sequence[str] | NDArray[Any],

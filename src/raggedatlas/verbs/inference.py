@@ -3,14 +3,26 @@
 import os
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, Unpack
 
+from raggedatlas.errors import QueryError
+from raggedatlas.model.arguments import checked
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.verbs.onnx_models import open_onnx
-from raggedatlas.verbs.running import ModelChoices, Progress, ReadingChoices, divide_choices, prepare, run_facts, silent
+from raggedatlas.verbs.running import (
+    ModelChoices,
+    Progress,
+    ReadingChoices,
+    divide_choices,
+    open_known,
+    prepare,
+    run_facts,
+    silent,
+)
 from raggedatlas.verbs.sharing import share_out, whole_parts
 
 
@@ -23,12 +35,20 @@ class InferChoices(ModelChoices, total=False):
         How many processes share the run.
     executor : concurrent.futures.Executor
         Whose processes they are; by default they are spawned. The model must be importable, or picklable.
+    resume : bool
+        Whether to go on where an interrupted run of the same model over the same cells stopped, in the same folder. The code of a function
+        is not compared.
+    update : ResultDataset, str or path
+        Results of the same model: cells that are in there are taken over bit by bit, others are computed. May be those that are replaced.
     """
 
     n_parts: int
     executor: Executor
+    resume: bool
+    update: ResultDataset | str | os.PathLike[str] | None
 
 
+@checked
 def infer(
     model: Any,  # noqa: ANN401  (a callable, a module, or where one is)
     query: Query,
@@ -71,7 +91,8 @@ def infer(
 
     Notes
     -----
-    Nothing is visible before the end. The table's facts say which atlas, snapshot and query the cells are of, and the SHA-256 of
+    Nothing is visible before the end. A run that takes longer than a minute notes what is finished, so that ``resume=True`` goes on from there
+    after a kill or an error; any other run into the folder begins anew. The table's facts say which atlas, snapshot and query the cells are of, and the SHA-256 of
     the weights. Code that the model is imported from runs; weights are read without running any.
 
     Examples
@@ -95,18 +116,31 @@ def infer(
     """
     chosen: dict[str, Any] = dict(choices)
     n_parts, executor = chosen.pop("n_parts", 1), chosen.pop("executor", None)
+    resume, update = bool(chosen.pop("resume", False)), chosen.pop("update", None)
     source, reading, overwrite = divide_choices(model, weights, chosen)
     run = prepare(source.open(), query, batch_size, reading)
-    facts = run_facts("infer", run.model, query)
-    with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=facts) as writer:
+    facts = run_facts("infer", run, query)
+    if update is not None:
+        run = replace(run, known=open_known(update, facts))
+    with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=facts, resume=resume) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
-        if n_parts == 1 and executor is None:
+        if n_parts == 1 and executor is None and not writer.n_parts:
             run.write(writer, progress)
         else:
+            _refuse_divided(writer, n_parts)
             share_out(source, run, writer.parts(whole_parts(n_parts)), executor, progress)
     return ResultDataset({}, result_dir)
 
 
+def _refuse_divided(writer: ResultDatasetWriter, n_parts: int) -> None:
+    """Refuse to share a run that began in one process."""
+    if len(writer):
+        raise QueryError(
+            f"The run that was interrupted in {writer.result_dir} was not shared by processes; resume it with n_parts=1, not {n_parts}."
+        )
+
+
+@checked
 def engine(
     path: str | os.PathLike[str],
     query: Query,
@@ -114,6 +148,7 @@ def engine(
     *,
     inputs: Mapping[str, str] | None = None,
     batch_size: int = 512,
+    resume: bool = False,
     progress: Progress = silent,
     **choices: Unpack[ReadingChoices],
 ) -> ResultDataset:
@@ -131,6 +166,8 @@ def engine(
         Input of the model -> what it takes: ``"X"`` or a metadata column. None is for a model with one input.
     batch_size : int
         Cells of a batch; a model for batches of one size gets these, the last one filled up.
+    resume : bool
+        As for `infer`.
     progress : callable
         Called as ``progress(step, done, total)``.
     **choices
@@ -157,7 +194,8 @@ def engine(
     reading = dict(choices)
     overwrite = bool(reading.pop("overwrite", False))
     run = prepare(open_onnx(path, inputs), query, batch_size, reading)
-    with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=run_facts("engine", run.model, query)) as writer:
+    facts = run_facts("engine", run, query)
+    with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=facts, resume=resume) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
         run.write(writer, progress)
     return ResultDataset({}, result_dir)

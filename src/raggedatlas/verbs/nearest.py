@@ -82,7 +82,7 @@ def _nearest_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int) 
     One product tells them to within its rounding, so that few differences are computed.
     """
     wide = block.astype(np.float64, copy=False)
-    centre = vectors.mean(axis=0)
+    centre = vectors.mean(axis=0) if len(vectors) else 0.0
     shifted, asked = wide - centre, vectors - centre
     lengths = np.einsum("ij,ij->i", shifted, shifted)
     about = lengths - 2 * (asked @ shifted.T)

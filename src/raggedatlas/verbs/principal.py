@@ -19,6 +19,18 @@ _OVERSAMPLED = 16
 _POWERS = 6
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that NumPy's generators do not take.
+
+    Raises
+    ------
+    QueryError
+        If it is negative or has more than 32 bits.
+    """
+    if not 0 <= seed < 2**32:
+        raise QueryError(f"The seed {seed} is out of range; expected 0 to {2**32 - 1}.")
+
+
 @dataclass(frozen=True, eq=False)
 class PcaModel:
     """What a fit found.

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, QueryError, SourceError
+from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
-from raggedatlas.verbs.digests import file_digest
-from raggedatlas.verbs.principal import PcaModel, fit_pca, load_pca
+from raggedatlas.store.checksums import file_digest
+from raggedatlas.verbs.principal import PcaModel, check_seed, fit_pca, load_pca
 from raggedatlas.verbs.running import Progress, silent
 from raggedatlas.verbs.umap_models import UmapModel, UmapSettings, fit_umap, load_umap
 from raggedatlas.verbs.vectors import Vectors, VectorSource, log_normalised, open_vectors, refuse_infinite
@@ -65,6 +66,7 @@ class UmapChoices(ReduceChoices, total=False):
     metric: str
 
 
+@checked
 def pca(
     source: VectorSource,
     result_dir: str | os.PathLike[str],
@@ -134,6 +136,7 @@ def pca(
     return _write("pca", result_dir, vectors, placed(), (model.save, PCA_FILE), (chosen, progress))
 
 
+@checked
 def umap(
     source: VectorSource,
     result_dir: str | os.PathLike[str],
@@ -221,6 +224,7 @@ def sample_rows(n: int, sample_size: int, seed: int) -> NDArray[np.int64]:
     >>> sample_rows(3, 5, seed=0)
     array([0, 1, 2])
     """
+    check_seed(seed)
     if sample_size < 2:
         raise QueryError(f"sample_size={sample_size}; a fit needs two rows at least.")
     if sample_size >= n:

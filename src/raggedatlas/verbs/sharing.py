@@ -1,17 +1,21 @@
 """One run shared by several processes: each computes neighbouring cells, and one commit makes them one table."""
 
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
 from raggedatlas.errors import QueryError, StoreError
 from raggedatlas.loader.loader import Loader
+from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
+from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.parts import ResultPart
 from raggedatlas.verbs.models import ModelSource
 from raggedatlas.verbs.running import ModelChoices, Progress, Run, divide_choices, prepare
@@ -33,9 +37,10 @@ def part_of(run: Run, number: int, n_parts: int) -> Run | None:
     first, last = min(number * per_part, n), min((number + 1) * per_part, n)
     if first == last:
         return None
-    return Run(run.loader.part(np.arange(first, last), drawn=False), run.model, size, first)
+    return run.part(np.arange(first, last), first)
 
 
+@checked
 def infer_part(
     model: Any,  # noqa: ANN401  (as infer takes it)
     query: Query,
@@ -98,11 +103,12 @@ class _Share:
     loader: Loader = field(repr=False)
     batch_size: int
     first: int
+    known: ResultDataset | None
 
     def write(self) -> int:
         """Open the model here, and write."""
         with self.part.writer() as writer:
-            Run(self.loader, self.source.open(), self.batch_size, self.first).write(writer)
+            Run(self.loader, self.source.open(), self.batch_size, self.first, self.known).write(writer)
         return self.loader.n_cells
 
 
@@ -111,15 +117,17 @@ def share_out(
 ) -> None:
     """Let processes write the parts; the first error ends the run."""
     shares = []
+    done, total = 0, run.loader.n_cells
     for part in parts:
         own = part_of(run, part.number, len(parts))
-        if own is None:
+        if part.receipt.is_file():
+            done += 0 if own is None else own.loader.n_cells
+        elif own is None:
             part.writer().commit()
         else:
-            shares.append(_Share(source, part, own.loader, own.batch_size, own.first))
+            shares.append(_Share(source, part, own.loader, own.batch_size, own.first, own.known))
     pool = executor or ProcessPoolExecutor(len(parts), mp_context=get_context("spawn"))
-    done, total = 0, run.loader.n_cells
-    progress("cells", 0, total)
+    progress("cells", done, total)
     try:
         futures = [pool.submit(share.write) for share in shares]
         for future in as_completed(futures):
@@ -127,9 +135,23 @@ def share_out(
             progress("cells", done, total)
     except BrokenExecutor as error:
         raise StoreError(
-            f"A process of the run died (killed, or out of memory) with {done:,} of {total:,} cells done: {error} "
-            "Nothing was written; run it again, e.g. with fewer n_parts."
+            f"A process of the run died with {done:,} of {total:,} cells done: {error} {_why_died(executor)} Nothing is visible; "
+            "resume=True (--resume) keeps what is finished."
         ) from error
     finally:
         if executor is None:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _why_died(executor: Executor | None) -> str:
+    """Tell a script without a main guard, which every spawned process runs again, from a process that was killed."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    text = ""
+    if executor is None and script is not None and Path(script).suffix == ".py" and Path(script).is_file():
+        text = Path(script).read_text(encoding="utf-8", errors="replace")
+    if text and "__main__" not in text:
+        return (
+            f"{script} starts the run when it is imported, which every process of n_parts does; put the call under "
+            "if __name__ == '__main__':."
+        )
+    return "It was killed, or memory ran out; try fewer n_parts."

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, MissingExtraError, NotFoundError, QueryError
 from raggedatlas.results.folder import removed_on_error
+from raggedatlas.verbs.principal import check_seed
 
 METRICS = ("euclidean", "cosine", "manhattan", "correlation", "chebyshev")
 
@@ -60,6 +61,7 @@ class UmapSettings:
         """
         if self.metric not in METRICS:
             raise QueryError(f"UMAP is asked for the metric {self.metric!r}; there are {', '.join(METRICS)}.")
+        check_seed(self.seed)
         if not (1 <= self.n_components < n_rows and 2 <= self.n_neighbors < n_rows and 0 <= self.min_dist <= 1):
             raise QueryError(
                 f"UMAP of {n_rows:,} rows takes n_components from 1, n_neighbors from 2 to {n_rows - 1:,}, and min_dist from 0 to 1; "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from raggedatlas.errors import QueryError
+from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.factories import load_results_dataset
 from raggedatlas.results.inference import InferenceDataSet
@@ -17,14 +18,16 @@ from raggedatlas.verbs.viewer.scene import Look, Scene
 from raggedatlas.verbs.viewer.server import ViewerServer
 from raggedatlas.verbs.viewer.sources import (
     Cells,
-    as_query,
+    FileCells,
+    KnownCells,
+    open_cells,
     scene_of_embedding,
     scene_of_old_results,
     scene_of_results,
 )
 
 Embedding = ResultDataset | InferenceDataSet | Scene | str | os.PathLike[str]
-"""Results, the folder of some, the name of an embedding in an atlas, or a scene that is made already."""
+"""Results, the folder of some, the name of an embedding of an atlas or a file, or a scene that is made already."""
 
 
 class ViewChoices(TypedDict, total=False):
@@ -50,7 +53,7 @@ class ViewChoices(TypedDict, total=False):
     axes : (int, int)
         Which two dimensions of an embedding that has more than three.
     layer : str
-        Which layer the values of genes are of; None takes the usual one.
+        Which layer the values of genes are read from; None takes the layer of the query, else the usual one.
     address : str
         Where a ``.vitessce`` folder will be served, ``http://localhost:8000`` unless told.
     """
@@ -67,6 +70,7 @@ class ViewChoices(TypedDict, total=False):
     address: str | None
 
 
+@checked
 def visualize(
     embedding: Embedding,
     cells: Cells | None = None,
@@ -81,9 +85,10 @@ def visualize(
     Parameters
     ----------
     embedding : ResultDataset, InferenceDataSet, path or str
-        Where each cell stands: results, their folder, or the name of an embedding of the atlas.
-    cells : Query, AtlasView, RaggedAtlas or None
-        Which cells, joined with the embedding by uid, with their metadata and genes. Only ``.npy`` results go without.
+        Coordinates of each cell: results, their folder, or the name of an embedding of the atlas or file (``"X_umap"``, ``"umap"``).
+    cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
+        Which cells, joined with the embedding by id, with their metadata and genes: of an atlas by uid, of a file or object by the names
+        in `obs`. Only ``.npy`` results go without.
     path : str or path
         ``.html`` is one page that needs no network; ``.png`` a picture; ``.parquet`` is opened by Embedding Atlas; and
         ``.vitessce`` a folder that Vitessce opens.
@@ -112,6 +117,7 @@ def visualize(
     Examples
     --------
     >>> visualize("umap", view, path="cells.html", color="cell_type", genes=["CD3D"])  # doctest: +SKIP
+    >>> visualize("X_umap", "pbmc.h5ad", path="pbmc.html", color="cell_type")  # doctest: +SKIP
     >>> visualize(
     ...     "results/20260101-120000-umap-AbCd", view.query().where(tissue="lung"), path="lung.png"
     ... )  # doctest: +SKIP
@@ -121,6 +127,7 @@ def visualize(
     return writer(scene, Path(path), genes=list(genes), overwrite=overwrite)
 
 
+@checked
 def view(
     embedding: Embedding,
     cells: Cells | None = None,
@@ -129,13 +136,13 @@ def view(
     browser: bool = True,
     **choices: Unpack[ViewChoices],
 ) -> ViewerServer:
-    """Serve a map of cells on this machine, with every gene of the atlas read when it is asked for.
+    """Serve a map of cells on this machine, with every gene of the atlas or file read when it is asked for.
 
     Parameters
     ----------
     embedding : ResultDataset, InferenceDataSet, path or str
         As for `visualize`.
-    cells : Query, AtlasView, RaggedAtlas or None
+    cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
         As for `visualize`.
     port : int
         Port on loopback; 0 takes a free one.
@@ -167,14 +174,15 @@ def view(
     return server
 
 
+@checked
 def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpack[ViewChoices]) -> Scene:
-    """Join an embedding with the cells of an atlas, as `visualize` and `view` show it.
+    """Join an embedding with the cells of an atlas or a file, as `visualize` and `view` show it.
 
     Parameters
     ----------
     embedding : ResultDataset, InferenceDataSet, path, str or Scene
         As for `visualize`.
-    cells : Query, AtlasView, RaggedAtlas or None
+    cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
         As for `visualize`.
     **choices
         See `ViewChoices`.
@@ -190,36 +198,49 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
                 "A scene that is made already takes neither cells nor choices; give them where it is made."
             )
         return embedding
-    look = _look(embedding, cells, choices)
+    known = None if cells is None else open_cells(cells)
+    look = _look(embedding, known, choices)
     layer = choices.get("layer")
-    if cells is not None and layer is not None:
-        cells = as_query(cells).layers(layer)
-    results = _results(embedding, cells)
+    if known is None and layer is not None:
+        raise QueryError(
+            f"layer={layer!r} says which values of genes are shown; name an atlas or file to read them from."
+        )
+    results = _results(embedding, known)
     if results is None:
-        if cells is None:
-            raise QueryError(
-                f"{embedding!r} is no folder of results; to show an embedding of an atlas, name the atlas too."
-            )
-        return scene_of_embedding(str(embedding), cells, look)
-    if cells is not None:
-        return scene_of_results(results, cells, look)
+        if known is None:
+            raise _without_cells(embedding)
+        return scene_of_embedding(str(embedding), known, look, layer)
+    if known is not None:
+        return scene_of_results(results, known, look, layer)
     if isinstance(results, ResultDataset):
         results.visualize()
     return scene_of_old_results(results, look)
 
 
-def _results(embedding: Any, cells: Cells | None) -> ResultDataset | InferenceDataSet | None:  # noqa: ANN401
-    """Open what lies in a folder; None where a name is no folder, or is an embedding of the atlas."""
+def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | InferenceDataSet | None:  # noqa: ANN401
+    """Open what lies in a folder; None where a name is no folder, or is an embedding of the cells."""
     if isinstance(embedding, ResultDataset | InferenceDataSet):
         return embedding
-    if isinstance(embedding, str) and "://" not in embedding and not Path(embedding).is_dir():
+    if "://" not in str(embedding) and not Path(embedding).is_dir():
         return None
-    if cells is not None and isinstance(embedding, str) and embedding in as_query(cells).catalog.spaces():
+    if cells is not None and isinstance(embedding, str) and embedding in cells.embeddings():
         return None
     return load_results_dataset({}, embedding)
 
 
-def _look(embedding: Any, cells: Cells | None, choices: ViewChoices) -> Look:  # noqa: ANN401
+def _without_cells(embedding: Any) -> QueryError:  # noqa: ANN401
+    """Say what is missing beside an embedding."""
+    if Path(embedding).is_file():
+        offered = FileCells(Path(embedding)).embeddings()
+        return QueryError(
+            f"{embedding} is a file of cells; name the embedding that is to be shown too, one of {offered}."
+        )
+    return QueryError(
+        f"{embedding!r} is no folder of results; to show an embedding of an atlas or a file, name the atlas or the file too."
+    )
+
+
+def _look(embedding: Any, cells: KnownCells | None, choices: ViewChoices) -> Look:  # noqa: ANN401
     given = {name: value for name, value in choices.items() if value is not None and name != "layer"}
     unknown = sorted(set(given) - set(ViewChoices.__annotations__))
     if unknown:
@@ -231,12 +252,12 @@ def _look(embedding: Any, cells: Cells | None, choices: ViewChoices) -> Look:  #
     return Look(**given)  # type: ignore[arg-type]
 
 
-def _title(embedding: Any, cells: Cells | None) -> str:  # noqa: ANN401
-    if cells is None:
-        place = str(getattr(embedding, "data_location", embedding))
-    else:
-        place = as_query(cells).catalog.location.uri
-    return Path(place.rstrip("/")).name.removesuffix(".atlas") or "Cells"
+def _title(embedding: Any, cells: KnownCells | None) -> str:  # noqa: ANN401
+    place = str(getattr(embedding, "data_location", embedding)) if cells is None else cells.place
+    name = Path(place.rstrip("/")).name
+    for ending in (".atlas", ".h5ad", ".h5mu", ".h5", ".zarr", ".cxg"):
+        name = name.removesuffix(ending)
+    return name or "Cells"
 
 
 def _write_picture(scene: Scene, path: Path, *, genes: Sequence[str], overwrite: bool) -> Path:

@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 from raggedatlas.errors import FeatureError, MissingExtraError, NotFoundError, SourceError
 from raggedatlas.formats.copying import copy
+from raggedatlas.formats.cxg import validate
 from raggedatlas.formats.cxg.detecting import detect, is_cxg, kind_of
 from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
 from raggedatlas.formats.cxg.source import cxg_source
@@ -354,6 +355,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "codes without categories": (hints(kind={"type": "categorical"}), r"^C13: .*'kind'.*int8"),
     "a code beyond": (hints(kind={"type": "categorical", "categories": ["T"]}), r"^C31: .*code 1 in row 1.*1 categories"),
     "categories twice": (hints(kind={"type": "categorical", "categories": ["T", "T", "B"]}), r"^C30: .*unique"),
+    "categories of lists": (hints(kind={"type": "categorical", "categories": [["T"], "B"]}), r"^C30: .*unique texts"),
     "hints that are no JSON": (meta("obs", cxg_schema="{"), r"^C30: .*no JSON"),
     "hints that are a list": (meta("obs", cxg_schema="[]x"[:2]), r"^C30: .*no object"),
     "properties that are no JSON": (meta("cxg_group_metadata", cxg_properties="x"), r"^C51: "),
@@ -372,6 +374,12 @@ def test_each_fault_is_refused_by_rule(cxg: Path, fault: str) -> None:
     damage(cxg)
     with pytest.raises(SourceError, match=message):
         read(cxg)
+
+
+def test_categories_that_no_reader_takes_are_told(cxg: Path) -> None:
+    """Categories that are neither text nor numbers break a must, since reading refuses them."""
+    FAULTS["categories of lists"][0](cxg)
+    assert ("C30", "must", "obs/kind") in {(p.rule, p.level, p.path) for p in validate(cxg)}
 
 
 @pytest.mark.parametrize(

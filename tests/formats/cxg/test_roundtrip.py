@@ -67,7 +67,7 @@ def holdable(draw: st.DrawFn) -> ad.AnnData:
     made.obsm["spatial"] = rng.integers(0, 2000, (n, draw(st.integers(2, 4))))
     made.uns["type_colors"] = np.array(["red", "#00FF00", "#0000ff", "#abc"])
     made.uns["title"] = "A title"
-    made.uns["spatial"] = {"lib": {"scale": np.array([1.5, np.nan]), "image": rng.integers(0, 255, (2, 3, 3))}}
+    made.uns["tissue"] = {"lib": {"scale": np.array([1.5, np.nan]), "image": rng.integers(0, 255, (2, 3, 3))}}
     made.uns["note"] = {"text": "é", "number": 3, "truth": False, "nothing": None}
     return made
 
@@ -130,7 +130,7 @@ def test_what_a_cxg_holds_comes_back(given: ad.AnnData, profile: str, layout: st
     np.testing.assert_array_equal(back.obsm["spatial"], given.obsm["spatial"])
     assert list(back.uns["type_colors"][:4]) == ["#ff0000", "#00ff00", "#0000ff", "#aabbcc"]
     assert back.uns["title"] == "A title"
-    np.testing.assert_equal(back.uns["spatial"], given.uns["spatial"])
+    np.testing.assert_equal(back.uns["tissue"], given.uns["tissue"])
     assert back.uns["note"] == given.uns["note"]
     if "feature_name" in given.var:
         assert back.uns["cxg"] == {"var_index": "feature_name"}

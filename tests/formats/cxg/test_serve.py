@@ -24,7 +24,15 @@ from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.testing.cxgs import write_cxg
 from raggedatlas.testing.processes import started
 from raggedatlas.verbs import explorer
-from raggedatlas.verbs.explorer import VARIABLE, ExplorerServer, end, find_explorer, require_explorer
+from raggedatlas.verbs.explorer import (
+    REQUIREMENTS,
+    VARIABLE,
+    ExplorerServer,
+    end,
+    find_explorer,
+    install_explorer,
+    require_explorer,
+)
 from raggedatlas.verbs.serving import is_served, prepare, serve
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
@@ -81,10 +89,16 @@ def awaited(condition: Callable[[], bool], seconds: float = 60) -> bool:
 def test_the_program_is_looked_for(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable names an environment or a program; without one it is looked for here; else the way to get it is said."""
     monkeypatch.setattr(explorer, "FOLDER", "no-such-folder")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv(VARIABLE, raising=False)
     assert find_explorer() is None
-    with pytest.raises(MissingExtraError, match=r"benchmarks/peers\.sh explorer"):
+    with pytest.raises(MissingExtraError, match=r"raggedatlas serve --install") as caught:
         require_explorer()
+    # the way out works where nothing of the repository is: every file that it names comes with the package
+    assert "benchmarks" not in str(caught.value)
+    assert str(REQUIREMENTS) in str(caught.value)
+    assert REQUIREMENTS.parent == Path(explorer.__file__).parent
+    assert "cellxgene==0.16.8" in REQUIREMENTS.read_text().splitlines()
     for named in (program, program.parents[1]):
         monkeypatch.setenv(VARIABLE, str(named))
         assert find_explorer() == program
@@ -95,6 +109,32 @@ def test_the_program_is_looked_for(program: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(explorer, "FOLDER", program.parents[1].name)
     monkeypatch.chdir(program.parents[2])
     assert find_explorer() == program
+
+
+PYTHON = """#!/bin/sh
+case "$*" in
+  *venv*) for last; do :; done; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"; cp "$0" "$last/bin/cellxgene";;
+  *pip*) test -z "$REFUSES" || { echo "no network" >&2; exit 1; };;
+esac
+"""
+
+
+def test_the_client_is_installed_where_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is made in the user's folder from the shipped list; a step that fails says why and leaves nothing."""
+    monkeypatch.setattr(explorer, "FOLDER", "no-such-folder")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    python = tmp_path / "python3.11"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    monkeypatch.setenv("REFUSES", "1")
+    with pytest.raises(StoreError, match="no network"):
+        install_explorer(python)
+    assert find_explorer() is None
+    assert not (tmp_path / "data" / "raggedatlas" / "explorer").exists()
+    monkeypatch.delenv("REFUSES")
+    assert install_explorer(python) == find_explorer() == require_explorer()
+    assert install_explorer(tmp_path / "nothing") == find_explorer()
 
 
 def test_a_server_is_started_and_ended(program: Path, tmp_path: Path) -> None:
@@ -170,6 +210,7 @@ def test_a_temporary_folder_goes_away(program: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "kept.cxg").is_dir()
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setattr(explorer, "FOLDER", "no-such-folder")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     with pytest.raises(MissingExtraError):
         serve(split, target=tmp_path / "never.cxg")
     assert not (tmp_path / "never.cxg").exists()

@@ -83,7 +83,11 @@ def schema_of(path: Path) -> dict[str, Any]:
 
 
 def filters_of(part: Any) -> list[str]:
-    named = {"ZstdFilter": lambda f: f"zstd {f.level}", "ByteShuffleFilter": lambda _: "shuffle"}
+    named = {
+        "ZstdFilter": lambda f: f"zstd {f.level}",
+        "ByteShuffleFilter": lambda _: "shuffle",
+        "ChecksumMD5Filter": lambda _: "md5",
+    }
     return [named[type(f).__name__](f) for f in part.filters]
 
 
@@ -101,7 +105,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> ad.AnnData:
     return made
 
 
-ZSTD, SHUFFLED, DEFAULT = ["zstd 3"], ["shuffle", "zstd 3"], ["zstd -1"]
+ZSTD, SHUFFLED, DEFAULT = ["zstd 3", "md5"], ["shuffle", "zstd 3", "md5"], ["zstd -1"]
 TABLE = {"sparse": False, "orders": ("row-major", "row-major"), "capacity": 10_000, "duplicates": False}
 HALF = {"sparse": True, "orders": ("row-major", "row-major"), "capacity": 262_144, "duplicates": True}
 HOLDER = {
@@ -204,7 +208,7 @@ def test_the_metadata_of_each_profile(tmp_path: Path, wide: ad.AnnData, profile:
     assert json.loads(group["cxg_category_colors"]) == {"kind": {"T": "#0000ff", "B": "#ff0000"}}
     assert json.loads(group["corpora"]) == {"schema_version": "5.2.0", "title": "Mine", "default_embedding": "X_umap"}
     with open_array(made / "uns") as array:
-        assert dict(array.meta.items()) == {"spatial": '{"is_single": true}'}
+        assert dict(array.meta.items()) == {"spatial": "{}"}
     with open_array(made / "obs") as array:
         assert json.loads(array.meta["cxg_schema"]) == {
             "index": "name_0",

@@ -3,7 +3,7 @@
 from raggedatlas.formats.anndata.inspection import inspect
 from raggedatlas.formats.anndata.repair import Repair, repair
 from raggedatlas.formats.anndata.rules import RULES
-from raggedatlas.formats.anndata.validation import refuse_broken, validate, with_rule
+from raggedatlas.formats.anndata.validation import Limits, refuse_broken, validate, with_rule
 from raggedatlas.model.inspections import Element, Inspection
 from raggedatlas.model.problems import Problem, Rule
 
@@ -11,6 +11,7 @@ __all__ = [
     "RULES",
     "Element",
     "Inspection",
+    "Limits",
     "Problem",
     "Repair",
     "Rule",

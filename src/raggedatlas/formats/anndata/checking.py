@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import AtlasError, LimitError
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.anndata.tree import Node, plain_attribute
+from raggedatlas.formats.containers import readable
 from raggedatlas.model.problems import Level, Problem
 
 Layout = Literal["", "0.7", "0.5"]
@@ -129,16 +130,32 @@ class Checking:
             raise LimitError(f"{node.uri} holds more than {MOST_NODES:,} elements; it is not checked further.")
         if node.fault:
             self.unreadable(node, node.fault)
-        if node.stored is None:
-            return
-        encoding = self._encoding(node, declared=declared and not self.layout)
+        if node.stored is not None:
+            self.guarded(node, lambda _, node: self._element(node, declared=declared and not self.layout))
+
+    def _element(self, node: Node, *, declared: bool) -> None:
+        encoding = self._encoding(node, declared=declared)
         if encoding and self._fits(node, encoding):
             self.guarded(node, self.checks.get(encoding, decode))
+
+    def inner(self, node: Node | None) -> None:
+        """Check how a part of an element, such as the codes of a categorical, declares its encoding, by which readers choose.
+
+        A part that declares nothing is read by what it is.
+        """
+        if node is not None and node.stored is not None and not node.fault:
+            encoding = self._encoding(node, declared=False)
+            if encoding:
+                self._fits(node, encoding)
 
     def guarded(self, node: Node, check: Check) -> None:
         """Run one check; what cannot be decoded is a problem of its own."""
         try:
-            check(self, node)
+            with readable(node.uri, node.path or "the root"):
+                check(self, node)
+        except MemoryError as error:
+            said = str(error) or "out of memory"
+            self.unreadable(node, f"it cannot be read ({said}); the file is damaged. Fetch or write it again.")
         except AtlasError as error:
             if isinstance(error, LimitError) and self.n_nodes > MOST_NODES:
                 raise
@@ -152,14 +169,15 @@ class Checking:
             if isinstance(plain_attribute(node.attrs.get(name)), bytes):
                 self.report("A04", node, f"{name} is stored as bytes.")
         if not kind:
-            if declared:
+            stated = {"encoding-type", "encoding-version"} & set(node.attrs)
+            if declared or (stated and not self.layout):
                 rule = "A26" if self.in_uns(node) else "A01"
                 self.report(rule, node, f"it has no text attribute encoding-type; it looks like {infer(node)}.")
             return infer(node)
         if kind not in VERSIONS:
             return self._unknown(node, kind)
         if not version or not _VERSION.fullmatch(version):
-            if declared:
+            if not self.layout:
                 self.report("A02", node, f"its encoding-version is {version!r}, which is no version.")
         elif version not in VERSIONS[kind]:
             rule = ENCODING_RULES.get(kind, "A03")

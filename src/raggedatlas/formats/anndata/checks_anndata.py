@@ -194,6 +194,8 @@ def _check_raw(checking: Checking, node: Node, axes: _Axes) -> None:
     if raw is None and dotted is not None:
         checking.element(dotted)
         _check_shape(checking, dotted, "A27", (axes.n_obs, None), exact=True)
+    if raw is not None and raw.fault:
+        checking.unreadable(raw, raw.fault)
     if raw is None or raw.stored is None or encoding_of(raw) == "null":
         return
     declared = declared_encoding(raw)

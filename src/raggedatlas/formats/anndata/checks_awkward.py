@@ -42,7 +42,14 @@ def _walk(node: Node, form: Form | str, length: int | None, depth: int) -> str:
     if depth > DEEPEST or not isinstance(form, dict) or not isinstance(form.get("class"), str):
         return "its form is no form of awkward." if not isinstance(form, str) else ""
     follow = _FORMS.get(form["class"])
-    return follow(node, form, length, depth) if follow else f"its form has the unknown class {form['class']!r}."
+    if follow is None:
+        return f"its form has the unknown class {form['class']!r}."
+    lacking = [key for key in _KEYS.get(form["class"], ("content",)) if key not in form]
+    return (
+        f"its form of the class {form['class']!r} lacks {lacking[0]!r}."
+        if lacking
+        else follow(node, form, length, depth)
+    )
 
 
 def _buffer(node: Node, form: Form, part: str, length: int | None) -> str:
@@ -139,3 +146,11 @@ _FORMS = {
     "RecordArray": _record, "UnionArray": _union,
 }  # fmt: skip
 """Class of a form -> what follows it."""
+
+_KEYS = {
+    "NumpyArray": ("primitive",), "EmptyArray": (), "ListOffsetArray": ("offsets", "content"), "RecordArray": ("contents",),
+    "ListArray": ("starts", "stops", "content"), "RegularArray": ("size", "content"), "IndexedArray": ("index", "content"),
+    "IndexedOptionArray": ("index", "content"), "ByteMaskedArray": ("mask", "valid_when", "content"),
+    "BitMaskedArray": ("mask", "valid_when", "lsb_order", "content"), "UnionArray": ("tags", "index", "contents"),
+}  # fmt: skip
+"""Class of a form -> the keys without which awkward refuses it."""

@@ -18,6 +18,8 @@ def check_categorical(checking: Checking, node: Node) -> None:
         said = "there is no attribute ordered" if ordered is None else f"its attribute ordered is {ordered!r}"
         checking.report("A102", node, f"{said}, where a boolean belongs.", "practice" if whole else None)
     codes, categories = node.child("codes"), node.child("categories")
+    checking.inner(codes)
+    checking.inner(categories)
     n_categories = _check_categories(checking, node, categories)
     if codes is None or not codes.is_array or codes.kind != "integer" or len(codes.shape or ()) != 1:
         said = "there are no codes" if codes is None else f"codes are {_described(codes)}"
@@ -118,6 +120,7 @@ def _masked(checking: Checking, node: Node, rules: tuple[str, str]) -> tuple[Nod
     found: list[Node | None] = []
     for name, rule in zip(("values", "mask"), rules, strict=True):
         member = node.child(name)
+        checking.inner(member)
         if member is None or not member.is_array:
             checking.report(rule, node, f"{name} is {'missing' if member is None else 'a group'}.")
             member = None

@@ -62,14 +62,25 @@ def _check_index(checking: Checking, node: Node) -> Node | None:
 
 def _check_lengths(checking: Checking, node: Node, members: dict[str, Node], index: Node | None) -> None:
     expected = n_rows(index) if index is not None else None
-    for name, child in members.items():
+    names = listed(node.attrs.get("column-order"))
+    # readers take the columns that are listed, and leave the others alone
+    ignored = {
+        name for name, child in members.items() if names is not None and name not in names and child is not index
+    }
+    for name in sorted(members, key=ignored.__contains__):
+        child = members[name]
         found = n_rows(child)
         if expected is None:
             expected = found
         if not child.fault and (found is None or found != expected):
             said = "no" if found is None else f"{found:,}"
             wanted = "some belong" if expected is None else f"there are {expected:,} in the others"
-            checking.report("A75", node, f"{name!r} has {said} rows, where {wanted}.")
+            text = f"{name!r} has {said} rows, where {wanted}."
+        elif child.is_array and len(child.shape or ()) > 1:
+            text = f"{name!r} has the shape {child.shape}, where one axis belongs."
+        else:
+            continue
+        checking.report("A75", node, text, "practice" if name in ignored else None)
 
 
 def _check_chunks(checking: Checking, node: Node, members: dict[str, Node]) -> None:

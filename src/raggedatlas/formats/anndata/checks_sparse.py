@@ -1,13 +1,15 @@
 """Checks of sparse matrices (A50 to A60): their parts, and every entry in one pass of bounded memory."""
 
 from collections.abc import Iterator
+from ctypes import byref
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import LimitError
+from raggedatlas.errors import CorruptError, LimitError
 from raggedatlas.formats.anndata.checking import Checking, decode, encoding_of, sparse_shape
 from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.store.native import csr_of, library
 
 PARTS = ("indptr", "indices", "data")
 
@@ -80,8 +82,6 @@ def _length(node: Node) -> int:
 
 
 def _check_entries(checking: Checking, node: Node, n_minor: int, *, by_rows: bool) -> None:
-    from raggedatlas.formats.anndata.kernels import scan_entries
-
     if n_minor > 2**48:
         raise LimitError(f"{node.uri}: {node.path} declares an axis of {n_minor:,}, more than can be checked.")
     seen = np.zeros(n_minor if n_minor <= MOST_SEEN else 0, np.int64)
@@ -90,7 +90,9 @@ def _check_entries(checking: Checking, node: Node, n_minor: int, *, by_rows: boo
         if not first.continues:
             found[6] = -1
         wide = indices if indices.dtype in (np.int32, np.int64) else indices.astype(np.int64)
-        scan_entries(wide, bounds, first.row, seen, found, n_minor)
+        given = csr_of(bounds, np.ascontiguousarray(wide))
+        if library().ra_scan_entries(byref(given), first.row, seen if seen.size else None, n_minor, found):
+            raise CorruptError(f"{node.uri}: {node.path}/indptr changed while it was read; let nothing write the file.")
     outside, twice, fallen, *rows, _ = (int(n) for n in found)
     line, across = ("row", "column") if by_rows else ("column", "row")
     if outside:

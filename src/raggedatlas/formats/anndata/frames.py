@@ -145,7 +145,9 @@ def _read_column(container: Container, n_rows: int, path: str, *, is_index: bool
 
     node = container.get(path)
     if n_rows > TEXT_ROWS and _is_text(node):
-        return Texts(n_rows, partial(_text_blocks, container, path))
+        # As `read_element` gives the same column: text of HDF5 comes as objects, whose dtype pandas infers.
+        dtype = pd.Series(["text"]).dtype if store_kind(node) == "hdf5" else object
+        return Texts(n_rows, partial(_text_blocks, container, path), dtype)
     values = read_element(container, path)
     with readable(container.uri, path):
         column: Any = _as_text(pd.Index(values)) if is_index else pd.Series(values, copy=False)
@@ -191,8 +193,11 @@ def _as_text(index: "pd.Index[Any]") -> "pd.Index[Any]":
 
 
 def _check_members(container: Container, path: str, n_rows: int) -> None:
+    ignored = unlisted_columns(container, path)
     for name in container.names(path):
         at = f"{path}/{name}"
+        if at in ignored:
+            continue
         member = container.get(at)
         if is_array(member):
             check_whole(container.uri, at, member, n_rows)

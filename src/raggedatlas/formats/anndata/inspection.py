@@ -7,6 +7,7 @@ from typing import Any
 from raggedatlas.formats.anndata.checking import SPARSE, declared_encoding, extent, infer, sparse_shape
 from raggedatlas.formats.anndata.tree import Node, open_tree
 from raggedatlas.formats.containers import READ_ERRORS
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.inspections import FOLDED, Element, Inspection
 
 HDF5_FILTERS = {
@@ -18,6 +19,7 @@ HDF5_FILTERS = {
 _MAIN = ("data", "codes", "values")
 
 
+@checked
 def inspect(path: str | Path) -> Inspection:
     """Look at an AnnData or MuData file without reading its values.
 

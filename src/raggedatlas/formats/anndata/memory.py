@@ -10,7 +10,16 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.elements import entries_fit
 from raggedatlas.formats.anndata.stored import columns_of, space_of_types
 from raggedatlas.formats.parts import Part, Parts
-from raggedatlas.formats.rows import CscRows, CsrRows, DenseRows, Place, RowReader, SlicedRows, SparseArrays
+from raggedatlas.formats.rows import (
+    NUMBER_KINDS,
+    CscRows,
+    CsrRows,
+    DenseRows,
+    Place,
+    RowReader,
+    SlicedRows,
+    SparseArrays,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,13 +96,16 @@ class _Object:
         value = self.adata.obsm[name]
         if isinstance(value, pd.DataFrame):
             self.elements[key] = lambda: _plain(value)
-            if not all(isinstance(d, np.dtype) and d.kind in "biuf" for d in value.dtypes):
+            plain = all(isinstance(d, np.dtype) and d.kind in "biuf" for d in value.dtypes)
+            # Truths beside numbers, and no columns at all, make a matrix of objects.
+            matrix = value.to_numpy() if plain else np.empty(0, object)
+            if matrix.dtype.kind not in NUMBER_KINDS:
                 self.left_out[key] = describe_value(value)
                 return
             self.features[key] = partial(columns_of, [str(column) for column in value.columns])
-            self._add(key, DenseRows(value.to_numpy(), self._place(key)), key, "")
+            self._add(key, DenseRows(matrix, self._place(key)), key, "")
             return
-        if len(getattr(value, "shape", ())) < 2 or getattr(value, "dtype", np.dtype(object)).kind not in "biuf":
+        if len(getattr(value, "shape", ())) < 2 or getattr(value, "dtype", np.dtype(object)).kind not in NUMBER_KINDS:
             self._whole(key, value)
             return
         rows = self._rows(key, partial(_item, "obsm", name))
@@ -160,7 +172,9 @@ def rows_of(matrix: Any, place: Place) -> RowReader:  # noqa: ANN401  (any matri
 
 
 def sound(key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-    """Return an element whose sparse matrices, also within mappings, fit together: SciPy looks at that only when it must.
+    """Return an element with dask arrays computed and sparse matrices checked, also within mappings.
+
+    SciPy looks only when it must at whether the parts of a matrix fit together.
 
     Raises
     ------
@@ -175,9 +189,10 @@ def sound(key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnDa
     from scipy.sparse import issparse
 
     if isinstance(value, Mapping):
-        for name, inner in value.items():
-            sound(f"{key}/{name}", inner)
-    elif bool(issparse(value)) and value.format in ("csr", "csc"):
+        return {name: sound(f"{key}/{name}", inner) for name, inner in value.items()}
+    if type(value).__module__.partition(".")[0] == "dask":
+        value = value.compute()
+    if bool(issparse(value)) and value.format in ("csr", "csc"):
         shape = value.shape if value.format == "csr" else value.shape[::-1]
         if len(value.data) != len(value.indices) or not entries_fit(value.indptr, value.indices, shape):
             raise SourceError(

@@ -13,7 +13,7 @@ from raggedatlas.errors import AtlasError, DuplicateError, StoreError
 from raggedatlas.formats.anndata.menders import MENDERS
 from raggedatlas.formats.anndata.tree import Node
 from raggedatlas.formats.anndata.validation import check_root, validate
-from raggedatlas.formats.containers import READ_ERRORS
+from raggedatlas.formats.containers import READ_ERRORS, unknown_encoding
 from raggedatlas.formats.targets import writable
 from raggedatlas.model.problems import Depth, Problem
 from raggedatlas.store.quiet import warnings_as
@@ -119,7 +119,7 @@ def _mend_one(root: Node, problem: Problem) -> str:
         node = Node(root.uri, problem.path, root.stored[problem.path] if problem.path else root.stored)
         with warnings_as("ignore"):
             return MENDERS[problem.rule](node, problem, root)
-    except (AtlasError, *READ_ERRORS) as error:
+    except (AtlasError, unknown_encoding(), *READ_ERRORS) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         return ""

@@ -62,7 +62,7 @@ _FRAMES = (
     Rule("A72", "must", "Its encoding is dataframe 0.2.0.", _ENCODED, fixed=True, refused=True),
     Rule("A73", "must", "Its attribute column-order is an array of text, each naming a member, none twice.", "List the columns that are there.", fixed=True, refused=True),
     Rule("A74", "must", "The member that is the index is an array, or a nullable-string-array.", "Write the index again as a string-array.", refused=True),
-    Rule("A75", "must", "All members have equally many rows.", _REWRITE, refused=True),
+    Rule("A75", "must", "All members have equally many rows, on one axis; what column-order does not list is a matter of practice.", _REWRITE, refused=True),
     Rule("A76", "should", "Chunked members share one chunk size.", "Write the columns again with one chunk size.", fixed=True),
     Rule("A77", "practice", "column-order lists every member but the index; no name has a slash.", "List every column.", fixed=True, stated=False),
     Rule("A78", "must", "No column is called _index.", "Rename the column.", stated=False, refused=True),

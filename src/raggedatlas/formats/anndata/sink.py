@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.anndata.writers import WRITERS, MatrixWriter
+from raggedatlas.formats.rows import NUMBER_KINDS
 from raggedatlas.formats.targets import Hdf5Target, Target, ZarrTarget, writable
 from raggedatlas.model.batch import Block
 from raggedatlas.model.contracts import SinkMatrix
@@ -122,7 +123,7 @@ class TreeSink:
             If one has values that AnnData cannot hold.
         """
         for matrix in matrices:
-            if matrix.dtype.kind not in "biuf":
+            if matrix.dtype.kind not in NUMBER_KINDS:
                 raise SchemaError(
                     f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written."
                 )

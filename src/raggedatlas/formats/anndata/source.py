@@ -1,12 +1,12 @@
 """Sources for AnnData: `.h5ad` files, Zarr folders and objects."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.memory import object_parts
 from raggedatlas.formats.anndata.stored import stored_parts
-from raggedatlas.formats.containers import Container, open_hdf5, open_zarr, readable
+from raggedatlas.formats.containers import Container, open_hdf5, open_object, open_zarr, readable
 from raggedatlas.formats.parts import PartsSource
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def h5ad_source(path: str | Path) -> PartsSource:
     NotFoundError
         If there is no such file.
     SourceError
-        If it is damaged, holds no cells, or does not fit together.
+        If it is damaged, or does not fit together.
     LimitError
         If it declares more than may be read.
 
@@ -33,18 +33,33 @@ def h5ad_source(path: str | Path) -> PartsSource:
 
 
 def zarr_source(path: str | Path) -> PartsSource:
-    """Open an AnnData that was written as a Zarr folder, format 2 or 3, sharded or not.
+    """Open an AnnData that was written as a Zarr folder, format 2 or 3, sharded or not, or such a folder in a zip file.
 
     Raises
     ------
     NotFoundError
         If there is no such folder.
     SourceError
-        If it is damaged, holds no cells, or does not fit together.
+        If it is damaged, or does not fit together.
     LimitError
         If it declares more than may be read.
     """
     return _stored_source(open_zarr(Path(path)), Path(path), "zarr")
+
+
+def group_source(group: Any) -> PartsSource:  # noqa: ANN401  (an h5py.Group or zarr.Group)
+    """Take an open HDF5 file or Zarr group that holds an AnnData as a source; it stays open.
+
+    Raises
+    ------
+    SourceError
+        If it is closed, damaged, holds no AnnData, or does not fit together.
+    LimitError
+        If it declares more than may be read.
+    """
+    container = open_object(group)
+    name = Path(container.uri.rpartition(":")[2]).stem or "group"
+    return _stored_source(container, Path(container.uri), "h5ad" if hasattr(group, "id") else "zarr", name)
 
 
 def object_source(adata: "AnnData") -> PartsSource:
@@ -53,20 +68,24 @@ def object_source(adata: "AnnData") -> PartsSource:
     Raises
     ------
     SourceError
-        If it has no cells or a matrix of a type that cannot be read by rows.
+        If it has a matrix of a type that cannot be read by rows.
     """
-    if not adata.n_obs:
-        raise SourceError("The AnnData has no cells; there is nothing to add.")
+    if type(adata.obs).__name__ == "Dataset2D":
+        raise SourceError(
+            "The AnnData is one of read_lazy, whose tables are not in memory; give the path of its file, which is read in blocks "
+            "too, or adata.to_memory()."
+        )
     uri = str(Path(str(adata.filename)).absolute()) if adata.isbacked else ""
     name = Path(uri).stem if uri else "anndata"
     return PartsSource(object_parts(adata), name=name, uri=uri, format="anndata")
 
 
-def _stored_source(container: Container, path: Path, form: str) -> PartsSource:
+def _stored_source(container: Container, path: Path, form: str, name: str = "") -> PartsSource:
     try:
         with readable(container.uri, "its structure"):
             parts = stored_parts(container)
-        return PartsSource(parts, name=path.stem, uri=str(path), format=form, close=container.close)
+        name = name or path.stem.removesuffix(".zarr")
+        return PartsSource(parts, name=name, uri=str(path), format=form, close=container.close)
     except BaseException:
         container.close()
         raise

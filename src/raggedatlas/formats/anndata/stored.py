@@ -11,7 +11,7 @@ from raggedatlas.formats.anndata.elements import columns_listed, read_element
 from raggedatlas.formats.anndata.frames import frame_length, index_name, open_table, read_frame, unlisted_columns
 from raggedatlas.formats.containers import Container, attribute, is_array
 from raggedatlas.formats.parts import SPACES, Part, Parts
-from raggedatlas.formats.rows import CscRows, CsrRows, DenseRows, Place, RowReader, SparseArrays
+from raggedatlas.formats.rows import NUMBER_KINDS, CscRows, CsrRows, DenseRows, Place, RowReader, SparseArrays
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +129,7 @@ class _Stored:
             if attribute(member, "encoding-type") == "dataframe":
                 self.elements[key] = partial(read_element, self.container, self.prefix + key)
                 self._embedding(key, _frame_rows(self, key, member))
-            elif is_array(member) and (len(member.shape or ()) < 2 or member.dtype.kind not in "biuf"):
+            elif is_array(member) and (len(member.shape or ()) < 2 or member.dtype.kind not in NUMBER_KINDS):
                 self._whole(key, key)
             else:
                 self._embedding(key, self._rows(key))
@@ -183,7 +183,7 @@ class _Stored:
     def _member_beside(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
         node = self._get(path)
         form = attribute(node, "encoding-type")
-        numbers = is_array(node) and len(node.shape or ()) > 1 and node.dtype.kind in "biuf"
+        numbers = is_array(node) and len(node.shape or ()) > 1 and node.dtype.kind in NUMBER_KINDS
         if numbers or form in ("csr_matrix", "csc_matrix") or "h5sparse_format" in node.attrs:
             rows = self._rows(path, shape[0])
             assert rows is not None
@@ -351,6 +351,8 @@ def describe_node(node: Any) -> str:  # noqa: ANN401
             if encoding not in ("string", "string-array")
             else encoding + shape
         )
-    stated = node.attrs.get("shape")
+    # Only of a sparse matrix does this attribute say a shape; elsewhere it is whatever the writer of the group means by it.
+    sparse = encoding in ("csr_matrix", "csc_matrix")
+    stated = node.attrs.get("shape") if sparse else None
     shape = "" if stated is None else f" {tuple(int(n) for n in stated)}"
     return f"{encoding or 'group'}{shape}"

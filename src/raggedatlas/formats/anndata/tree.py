@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.chunks import DirectRows, direct_rows
-from raggedatlas.formats.containers import READ_ERRORS, Container, is_array, open_hdf5, open_zarr, readable
+from raggedatlas.formats.containers import (
+    READ_ERRORS,
+    Container,
+    is_array,
+    is_zip,
+    local_store,
+    open_hdf5,
+    open_zarr,
+    readable,
+)
 from raggedatlas.store.quiet import warnings_as
 
 StoreKind = Literal["hdf5", "zarr"]
@@ -90,7 +99,9 @@ class Node:
         if self.stored is None:
             return {}
         found = {}
-        for name in self.stored.attrs:
+        with readable(self.uri, f"the attributes of {self.path or 'the root'}"):
+            names = list(self.stored.attrs)
+        for name in names:
             try:
                 found[str(name)] = self.stored.attrs[name]
             except READ_ERRORS:
@@ -228,8 +239,12 @@ def open_tree(path: str | Path) -> Iterator[Node]:
         If it is neither, or cannot be opened.
     """
     path = Path(path)
-    if (path / "zarr.json").exists() or (path / ".zarray").exists() or path.is_dir():
-        yield _zarr_root(path)
+    if path.is_dir() or is_zip(path):
+        root = _zarr_root(path)
+        try:
+            yield root
+        finally:
+            root.stored.store.close()
         return
     container = open_hdf5(path)
     try:
@@ -254,14 +269,11 @@ def plain_attribute(value: Any) -> Any:  # noqa: ANN401  (any value of an attrib
 def _zarr_root(path: Path) -> Node:
     import zarr
 
-    from raggedatlas.store.guards import guarded_zarr_store
-
     try:
-        return Node(str(path), "", open_zarr(path).root)
+        return Node(str(path), "", open_zarr(path, consolidated=False).root)
     except AtlasError:
         try:
-            store = guarded_zarr_store(zarr.storage.LocalStore(path, read_only=True))
-            return Node(str(path), "", zarr.open_array(store=store, mode="r"))
+            return Node(str(path), "", zarr.open_array(store=local_store(path), mode="r"))
         except (*READ_ERRORS, AtlasError, zarr.errors.BaseZarrError):
             pass
         raise
@@ -274,6 +286,9 @@ def _hdf5_names(node: Node) -> list[str]:
 
 def _zarr_names(node: Node) -> list[str]:
     folder = Path(node.uri) / node.path
+    if not folder.is_dir():
+        with readable(node.uri, node.path or "the root"):
+            return [str(name) for name in node.stored]
     return [at.name for at in folder.iterdir() if any((at / name).exists() for name in ZARR_FILES)]
 
 
@@ -291,11 +306,32 @@ def _opened(parent: Node, name: str) -> Node:
     except AtlasError as error:
         fault = str(error).removeprefix(f"{parent.uri}: ")
         stored = _faulty(parent, name)
+    if stored is not None:
+        head = _head_fault(parent, path, stored)
+        stored, fault = (None, head) if head else (stored, fault)
     if stored is None:
         return Node(parent.uri, path, None, fault or "it cannot be opened.", parent)
     if not is_array(stored) and _loops(parent, stored):
         return Node(parent.uri, path, None, "it leads back to a group that holds it, or lies too deep.", parent)
     return Node(parent.uri, path, stored, fault, parent)
+
+
+def _head_fault(parent: Node, path: str, stored: Any) -> str:  # noqa: ANN401
+    """Return why the head of a node cannot be read, ``""`` if it can: what is read of it later was then read once before."""
+    if parent.in_hdf5:
+        import h5py
+
+        if isinstance(stored, h5py.Datatype):
+            return "it is a named datatype, where an array or a group belongs."
+    try:
+        node = Node(parent.uri, path, stored)
+        with readable(parent.uri, path):
+            _ = node.attrs, node.shape, node.chunks, node.kind
+            if not node.is_array and node.in_hdf5:
+                _ = len(stored)
+    except AtlasError as error:
+        return str(error).removeprefix(f"{parent.uri}: ")
+    return ""
 
 
 def _faulty(parent: Node, name: str) -> Any:  # noqa: ANN401

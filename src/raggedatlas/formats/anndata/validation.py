@@ -1,8 +1,14 @@
 """The validator of AnnData files: `validate` walks a file once and lists every rule that it breaks."""
 
+import json
+import os
 import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from raggedatlas import errors
 from raggedatlas.errors import AtlasError, SourceError
 from raggedatlas.formats.anndata.checking import Check, Checking, declared_encoding, encoding_of, layout_of
 from raggedatlas.formats.anndata.checks_anndata import check_anndata, check_raw_element
@@ -24,6 +30,8 @@ from raggedatlas.formats.anndata.checks_frames import check_frame
 from raggedatlas.formats.anndata.checks_sparse import check_sparse
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.anndata.tree import Node, open_tree
+from raggedatlas.formats.containers import readable
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.problems import Depth, Problem
 
 CHECKS: dict[str, Check] = {
@@ -54,7 +62,40 @@ MUDATA_PARTS = ("obs", "var", "obsm", "varm", "obsp", "varp", "obsmap", "varmap"
 _RENEW = "Write it again in the layout of today, e.g. by raggedatlas convert."
 
 
-def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What checking a file may take, in a process of its own.
+
+    Damaged bytes can make the HDF5 library loop without end or allocate gigabytes, which no Python code can stop from within.
+
+    Parameters
+    ----------
+    seconds : float
+        Time after which the process is killed.
+    memory : int
+        Bytes that it may allocate (not enforced on Windows).
+    """
+
+    seconds: float
+    memory: int
+
+    @classmethod
+    def of(cls, path: str | Path) -> "Limits":
+        """Return limits that a sound file of the size of this one stays far below.
+
+        Examples
+        --------
+        >>> Limits.of("tests/data").seconds > 60
+        True
+        """
+        at = Path(path)
+        files = [at] if at.is_file() else (file for file in at.rglob("*") if file.is_file())
+        n_bytes = sum(file.stat().st_size for file in files)
+        return cls(60 + n_bytes / 1e6, 2 * 2**30 + 4 * n_bytes)
+
+
+@checked
+def validate(path: str | Path, level: Depth = "metadata", *, limits: Limits | None = None) -> list[Problem]:
     """List the rules that an AnnData file breaks.
 
     Parameters
@@ -65,6 +106,9 @@ def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
         ``metadata`` reads attributes, shapes and types, and the last pointer of sparse matrices. ``full`` reads every value
         as well, a block at a time: memory is bounded by the blocks, eight bytes per name of a cell, and eight bytes per
         place of the minor axis of a sparse matrix.
+    limits : Limits or None
+        Check the file in a process of its own with these limits, e.g. ``Limits.of(path)`` for files of strangers; a file that exceeds
+        them breaks A00. None checks it in this process.
 
     Returns
     -------
@@ -83,10 +127,60 @@ def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
     >>> validate("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
     []
     """
-    if level not in ("metadata", "full"):
-        raise SourceError(f"There is no level {level!r}; metadata and full are known.")
-    with open_tree(path) as root:
+    if limits is not None:
+        return _validate_apart(Path(path), level, limits)
+    with open_tree(path) as root, readable(str(path), "the root"):
         return check_root(root, full=level == "full")
+
+
+def _validate_apart(path: Path, level: Depth, limits: Limits) -> list[Problem]:
+    """Validate a file in a process of its own."""
+    call = f"from {__name__} import _answer; _answer()"
+    words = [sys.executable, "-W", "ignore", "-c", call, os.fspath(path), level, str(limits.memory)]
+    # on machines of many cores the buffers of BLAS threads alone would exceed the limit; nothing here needs them
+    environment = os.environ | {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=limits.seconds, check=False, env=environment)
+    except subprocess.TimeoutExpired:
+        return [
+            _beyond(f"it was not checked within {limits.seconds:,.0f} s; its bytes keep the reader busy without end.")
+        ]
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        return [
+            _beyond(f"reading it ends the process (code {done.returncode}); its bytes crash the library that reads it.")
+        ]
+    if "error" in answer:
+        raise getattr(errors, answer["error"], SourceError)(answer["message"])
+    return [Problem(**problem) for problem in answer["problems"]]
+
+
+def _beyond(message: str) -> Problem:
+    return Problem("A00", RULES["A00"].level, "", message, RULES["A00"].mend)
+
+
+def _answer() -> None:
+    """Validate the file that the command line names, and write what was found as JSON: the other side of `_validate_apart`."""
+    path, level, memory = sys.argv[1:]
+    try:
+        import resource
+    except ImportError:  # Windows
+        pass
+    else:
+        # private memory; the address space would count every library and thread
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        most = int(memory) if hard == resource.RLIM_INFINITY else min(int(memory), hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    try:
+        answer = {
+            "problems": [asdict(problem) for problem in validate(path, "full" if level == "full" else "metadata")]
+        }
+    except AtlasError as error:
+        answer = {"error": type(error).__name__, "message": str(error)}  # type: ignore[dict-item]
+    except MemoryError:
+        answer = {"problems": [asdict(_beyond(f"reading it takes more than {int(memory):,} bytes of memory."))]}
+    sys.stdout.write(json.dumps(answer))
 
 
 def check_root(root: Node, *, full: bool, compare: bool = False) -> list[Problem]:
@@ -98,6 +192,9 @@ def check_root(root: Node, *, full: bool, compare: bool = False) -> list[Problem
 
 def _check_one(node: Node, *, full: bool, compare: bool) -> list[Problem]:
     checking = Checking(CHECKS, full, layout_of(node), node.path, compare)
+    if node.stored is None:
+        checking.unreadable(node, node.fault)
+        return checking.problems
     kind, version = declared_encoding(node)
     if not node.is_array and not checking.layout and (kind, version) != ("anndata", "0.1.0"):
         said = f"its encoding is {kind} {version}".rstrip() if kind else "it declares no encoding"

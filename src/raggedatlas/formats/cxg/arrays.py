@@ -9,6 +9,9 @@ import numpy as np
 
 from raggedatlas.formats.cxg.engine import answering, context, open_array, open_tiledb, uri_of
 
+MOST_BOXES = 1 << 26
+"""Boxes into which fragments cut an array, beyond which only their outer bounds are looked at."""
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -21,9 +24,9 @@ class Axis:
     dtype : numpy.dtype
         Of its coordinates.
     low, high : any
-        Inclusive bounds; None for text.
+        Inclusive bounds; None unless it is of numbers.
     tile : any
-        Extent of a tile; None or 0 for text.
+        Extent of a tile; None unless it is of numbers.
     filters : str
         In the order of writing.
     """
@@ -37,8 +40,8 @@ class Axis:
 
     @property
     def size(self) -> int:
-        """How many coordinates it has; 0 for text."""
-        return 0 if self.low is None or self.high is None else int(self.high) - int(self.low) + 1
+        """How many coordinates it has; 0 for text, times and fractions, which are not counted."""
+        return int(self.high) - int(self.low) + 1 if self.dtype.kind in "iu" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class StoredArray:
         Whether a place may be written twice.
     written : tuple of tuple of int, optional
         First and last written coordinate of each axis; None where nothing is.
+    is_whole : bool
+        Whether every cell of a dense array is written.
     metadata : dict of str to any
         Its metadata.
     """
@@ -104,6 +109,7 @@ class StoredArray:
     capacity: int
     duplicates: bool
     written: tuple[tuple[Any, Any], ...] | None
+    is_whole: bool
     metadata: dict[str, Any]
 
     @property
@@ -119,13 +125,7 @@ class StoredArray:
     @property
     def tile(self) -> tuple[int, ...]:
         """Extents of a tile."""
-        return tuple(int(axis.tile or 0) for axis in self.axes)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every cell of a dense array is written."""
-        ends = tuple((axis.low, axis.high) for axis in self.axes)
-        return self.written is not None and tuple((a, b) for a, b in self.written) == ends
+        return tuple(int(axis.tile or 0) if axis.dtype.kind in "iu" else 0 for axis in self.axes)
 
     @property
     def is_readable(self) -> bool:
@@ -158,9 +158,59 @@ def look_at(path: Path) -> StoredArray:
         attributes = tuple(_attribute(schema.attr(i)) for i in range(schema.nattr))
         written = array.nonempty_domain()
         metadata = dict(array.meta.items())
+        whole = not schema.sparse and is_whole(path, schema)
     spans = None if written is None else tuple((_plain(a), _plain(b)) for a, b in written)
     duplicates = bool(schema.sparse and schema.allows_duplicates)
-    return StoredArray(bool(schema.sparse), axes, attributes, int(schema.capacity), duplicates, spans, metadata)
+    return StoredArray(bool(schema.sparse), axes, attributes, int(schema.capacity), duplicates, spans, whole, metadata)
+
+
+def is_whole(path: Path, schema: Any) -> bool:  # noqa: ANN401  (a tiledb.ArraySchema)
+    """Say whether the fragments of a dense array cover it: TileDB reads fill values where a fragment is missing.
+
+    Parameters
+    ----------
+    path : Path
+        Of the array.
+    schema : tiledb.ArraySchema
+        Its schema.
+
+    Raises
+    ------
+    SourceError
+        If the fragments cannot be opened (C00).
+    """
+    with answering(path):
+        boxes = open_tiledb().array_fragments(uri_of(path), ctx=context()).nonempty_domain
+    axes = [schema.domain.dim(i) for i in range(schema.domain.ndim)]
+    if any(np.dtype(axis.dtype).kind not in "iu" for axis in axes):  # of times, which no array of the format has
+        return bool(boxes)
+    ends = [axis.domain for axis in axes]
+    # The edges of all fragments cut the array into boxes, each of which is written as a whole or not at all.
+    cuts = []
+    for axis, (low, high) in enumerate(ends):
+        edges = {
+            int(low),
+            int(high) + 1,
+            *(int(box[axis][0]) for box in boxes),
+            *(int(box[axis][1]) + 1 for box in boxes),
+        }
+        cuts.append(np.array(sorted(edges)))
+    shape = [len(edges) - 1 for edges in cuts]
+    if prod(shape) > MOST_BOXES:
+        return all((int(low), int(high)) == _span(boxes, axis) for axis, (low, high) in enumerate(ends))
+    covered = np.zeros(shape, bool)
+    for box in boxes:
+        covered[
+            tuple(
+                slice(*np.searchsorted(edges, (int(low), int(high) + 1)))
+                for edges, (low, high) in zip(cuts, box, strict=True)
+            )
+        ] = True
+    return bool(covered.all())
+
+
+def _span(boxes: Any, axis: int) -> tuple[int, int]:  # noqa: ANN401  (bounds of axes of fragments)
+    return min(int(box[axis][0]) for box in boxes), max(int(box[axis][1]) for box in boxes)
 
 
 def written_cells(path: Path) -> int:
@@ -192,8 +242,9 @@ def _filter_text(one: Any) -> str:  # noqa: ANN401
 
 
 def _axis(dim: Any) -> Axis:  # noqa: ANN401
-    low, high = dim.domain
-    return Axis(dim.name, np.dtype(dim.dtype), _plain(low), _plain(high), _plain(dim.tile), filters_text(dim.filters))
+    dtype = np.dtype(dim.dtype)
+    low, high, tile = (*dim.domain, dim.tile) if dtype.kind in "iuf" else (None, None, None)
+    return Axis(dim.name, dtype, _plain(low), _plain(high), _plain(tile), filters_text(dim.filters))
 
 
 def _attribute(attr: Any) -> Attribute:  # noqa: ANN401

@@ -1,6 +1,5 @@
 """What every check of a CXG shares: its arrays, looked at once, and the list of problems."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from raggedatlas.formats.cxg.arrays import StoredArray, look_at
 from raggedatlas.formats.cxg.detecting import Kind, list_members
 from raggedatlas.formats.cxg.rules import RULES
 from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, UNNAMED, VAR
+from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.problems import Level, Problem
 
 
@@ -74,8 +74,8 @@ class Checking:
         if stored is None:
             return None
         try:
-            found = json.loads(stored) if isinstance(stored, str | bytes) else stored
-        except ValueError as error:
+            found = parse_json(stored)
+        except (TypeError, ValueError) as error:
             self.report(rule, where, f"{key} is no JSON: {error}.")
             return None
         if not isinstance(found, dict):

@@ -121,6 +121,8 @@ def _form(found: StoredArray) -> str:
 def _part_written(found: StoredArray) -> str:
     if found.written is None:
         return "nothing of it is written."
+    if all(span == (axis.low, axis.high) for span, axis in zip(found.written, found.axes, strict=True)):
+        return "not all of it is written, and what is missing would read as fill values."
     spans = " and ".join(f"{low} to {high}" for low, high in found.written)
     return f"only {spans} of it is written; the rest would read as fill values."
 

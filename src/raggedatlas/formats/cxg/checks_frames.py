@@ -1,6 +1,8 @@
 """The rules of obs and var: what columns hold, and what cxg_schema says of them."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,11 @@ from numpy.typing import NDArray
 from raggedatlas.formats.cxg.arrays import Attribute
 from raggedatlas.formats.cxg.checking import Checking
 from raggedatlas.formats.cxg.engine import open_array
+from raggedatlas.formats.cxg.frames import NUMBERED
+from raggedatlas.formats.cxg.naming import count_shared
 from raggedatlas.formats.cxg.schema import CODE_TYPES, HINT_TYPES, HINTS, INDEX, OBS, VAR
 from raggedatlas.formats.cxg.soundness import file_names, refuse_broken_texts
+from raggedatlas.formats.cxg.unstructured import parse_json
 
 ROWS = 1 << 18
 """Rows of a column that are read at once."""
@@ -23,7 +28,7 @@ _ALL_TRUE = "Set its hint to categorical with the categories False and True."
 
 
 def check_columns(checking: Checking) -> None:
-    """Check both tables: C13, C28, C30, C31."""
+    """Check both tables: C13, C28, C30, C31, C32."""
     for name in (OBS, VAR):
         if name not in checking.arrays:
             continue
@@ -31,7 +36,7 @@ def check_columns(checking: Checking) -> None:
         for attribute in checking.arrays[name].attributes:
             _check_column(checking, name, attribute, hints)
         if checking.full and len(checking.arrays[name].axes) == 1 and checking.arrays[name].is_readable:
-            _read_columns(checking, name, hints)
+            _read_columns(checking, name, hints, _named_index(checking, name))
 
 
 def _hints(checking: Checking, name: str) -> dict[str, Any]:
@@ -69,6 +74,8 @@ def _check_hint(checking: Checking, name: str, column: str, hint: Any) -> None: 
         return
     if not isinstance(categories, list):
         checking.report("C30", where, f"its categories are {categories!r:.40}, where a list belongs.")
+    elif not all(isinstance(one, str | int | float) for one in categories):
+        checking.report("C30", where, "its categories are neither text nor numbers.")
     elif len({str(one) for one in categories}) < len(categories):
         checking.report("C30", where, "its categories are not unique.")
     elif not all(isinstance(one, str) for one in categories):
@@ -125,7 +132,15 @@ def blocks_of(checking: Checking, name: str, column: str) -> Iterator[NDArray[An
             yield np.asarray(read[column])
 
 
-def _read_columns(checking: Checking, name: str, hints: dict[str, Any]) -> None:
+def _named_index(checking: Checking, name: str) -> Any:  # noqa: ANN401  (any JSON)
+    stored = checking.arrays[name].metadata.get(HINTS, "{}")
+    with suppress(ValueError, TypeError):
+        found = parse_json(stored)
+        return found.get(INDEX) if isinstance(found, dict) else None
+    return None
+
+
+def _read_columns(checking: Checking, name: str, hints: dict[str, Any], index: Any) -> None:  # noqa: ANN401
     for attribute in checking.arrays[name].attributes:
         hint = hints.get(attribute.name, {})
         categories = hint.get("categories")
@@ -135,8 +150,19 @@ def _read_columns(checking: Checking, name: str, hints: dict[str, Any]) -> None:
             elif hint.get("type") == "boolean" and attribute.dtype.kind in "iu":
                 _read_booleans(checking, name, attribute.name)
             elif attribute.name:
-                for _ in blocks_of(checking, name, attribute.name):
-                    pass
+                is_index = attribute.is_text and (attribute.name == index or NUMBERED.fullmatch(attribute.name))
+                _read_text(checking, name, attribute.name, hashed=bool(is_index))
+
+
+def _read_text(checking: Checking, name: str, column: str, *, hashed: bool) -> None:
+    """Read every value; of an index, also count the names that occur before."""
+    if not hashed:
+        for _ in blocks_of(checking, name, column):
+            pass
+        return
+    shared = count_shared(partial(blocks_of, checking, name, column), checking.arrays[name].shape[0])
+    if shared:
+        checking.report("C32", f"{name}/{column}", f"{shared:,} of its names occur before.")
 
 
 def _read_codes(checking: Checking, name: str, column: str, n_categories: int) -> None:

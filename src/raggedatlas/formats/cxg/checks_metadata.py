@@ -1,6 +1,5 @@
 """The rules of what a CXG says of itself: version, properties, colours, corpora, and uns."""
 
-import json
 import re
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,15 +12,19 @@ from raggedatlas.formats.cxg.schema import (
     EMB,
     GROUP_KEYS,
     GROUP_METADATA,
+    LIBRARY,
     OBS,
     OBSM_PREFIX,
     PROPERTIES,
+    SPATIAL,
+    TITLED_BY_PROPERTIES,
     UNNAMED,
     UNS,
     VERSION,
     VERSIONS,
     XR,
 )
+from raggedatlas.formats.cxg.unstructured import parse_json
 
 _SEMVER = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 _COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
@@ -31,7 +34,7 @@ _NAMED = "Name the table after its column, without _colors."
 
 
 def check_metadata(checking: Checking) -> None:
-    """Check the metadata of the whole: C26, C27, C50 to C53, C60, C61, C70."""
+    """Check the metadata of the whole: C26, C27, C29, C50 to C53, C60, C61, C70."""
     _check_uns(checking)
     if GROUP_METADATA not in checking.arrays:
         kind = checking.members.get(GROUP_METADATA)
@@ -139,7 +142,9 @@ def _compare(checking: Checking, properties: dict[str, Any], corpora: dict[str, 
     for mine, theirs in (("title", "title"), ("about", "project_link")):
         a, b = properties.get(mine), corpora.get(theirs)
         if isinstance(a, str) and isinstance(b, str) and a and b and a != b:
-            checking.report("C61", GROUP_METADATA, f"{mine} is {a!r:.60} in {PROPERTIES} and {b!r:.60} in {CORPORA}.")
+            right = PROPERTIES if checking.version in TITLED_BY_PROPERTIES else CORPORA
+            said = f"{mine} is {a!r:.60} in {PROPERTIES} and {b!r:.60} in {CORPORA}; {right} is right."
+            checking.report("C61", GROUP_METADATA, said)
 
 
 def _check_uns(checking: Checking) -> None:
@@ -154,6 +159,25 @@ def _check_uns(checking: Checking) -> None:
             checking.report("C27", where, "it is bytes, which are not read.")
         elif isinstance(value, str):
             try:
-                json.loads(value)
+                found = parse_json(value)
             except ValueError as error:
                 checking.report("C27", where, f"it is no JSON: {error}.")
+                continue
+            if key == SPATIAL:
+                _check_spatial(checking, found)
+
+
+def _check_spatial(checking: Checking, libraries: Any) -> None:  # noqa: ANN401  (any JSON)
+    where = f"{UNS}/{SPATIAL}"
+    if not isinstance(libraries, dict):
+        checking.report("C29", where, f"it is {libraries!r:.40}, where a JSON object belongs.")
+        return
+    for name, library in libraries.items():
+        if not isinstance(library, dict):
+            checking.report("C29", where, f"{name} is {library!r:.40}, where a library belongs.")
+            continue
+        for part, keys in LIBRARY.items():
+            held = library.get(part)
+            missing = [key for key in keys if key not in (held if isinstance(held, dict) else {})]
+            if missing:
+                checking.report("C29", where, f"{name} has no {part} with {', '.join(missing)}.")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.arrays import StoredArray
 from raggedatlas.formats.cxg.checking import Checking
-from raggedatlas.formats.cxg.engine import BUFFER_BYTES, answering, open_array
+from raggedatlas.formats.cxg.engine import BUFFER_BYTES, answering, open_array, query_of
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, SHIFT, VAR, XC, XR, X
 
 STEP_BYTES = 16 << 20
@@ -42,8 +42,8 @@ class Tally:
         Cells and features.
     cells, features : numpy.ndarray, float64
         Sum of a digest of what stands in each row and column.
-    n, zeros, outside, twice : int
-        Entries, and how many of them are stored zeros, beyond an axis, or there before.
+    n, zeros, odd, outside, twice : int
+        Entries, and how many of them are stored zeros, NaN or infinite, beyond an axis, or there before.
     places : dict of str to str
         The first of each kind.
     """
@@ -53,13 +53,14 @@ class Tally:
     features: NDArray[np.float64]
     n: int = 0
     zeros: int = 0
+    odd: int = 0
     outside: int = 0
     twice: int = 0
     places: dict[str, str] = field(default_factory=dict)
 
 
 def check_values(checking: Checking) -> None:
-    """Check all values: C06, C19, C20, C24, C44, C45; unreadable ones are told by C00."""
+    """Check all values: C06, C07, C19, C20, C24, C44, C45; unreadable ones are told by C00."""
     for name in checking.embeddings:
         found = checking.arrays[name]
         if found.is_readable and len(found.axes) == 2 and _is_real(found):
@@ -91,7 +92,7 @@ def bands(checking: Checking, name: str, found: StoredArray) -> Iterator[tuple[i
     width = max(1, found.shape[1] * (attribute.dtype.itemsize if attribute is not None else 1))
     height = max(found.tile[0], STEP_BYTES // width // found.tile[0] * found.tile[0])
     with open_array(checking.path / name) as array:
-        reader = array.query(attrs=[ANONYMOUS])
+        reader = query_of(array, ANONYMOUS)
         for start in range(0, found.shape[0], height):
             read = reader[start : min(start + height, found.shape[0])]
             yield start, np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
@@ -152,10 +153,24 @@ def _real_shape(checking: Checking) -> tuple[int, int] | None:
 
 
 def _read_dense(checking: Checking, found: StoredArray) -> None:
-    n = sum(int(np.count_nonzero(values)) for _, values in bands(checking, X, found))
+    n = odd = 0
+    first = ""
+    for start, values in bands(checking, X, found):
+        n += int(np.count_nonzero(values))
+        infinite = ~np.isfinite(values)
+        if not first and infinite.any():
+            row, column = np.argwhere(infinite)[0]
+            first = f"cell {start + int(row):,}, feature {int(column):,}"
+        odd += int(np.count_nonzero(infinite))
+    if odd:
+        checking.report("C07", X, _odd_text(odd, first))
     share = n / max(1, found.shape[0] * found.shape[1])
     if share < SPARSEST:
         checking.report("C06", X, f"it is dense, and {share:.1%} of its values are not zero.")
+
+
+def _odd_text(n: int, first: str) -> str:
+    return f"{n:,} of its values are NaN or infinite, the first at {first}."
 
 
 def triples(checking: Checking, name: str) -> Iterator[Block]:
@@ -204,6 +219,7 @@ def _within(tally: Tally, block: Block) -> Block:
     inside = (cells >= 0) & (cells < tally.shape[0]) & (features >= 0) & (features < tally.shape[1])
     _count(tally, "outside", ~inside, (cells, features))
     _count(tally, "zeros", values == 0, (cells, features))
+    _count(tally, "odd", ~np.isfinite(values), (cells, features))
     tally.n += len(values)
     return block if inside.all() else (cells[inside], features[inside], values[inside])
 
@@ -268,6 +284,8 @@ def _tell(checking: Checking, name: str, tally: Tally) -> None:
             "C20", name, f"{tally.zeros:,} of its values are zero, the first at {tally.places['zeros']}.", "practice",
             "Leave zeros out.",
         )  # fmt: skip
+    if tally.odd and name != XC:
+        checking.report("C07", name, _odd_text(tally.odd, tally.places["odd"]))
     share = tally.n / max(1, tally.shape[0] * tally.shape[1])
     if name != XC and share > DENSEST:
         checking.report("C06", name, f"it is sparse, and {share:.1%} of its values are not zero.")

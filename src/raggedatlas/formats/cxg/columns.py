@@ -1,6 +1,6 @@
 """Columns of tables as a CXG holds them: 32-bit numbers, text, bytes for booleans, codes for categories; and their hints."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.losses import Loss
-from raggedatlas.formats.cxg.schema import INDEX, MISSING_TEXT, OBS, TRUTHS, Profile
+from raggedatlas.formats.cxg.naming import count_shared
+from raggedatlas.formats.cxg.schema import IN_TISSUE, INDEX, MISSING_TEXT, OBS, TRUTHS, VAR, Profile
 from raggedatlas.formats.cxg.spool import BATCH_ROWS, Spool, Spooled
 from raggedatlas.model.tables import Column as Given
 from raggedatlas.model.tables import ColumnTable, Texts
@@ -25,6 +26,8 @@ EXACT_IN_FLOAT32 = 2**24
 MOST_CATEGORIES = 1000
 SHARE_OF_CATEGORIES = 0.75
 """More categories than both are written as text: viewers list none of so many, and the hints would be as long as the column."""
+
+_ROWS = {OBS: "cells", VAR: "features"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,19 @@ def stored_table(
     own = {str(column.name): name for column, name in zip(given.columns, names, strict=True) if name in kept}
     labels = {given_name: encoder.labels[name] for given_name, name in own.items() if name in encoder.labels}
     shown_as = own.get(shown, at) if shown is not None else at
+    for stored in columns:
+        if stored.name not in (at, shown_as) or stored.values.dtype != object:
+            continue
+        shared = count_shared(partial(_batches, stored.values), len(stored.values))
+        if shared:
+            what = f"{shared:,} of its names occur before; viewers show one of the {_ROWS[manner.axis]} of a name"
+            encoder.note("index" if stored.name == at else stored.name, "kept", what)
     return Table(tuple(columns), shown_as, tuple(encoder.losses), labels, own)
+
+
+def _batches(values: NDArray[Any] | Spooled) -> Iterator[NDArray[Any]]:
+    for start in range(0, len(values), BATCH_ROWS):
+        yield values[start : start + BATCH_ROWS]
 
 
 def _held(frame: "pd.DataFrame") -> ColumnTable:
@@ -231,6 +246,9 @@ class _Encoder:
     def _encoded(self, name: str, series: "pd.Series[Any]") -> Column | None:
         import pandas as pd
 
+        if self.manner.axis == OBS and name == IN_TISSUE and _is_flag(series):
+            self.note(name, "converted", "0 and 1 are written as booleans, as viewers expect")
+            series = series.astype(bool)
         dtype: Any = series.dtype
         if isinstance(dtype, pd.CategoricalDtype):
             return self._categorical(name, series)
@@ -381,6 +399,11 @@ class _Encoder:
         made = self._encoded(name, whole)
         assert made is not None
         return made if made.values.dtype == object else Column(name, made.values, {"type": "categorical"})
+
+
+def _is_flag(series: "pd.Series[Any]") -> bool:
+    numbers = getattr(series.dtype, "kind", "O") in "iuf"
+    return numbers and bool(series.isin((0, 1)).all())
 
 
 def label_of(value: Any) -> str:  # noqa: ANN401

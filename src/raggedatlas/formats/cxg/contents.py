@@ -9,8 +9,18 @@ from raggedatlas.formats.cxg.colors import color_table, keeps
 from raggedatlas.formats.cxg.columns import Table
 from raggedatlas.formats.cxg.losses import Loss
 from raggedatlas.formats.cxg.options import CxgOptions
-from raggedatlas.formats.cxg.schema import COLORS, CORPORA, GENESETS, MISSING_TEXT, PROPERTIES, SIDE, VERSION
-from raggedatlas.formats.cxg.unstructured import NoJsonError, as_json, from_json, has_arrays
+from raggedatlas.formats.cxg.schema import (
+    COLORS,
+    CORPORA,
+    GENESETS,
+    LIBRARY,
+    MISSING_TEXT,
+    PROPERTIES,
+    SIDE,
+    SPATIAL,
+    VERSION,
+)
+from raggedatlas.formats.cxg.unstructured import NoJsonError, as_json, from_json, has_arrays, parse_json
 
 CORPORA_KEYS = (
     "schema_version", "schema_reference", "title", "default_embedding", "X_approximate_distribution", "X_normalization", "batch_condition",
@@ -81,12 +91,16 @@ def contents_of(uns: Mapping[str, Any], obs: Table, options: CxgOptions) -> Cont
         made.group[CORPORA] = json.dumps({**corpora, "title": title if title is not None else corpora.get("title", "")})
     properties = {str(key): _plain(value) for key, value in dict(side.get("properties", {})).items()}
     about = options.about if options.about is not None else properties.pop("about", None)
+    other = properties.pop("title", None)
+    named = options.title if options.title is not None else other if other is not None else given
     # Viewers fail on every request where there are no properties.
-    made.group[PROPERTIES] = json.dumps({**properties, "title": title, "about": about})
+    made.group[PROPERTIES] = json.dumps({**properties, "title": named, "about": about})
     made.group[COLORS] = json.dumps(_colors(left, obs, side, made.losses))
     for key, value in dict(side.get("metadata", {})).items():
         made.group.setdefault(str(key), getattr(value, "item", lambda value=value: value)())
     _genesets(left, made)
+    if SPATIAL in left:
+        _spatial(left.pop(SPATIAL), made)
     for key, value in left.items():
         _keep(key, value, made)
     return Contents({VERSION: options.profile, **made.group}, made.obs, made.var, made.uns, made.arrays, made.losses)
@@ -132,7 +146,8 @@ def _corpora(left: dict[str, Any], made: Contents) -> dict[str, Any]:
 
 def _colors(left: dict[str, Any], obs: Table, side: Mapping[str, Any], losses: list[Loss]) -> dict[str, dict[str, str]]:
     given = side.get("colors")
-    found: dict[str, dict[str, str]] = dict(json.loads(given)) if isinstance(given, str) else {}
+    kept = from_json_or_none(given) if isinstance(given, str) else None
+    found: dict[str, dict[str, str]] = kept if isinstance(kept, dict) else {}
     hints = obs.hints()
     for key in [key for key in left if key.endswith(_SUFFIX)]:
         column = key.removesuffix(_SUFFIX)
@@ -165,11 +180,63 @@ def _genesets(left: dict[str, Any], made: Contents) -> None:
     del left[GENESETS]
 
 
+def _spatial(value: Any, made: Contents) -> None:  # noqa: ANN401
+    """Keep of ``uns["spatial"]`` what viewers read: sizes of images and scale factors of each library. They fail on anything else."""
+    if not isinstance(value, Mapping):
+        made.losses.append(Loss(f"uns/{SPATIAL}", "lost", "viewers take it for a table of libraries, and fail"))
+        return
+    libraries: dict[str, Any] = {}
+    for name, given in value.items():
+        where = f"uns/{SPATIAL}/{name}"
+        library = _library(given) if isinstance(given, Mapping) else None
+        if library is None:
+            why = "it is no library with an image hires or fullres and the scale factors that viewers ask for"
+            made.losses.append(Loss(where, "lost", why))
+            continue
+        libraries[str(name)] = library
+        for part, inner in given.items():
+            if part == "images":
+                made.losses.append(Loss(f"{where}/images", "lost", "a CXG has the size of an image, and no pixels"))
+            elif not isinstance(inner, Mapping) or part not in LIBRARY:
+                made.losses.append(Loss(f"{where}/{part}", "lost", "a CXG has no place for it"))
+            else:
+                more = [key for key in inner if key not in LIBRARY[part]]
+                made.losses.extend(Loss(f"{where}/{part}/{key}", "lost", "a CXG has no place for it") for key in more)
+    made.uns[SPATIAL] = json.dumps(libraries)
+
+
+def _library(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Describe a library as viewers ask for it; None where something of that is not known."""
+    described = {"image_properties": _image_properties(given.get("images")), **given}
+    made: dict[str, Any] = {}
+    for part, keys in LIBRARY.items():
+        held = described[part] if isinstance(described.get(part), Mapping) else {}
+        if any(key not in held for key in keys):
+            return None
+        made[part] = {key: _plain(held[key]) for key in keys}
+    numbers = [made["image_properties"]["width"], made["image_properties"]["height"], *made["scalefactors"].values()]
+    return made if all(isinstance(number, int | float) for number in numbers) else None
+
+
+def _image_properties(images: Any) -> dict[str, Any] | None:  # noqa: ANN401
+    """Describe the square in the middle of an image, which is what viewers show; None where there is no image."""
+    for resolution in ("fullres", "hires"):
+        image = images.get(resolution) if isinstance(images, Mapping) else None
+        shape: tuple[int, ...] = getattr(image, "shape", ())
+        if len(shape) > 1 and 0 not in shape[:2]:
+            height, width = shape[:2]
+            side = min(height, width)
+            left, upper, right, lower = (int((n + s) / 2) for s in (-side, side) for n in (width, height))
+            crop = [left, upper, right, lower]
+            return {"resolution": resolution, "crop_coords": crop, "width": side, "height": side}
+    return None
+
+
 def from_json_or_none(text: str) -> Any:  # noqa: ANN401
     """Parse JSON; None where it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 

@@ -24,7 +24,8 @@ from raggedatlas.formats.cxg.schema import (
 
 Kind = Literal["array", "group"]
 
-_ARRAY_MARKS = ("__schema", "__array_schema.tdb")
+# The last three are those of an array that has lost its schema, which is to be refused and not overlooked.
+_ARRAY_MARKS = ("__schema", "__array_schema.tdb", "__fragments", "__commits", "__lock.tdb")
 _GROUP_MARKS = ("__tiledb_group.tdb", "__group")
 
 

@@ -98,6 +98,31 @@ def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
             opened.close()
 
 
+def attribute_names(schema: Any) -> list[str]:  # noqa: ANN401  (a tiledb.ArraySchema)
+    """List the attributes of an array, the anonymous one as ``""``.
+
+    ``schema.has_attr("")`` is False for arrays that TileDB 1 wrote, where the anonymous attribute is stored under another name.
+    """
+    return [schema.attr(i).name for i in range(schema.nattr)]
+
+
+def query_of(array: Any, *names: str, **options: Any) -> Any:  # noqa: ANN401  (a tiledb.Array, a tiledb query)
+    """Query attributes of an open array, in any order.
+
+    Parameters
+    ----------
+    array : tiledb.Array
+        Open for reading.
+    *names : str
+        Its attributes that are read. All of them are asked for without names, since TileDB does not find the anonymous attribute
+        of arrays of TileDB 1 by any name.
+    **options
+        Of ``Array.query``.
+    """
+    every = set(names) == set(attribute_names(array.schema))
+    return array.query(attrs=None if every else list(names), **options)
+
+
 @contextmanager
 def answering(path: Path, *, writes: bool = False) -> Iterator[None]:
     """Turn TileDB's errors into ours: damage of what is read, refusal of what is written."""

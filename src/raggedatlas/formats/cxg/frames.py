@@ -1,6 +1,5 @@
 """Tables of cells and features as they are stored: typed attributes, and hints that say what the types cannot."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, SourceError
+from raggedatlas.formats.cxg.arrays import is_whole
 from raggedatlas.formats.cxg.engine import open_array
 from raggedatlas.formats.cxg.schema import HINTS, INDEX, MISSING_TEXT, TRUTHS
 from raggedatlas.formats.cxg.soundness import file_names, refuse_broken_texts
+from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.tables import TEXT_ROWS, Column, ColumnTable, Texts
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 2**31
 """Tables of more rows are refused before memory is taken."""
 
-_NUMBERED = re.compile(r"name_(\d+)")
+NUMBERED = re.compile(r"name_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class StoredFrame:
         another column is the one that is shown.
         """
         shown = self.shown
-        numbered = sorted((int(m[1]), name) for name in self.columns if (m := _NUMBERED.fullmatch(name)))
-        if shown is not None and (_NUMBERED.fullmatch(shown) or not numbered):
+        numbered = sorted((int(m[1]), name) for name in self.columns if (m := NUMBERED.fullmatch(name)))
+        if shown is not None and (NUMBERED.fullmatch(shown) or not numbered):
             return shown
         return numbered[-1][1] if numbered else None
 
@@ -85,8 +86,7 @@ def stored_frame(path: Path) -> StoredFrame:
         n_rows = high - low + 1
         if n_rows > MOST_ROWS:
             raise LimitError(f"{path} declares {n_rows:,} rows; at most {MOST_ROWS:,} are read.")
-        written = array.nonempty_domain()
-        if written is None or (int(written[0][0]), int(written[0][1])) != (low, high):
+        if not is_whole(path, array.schema):
             raise SourceError(
                 f"C00: {path} declares {n_rows:,} rows, and not all of them are written; it is damaged or incomplete. Fetch or write "
                 "the CXG again."
@@ -112,10 +112,9 @@ def parsed(path: Path, key: str, stored: Any, rule: str) -> dict[str, Any]:  # n
     SourceError
         By the rule, if it is none.
     """
-    text = stored.decode("utf-8", errors="replace") if isinstance(stored, bytes) else stored
     try:
-        value = json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
+        value = parse_json(stored)
+    except (TypeError, ValueError) as error:
         raise SourceError(f"{rule}: {path}: the metadata {key} is no JSON ({error}); write it again.") from error
     if value is not None and not isinstance(value, dict):
         raise SourceError(f"{rule}: {path}: the metadata {key} is JSON but no object; write it again.")
@@ -154,7 +153,7 @@ def open_table(stored: StoredFrame) -> ColumnTable:
 
 
 def _label(stored: StoredFrame) -> str | None:
-    return None if stored.index is None or _NUMBERED.fullmatch(stored.index) else stored.index
+    return None if stored.index is None or NUMBERED.fullmatch(stored.index) else stored.index
 
 
 def _index(stored: StoredFrame) -> "pd.Index[Any] | Texts":

@@ -1,6 +1,5 @@
 """What stands in a CXG: version and why, arrays with axes, columns, tiles, filters and sizes, and all metadata."""
 
-import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -10,6 +9,8 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.arrays import Attribute, StoredArray, look_at, stored_bytes, written_cells
 from raggedatlas.formats.cxg.detecting import Kind, detect, list_members
 from raggedatlas.formats.cxg.schema import ANONYMOUS, GROUP_METADATA, HINTS, OBS, UNNAMED, VAR, X
+from raggedatlas.formats.cxg.unstructured import parse_json
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.inspections import Element, Inspection
 
 _LONGEST = 80
@@ -36,6 +37,7 @@ class CxgInspection(Inspection):
     reason: str = ""
 
 
+@checked
 def inspect(path: str | Path) -> CxgInspection:
     """Look at a CXG without reading its values.
 
@@ -128,7 +130,7 @@ def _decoded(found: StoredArray, n_cells: int) -> int:
 
 def _hints(found: StoredArray) -> dict[str, Any]:
     try:
-        hints = json.loads(found.metadata.get(HINTS, "{}"))
+        hints = parse_json(found.metadata.get(HINTS, "{}"))
     except (ValueError, TypeError):
         return {}
     return hints if isinstance(hints, dict) else {}

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Fate = Literal["lost", "changed", "rounded", "converted"]
+Fate = Literal["lost", "changed", "kept", "rounded", "converted"]
 
 FATES: dict[Fate, str] = {
     "lost": "left out",
     "changed": "written with another meaning or value",
+    "kept": "written as it is, though viewers do not cope with it",
     "rounded": "rounded to 32 bits",
     "converted": "written in another type, by which it can be told from the original but not in value",
 }
@@ -26,7 +27,7 @@ class Loss:
     ----------
     key : str
         Where it stands: ``"layers/counts"``, ``"obs/n_genes"``.
-    fate : {"lost", "changed", "rounded", "converted"}
+    fate : {"lost", "changed", "kept", "rounded", "converted"}
         What becomes of it.
     what : str
         In a few words, with the way out where there is one.

@@ -53,6 +53,13 @@ class MatrixWriter:
         How many will come at most, where that is known.
     options : CxgOptions
         The caller's choices.
+
+    Attributes
+    ----------
+    n_odd : int
+        How many values are NaN or infinite.
+    first_odd : tuple of int, optional
+        Cell and feature of the first of them.
     """
 
     def __init__(
@@ -62,6 +69,8 @@ class MatrixWriter:
         self._n_entries, self._options = n_entries, options
         self._laid: Laid | None = None
         self.n_rows = 0
+        self.n_odd = 0
+        self.first_odd: tuple[int, int] | None = None
 
     def append(self, block: Block) -> None:
         """Take rows.
@@ -74,8 +83,16 @@ class MatrixWriter:
         tidy = tidied(block, self.n_rows)
         if self._laid is None:
             self._laid = self._lay(len(tidy.indices), tidy.n_rows)
+        self._count_odd(tidy)
         self._laid.append(tidy)
         self.n_rows += tidy.n_rows
+
+    def _count_odd(self, block: CsrBlock) -> None:
+        odd = np.flatnonzero(~np.isfinite(block.layers["values"]))
+        if len(odd) and self.first_odd is None:
+            row = int(np.searchsorted(block.indptr, odd[0], side="right")) - 1
+            self.first_odd = (self.n_rows + row, int(block.indices[odd[0]]))
+        self.n_odd += len(odd)
 
     def finish(self) -> None:
         """Write what is left."""

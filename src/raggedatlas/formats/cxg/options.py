@@ -47,7 +47,7 @@ class CxgOptions:
     wide_integers : {"refuse", "text"}
         What becomes of integers that 32 bits do not hold.
     on_losses : callable, optional
-        Told what does not come through, before anything is written.
+        Called with what does not come through before anything is written, and again at the end where the matrix has NaN or infinite values.
     """
 
     overwrite: bool = False

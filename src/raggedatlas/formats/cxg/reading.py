@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.cxg.engine import answering, context, open_tiledb, uri_of
+from raggedatlas.formats.cxg.arrays import is_whole
+from raggedatlas.formats.cxg.engine import answering, attribute_names, context, open_tiledb, query_of, uri_of
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
 from raggedatlas.formats.cxg.soundness import refuse_wild_sizes
 from raggedatlas.formats.rows import BLOCK_BYTES
@@ -74,17 +75,31 @@ class Opened:
             By the rule if there is none, C04 if it holds no numbers.
         """
         schema = self.array.schema
-        if not schema.has_attr(name):
-            found = [schema.attr(i).name for i in range(schema.nattr)]
+        found = attribute_names(schema)
+        if name not in found:
             raise SourceError(
                 f"{rule}: {self.path} has the attributes {found}, where {name!r} belongs; write the CXG again."
             )
-        dtype: np.dtype[Any] = np.dtype(schema.attr(name).dtype)
+        dtype: np.dtype[Any] = np.dtype(schema.attr(found.index(name)).dtype)
         if dtype.kind not in "biuf" or dtype.itemsize > 8:
             raise SourceError(
                 f"C04: {self.path} holds values of {dtype}, where numbers belong. Write the CXG again from its source."
             )
         return dtype
+
+    def require_whole(self) -> None:
+        """Refuse a dense array that is not written as a whole.
+
+        Raises
+        ------
+        SourceError
+            C00, since its other values would be read as fill values.
+        """
+        if not is_whole(self.path, self.array.schema):
+            raise SourceError(
+                f"C00: {self.path} is declared with the shape {self.extents()}, and not all of it is written; it is incomplete. Fetch or "
+                "write the CXG again."
+            )
 
     def n_cells(self) -> int | None:
         """Count what is stored, without reading it; None where fragments may overlap."""
@@ -114,10 +129,9 @@ class Opened:
         ranges: list[Any] = [slice(None)] * len(names)
         ranges[along] = wanted
         others = [name for i, name in enumerate(names) if i != along]
-        attributes = [schema.attr(i).name for i in range(schema.nattr)]
-        taken = [name for name in attributes if name in (ANONYMOUS, OBS, VAR)]
+        taken = [name for name in attribute_names(schema) if name in (ANONYMOUS, OBS, VAR)]
         with answering(self.path):
-            query = self.array.query(attrs=taken, dims=names, order="U")
+            query = query_of(self.array, *taken, dims=names, order="U")
             reader = query.multi_index if inclusive else query
             found = reader[tuple(ranges) if len(ranges) > 1 else ranges[0]]
         other = found[others[0]] if others else found[next(name for name in taken if name)]
@@ -211,11 +225,12 @@ class DenseArray:
         self._opened = opened
         self.shape = opened.extents()
         self.dtype = opened.attribute(ANONYMOUS, rule)
+        opened.require_whole()
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """Read some rows."""
         with answering(self._opened.path):
-            read = self._opened.array.query(attrs=[ANONYMOUS])[rows, :]
+            read = query_of(self._opened.array, ANONYMOUS)[rows, :]
             return np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
 
 
@@ -337,7 +352,7 @@ def _dense_columns(opened: Opened, columns: NDArray[np.int64]) -> NDArray[Any]:
     breaks = np.flatnonzero(np.diff(columns) != 1) + 1
     runs = [slice(int(run[0]), int(run[-1])) for run in np.split(columns, breaks)]
     with answering(opened.path):
-        read: NDArray[Any] = opened.array.query(attrs=[ANONYMOUS]).multi_index[:, runs][ANONYMOUS]
+        read: NDArray[Any] = query_of(opened.array, ANONYMOUS).multi_index[:, runs][ANONYMOUS]
     return read
 
 

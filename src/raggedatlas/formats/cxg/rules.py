@@ -15,6 +15,7 @@ _GENERAL = (
     Rule("C04", "must", "Expression values and embeddings are numbers.", _AGAIN),
     Rule("C05", "practice", "Readers take any filter, order and tile; a tile is no larger than 128 MiB, and no more than 4 Mi cells are one tile of a sparse array, so that a part can be read.", "Write it again with smaller tiles, e.g. by raggedatlas convert."),
     Rule("C06", "should", "The matrix is dense or sparse as its values are: dense from 5 % of non-zero values on, sparse up to 60 %.", "Write it in the other form; raggedatlas convert chooses by itself.", depth="full"),
+    Rule("C07", "practice", "Expression values are finite: viewers compute no differences of features with NaN or infinite values.", "Replace them, or leave the features out.", depth="full", stated=False),
 )  # fmt: skip
 
 _ARRAYS = (
@@ -37,11 +38,13 @@ _ARRAYS = (
     Rule("C26", "must", "cxg_group_metadata is an array; without it a CXG is of the unnamed version, which is told as a matter of practice.", "Write the array with a cxg_version."),
     Rule("C27", "must", "uns is an array whose metadata are JSON texts; bytes are never read, since they would have to be unpickled. A group, as the text of the format has it, is a matter of practice.", "Write its entries as JSON texts in the metadata of an array."),
     Rule("C28", "must", "Columns hold text, 32-bit numbers, codes, or booleans as uint8.", _TYPED),
+    Rule("C29", "practice", "spatial in uns is a JSON object of libraries, each with image_properties (resolution, crop_coords, width, height) and scalefactors (spot_diameter_fullres, tissue_hires_scalef), and {} where there is no image: the Explorer of today opens no CXG with anything else there.", _CONVERT, stated=False),
 )  # fmt: skip
 
 _HINTS = (
     Rule("C30", "must", "cxg_schema is a JSON object; index names a column; types are known; categories are unique texts. That it is absent, that a column is not in it, or something in it is no column, is a matter of practice.", "Write cxg_schema as {\"index\": column, column: {\"type\": ...}}."),
     Rule("C31", "must", "Codes lie between -1, which is missing, and the last category.", _AGAIN, depth="full"),
+    Rule("C32", "practice", "Names in the index of obs and var are unique: of several features of one name, viewers show one.", "Make them unique, or name another column as the index.", depth="full", stated=False),
 )  # fmt: skip
 
 _MATRIX = (
@@ -59,7 +62,7 @@ _METADATA = (
     Rule("C52", "practice", "Readers ignore metadata that they do not know; names that begin with cxg_ are the format's own.", "Rename the key, if it is not misspelt."),
     Rule("C53", "must", "cxg_category_colors is a JSON object of tables, one for each category, from labels to #RRGGBB. Real files name a table after its column; with _colors at the end, as the text of the format has it, no colour is found.", _JSON),
     Rule("C60", "must", "corpora is a JSON object, with schema_version and title.", _JSON),
-    Rule("C61", "practice", "Where corpora and cxg_properties say different titles or addresses, cxg_properties is right.", "Make the two say the same."),
+    Rule("C61", "practice", "Where corpora and cxg_properties say different titles or addresses, corpora is right, and in version 0.1 cxg_properties.", "Make the two say the same."),
     Rule("C70", "practice", "The version fits what is there: Xr and Xc since 0.3.0, corpora since 0.2.0.", "Set cxg_version to the version that it is.", stated=False),
     Rule("C71", "must", "All arrays agree on the number of cells and features.", _AGAIN, stated=False),
 )  # fmt: skip

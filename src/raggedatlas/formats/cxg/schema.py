@@ -40,6 +40,9 @@ UNNAMED = "unnamed"
 VERSIONS = (UNNAMED, "0.1", "0.2.0", "0.3.0")
 """Versions that are known, old to new."""
 
+TITLED_BY_PROPERTIES = ("0.1",)
+"""Versions in which the title of `PROPERTIES` is taken where `CORPORA` has another."""
+
 Profile = Literal["0.3.0", "0.2.0"]
 PROFILES: tuple[Profile, ...] = ("0.3.0", "0.2.0")
 """Versions that are written: the first for the Explorer of today, the second for cellxgene 0.15 to 0.16.8."""
@@ -47,11 +50,23 @@ PROFILES: tuple[Profile, ...] = ("0.3.0", "0.2.0")
 HINT_TYPES = ("string", "categorical", "boolean", "int32", "float32", "int64", "float64")
 """Types that a hint may name; the first five are what viewers serve."""
 
+FEATURE_NAME = "feature_name"
+"""The column of ``var`` that viewers show where its names are unique and no other is chosen."""
+
 CODE_TYPES = ("int8", "int16", "int32")
 """Types of codes of categoricals, as pandas has them."""
 
 SPATIAL = "spatial"
 """The one key of `UNS` that viewers read, and the one embedding that keeps its name in AnnData."""
+
+IN_TISSUE = "in_tissue"
+"""The column of ``obs`` that viewers take for booleans where there is an image of tissue."""
+
+LIBRARY = {
+    "image_properties": ("resolution", "crop_coords", "width", "height"),
+    "scalefactors": ("spot_diameter_fullres", "tissue_hires_scalef"),
+}
+"""What viewers ask of each library in the value of `SPATIAL` in `UNS`; they take every key of that value for a library."""
 
 OBSM_PREFIX = "X_"
 """What names in ``obsm`` begin with, and names of embeddings do not."""

@@ -1,7 +1,9 @@
 """CXG as a sink: rows and tables come in as for any other format; what cannot be held is told before anything is written."""
 
+import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,18 @@ from raggedatlas.formats.cxg.losses import STRICT, Loss, sorted_losses
 from raggedatlas.formats.cxg.matrices import MatrixWriter
 from raggedatlas.formats.cxg.naming import distinct_names
 from raggedatlas.formats.cxg.options import CxgOptions
-from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, UNS, VAR
+from raggedatlas.formats.cxg.schema import EMB, FEATURE_NAME, GROUP_METADATA, OBS, UNS, VAR
 from raggedatlas.formats.cxg.source import obsm_name
 from raggedatlas.formats.cxg.spool import SPOOL_ROWS, Spool
 from raggedatlas.formats.cxg.writers import DenseBands, create_group, embedding_form, write_holder, write_table
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import SinkMatrix
 
-FEATURE_NAME = "feature_name"
-"""The column of ``var`` that viewers show where its names are unique."""
+LOCK = "cxg.lock"
+"""File of a work folder that the run which writes there holds a lock on."""
+
+REPLACED = "replaced"
+"""Where in a work folder a CXG waits that is being overwritten."""
 
 _NO_EMBEDDING = "embeddings are dense, of two or more columns of numbers"
 _ONE_MATRIX = "a CXG has one matrix; x= names another one"
@@ -96,7 +101,9 @@ class CxgSink:
         self._work = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
         self._folder = self._work / "cxg"
         with answering(path, writes=True):
+            _remove_abandoned(path.parent)
             self._work.mkdir()
+            self._lock: int | None = _locked(self._work)
         create_group(self._folder)
         create_group(self._folder / EMB)
 
@@ -187,6 +194,7 @@ class CxgSink:
         assert self._contents is not None
         self._main.finish()
         _check_rows(self.options.x, self._main.n_rows, self._main.shape[0])
+        self._tell_odd(self._main)
         for writer in self._embeddings.values():
             writer.finish()
         self._compute()
@@ -204,7 +212,13 @@ class CxgSink:
         """Remove what was written so far."""
         if self._main is not None:
             self._main.abort()
+        self._remove_work()
+
+    def _remove_work(self) -> None:
         shutil.rmtree(self._work, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _consider(self, matrix: SinkMatrix) -> None:
         """Take a member of ``obsm`` as an embedding, or note why not."""
@@ -311,6 +325,17 @@ class CxgSink:
                 f"A CXG does not hold all of it, and strict was asked: {said}. Leave these out first, or do not ask for strict."
             )
 
+    def _tell_odd(self, main: MatrixWriter) -> None:
+        """Note NaN and infinite values of the matrix, which are known when all of it is read."""
+        if main.first_odd is None:
+            return
+        row, column = main.first_odd
+        what = f"{main.n_odd:,} values are NaN or infinite, the first of cell {row:,}, feature {column:,}; viewers compute no differences of such features"
+        told = (Loss(self.options.x, "kept", what),)
+        self.losses = sorted_losses([*self.losses, *told])
+        if self.options.on_losses is not None:
+            self.options.on_losses(told)
+
     def _compute(self) -> None:
         embedder = self.options.embedder
         if embedder is None or embedder.name in self._embeddings:
@@ -325,7 +350,7 @@ class CxgSink:
         writer.finish()
 
     def _publish(self) -> None:
-        old = self._work / "replaced"
+        old = self._work / REPLACED
         with answering(self.path, writes=True):
             if self.options.overwrite and self.path.exists():
                 self.path.rename(old)
@@ -337,7 +362,7 @@ class CxgSink:
                 if old.exists():
                     old.rename(self.path)
                 raise
-        shutil.rmtree(self._work, ignore_errors=True)
+        self._remove_work()
 
 
 class _EmbeddingWriter:
@@ -379,6 +404,36 @@ class _EmbeddingWriter:
         if self._all_missing:
             raise ValuesError(f"C24: {self._key} has no coordinates but NaN; leave it out with embeddings=[...].")
         self._bands.close()
+
+
+def _locked(work: Path) -> int | None:
+    """Claim a new work folder for as long as this process lives; None where the system has no such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    lock = os.open(work / f"{LOCK}.new", os.O_CREAT | os.O_RDWR, 0o600)
+    with suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Under its final name the file is locked already, so that no other run takes the folder for an abandoned one.
+        (work / f"{LOCK}.new").rename(work / LOCK)
+    return lock
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the work folders of runs that were killed: those whose lock nobody holds."""
+    for lock in folder.glob(f".*.partial/{LOCK}"):
+        with suppress(OSError, ImportError):
+            import fcntl
+
+            with lock.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                replaced = lock.parent / REPLACED
+                target = folder / lock.parent.name[1:].rsplit(".", 2)[0]
+                if replaced.exists() and not target.exists():
+                    # Killed between the two renames of an overwrite: the old CXG goes back.
+                    replaced.rename(target)
+                shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def _check_rows(key: str, n: int, expected: int) -> None:

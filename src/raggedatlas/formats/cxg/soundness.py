@@ -1,5 +1,6 @@
 """What the library believes of the files of an array, looked at before it does: where damage there ends the process or takes its memory."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
@@ -20,13 +21,18 @@ _FRAGMENTS = "__fragments"
 _HEADER = Struct("<IQQBQBI")
 _TILE, _CHUNK, _PARTS, _PART = Struct("<Q"), Struct("<III"), Struct("<II"), Struct("<II")
 
+_CHECKSUM_BYTES = 24
+"""Of a length and an MD5."""
+
 
 class _UnsoundError(Exception):
     """What is wrong, in a few words."""
 
 
 def refuse_wild_sizes(path: Path) -> None:
-    """Refuse an array or group whose schema or metadata announce more bytes than their files have: the library would take memory for them.
+    """Refuse an array or group whose files the library should not open.
+
+    It would wait for pipes and devices, and allocate what schemas and metadata announce, even if that is more than their files have.
 
     Parameters
     ----------
@@ -38,6 +44,9 @@ def refuse_wild_sizes(path: Path) -> None:
     SourceError
         C00 with the file.
     """
+    odd = _odd_file(path)
+    if odd is not None:
+        raise _refusal(path, odd, "is no file but a pipe, a device or a broken link")
     inner = [file for name in ("__schema", "__group", "__meta") for file in _files(path / name)]
     for file in (path / "__array_schema.tdb", *inner):
         if not file.is_file():
@@ -58,7 +67,7 @@ def refuse_broken_texts(path: Path, schema: Any, fields: tuple[str, ...] = ()) -
     path : Path
         Of the array.
     schema : tiledb.ArraySchema
-        Its schema. Bounds that are packed by anything but zstd are not looked at.
+        Its schema. Bounds that are packed by anything but zstd, with or without checksums, are not looked at.
     fields : tuple of str
         Names of the files without their ending, as of `file_names`; all where there are none.
 
@@ -67,8 +76,8 @@ def refuse_broken_texts(path: Path, schema: Any, fields: tuple[str, ...] = ()) -
     SourceError
         C00 with the file.
     """
-    packed = schema.offsets_filters
-    if any(type(packed[i]).__name__ != "ZstdFilter" for i in range(len(packed))):
+    packed = [type(schema.offsets_filters[i]).__name__ for i in range(len(schema.offsets_filters))]
+    if packed[:1] not in ([], ["ZstdFilter"]) or packed[1:] not in ([], ["ChecksumMD5Filter"]):
         return
     for texts in sorted(path.glob(f"**/*{TEXTS}")):
         field = texts.name.removesuffix(TEXTS)
@@ -77,7 +86,7 @@ def refuse_broken_texts(path: Path, schema: Any, fields: tuple[str, ...] = ()) -
         of_numbers = schema.has_attr(field) and not schema.attr(field).isvar and bounds.parents[1].name != _FRAGMENTS
         if (not fields or field in fields) and bounds.is_file() and not of_numbers:
             try:
-                _hold(bounds, texts)
+                _hold(bounds, texts, checked=len(packed) > 1)
             except _UnsoundError as error:
                 raise _refusal(path, bounds, str(error)) from error
 
@@ -100,17 +109,35 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
 
 
+def _odd_file(path: Path) -> Path | None:
+    """Find the first thing below a folder that is neither a file nor a folder; links are followed."""
+    folders, seen = [path], set()
+    while folders:
+        folder = folders.pop()
+        real = os.path.realpath(folder)
+        if real in seen:
+            continue
+        seen.add(real)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    folders.append(Path(entry.path))
+                elif not entry.is_file():
+                    return Path(entry.path)
+    return None
+
+
 def _refusal(path: Path, file: Path, what: str) -> SourceError:
     return SourceError(
         f"C00: {path} is damaged: {file.relative_to(path)} {what}. Fetch or write the CXG again."
     )  # fmt: skip
 
 
-def _hold(bounds: Path, texts: Path) -> None:
-    """Hold the bounds of each tile against the length of its texts."""
+def _hold(bounds: Path, texts: Path, *, checked: bool) -> None:
+    """Hold the bounds of each tile against the length of its texts; `checked` says whether chunks of bounds have checksums."""
     with bounds.open("rb") as of_bounds, texts.open("rb") as of_texts:
         tiles = _tiles(of_texts, bounds=False)
-        for begin in _tiles(of_bounds, bounds=True):
+        for begin in _tiles(of_bounds, bounds=True, checked=checked):
             length = next(tiles, None)
             if length is None:
                 raise _UnsoundError("has more tiles than its texts")
@@ -123,13 +150,13 @@ def _hold(bounds: Path, texts: Path) -> None:
                 raise _UnsoundError("has bounds that run backwards or beyond its texts")
 
 
-def _tiles(file: BinaryIO, *, bounds: bool) -> Iterator[NDArray[Any]]:
+def _tiles(file: BinaryIO, *, bounds: bool, checked: bool = False) -> Iterator[NDArray[Any]]:
     """Walk over the tiles of a file: the decoded bytes of each where it has bounds, else how many they are."""
     end = file.seek(0, 2)
     file.seek(0)
     while file.tell() < end:
         (n,) = _taken(file, _TILE, end)
-        chunks = [_chunk(file, end, decoded=bounds) for _ in range(min(n, end))]
+        chunks = [_chunk(file, end, decoded=bounds, checked=checked) for _ in range(min(n, end))]
         if bounds:
             whole = np.concatenate([np.empty(0, np.uint8), *chunks])
             if len(whole) % 8:
@@ -145,7 +172,7 @@ def _taken(file: BinaryIO, form: Struct, end: int) -> tuple[int, ...]:
     return form.unpack(file.read(form.size))
 
 
-def _chunk(file: BinaryIO, end: int, *, decoded: bool) -> NDArray[Any]:
+def _chunk(file: BinaryIO, end: int, *, decoded: bool, checked: bool) -> NDArray[Any]:
     """Read the next chunk: what it holds, or how many bytes that are."""
     length, stored, described = _taken(file, _CHUNK, end)
     if file.tell() + described + stored > end or (length > LARGEST_CHUNK and decoded):
@@ -153,15 +180,18 @@ def _chunk(file: BinaryIO, end: int, *, decoded: bool) -> NDArray[Any]:
     if not decoded:
         file.seek(described + stored, 1)
         return np.array([length], np.uint64)
-    parts = _parts(file.read(described), stored) if described else []
+    parts = _parts(file.read(described), stored, checked=checked) if described else []
     if (sum(part[0] for part in parts) if described else stored) != length:
         raise _UnsoundError("has a chunk of another length than it says")
     values = file.read(stored)
     return _unpacked(values, parts) if described else np.frombuffer(values, np.uint8)
 
 
-def _parts(described: bytes, stored: int) -> list[tuple[int, int]]:
-    """Read the lengths of the parts of a packed chunk, decoded and stored."""
+def _parts(described: bytes, stored: int, *, checked: bool) -> list[tuple[int, int]]:
+    """Read the lengths of the parts of a packed chunk, decoded and stored; checksums, which the library compares, come first."""
+    if checked:
+        n_sums = sum(_PARTS.unpack_from(described)) if len(described) >= _PARTS.size else 0
+        described = described[_PARTS.size + n_sums * _CHECKSUM_BYTES :]
     n_described, n = _PARTS.unpack_from(described) if len(described) >= _PARTS.size else (1, 0)
     if n_described or len(described) != _PARTS.size + n * _PART.size:
         raise _UnsoundError("has a chunk that is described wrongly")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.columns import label_of
 from raggedatlas.formats.cxg.detecting import Detection, detect, kind_of, list_members, require
-from raggedatlas.formats.cxg.engine import open_array
+from raggedatlas.formats.cxg.engine import answering, open_array
 from raggedatlas.formats.cxg.frames import open_table, parsed, read_column, read_frame, stored_frame
 from raggedatlas.formats.cxg.reading import DenseArray, Opened, ShiftedRows, SparseRows, columns_a_block, read_columns
 from raggedatlas.formats.cxg.schema import (
@@ -21,6 +21,7 @@ from raggedatlas.formats.cxg.schema import (
     CORPORA,
     COVERAGE,
     EMB,
+    FEATURE_NAME,
     GENESETS,
     GROUP_METADATA,
     OBS,
@@ -29,6 +30,7 @@ from raggedatlas.formats.cxg.schema import (
     SHIFT,
     SIDE,
     SPATIAL,
+    TITLED_BY_PROPERTIES,
     UNS,
     VAR,
     VERSION,
@@ -77,8 +79,8 @@ def cxg_source(
     (2638, 2)
     """
     found = detect(path)
-    require(found, version, allow_unknown=allow_unknown)
-    return CxgSource(found, uns=uns)
+    version = require(found, version, allow_unknown=allow_unknown)
+    return CxgSource(found, version, uns=uns)
 
 
 class CxgSource(PartsSource):
@@ -88,13 +90,15 @@ class CxgSource(PartsSource):
     ----------
     found : Detection
         Of a CXG that can be read.
+    version : str
+        The version that it is read as.
     uns : bool
         Whether unstructured metadata is read.
     """
 
-    def __init__(self, found: Detection, *, uns: bool) -> None:
+    def __init__(self, found: Detection, version: str, *, uns: bool) -> None:
         self.found = found
-        self._stored = _Stored(found, uns=uns)
+        self._stored = _Stored(found, version, uns=uns)
         super().__init__(self._stored.parts(), name=found.path.stem, uri=str(found.path), format="cxg")
 
     def columns(self, wanted: Sequence[int] | Sequence[str]) -> Any:  # noqa: ANN401
@@ -166,8 +170,8 @@ class CxgSource(PartsSource):
 class _Stored:
     """What stands in the folder, as parts."""
 
-    def __init__(self, found: Detection, *, uns: bool) -> None:
-        self.found, self.path = found, found.path
+    def __init__(self, found: Detection, version: str, *, uns: bool) -> None:
+        self.found, self.path, self.version = found, found.path, version
         self.obs, self.var = stored_frame(self.path / OBS), stored_frame(self.path / VAR)
         self.shape = (self.obs.n_rows, self.var.n_rows)
         self.left_out: dict[str, str] = {}
@@ -239,8 +243,14 @@ class _Stored:
         """Read what columns were shifted by; None where by nothing."""
         if self.found.members.get(SHIFT) != "array" or self.found.layout != "sparse":
             return None
-        with open_array(self.path / SHIFT) as array:
-            read = array[:]
+        opened = Opened(self.path / SHIFT)
+        try:
+            opened.attribute(ANONYMOUS, "C43")
+            opened.require_whole()
+            with answering(opened.path):
+                read = opened.array[:]
+        finally:
+            opened.close()
         shift = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
         if shift.shape != (self.shape[1],):
             raise SourceError(_unfit(self.path, SHIFT, shift.shape, (self.shape[1],), "C43"))
@@ -281,7 +291,8 @@ class _Stored:
                 else:
                     more[GENESETS] = _shown(frame.metadata[GENESETS])
             side |= {key: more} if more else {}
-        if self.var.shown is not None and self.var.shown != self.var.index:
+        # A writer would show feature_name where nothing else is said.
+        if self.var.shown is not None and (self.var.shown != self.var.index or FEATURE_NAME in self.var.columns):
             side["var_index"] = self.var.shown
         if UNS in self.found.members and self._uns:
             found |= read_unstructured(self.path / UNS)
@@ -307,12 +318,15 @@ class _Stored:
             for key, rule in ((PROPERTIES, "C51"), (COLORS, "C53"), (CORPORA, "C60"))
         )
         found = {key: rich(value) for key, value in corpora.items() if value is not None}
-        if properties.get("title") is not None:
-            found["title"] = properties["title"]
+        # Since 0.2.0 the title of the properties may be the name of the file that was uploaded.
+        if found.get("title") is None or (self.version in TITLED_BY_PROPERTIES and properties.get("title") is not None):
+            found |= {"title": properties["title"]} if properties.get("title") is not None else {}
+        elif properties.get("title") not in (None, found["title"]):
+            side["properties"] = {"title": properties["title"]}
         about = {key: rich(value) for key, value in properties.items() if key != "title" and value is not None}
         known = (VERSION, PROPERTIES, COLORS, CORPORA)
         more = {key: _shown(value) for key, value in group.items() if key not in known}
-        side |= {"properties": about} if about else {}
+        side |= {"properties": {**side.get("properties", {}), **about}} if about else {}
         side |= {"metadata": more} if more else {}
         left = {}
         for name, table in colors.items():

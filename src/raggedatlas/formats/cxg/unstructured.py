@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.detecting import kind_of, list_members
 from raggedatlas.formats.cxg.engine import answering, context, open_array, open_tiledb, uri_of
 from raggedatlas.formats.cxg.soundness import refuse_broken_texts, refuse_wild_sizes
+
+MOST_NESTED = 100
+"""JSON that is nested deeper is refused: everything that walks through it calls itself."""
 
 
 class NoJsonError(Exception):
@@ -25,14 +29,20 @@ def as_json(value: Any) -> str:  # noqa: ANN401  (anything that uns holds)
     Raises
     ------
     NoJsonError
-        For bytes, tables, sparse matrices, infinities, keys that are no text.
+        For bytes, tables, sparse matrices, infinities, keys that are no text, and what is nested too deeply.
 
     Examples
     --------
     >>> as_json({"scale": np.array([1.0, np.nan])})
     '{"scale": [1.0, null]}'
     """
-    return json.dumps(_plain(value), allow_nan=False)
+    try:
+        plain = _plain(value)
+    except RecursionError as error:
+        raise NoJsonError(f"more than {MOST_NESTED} levels") from error
+    if _is_deep(plain):
+        raise NoJsonError(f"more than {MOST_NESTED} levels")
+    return json.dumps(plain, allow_nan=False)
 
 
 def from_json(text: str) -> Any:  # noqa: ANN401
@@ -46,9 +56,37 @@ def from_json(text: str) -> Any:  # noqa: ANN401
     {'a': array([1, 2]), 'b': array([1.5, nan]), 'c': array(['x'], dtype=object), 'd': '[1, "x"]'}
     """
     try:
-        return rich(json.loads(text))
-    except (ValueError, RecursionError):
+        return rich(parse_json(text))
+    except ValueError:
         return text
+
+
+def parse_json(text: str | bytes) -> Any:  # noqa: ANN401
+    """Parse JSON; bytes are UTF-8.
+
+    Raises
+    ------
+    ValueError
+        If it is none, or nested deeper than `MOST_NESTED`.
+
+    Examples
+    --------
+    >>> parse_json('[1, {"a": null}]')
+    [1, {'a': None}]
+    >>> parse_json(200 * "[" + 200 * "]")
+    Traceback (most recent call last):
+    ...
+    ValueError: it is nested deeper than 100
+    """
+    text = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
+    deep = f"it is nested deeper than {MOST_NESTED}"
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(deep) from error
+    if _is_deep(value):
+        raise ValueError(deep)
+    return value
 
 
 def rich(value: Any) -> Any:  # noqa: ANN401
@@ -74,7 +112,8 @@ def rich(value: Any) -> Any:  # noqa: ANN401
     if shape is not None and kinds in ({int}, {bool}) and (found := np.array(value)).dtype.kind in "bi":
         return found
     if shape is not None and kinds <= {int, float, type(None)}:
-        return np.array(value, dtype=np.float64).reshape(shape)
+        with suppress(OverflowError):
+            return np.array(value, dtype=np.float64).reshape(shape)
     return json.dumps(value)
 
 
@@ -116,7 +155,8 @@ def read_unstructured(path: Path) -> dict[str, Any]:
             stored = dict(array.meta.items())
     else:
         tiledb = open_tiledb()
-        refuse_wild_sizes(path)
+        with answering(path):
+            refuse_wild_sizes(path)
         with answering(path), tiledb.Group(uri_of(path), "r", ctx=context()) as group:
             stored = dict(group.meta.items())
     found = {key: _value(path, key, value) for key, value in stored.items()}
@@ -135,6 +175,14 @@ def _value(path: Path, key: str, value: Any) -> Any:  # noqa: ANN401
             "Have it written as JSON, or leave uns out with uns=False (raggedatlas convert --no-uns)."
         )
     return from_json(value) if isinstance(value, str) else value
+
+
+def _is_deep(value: Any) -> bool:  # noqa: ANN401
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_NESTED):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+    return bool(level)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401

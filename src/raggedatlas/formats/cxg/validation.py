@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.errors import NotFoundError
 from raggedatlas.formats.cxg.checking import start
 from raggedatlas.formats.cxg.checks_arrays import check_arrays, check_members, check_shift, check_sizes
 from raggedatlas.formats.cxg.checks_frames import check_columns
@@ -10,9 +10,11 @@ from raggedatlas.formats.cxg.checks_metadata import check_metadata, version_of
 from raggedatlas.formats.cxg.checks_values import check_values
 from raggedatlas.formats.cxg.detecting import is_cxg, kind_of
 from raggedatlas.formats.cxg.rules import RULES
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.problems import Depth, Problem
 
 
+@checked
 def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
     """List the rules that a CXG breaks (seed 004; rules are named in the reference).
 
@@ -47,8 +49,6 @@ def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
     >>> print(validate("tests/data")[0])
     C01 must: it is no TileDB group, ...
     """
-    if level not in ("metadata", "full"):
-        raise SourceError(f"There is no level {level!r}; metadata and full are known.")
     path = Path(path)
     if not path.exists():
         raise NotFoundError(f"There is no file or folder {path}; check the path.")

@@ -101,6 +101,13 @@ def holder_form() -> Form:
     return Form((Axis("__dim_0", 1, 1, dtype="uint64"),), {ANONYMOUS: "float64"})
 
 
+def filters(*, shuffled: bool = False) -> Any:  # noqa: ANN401  (a tiledb.FilterList)
+    """Return the filters of values, in the order of writing; the last one finds flipped bits when they are read."""
+    tiledb = open_tiledb()
+    first = [tiledb.ByteShuffleFilter()] if shuffled else []
+    return tiledb.FilterList([*first, tiledb.ZstdFilter(level=ZSTD_LEVEL), tiledb.ChecksumMD5Filter()])
+
+
 def create(path: Path, form: Form) -> None:
     """Make an empty array.
 
@@ -110,8 +117,7 @@ def create(path: Path, form: Form) -> None:
         If the place refuses.
     """
     tiledb = open_tiledb()
-    packed = tiledb.FilterList([tiledb.ZstdFilter(level=ZSTD_LEVEL)])
-    shuffled = tiledb.FilterList([tiledb.ByteShuffleFilter(), tiledb.ZstdFilter(level=ZSTD_LEVEL)])
+    packed, shuffled = filters(), filters(shuffled=True)
     with answering(path, writes=True):
         axes = [
             tiledb.Dim(
@@ -138,6 +144,7 @@ def create(path: Path, form: Form) -> None:
             cell_order="row-major",
             tile_order="col-major" if form.by_columns else "row-major",
             capacity=CAPACITY if form.sparse else DENSE_CAPACITY,
+            offsets_filters=packed,
             sparse=form.sparse,
             allows_duplicates=form.sparse,
             ctx=context(),
@@ -373,7 +380,7 @@ def write_scattered(path: Path, frame: Any, axes: list[dict[str, Any]]) -> None:
     tiledb = open_tiledb()
     names = [axis["name"] for axis in axes]
     values = {str(name): frame[name].to_numpy() for name in frame.columns if name not in names}
-    packed = tiledb.FilterList([tiledb.ZstdFilter(level=ZSTD_LEVEL)])
+    packed = filters()
     with answering(path, writes=True):
         made = [
             tiledb.Dim(
@@ -393,7 +400,12 @@ def write_scattered(path: Path, frame: Any, axes: list[dict[str, Any]]) -> None:
             for name, part in values.items()
         ]
         schema = tiledb.ArraySchema(
-            tiledb.Domain(*made, ctx=context()), attributes, sparse=True, allows_duplicates=True, ctx=context()
+            tiledb.Domain(*made, ctx=context()),
+            attributes,
+            offsets_filters=packed,
+            sparse=True,
+            allows_duplicates=True,
+            ctx=context(),
         )
         tiledb.Array.create(uri_of(path), schema, ctx=context())
     if len(frame):

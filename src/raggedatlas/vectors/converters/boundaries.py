@@ -237,7 +237,7 @@ def write_geoparquet(content: Content, path: Path) -> None:
     """Write shapes as GeoParquet, an object a row."""
     geopandas = library("geopandas")
     geometries, columns = features_of(content.shapes)
-    frame = geopandas.GeoDataFrame(columns, geometry=list(geometries), crs=content.metadata.get("crs"))
+    frame = geopandas.GeoDataFrame(columns, geometry=list(geometries), crs=_proj_crs(content.metadata.get("crs")))
     frame.to_parquet(path, index=False)
 
 
@@ -273,3 +273,10 @@ def boundary_losses(shapes: Shapes) -> Iterator[str]:
     for name, attribute in getattr(shapes, f"{family}_attributes").items():
         if attribute.values.ndim == 2:
             yield f"{family} attribute {name!r} is left out: it has {attribute.n_channels} channels"
+
+
+def _proj_crs(crs: Any) -> Any:  # noqa: ANN401  (whatever the metadata of a store hold)
+    """Return a coordinate reference system as PROJ takes it: GeoJSON writes a name in its own form."""
+    if isinstance(crs, Mapping) and crs.get("type") == "name" and isinstance(crs.get("properties"), Mapping):
+        return crs["properties"].get("name")
+    return crs

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
+from raggedatlas.model.arguments import checked
 from raggedatlas.vectors.converters.content import Content, check_content
 from raggedatlas.vectors.converters.precomputed import read_info
 from raggedatlas.vectors.converters.precomputed_annotations import ANNOTATION_TYPE
@@ -18,7 +19,8 @@ from raggedatlas.vectors.converters.precomputed_meshes import LEGACY_TYPE
 from raggedatlas.vectors.converters.precomputed_skeletons import SKELETON_TYPE
 from raggedatlas.vectors.converters.registry import CONVERTERS, ENDINGS, Converter
 from raggedatlas.vectors.converters.spatialdata import is_spatialdata
-from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.vectors.objects import ORDER, PART, RING
+from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes
 
 SCHEME = "precomputed://"
 """How Neuroglancer spells folders in its own formats; may stand before a path."""
@@ -104,6 +106,7 @@ def _path(path: str | os.PathLike[str]) -> Path:
     return Path(os.fspath(path).removeprefix(SCHEME))
 
 
+@checked
 def read_file(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Content:  # noqa: ANN401
     """Read a file or folder of geometry.
 
@@ -172,6 +175,7 @@ def plan_losses(content: Content | Shapes, name: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+@checked
 def write_file(
     content: Content | Shapes,
     path: str | os.PathLike[str],
@@ -272,7 +276,9 @@ def _by_path(path: str | os.PathLike[str], shapes: Shapes) -> str:
             f"{path} has the ending {Path(text).suffix!r}; {', '.join(ENDINGS)} can be written. "
             f"For a folder name the format: format= of {', '.join(n for n, c in CONVERTERS.items() if not c.endings)}."
         )
-    return name
+    # a table of vertices would be read as points; format="parquet" still asks for one
+    outlines = shapes.kind in SEQUENTIAL or {PART, RING, ORDER} <= set(shapes.vertex_attributes)
+    return "geoparquet" if name == "parquet" and outlines and shapes.n_dims in (2, 3) else name
 
 
 def _known(name: str) -> str:

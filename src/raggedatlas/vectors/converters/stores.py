@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import SourceError
+from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import REMOTE_SCHEMES
 from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
 from raggedatlas.vectors.coarsening.steps import Steps
@@ -76,6 +77,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+@checked
 def convert(
     source: str | os.PathLike[str], target: str | os.PathLike[str], how: Conversion = Conversion()
 ) -> list[str]:

@@ -93,7 +93,9 @@ def _check_name(checking: Checking, place: Place, block: Mapping[str, Any]) -> N
     name = block.get("zv_array", block.get("zvf_array"))
     if "zv_array" not in block and "zvf_array" in block:
         checking.report("V002", place, "it names itself in zvf_array, the older key.", "practice")
-    if name not in asked:
+    if name is None and family == "link_fragments":
+        checking.report("V002", place, "it does not name itself, as zarr-vectors 0.2 writes it.", "practice")
+    elif name not in asked:
         checking.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, asked))}.")
 
 
@@ -139,14 +141,30 @@ def is_numeric(name: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
         return False
 
 
+def is_text(name: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
+    """Tell whether a name is that of a NumPy type of strings of one length, as the packages write them."""
+    try:
+        kind = np.dtype(str(name))
+    except TypeError:
+        return False
+    return kind.kind in "US" and kind.itemsize > 0
+
+
 def _check_attribute(checking: Checking, place: Place, block: Mapping[str, Any]) -> None:
     """Check what an attribute of vertices, fragments or links declares."""
-    if not is_numeric(block.get("dtype")):
+    if is_text(block.get("dtype")):
+        checking.report(
+            "V003", place, f"its type is {block['dtype']!r}; codes and categories are the standard.", "practice"
+        )
+    elif not is_numeric(block.get("dtype")):
         checking.report("V003", place, f"dtype is {block.get('dtype')!r}; expected integers or floats.")
     name = place.family.split("/")[1]
     if block.get("name") != name:
         checking.report("V021", place, f"name is {block.get('name')!r}; expected {name!r}.")
     shape = block.get("row_shape", block.get("shape"))
+    if shape is None:
+        checking.report("V021", place, "it declares no shape of a row, as zarr-vectors 0.2 writes it.", "practice")
+        return
     if not isinstance(shape, list) or not all(isinstance(size, int) and size > 0 for size in shape):
         checking.report("V021", place, f"the shape of a row is {shape!r}; expected [] or [channels].")
         return
@@ -167,7 +185,9 @@ def _check_links(checking: Checking, place: Place, block: Mapping[str, Any]) -> 
     delta = place.family.split("/")[1]
     family = Place(place.resolution, f"links/{delta}")
     own = checking.block(family)
-    for key in ("level_delta", "link_width", "num_links"):
+    if own.get("num_links") is None:
+        checking.report("V055", family, "it does not declare num_links, as zarr-vectors 0.2 writes it.", "practice")
+    for key in ("level_delta", "link_width", *(("num_links",) if own.get("num_links") is not None else ())):
         if not isinstance(own.get(key), int):
             checking.report("V055", family, f"{key} is {own.get(key)!r}; expected a whole number.")
     if isinstance(own.get("level_delta"), int) and own["level_delta"] != int(delta):

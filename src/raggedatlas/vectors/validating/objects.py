@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.vectors.blobs import Blobs, decode_groups, from_bytes, offsets_of, runs
+from raggedatlas.vectors.blobs import Blobs, decode_groups, from_bytes
 from raggedatlas.vectors.cells import ItemArray, Keys, read_table
 from raggedatlas.vectors.files import read_node
 from raggedatlas.vectors.geometry import Objects
-from raggedatlas.vectors.manifests import LIST, decode_manifests, split_manifests
-from raggedatlas.vectors.validating.blocks import check_bytes, check_channels, is_numeric
+from raggedatlas.vectors.manifests import absent_blocks, decode_manifests, split_manifests
+from raggedatlas.vectors.validating.blocks import check_bytes, check_channels, is_numeric, is_text
 from raggedatlas.vectors.validating.checking import DAMAGE, Checking, Place, Seen
 
 _ROWS = 16_384
@@ -162,13 +162,7 @@ def _check_references(checking: Checking, place: Place, found: Objects, seen: Se
         checking.report("V067", place.at(object_id=int(owner[i])), f"it names chunk {key}, which is not there.")
     limit = np.append(seen.fragments, -1)[at]
     known = (at >= 0) & (limit >= 0)
-    spans = found.modes != LIST
-    bad = known & spans & ((found.starts > limit) | (found.counts > limit - found.starts))
-    lists = np.flatnonzero(~spans & known)
-    rows = found.fragments[runs(found.starts[lists], found.counts[lists])]
-    over = (rows < 0) | (rows >= np.repeat(limit[lists], found.counts[lists]))
-    bad[lists] = np.diff(offsets_of(over)[offsets_of(found.counts[lists])]) > 0
-    for i in np.flatnonzero(bad).tolist():
+    for i in np.flatnonzero(known & absent_blocks(found, limit)).tolist():
         key = ".".join(map(str, found.chunks[i].tolist()))
         text = f"it names a fragment of chunk {key} beyond its {limit[i]}."
         checking.report("V067", place.at(object_id=int(owner[i])), text)
@@ -223,7 +217,9 @@ def _check_tables(checking: Checking, seen: Seen, asked: tuple[str, str, int | N
         node, block = checking.node(place), checking.block(place)
         if node is None:
             continue
-        if not is_numeric(block.get("dtype")) and block.get("dtype") != "string":
+        if is_text(block.get("dtype")) and block.get("dtype") != "string":
+            checking.report("V003", place, f"its type is {block['dtype']!r}; 'string' is the standard.", "practice")
+        elif not is_numeric(block.get("dtype")) and block.get("dtype") != "string":
             checking.report("V003", place, f"dtype is {block.get('dtype')!r}; expected numbers or 'string'.")
         with checking.guarded("V000", place):
             rows = _table_shape(checking, place, (node, block))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from raggedatlas.model.problems import Level as Severity
 from raggedatlas.vectors.metadata import level_chunk_shape
 from raggedatlas.vectors.validating.checking import Checking, Place, Seen
 from raggedatlas.vectors.validating.roots import divides
@@ -26,7 +27,9 @@ def check_facts(checking: Checking, number: int) -> dict[str, Any] | None:
         if number == 0 and facts.get(key) is not None:
             checking.report("V097", place, f"level 0 has {key}.")
         if number > 0 and facts.get(key) is None:
-            checking.report("V097", place, f"a level above 0 has no {key}.")
+            # build_pyramid of zarr-vectors 0.2 and 0.9 writes no bin_shape; the chunks are then the bins
+            severity: Severity | None = "practice" if key == "bin_shape" else None
+            checking.report("V097", place, f"a level above 0 has no {key}.", severity)
     _check_present(checking, place, facts)
     return dict(facts)
 

@@ -3,6 +3,7 @@
 import os
 
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.model.arguments import checked
 from raggedatlas.model.problems import Problem
 from raggedatlas.store.location import Location
 from raggedatlas.vectors.files import Files
@@ -17,6 +18,7 @@ from raggedatlas.vectors.validating.roots import check_root
 from raggedatlas.vectors.validating.rules import LEVELS, RULES
 
 
+@checked
 def validate(location: Location | str | os.PathLike[str], level: int | str = 5) -> list[Problem]:
     """List the rules that a geometry store breaks, in either layout (seed 002 §7; rules are named in the reference).
 
@@ -53,7 +55,7 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     []
     """
     depth = depth_of(level)
-    place = location if isinstance(location, Location) else Location(os.fspath(location))
+    place = Location.of(location)
     if not place.exists():
         raise NotFoundError(f"There is nothing at {place.uri}; check the path.")
     checking = Checking(Files(place), depth)

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
+from raggedatlas.verbs.principal import check_seed
 from raggedatlas.verbs.viewer.columns import Column, as_table, read_column
 from raggedatlas.verbs.viewer.palette import read_colors
 
@@ -346,6 +347,7 @@ def _read_ids(ids: Any, whose: str) -> pa.Array:  # noqa: ANN401
 
 def _choose(places: NDArray[np.float32], look: Look) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Choose which points are shown, in an order by chance, and say what is left out."""
+    check_seed(look.seed)
     if look.max_points < 1:
         raise QueryError(f"max_points={look.max_points}; show at least one.")
     rows = np.flatnonzero(np.isfinite(places).all(axis=1))

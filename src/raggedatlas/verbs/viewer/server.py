@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
-from raggedatlas.errors import AtlasError, StoreError
+from raggedatlas.errors import ArgumentError, AtlasError, StoreError
 from raggedatlas.verbs.viewer.page import PROGRAM, STYLE, bundled, policy, served_page
 from raggedatlas.verbs.viewer.parts import column_part, ids_part, numbers_part, points_part
 from raggedatlas.verbs.viewer.scene import Scene
@@ -53,6 +53,8 @@ class ViewerServer:
     """
 
     def __init__(self, scene: Scene, port: int = 0) -> None:
+        if not 0 <= port < 2**16:
+            raise ArgumentError(f"The port {port} is none; expected 0 (a free one) to 65535.")
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
         handler: type[_Handler] = type("Handler", (_Handler,), {"token": self.token, "answers": _Answers(scene)})
         try:

@@ -1,9 +1,12 @@
-"""Where a scene comes from: results joined with the cells of a query by uid, or an embedding of an atlas."""
+"""Where a scene comes from: results joined with cells by id, or an embedding that the cells have; cells of an atlas or of a file."""
 
-import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -11,41 +14,110 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
+from raggedatlas.catalog.catalog import is_atlas
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.errors import NotFoundError, QueryError
-from raggedatlas.query.filters import DATASET
+from raggedatlas.errors import FeatureError, NotFoundError, QueryError
+from raggedatlas.formats.registry import open_source
+from raggedatlas.formats.selecting import features_named
+from raggedatlas.ingest.extras import merged_colors
+from raggedatlas.ingest.identity import SYMBOL_COLUMNS
+from raggedatlas.model.batch import Block, DenseBlock
+from raggedatlas.model.columns import DATASET
+from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
+from raggedatlas.model.frames import INDEX
 from raggedatlas.query.plan import modalities, plan_rows
 from raggedatlas.query.query import Query
 from raggedatlas.query.results import vector_results, vectors_of
 from raggedatlas.query.rows import known_columns
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.inference import InferenceDataSet
+from raggedatlas.store.location import Location
 from raggedatlas.verbs.viewer.palette import is_color
-from raggedatlas.verbs.viewer.scene import Look, Scene, make_scene, match_ids
+from raggedatlas.verbs.viewer.scene import Genes, Look, Scene, make_scene, match_ids
 
 Results = ResultDataset | InferenceDataSet
-Cells = RaggedAtlas | AtlasView | Query
 
 _SPACE = "gene_expression"
+_STEP_BYTES = 16 << 20
+_OBSM = "obsm/"
 
 
-def as_query(cells: Cells) -> Query:
-    """Give the query of what cells were named by: a query itself, all cells of a view, or of an atlas' newest snapshot.
+@runtime_checkable
+class CellObject(Protocol):
+    """An AnnData or MuData in memory."""
+
+    obs: Any
+    obsm: Any
+
+
+Cells = RaggedAtlas | AtlasView | Query | CellObject | str | os.PathLike[str]
+"""Cells of an atlas, or of a file: a query, a view, an atlas, an object in memory, or where an atlas or a file is."""
+
+
+class KnownCells(Protocol):
+    """Cells with what is known of them, wherever they are."""
+
+    @property
+    def place(self) -> str:
+        """Where they are, for titles and messages."""
+
+    def table(self) -> tuple[pa.Table, str]:
+        """Read their metadata, and name the column with their ids."""
+
+    def embeddings(self) -> list[str]:
+        """Name their embeddings."""
+
+    def coordinates(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
+        """Read an embedding: ids of the cells that are in it, and their coordinates.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no embedding of that name; the message lists them.
+        """
+
+    def genes(self, layer: str | None) -> Genes | None:
+        """Open their genes, in a layer; None where they have none.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such layer; the message lists them.
+        """
+
+    def dress(self, look: Look, table: pa.Table) -> Look:
+        """Add the colours that files name for their categories; those of a caller come first."""
+
+
+def open_cells(cells: Cells) -> KnownCells:
+    """Find out what cells were named by.
+
+    Parameters
+    ----------
+    cells : Query, AtlasView, RaggedAtlas, AnnData, MuData, str or path
+        An atlas means all cells of its newest snapshot; a path is of an atlas, or of anything that `open_source` takes.
 
     Raises
     ------
     NotFoundError
-        If an atlas has no snapshot.
+        If there is nothing at a path, or an atlas has no snapshot.
+    SourceError
+        If a path is of no known kind.
     """
-    if isinstance(cells, Query):
-        return cells
+    if isinstance(cells, str | os.PathLike):
+        text = os.fspath(cells)
+        if "://" not in text and not (Path(text).is_dir() and is_atlas(Location(text))):
+            return FileCells(Path(text))
+        cells = RaggedAtlas.open(text)
     if isinstance(cells, RaggedAtlas):
         known = cells.list_versions()
         if not known:
             raise NotFoundError(f"{cells.uri} has no snapshot to show; call atlas.snapshot() first.")
         cells = cells.checkout(known[-1].version)
-    return cells.query()
+    if isinstance(cells, AtlasView):
+        cells = cells.query()
+    return QueryCells(cells) if isinstance(cells, Query) else FileCells(cells)
 
 
 @dataclass(frozen=True)
@@ -55,7 +127,7 @@ class QueryGenes:
     Parameters
     ----------
     query : Query
-        Which cells, layers and feature space.
+        Which cells and which layer.
     space : str
         Feature space.
     """
@@ -68,43 +140,325 @@ class QueryGenes:
         """Pairs of the name that people search and the one beside it: symbol and id, or id alone."""
         table = read_registry(self.query.catalog, self.space).table
         ids = [one or uid for one, uid in zip(_texts(table, "feature_id"), _texts(table, "uid"), strict=True)]
-        symbols = _texts(table, "symbol")
-        once = {
-            name for name, n in zip(*np.unique([s for s in symbols if s], return_counts=True), strict=True) if n == 1
-        }
-        return [
-            (symbol, "" if symbol == one else one) if symbol in once else (one, symbol)
-            for symbol, one in zip(symbols, ids, strict=True)
-        ]
+        return _searched(ids, _texts(table, "symbol"))
 
     def find(self, text: str, most: int) -> list[tuple[str, str]]:
-        """Find genes by part of a symbol or id; those that begin with it come first, short ones before long ones."""
-        wanted = text.lower()
-        found = [pair for pair in self._names if wanted in pair[0].lower() or wanted in pair[1].lower()]
-        return sorted(found, key=lambda p: (not p[0].lower().startswith(wanted), len(p[0]), p[0]))[:most]
+        """Find genes by part of a symbol or id."""
+        return _found(self._names, text, most)
 
     def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
         """Read a gene of all cells of the query, NaN where a dataset did not measure it."""
-        adata = self.query.features(name, space=self.space).spaces(self.space).missing("nan").to_anndata()
+        asked = self.query.features(name, space=self.space).spaces(self.space)
+        # a gene that only some datasets measured is shown for these, whatever the query joins
+        try:
+            adata = asked.join("union").missing("nan").to_anndata()
+        except QueryError as error:
+            if self.query.spec.layers:
+                raise
+            raise QueryError(f"{error} In view and visualize, layer= (--layer) names it.") from error
         dense = adata.X.toarray() if hasattr(adata.X, "toarray") else np.asarray(adata.X)
         return pa.array(list(adata.obs_names), pa.string()), dense[:, 0] if dense.shape[1] else np.zeros(0)
+
+
+def _searched(ids: list[str], symbols: list[str]) -> list[tuple[str, str]]:
+    """Pair the name that people search with the other one: symbol and id, or id first where several features share the symbol."""
+    once = {name for name, n in zip(*np.unique([s for s in symbols if s], return_counts=True), strict=True) if n == 1}
+    return [
+        (symbol, "" if symbol == one else one) if symbol in once else (one, symbol if symbol != one else "")
+        for symbol, one in zip(symbols, ids, strict=True)
+    ]
+
+
+def _found(names: list[tuple[str, str]], text: str, most: int) -> list[tuple[str, str]]:
+    """Search names by any part; those that begin with it come first, short ones before long ones."""
+    wanted = text.lower()
+    found = [pair for pair in names if wanted in pair[0].lower() or wanted in pair[1].lower()]
+    return sorted(found, key=lambda p: (not p[0].lower().startswith(wanted), len(p[0]), p[0]))[:most]
 
 
 def _texts(table: pa.Table, name: str) -> list[str]:
     return [value or "" for value in table.column(name).cast(pa.string()).to_pylist()]
 
 
-def scene_of_results(results: Results, cells: Cells, look: Look) -> Scene:
-    """Join results with the cells of a query by uid.
+@dataclass(frozen=True)
+class QueryCells:
+    """Cells of a query of an atlas.
+
+    Parameters
+    ----------
+    query : Query
+        Which cells.
+    """
+
+    query: Query
+
+    @property
+    def place(self) -> str:
+        """The address of the atlas."""
+        return self.query.catalog.location.uri
+
+    def table(self) -> tuple[pa.Table, str]:
+        """Read the metadata of the cells."""
+        return self.query.to_arrow(), "uid"
+
+    def embeddings(self) -> list[str]:
+        """Name feature spaces without features, columns of vectors, and results that lie in the cell table."""
+        stored = known_columns(self.query.catalog).schema
+        vectors = [field.name for field in stored if pa.types.is_fixed_size_list(field.type)]
+        return list(dict.fromkeys([*self._spaces(), *vector_results(self.query.catalog), *vectors]))
+
+    def _spaces(self) -> list[str]:
+        known = modalities(self.query.catalog)
+        return [key for key, m in known.items() if not m.space.has_features and m.space.rank == 1]
+
+    def coordinates(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
+        """Read an embedding of the chosen cells."""
+        if name in vector_results(self.query.catalog):
+            return _held_vectors(self.query, name)
+        if name in self._spaces():
+            # layers and features of the query are those of genes; an embedding has neither
+            plain = Query(self.query.catalog, replace(self.query.spec, layers=(), features=()))
+            adata = plain.spaces(name).to_anndata()
+            return pa.array(list(adata.obs_names), pa.string()), np.asarray(adata.X)
+        table = self.query.to_arrow()
+        if name not in table.column_names or not pa.types.is_fixed_size_list(table.schema.field(name).type):
+            raise NotFoundError(
+                f"The atlas has no embedding {name!r}; it has {self.embeddings()}. Add one of a file with "
+                "add(..., embeddings=['X_umap']) (--embedding X_umap), or name a folder of results."
+            )
+        column = table.column(name).combine_chunks()
+        valid = column.is_valid()
+        flat = column.filter(valid).flatten().to_numpy(zero_copy_only=False)
+        return table.column("uid").combine_chunks().filter(valid), flat.reshape(-1, column.type.list_size)
+
+    def genes(self, layer: str | None) -> QueryGenes | None:
+        """Open the genes of the atlas."""
+        known = modalities(self.query.catalog)
+        named = [key for key, m in known.items() if m.space.has_features and m.space.rank == 1]
+        space = next(iter([*([_SPACE] if _SPACE in named else []), *named]), None)
+        query = self.query
+        if layer is not None:
+            records = {} if space is None else known[space].records
+            held = dict.fromkeys(name for uid in records for name in known[str(space)].layers(uid))
+            if layer not in held:
+                raise NotFoundError(f"No dataset has the layer {layer!r} of genes; there are {list(held)}.")
+            query = query.layers(layer)
+        return None if space is None else QueryGenes(query, space)
+
+    def dress(self, look: Look, table: pa.Table) -> Look:
+        """Add the colours of the atlas' files, and the number of the snapshot."""
+        snapshot = self.query.catalog.snapshot
+        subtitle = look.subtitle or ("" if snapshot is None else f"snapshot {snapshot.version}")
+        return _with_colors(replace(look, subtitle=subtitle), stored_colors(self.query, table))
+
+
+def _held_vectors(query: Query, name: str) -> tuple[pa.Array, NDArray[Any]]:
+    """Read a result that lies in the cell table, of the cells that have it."""
+    record = vector_results(query.catalog)[name]
+    cells, _ = plan_rows(query.spec, query.catalog, known_columns(query.catalog), (), (record.column,))
+    places, valid = vectors_of(cells, record.column)
+    return cells.table.column("uid").combine_chunks().filter(pa.array(valid)), places
+
+
+@contextmanager
+def _opened(what: Any) -> Iterator[Source]:  # noqa: ANN401  (anything that can be read)
+    """Open a file or object for as long as it is read."""
+    source = open_source(what)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+@dataclass(frozen=True)
+class FileCells:
+    """Cells of a file or of an object in memory; their ids are the names of its `obs`.
+
+    Parameters
+    ----------
+    what : path, AnnData or MuData
+        Anything that `open_source` takes.
+    """
+
+    what: Any
+
+    @property
+    def place(self) -> str:
+        """The path; empty for an object."""
+        return str(self.what) if isinstance(self.what, Path) else ""
+
+    def table(self) -> tuple[pa.Table, str]:
+        """Read `obs`."""
+        with _opened(self.what) as source:
+            return source.cells(), INDEX
+
+    def embeddings(self) -> list[str]:
+        """Name the matrices of `obsm`."""
+        with _opened(self.what) as source:
+            return [info.key for info in _members(source.describe())]
+
+    def coordinates(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
+        """Read a member of `obsm`, by its key, its name, or its name without ``X_``."""
+        with _opened(self.what) as source:
+            offered = [info.key for info in _members(source.describe())]
+            names = (name, f"X_{name}")
+            found = [key for key in offered if key == name or key.rpartition(_OBSM)[2] in names]
+            if len(found) != 1:
+                several = f"; {found} go by that name, so write one of these" if found else ""
+                raise NotFoundError(
+                    f"{self.place or 'The object'} has no embedding {name!r}{several}; it has {offered}. Make one with "
+                    "scanpy (sc.tl.umap), or add the file to an atlas and use the verb umap."
+                )
+            blocks = [_dense(block) for (block,) in source.blocks((found[0],), 2**16)]
+            ids = _ids_of(source, found[0])
+        return ids, np.concatenate(blocks) if blocks else np.zeros((0, 2), np.float32)
+
+    def genes(self, layer: str | None) -> "FileGenes | None":
+        """Open the genes of a matrix: X, or another one by its name."""
+        with _opened(self.what) as source:
+            schema = source.describe()
+        named = [info for info in schema.matrices if info.features and len(info.shape) == 2]
+        held = list(dict.fromkeys(_layer_of(info.key) for info in named))
+        if layer is None:
+            layer = next((name for name in ("X", *held) if name in held), None)
+        if layer is None:
+            return None
+        wanted = [info for info in named if layer in (_layer_of(info.key), _layer_of(info.key).rpartition("/")[2])]
+        wanted = wanted or [info for info in named if _layer_of(info.key) == f"{layer}/X"]
+        if not wanted:
+            raise NotFoundError(f"{self.place or 'The object'} has no layer {layer!r} of genes; there are {held}.")
+        first = _layer_of(wanted[0].key)
+        return FileGenes(self.what, tuple(info for info in wanted if _layer_of(info.key) == first))
+
+    def dress(self, look: Look, table: pa.Table) -> Look:
+        """Add the colours of the file."""
+        with _opened(self.what) as source:
+            found = merged_colors(source, table, list(source.describe().elements))
+        return _with_colors(look, found)
+
+
+def _members(schema: SourceSchema) -> list[MatrixInfo]:
+    return [info for info in schema.matrices if "obsm" in info.key.split("/")[:-1] and len(info.shape) == 2]
+
+
+def _layer_of(key: str) -> str:
+    """Name the layer of a matrix as people do, whatever the modality.
+
+    Examples
+    --------
+    >>> _layer_of("mod/rna/layers/spliced"), _layer_of("raw/X"), _layer_of("X:Gene Expression")
+    ('layers/spliced', 'raw/X', 'X')
+    """
+    own = key.split("/", 2)[2] if key.startswith("mod/") else key
+    return own.partition(":")[0] if own.startswith("X:") else own
+
+
+def _ids_of(source: Source, key: str) -> pa.Array:
+    """Name the cells that the rows of a matrix belong to."""
+    ids = source.cells().column(INDEX).cast(pa.string()).combine_chunks()
+    rows = source.present(key)
+    return ids if rows is None else ids.take(pa.array(rows))
+
+
+def _dense(block: Block) -> NDArray[Any]:
+    if isinstance(block, DenseBlock):
+        return np.asarray(block.layers["values"])
+    from scipy.sparse import csr_array
+
+    shape = (block.n_rows, block.n_cols)
+    return np.asarray(csr_array((block.layers["values"], block.indices, block.indptr), shape).toarray())
+
+
+@dataclass(frozen=True)
+class FileGenes:
+    """Genes of a file; each that is asked for is read in one walk down its matrix, in bounded memory.
+
+    Parameters
+    ----------
+    what : path, AnnData or MuData
+        Anything that `open_source` takes.
+    matrices : tuple of MatrixInfo
+        One for each modality.
+    """
+
+    what: Any
+    matrices: tuple[MatrixInfo, ...]
+
+    @cached_property
+    def _features(self) -> list[pa.Table]:
+        with _opened(self.what) as source:
+            return [source.features(info.features) for info in self.matrices]
+
+    @cached_property
+    def _names(self) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+        for table in self._features:
+            symbols = next((name for name in SYMBOL_COLUMNS if name in table.column_names), None)
+            ids = _texts(table, INDEX)
+            found += _searched(ids, ids if symbols is None else _texts(table, symbols))
+        return found
+
+    def find(self, text: str, most: int) -> list[tuple[str, str]]:
+        """Find genes by part of a symbol or id."""
+        return _found(self._names, text, most)
+
+    def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
+        """Read a gene of the cells of its modality."""
+        info, column = self._place_of(name)
+        row_bytes = info.shape[1] * info.dtype.itemsize
+        if info.n_entries is not None:
+            row_bytes = info.n_entries // max(1, info.shape[0]) * (info.dtype.itemsize + 8)
+        with _opened(self.what) as source:
+            steps = source.blocks((info.key,), max(1, _STEP_BYTES // max(1, row_bytes)))
+            parts = [_column(block, column) for (block,) in steps]
+            return _ids_of(source, info.key), np.concatenate([np.zeros(0, np.float64), *parts])
+
+    def _place_of(self, name: str) -> tuple[MatrixInfo, int]:
+        refusals = []
+        for info, table in zip(self.matrices, self._features, strict=True):
+            try:
+                return info, int(features_named(table, [name])[0])
+            except FeatureError as error:
+                refusals.append(error)
+        near = [one for one, _ in self.find(name, 5)]
+        raise FeatureError(
+            f"There is no gene {name!r} in {', '.join(info.key for info in self.matrices)}"
+            + (f"; did you mean {near}?" if near else f": {refusals[0]}")
+        )
+
+
+def _column(block: Block, column: int) -> NDArray[Any]:
+    """Take one column of a block as it is; entries of a cell that are there twice are added up."""
+    values = block.layers["values"]
+    if isinstance(block, DenseBlock):
+        return np.asarray(values[:, column], np.float64)
+    at = np.flatnonzero(block.indices == column)
+    rows = np.searchsorted(block.indptr, at, side="right") - 1
+    return np.bincount(rows, values[at].astype(np.float64), block.n_rows)
+
+
+def _with_colors(look: Look, found: dict[str, dict[str, str]]) -> Look:
+    kept = {
+        name: {label: color[:7].lower() for label, color in colors.items() if is_color(color)}
+        for name, colors in found.items()
+    }
+    merged = {name: {**kept.get(name, {}), **look.colors.get(name, {})} for name in {*kept, *look.colors}}
+    return replace(look, colors=merged)
+
+
+def scene_of_results(results: Results, cells: KnownCells, look: Look, layer: str | None = None) -> Scene:
+    """Join results with cells by id.
 
     Parameters
     ----------
     results : ResultDataset or InferenceDataSet
-        A place for every cell, ``(n, 2)`` or ``(n, 3)``.
-    cells : RaggedAtlas, AtlasView or Query
+        Coordinates of every cell, ``(n, 2)`` or ``(n, 3)``.
+    cells : KnownCells
         Which cells, and their metadata and genes.
     look : Look
         Title, colours, sampling.
+    layer : str or None
+        Layer that the values of genes are read from; None takes that of the query, else the usual one.
 
     Returns
     -------
@@ -114,26 +468,29 @@ def scene_of_results(results: Results, cells: Cells, look: Look) -> Scene:
     Raises
     ------
     QueryError
-        If no cell has both, or results have no places.
+        If no cell has both, or results have no coordinates.
+    NotFoundError
+        If no dataset has the layer.
     """
     ids, places = read_results(results)
-    query = as_query(cells)
-    table = query.to_arrow()
-    uids = pc.cast(table.column("uid"), pa.string()).combine_chunks()
+    table, id_column = cells.table()
+    uids = pc.cast(table.column(id_column), pa.string()).combine_chunks()
     rows = match_ids(uids, ids)
     here = rows >= 0
     if not here.any():
         raise QueryError(
-            f"None of the {len(ids):,} ids of {results!r} is the uid of one of the {len(uids):,} chosen cells; are they of "
-            f"this atlas? The first id is {ids[0].as_py() if len(ids) else None!r}, the first uid {uids[0].as_py() if len(uids) else None!r}."
+            f"None of the {len(ids):,} ids of {results!r} is the {'uid' if id_column == 'uid' else 'name'} of one of the "
+            f"{len(uids):,} chosen cells; are they of {cells.place or 'this object'}? The first id is "
+            f"{ids[0].as_py() if len(ids) else None!r}, that of the first cell {uids[0].as_py() if len(uids) else None!r}."
         )
     kept = pa.array(here)
     scene = make_scene(
         uids.filter(kept),
         places[rows[here]],
         table.filter(kept),
-        genes=_genes_of(query),
-        look=_dressed(look, query, table),
+        genes=cells.genes(layer),
+        look=cells.dress(look, table),
+        id_column=id_column,
     )
     lacking = int((~here).sum())
     others = len(ids) - int(here.sum())
@@ -143,59 +500,34 @@ def scene_of_results(results: Results, cells: Cells, look: Look) -> Scene:
     )
 
 
-def scene_of_embedding(name: str, cells: Cells, look: Look) -> Scene:
-    """Show an embedding that is in an atlas: a feature space without features, or a column of vectors.
+def scene_of_embedding(name: str, cells: KnownCells, look: Look, layer: str | None = None) -> Scene:
+    """Show an embedding that cells have: of an atlas a feature space without features or a column of vectors, of a file a member of `obsm`.
 
     Parameters
     ----------
     name : str
-        Of the space or the column.
-    cells : RaggedAtlas, AtlasView or Query
+        Of the embedding.
+    cells : KnownCells
         Which cells, and their metadata and genes.
     look : Look
         Title, colours, sampling.
+    layer : str or None
+        Layer that the values of genes are read from; None takes that of the query, else the usual one.
 
     Raises
     ------
     NotFoundError
-        If there is no embedding of that name; the message lists them.
+        If there is no embedding of that name, or no dataset has the layer; the message lists them.
     """
-    query = as_query(cells)
-    known = modalities(query.catalog)
-    spaces = [key for key, m in known.items() if not m.space.has_features and m.space.rank == 1]
-    table = query.to_arrow()
-    vectors = [field.name for field in table.schema if pa.types.is_fixed_size_list(field.type)]
-    held = vector_results(query.catalog)
-    if name in held:
-        ids, places = _held_vectors(query, name)
-    elif name in spaces:
-        adata = query.spaces(name).to_anndata()
-        ids, places = pa.array(list(adata.obs_names), pa.string()), np.asarray(adata.X)
-    elif name in vectors:
-        column = table.column(name).combine_chunks()
-        valid = column.is_valid()
-        width = column.type.list_size
-        ids = table.column("uid").combine_chunks().filter(valid)
-        places = column.filter(valid).flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-    else:
-        raise NotFoundError(
-            f"The atlas has no embedding {name!r}; it has {[*spaces, *vectors, *held]}. Add one with add(..., embeddings=['X_umap']), or "
-            "name a folder of results."
-        )
-    plain = table.drop_columns(vectors)
-    scene = make_scene(ids, places, plain, genes=_genes_of(query), look=_dressed(look, query, plain))
+    ids, places = cells.coordinates(name)
+    table, id_column = cells.table()
+    plain = table.drop_columns([f.name for f in table.schema if pa.types.is_fixed_size_list(f.type)])
+    look = cells.dress(look, plain)
+    scene = make_scene(ids, places, plain, genes=cells.genes(layer), look=look, id_column=id_column)
     lacking = table.num_rows - len(ids)
     return scene.with_notes(
         *([f"{lacking:,} of {table.num_rows:,} chosen cells are not in {name}."] if lacking else [])
     )
-
-
-def _held_vectors(query: Query, name: str) -> tuple[pa.Array, NDArray[Any]]:
-    """Read a result that lies in the cell table, of the cells that have it."""
-    record = vector_results(query.catalog)[name]
-    cells, _ = plan_rows(query.spec, query.catalog, known_columns(query.catalog), (), (record.column,))
-    places, valid = vectors_of(cells, record.column)
-    return cells.table.column("uid").combine_chunks().filter(pa.array(valid)), places
 
 
 def read_results(results: Results) -> tuple[pa.Array, NDArray[Any]]:
@@ -228,23 +560,6 @@ def _field(results: InferenceDataSet, name: str) -> pa.Array:
     return pa.array(np.asarray(found[name] if fields or hasattr(found, "keys") else found).tolist())
 
 
-def _genes_of(query: Query) -> QueryGenes | None:
-    known = modalities(query.catalog)
-    named = [key for key, m in known.items() if m.space.has_features and m.space.rank == 1]
-    if not named:
-        return None
-    return QueryGenes(query, _SPACE if _SPACE in named else named[0])
-
-
-def _dressed(look: Look, query: Query, table: pa.Table) -> Look:
-    """Add the colours that the files of an atlas name for their categories; those of a caller come first."""
-    found = stored_colors(query, table)
-    merged = {name: {**found.get(name, {}), **look.colors.get(name, {})} for name in {*found, *look.colors}}
-    snapshot = query.catalog.snapshot
-    subtitle = look.subtitle or ("" if snapshot is None else f"snapshot {snapshot.version}")
-    return replace(look, colors=merged, subtitle=subtitle)
-
-
 def stored_colors(query: Query, table: pa.Table) -> dict[str, dict[str, str]]:
     """Read the colours that the atlas keeps of its files (``uns/cell_type_colors``): column -> category -> ``#rrggbb``.
 
@@ -256,7 +571,7 @@ def stored_colors(query: Query, table: pa.Table) -> dict[str, dict[str, str]]:
     for records in group_by_dataset(read_records(query.catalog)).values():
         if names is not None and records[0].name not in names:
             continue
-        kept: dict[str, dict[str, str]] = json.loads(records[0].facts).get("colors", {})
+        kept = records[0].file_facts.colors
         for column in shown & set(kept):
             for label, color in kept[column].items():
                 if is_color(color):

@@ -1,0 +1,136 @@
+"""Measure what it costs to apply the identity of features when a query is planned.
+
+    python benchmarks/identity.py                    # 1,000,000 features, 10,000 layouts of 1,000
+    python benchmarks/identity.py --out
+
+The registry, the mapping and the layouts are made in memory, since what is measured is the step between reading them and reading values:
+which feature each column counts as, which columns of one dataset are one feature, and where each column of the result comes from. Each
+case is planned with the mapping and with none. Memory is the most that Python, NumPy and Arrow hold above the inputs. Prints a page in
+Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from machine import cores
+
+from raggedatlas.catalog.features import Registry
+from raggedatlas.catalog.identity import IDENTITY_SCHEMA
+from raggedatlas.catalog.layouts import Layout
+from raggedatlas.query.axis import Axis, FeatureRows, build_axis
+
+ASKED = 1_000
+ROUNDS = 5
+HEAD = "| query | columns of the result | mapping, CPU s | none, CPU s | mapping, MB | none, MB |"
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--features", type=int, default=1_000_000)
+    parser.add_argument("--layouts", type=int, default=10_000)
+    parser.add_argument("--width", type=int, default=1_000)
+    parser.add_argument("--out", action="store_true", help="keep benchmarks/results/<date>-identity.md")
+    asked = parser.parse_args()
+    registry = make_registry(asked.features)
+    layouts = make_layouts(asked.features, asked.layouts, asked.width)
+    names = (
+        registry.table.column("uid").take(pa.array(np.arange(0, asked.features, asked.features // ASKED))).to_pylist()
+    )
+    lines = [
+        f"# Identity of features in the plan of a query, {date.today()}",
+        "",
+        f"{asked.features:,} registered features, a fifth of which count as another; {asked.layouts:,} layouts of {asked.width:,} features. "
+        f"Medians of {ROUNDS} plans of processor time; {cores()} cores (load before: {os.getloadavg()[0]:.1f}).",
+        "",
+        HEAD,
+        "|---" * HEAD.count(" | ") + "|---|",
+    ]
+    for kind, join, wanted in (
+        (f"{len(names):,} features asked for", "union", names),
+        ("features of at least 100 datasets", 100, None),
+    ):
+        lines.append(row(kind, registry, layouts, join, wanted))
+        print(lines[-1], flush=True)
+    text = "\n".join(lines)
+    print(text)
+    if asked.out:
+        (Path(__file__).parent / "results" / f"{date.today()}-identity.md").write_text(text + "\n")
+
+
+def make_registry(n: int) -> Registry:
+    """Make a registry whose last fifth counts as the features before it, of which some are so joined by two."""
+    numbers = np.arange(n)
+    uids = pa.array([f"{number:016x}" for number in numbers * 2654435761 % 2**61])
+    moved = numbers[-n // 5 :]
+    into = np.random.default_rng(1).integers(0, n - len(moved), len(moved))
+    columns = [pa.array(["gene_expression"] * len(moved)), uids.take(pa.array(moved)), uids.take(pa.array(into))]
+    columns += [
+        pa.array(["same"] * len(moved)),
+        pa.array(["symbol"] * len(moved)),
+        pa.array(np.zeros(len(moved), bool)),
+    ]
+    identity = pa.table(columns, schema=IDENTITY_SCHEMA)
+    return Registry("gene_expression", pa.table({"uid": uids, "global_index": numbers}), identity)
+
+
+def make_layouts(n: int, n_layouts: int, width: int) -> dict[str, Layout]:
+    """Make layouts of features taken by chance, low numbers more often than high ones."""
+    rng = np.random.default_rng(2)
+    no_names = np.empty(0, object)  # looked at for features without an index only
+    drawn = (np.unique((n * rng.random(width) ** 2).astype(np.int64)) for _ in range(n_layouts))
+    return {f"{i:016x}": Layout(f"{i:016x}", no_names, rng.permutation(index)) for i, index in enumerate(drawn)}
+
+
+def row(kind: str, registry: Registry, layouts: dict[str, Layout], join: str | int, wanted: list[str] | None) -> str:
+    """Measure one query with the mapping and without."""
+    plain = replace(registry, identity=IDENTITY_SCHEMA.empty_table())
+
+    def plan(of: Registry) -> Axis:
+        # A registry of its own, as a fresh snapshot has one: what is derived of it is made anew.
+        features = FeatureRows(replace(of), layouts)
+        datasets = [(uid,) for uid in layouts]
+        return build_axis(features, datasets, main=list(layouts), join=join, asked=wanted)
+
+    n_cols = len(plan(registry).features)
+    times = [[seconds(plan, of) for of in (registry, plain)] for _ in range(ROUNDS)]
+    mapped, none = np.median(np.array(times), axis=0)
+    held = [most_held(plan, of) / 1e6 for of in (registry, plain)]
+    return f"| {kind} | {n_cols:,} | {mapped:.2f} | {none:.2f} | {held[0]:.0f} | {held[1]:.0f} |"
+
+
+def seconds(plan: Callable[[Registry], Axis], registry: Registry) -> float:
+    """Processor seconds of one plan."""
+    gc.collect()
+    start = time.process_time()
+    plan(registry)
+    return time.process_time() - start
+
+
+def most_held(plan: Callable[[Registry], Axis], registry: Registry) -> float:
+    """Most bytes that one plan holds at a time, its result included."""
+    gc.collect()
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        plan(registry)
+        return tracemalloc.get_traced_memory()[1] + (pool.max_memory() or 0)
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(pa.system_memory_pool())
+
+
+if __name__ == "__main__":
+    main()

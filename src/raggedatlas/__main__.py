@@ -1,0 +1,5 @@
+"""``python -m raggedatlas`` is the command ``raggedatlas``."""
+
+from raggedatlas.cli import main
+
+main()

@@ -1,0 +1,512 @@
+"""Which features are the same: a mapping over the registry, derived from it and from links made by hand, and revocable.
+
+Two tables. `_feature_links` holds what people said, with what they revoked since. `_feature_identity` holds what follows from
+the registries and those links: for each feature that counts as another one, that other one, in one step. Queries apply the
+second table when they are planned; it is a pure function of registries and links, so the order of files and of snapshots does
+not matter.
+"""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import FACTS, GENE_TABLE, IDENTITY, LINKS, Catalog
+from raggedatlas.catalog.genes import Genes, read_genes
+from raggedatlas.catalog.naming import NameResolver
+from raggedatlas.catalog.registering import BY_HAND
+from raggedatlas.errors import ConflictError, CorruptError, FeatureError, StoreError
+from raggedatlas.model.accessions import are_accessions
+from raggedatlas.model.ids import feature_uids
+from raggedatlas.model.reports import Problem
+
+IDENTITY_SCHEMA = pa.schema(
+    [
+        pa.field("space", pa.string(), nullable=False),
+        pa.field("feature_uid", pa.string(), nullable=False),
+        pa.field("target_uid", pa.string(), nullable=False),
+        pa.field("relation", pa.string(), nullable=False),
+        pa.field("evidence", pa.string(), nullable=False),
+        pa.field("by_hand", pa.bool_(), nullable=False),
+    ]
+)
+"""One row per feature that counts as another; `target_uid` never counts as a third."""
+
+LINKS_SCHEMA = pa.schema(
+    [
+        pa.field("space", pa.string(), nullable=False),
+        pa.field("feature_uid", pa.string(), nullable=False),
+        pa.field("target_uid", pa.string()),
+        pa.field("evidence", pa.string(), nullable=False),
+        pa.field("created_at", pa.timestamp("us", "UTC"), nullable=False),
+        pa.field("revoked_at", pa.timestamp("us", "UTC")),
+    ]
+)
+"""One row per link made by hand, in the order of making; without a target the feature stands alone."""
+
+FACTS_SCHEMA = pa.schema(
+    [
+        pa.field("space", pa.string(), nullable=False),
+        pa.field("feature_uid", pa.string(), nullable=False),
+        pa.field("symbol", pa.string()),
+        pa.field("symbol_source", pa.string()),
+        pa.field("previous", pa.list_(pa.string()), nullable=False),
+        pa.field("aliases", pa.list_(pa.string()), nullable=False),
+        pa.field("biotype", pa.string()),
+    ]
+)
+"""One row per feature whose gene the gene tables know. Its symbol, the source of that, and its aliases take the place of those in the
+registry, and hold what the registry says too; `previous` are those aliases that are previous symbols."""
+
+GENE_SPACE = "gene_expression"
+"""The space whose features gene tables speak of: a protein's name may be that of a gene, and is not the gene."""
+
+_INPUTS = b"raggedatlas.inputs"
+"""Schema metadata of `_feature_identity`: the versions of the tables that it was derived from, and of the rules."""
+
+_RULES = 1
+_SAME = "same"
+_REDIRECT = "redirect"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What follows from one registry and the links made by hand.
+
+    Parameters
+    ----------
+    target : (n_features,) int64
+        Registry row that each feature counts as; its own where it counts as itself.
+    evidence : mapping of int to str
+        Registry row -> why it counts as another.
+    by_hand : frozenset of int
+        Registry rows whose link was made by hand, those that stand alone by hand included.
+    ambiguous : mapping of int to tuple of int
+        Registry row -> the features that it may be the same as, where there are several; it stands alone.
+    genes : mapping of int to str
+        Registry row of a feature that counts as itself -> the accession by which the gene tables know its gene.
+    """
+
+    target: NDArray[np.int64]
+    evidence: Mapping[int, str]
+    by_hand: frozenset[int]
+    ambiguous: Mapping[int, tuple[int, ...]]
+    genes: Mapping[int, str]
+
+
+def derive_identity(
+    registry: pa.Table, space: str, links: Mapping[str, str | None], tables: Genes | None = None
+) -> Identity:
+    """Return which features of a registry are the same.
+
+    Features with the same accession are the same. A feature known by a name alone is the gene that has this name as its symbol, else
+    as a previous symbol, else as an alias; the first of these that any gene of a compatible organism has decides. It joins the one
+    feature with an accession of these genes; where there are several, the one that the authority names so, else none. Where none is
+    registered, features whose names mean one gene join each other. A feature that no gene claims, and whose organism is unknown, is
+    the one feature known by its name of a known organism. Symbols and aliases are those of the gene tables; a file's symbol stands
+    for a gene that no table knows, and is else an alias. Links made by hand come before all of these, and no automatic row may close
+    a circle with them.
+
+    Parameters
+    ----------
+    registry : pyarrow.Table
+        Rows of a feature registry, in any order.
+    space : str
+        Its feature space.
+    links : mapping of str to str or None
+        Feature uid -> the uid that it is the same as by hand; None keeps it apart from all others.
+    tables : Genes or None
+        The gene tables in use; they speak of gene expression alone.
+    """
+    tables = tables if space == GENE_SPACE else None
+    uids = registry.column("uid").to_pylist()
+    row_of = {uid: row for row, uid in enumerate(uids)}
+    names = pc.fill_null(registry.column("feature_id"), registry.column("uid"))
+    accession = are_accessions(names).to_numpy(zero_copy_only=False)
+    target = np.arange(len(uids))
+    evidence: dict[int, str] = {}
+    ids = names if tables is None else _standing_ids(names, tables)
+    _join_accessions(ids, accession, uids, space, target, evidence)
+    found = NameResolver(registry, ids, accession, target, tables).resolve(uids)
+    target[list(found.joined)] = list(found.joined.values())
+    evidence |= found.evidence
+    ambiguous = found.ambiguous
+    by_hand = {
+        row_of[uid]: row_of.get(into, -1) if into else row_of[uid] for uid, into in links.items() if uid in row_of
+    }
+    for row, into in by_hand.items():
+        # A link to a feature that this registry lacks is damage, which `validate` reports; the feature stands alone.
+        target[row] = into if into >= 0 else row
+        evidence[row] = "by hand"
+        ambiguous.pop(row, None)
+    _end_chains(target, frozenset(by_hand))
+    genes = {row: gene for row, gene in found.genes.items() if target[row] == row}
+    return Identity(target, evidence, frozenset(by_hand), ambiguous, genes)
+
+
+def _join_accessions(
+    names: pa.ChunkedArray, accession: NDArray[np.bool_], uids: list[str], space: str,
+    target: NDArray[np.int64], evidence: dict[int, str],
+) -> None:  # fmt: skip
+    """Join the features of one accession, which atlases of before this rule hold under several uids."""
+    rows = np.flatnonzero(accession)
+    counts = pc.value_counts(names.take(pa.array(rows)))
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if not len(repeated):
+        return
+    rows = rows[pc.is_in(names.take(pa.array(rows)), value_set=repeated).to_numpy()]
+    groups: dict[str, list[int]] = {}
+    for row, name in zip(rows.tolist(), names.take(pa.array(rows)).to_pylist(), strict=True):
+        groups.setdefault(name, []).append(row)
+    for name, members in groups.items():
+        [current] = feature_uids(space, [name])
+        first = min(members, key=lambda row: (uids[row] != current, uids[row]))
+        for row in members:
+            if row != first:
+                target[row] = first
+                evidence[row] = f"accession {name}"
+
+
+def _standing_ids(names: pa.ChunkedArray, tables: Genes) -> pa.ChunkedArray:
+    """Return for each id the accession that stands for its gene."""
+    rows = np.flatnonzero(pc.is_in(names, value_set=pa.array(list(tables.same), pa.string())).to_numpy())
+    if not len(rows):
+        return names
+    mask = np.zeros(len(names), bool)
+    mask[rows] = True
+    into = [tables.same[name] for name in names.take(pa.array(rows)).to_pylist()]
+    return pa.chunked_array([pc.replace_with_mask(names.combine_chunks(), mask, pa.array(into, names.type))])
+
+
+def _end_chains(target: NDArray[np.int64], by_hand: frozenset[int]) -> None:
+    """Follow every chain to its end; of a circle, the automatic steps are taken back."""
+    own = np.arange(len(target))
+    while True:
+        ends = target[target]
+        for _ in range(len(target).bit_length()):
+            further = ends[ends]
+            if np.array_equal(further, ends):
+                break
+            ends = further
+        circling = np.flatnonzero(target[ends] != ends)
+        if not len(circling):
+            break
+        circle = np.unique(ends[circling])
+        automatic = np.array([row for row in circle.tolist() if row not in by_hand], np.int64)
+        # Links by hand alone never form a circle: `link_features` refuses the one that would close it.
+        target[automatic if len(automatic) else circle] = own[automatic if len(automatic) else circle]
+    target[:] = ends
+
+
+def read_identity(catalog: Catalog, space: str) -> pa.Table | None:
+    """Read which features of a space count as others; None where the atlas, or the snapshot, has no such table."""
+    if not catalog.tables.has(IDENTITY):
+        return None
+    rows = _read_columns(catalog, IDENTITY, IDENTITY_SCHEMA)
+    return rows.filter(pc.equal(rows.column("space"), space))
+
+
+def read_facts(catalog: Catalog, space: str) -> pa.Table | None:
+    """Read what the gene tables know of the features of a space; None where they know nothing."""
+    if not catalog.tables.has(FACTS):
+        return None
+    rows = _read_columns(catalog, FACTS, FACTS_SCHEMA)
+    rows = rows.filter(pc.equal(rows.column("space"), space))
+    return rows if rows.num_rows else None
+
+
+def read_links(catalog: Catalog, *, revoked: bool = False) -> pa.Table:
+    """Read the links made by hand, in the order of making, with those since revoked if asked."""
+    rows = _read_columns(catalog, LINKS, LINKS_SCHEMA) if catalog.tables.has(LINKS) else LINKS_SCHEMA.empty_table()
+    return rows if revoked else rows.filter(rows.column("revoked_at").is_null())
+
+
+def _read_columns(catalog: Catalog, table: str, schema: pa.Schema) -> pa.Table:
+    rows = catalog.tables.read(table)
+    if rows.schema.names != schema.names or rows.schema.types != schema.types:
+        raise CorruptError(
+            f"Table {table!r} has the columns {rows.schema.names} instead of {schema.names}, or other types; run "
+            "validate('deep') and restore the atlas from a copy."
+        )
+    return rows
+
+
+def active_links(links: pa.Table, space: str) -> dict[str, str | None]:
+    """Return the links of one space that are not revoked: feature uid -> target uid, or None for one that stands alone."""
+    rows = links.filter(pc.and_(pc.equal(links.column("space"), space), links.column("revoked_at").is_null()))
+    return dict(zip(rows.column("feature_uid").to_pylist(), rows.column("target_uid").to_pylist(), strict=True))
+
+
+def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
+    """Derive `_feature_identity` anew if a registry or a link has changed, and return whether its rows changed.
+
+    An atlas from before this table keeps its redirects: those that the rules do not derive become links by hand.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    registries : mapping of str to str
+        Feature space -> registry table.
+    """
+    catalog.require_tip("identity.update()")
+    _create(catalog, LINKS, LINKS_SCHEMA)
+    with_tables = (GENE_TABLE,) if catalog.tables.has(GENE_TABLE) else ()
+    if with_tables:
+        _create(catalog, FACTS, FACTS_SCHEMA)
+    if not catalog.tables.has(IDENTITY):
+        _keep_redirects(catalog, registries)
+        _create(catalog, IDENTITY, IDENTITY_SCHEMA)
+
+    def once() -> bool:
+        at = catalog.tables.version(IDENTITY)
+        versions = {name: catalog.tables.version(name) for name in (LINKS, *with_tables, *registries.values())}
+        inputs = repr((_RULES, sorted(versions.items()))).encode()
+        if (catalog.tables.schema(IDENTITY).metadata or {}).get(_INPUTS) == inputs:
+            return False
+        links, tables = read_links(catalog), read_genes(catalog)
+        derived = [
+            _derived(catalog, space, table, active_links(links, space), tables)
+            for space, table in sorted(registries.items())
+        ]
+        rows = pa.concat_tables([IDENTITY_SCHEMA.empty_table(), *(mapping for mapping, _ in derived)])
+        changed = not rows.equals(_read_columns(catalog, IDENTITY, IDENTITY_SCHEMA).cast(IDENTITY_SCHEMA))
+        if with_tables:  # before the mapping, whose stamp says that both are up to date
+            changed |= _write_facts(
+                catalog, pa.concat_tables([FACTS_SCHEMA.empty_table(), *(facts for _, facts in derived)])
+            )
+        stamped = rows.replace_schema_metadata({_INPUTS: inputs})
+        if not catalog.tables.overwrite_if(IDENTITY, stamped, at):
+            raise ConflictError(f"{IDENTITY} of {catalog.location.uri} changed")
+        return changed
+
+    return catalog.tables.retry(IDENTITY, once)
+
+
+def read_inputs(catalog: Catalog, table: str) -> pa.Table:
+    """Read what identity is derived from, of one registry table."""
+    wanted = ("uid", "feature_id", "symbol", "aliases", "organism", "symbol_source")
+    return catalog.tables.read(table, [name for name in wanted if name in catalog.tables.schema(table).names])
+
+
+def _derived(
+    catalog: Catalog, space: str, table: str, links: Mapping[str, str | None], tables: Genes | None
+) -> tuple[pa.Table, pa.Table]:
+    """Derive the mapping of one space, and the facts that the gene tables know of its features."""
+    registry = read_inputs(catalog, table)
+    identity = derive_identity(registry, space, links, tables)
+    return _rows(registry, space, identity), _fact_rows(registry, space, identity, tables)
+
+
+def _fact_rows(registry: pa.Table, space: str, identity: Identity, tables: Genes | None) -> pa.Table:
+    """Return what is known of the features that gene tables know, the tables before files, and what people said before both."""
+    if tables is None or not identity.genes:
+        return FACTS_SCHEMA.empty_table()
+    facts_of = tables.facts(identity.genes.values())
+    own = registry.take(pa.array(list(identity.genes))).to_pylist()
+    rows = []
+    for row, gene in zip(own, identity.genes.values(), strict=True):
+        facts = facts_of.get(gene)
+        if facts is None:
+            continue
+        by_hand = row.get("symbol_source") == BY_HAND
+        symbol, source = (row["symbol"], BY_HAND) if by_hand or not facts.symbol else (facts.symbol, facts.source)
+        names = {*(row["aliases"] or ()), row["symbol"], facts.symbol, *facts.aliases, *facts.previous}
+        rows.append(
+            {
+                "space": space, "feature_uid": row["uid"], "symbol": symbol, "symbol_source": source if by_hand or facts.symbol else None,
+                "previous": facts.previous, "aliases": sorted(names - {None, "", symbol, row["feature_id"]}), "biotype": facts.biotype,
+            }
+        )  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=FACTS_SCHEMA).sort_by("feature_uid")
+
+
+def _write_facts(catalog: Catalog, rows: pa.Table) -> bool:
+    """Replace the facts, and return whether they changed."""
+    at = catalog.tables.version(FACTS)
+    if rows.equals(_read_columns(catalog, FACTS, FACTS_SCHEMA).cast(FACTS_SCHEMA)):
+        return False
+    if not catalog.tables.overwrite_if(FACTS, rows, at):
+        raise ConflictError(f"{FACTS} of {catalog.location.uri} changed")
+    return True
+
+
+def _rows(registry: pa.Table, space: str, identity: Identity) -> pa.Table:
+    moved = np.flatnonzero(identity.target != np.arange(len(identity.target)))
+    uids = registry.column("uid")
+    n = len(moved)
+    rows = pa.table(
+        [
+            pa.array([space] * n, pa.string()),
+            uids.take(pa.array(moved)),
+            uids.take(pa.array(identity.target[moved])),
+            pa.array([_SAME] * n, pa.string()),
+            pa.array([identity.evidence[row] for row in moved.tolist()], pa.string()),
+            pa.array([row in identity.by_hand for row in moved.tolist()], pa.bool_()),
+        ],
+        schema=IDENTITY_SCHEMA,
+    )
+    return rows.sort_by("feature_uid")
+
+
+def _create(catalog: Catalog, name: str, schema: pa.Schema) -> None:
+    if catalog.tables.has(name):
+        return
+    try:
+        catalog.tables.create(name, schema)
+    except StoreError:
+        if not catalog.tables.has(name):
+            raise
+
+
+def _keep_redirects(catalog: Catalog, registries: Mapping[str, str]) -> None:
+    """Turn the redirects of an atlas from before this table into links, where the rules do not derive them."""
+    kept: list[dict[str, object]] = []
+    for space, table in sorted(registries.items()):
+        registry = catalog.tables.read(table)
+        old = registry.filter(registry.column("redirect").is_valid())
+        if not old.num_rows:
+            continue
+        row_of = {uid: row for row, uid in enumerate(registry.column("uid").to_pylist())}
+        derived = derive_identity(registry, space, {}).target
+        target = np.arange(registry.num_rows)
+        for uid, into in zip(old.column("uid").to_pylist(), old.column("redirect").to_pylist(), strict=True):
+            target[row_of[uid]] = row_of.get(into, row_of[uid])
+        _end_chains(target, frozenset())
+        uids = registry.column("uid").to_pylist()
+        moved = np.flatnonzero((target != np.arange(len(target))) & (derived[target] != derived))
+        kept += [
+            {
+                "space": space,
+                "feature_uid": uids[row],
+                "target_uid": uids[target[row]],
+                "evidence": _REDIRECT,
+                "created_at": _now(),
+            }
+            for row in moved.tolist()
+        ]
+    if kept and not catalog.tables.count(LINKS):
+        catalog.tables.append(LINKS, pa.Table.from_pylist(kept, schema=LINKS_SCHEMA))
+
+
+def change_links(
+    catalog: Catalog, space: str, registry: pa.Table, links: Mapping[str, str | None], *, revoke: Iterable[str] = (),
+    evidence: str = "by hand",
+) -> None:  # fmt: skip
+    """Make links by hand, and revoke others; a feature's newest link replaces the one before. Nothing changes if one is refused.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    space : str
+        Feature space.
+    registry : pyarrow.Table
+        Its registry.
+    links : mapping of str to str or None
+        Feature uid -> target uid, or None to keep it apart from all others.
+    revoke : iterable of str
+        Feature uids whose link is taken back.
+    evidence : str
+        Why, for people.
+
+    Raises
+    ------
+    FeatureError
+        If a link leads to itself or closes a circle.
+    """
+    catalog.require_tip("identity.link()")
+    _create(catalog, LINKS, LINKS_SCHEMA)
+    gone = {*revoke, *links}
+    name_of = dict(zip(registry.column("uid").to_pylist(), registry.column("feature_id").to_pylist(), strict=True))
+
+    def once() -> None:
+        at = catalog.tables.version(LINKS)
+        old = read_links(catalog, revoked=True).cast(LINKS_SCHEMA)
+        active = {uid: into for uid, into in active_links(old, space).items() if uid not in gone} | dict(links)
+        _refuse_circles(active, name_of)
+        now = pa.scalar(_now(), pa.timestamp("us", "UTC"))
+        ours = pc.and_(
+            pc.equal(old.column("space"), space),
+            pc.is_in(old.column("feature_uid"), value_set=pa.array(sorted(gone), pa.string())),
+        )
+        revoked = pc.if_else(pc.and_(ours, old.column("revoked_at").is_null()), now, old.column("revoked_at"))
+        kept = old.set_column(old.column_names.index("revoked_at"), LINKS_SCHEMA.field("revoked_at"), revoked)
+        made = [
+            {"space": space, "feature_uid": uid, "target_uid": into, "evidence": evidence, "created_at": now.as_py()}
+            for uid, into in links.items()
+        ]
+        rows = pa.concat_tables([kept, pa.Table.from_pylist(made, schema=LINKS_SCHEMA)])
+        if not catalog.tables.overwrite_if(LINKS, rows, at):
+            raise ConflictError(f"{LINKS} of {catalog.location.uri} changed")
+
+    catalog.tables.retry(LINKS, once)
+
+
+def restore_links(catalog: Catalog, then: Catalog) -> None:
+    """Make the links of a snapshot the newest again; of an atlas from before this table, what its redirects became.
+
+    Parameters
+    ----------
+    catalog, then : Catalog
+        At the tip, and pinned to the snapshot.
+    """
+    if not catalog.tables.has(LINKS):
+        return
+    links = read_links(then, revoked=True) if then.tables.has(LINKS) else None
+
+    def once() -> None:
+        at = catalog.tables.version(LINKS)
+        old = read_links(catalog, revoked=True).cast(LINKS_SCHEMA)
+        rows = old.filter(pc.equal(old.column("evidence"), _REDIRECT)) if links is None else links.cast(LINKS_SCHEMA)
+        if not rows.equals(old) and not catalog.tables.overwrite_if(LINKS, rows, at):
+            raise ConflictError(f"{LINKS} of {catalog.location.uri} changed")
+
+    catalog.tables.retry(LINKS, once)
+
+
+def check_identity(catalog: Catalog, space: str, uids: AbstractSet[str]) -> list[Problem]:
+    """Check that the mapping of one space is one step long and names features that are there.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        Pinned.
+    space : str
+        Feature space.
+    uids : set of str
+        Its registered features.
+    """
+    rows = read_identity(catalog, space)
+    if rows is None:
+        return []
+    sources, targets = rows.column("feature_uid").to_pylist(), rows.column("target_uid").to_pylist()
+    wrong = [uid for uid in {*sources, *targets} if uid not in uids]
+    problems = []
+    if wrong:
+        text = f"{len(wrong):,} features of {space!r} that it names are not registered, for instance {wrong[0]}"
+        problems.append(Problem("feature-identity", IDENTITY, text, "Restore the atlas from a copy."))
+    if len(set(sources)) < len(sources) or set(sources) & set(targets):
+        text = f"features of {space!r} count as several others, or as one that counts as another"
+        problems.append(Problem("feature-identity", IDENTITY, text, "Restore the atlas from a copy."))
+    return problems
+
+
+def _refuse_circles(active: Mapping[str, str | None], name_of: Mapping[str, str | None]) -> None:
+    for start in active:
+        seen, at = [start], active[start]
+        while at is not None and at not in seen:
+            seen.append(at)
+            at = active.get(at)
+        if at is not None:
+            shown = " -> ".join(name_of.get(uid) or uid for uid in [*seen, at])
+            raise FeatureError(f"These links by hand form a circle: {shown}; revoke one of them first.")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

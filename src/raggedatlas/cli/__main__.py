@@ -1,5 +1,0 @@
-"""``python -m raggedatlas.cli`` is the command ``raggedatlas``."""
-
-from raggedatlas.cli import main
-
-main()

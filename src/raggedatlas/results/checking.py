@@ -1,0 +1,163 @@
+"""Checks of a result folder: its files against their recorded size and SHA-256, its ids, and its configuration."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, QueryError
+from raggedatlas.model.problems import Problem
+from raggedatlas.results.checksums import CHECKSUMS, FileRecord, read_checksums, table_files
+from raggedatlas.results.config import read_config
+from raggedatlas.results.factories import load_results_dataset
+from raggedatlas.results.folder import CONFIG_FILE, DATABASE, is_committed, open_table, results_location
+from raggedatlas.results.schema import OBJECT_ID, read_columns
+from raggedatlas.store.checksums import file_digest
+from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.store.quiet import warnings_as
+
+if TYPE_CHECKING:
+    import lance
+
+Level = Literal["quick", "deep"]
+
+_AGAIN = "Take the folder from a copy, or run the model again."
+
+
+def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") -> list[Problem]:
+    """Look for anything wrong in a folder of results.
+
+    Parameters
+    ----------
+    result_dir : str or path
+        Local result folder: a Lance table, or results in ``.npy`` files.
+    level : {"quick", "deep"}
+        Whether files are compared by their size, or byte by byte and value by value.
+
+    Returns
+    -------
+    list of Problem
+        Empty where nothing is wrong. ``R01``: the table does not read; ``R02``: a file is missing or has another size; ``R03``: a
+        file has other bytes; ``R04``: no checksum is recorded; ``R05``: ids are missing or there twice; ``R06``: the
+        configuration of the original dataset does not read.
+
+    Raises
+    ------
+    NotFoundError
+        If there are no results.
+    QueryError
+        For another level.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from raggedatlas import ResultDatasetWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with ResultDatasetWriter(folder) as writer:
+    ...     writer.write_batch(["a"], np.zeros((1, 3)))
+    >>> validate_results(folder)
+    []
+    """
+    if level not in get_args(Level):
+        raise QueryError(f"level={level!r}; results are checked 'quick' or 'deep'.")
+    folder = Path(result_dir)
+    if not is_committed(folder):
+        return _check_npy(folder, level)
+    try:
+        table = open_table(results_location(folder))
+        read_columns(table.schema, str(folder))
+        files = table_files(table, folder)
+        problems = _compare_files(folder, files, level)
+        # what is damaged is not read any further
+        found = [] if problems and level == "deep" and problems[0].level == "must" else _check_ids(table, level)
+    except NotFoundError:
+        raise
+    except AtlasError as error:
+        return [*_compare_records(folder, level), Problem("R01", "must", str(folder), str(error), _AGAIN)]
+    return [*problems, *found, *_check_config(folder)]
+
+
+def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Problem]:
+    """Compare the files that readers need with their records."""
+    records = read_checksums(folder)
+    if records is None:
+        message = (
+            "no checksums are recorded, because the results were written by an older version or a run that was killed."
+        )
+        mend = "Write the results again to have every byte checked."
+        return [Problem("R04", "practice", f"{DATABASE}/{CHECKSUMS}", message, mend)]
+    problems = []
+    for path in [*files, *([folder / CONFIG_FILE] if (folder / CONFIG_FILE).exists() else [])]:
+        name = path.relative_to(folder).as_posix()
+        if name in records:
+            problems += _compare_file(path, name, records[name], level)
+        else:
+            message = "no checksum of the file is recorded."
+            problems.append(Problem("R04", "practice", name, message, "Write the results again to have it checked."))
+    return sorted(problems, key=lambda problem: problem.level != "must")
+
+
+def _compare_records(folder: Path, level: Level) -> list[Problem]:
+    """Compare all recorded files, of a table that does not open."""
+    try:
+        records = read_checksums(folder) or {}
+    except CorruptError:
+        return []
+    return [each for name, record in records.items() for each in _compare_file(folder / name, name, record, level)]
+
+
+def _compare_file(path: Path, name: str, record: FileRecord, level: Level) -> list[Problem]:
+    size = path.stat().st_size if path.is_file() else None
+    if size != record.n_bytes:
+        what = "is missing" if size is None else f"has {size:,} bytes"
+        return [Problem("R02", "must", name, f"the file {what}; {record.n_bytes:,} were written.", _AGAIN)]
+    if level == "deep" and file_digest(path) != record.sha256:
+        return [Problem("R03", "must", name, "the file has other bytes than were written.", _AGAIN)]
+    return []
+
+
+def _check_ids(table: "lance.LanceDataset", level: Level) -> list[Problem]:
+    if level == "quick":
+        return []
+    with lance_errors(table.uri):
+        ids = table.to_table(columns=[OBJECT_ID]).column(0).cast(pa.large_string())
+    n_twice = len(ids) - ids.null_count - pc.count_distinct(ids).as_py()
+    if not ids.null_count and not n_twice:
+        return []
+    message = f"{ids.null_count:,} ids are missing, and {n_twice:,} are there more than once."
+    return [Problem("R05", "must", OBJECT_ID, message, "Write the results again, one row for each object.")]
+
+
+def _check_config(folder: Path) -> list[Problem]:
+    try:
+        read_config(folder)
+    except CorruptError as error:
+        return [Problem("R06", "must", CONFIG_FILE, str(error), _AGAIN)]
+    return []
+
+
+def _check_npy(folder: Path, level: Level) -> list[Problem]:
+    try:
+        with warnings_as("ignore", DeprecationWarning):
+            found = load_results_dataset({}, folder)
+        for _ in found.iter_batches() if level == "deep" else ():
+            pass
+    except CorruptError as error:
+        return [Problem("R01", "must", str(folder), str(error), _AGAIN)]
+    return _check_config(folder)
+
+
+def refuse_damaged(result_dir: Path) -> None:
+    """Compare every byte of results with what was recorded.
+
+    Raises
+    ------
+    CorruptError
+        Naming the first file that differs.
+    """
+    wrong = [problem for problem in validate_results(result_dir) if problem.rule in {"R01", "R02", "R03"}]
+    if wrong:
+        raise CorruptError(f"{result_dir}: {wrong[0]}")

@@ -1,0 +1,411 @@
+"""Conditions from people: SQL text and mappings, turned into the expressions of `filters`, and these into SQL for Lance."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raggedatlas.errors import QueryError
+from raggedatlas.store.filters import (
+    DEEPEST,
+    Column,
+    Columns,
+    Combination,
+    Comparison,
+    Filter,
+    IsNull,
+    Membership,
+    Negation,
+    Verbatim,
+)
+from raggedatlas.store.sql import all_of, is_missing, plain_value, quote_identifier, value_by_dataset
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+)
+    |(?P<text>'(?:[^']|'')*')
+    |(?P<quoted>"(?:[^"]|"")+"|`(?:[^`]|``)+`)
+    |(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?!\w))
+    |(?P<word>[^\W\d]\w*)
+    |(?P<sign><>|!=|<=|>=|==|::|\|\||--|/\*|[-+*/%=<>(),.\[\]])""",
+    re.VERBOSE,
+)
+_KEYWORDS = {"AND", "OR", "NOT", "IN", "IS", "NULL", "TRUE", "FALSE", "LIKE", "ILIKE", "BETWEEN"}
+"""Words that are never columns unless quoted."""
+
+_SOFT_KEYWORDS = {
+    "AS", "AT", "CASE", "CURRENT_DATE", "CURRENT_TIME", "CURRENT_TIMESTAMP", "DATE", "DISTINCT", "ELSE", "END", "ESCAPE", "FROM",
+    "INTERVAL", "THEN", "TIME", "TIMESTAMP", "UNKNOWN", "WHEN", "ZONE",
+}  # fmt: skip
+"""Words that are columns where there is one of that name."""
+
+_OPERATORS = {"=": "==", "==": "==", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_PAIRS = {"(": ")", "[": "]"}
+_FITTING: dict[str, Any] = {"text": str, "boolean": bool, "integer": (int, float), "float": (int, float)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """One word, sign, literal or column of SQL text.
+
+    Parameters
+    ----------
+    kind : {"text", "number", "word", "sign", "column"}
+        What it is.
+    text : str
+        As Lance reads it.
+    column : str
+        For a column: the name that `Columns` knows; empty for a field of a struct column.
+    """
+
+    kind: str
+    text: str
+    column: str = ""
+
+    @property
+    def keyword(self) -> str:
+        """The word or sign in upper case; empty for literals and columns."""
+        return self.text.upper() if self.kind in {"word", "sign"} else ""
+
+
+def as_filter(condition: "str | Mapping[str, Any] | Filter") -> Filter:
+    """Turn what people pass to `where` into a filter.
+
+    Parameters
+    ----------
+    condition : str, mapping or Filter
+        SQL text, ``{column: value, list of values, or None}`` (all must hold), or an expression of `col`.
+
+    Raises
+    ------
+    QueryError
+        For anything else.
+
+    Examples
+    --------
+    >>> as_filter({"cell_type": ["B", "T"], "n": 3, "donor": None})
+    (col('cell_type').isin(['B', 'T'])) & (col('n') == 3) & (col('donor').is_null())
+    """
+    if isinstance(condition, Filter):
+        return condition
+    if isinstance(condition, str):
+        if not condition.strip():
+            raise QueryError("where('') holds no condition; leave it out, or write e.g. where(\"cell_type = 'B'\").")
+        return Sql(condition)
+    if isinstance(condition, Mapping):
+        parts = [_from_item(str(name), value) for name, value in condition.items()]
+        if parts:
+            return parts[0] if len(parts) == 1 else Combination("AND", tuple(parts))
+    raise QueryError(
+        f"where takes SQL text, a mapping such as {{'cell_type': ['B', 'T']}}, or an expression such as col('n') > 3; got {condition!r}."
+    )
+
+
+def to_sql(filters: Sequence[Filter], columns: Columns) -> str | None:
+    """Join filters with AND into one SQL condition; None when there are none."""
+    if not filters:
+        return None
+    return all_of(*(part.to_sql(columns) for part in filters))
+
+
+def parse_condition(text: str, columns: Columns) -> Filter:
+    """Parse an SQL condition.
+
+    Names are those that results show, or those of the stored columns, quoted with double quotes or backticks where they hold
+    other characters than letters, digits and underscores. Case counts in quoted names only.
+
+    Parameters
+    ----------
+    text : str
+        One expression of Lance's SQL (DataFusion's functions), for instance ``"percent.mt" < 5 AND dataset LIKE 'lung%'``.
+    columns : Columns
+        What can be named.
+
+    Returns
+    -------
+    Filter
+        Comparisons of one column with literals, IN, IS NULL and BETWEEN as their expressions, joined by AND, OR and NOT;
+        anything else as SQL of stored columns in which NaN of a float column is null.
+
+    Raises
+    ------
+    QueryError
+        For an unknown column, a comment or semicolon, parentheses or quotes that do not match, and incomplete expressions.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> columns = Columns(pa.schema([("n", pa.int64()), ("score", pa.float64())]))
+    >>> parse_condition("NOT (n = 1 OR score IS NULL)", columns)
+    ~((col('n') == 1) | (col('score').is_null()))
+    >>> parse_condition("sqrt(score) > n", columns)
+    sqrt ( nanvl(`score`, CAST(NULL AS DOUBLE)) ) > `n`
+    """
+    parser = _Parser(text, columns)
+    tokens = list(parser.resolved(list(parser.tokens())))
+    return parser.disjunction(tokens)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sql(Filter):
+    """A condition that a person wrote in SQL; never built from data."""
+
+    text: str
+
+    def _parsed(self, columns: Columns) -> Filter:
+        return parse_condition(self.text, columns)
+
+    def _sql(self, columns: Columns, depth: int) -> str:
+        return self._parsed(columns).to_sql(columns, depth)
+
+    def _opposite(self, columns: Columns, depth: int) -> str:
+        return Negation(self._parsed(columns)).to_sql(columns, depth)
+
+    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
+        """Yield what the text asks for."""
+        yield from self._parsed(columns).asked(columns)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _from_item(name: str, value: Any) -> Filter:  # noqa: ANN401  (any value that people compare with)
+    if isinstance(value, Filter | Mapping):
+        raise QueryError(f"The value for {name!r} must be a value, a list of values or None; got {value!r}.")
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        values: Iterable[Any] = value.tolist() if isinstance(value, np.ndarray) else value
+        return Column(name).isin(values)
+    return IsNull(name) if value is None else Comparison(name, "==", plain_value(value))
+
+
+@dataclass(frozen=True)
+class _Parser:
+    text: str
+    columns: Columns
+
+    def tokens(self) -> Iterator[_Token]:
+        """Cut the text into tokens without spaces; a token ``column`` is still a quoted name here."""
+        at, open_signs = 0, []
+        while at < len(self.text):
+            found = _TOKEN.match(self.text, at)
+            if found is None:
+                raise self._refused(f"nothing is understood from {self.text[at : at + 20]!r} on")
+            kind, text = str(found.lastgroup), found.group()
+            at = found.end()
+            if kind == "space":
+                continue
+            if text in {"--", "/*"}:
+                raise self._refused("it holds a comment")
+            if kind == "word" and self.text[at : at + 1] == "'":
+                raise self._refused(f"{text!r} cannot stand directly before a quote")
+            if text in _PAIRS:
+                open_signs.append(_PAIRS[text])
+            elif text in {")", "]"} and (not open_signs or open_signs.pop() != text):
+                raise self._refused(f"{text!r} closes nothing")
+            yield _Token(kind, text)
+        if open_signs:
+            raise self._refused(f"{open_signs[-1]!r} is missing at the end")
+
+    def resolved(self, tokens: Sequence[_Token]) -> Iterator[_Token]:
+        """Replace names by columns; functions, keywords and types stay."""
+        at = 0
+        while at < len(tokens):
+            token = tokens[at]
+            if token.kind == "quoted" or (token.kind == "word" and self._may_be_column(tokens, at)):
+                found, at = self._path(tokens, at)
+                yield found
+                continue
+            yield token
+            at += 1
+
+    def _may_be_column(self, tokens: Sequence[_Token], at: int) -> bool:
+        """Tell a column from a keyword, a function and a type by what stands around it."""
+        word = tokens[at].keyword
+        before = tokens[at - 1].keyword if at else ""
+        after = tokens[at + 1] if at + 1 < len(tokens) else _Token("sign", "")
+        if word in _KEYWORDS or after.text == "(" or before == "::" or (before == "AS" and at > 1):
+            return False
+        if word in _SOFT_KEYWORDS:
+            return after.kind != "text" and self.columns.find(tokens[at].text, exact=False) is not None
+        return True
+
+    def _path(self, tokens: Sequence[_Token], at: int) -> tuple[_Token, int]:
+        """Read a column, or a field of a struct column, and where it ends; an unquoted name may hold dots."""
+        parts = [tokens[at]]
+        while tokens[at + 2 * len(parts) - 1 : at + 2 * len(parts)] and tokens[at + 2 * len(parts) - 1].text == ".":
+            following = tokens[at + 2 * len(parts) : at + 2 * len(parts) + 1]
+            if not following or following[0].kind not in {"word", "quoted"}:
+                break
+            parts.append(following[0])
+        names = [_unquoted(part) for part in parts]
+        for n in range(len(parts), 0, -1):
+            name = self.columns.find(".".join(names[:n]), exact=any(p.kind == "quoted" for p in parts[:n]))
+            if name is not None:
+                return self._column(name, names[n:]), at + 2 * len(parts) - 1
+        if parts[0].text.startswith('"') and len(parts) == 1 and not self._near(names[0]):
+            raise self._refused(f"there is no column {names[0]!r}; text stands in single quotes: '{names[0]}'")
+        self.columns.stored(names[0])
+        raise self._refused(f"there is no column {names[0]!r}")
+
+    def _near(self, name: str) -> bool:
+        from difflib import get_close_matches
+
+        return bool(get_close_matches(name, self.columns.names, n=1, cutoff=0.6))
+
+    def _column(self, name: str, fields: Sequence[str]) -> _Token:
+        virtual = self.columns.virtual(name)
+        if virtual is not None:
+            return _Token("column", value_by_dataset(virtual), name)
+        target = self.columns.target(name)
+        if fields:
+            return _Token("column", ".".join(map(quote_identifier, (target.name, *fields))))
+        return _Token("column", target.sql, name)
+
+    def disjunction(self, tokens: Sequence[_Token], depth: int = 0) -> Filter:
+        """Parse conditions joined by OR, which binds weakest."""
+        parts = [self._conjunction(part, depth) for part in self._split(tokens, "OR")]
+        return parts[0] if len(parts) == 1 else Combination("OR", tuple(parts))
+
+    def _conjunction(self, tokens: Sequence[_Token], depth: int) -> Filter:
+        parts = [self._single(part, depth) for part in self._split(tokens, "AND")]
+        return parts[0] if len(parts) == 1 else Combination("AND", tuple(parts))
+
+    def _split(self, tokens: Sequence[_Token], word: str) -> list[Sequence[_Token]]:
+        """Cut at a word outside parentheses; the AND of a BETWEEN is none."""
+        parts: list[Sequence[_Token]] = []
+        depth = start = between = 0
+        for i, token in enumerate(tokens):
+            depth += (token.text in _PAIRS) - (token.text in {")", "]"}) if token.kind == "sign" else 0
+            if depth:
+                continue
+            between += token.keyword == "BETWEEN"
+            if token.keyword == "AND" and between:
+                between -= 1
+            elif token.keyword == word:
+                parts.append(tokens[start:i])
+                start = i + 1
+        parts.append(tokens[start:])
+        if not all(parts):
+            raise self._refused(f"a condition is missing beside {word}" if len(parts) > 1 else "a condition is missing")
+        return parts
+
+    def _single(self, tokens: Sequence[_Token], depth: int) -> Filter:
+        if depth > DEEPEST:
+            raise self._refused(f"it nests more than {DEEPEST} levels deep")
+        if tokens[0].keyword == "NOT" and len(tokens) > 1:
+            return Negation(self._single(tokens[1:], depth + 1))
+        if tokens[0].text == "(" and _partner(tokens) == len(tokens) - 1:
+            return self.disjunction(tokens[1:-1], depth + 1)
+        simple = self._simple(tokens)
+        return Verbatim(self._verbatim(tokens)) if simple is None else simple
+
+    def _simple(self, tokens: Sequence[_Token]) -> Filter | None:
+        """Read a comparison of one column with literals; None for anything else."""
+        if not any(token.column for token in tokens):
+            return None
+        words = [token.keyword for token in tokens]
+        if not tokens[0].column:
+            value, rest = self._literal(tokens)
+            flips = len(rest) == 2 and rest[0].text in _OPERATORS and rest[1].column
+            return self._comparison(rest[1], _FLIPPED[_OPERATORS[rest[0].text]], value) if flips else None
+        column, rest = tokens[0], tokens[1:]
+        if words[1:] in (["IS", "NULL"], ["IS", "NOT", "NULL"]):
+            missing = IsNull(column.column)
+            return missing if len(rest) == 2 else Negation(missing)
+        if rest and rest[0].text in _OPERATORS:
+            value, left = self._literal(rest[1:])
+            return None if left else self._comparison(column, _OPERATORS[rest[0].text], value)
+        negated = bool(rest) and rest[0].keyword == "NOT"
+        found = self._ranged(column, rest[1:] if negated else rest)
+        return Negation(found) if negated and found is not None else found
+
+    def _ranged(self, column: _Token, rest: Sequence[_Token]) -> Filter | None:
+        """Read ``IN (...)`` and ``BETWEEN ... AND ...``."""
+        word = rest[0].keyword if rest else ""
+        if word == "BETWEEN":
+            least, left = self._literal(rest[1:])
+            most, left = self._literal(left[1:]) if left and left[0].keyword == "AND" else (None, rest)
+            ends = [self._comparison(column, ">=", least), self._comparison(column, "<=", most)]
+            return None if left or None in ends else Combination("AND", tuple(end for end in ends if end is not None))
+        if word != "IN" or len(rest) < 4 or rest[1].text != "(" or _partner(rest[1:]) != len(rest) - 2:
+            return None
+        values, left = [], rest[2:]
+        while left:
+            value, left = self._literal(left)
+            if not left or left[0].text not in {",", ")"} or not self._fits(column, value):
+                return None
+            values.append(value)
+            left = left[1:]
+        return Membership(column.column, tuple(values))
+
+    def _comparison(self, column: _Token, operator: str, value: Any) -> Filter | None:  # noqa: ANN401  (any literal)
+        return Comparison(column.column, operator, value) if self._fits(column, value) else None
+
+    def _fits(self, column: _Token, value: Any) -> bool:  # noqa: ANN401  (any literal)
+        virtual = self.columns.virtual(column.column) is not None
+        family = "text" if virtual else self.columns.target(column.column).family
+        numeric = family in {"integer", "float"}
+        return isinstance(value, _FITTING.get(family, ())) and not (numeric and isinstance(value, bool))
+
+    def _literal(self, tokens: Sequence[_Token]) -> tuple[Any, Sequence[_Token]]:
+        """Read a literal at the beginning, and what follows; None and the tokens where there is none."""
+        minus = len(tokens) > 1 and tokens[0].text == "-" and tokens[1].kind == "number"
+        first = tokens[1 if minus else 0] if tokens else _Token("sign", "")
+        rest = tokens[2 if minus else 1 :]
+        if first.kind == "text":
+            return first.text[1:-1].replace("''", "'"), rest
+        if first.keyword in {"TRUE", "FALSE"}:
+            return first.keyword == "TRUE", rest
+        if first.kind != "number":
+            return None, tokens
+        number: float = int(first.text) if first.text.isdecimal() else float(first.text)
+        return (-number if minus else number, rest) if math.isfinite(number) else (None, tokens)
+
+    def _verbatim(self, tokens: Sequence[_Token]) -> str:
+        """Write tokens as SQL; what asks for NaN of a float column asks for a missing value."""
+        texts, at = [], 0
+        while at < len(tokens):
+            token = tokens[at]
+            called = (
+                tokens[at + 2]
+                if token.kind == "word" and tokens[at + 1 : at + 2] == [_Token("sign", "(")] and at + 3 < len(tokens)
+                else None
+            )
+            of_float = called is not None and self._is_float(called)
+            if of_float and token.keyword == "ISNAN" and tokens[at + 3].text == ")":
+                texts.append("(" + is_missing(self.columns.target(tokens[at + 2].column)) + ")")
+                at += 4
+                continue
+            texts.append("coalesce" if of_float and token.keyword == "NANVL" else token.text)
+            at += 1
+        return " ".join(texts)
+
+    def _is_float(self, token: _Token) -> bool:
+        known = token.column and self.columns.virtual(token.column) is None
+        return bool(known) and self.columns.target(token.column).family == "float"
+
+    def _refused(self, why: str) -> QueryError:
+        return QueryError(
+            f"The filter {self.text!r} cannot be used: {why}; write one expression, "
+            "e.g. \"cell_type = 'T cell' AND n_genes > 200\"."
+        )
+
+
+def _unquoted(token: _Token) -> str:
+    if token.kind == "word":
+        return token.text
+    quote = token.text[0]
+    return token.text[1:-1].replace(quote * 2, quote)
+
+
+def _partner(tokens: Sequence[_Token]) -> int:
+    """Return where the parenthesis that the tokens begin with is closed."""
+    depth = 0
+    for i, token in enumerate(tokens):
+        depth += (token.text in _PAIRS) - (token.text in {")", "]"}) if token.kind == "sign" else 0
+        if not depth:
+            return i
+    return -1

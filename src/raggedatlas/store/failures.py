@@ -1,0 +1,186 @@
+"""What Lance, obstore and the operating system report, by kind and status: the one place that reads their texts.
+
+obstore has exception classes, but a listing that fails has the generic one; Lance raises `OSError`, `ValueError` or
+`RuntimeError` for everything except commit conflicts. Both always format their texts in the same way, which this module relies on:
+
+- Lance begins with the name of the kind (``Commit conflict for version 3: ...``, ``LanceError(IO): ...``), after the
+  wrappers that a kind may be nested in, and ends with the line of its source, which is removed.
+- object_store (below both) gives the HTTP status and the body of the answer, or ``HTTP error`` where there was no answer.
+- Rust gives the number of an error of the operating system: ``(os error 28)``.
+"""
+
+import errno
+import os
+import re
+from typing import Literal
+
+Kind = Literal["conflict", "missing", "exists", "schema", "other"]
+
+_WRAPPERS = r"(?:(?:External error|Wrapped error|Cloned error|Query Execution error|LanceError\(\w+\)): )*"
+_KINDS: dict[Kind, re.Pattern[str]] = {
+    kind: re.compile(_WRAPPERS + begin)  # type: ignore[misc]
+    for kind, begin in {
+        "conflict": r"(?:Too many concurrent writers|(?:Retryable c|C)ommit conflict for version|Incompatible transaction)",
+        "missing": r"(?:Dataset at path .* was not found|Not found: |Version not found|Ref not found)",
+        "exists": r"(?:Dataset already exists|Ref conflict error)",
+        "schema": r"Append with different schema",
+    }.items()
+}
+_LEADING = re.compile(_WRAPPERS + r"(?:Generic \S+ error: )?")
+_SOURCE_LINE = re.compile(r"(?:,? location:|,)? /?[\w.@/+-]+\.rs:\d+(?::\d+)?")
+_GONE = re.compile(r"Not found: (\S+)")
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>([\w.-]{1,60})</Code>|\"code\": ?\"?([\w.-]{1,60})")
+_ENDPOINT = re.compile(r"https?://(?:[^/@\s]*@)?([^/\s?]+)")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
+_LOGIN = re.compile(r"redential|169\.254\.|metadata\.google|[Tt]oken|No access key|anonymous")
+_FULL = re.compile(r"Full|Quota|InsufficientStorage|EntityTooLarge")
+
+_GIVE_LOGIN = "Give them as storage options or in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and so on)"
+_WAYS_OUT = {
+    errno.EACCES: "Check who owns the folder and its permissions",
+    errno.EPERM: "Check who owns the folder and its permissions",
+    errno.EROFS: "Choose a place that can be written, or open the atlas for reading only",
+    errno.ENOSPC: "Free some space or choose another disk, and run it again",
+    errno.EDQUOT: "Free some space or choose another disk, and run it again",
+    errno.EFBIG: "Choose a file system that takes files of this size",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n)",
+    errno.ENAMETOOLONG: "Choose a shorter name",
+    errno.ENOTDIR: "Choose a place whose parents are folders",
+}
+
+
+def lance_kind(error: BaseException) -> Kind:
+    """Return what kind of error Lance raised.
+
+    Examples
+    --------
+    >>> lance_kind(OSError("Too many concurrent writers. Attempted 0 retries., src/retry.rs:103:9"))
+    'conflict'
+    >>> lance_kind(OSError("LanceError(IO): Generic S3 error: ..., after 10 retries"))
+    'other'
+    """
+    if type(error).__name__ == "CommitConflictError":
+        return "conflict"
+    text = str(error)
+    kind: Kind = next((kind for kind, pattern in _KINDS.items() if pattern.match(text)), "other")
+    status = _STATUS.search(text)
+    if kind == "missing" and (is_missing_bucket(error) or (status and status[1] != "404")):
+        return "other"
+    return kind
+
+
+def plain_reason(error: BaseException) -> str:
+    """Return the first line of an error without the lines of source that Rust names, and without a debug print.
+
+    Examples
+    --------
+    >>> plain_reason(ValueError("Ref is invalid: x, /build/lance/rust/lance/src/refs.rs:10:5"))
+    'Ref is invalid: x'
+    """
+    text = str(error).split("\n\nDebug source", 1)[0].strip().split("\n", 1)[0]
+    return _LEADING.sub("", _SOURCE_LINE.sub("", text)).rstrip(" .,")
+
+
+def is_io(error: BaseException) -> bool:
+    """Return whether Lance failed to read or write, and not over what it was asked."""
+    return "LanceError(IO)" in str(error)
+
+
+def is_missing_bucket(error: BaseException) -> bool:
+    """Return whether an object store says that the bucket or container does not exist."""
+    return bool(_NO_BUCKET.search(str(error)))
+
+
+def failure(error: BaseException) -> str:
+    """Return why a folder or object store failed and what to do, as the end of a sentence and a sentence.
+
+    Parameters
+    ----------
+    error : Exception
+        What obstore, Lance or the operating system raised.
+
+    Returns
+    -------
+    str
+        ``<reason>. <way out>.``
+
+    Examples
+    --------
+    >>> failure(OSError(28, "No space left on device"))
+    'No space left on device. Free some space or choose another disk, and run it again.'
+    >>> failure(OSError("LanceError(IO): HTTP status code: 403 Forbidden: <Error><Code>AccessDenied</Code>"))
+    'the store refuses access (403 AccessDenied). Check the credentials, and that they may read and write there.'
+    """
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) and error.errno else None
+    found = _OS_ERROR.search(text)
+    if number is None and found:
+        number = int(found[1])
+    status = _STATUS.search(text)
+    if "resolve region" in text:
+        reason = "the region of the bucket cannot be found"
+        out = "Check the name of the bucket and the network, or give the storage option aws_region"
+    elif status or "HTTP error" in text or "Received redirect" in text or _LOGIN.search(text):
+        reason, out = _remote(text, int(status[1]) if status else 0)
+    elif number is not None:
+        reason = os.strerror(number)
+        out = _WAYS_OUT.get(number, "Check that the place exists and can be read and written")
+    else:
+        reason = plain_reason(error)
+        gone = _GONE.match(reason)
+        if gone:
+            reason, out = f"the file {gone[1]} is missing", "Run validate() to see what else is; restore it from a copy"
+        else:
+            out = "Check that the place exists, can be written, and has space left"
+    if "Commit result for version" in text:
+        out += "; the last commit may have been made, so look before you run it again"
+    return f"{reason}. {out}."
+
+
+def _remote(text: str, status: int) -> tuple[str, str]:
+    """Say why an object store failed, by the status of its answer, and the way out."""
+    found = _CODE.search(text)
+    code = (found[1] or found[2]) if found else ""
+    answer = f"{status} {code}".strip()
+    where = _ENDPOINT.search(text)
+    host = where[1] if where else "the store"
+    no_login = "169.254." in text or "metadata.google" in text or "FailedToLoad" in text
+    no_login = no_login or (not status and bool(_LOGIN.search(text)))
+    rules = (
+        (no_login, "no credentials were found", _GIVE_LOGIN),
+        (
+            "Received redirect" in text or status in {301, 307},
+            "the bucket is in another region",
+            "Give its region as the storage option aws_region",
+        ),
+        (not status, f"no answer from {host}", "Check the address, the endpoint and the network, and run it again"),
+        (
+            status in {401, 403},
+            f"the store refuses access ({answer})",
+            "Check the credentials, and that they may read and write there",
+        ),
+        (
+            bool(_NO_BUCKET.search(text)),
+            f"there is no such bucket ({answer})",
+            "Check the address, or make the bucket",
+        ),
+        (
+            status == 507 or bool(_FULL.search(code)),
+            f"the store has no room left ({answer})",
+            "Free some space, and run it again",
+        ),
+        (
+            status in {429, 503},
+            f"the store is busy ({answer}) and stayed so through all retries",
+            "Run it again later",
+        ),
+        (
+            status >= 500,
+            f"the store failed ({answer})",
+            "Run it again; if it fails again, ask those who run the store",
+        ),
+        (True, f"the store answered {answer}", "Check the address and the storage options"),
+    )
+    return next((reason, out) for holds, reason, out in rules if holds)

@@ -1,0 +1,525 @@
+"""Filters: expressions over cell columns and mappings; SQL text is parsed into the same expressions."""
+
+import difflib
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from raggedatlas.errors import QueryError, UnknownValueWarning
+from raggedatlas.model.arguments import checked
+from raggedatlas.model.columns import DATASET, IDS, LAYOUT, find_column, metadata_columns, shown_names
+from raggedatlas.model.frames import ColumnFacts, is_text
+from raggedatlas.store.sql import (
+    Target,
+    all_of,
+    any_of,
+    compare,
+    in_list,
+    is_member,
+    is_missing,
+    is_present,
+    negation,
+    plain_value,
+    text_matches,
+)
+
+DEEPEST = 40
+"""Levels to which conditions may nest."""
+
+_OPERATORS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "==": ("=", lambda a, b: bool(a == b)),
+    "!=": ("<>", lambda a, b: bool(a != b)),
+    "<": ("<", lambda a, b: bool(a < b)),
+    "<=": ("<=", lambda a, b: bool(a <= b)),
+    ">": (">", lambda a, b: bool(a > b)),
+    ">=": (">=", lambda a, b: bool(a >= b)),
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a filter may name.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Of the cell table.
+    datasets : mapping of str to str
+        Dataset uid -> name, which is the value of the column `dataset`.
+    layouts : mapping of str to str or None
+        Dataset uid -> feature layout, which is the value of the column `layout_uid`.
+    """
+
+    schema: pa.Schema
+    datasets: Mapping[str, str] = field(default_factory=dict)
+    layouts: Mapping[str, str | None] = field(default_factory=dict)
+
+    @cached_property
+    def facts(self) -> dict[str, ColumnFacts]:
+        """What the metadata columns were in their files, by stored name."""
+        return metadata_columns(self.schema)
+
+    @cached_property
+    def shown(self) -> dict[str, str]:
+        """The name under which results show each metadata column, by stored name."""
+        return shown_names(self.schema)
+
+    @property
+    def names(self) -> list[str]:
+        """Every name that can be used, as results show them."""
+        virtual = [name for name in (DATASET, LAYOUT) if self.virtual(name) is not None]
+        return list(dict.fromkeys([*(n for n in IDS if n in self.schema.names), *virtual, *self.shown.values()]))
+
+    def virtual(self, name: str) -> Mapping[str, str | None] | None:
+        """Return dataset uid -> value of a column that follows from the dataset; None for a stored column."""
+        if name == DATASET and name not in self.schema.names and "dataset_uid" in self.schema.names:
+            return self.datasets
+        return self.layouts if name == LAYOUT and self.layouts else None
+
+    def stored(self, name: str) -> str:
+        """Return the stored column of a name.
+
+        Raises
+        ------
+        QueryError
+            If there is none; the message lists what there is.
+        """
+        found = find_column(self.schema, name)
+        if found is None:
+            near = difflib.get_close_matches(name, self.names, n=1, cutoff=0.6)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise QueryError(f"There is no column {name!r}.{hint} Columns are {self.names}.")
+        return found
+
+    def find(self, name: str, *, exact: bool) -> str | None:
+        """Return a column name as `target` and `virtual` take it, for a name that SQL text has; None if there is none.
+
+        Parameters
+        ----------
+        name : str
+            The name.
+        exact : bool
+            Whether case counts: in SQL it does not, unless the name is quoted.
+        """
+        if self.virtual(name) is not None or find_column(self.schema, name) is not None:
+            return name
+        if exact:
+            return None
+        folded = {n for n in (*self.names, *self.schema.names) if n.casefold() == name.casefold()}
+        columns = {find_column(self.schema, n) or n for n in folded}
+        return folded.pop() if len(columns) == 1 else None
+
+    def target(self, name: str) -> Target:
+        """Describe the column of a name for a comparison."""
+        stored = self.stored(name)
+        facts = self.facts.get(stored)
+        kind = self.schema.field(stored).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        return Target(stored, kind, facts.kind if facts else "")
+
+
+class Filter:
+    """A condition on cells; combine with ``&``, ``|`` and ``~``.
+
+    As in SQL, a comparison with a missing value is neither true nor false: neither ``col("donor") == "D1"`` nor its
+    negation keeps a cell without a donor; ``col("donor").is_null()`` does. NaN counts as missing.
+
+    Examples
+    --------
+    >>> (col("cell_type") == "B") & ~(col("n_genes") < 200)
+    (col('cell_type') == 'B') & (~(col('n_genes') < 200))
+    """
+
+    def __and__(self, other: "Filter") -> "Filter":
+        """Hold where both hold."""
+        return _combine("AND", self, other)
+
+    def __or__(self, other: "Filter") -> "Filter":
+        """Hold where either holds."""
+        return _combine("OR", self, other)
+
+    def __invert__(self) -> "Filter":
+        """Hold where this is false."""
+        return Negation(self)
+
+    def __bool__(self) -> bool:
+        """Refuse ``and``, ``or``, ``not`` and chained comparisons, which Python would decide at once."""
+        raise QueryError(
+            f"The filter {self!r} has no truth value by itself; combine filters with '&', '|' and '~', in parentheses."
+        )
+
+    def to_sql(self, columns: Columns, depth: int = 0) -> str:
+        """Write the condition as SQL, every name and value quoted.
+
+        Raises
+        ------
+        QueryError
+            For an unknown column, a value that does not fit its column, or nesting beyond all use.
+        """
+        if depth > DEEPEST:
+            raise QueryError(
+                f"The filter nests more than {DEEPEST} levels deep; use col(...).isin([...]) for lists of values."
+            )
+        return self._sql(columns, depth)
+
+    def _sql(self, columns: Columns, depth: int) -> str:
+        raise QueryError(
+            f"{type(self).__name__} is no complete filter; compare a column, e.g. col('cell_type') == 'B'."
+        )
+
+    def _opposite(self, columns: Columns, depth: int) -> str:
+        return negation(self.to_sql(columns, depth + 1))
+
+    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
+        """Yield each column and text that cells are compared with for equality."""
+        yield from ()
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """A column of the cell table, by its name there or in its file; comparisons with it make filters.
+
+    Examples
+    --------
+    >>> col("percent.mt") < 5
+    col('percent.mt') < 5
+    >>> col("cell_type").isin(["B", "T"])
+    col('cell_type').isin(['B', 'T'])
+    """
+
+    name: str
+
+    def __eq__(self, value: object) -> "Filter":  # type: ignore[override]
+        """Equal; ``== None`` asks for missing values."""
+        return IsNull(self.name) if value is None else Comparison(self.name, "==", plain_value(value))
+
+    def __ne__(self, value: object) -> "Filter":  # type: ignore[override]
+        """Different; ``!= None`` asks for values that are there."""
+        return ~IsNull(self.name) if value is None else Comparison(self.name, "!=", plain_value(value))
+
+    def __lt__(self, value: object) -> "Filter":
+        """Smaller."""
+        return Comparison(self.name, "<", plain_value(value))
+
+    def __le__(self, value: object) -> "Filter":
+        """Smaller or equal."""
+        return Comparison(self.name, "<=", plain_value(value))
+
+    def __gt__(self, value: object) -> "Filter":
+        """Larger."""
+        return Comparison(self.name, ">", plain_value(value))
+
+    def __ge__(self, value: object) -> "Filter":
+        """Larger or equal."""
+        return Comparison(self.name, ">=", plain_value(value))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def isin(self, values: Iterable[Any]) -> "Filter":
+        """Be one of some values; None among them also takes missing values."""
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            raise QueryError(
+                f"col({self.name!r}).isin takes a list of values, got {values!r}; write col({self.name!r}) == {values!r}."
+            )
+        listed = [None if v is None else plain_value(v) for v in values]
+        members: Filter = Membership(self.name, tuple(v for v in listed if v is not None))
+        return members | IsNull(self.name) if None in listed else members
+
+    def is_null(self) -> "Filter":
+        """Be missing; for a pointer column: lack that modality."""
+        return IsNull(self.name)
+
+    def startswith(self, text: str) -> "Filter":
+        """Begin with a text; case counts, no character is special."""
+        return TextMatch(self.name, "startswith", _text(text))
+
+    def contains(self, text: str) -> "Filter":
+        """Hold a text; case counts, no character is special."""
+        return TextMatch(self.name, "contains", _text(text))
+
+    def __bool__(self) -> bool:
+        """Refuse to be a condition by itself."""
+        raise QueryError(f"col({self.name!r}) is no condition; compare it, e.g. col({self.name!r}) == True.")
+
+
+@checked
+def col(name: str) -> Column:
+    """Name a column in a filter.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the cell table or in its file (``percent.mt``), or ``dataset`` for the dataset's name.
+
+    Examples
+    --------
+    >>> col("donor").is_null() | (col("donor") == "D1")
+    (col('donor').is_null()) | (col('donor') == 'D1')
+    """
+    return Column(name)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Condition(Filter):
+    """A condition on one column.
+
+    A column that follows from the dataset is compared here, value by value, and the datasets that meet the condition are
+    listed. The opposite asks for a value beside the negation: Lance makes FALSE of ``a IN ('x') AND a IN ('y')``, also where
+    ``a`` is missing, and the negation of that would hold.
+    """
+
+    column: str
+
+    def _sql(self, columns: Columns, depth: int) -> str:
+        virtual = columns.virtual(self.column)
+        if virtual is None:
+            return self._compared(columns.target(self.column))
+        return in_list("dataset_uid", [uid for uid, value in virtual.items() if self._holds(value)])
+
+    def _opposite(self, columns: Columns, depth: int) -> str:
+        virtual = columns.virtual(self.column)
+        if virtual is None:
+            target = columns.target(self.column)
+            return all_of(negation(self._compared(target)), is_present(target))
+        return in_list("dataset_uid", [uid for uid, value in virtual.items() if self._holds(value) is False])
+
+    def _compared(self, target: Target) -> str:
+        """Write the condition on a stored column."""
+        raise QueryError(f"{type(self).__name__} is no condition on {target.name!r}.")
+
+    def _holds(self, value: str | None) -> bool | None:
+        """Decide the condition for one value; None where the value is missing and nothing can be said."""
+        return None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Condition):
+    """A column compared with a value."""
+
+    operator: str
+    value: Any
+
+    def _compared(self, target: Target) -> str:
+        return compare(target, _OPERATORS[self.operator][0], self.value)
+
+    def _holds(self, value: str | None) -> bool | None:
+        text = _text(self.value)
+        return None if value is None else _OPERATORS[self.operator][1](value, text)
+
+    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
+        """Yield the column and its text, for ``==`` and ``!=``."""
+        if self.operator in {"==", "!="} and isinstance(self.value, str):
+            yield self.column, self.value
+
+    def __repr__(self) -> str:
+        return f"col({self.column!r}) {self.operator} {self.value!r}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Membership(Condition):
+    """A column that holds one of some values."""
+
+    values: tuple[Any, ...]
+
+    def _compared(self, target: Target) -> str:
+        return is_member(target, self.values)
+
+    def _holds(self, value: str | None) -> bool | None:
+        return None if value is None else value in self.values
+
+    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
+        """Yield the column with each text."""
+        yield from ((self.column, value) for value in self.values if isinstance(value, str))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self.values[:8])) + (
+            f", ... {len(self.values)} in all" if len(self.values) > 8 else ""
+        )
+        return f"col({self.column!r}).isin([{shown}])"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class IsNull(Condition):
+    """A column without a value."""
+
+    def _compared(self, target: Target) -> str:
+        return is_missing(target)
+
+    def _opposite(self, columns: Columns, depth: int) -> str:
+        if columns.virtual(self.column) is None:
+            return is_present(columns.target(self.column))
+        return super()._opposite(columns, depth)
+
+    def _holds(self, value: str | None) -> bool | None:
+        return value is None
+
+    def __repr__(self) -> str:
+        return f"col({self.column!r}).is_null()"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextMatch(Condition):
+    """A text column that begins with a text or contains it."""
+
+    how: str
+    text: str
+
+    def _compared(self, target: Target) -> str:
+        return text_matches(target, "starts_with" if self.how == "startswith" else "contains", self.text)
+
+    def _holds(self, value: str | None) -> bool | None:
+        if value is None:
+            return None
+        return value.startswith(self.text) if self.how == "startswith" else self.text in value
+
+    def __repr__(self) -> str:
+        return f"col({self.column!r}).{self.how}({self.text!r})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Combination(Filter):
+    """Several conditions joined by AND or OR."""
+
+    word: str
+    parts: tuple[Filter, ...]
+
+    def _sql(self, columns: Columns, depth: int) -> str:
+        join = all_of if self.word == "AND" else any_of
+        return join(*(part.to_sql(columns, depth + 1) for part in self.parts))
+
+    def _opposite(self, columns: Columns, depth: int) -> str:
+        word = "OR" if self.word == "AND" else "AND"
+        return Combination(word, tuple(map(Negation, self.parts))).to_sql(columns, depth)
+
+    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
+        """Yield what the parts ask for."""
+        for part in self.parts:
+            yield from part.asked(columns)
+
+    def __repr__(self) -> str:
+        return f" {'&' if self.word == 'AND' else '|'} ".join(f"({part!r})" for part in self.parts)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Negation(Filter):
+    """The opposite of a condition; NOT is written before single conditions only."""
+
+    inner: Filter
+
+    def _sql(self, columns: Columns, depth: int) -> str:
+        return self.inner._opposite(columns, depth)
+
+    def _opposite(self, columns: Columns, depth: int) -> str:
+        return self.inner.to_sql(columns, depth + 1)
+
+    def asked(self, columns: Columns) -> Iterator[tuple[str, str]]:
+        """Yield what the condition asks for."""
+        yield from self.inner.asked(columns)
+
+    def __repr__(self) -> str:
+        return f"~({self.inner!r})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Verbatim(Filter):
+    """A part of SQL text that is no simple comparison, in which names are already those of stored columns."""
+
+    text: str
+
+    def _sql(self, columns: Columns, depth: int) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def warn_of_unknown(
+    filters: Sequence[Filter], columns: Columns, values: Callable[[str], Iterable[str] | None] = lambda _: None
+) -> None:
+    """Warn of texts that filters ask for and no cell has, with the near matches.
+
+    Parameters
+    ----------
+    filters : sequence of Filter
+        What is asked.
+    columns : Columns
+        Names of datasets and categories are compared in any case.
+    values : function
+        Returns the values of another column of text, or None where they are not known.
+
+    Warns
+    -----
+    UnknownValueWarning
+        For each of these texts.
+    """
+    known: dict[str, list[str] | None] = {}
+    for name, text in dict.fromkeys(pair for part in filters for pair in part.asked(columns)):
+        if name not in known:
+            found = _listed(columns, name) or values(name)
+            known[name] = None if found is None else list(found)
+        there = known[name]
+        if there is not None and text not in there:
+            message = f"No cell has {name} {text!r}. {suggest(text, there)}"
+            warnings.warn(message, UnknownValueWarning, stacklevel=_callers())
+
+
+def suggest(text: str, known: Sequence[str]) -> str:
+    """Name what a misspelt value may have meant, or else what there is.
+
+    Examples
+    --------
+    >>> suggest("b", ["B cell", "T cell"]), suggest("x", ["B cell"])
+    ("Did you mean 'B cell'?", "Values are 'B cell'.")
+    """
+    folded = text.casefold()
+    spelled = difflib.get_close_matches(folded, {value.casefold() for value in known}, n=3, cutoff=0.6)
+    near = [value for value in known if value.casefold() in spelled]
+    near += [value for value in known if folded and folded in value.casefold() and value not in near]
+    if near:
+        return f"Did you mean {' or '.join(map(repr, near[:3]))}?"
+    more = f", ... {len(known):,} in all" if len(known) > 10 else ""
+    return f"Values are {', '.join(map(repr, known[:10]))}{more}." if known else "The column holds no text."
+
+
+def _listed(columns: Columns, name: str) -> list[str] | None:
+    """Return the values of a column that are known without reading cells: of datasets, and categories that are text."""
+    virtual = columns.virtual(name)
+    if virtual is not None:
+        return [value for value in virtual.values() if value is not None]
+    stored = columns.stored(name)
+    if stored == "dataset_uid" and columns.datasets:
+        return list(columns.datasets)
+    facts = columns.facts.get(stored)
+    if facts is None or facts.kind != "categorical" or not facts.categories or not is_text(facts.category_kind):
+        return None
+    return list(facts.categories)
+
+
+def _callers() -> int:
+    """Return the `stacklevel` at which a warning points at the code that called this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("raggedatlas."):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _combine(word: str, left: Filter, right: object) -> Filter:
+    if not isinstance(right, Filter):
+        raise QueryError(
+            f"{right!r} is no filter; write comparisons in parentheses, e.g. (col('a') == 1) & (col('b') == 2)."
+        )
+    parts: list[Filter] = []
+    for side in (left, right):
+        parts.extend(side.parts if isinstance(side, Combination) and side.word == word else [side])
+    return Combination(word, tuple(parts))
+
+
+def _text(value: Any) -> str:  # noqa: ANN401  (what a person passed)
+    if not isinstance(value, str):
+        raise QueryError(f"A text is needed here, got {value!r}.")
+    return str(plain_value(value))

@@ -1,0 +1,298 @@
+"""The compiled library: where it is found, how it is built in a checkout, and the types of its functions.
+
+The functions are described in ``native/raggedatlas.h``. They are called as ``library().ra_crc32c(...)`` and run without
+the interpreter's lock. Arrays are passed as they are; their dtype, contiguity and writability are checked.
+"""
+
+import ctypes
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import ArgumentError, MissingExtraError
+
+ABI = 1
+"""RA_ABI of the header that this module follows."""
+
+LEVELS = ("baseline", "avx2", "avx512")
+"""Vector instructions that may be forced by the environment variable RAGGEDATLAS_SIMD."""
+
+PACKAGE = Path(__file__).parent
+SOURCES = PACKAGE.parents[2] / "native"
+_SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
+
+# Statuses and kinds, as the header numbers them.
+GOOD, BAD_CHECKSUM, BAD_SIZE, BAD_FRAME, OUTSIDE, REPEATED, OTHER_FRAME = range(7)
+BAD_BOUNDS, BAD_COLUMN, UNSORTED, BAD_TYPE = range(7, 11)
+PLAIN, BLOSC, PACKED, CHECKED = 0, 1, 2, 8
+
+TYPE_CODES = {"uint8": 0, "uint16": 1, "uint32": 2, "uint64": 3, "float32": 4, "float64": 5}
+"""Element types of results, as ``enum ra_type`` numbers them."""
+
+FAULTS = {
+    BAD_CHECKSUM: "its crc32c does not match",
+    BAD_SIZE: "it does not have the size it should",
+    BAD_FRAME: "its frame does not decode",
+    OTHER_FRAME: "its frame is of another compressor than the array's metadata says",
+}
+"""What is wrong with a chunk, by status."""
+
+
+@dataclass(frozen=True)
+class ArrayArgument:
+    """The type of an argument that is an array, checked when it is passed.
+
+    Parameters
+    ----------
+    dtype : str
+        Name of the dtype; empty for any.
+    writable : bool
+        Whether the function writes to it.
+    """
+
+    dtype: str
+    writable: bool = False
+
+    def from_param(self, array: NDArray[Any] | None) -> ctypes.c_void_p | None:
+        """Return the address of an array, None for none.
+
+        Raises
+        ------
+        ArgumentError
+            If the array is not contiguous, not writable or of another dtype. That is a mistake in this package.
+        """
+        if array is None:
+            return None
+        flags = array.flags
+        if (
+            (self.dtype and array.dtype != self.dtype)
+            or not flags.c_contiguous
+            or not flags.aligned
+            or (self.writable and not flags.writeable)
+        ):
+            raise ArgumentError(
+                f"A compiled function takes a contiguous {'writable ' * self.writable}array of {self.dtype or 'any dtype'}, "
+                f"got {array.dtype} of shape {array.shape}; report this."
+            )
+        return ctypes.c_void_p(array.ctypes.data)
+
+    def address(self, array: NDArray[Any]) -> int:
+        """Return the checked address of an array, for a field of a structure; the caller keeps the array alive."""
+        found = self.from_param(array)
+        return (found.value if found is not None else None) or 0
+
+
+ANY, U8, U32, U64, I32, I64 = map(ArrayArgument, ("", "uint8", "uint32", "uint64", "int32", "int64"))
+OUT, OUT_U8, OUT_U32, OUT_U64, OUT_I32, OUT_I64 = (
+    ArrayArgument(known.dtype, writable=True) for known in (ANY, U8, U32, U64, I32, I64)
+)
+_int, _long, _uint, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p
+_where, _which = ctypes.POINTER(_long), ctypes.POINTER(_int)
+
+
+def _fields(**kinds: str) -> list[tuple[str, Any]]:
+    """Return the fields of a structure: names by type."""
+    known = {"pointers": _pointer, "longs": _long, "ints": _int}
+    return [(name, known[kind.rstrip("_")]) for kind, names in kinds.items() for name in names.split()]
+
+
+class Chunks(ctypes.Structure):
+    """``struct ra_chunks``."""
+
+    _fields_ = _fields(pointers="addresses sizes", longs="n")
+
+
+class Pieces(ctypes.Structure):
+    """``struct ra_pieces``."""
+
+    _fields_ = _fields(pointers="bounds sources lengths targets", longs="n")
+
+
+class Rows(ctypes.Structure):
+    """``struct ra_rows``."""
+
+    _fields_ = _fields(pointers="order", longs="n_order", pointers_="group start stop at", longs_="n_rows n_groups")
+
+
+class Array(ctypes.Structure):
+    """``struct ra_array``."""
+
+    _fields_ = _fields(pointers="addresses sizes states", longs="n_slots", pointers_="groups")
+
+
+class Maps(ctypes.Structure):
+    """``struct ra_maps``."""
+
+    _fields_ = _fields(pointers="columns bounds monotone wanted targets wanted_bounds")
+
+
+class Result(ctypes.Structure):
+    """``struct ra_result``."""
+
+    _fields_ = _fields(pointers="columns values counts", longs="n n_columns", ints="type")
+
+
+class Room(ctypes.Structure):
+    """``struct ra_room``."""
+
+    _fields_ = _fields(
+        pointers="column_chunk value_chunk work", longs="chunk_bytes", pointers_="found values numbers", longs_="longest",
+        pointers__="words slots",
+    )  # fmt: skip
+
+
+class Csr(ctypes.Structure):
+    """``struct ra_csr``, made by `csr_of`."""
+
+    _fields_ = _fields(pointers="bounds", longs="n_rows", pointers_="columns", longs_="n", ints="itemsize")
+
+
+class Columns(ctypes.Structure):
+    """``struct ra_columns``."""
+
+    _fields_ = _fields(pointers="bounds columns", longs="n n_entries")
+
+
+def csr_of(indptr: NDArray[np.int64], columns: NDArray[Any]) -> Csr:
+    """Describe rows of a sparse matrix to compiled functions; the arrays live as long as the description.
+
+    Parameters
+    ----------
+    indptr : (n_rows + 1,) int64
+        Bounds among all columns; need not start at 0.
+    columns : (n,) integer
+        Columns.
+    """
+    made = Csr(I64.address(indptr), indptr.size - 1, ANY.address(columns), columns.size, columns.itemsize)
+    made.arrays = indptr, columns
+    return made
+
+
+_csr = ctypes.POINTER(Csr)
+
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "ra_abi": (_int, ()),
+    "ra_best_level": (_int, ()),
+    "ra_set_level": (_int, (_int,)),
+    "ra_crc32c": (_uint, (_uint, U8, _long)),
+    "ra_count_pieces": (_long, (I64, I64, _long, _long)),
+    "ra_split_ranges": (None, (I64, I64, _long, _long, OUT_I64, _long)),
+    "ra_decode_chunks": (
+        _int,
+        (
+            ctypes.POINTER(Chunks), ctypes.POINTER(Pieces), _int, _int, _long, OUT_U8, OUT_U8, U8, _long, OUT_U8, _long,
+            _where,
+        ),
+    ),
+    "ra_packed_room": (_long, (_long, _int)),
+    "ra_pack": (_long, (ANY, _long, _int, I64, _long, OUT_U8, _long)),
+    "ra_pack_chunks": (_long, (ANY, _long, _long, _int, OUT_I64, _long, OUT_U8, _long, OUT_I64)),
+    "ra_check_packed": (_int, (U8, _long, _long, _long)),
+    "ra_unpack": (_int, (U8, _long, _long, _long, OUT)),
+    "ra_unpack_chunks": (_int, (ctypes.POINTER(Chunks), ctypes.POINTER(Pieces), _long, _long, OUT, _long, _where)),
+    "ra_arrange_rows": (
+        _int, (I32, I64, I64, _long, I64, _long, I64, U8, I64, U8, OUT_I64, OUT_I64, OUT_I64, OUT_I64),
+    ),
+    "ra_gather": (_int, (*map(ctypes.POINTER, (Rows, Array, Maps, Result, Room)), _where, _which)),
+    "ra_close_gaps": (None, (I64, I64, _long, I32, ANY, _long, OUT_I32, OUT)),
+    "ra_check_order": (_int, (_csr, _long, _where)),
+    "ra_count_kept": (_int, (_csr, ANY, _long, _int, OUT_I64, _where)),
+    "ra_map_rows": (
+        _int, (_csr, ANY, _long, _int, I64, _long, OUT, OUT_I64, _long, OUT_U64, OUT_I64, _long),
+    ),
+    "ra_count_columns": (_int, (ANY, _long, _int, OUT_I64, _long)),
+    "ra_claim_places": (_int, (U32, _long, OUT_I64, _long, OUT_I64)),
+    "ra_scatter": (_int, (ANY, I64, _long, _int, OUT, _long)),
+    "ra_move_runs": (_int, (ANY, _long, I64, I64, _long, _int, OUT, _long)),
+    "ra_count_places": (_int, (ANY, _long, _int, I32, _long, OUT_I64, _long, OUT_I32)),
+    "ra_fill_places": (
+        _int,
+        (
+            ctypes.POINTER(Columns), I32, ANY, _int, OUT_I64, OUT_I32, _long, OUT, _int, OUT, _long,
+        ),
+    ),
+    "ra_write_dense": (_int, (_csr, ANY, _int, OUT, _long, _where)),
+    "ra_scan_entries": (_int, (_csr, _long, OUT_I64, _long, OUT_I64)),
+    "ra_scan_whole": (_int, (ANY, _long, _int, OUT_I64)),
+    "ra_count_dense": (_int, (ANY, _long, _long, _int, _int, OUT_I64)),
+    "ra_take_dense": (_int, (ANY, _long, _long, _int, _int, I64, OUT_U32, OUT)),
+    "ra_place_rows": (
+        _int, (_csr, ANY, _int, U32, _long, OUT_U64, OUT, OUT_U32, OUT, _int, _where),
+    ),
+    "ra_mix": (_int, (ANY, _long, _int, OUT_U64)),
+}  # fmt: skip
+"""What every function returns and takes, in the order of the header."""
+
+
+@cache
+def library() -> Any:  # noqa: ANN401  (a foreign library)
+    """Return the library, loaded and declared; in a checkout it is compiled first if a source has changed.
+
+    Raises
+    ------
+    MissingExtraError
+        If it is not there, of another version, or cannot be compiled; the message says how to build it.
+    ArgumentError
+        If RAGGEDATLAS_SIMD is none of `LEVELS` or more than this machine has.
+    """
+    path = library_path()
+    try:
+        found = ctypes.CDLL(os.fspath(path))
+        number = found.ra_abi()
+    except (OSError, AttributeError) as error:
+        raise MissingExtraError(f"The compiled library {path} cannot be loaded ({error}). {_HOW}") from error
+    if number != ABI:
+        raise MissingExtraError(f"The compiled library {path} has version {number}, expected {ABI}. {_HOW}")
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    wanted = os.environ.get("RAGGEDATLAS_SIMD")
+    if wanted:
+        _force_level(found, wanted)
+    return found
+
+
+_HOW = "Install the package again with `pip install --force-reinstall --no-deps raggedatlas`; from sources, with a C compiler (gcc, clang, or `pip install ziglang`), `pip install .`."
+
+
+def library_path() -> Path:
+    """Return where the library is: named by RAGGEDATLAS_LIBRARY, in the package, or compiled from the checkout's sources.
+
+    Raises
+    ------
+    MissingExtraError
+        If the sources do not compile.
+    """
+    named = os.environ.get("RAGGEDATLAS_LIBRARY")
+    if named:
+        return Path(named)
+    installed = PACKAGE / f"libraggedatlas{_SUFFIX}"
+    if not (SOURCES / "compile.py").is_file() or installed.is_file():
+        return installed
+    spec = importlib.util.spec_from_file_location("raggedatlas_compile", SOURCES / "compile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    compiling = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(compiling)
+    try:
+        made: Path = compiling.compile_library(compiling.library_path())
+    except (compiling.CompileError, OSError) as error:
+        raise MissingExtraError(f"{SOURCES} cannot be compiled: {error}") from error
+    return made
+
+
+def _force_level(found: Any, wanted: str) -> None:  # noqa: ANN401
+    """Use the vector instructions that the environment names."""
+    best = LEVELS[found.ra_best_level()]
+    if wanted not in LEVELS or LEVELS.index(wanted) > LEVELS.index(best):
+        raise ArgumentError(
+            f"RAGGEDATLAS_SIMD is {wanted!r}; expected one of {', '.join(LEVELS)}, of which this machine has up to {best}."
+        )
+    found.ra_set_level(LEVELS.index(wanted))

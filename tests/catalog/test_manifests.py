@@ -1,0 +1,176 @@
+"""Manifests: every table file that a snapshot reaches has a recorded hash, and validation compares all of them."""
+
+import contextlib
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raggedatlas.catalog import manifests, purge, snapshots, upkeep
+from raggedatlas.catalog.catalog import VERSIONS, Catalog
+from raggedatlas.catalog.checks import is_note, validate
+from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
+from raggedatlas.errors import CorruptError
+from raggedatlas.model.reports import Problem
+from raggedatlas.testing.atlases import write_dataset
+
+Two = tuple[Catalog, str, str]
+
+
+def flip(file: Path, bit: int) -> bytes:
+    """Flip one bit of a file, and return what it was."""
+    data = file.read_bytes()
+    other = bytearray(data)
+    other[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(other)
+    return data
+
+
+def found(catalog: Catalog) -> list[Problem]:
+    return [problem for problem in validate(catalog, "deep") if not is_note(problem)]
+
+
+def test_every_flipped_bit_of_a_file_that_a_snapshot_reaches_is_found(two: Two) -> None:
+    """Data, deletion, index, transaction and manifest files of all tables, the list of snapshots, its tags, and the manifests."""
+    catalog = two[0]
+    few = write_dataset(catalog, "c", ["A"], np.ones((4, 1), "u1"), {"kind": ["z"] * 4})
+    snapshots.snapshot(catalog)
+    upkeep.drop_dataset(catalog, few)
+    snapshots.snapshot(catalog)
+    folder = catalog.tables.location.path
+    named = {path for r in list_versions(catalog) for path in manifests.read_manifest(catalog, r.manifest)}
+    named |= {str(file.relative_to(folder)) for file in (folder / FOLDER).iterdir()}
+    named |= {str(file.relative_to(folder)) for file in folder.glob("*/_refs/tags/*.json")}
+    assert {Path(path).parts[1] for path in named} >= {"data", "_versions", "_transactions", "_indices", "_deletions"}
+    rng = np.random.default_rng(0)
+    for path in sorted(named):
+        file = folder / path
+        before = flip(file, int(rng.integers(8 * file.stat().st_size)))
+        assert manifests.check_files(catalog, list_versions(catalog), head=True), path
+        file.write_bytes(before)
+    assert found(catalog) == []
+
+
+def test_a_flipped_bit_in_the_list_of_snapshots_is_found(two: Two) -> None:
+    """No manifest can name the hash of the list that names it, so the head does; whatever the bit does, validation reports."""
+    catalog = two[0]
+    snapshots.snapshot(catalog)
+    folder = catalog.tables.location.path
+    table = folder / "atlas_versions.lance"
+    newest = min((table / "_versions").glob("*.manifest"))
+    rng = np.random.default_rng(1)
+    for file in (newest, max((table / "data").iterdir(), key=lambda f: f.stat().st_mtime_ns)):
+        for _ in range(8):
+            before = flip(file, int(rng.integers(8 * file.stat().st_size)))
+            assert found(catalog), file
+            file.write_bytes(before)
+
+
+def test_a_missing_or_cut_file_is_named(two: Two) -> None:
+    """The problem names the file below ``lance_db``."""
+    catalog = two[0]
+    record = snapshots.snapshot(catalog)
+    named = next(p for p in manifests.read_manifest(catalog, record.manifest) if p.startswith("cells.lance/data/"))
+    file = catalog.tables.location.path / named
+    before = file.read_bytes()
+    file.write_bytes(before[:-1])
+    assert ("table-file", named) in {(p.rule, p.place) for p in found(catalog.at(record))}
+    file.unlink()
+    assert ("table-file", named) in {(p.rule, p.place) for p in found(catalog)}
+
+
+def test_a_snapshot_hashes_only_files_that_no_earlier_one_reaches(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With nothing changed no table file is read again."""
+    catalog = two[0]
+    snapshots.snapshot(catalog)
+    read: list[str] = []
+    digest = manifests.digest_file
+    monkeypatch.setattr(manifests, "digest_file", lambda place, key: read.append(key) or digest(place, key))
+    record = snapshots.snapshot(catalog)
+    assert {path for path in read if not path.startswith("atlas_versions") and "/_refs/" not in path} == set()
+    assert record.manifest == list_versions(catalog)[0].manifest
+    write_dataset(catalog, "c", ["A"], np.ones((5, 1), "u1"), {"kind": ["z"] * 5})
+    read.clear()
+    snapshots.snapshot(catalog)
+    assert any(path.startswith("cells.lance/data") for path in read)
+
+
+@pytest.mark.parametrize("n", range(0, 24, 5))
+def test_a_snapshot_whose_process_dies_leaves_files_that_agree(
+    two: Two, dying: Callable[[int], contextlib.AbstractContextManager[list[str]]], n: int
+) -> None:
+    """Wherever it dies, what is recorded agrees with the files; another snapshot leaves nothing unverified."""
+    catalog = two[0]
+    snapshots.snapshot(catalog)
+    write_dataset(catalog, "c", ["A"], np.ones((5, 1), "u1"), {"kind": ["z"] * 5})
+    with dying(n):
+        snapshots.snapshot(catalog)
+    assert found(catalog) == []
+    upkeep.repair(catalog)
+    assert not any(problem.rule == "unverified-files" for problem in validate(catalog, "deep"))
+    snapshots.snapshot(catalog)
+    assert validate(catalog, "deep") == []
+
+
+def test_upkeep_keeps_what_is_recorded(two: Two) -> None:
+    """After forgetting, purging, restoring, clean-up and repair every remaining snapshot agrees with its files, and none is unverified."""
+    catalog, first, second = two
+    for _ in range(3):
+        snapshots.snapshot(catalog)
+    everything = dt.timedelta(0)
+    steps: list[Callable[[], object]] = [
+        lambda: snapshots.delete_version(catalog, 2),
+        lambda: upkeep.gc(catalog, dry_run=False, grace=everything, keep=everything),
+        lambda: upkeep.drop_dataset(catalog, second),
+        lambda: snapshots.snapshot(catalog),
+        lambda: purge.purge(catalog, first),
+        lambda: snapshots.restore(catalog, 1),
+        lambda: upkeep.repair(catalog),
+        lambda: snapshots.snapshot(catalog),
+    ]
+    for step in steps:
+        step()
+        assert [p for p in validate(catalog, "deep") if p.rule != "unassigned-index"] == []
+        assert all(validate(catalog.at(record), "deep") == [] for record in list_versions(catalog))
+
+
+def test_clean_up_removes_manifests_that_no_snapshot_names(two: Two) -> None:
+    """What a forgotten or never recorded snapshot left goes; what is named stays, and so does what was written just now."""
+    catalog = two[0]
+    snapshots.snapshot(catalog)
+    snapshots.delete_version(catalog, 1)
+    write_dataset(catalog, "c", ["A"], np.ones((5, 1), "u1"), {"kind": ["z"] * 5})
+    record = snapshots.snapshot(catalog)
+    folder = catalog.tables.location.path / FOLDER
+    upkeep.gc(catalog, dry_run=False)
+    assert len(list(folder.iterdir())) == 3
+    upkeep.gc(catalog, dry_run=False, grace=dt.timedelta(0))
+    assert {file.name for file in folder.iterdir()} == {HEAD, f"{record.manifest}.json"}
+
+
+def test_snapshots_from_before_manifests_open_read_and_validate(two: Two) -> None:
+    """They have no hashes: deep validation says so in a note, finds nothing wrong, and the next snapshot has a manifest."""
+    catalog = two[0]
+    record = snapshots.snapshot(catalog)
+    catalog.tables.drop_columns(VERSIONS, ["manifest"])
+    (older,) = list_versions(catalog)
+    assert older == record.model_copy(update={"manifest": ""})
+    for view in (catalog, catalog.at(older)):
+        problems = validate(view, "deep")
+        assert {problem.rule for problem in problems} == {"unverified-files"}
+        assert all(is_note(problem) for problem in problems)
+    assert [r.manifest for r in list_versions(catalog)] == [""]
+    made = snapshots.snapshot(catalog)
+    assert [r.manifest for r in list_versions(catalog)] == ["", made.manifest]
+
+
+def test_a_manifest_that_is_not_what_its_name_says_is_refused(two: Two) -> None:
+    """Content that parses but has another hash is damage."""
+    catalog = two[0]
+    record = snapshots.snapshot(catalog)
+    catalog.tables.location.write_bytes(f"{FOLDER}/{record.manifest}.json", b'{"files":{},"version":0}')
+    with pytest.raises(CorruptError, match="is not its name"):
+        manifests.read_manifest(catalog, record.manifest)
+    assert {problem.rule for problem in found(catalog)} == {"manifest"}

@@ -1,0 +1,283 @@
+"""Damaged and hostile atlases: every read gives the values that were written or `CorruptError`, never a crash or a foreign error."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy.sparse as sp
+
+import raggedatlas as ra
+from raggedatlas.catalog.catalog import DATASETS, Catalog, open_catalog
+from raggedatlas.catalog.checks import validate
+from raggedatlas.catalog.datasets import read_records
+from raggedatlas.errors import CorruptError, StoreError
+from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter
+from raggedatlas.store.location import Location
+from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.testing.annotated import GENES, small_anndata
+from raggedatlas.testing.mutations import run_campaign
+
+N_CELLS = 40
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An atlas of one dataset with a column-sorted copy, a sparse matrix and an element next to its layers, and a snapshot."""
+    made = small_anndata(1, N_CELLS, GENES)
+    made.obsp["near"] = sp.random(N_CELLS, N_CELLS, 0.2, "csr", np.float32, random_state=0)
+    made.obsm["pca"] = np.arange(N_CELLS * 2, dtype=np.float32).reshape(-1, 2)
+    made.uns["note"] = {"text": "kept"}
+    folder = tmp_path_factory.mktemp("sound")
+    made.write_h5ad(folder / "d.h5ad")
+    path = folder / "atlas"
+    atlas = ra.RaggedAtlas.create(str(path))
+    atlas.add(folder / "d.h5ad", name="d", progress=False)
+    atlas.add_csc("d", space="gene_expression")
+    atlas.snapshot()
+    return path
+
+
+@pytest.fixture
+def copied(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may damage."""
+    return Path(shutil.copytree(sound, tmp_path / "atlas"))
+
+
+def change_record(path: Path, change: Callable[[DatasetRecord], dict[str, Any]]) -> Catalog:
+    """Rewrite the only record of an atlas."""
+    catalog = open_catalog(Location(str(path)))
+    (record,) = read_records(catalog)
+    changed = record.model_copy(update=change(record))
+    rows = pa.Table.from_pylist([changed.model_dump()], schema=DATASETS_SCHEMA)
+    assert catalog.tables.overwrite_if(DATASETS, rows, catalog.tables.version(DATASETS))
+    return catalog
+
+
+def rewrite_array(
+    path: Path, name: str, change: Callable[[np.ndarray[Any, Any]], object], *, noted: bool = True
+) -> None:
+    """Write an array of the dataset anew with other values and valid checksums; the record agrees if `noted`."""
+    catalog = open_catalog(Location(str(path)))
+    (record,) = read_records(catalog)
+    spec = ArraySpec.from_json(json.dumps(record.array_specs[name]))
+    values = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
+    change(values)
+    shutil.rmtree(path / "zarr_store" / spec.path)
+    writer = ArrayWriter(catalog.arrays, spec.path, values.dtype, spec.row_shape, profile=catalog.codec())
+    writer.append(values)
+    described = json.loads(writer.close().to_json())
+    if noted:
+        change_record(
+            path,
+            lambda r: {
+                "arrays": json.dumps(r.array_specs | {name: described}),
+                "checksums": json.dumps(r.array_checksums | {name: writer.checksum}),
+            },
+        )
+
+
+def at(row: int, value: int) -> Callable[[np.ndarray[Any, Any]], None]:
+    def change(values: np.ndarray[Any, Any]) -> None:
+        values[row] = value
+
+    return change
+
+
+def swapped(values: np.ndarray[Any, Any]) -> None:
+    steps = np.flatnonzero(np.diff(values))
+    values[[steps[0], steps[0] + 1]] = values[[steps[0] + 1, steps[0]]]
+
+
+HOSTILE = {
+    "far": at(1, 2**40),
+    "negative": at(5, -(2**40)),
+    "swapped": swapped,
+    "late": at(0, 1),
+    "long": at(-1, 2**50),
+}
+
+
+def uses(atlas: ra.RaggedAtlas, tmp_path: Path) -> dict[str, Callable[[], object]]:
+    """What reads bounds, by the array that holds them."""
+    dataset = atlas.dataset("d")
+
+    def few() -> Any:
+        return atlas.checkout(atlas.snapshot()).query().features(list(GENES[:2]))
+
+    return {
+        "csr/indptr to_anndata": dataset.to_anndata,
+        "csr/indptr write": lambda: dataset.write(tmp_path / "out.h5ad"),
+        "extras/1/indptr to_anndata": dataset.to_anndata,
+        "extras/1/indptr element": lambda: dataset.element("obsp/near"),
+        "csc/indptr query": lambda: few().to_anndata(),
+        "csc/indptr aggregate": lambda: few().aggregate(["cell_type"]),
+    }
+
+
+@pytest.mark.parametrize("kind", list(HOSTILE))
+@pytest.mark.parametrize("path", ["csr/indptr", "csc/indptr", "extras/1/indptr"])
+def test_bounds_that_do_not_ascend_are_refused_by_every_reader(
+    copied: Path, tmp_path: Path, path: str, kind: str
+) -> None:
+    """Bounds of rows or columns with valid checksums that leave the entries give `CorruptError`; they once ended the process."""
+    rewrite_array(copied, path, HOSTILE[kind])
+    atlas = ra.RaggedAtlas.open(str(copied))
+    for name, use in uses(atlas, tmp_path).items():
+        if name.startswith(path):
+            with pytest.raises(CorruptError, match=r"bounds in .*indptr"):
+                use()
+
+
+@pytest.mark.parametrize("kind", list(HOSTILE))
+def test_a_copy_is_not_made_of_bounds_that_do_not_ascend(copied: Path, kind: str) -> None:
+    """`add_csc` refuses the bounds of the rows that it copies."""
+
+    def without_copy(record: DatasetRecord) -> dict[str, Any]:
+        return {"arrays": json.dumps({k: v for k, v in record.array_specs.items() if not k.startswith("csc/")})}
+
+    change_record(copied, without_copy)
+    rewrite_array(copied, "csr/indptr", HOSTILE[kind])
+    with pytest.raises(CorruptError, match=r"bounds in .*indptr"):
+        ra.RaggedAtlas.open(str(copied)).add_csc("d", space="gene_expression")
+
+
+def test_a_copy_is_not_made_of_a_layer_without_an_array(copied: Path) -> None:
+    """`add_csc` refuses a record that names a layer, and no array of it; KeyError came out."""
+    change_record(copied, lambda _: {"layers": ["\0"]})
+    with pytest.raises(CorruptError, match=r"names no array 'csr/layers/"):
+        ra.RaggedAtlas.open(str(copied)).add_csc("d", space="gene_expression")
+
+
+def test_columns_beyond_the_features_are_refused(copied: Path) -> None:
+    """An entry in a column that the dataset has not got is never handed to SciPy."""
+    rewrite_array(copied, "csr/indices", at(3, 2**31))
+    atlas = ra.RaggedAtlas.open(str(copied))
+    for use in (atlas.dataset("d").to_anndata, lambda: atlas.checkout(atlas.snapshot()).query().to_anndata()):
+        with pytest.raises(CorruptError):
+            use()
+
+
+@pytest.mark.parametrize("path", ["csr/indptr", "columns", "extras/elements"])
+def test_arrays_that_are_read_at_once_are_compared_with_their_recorded_checksum(copied: Path, path: str) -> None:
+    """Valid other values under valid chunk checksums are found when they are read, before deep validation."""
+
+    def change(values: np.ndarray[Any, Any]) -> None:
+        if path == "columns":
+            values[:2] = values[1::-1].copy()
+        else:
+            values[len(values) // 2] += 1
+
+    rewrite_array(copied, path, change, noted=False)
+    with pytest.raises(CorruptError, match="checksum"):
+        ra.RaggedAtlas.open(str(copied)).dataset("d").to_anndata()
+
+
+def test_every_flipped_bit_of_a_kept_frame_is_found_when_it_is_read(copied: Path) -> None:
+    """No reader sees a frame whose file is not the one that was written."""
+    for file in sorted((copied / "zarr_store").glob("*/frames/*.arrow")):
+        data = file.read_bytes()
+        for bit in np.random.default_rng(0).integers(0, 8 * len(data), 40).tolist():
+            other = bytearray(data)
+            other[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(other)
+            dataset = ra.RaggedAtlas.open(str(copied)).dataset("d")
+            with pytest.raises(CorruptError, match="SHA-256"):
+                _ = dataset.obs if file.stem == "obs" else dataset.var()
+        file.write_bytes(data)
+
+
+def test_frames_of_atlases_without_hashes_are_read_and_checked_as_arrow(sound: Path, copied: Path) -> None:
+    """An atlas from before the hashes were recorded reads equal; a frame that is no valid Arrow file is refused."""
+
+    def unhashed(record: DatasetRecord) -> dict[str, Any]:
+        facts = json.loads(record.facts)
+        del facts["frames"]
+        return {"facts": json.dumps(facts)}
+
+    change_record(copied, unhashed)
+    dataset = ra.RaggedAtlas.open(str(copied)).dataset("d")
+    assert dataset.obs.equals(ra.RaggedAtlas.open(str(sound)).dataset("d").obs)
+    file = next((copied / "zarr_store").glob("*/frames/obs.arrow"))
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(CorruptError, match=r"obs\.arrow is damaged"):
+        _ = ra.RaggedAtlas.open(str(copied)).dataset("d").obs
+
+
+DAMAGED_FIELDS: dict[str, dict[str, Any]] = {
+    "no JSON": {"facts": "{"},
+    "a list": {"facts": "[]"},
+    "a number of cells that is text": {"facts": '{"n_cells": "many"}'},
+    "no dtype": {"facts": '{"layers": {"counts": {"key": "X", "form": "csr", "dtype": "float33"}}}'},
+    "no form": {"facts": '{"layers": {"counts": {"key": "X", "form": "coo", "dtype": "<f4"}}}'},
+    "no key": {"facts": '{"layers": {"counts": {"form": "csr", "dtype": "<f4"}}}'},
+    "arrays of numbers": {"arrays": "[1]"},
+    "an array of nothing": {"arrays": '{"csr/indices": {}}'},
+    "a shape of text": {"arrays": '{"csr/indices": {"path": "a", "shape": "x", "dtype": "u1"}}'},
+    "checksums of numbers": {"checksums": '{"csr/indptr": 1}'},
+}
+
+
+@pytest.mark.parametrize("name", list(DAMAGED_FIELDS))
+def test_a_damaged_field_of_a_record_is_named(copied: Path, name: str) -> None:
+    """Whatever a field holds, readers raise `CorruptError`, which names table and row, and validation reports it."""
+    change_record(copied, lambda _: DAMAGED_FIELDS[name])
+    atlas = ra.RaggedAtlas.open(str(copied))
+    with pytest.raises(CorruptError, match=r"datasets|array"):
+        atlas.dataset("d").to_anndata()
+    assert {problem.rule for problem in validate(open_catalog(Location(str(copied))), "deep")} & {"array-spec"}
+
+
+def test_a_sound_atlas_comes_back_equal(sound: Path) -> None:
+    """What the other tests damage was added as it is."""
+    back = ra.RaggedAtlas.open(str(sound)).dataset("d").to_anndata()
+    assert isinstance(back, ad.AnnData)
+    assert back.shape == (N_CELLS, len(GENES))
+
+
+LINKS = {
+    "a table": "lance_db/cells.lance",
+    "the data of a table": "lance_db/cells.lance/data",
+    "a data file": "lance_db/cells.lance/data/*.lance",
+    "a version of a table": "lance_db/cells.lance/_versions/*.manifest",
+    "an index": "lance_db/cells.lance/_indices/*",
+    "a dataset": "zarr_store/*",
+    "a group": "zarr_store/*/gene_expression",
+    "an array": "zarr_store/*/gene_expression/csr/indices",
+    "a folder of chunks": "zarr_store/*/gene_expression/csr/indices/c",
+    "a shard": "zarr_store/*/gene_expression/csr/indices/c/0",
+    "the frames": "zarr_store/*/frames",
+    "a frame": "zarr_store/*/frames/obs.arrow",
+    "all arrays": "zarr_store",
+    "all tables": "lance_db",
+}
+
+
+@pytest.mark.parametrize("name", list(LINKS))
+def test_symlinks_inside_a_store_are_refused(copied: Path, tmp_path: Path, name: str) -> None:
+    """Whatever in an atlas is a symlink, even to the same bytes, is not followed."""
+    path = next(p for p in sorted(copied.glob(LINKS[name])) if p.name != "zarr.json")
+    moved = tmp_path / "moved"
+    path.rename(moved)
+    path.symlink_to(moved)
+
+    def use() -> object:
+        atlas = ra.RaggedAtlas.open(str(copied))
+        return atlas.dataset("d").to_anndata(), atlas.checkout(1).query().to_anndata()
+
+    with pytest.raises(StoreError, match="is a symlink"):
+        use()
+
+
+def test_mutated_atlases_are_read_refused_or_found() -> None:
+    """A small part of ``scripts/mutate_atlases``: no crash, no foreign error, no silent other value, every flipped bit found."""
+    tally = run_campaign(4, seed=11)
+    assert tally.failures == []
+    assert (tally.n_bits, tally.n_values) == (2, 2)
+    assert tally.outcomes["found"] == tally.n_bits

@@ -1,0 +1,509 @@
+"""Every public call, given something else than it takes, answers with an error of ours that names the argument, or works."""
+
+import datetime as dt
+import inspect
+import itertools
+import math
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import raggedatlas as ra
+from raggedatlas import vectors, verbs
+from raggedatlas.errors import ArgumentError, AtlasError, NameRefusedError, NotFoundError
+from raggedatlas.formats import anndata as anndata_rules
+from raggedatlas.formats import cxg
+from raggedatlas.ingest.options import AddChoices
+from raggedatlas.loader.options import LoaderChoices
+from raggedatlas.loader.splits import Split, split_loader
+from raggedatlas.query.dataset import Dataset
+from raggedatlas.testing.annotated import GENES, small_anndata
+from raggedatlas.testing.geometry import spots
+from raggedatlas.testing.modelled import write_results
+from raggedatlas.vectors.building import Cutting, make_geometry
+from raggedatlas.vectors.converters.files import read_file
+from raggedatlas.vectors.converters.stores import Conversion, convert
+from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.writing import write as write_vectors
+from raggedatlas.verbs.visualize import ViewChoices
+
+
+class Strange:
+    """An object of a class that no call knows."""
+
+    def __repr__(self) -> str:
+        return "Strange()"
+
+
+WRONG: list[Any] = [
+    None, 5, -1, 1.5, math.nan, 10**30, "", "x" * 300, "Deep", "no such", "\0", b"x", [], ["nope"], [5], {}, {"a": Strange()},
+    {5: 6}, Strange(), True, np.array([1.5]), int, pd.DataFrame({"a": [1]}),
+]  # fmt: skip
+"""What no argument takes, or only a few do."""
+
+SPECIAL = {("add", "progress"), ("Loader", "sampler")}
+"""Functions of the user, whose own errors pass."""
+
+
+@dataclass
+class Places:
+    """An atlas of two datasets with a snapshot, and paths that are free."""
+
+    folder: Path
+    atlas: ra.RaggedAtlas
+    numbers: itertools.count = field(default_factory=itertools.count)  # type: ignore[type-arg]
+
+    @property
+    def query(self) -> ra.Query:
+        return self.atlas.checkout("first").query()
+
+    def free(self, ending: str) -> str:
+        """Return a path where nothing is."""
+        return str(self.folder / f"out{next(self.numbers)}{ending}")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """Make the atlas."""
+    folder = tmp_path_factory.mktemp("wrong")
+    atlas = ra.RaggedAtlas.create(folder / "a")
+    atlas.add(small_anndata(1, 12), "d1", organism="human")
+    atlas.add(small_anndata(2, 12, GENES[5:15]), "d2", organism="human")
+    atlas.snapshot("first")
+    small_anndata(3, 6).write_h5ad(folder / "third.h5ad")
+    uids = atlas.checkout("first").query().to_pandas().index.to_numpy(dtype=object)
+    write_results(folder / "z", uids, np.arange(2 * len(uids), dtype=np.float32).reshape(-1, 2), model="m")
+    write_vectors(make_geometry(spots()), str(folder / "spots.zv"))
+    return Places(folder, atlas)
+
+
+def spent(result: Any) -> None:
+    """Use up what comes piece by piece."""
+    if hasattr(result, "__next__"):
+        list(result)
+
+
+# Each call with arguments that it takes; the test replaces them, one by one, by everything in WRONG.
+Call = Callable[[Places], tuple[Callable[..., Any], dict[str, Any]]]
+CALLS: dict[str, Call] = {
+    "create": lambda p: (
+        lambda codec="packed", **given: ra.RaggedAtlas.create(p.free(".atlas"), codec=codec, **given),
+        {"codec": "packed", "cell_schema": None, "registries": None, "spaces": (), "storage_options": None},
+    ),
+    "open": lambda p: (ra.RaggedAtlas.open, {"uri": p.folder / "a", "storage_options": None}),
+    "checkout_latest": lambda p: (
+        ra.RaggedAtlas.checkout_latest,
+        {"db_uri": p.folder / "a", "schema": None, "store": None, "storage_options": None},
+    ),
+    "add": lambda p: (
+        lambda source, **given: p.atlas.add(source, **{"dry_run": True, **given}),
+        {"source": p.folder / "third.h5ad", "name": "d3", "on_duplicate": "error", "dry_run": True},
+    ),
+    "add_csc": lambda p: (p.atlas.add_csc, {"dataset": "d1", "space": "gene_expression", "layers": None}),
+    "checkout": lambda p: (p.atlas.checkout, {"version": "first"}),
+    "dataset": lambda p: (p.atlas.dataset, {"uid_or_name": "d1"}),
+    "diff": lambda p: (p.atlas.diff, {"old": "first", "new": "first"}),
+    "drop_dataset": lambda p: (p.atlas.drop_dataset, {"uid_or_name": "nope"}),
+    "drop_geometry": lambda p: (p.atlas.drop_geometry, {"name": "nope", "dataset": None}),
+    "drop_result": lambda p: (p.atlas.drop_result, {"name": "nope"}),
+    "features": lambda p: (p.atlas.features, {"space": "gene_expression"}),
+    "find_datasets_with_features": lambda p: (
+        p.atlas.find_datasets_with_features,
+        {"features": ["GENE1"], "space": "gene_expression", "every": True},
+    ),
+    "gc": lambda p: (p.atlas.gc, {"dry_run": True, "grace": dt.timedelta(hours=1)}),
+    "purge": lambda p: (p.atlas.purge, {"uid_or_name": "nope"}),
+    "register_features": lambda p: (
+        p.atlas.register_features,
+        {"features": pd.DataFrame({"feature_id": ["X"]}), "space": "gene_expression", "redirects": None},
+    ),
+    "register_space": lambda p: (p.atlas.register_space, {"space": ra.FeatureSpace("scores", ra.PointerKind.DENSE)}),
+    "reindex_registry": lambda p: (p.atlas.reindex_registry, {"space": None}),
+    "restore": lambda p: (p.atlas.restore, {"version": "nope"}),
+    "snapshot": lambda p: (
+        p.atlas.snapshot,
+        {"label": "ok"},
+    ),
+    "validate": lambda p: (p.atlas.validate, {"level": "quick"}),
+    "query": lambda p: (
+        lambda **given: p.atlas.checkout("first").query(**given).to_anndata(),
+        {"identity": "default", "on_merge": "counts"},
+    ),
+    "query.aggregate": lambda p: (p.query.aggregate, {"by": "cell_type", "layer": None}),
+    "query.batches": lambda p: (p.query.batches, {"n": 5}),
+    "query.count": lambda p: (p.query.count, {"by": None}),
+    "query.features": lambda p: (
+        lambda names, space: p.query.features(names, space=space).to_anndata(),
+        {"names": "GENE1", "space": None},
+    ),
+    "query.join": lambda p: (
+        lambda how, least: p.query.join(how, min_datasets=least).to_anndata(),
+        {"how": "union", "least": None},
+    ),
+    "query.layers": lambda p: (lambda names: p.query.layers(names).to_anndata(), {"names": "counts"}),
+    "query.limit": lambda p: (lambda n: p.query.limit(n).to_pandas(), {"n": 3}),
+    "query.missing": lambda p: (lambda how: p.query.missing(how).to_anndata(), {"how": "zero"}),
+    "query.obs": lambda p: (lambda names: p.query.obs(names).to_pandas(), {"names": "cell_type"}),
+    "query.order_by": lambda p: (
+        lambda names, descending: p.query.order_by(names, descending=descending).to_pandas(),
+        {"names": "cell_type", "descending": False},
+    ),
+    "query.sample": lambda p: (
+        lambda **given: p.query.sample(**given).to_pandas(),
+        {"n": 3, "by": None, "seed": 0},
+    ),
+    "query.search": lambda p: (
+        lambda **given: p.query.search(**given).to_pandas(),
+        {"query": "B", "column": "cell_type", "k": 3, "metric": "l2"},
+    ),
+    "query.spaces": lambda p: (lambda names: p.query.spaces(names).to_anndata(), {"names": "gene_expression"}),
+    "query.to_anndata": lambda p: (p.query.to_anndata, {"max_bytes": None}),
+    "query.where": lambda p: (lambda c: p.query.where(c).to_pandas(), {"c": "cell_type = 'B'"}),
+    "query.where_equal": lambda p: (lambda c: p.query.where(cell_type=c).to_pandas(), {"c": "B"}),
+    "query.with_centroids": lambda p: (p.query.with_centroids, {"space": None, "key": "spatial"}),
+    "query.with_results": lambda p: (
+        lambda names, missing: p.query.with_results(names, missing=missing).to_anndata(),
+        {"names": "z", "missing": "nan"},
+    ),
+    "query.within": lambda p: (p.query.within, {"bbox": (0, 0, 1, 1), "space": None, "by": "bbox"}),
+    "query.geometry": lambda p: (
+        p.query.geometry,
+        {"space": None, "level": None, "budget": None, "attributes": None},
+    ),
+    "query.write": lambda p: (
+        lambda path, **given: p.query.write(
+            p.free(".h5ad") if isinstance(path, str) and path == "free" else path, **given
+        ),
+        {"path": "free", "overwrite": False, "no_such_option": 1},
+    ),
+    "dataset.element": lambda p: (p.atlas.dataset("d1").element, {"key": "obs"}),
+    "dataset.to_anndata": lambda p: (p.atlas.dataset("d1").to_anndata, {"space": None}),
+    "dataset.var": lambda p: (p.atlas.dataset("d1").var, {"space": None}),
+    "dataset.write": lambda p: (
+        lambda path: p.atlas.dataset("d1").write(p.free(".h5ad") if isinstance(path, str) and path == "free" else path),
+        {"path": "free"},
+    ),
+    "Loader": lambda p: (
+        lambda query, **given: iter(ra.Loader(query, **given)),
+        {"query": p.query, "batch_size": 4, "shuffle": "full", "seed": 0, "obs": None, "as_": "csr"},
+    ),
+    "Loader.iterate": lambda p: (ra.Loader(p.query, 4).iterate, {"worker": 0, "n_workers": 1}),
+    "Loader.state_dict": lambda p: (ra.Loader(p.query, 4).state_dict, {"taken": None}),
+    "Loader.load_state_dict": lambda p: (ra.Loader(p.query, 4).load_state_dict, {"state": {}}),
+    "Loader.set_epoch": lambda p: (ra.Loader(p.query, 4).set_epoch, {"epoch": 1}),
+}
+CALLS |= {
+    f"add({name})": lambda p, name=name: (  # type: ignore[misc]
+        lambda given: p.atlas.add(p.folder / "third.h5ad", "d3", dry_run=True, **{name: given}),
+        {"given": None},
+    )
+    for name in typing.get_type_hints(AddChoices)
+}
+CALLS |= {
+    f"Loader({name})": lambda p, name=name: (  # type: ignore[misc]
+        lambda given: iter(ra.Loader(p.query, 4, **{name: given})),
+        {"given": None},
+    )
+    for name in typing.get_type_hints(LoaderChoices)
+    if ("Loader", name) not in SPECIAL
+}
+
+
+def double(batch: Any) -> Any:
+    """Be a model."""
+    return np.asarray(batch.todense() if hasattr(batch, "todense") else batch)[:, :2]
+
+
+def fresh(places: Places, function: Callable[..., Any], name: str, ending: str) -> Callable[..., Any]:
+    """Have an argument that is ``"free"`` be a path where nothing is, another one each time."""
+
+    def call(**given: Any) -> Any:
+        if isinstance(given[name], str) and given[name] == "free":
+            given[name] = places.free(ending)
+        return function(**given)
+
+    return call
+
+
+def written(ids: Any, data: Any, where: str) -> None:
+    """Write a batch, and leave nothing."""
+    writer = ra.ResultDatasetWriter(where)
+    try:
+        writer.write_batch(ids, data)
+    finally:
+        writer.abort()
+
+
+def stored(p: Places) -> Any:
+    """Open the results."""
+    return ra.ResultDataset({}, p.folder / "z")
+
+
+# Functions of modules, likewise.
+FUNCTIONS: dict[str, Call] = {
+    "open_source": lambda p: (ra.open_source, {"what": p.folder / "third.h5ad"}),
+    "open_source(option)": lambda p: (lambda option: ra.open_source(p.folder / "third.h5ad", no=option), {"option": 1}),
+    "open_sink": lambda p: (lambda path: ra.open_sink(path).abort(), {"path": p.folder / "x.h5ad"}),
+    "copy": lambda p: (
+        fresh(p, ra.copy, "sink", ".h5ad"),
+        {"source": p.folder / "third.h5ad", "sink": "free"}
+        | dict.fromkeys(["where", "features", "layers", "modality"]),
+    ),
+    "read": lambda p: (ra.read, {"source": p.folder / "third.h5ad", "modality": None}),
+    "col": lambda p: (lambda name: p.query.where(ra.col(name) == 1).to_pandas(), {"name": "n_genes"}),
+    "col >": lambda p: (lambda value: p.query.where(ra.col("n_genes") > value).to_pandas(), {"value": 1}),
+    "register_space function": lambda p: (
+        ra.register_space,
+        {"space": ra.FeatureSpace("scores", ra.PointerKind.DENSE)},
+    ),
+    "make_transcripts": lambda p: (
+        ra.make_transcripts,
+        {"positions": np.zeros((2, 2)), "genes": ["A", "B"], "cells": [1, 2], "attributes": None},
+    ),
+    "transcripts_to_counts": lambda p: (
+        ra.transcripts_to_counts,
+        {"source": ra.make_transcripts(np.zeros((2, 2)), ["A", "B"], [1, 2]), "genes": "gene", "cells": ""}
+        | dict.fromkeys(["unassigned", "gene_names"]),
+    ),
+    "convert_results": lambda p: (
+        ra.convert_results,
+        {"results_dir": p.folder / "z", "overwrite": False, "promote": False, "spot_check": None, "progress": None},
+    ),
+    "create_results_writer": lambda p: (
+        fresh(p, lambda result_dir: ra.create_results_writer(result_dir).abort(), "result_dir", ""),
+        {"result_dir": "free"},
+    ),
+    "ResultDatasetWriter": lambda p: (
+        fresh(p, lambda **given: ra.ResultDatasetWriter(**given).abort(), "result_dir", ""),
+        {"result_dir": "free", "overwrite": False, "facts": None, "resume": False, "grace": dt.timedelta(hours=1)},
+    ),
+    "write_batch": lambda p: (
+        lambda **given: written(where=p.free(""), **given),
+        {"ids": ["a"], "data": np.zeros((1, 2))},
+    ),
+    "load_results_dataset": lambda p: (
+        ra.load_results_dataset,
+        {"config": {}, "results_dir": p.folder / "z", "verb": None},
+    ),
+    "InferenceDataSet": lambda p: (
+        ra.InferenceDataSet,
+        {"config": {}, "results_dir": p.folder / "z", "verb": None, "data_location": None},
+    ),
+    "ResultDataset": lambda p: (
+        ra.ResultDataset,
+        {"config": {}, "data_location": p.folder / "z", "version": None, "mapped": True, "storage_options": None},
+    ),
+    "ResultDataset[]": lambda p: (lambda idx: stored(p)[idx], {"idx": 1}),
+    "get_data": lambda p: (stored(p).get_data, {"idx": 1}),
+    "get_object_id": lambda p: (stored(p).get_object_id, {"idx": 1}),
+    "to_numpy": lambda p: (stored(p).to_numpy, {"out": None, "column": None}),
+    "iter_batches": lambda p: (stored(p).iter_batches, {"batch_size": 8, "column": None, "ids": True}),
+    "DataProvider": lambda p: (
+        ra.DataProvider,
+        {"config": {}, "request": {"z": {"dataset_class": "ResultDataset", "data_location": str(p.folder / "z")}}},
+    ),
+    "CellDataset": lambda p: (ra.CellDataset, {"query": p.query, "obs": None, "as_": "csr", "buffers": 2}),
+    "CellDataset[]": lambda p: (ra.CellDataset(p.query).__getitem__, {"index": 1}),
+    "Split": lambda p: (
+        lambda **given: split_loader(ra.Loader(p.query, 4), Split(**given)),
+        {"val": 0.2, "test": 0.0, "by": None, "seed": 0},
+    ),
+    "split_loader": lambda p: (split_loader, {"loader": ra.Loader(p.query, 4), "split": Split()}),
+    "infer": lambda p: (
+        fresh(p, verbs.infer, "result_dir", ""),
+        {"model": double, "query": p.query, "result_dir": "free", "weights": None, "batch_size": 16},
+    ),
+    "infer_part": lambda p: (
+        lambda part, n_parts: verbs.infer_part(double, p.query, part, n_parts),
+        {"part": None, "n_parts": 2},
+    ),
+    "test": lambda p: (
+        fresh(p, verbs.test, "result_dir", ""),
+        {
+            "model": lambda x: double(x)[:, 0],
+            "query": p.query,
+            "result_dir": "free",
+            "target": "n_genes",
+            "batch_size": 16,
+        },
+    ),
+    "engine": lambda p: (
+        verbs.engine,
+        {
+            "path": p.folder / "no.onnx",
+            "query": p.query,
+            "result_dir": p.folder / "e",
+            "inputs": None,
+            "batch_size": 16,
+        },
+    ),
+    "pca": lambda p: (
+        fresh(p, verbs.pca, "result_dir", ""),
+        {"source": p.folder / "z", "result_dir": "free", "n_components": 2, "sample_size": 100, "seed": 0},
+    ),
+    # Of results that are not there, because a layout takes seconds.
+    "umap": lambda p: (
+        lambda **given: verbs.umap(result_dir=p.free(""), **given),
+        {"source": p.folder / "nothing", "n_components": 2, "sample_size": 100, "seed": 0},
+    ),
+    "embedder": lambda p: (verbs.embedder, {"method": "pca", "n_neighbors": 15, "min_dist": 0.1, "seed": 0}),
+    "lookup": lambda p: (verbs.lookup, {"results": p.folder / "z", "uids": "a", "column": "data"}),
+    "neighbors": lambda p: (
+        verbs.neighbors,
+        {
+            "results": p.folder / "z",
+            "of": np.zeros((1, 2)),
+            "k": 2,
+            "among": None,
+            "column": "data",
+            "metric": "l2",
+            "exact": False,
+        },
+    ),
+    "save_to_database": lambda p: (
+        verbs.save_to_database,
+        {
+            "results": p.folder / "z",
+            "column": "data",
+            "metric": "l2",
+            "least_rows": 50,
+            "least_recall": 0.9,
+            "n_queries": 5,
+        },
+    ),
+    "visualize": lambda p: (
+        fresh(p, verbs.visualize, "path", ".html"),
+        {"embedding": p.folder / "z", "cells": p.query, "path": "free", "genes": (), "overwrite": False},
+    ),
+    "make_view": lambda p: (verbs.make_view, {"embedding": p.folder / "z", "cells": p.query}),
+    "view": lambda p: (
+        lambda **given: verbs.view(p.folder / "z", p.query, **given).close(),
+        {"port": 0, "browser": False},
+    ),
+    "vectors.inspect": lambda p: (vectors.inspect, {"location": p.folder / "spots.zv"}),
+    "vectors.validate": lambda p: (vectors.validate, {"location": p.folder / "spots.zv", "level": 5}),
+    "open_vectors": lambda p: (open_vectors, {"location": p.folder / "spots.zv", "layout": None}),
+    "VectorStore.read": lambda p: (
+        open_vectors(p.folder / "spots.zv").read,
+        dict.fromkeys(["level", "budget", "attributes"]),
+    ),
+    "VectorStore.box": lambda p: (
+        open_vectors(p.folder / "spots.zv").box,
+        {"lo": [0, 0, 0], "hi": [1, 1, 1], "level": None, "attributes": None},
+    ),
+    "VectorStore.objects": lambda p: (open_vectors(p.folder / "spots.zv").objects, {"ids": [3]}),
+    "VectorStore.group": lambda p: (open_vectors(p.folder / "spots.zv").group, {"group": 0, "level": None}),
+    "make_geometry": lambda p: (
+        make_geometry,
+        {"shapes": spots(), "cutting": Cutting(), "coarser": (), "metadata": None},
+    ),
+    "Cutting": lambda p: (
+        lambda **given: make_geometry(spots(), Cutting(**given)),
+        dict.fromkeys(["chunk_shape", "bin_shape", "axes", "bounds"]) | {"boundary": "both", "encoding": "raw"},
+    ),
+    "vectors.write": lambda p: (
+        fresh(p, write_vectors, "location", ".zv"),
+        {"geometry": make_geometry(spots()), "location": "free", "layout": "0.9", "overwrite": False, "shards": True}
+        | {"compression": "default", "compat": None},
+    ),
+    "vectors.convert": lambda p: (
+        convert,
+        {"source": p.folder / "spots.zv", "target": p.folder / "out.ply", "how": Conversion(overwrite=True)},
+    ),
+    "vectors.read_file": lambda p: (read_file, {"path": p.folder / "third.h5ad", "format": None}),
+    "anndata.validate": lambda p: (anndata_rules.validate, {"path": p.folder / "third.h5ad", "level": "metadata"}),
+    "anndata.inspect": lambda p: (anndata_rules.inspect, {"path": p.folder / "third.h5ad"}),
+    "cxg.validate": lambda p: (cxg.validate, {"path": p.folder / "third.h5ad", "level": "metadata"}),
+    "cxg.inspect": lambda p: (cxg.inspect, {"path": p.folder / "third.h5ad"}),
+}
+FUNCTIONS |= {
+    f"make_view({name})": lambda p, name=name: (  # type: ignore[misc]
+        lambda given: verbs.make_view(p.folder / "z", p.query, **{name: given}),
+        {"given": None},
+    )
+    for name in typing.get_type_hints(ViewChoices)
+}
+
+
+@pytest.mark.filterwarnings("ignore:No cell has")
+@pytest.mark.filterwarnings("ignore:InferenceDataSet:DeprecationWarning")
+@pytest.mark.parametrize("name", [*CALLS, *FUNCTIONS])
+def test_wrong_arguments_are_refused_by_name(
+    places: Places, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only errors of `errors.py` come out; none takes a page to say, or shows where an object is in memory."""
+    monkeypatch.chdir(tmp_path)
+    call, given = (CALLS | FUNCTIONS)[name](places)
+    for argument, wrong in itertools.product(given, WRONG):
+        if name == "snapshot" and wrong is None:
+            continue
+        try:
+            spent(call(**{**given, argument: wrong}))
+        except AtlasError as error:
+            said = str(error)
+            if len(said) > 1500 or " at 0x" in said:
+                pytest.fail(f"{name}({argument}=...) says: {said}")
+
+
+@pytest.mark.parametrize("cls", [ra.RaggedAtlas, ra.AtlasView, ra.Query, Dataset])
+def test_no_public_call_is_left_out(cls: type) -> None:
+    """Each public method that takes arguments is in the table above."""
+    in_table = {name.rpartition(".")[2] for name in CALLS}
+    exempt = {"find", "to_mudata"}  # made from a catalog; takes what to_anndata takes
+    for name, member in inspect.getmembers(cls, callable):
+        if not name.startswith("_") and len(inspect.signature(member).parameters) > 1:
+            assert name in in_table | exempt, f"{cls.__name__}.{name}"
+
+
+def test_no_public_function_is_left_out() -> None:
+    """Each function that the package, `verbs` and `vectors` export is in the table above."""
+    own = {
+        "concat"
+    }  # checks its arguments itself, because it closes the sink first; its refusals are in test_concatenating.py
+    for module, prefix in ((ra, ""), (verbs, ""), (vectors, "vectors.")):
+        names = [name for name in module.__all__ if inspect.isfunction(getattr(module, name))]
+        assert [name for name in names if not {prefix + name, f"{name} function"} & {*FUNCTIONS, *own}] == []
+
+
+def test_the_message_names_the_argument_and_the_near_word(places: Places) -> None:
+    """A word of a closed set is refused with the words there are and the nearest; a wrong type with what is taken."""
+    for act, message in (
+        (lambda: places.atlas.add(places.folder / "third.h5ad", on_duplicate="skpi"), "did you mean 'skip'"),  # type: ignore[arg-type]
+        (lambda: places.atlas.validate("Deep"), "'quick', 'rows' or 'deep', not 'Deep'; did you mean 'deep'"),  # type: ignore[arg-type]
+        (lambda: places.atlas.gc(grace=5), "grace as a datetime.timedelta, not 5"),  # type: ignore[arg-type]
+        (lambda: places.atlas.gc(grace=dt.timedelta(-1)), "grace as a datetime.timedelta of 0 or more"),
+        (lambda: places.atlas.features(5), "space as text, not 5"),  # type: ignore[arg-type]
+        (lambda: places.atlas.checkout(None), "version as a whole number or text, not None"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            act()
+    with pytest.raises(TypeError):
+        places.atlas.features(5)  # type: ignore[arg-type]
+
+
+def test_long_and_unprintable_names_are_refused_at_once(places: Places) -> None:
+    """A name that no file system, table or terminal takes is refused before anything is written."""
+    for name in ("x" * 300, "a\nb"):
+        for act in (
+            lambda name=name: places.atlas.add(places.folder / "third.h5ad", name, dry_run=True),
+            lambda name=name: places.atlas.snapshot(name),
+        ):
+            with pytest.raises(NameRefusedError):
+                act()
+    with pytest.raises(NameRefusedError, match="name of a feature space"):
+        places.atlas.register_space(ra.FeatureSpace("x" * 300, ra.PointerKind.DENSE))
+
+
+def test_the_newest_snapshot_is_called_latest(places: Places) -> None:
+    """`latest` is the newest snapshot, and no snapshot may be labelled so."""
+    assert places.atlas.checkout("latest").record.version == places.atlas.list_versions()[-1].version
+    with pytest.raises(NameRefusedError, match="latest"):
+        places.atlas.snapshot("latest")
+    with pytest.raises(NotFoundError):
+        places.atlas.checkout("Latest!")

@@ -172,7 +172,8 @@ def _column(stored: StoredFrame, name: str) -> "pd.Series[Any] | Texts":
     hint = stored.hints.get(name)
     of_text = not isinstance(hint, dict) or (hint.get("type") != "categorical" and "categories" not in hint)
     if of_text and _is_long_text(stored, name):
-        return Texts(stored.n_rows, partial(_text_blocks, stored, name))
+        # A short column comes as objects, whose dtype pandas infers.
+        return Texts(stored.n_rows, partial(_text_blocks, stored, name), pd.Series(["text"]).dtype)
     return pd.Series(read_column(stored, name))
 
 

@@ -77,7 +77,7 @@ def held(frame: pd.DataFrame) -> ColumnTable:
         plain = pd.Series(values).to_numpy(object)
         if not all(isinstance(value, str) for value in plain) or isinstance(values, pd.Categorical):
             return None
-        return Texts(len(plain), lambda: (plain[i : i + 5] for i in range(0, len(plain), 5)), values.dtype)
+        return Texts(len(plain), lambda: (plain[i : i + 5] for i in range(0, len(plain), 5)), pd.Series(values).dtype)
 
     def read(column: pd.Series) -> Any:
         is_na_text = isinstance(column.dtype, pd.StringDtype) and column.dtype.na_value is pd.NA

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
+from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaError
 from raggedatlas.ingest.identity import identify
+from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.schemas import FeatureBaseSchema
 
 
@@ -61,21 +62,69 @@ def test_ids_and_symbols_are_found(var) -> None:  # noqa: ANN001
     )
 )
 def test_features_of_one_file_are_all_different(names) -> None:  # noqa: ANN001
-    """Whatever repeats, every column has a uid of its own, and first occurrences keep their id."""
+    """Whatever repeats, every column has a uid of its own and the id that the file says."""
     found = identify(pa.table({"_index": names}), "gene_expression", "index", "human")
     assert len(set(found.uids)) == len(names)
+    assert found.rows["feature_id"].to_pylist() == [
+        name.split(".")[0] if name.startswith("ENSG") else name for name in names
+    ]
     again = identify(pa.table({"_index": names}), "gene_expression", "index", "human")
     assert again.uids == found.uids
 
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
-def test_repeated_features_are_kept_apart_and_reported(atlas) -> None:  # noqa: ANN001
-    """Two columns of one name are two features; the report says so, and the file's var comes back as it was."""
+def test_repeated_names_are_one_feature(atlas) -> None:  # noqa: ANN001
+    """Two columns of one name are one feature, no name is invented; the report says so, and the file's var comes back as it was."""
     given = with_var(pd.DataFrame(index=["A", "B", "A", "A-1"]))
     report = atlas.add(given, "d", progress=False)
-    assert any("kept apart" in note and "A -> A-2" in note for note in report.notes)
-    assert sorted(atlas.features()["feature_id"]) == ["A", "A-1", "A-2", "B"]
+    assert any("1 feature in 2 columns" in note and "A (A, A)" in note for note in report.notes)
+    assert sorted(atlas.features()["feature_id"]) == ["A", "A", "A-1", "B"]
     assert atlas.dataset("d").to_anndata().var_names.tolist() == ["A", "B", "A", "A-1"]
+    view = atlas.checkout(atlas.snapshot())
+    made = view.query().to_anndata()
+    counts = pd.DataFrame(given.X, columns=given.var_names).T.groupby(level=0).sum().T
+    assert sorted(made.var["feature_id"]) == ["A", "A-1", "B"]
+    assert (made.X.toarray() == counts[made.var["feature_id"]].to_numpy()).all()
+    assert view.query(on_merge="apart").to_anndata().n_vars == view.query(identity="as-given").to_anndata().n_vars == 4
+    with pytest.raises(QueryError, match="several columns for one feature"):
+        view.query(on_merge="refuse").to_anndata()
+    [uid] = view.query().features("A").to_anndata().var["uid"]
+    assert uid == feature_uids("gene_expression", ["A"])[0]
+
+
+@pytest.mark.parametrize(
+    "names", [[f"{ENSEMBL[0]}.3", f"{ENSEMBL[0]}.17", "B"], [f"{ENSEMBL[0]}.17", "B", f"{ENSEMBL[0]}.3"]]
+)
+@pytest.mark.parametrize("in_column", [True, False])
+def test_two_versions_of_one_id_are_one_gene(atlas, names: list[str], in_column: bool) -> None:  # noqa: ANN001
+    """Both columns are the gene of the id, in whatever order and place, and join that of other files."""
+    var = pd.DataFrame({"gene_ids": names}, index=["x", "y", "z"]) if in_column else pd.DataFrame(index=names)
+    given = with_var(var, 1)
+    report = atlas.add(given, "d", progress=False)
+    assert any("1 feature in 2 columns" in note and f"{ENSEMBL[0]}.3" in note for note in report.notes)
+    assert any("2 version suffixes" in note for note in report.notes)
+    atlas.add(with_var(pd.DataFrame(index=[ENSEMBL[0], "C"])), "e", progress=False)
+    assert set(atlas.features()["feature_id"]) == {ENSEMBL[0], "B", "C"}
+    view = atlas.checkout(atlas.snapshot())
+    made = view.query().features(ENSEMBL[0]).to_anndata()
+    assert made.varm["measured"].to_numpy().sum() == 2
+    own = made.X.toarray()[(made.obs["dataset"] == "d").to_numpy(), 0]
+    both = [name.startswith("ENSG") for name in names]
+    assert (np.sort(own) == np.sort(given.X[:, both].sum(axis=1))).all()
+    assert view.query().features(f"{ENSEMBL[0]}.17").to_anndata().var["uid"].tolist() == made.var["uid"].tolist()
+    assert atlas.dataset("d").to_anndata().var_names.tolist() == var.index.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_a_repeated_name_joins_as_the_name_does(atlas) -> None:  # noqa: ANN001
+    """Repeated symbols join the id of their gene, and a repeated name of an unknown organism that of a known one."""
+    atlas.add(with_var(pd.DataFrame(index=["A", "A", "GFP", "GFP"])), "names", progress=False)
+    atlas.add(with_var(pd.DataFrame({"gene_ids": ENSEMBL}, index=list("ABC")), 1), "ids", progress=False)
+    atlas.add(with_var(pd.DataFrame(index=["GFP", "GFP"]), 2), "human", organism="human", progress=False)
+    view = atlas.checkout(atlas.snapshot())
+    assert view.query().to_anndata().var["feature_id"].tolist().count("GFP") == 1
+    assert view.query().to_anndata().n_vars == len(ENSEMBL) + 1
+    assert atlas.identity.status()["ambiguous"].tolist() == [0, 0, 0]
 
 
 def test_versions_name_the_same_feature(atlas) -> None:  # noqa: ANN001

@@ -21,7 +21,7 @@ from raggedatlas.catalog.genes import Genes, read_genes
 from raggedatlas.catalog.naming import NameResolver
 from raggedatlas.catalog.registering import BY_HAND
 from raggedatlas.errors import ConflictError, CorruptError, FeatureError, StoreError
-from raggedatlas.model.accessions import are_accessions
+from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.reports import Problem
 
@@ -69,7 +69,7 @@ GENE_SPACE = "gene_expression"
 _INPUTS = b"raggedatlas.inputs"
 """Schema metadata of `_feature_identity`: the versions of the tables that it was derived from, and of the rules."""
 
-_RULES = 1
+_RULES = 2
 _SAME = "same"
 _REDIRECT = "redirect"
 
@@ -104,7 +104,7 @@ def derive_identity(
 ) -> Identity:
     """Return which features of a registry are the same.
 
-    Features with the same accession are the same. A feature known by a name alone is the gene that has this name as its symbol, else
+    Features with the same accession are the same, and so are those with the same name and organism. A feature known by a name alone is the gene that has this name as its symbol, else
     as a previous symbol, else as an alias; the first of these that any gene of a compatible organism has decides. It joins the one
     feature with an accession of these genes; where there are several, the one that the authority names so, else none. Where none is
     registered, features whose names mean one gene join each other. A feature that no gene claims, and whose organism is unknown, is
@@ -131,7 +131,7 @@ def derive_identity(
     target = np.arange(len(uids))
     evidence: dict[int, str] = {}
     ids = names if tables is None else _standing_ids(names, tables)
-    _join_accessions(ids, accession, uids, space, target, evidence)
+    _join_repeated(ids, registry.column("organism"), accession, uids, space, target, evidence)
     found = NameResolver(registry, ids, accession, target, tables).resolve(uids)
     target[list(found.joined)] = list(found.joined.values())
     evidence |= found.evidence
@@ -149,27 +149,29 @@ def derive_identity(
     return Identity(target, evidence, frozenset(by_hand), ambiguous, genes)
 
 
-def _join_accessions(
-    names: pa.ChunkedArray, accession: NDArray[np.bool_], uids: list[str], space: str,
+def _join_repeated(
+    ids: pa.ChunkedArray, organisms: pa.ChunkedArray, accession: NDArray[np.bool_], uids: list[str], space: str,
     target: NDArray[np.int64], evidence: dict[int, str],
 ) -> None:  # fmt: skip
-    """Join the features of one accession, which atlases of before this rule hold under several uids."""
-    rows = np.flatnonzero(accession)
-    counts = pc.value_counts(names.take(pa.array(rows)))
+    """Join the features of one accession, or of one name and organism: columns of one file, and those of uids of an earlier scheme."""
+    mask = pa.array(accession)
+    keys = pc.binary_join_element_wise(pc.if_else(mask, "", pc.fill_null(organisms, UNKNOWN)), ids, "\0")
+    counts = pc.value_counts(keys)
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if not len(repeated):
         return
-    rows = rows[pc.is_in(names.take(pa.array(rows)), value_set=repeated).to_numpy()]
+    rows = np.flatnonzero(pc.is_in(keys, value_set=repeated).to_numpy())
     groups: dict[str, list[int]] = {}
-    for row, name in zip(rows.tolist(), names.take(pa.array(rows)).to_pylist(), strict=True):
-        groups.setdefault(name, []).append(row)
-    for name, members in groups.items():
-        [current] = feature_uids(space, [name])
+    for row, key in zip(rows.tolist(), keys.take(pa.array(rows)).to_pylist(), strict=True):
+        groups.setdefault(key, []).append(row)
+    for key, members in groups.items():
+        organism, name = key.split("\0", 1)
+        [current] = feature_uids(space, [name], organism or UNKNOWN)
         first = min(members, key=lambda row: (uids[row] != current, uids[row]))
         for row in members:
             if row != first:
                 target[row] = first
-                evidence[row] = f"accession {name}"
+                evidence[row] = f"name {name}" if organism else f"accession {name}"
 
 
 def _standing_ids(names: pa.ChunkedArray, tables: Genes) -> pa.ChunkedArray:

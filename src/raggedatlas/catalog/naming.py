@@ -61,7 +61,7 @@ class NameResolver:
     accession : (n_features,) bool
         Which rows have an accession.
     target : (n_features,) int64
-        Row that each counts as by its accession.
+        Row that each counts as by its accession, or as the first of its name and organism.
     tables : Genes or None
         The gene tables in use.
     """
@@ -77,7 +77,7 @@ class NameResolver:
         self._names: list[str] = pc.fill_null(registry.column("feature_id"), registry.column("uid")).to_pylist()
         self._organisms = [organism or UNKNOWN for organism in registry.column("organism").to_pylist()]
         self._accession, self._target = accession, target
-        self._plain = np.flatnonzero(~accession).tolist()
+        self._plain = np.flatnonzero(~accession & (target == np.arange(len(target)))).tolist()
         wanted = pa.array([self._names[row] for row in self._plain], pa.string())
         self._by_name: dict[str, list[int]] = {}
         for row in self._plain:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +10,7 @@ import pyarrow as pa
 from raggedatlas.errors import FeatureError, NotFoundError
 from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.ids import feature_uids
+from raggedatlas.model.ids import feature_uids, repeated_uids
 
 ID_COLUMNS = (
     "gene_ids", "gene_id", "ensembl_id", "ensembl_ids", "ensembl", "ensembl_gene_id", "feature_id", "feature_ids", "ENSEMBL", "ids",
@@ -92,13 +92,14 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
             f"{len(empty)} of {len(given)} features of {space!r} have no id in {_said(source)} (the first is column {empty[0]}, counted from 0); "
             "name another column with feature_id=..."
         )
-    ids, notes = _apart([one.name for one in parsed], _said(source))
+    ids = [one.name for one in parsed]
     organisms = _organisms(var, parsed, UNKNOWN if organism == "auto" else organism_name(organism))
     symbol_source = _symbol_column(var, source)
     symbols, spellings = _symbols(_texts(var, symbol_source) if symbol_source else [""] * len(ids), parsed, ids)
-    uids = tuple(
-        feature_uids(space, [Accession(p.namespace, i, o) for p, i, o in zip(parsed, ids, organisms, strict=True)])
+    named = feature_uids(
+        space, [replace(one, organism=organism) for one, organism in zip(parsed, organisms, strict=True)]
     )
+    uids = tuple(repeated_uids(named))
     others = [
         sorted({text for text in (given[i], spellings[i]) if text and text not in (ids[i], symbols[i])})
         for i in range(len(ids))
@@ -116,7 +117,7 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
         f"{space}: ids from {_said(source)}, symbols from {_said(symbol_source) if symbol_source else 'the ids'}, {_counted(organisms)}",
         *_mixed(parsed),
         *([f"{versions:,} version suffixes split off and kept as aliases"] if versions else []),
-        *notes,
+        *_repeated(named, ids, given, _said(source)),
     ]
     return Features(
         uids, pa.table(columns), tuple(n if n.startswith(f"{space}: ") else f"{space}: {n}" for n in notes), var
@@ -232,24 +233,18 @@ def _texts(var: pa.Table, name: str) -> list[str]:
     return [text or "" for text in var.column(name).cast(pa.string()).to_pylist()]
 
 
-def _apart(ids: Sequence[str], said: str) -> tuple[list[str], list[str]]:
-    taken = set(ids)
-    if len(taken) == len(ids):
-        return list(ids), []
-    seen: dict[str, int] = {}
-    apart, renamed = [], []
-    for identifier in ids:
-        n = seen.get(identifier, 0)
-        seen[identifier] = n + 1
-        name = identifier
-        while n and name in taken:
-            name = f"{identifier}-{n}"
-            n += 1
-        if name != identifier:
-            taken.add(name)
-            renamed.append(f"{identifier} -> {name}")
-        apart.append(name)
-    if not renamed:
-        return apart, []
-    shown = ", ".join(renamed[:5]) + (", ..." if len(renamed) > 5 else "")
-    return apart, [f"{len(renamed)} repeated ids in {said} kept apart: {shown}"]
+def _repeated(uids: Sequence[str], ids: Sequence[str], given: Sequence[str], said: str) -> list[str]:
+    """Format which features stand in several columns."""
+    if len(set(uids)) == len(uids):
+        return []
+    columns: dict[str, list[int]] = {}
+    for i, uid in enumerate(uids):
+        columns.setdefault(uid, []).append(i)
+    several = [at for at in columns.values() if len(at) > 1]
+    shown = [
+        f"{ids[at[0]]} ({', '.join(given[i] for i in at[:5])}{', ...' if len(at) > 5 else ''})" for at in several[:5]
+    ]
+    return [
+        f"{len(several):,} feature{'s' if len(several) > 1 else ''} in {sum(map(len, several)):,} columns by {said}; columns of one "
+        f"feature are joined by queries as on_merge says: {', '.join(shown)}{', ...' if len(several) > 5 else ''}"
+    ]

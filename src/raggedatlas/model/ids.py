@@ -93,6 +93,35 @@ def feature_uids(space: str, features: Iterable[str | Accession], organism: str 
     return uids
 
 
+def repeated_uids(uids: Iterable[str]) -> list[str]:
+    r"""Give every column of a matrix a uid of its own, where several columns are one feature.
+
+    The mapping of features says that these count as one; the columns stay as they are.
+
+    Parameters
+    ----------
+    uids : iterable of str
+        Feature uids in column order.
+
+    Returns
+    -------
+    list of str
+        The first of each uid stays; the n-th, counted from 0, is the first 16 hex digits of a sha256 over the uid, ``repeat`` and n, each
+        followed by a NUL byte.
+
+    Examples
+    --------
+    >>> repeated_uids(["a", "b", "a"])[:2], len(set(repeated_uids(["a", "a", "a"])))
+    (['a', 'b'], 3)
+    """
+    seen: dict[str, int] = {}
+    found = []
+    for uid in uids:
+        n = seen[uid] = seen.get(uid, -1) + 1
+        found.append(hashlib.sha256(f"{uid}\0repeat\0{n}\0".encode()).hexdigest()[:16] if n else uid)
+    return found
+
+
 def layout_uid(uids: Iterable[str]) -> str:
     r"""Hash an ordered list of features to 16 hex digits (seed 000, `_feature_layouts`).
 

@@ -88,7 +88,7 @@ class IngestReport:
     elements : tuple of ColumnReport
         Every other element: layers, raw, obsm, uns, ...
     notes : tuple of str
-        Everything else worth knowing: duplicates kept apart, entries summed, ids and symbols chosen.
+        Everything else worth knowing: features in several columns, entries summed, ids and symbols chosen.
     """
 
     dataset_uid: str

@@ -233,6 +233,7 @@ class Registry:
             ("uid", [name] if name in self.row_of else []), ("id", by_id.get(name, [])),
             ("id", by_id.get(parse_accession(name).name, [])), ("symbol", by_symbol.get(name, [])),
             ("previous symbol", by_previous.get(name, [])), ("alias", by_alias.get(name, [])),
+            ("alias", by_alias.get(parse_accession(name).name, [])),
         )  # fmt: skip
         for how, uids in ways:
             ends = sorted({self.redirects.get(uid, uid) if follow else uid for uid in uids if among(uid)})

@@ -178,6 +178,14 @@ def read_genes(catalog: Catalog) -> Genes | None:
     return Genes(infos, _rows(catalog, GENE_TABLE, GENES_SCHEMA, infos)) if infos else None
 
 
+def read_orthologs(catalog: Catalog) -> tuple[tuple[GeneTableInfo, ...], pa.Table] | None:
+    """Read the ortholog tables in use: which they are, and their pairs in any order; None where there are none."""
+    if not catalog.tables.has(ORTHOLOG_TABLE):
+        return None
+    infos = _infos(catalog, ORTHOLOG_TABLE)
+    return (infos, _rows(catalog, ORTHOLOG_TABLE, ORTHOLOGS_SCHEMA, infos)) if infos else None
+
+
 def _rows(catalog: Catalog, stored: str, schema: pa.Schema, infos: Sequence[GeneTableInfo]) -> pa.Table:
     """Read the rows of some tables."""
     rows = catalog.tables.read(stored)

@@ -94,6 +94,18 @@ def tables(place: Place, at: At = None) -> None:
     _print(place, place.open_at(at).identity.tables().reset_index(), empty="No gene tables were loaded.")
 
 
+@genes.command(epilog="Example: raggedatlas genes orthologs pbmc.atlas human")
+@unfold
+def orthologs(
+    place: Place,
+    organism: Annotated[str, typer.Argument(help="Organism as whose genes others count.", show_default=False)],
+    at: At = None,
+) -> None:
+    """List the genes of other organisms with their orthologs, and whether queries use these: one to one only."""
+    frame = place.open_at(at).identity.orthologs(organism).reset_index()
+    _print(place, frame[[*frame.columns[1:], "uid"]], empty=f"No feature has an ortholog of {organism}.")
+
+
 @genes.command(epilog="Example: raggedatlas genes remove pbmc.atlas 'HGNC human'")
 @unfold
 def remove(

@@ -199,6 +199,7 @@ class Selection:
         Literal["counts", "sum", "refuse", "apart"],
         typer.Option(help="Several columns of a dataset for one feature: add up counts, any layer, refuse, keep."),
     ] = "counts"
+    orthologs: Annotated[str | None, one("ORGANISM", "Let one-to-one orthologs count as genes of one organism")] = None
     obs: Annotated[Words, many("COLUMN", "Keep cell columns")] = field(default_factory=list)
     with_results: Annotated[Words, many("NAME", "Take a model's result along, as obsm")] = field(default_factory=list)
     order_by: Annotated[Words, many("COLUMN", "Sort cells")] = field(default_factory=list)
@@ -218,6 +219,7 @@ class Selection:
         for condition in self.where:
             query = query.where(condition)
         query = query.join(min_datasets=int(self.join)) if self.join.isdecimal() else query.join(self.join)
+        query = query if self.orthologs is None else query.join(orthologs=self.orthologs)
         query = self._narrow_features(query).missing(self.missing)
         return self._narrow_cells(query)
 

@@ -4,10 +4,11 @@ import numpy as np
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.orthologs import OrthologFeatures
 from raggedatlas.query.columns import prefer_columns
 from raggedatlas.query.merging import merged_columns
 from raggedatlas.query.parts import PartPlan, SpacePlan
-from raggedatlas.query.plan import plan_read
+from raggedatlas.query.plan import identified, plan_read
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.conditions import to_sql
@@ -37,6 +38,9 @@ def explain(spec: QuerySpec, catalog: Catalog) -> str:
         lines += _space_lines(space, spec)
         if len(space.repeated):
             lines.append(_merged_line(space, spec, catalog))
+        if spec.orthologs is not None and space.space.has_features:
+            _, orthologs = identified(spec, catalog, space.space.name)
+            lines += [] if orthologs is None else [_orthologs_line(orthologs, space, spec.orthologs)]
     return "\n".join(lines)
 
 
@@ -68,6 +72,15 @@ def _part_line(space: SpacePlan, part: PartPlan) -> str:
         f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} {what}, "
         f"{n_bytes:,} bytes decoded{by_column}"
     )
+
+
+def _orthologs_line(orthologs: OrthologFeatures, space: SpacePlan, organism: str) -> str:
+    """Say how many columns stand for genes of other organisms, and how many of these have no such ortholog."""
+    row_of, targets = orthologs.registry.row_of, orthologs.registry.targets
+    ends = {orthologs.registry.uids[targets[row_of[uid]]] for uid in orthologs.joined}
+    n_columns = sum(uid in ends for uid in space.features.tolist())
+    n_left = sum(uid in orthologs.several for uid in space.features.tolist())
+    return f"  orthologs: {n_columns:,} columns are genes of {organism} by orthologs one to one; {n_left:,} are genes with others, and stand alone"
 
 
 def _merged_line(space: SpacePlan, spec: QuerySpec, catalog: Catalog) -> str:

@@ -24,6 +24,7 @@ from raggedatlas.catalog.identity import (
     update_identity,
 )
 from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.catalog.orthologs import by_orthologs, check_organism
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import FeatureError
 from raggedatlas.model.accessions import UNKNOWN
@@ -209,6 +210,53 @@ class FeatureIdentity:
             unpacked file.
         """
         return _table_frame(list_tables(self._catalog))
+
+    def orthologs(self, organism: str, *, space: str = _SPACE) -> "pd.DataFrame":
+        """List the features of other organisms with the genes of one that are their orthologs by the loaded tables.
+
+        Parameters
+        ----------
+        organism : str
+            Common name, scientific name or taxon, e.g. ``"human"``.
+        space : str
+            Feature space.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per pair, indexed by the uid of the feature: organism, feature_id, symbol, ortholog (accession), ortholog_symbol,
+            relation (of the ortholog to the feature: ``one2one``, ``one2many``, ``many2one``, ``many2many``), evidence, and used: whether a
+            query with ``orthologs=organism`` lets the feature count as the ortholog.
+
+        Raises
+        ------
+        QueryError
+            If no loaded table gives orthologs of the organism.
+        """
+        import pandas as pd
+
+        registry = read_registry(self._catalog, space)
+        found = by_orthologs(registry, self._catalog, check_organism(self._catalog, organism))
+        pairs = [(uid, pair, True) for uid, pair in found.joined.items()]
+        pairs += [(uid, pair, False) for uid, several in found.several.items() for pair in several]
+        ids = registry.table.column("feature_id")
+        rows = [
+            (uid, pair.other_organism, ids[row].as_py(), registry.symbols[row], pair.gene, pair.symbol or "", pair.relation, found.evidence[pair.table], used)
+            for uid, pair, used in sorted(pairs, key=lambda one: (one[0], one[1].gene))
+            for row in [registry.row_of[uid]]
+        ]  # fmt: skip
+        columns = (
+            "uid",
+            "organism",
+            "feature_id",
+            "symbol",
+            "ortholog",
+            "ortholog_symbol",
+            "relation",
+            "evidence",
+            "used",
+        )
+        return pd.DataFrame(rows, columns=columns).set_index("uid")
 
     def history(self) -> "pd.DataFrame":
         """List the links made by hand, in the order of making, with the time at which each was revoked.

@@ -1,5 +1,6 @@
 """Query and catalog -> a frozen plan; every refusal that needs no values is made here."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -10,11 +11,12 @@ import pyarrow as pa
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
-from raggedatlas.catalog.identity import IDENTITY_SCHEMA
+from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
+from raggedatlas.catalog.orthologs import OrthologFeatures, by_orthologs
 from raggedatlas.catalog.results import find_result
 from raggedatlas.catalog.versions import find_version
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.columns import DATASET
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.results import VALUES, ResultRecord
@@ -29,7 +31,7 @@ from raggedatlas.query.rows import Cells, arrange, known_columns, metadata_names
 from raggedatlas.query.search import rank_cells, search_columns
 from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
 from raggedatlas.store.conditions import to_sql
-from raggedatlas.store.filters import Columns
+from raggedatlas.store.filters import Columns, calling_level
 from raggedatlas.store.table_rows import ROW_ID
 
 _DATASET_TYPE = pa.dictionary(pa.int32(), pa.string())
@@ -257,6 +259,7 @@ def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
         "query": spec.describe(),
         "identity": str(spec.identity),
         "on_merge": spec.on_merge,
+        **({} if spec.orthologs is None else {"orthologs": spec.orthologs}),
         "raggedatlas": _release(),
     }
 
@@ -328,8 +331,13 @@ def _axis(
             raise QueryError(f"The columns of {modality.name!r} have no names, so no features can be asked of it.")
         return Axis(np.empty(0, object), {}, (), np.empty((0, 0), bool))
     per_dataset = [tuple(part.groups[i].layout_uid for part in parts) for i in range(len(parts[0].groups))]
-    registry = _identified(read_registry(catalog, modality.space.name), spec.identity, catalog)
+    registry, orthologs = identified(spec, catalog, modality.space.name)
+    if orthologs is not None and asked is not None:
+        _refuse_several(orthologs, asked)
     uids = None if asked is None else tuple(registry.require(list(asked)))
+    if orthologs is not None and uids is not None and (lacking := orthologs.lacking(uids)):
+        said = f"These genes have orthologs that are not one to one, which the result leaves out: {'; '.join(lacking)}."
+        warnings.warn(said, stacklevel=calling_level())
     join, drop, apart = spec.join, spec.missing == "drop", spec.on_merge == "apart"
 
     def build() -> Axis:
@@ -338,25 +346,48 @@ def _axis(
             features, per_dataset, main=[uids[0] for uids in per_dataset], join=join, drop=drop, asked=uids
         )
 
-    facts = (modality.space.name, tuple(per_dataset), join, drop, uids, spec.identity, apart)
+    facts = (modality.space.name, tuple(per_dataset), join, drop, uids, spec.identity, apart, spec.orthologs)
     return catalog.remember("axis", facts, build)
 
 
-def _identified(registry: Registry, identity: str | int, catalog: Catalog) -> Registry:
-    """Return a registry whose features count as others by the asked mapping."""
+def identified(spec: QuerySpec, catalog: Catalog, space: str) -> tuple[Registry, OrthologFeatures | None]:
+    """Return the features of a space, which count as others by the asked mapping and orthologs, and what is known of the latter."""
+    registry, then = _identified(read_registry(catalog, space), spec.identity, catalog)
+    if spec.orthologs is None or space != GENE_SPACE:
+        return registry, None
+    organism, as_given = spec.orthologs, spec.identity == AS_GIVEN
+    found = catalog.remember(
+        "orthologs", (organism, spec.identity), lambda: by_orthologs(registry, then, organism, as_given=as_given)
+    )
+    return found.registry, found
+
+
+def _identified(registry: Registry, identity: str | int, catalog: Catalog) -> tuple[Registry, Catalog]:
+    """Return a registry whose features count as others by the asked mapping, and the atlas at the version that says so."""
     if identity == DEFAULT:
-        return registry
+        return registry, catalog
+    if identity == AS_GIVEN:
+        return replace(registry, identity=IDENTITY_SCHEMA.empty_table()), catalog
+    then = catalog.at(find_version(catalog, identity))
 
     def build() -> Registry:
-        if identity == AS_GIVEN:
-            return replace(registry, identity=IDENTITY_SCHEMA.empty_table())
-        then = catalog.at(find_version(catalog, identity))
         redirects = read_registry(then, registry.space).redirects if registry.space in then.spaces() else {}
         # A snapshot from before the mapping has redirects instead; the columns that a registry looks at are the same.
         pairs = pa.table({"feature_uid": list(redirects), "target_uid": list(redirects.values())})
         return replace(registry, identity=pairs.cast(pa.schema([(n, pa.string()) for n in pairs.column_names])))
 
-    return catalog.remember("identity", (registry.space, identity), build)
+    return catalog.remember("identity", (registry.space, identity), build), then
+
+
+def _refuse_several(orthologs: OrthologFeatures, asked: Sequence[str]) -> None:
+    """Refuse names that only features have which are orthologs of the gene, but not one to one."""
+    for name in orthologs.registry.resolve(list(asked)).unknown:
+        several = orthologs.named(name)
+        if several:
+            raise FeatureError(
+                f"{name!r} has no ortholog one to one here; its orthologs are {', '.join(orthologs.registry.describe_all(several))}. Ask for "
+                "these by their own names, or leave it out."
+            )
 
 
 def _refuse_sums(spec: QuerySpec, catalog: Catalog, modality: Modality, parts: Sequence[PartPlan], axis: Axis) -> None:

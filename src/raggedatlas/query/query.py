@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.orthologs import check_organism
 from raggedatlas.catalog.results import find_result
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import ArgumentError, QueryError
@@ -94,8 +95,8 @@ class Query(SpatialQuery, Answers):
         to_sql(conditions, known_columns(self.catalog))
         return self._with(filters=(*self.spec.filters, *conditions))
 
-    def join(self, how: str | None = None, *, min_datasets: int | None = None) -> "Query":
-        """Say which features a result over several datasets has.
+    def join(self, how: str | None = None, *, min_datasets: int | None = None, orthologs: str | None = None) -> "Query":
+        """Say which features a result over several datasets has, and whether genes of several organisms are joined.
 
         Parameters
         ----------
@@ -103,10 +104,25 @@ class Query(SpatialQuery, Answers):
             What any, or every, dataset of the result measured.
         min_datasets : int
             What at least so many of them measured; after ``missing("drop")``, of these what every dataset measured.
-        """
-        return self._with(join=check_join(how, min_datasets))
+        orthologs : str or None
+            An organism: genes of others that are orthologs of its genes, one to one, count as these. Given alone it leaves `how` as it
+            is; None leaves what was asked before. See `features`.
 
-    def features(self, *names: str | Sequence[str], space: str | None = None) -> "Query":
+        Raises
+        ------
+        QueryError
+            If no loaded table gives orthologs of the organism.
+
+        Examples
+        --------
+        >>> query.join("intersection", orthologs="human")  # doctest: +SKIP
+        """
+        query = self._by_orthologs(orthologs)
+        if orthologs is not None and how is None and min_datasets is None:
+            return query
+        return query._with(join=check_join(how, min_datasets))
+
+    def features(self, *names: str | Sequence[str], space: str | None = None, orthologs: str | None = None) -> "Query":
         """Keep some features, in the order given.
 
         Parameters
@@ -116,17 +132,32 @@ class Query(SpatialQuery, Answers):
             measured are left out.
         space : str or None
             Feature space; None is the usual one. Asking again for a space replaces what was asked.
+        orthologs : str or None
+            An organism, e.g. ``"human"``: datasets of other organisms are asked by its genes too. A gene of another organism counts as
+            its ortholog if the loaded tables of orthologs say that the two are one to one; `FeatureIdentity.orthologs` lists these and
+            the others. It holds for the whole query; None leaves what was asked before.
 
         Raises
         ------
+        QueryError
+            If no loaded table gives orthologs of the organism.
         FeatureError
             When an output is asked for: naming unknown, ambiguous and repeated names.
+
+        Warns
+        -----
+        UserWarning
+            When an output is asked for: naming asked genes with orthologs that are not one to one, and are left out.
+
+        Examples
+        --------
+        >>> view.query().features("CD79A", orthologs="human")  # doctest: +SKIP
         """
         listed = listed_names("features", names)
         if space is not None:
             find_modality(modalities(self.catalog), space, self.catalog)
         kept = tuple(entry for entry in self.spec.features if entry[0] != space)
-        return self._with(features=(*kept, (space, listed)))
+        return self._by_orthologs(orthologs)._with(features=(*kept, (space, listed)))
 
     def spaces(self, *names: str | Sequence[str]) -> "Query":
         """Read some feature spaces; without this call `to_anndata` reads gene expression, or the only one there is."""
@@ -279,6 +310,9 @@ class Query(SpatialQuery, Answers):
             f"<tr><th>{escape(k)}</th><td>{escape(str(v))}</td></tr>" for k, v in self.spec.to_dict().items()
         )
         return f"<b>{escape(repr(self).split(': ', 1)[0])}</b><table>{rows}</table>"
+
+    def _by_orthologs(self, organism: str | None) -> "Query":
+        return self if organism is None else self._with(orthologs=check_organism(self.catalog, organism))
 
     def _with(self, **changes: Any) -> "Query":  # noqa: ANN401  (fields of the spec)
         return Query(self.catalog, replace(self.spec, **changes))

@@ -95,6 +95,8 @@ class QuerySpec:
         Which features count as the same: `DEFAULT`, `AS_GIVEN`, or the label or number of a snapshot.
     on_merge : {"counts", "sum", "refuse", "apart"}
         What becomes of columns of one dataset that are one feature.
+    orthologs : str or None
+        Organism as whose genes the one-to-one orthologs of other organisms count.
     """
 
     filters: tuple[Filter, ...] = ()
@@ -112,6 +114,7 @@ class QuerySpec:
     centroids: tuple[tuple[str, str], ...] = ()
     identity: str | int = DEFAULT
     on_merge: OnMerge = "counts"
+    orthologs: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give what differs from a query without conditions, as plain values for provenance."""
@@ -141,7 +144,7 @@ class QuerySpec:
             parts["join"] = self.join if isinstance(self.join, str) else f"min_datasets={self.join}"
         if self.obs is not None:
             parts["obs"] = ", ".join(self.obs)
-        usual = {"missing": "zero", "identity": DEFAULT, "on_merge": "counts"}
+        usual = {"missing": "zero", "identity": DEFAULT, "on_merge": "counts", "orthologs": None}
         return parts | {key: getattr(self, key) for key, value in usual.items() if getattr(self, key) != value}
 
     def describe(self) -> str:

@@ -465,7 +465,7 @@ def warn_of_unknown(
         there = known[name]
         if there is not None and text not in there:
             message = f"No cell has {name} {text!r}. {suggest(text, there)}"
-            warnings.warn(message, UnknownValueWarning, stacklevel=_callers())
+            warnings.warn(message, UnknownValueWarning, stacklevel=calling_level())
 
 
 def suggest(text: str, known: Sequence[str]) -> str:
@@ -500,7 +500,7 @@ def _listed(columns: Columns, name: str) -> list[str] | None:
     return list(facts.categories)
 
 
-def _callers() -> int:
+def calling_level() -> int:
     """Return the `stacklevel` at which a warning points at the code that called this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("raggedatlas."):

@@ -139,6 +139,11 @@ WRITING: dict[str, Callable[[RaggedAtlas], object]] = {
     "gc that only looks": lambda atlas: atlas.gc(),
     "delete_version": lambda atlas: snapshots.delete_version(atlas._catalog, 1),
     "another purge": lambda atlas: atlas.purge("b"),
+    "identity.link": lambda atlas: atlas.identity.link("A", "B"),
+    "identity.unlink": lambda atlas: atlas.identity.unlink("A"),
+    "identity.update": lambda atlas: atlas.identity.update(),
+    "identity.load": lambda atlas: atlas.identity.load("tests/data/gene_tables/hgnc_complete_set_extract.txt"),
+    "identity.remove": lambda atlas: atlas.identity.remove("HGNC human"),
 }
 """Every call that writes, but those that finish a purge. Results and geometry come by `add` too, and are refused below."""
 

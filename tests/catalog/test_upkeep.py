@@ -15,7 +15,7 @@ import pytest
 from raggedatlas.catalog import checks, leases, snapshots, upkeep
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.catalog.datasets import read_records
-from raggedatlas.errors import NotFoundError
+from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.store.groups import create_group, read_group_attributes, write_group_attributes
 from raggedatlas.testing.atlases import SPACE, write_dataset
 
@@ -86,6 +86,26 @@ def test_indices_never_change(two: Two) -> None:
     with pytest.raises(NotFoundError):
         upkeep.reindex(catalog, "nonsense")
     assert upkeep.reindex(catalog, "protein_abundance") == 0
+
+
+@pytest.mark.parametrize("index", [2**40, 2**63 - 1, -1, 2])
+def test_indices_are_not_counted_on_from_damage(two: Two, index: int) -> None:
+    """Where assigned indices are not dense, new features get none, and nothing is written; a second call once counted on."""
+    catalog, table = two[0], f"{SPACE}_registry"
+    upkeep.reindex(catalog)
+    rows = catalog.tables.read(table)
+    values = [index if i == 3 else i for i in rows["global_index"].to_pylist()]
+    at = rows.column_names.index("global_index")
+    catalog.tables.overwrite_if(
+        table, rows.set_column(at, rows.schema.field(at), [values]), catalog.tables.version(table)
+    )
+    write_dataset(catalog, "c", ["ZZ"], np.ones((2, 1), "u1"))
+    before = catalog.tables.version(table)
+    for call in (upkeep.reindex, upkeep.optimize, snapshots.snapshot):
+        with pytest.raises(CorruptError, match=f"global_index of table '{table}'"):
+            call(catalog)
+    assert catalog.tables.version(table) == before
+    assert "global-index" in {problem.rule for problem in checks.validate(catalog)}
 
 
 def test_a_dropped_dataset_is_gone_now_and_there_before(two: Two) -> None:

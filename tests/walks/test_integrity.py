@@ -22,7 +22,7 @@ from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.location import Location
 from raggedatlas.store.ranges import ArrayReader, read_slice
 from raggedatlas.testing.annotated import GENES, small_anndata
-from raggedatlas.testing.mutations import run_campaign
+from raggedatlas.testing.mutations import digest, run_campaign
 
 N_CELLS = 40
 
@@ -104,35 +104,66 @@ HOSTILE = {
 }
 
 
-def uses(atlas: ra.RaggedAtlas, tmp_path: Path) -> dict[str, Callable[[], object]]:
-    """What reads bounds, by the array that holds them."""
-    dataset = atlas.dataset("d")
+def uses(path: Path, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Everything that may read bounds of rows or columns, as calls that give a matrix."""
+    atlas = ra.RaggedAtlas.open(str(path))
+    query = atlas.checkout(atlas.snapshot()).query
 
     def few() -> Any:
-        return atlas.checkout(atlas.snapshot()).query().features(list(GENES[:2]))
+        return query().features(list(GENES[:2]))
+
+    def loaded(some: Any) -> Any:
+        return np.concatenate([batch.X.toarray() for batch in ra.Loader(some, batch_size=16, shuffle=None)])
+
+    def written(source: Any, name: str) -> Any:
+        source.write(folder / name)
+        return ad.read_h5ad(folder / name).X
 
     return {
-        "csr/indptr to_anndata": dataset.to_anndata,
-        "csr/indptr write": lambda: dataset.write(tmp_path / "out.h5ad"),
-        "extras/1/indptr to_anndata": dataset.to_anndata,
-        "extras/1/indptr element": lambda: dataset.element("obsp/near"),
-        "csc/indptr query": lambda: few().to_anndata(),
-        "csc/indptr aggregate": lambda: few().aggregate(["cell_type"]),
+        "dataset": lambda: atlas.dataset("d").to_anndata().X,
+        "dataset write": lambda: written(atlas.dataset("d"), "dataset.h5ad"),
+        "element": lambda: atlas.dataset("d").element("obsp/near"),
+        "query": lambda: query().to_anndata().X,
+        "query write": lambda: written(query(), "query.h5ad"),
+        "few features": lambda: few().to_anndata().X,
+        "few features write": lambda: written(few(), "few.h5ad"),
+        "aggregate": lambda: few().aggregate(["cell_type"]),
+        "loader": lambda: loaded(query()),
+        "loader of few features": lambda: loaded(few()),
     }
 
 
+@pytest.fixture(scope="module")
+def expected(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the uses give before anything is damaged, hashed."""
+    folder = tmp_path_factory.mktemp("expected")
+    path = Path(shutil.copytree(sound, folder / "atlas"))
+    return {name: digest(use()) for name, use in uses(path, folder).items()}
+
+
+READERS = {
+    "csr/indptr": {"dataset", "dataset write"},
+    "csc/indptr": {"few features", "few features write", "aggregate"},
+    "extras/1/indptr": {"dataset", "dataset write", "element"},
+}
+"""Array of bounds -> what reads it. Queries and loaders take the rows' bounds from the cells, and only queries use columns."""
+
+
 @pytest.mark.parametrize("kind", list(HOSTILE))
-@pytest.mark.parametrize("path", ["csr/indptr", "csc/indptr", "extras/1/indptr"])
+@pytest.mark.parametrize("path", list(READERS))
 def test_bounds_that_do_not_ascend_are_refused_by_every_reader(
-    copied: Path, tmp_path: Path, path: str, kind: str
+    expected: dict[str, str], copied: Path, tmp_path: Path, path: str, kind: str
 ) -> None:
-    """Bounds of rows or columns with valid checksums that leave the entries give `CorruptError`; they once ended the process."""
+    """Bounds with valid checksums that leave the entries give `CorruptError`, or are not read; validation finds them."""
     rewrite_array(copied, path, HOSTILE[kind])
-    atlas = ra.RaggedAtlas.open(str(copied))
-    for name, use in uses(atlas, tmp_path).items():
-        if name.startswith(path):
+    for name, use in uses(copied, tmp_path).items():
+        if name in READERS[path]:
             with pytest.raises(CorruptError, match=r"bounds in .*indptr"):
                 use()
+        elif kind == "swapped":
+            assert digest(use()) == expected[name], name
+    problems = validate(open_catalog(Location(str(copied))), "deep")
+    assert [(p.rule, path in p.message) for p in problems if p.rule != "table-file"] == [("entry-bounds", True)]
 
 
 @pytest.mark.parametrize("kind", list(HOSTILE))

@@ -85,7 +85,7 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
         ``array-spec``, ``missing-layout``, ``layout-size``, ``layout-features``, ``layout-index``,
         ``duplicate-feature``, ``feature-identity``, ``global-index``, ``unassigned-index`` (note), ``duplicate-result``, ``result-column``, ``duplicate-geometry``, ``geometry-column``; rows: ``missing-array``, ``pointer-bounds``,
         ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``, ``uncommitted-cells`` (note),
-        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (note), ``frame``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``layout-hash``,
+        ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (note), ``frame``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``.
     """
     first = _look(catalog, level)
@@ -313,8 +313,8 @@ def _check_registry(registry: Registry) -> list[Problem]:
     if n_twice:
         text = f"{n_twice:,} features stand there more than once"
         problems.append(Problem("duplicate-feature", place, text, "Restore the atlas from a copy."))
-    index = registry.global_index
-    assigned = np.sort(index[index >= 0])
+    index = registry.table.column("global_index")
+    assigned = np.sort(index.drop_null().to_numpy())
     if not np.array_equal(assigned, np.arange(len(assigned))):
         text = f"the {len(assigned):,} assigned indices are not 0 to {len(assigned) - 1:,}, each once"
         problems.append(Problem("global-index", place, text, "Restore the atlas from a copy."))
@@ -340,7 +340,7 @@ def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Regist
         text = f"{int((rows < 0).sum()):,} of its features are not in the registry of {record.feature_space!r}"
         problems.append(Problem("layout-features", place, text, back))
     known, has = rows[rows >= 0], layout.global_index[rows >= 0]
-    if ((has >= 0) & (has != registry.global_index[known])).any():
+    if ((has != -1) & (has != registry.global_index[known])).any():  # -1: none yet
         text = "its feature indices are not those of the registry"
         problems.append(Problem("layout-index", place, text, "Restore the atlas from a copy."))
     if (has < 0).any():

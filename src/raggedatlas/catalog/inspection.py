@@ -1,6 +1,6 @@
 """Checks of a group's arrays against its record: as described, as there, and byte by byte."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow.compute as pc
@@ -15,7 +15,7 @@ from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.arrays import ArraySpec, is_described
 from raggedatlas.store.groups import read_group_attributes
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader, iterate_slices, read_slice, verify
+from raggedatlas.store.ranges import ArrayReader, iterate_slices, read_bounds, read_slice, verify
 from raggedatlas.store.sql import equals
 
 _BACK = "Put the arrays back from a copy, or drop the dataset and add it again."
@@ -97,7 +97,7 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     Returns
     -------
     list of Problem
-        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
+        Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
     """
     try:
         specs = read_specs(record)
@@ -111,6 +111,9 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
         problems += found
         if not found:
             sound.add(path)
+    bounds = _check_bounds(catalog.arrays, record.zarr_group, {path: specs[path] for path in sound})
+    problems += bounds.values()
+    sound -= bounds.keys()
     for path, limit in (("csr/indices", record.n_features), ("csc/indices", record.n_cells)):
         if path in sound and (beyond := _count_beyond(catalog.arrays, specs[path], limit)):
             text = f"{beyond:,} entries of {path} are {limit:,} or more"
@@ -160,6 +163,19 @@ def _check_array(arrays: Location, group: str, path: str, spec: ArraySpec, check
         text = f"the values of {path} have the checksum {found}, {checksum} was written"
         return [Problem("checksum", group, text, _BACK)]
     return []
+
+
+def _check_bounds(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) -> dict[str, Problem]:
+    """Find the arrays of bounds that do not ascend from 0 to the number of their entries, whose values are as they were recorded."""
+    problems = {}
+    for path, spec in specs.items():
+        entries = specs.get(path.removesuffix("indptr") + "indices")
+        if path.endswith("indptr") and entries is not None:
+            try:
+                read_bounds(ArrayReader(arrays, spec), spec.n_rows - 1, entries.n_rows)
+            except AtlasError as error:
+                problems[path] = Problem("entry-bounds", group, str(error), _BACK)
+    return problems
 
 
 def _count_beyond(arrays: Location, spec: ArraySpec, limit: int) -> int:

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import LAYOUTS, Catalog
-from raggedatlas.errors import SchemaError
+from raggedatlas.errors import CorruptError, SchemaError
 from raggedatlas.model.accessions import UNKNOWN
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.store.sql import is_null
@@ -92,6 +92,11 @@ def reindex_registry(catalog: Catalog, space: str) -> int:
     -------
     int
         How many were assigned.
+
+    Raises
+    ------
+    CorruptError
+        If the assigned indices are not dense, so that counting on would spread damage.
     """
     table = catalog.space(space).registry
 
@@ -100,8 +105,13 @@ def reindex_registry(catalog: Catalog, space: str) -> int:
         fresh = known.filter(known.column("global_index").is_null()).sort_by("uid")
         if fresh.num_rows == 0:
             return fresh, 0
-        largest = pc.max(known.column("global_index")).as_py()
-        start = 0 if largest is None else largest + 1
+        assigned = np.sort(known.column("global_index").drop_null().to_numpy())
+        start = len(assigned)
+        if not np.array_equal(assigned, np.arange(start)):
+            raise CorruptError(
+                f"The {start:,} indices in column global_index of table {table!r} go from {assigned[0]:,} to {assigned[-1]:,}, where "
+                f"0 to {start - 1:,}, each once, are expected; run validate() and restore the atlas from a copy or a snapshot."
+            )
         index = pa.array(np.arange(start, start + fresh.num_rows))
         at = fresh.column_names.index("global_index")
         return fresh.set_column(at, fresh.schema.field(at), index), fresh.num_rows

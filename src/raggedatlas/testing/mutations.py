@@ -45,12 +45,20 @@ _ODD: tuple[Any, ...] = (
     {"a": 1},
     True,
 )
+_GENE_TABLES = {
+    "genes.csv": "Gene stable ID,Gene name,Gene Synonym\n"
+    "ENSG00000000001,GENE1,\nENSG00000000011,GENE11,OLD11\nENSG00000000012,GENE12,\n",
+    "orthologs.csv": "Gene stable ID,Gene name,Mouse gene stable ID,Mouse gene name,Mouse homology type\n"
+    "ENSG00000000011,GENE11,ENSMUSG00000000011,Gene11,ortholog_one2one\n",
+}
+"""Exports of Ensembl BioMart, made up."""
 
 
 def make_atlas(folder: Path) -> Path:
     """Make an atlas with every kind of file.
 
-    It has sparse and dense groups, a column-sorted copy, extras, results of both kinds, a geometry store, a link made by hand.
+    It has sparse and dense groups, a column-sorted copy, extras, results of both kinds, a geometry store, a link made by hand,
+    gene tables of both kinds.
 
     Parameters
     ----------
@@ -82,6 +90,9 @@ def make_atlas(folder: Path) -> Path:
         atlas.add(folder / f"{seed}.h5ad", name=f"d{seed}", organism="human", progress=False)
     atlas.add_csc("d1")
     atlas.identity.link(GENES[28], GENES[29])
+    for name, text in _GENE_TABLES.items():
+        (folder / name).write_text(text)
+        atlas.identity.load(folder / name)
     uids = atlas.checkout(atlas.snapshot("before")).query().to_pandas().index.to_numpy(dtype=object)
     values = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     write_results(folder / "z", uids[:50], values, model="encoder", model_hash="ab" * 32, verb="infer", parent="")
@@ -321,6 +332,9 @@ _CHANGES: dict[str, Callable[[Path, random.Random], str]] = {
             "_geometry",
             "_feature_identity",
             "_feature_links",
+            "_feature_facts",
+            "_genes",
+            "_orthologs",
         )
     },
 }
@@ -328,6 +342,8 @@ _CHANGES: dict[str, Callable[[Path, random.Random], str]] = {
 
 def uses(path: Path) -> dict[str, Callable[[], object]]:
     """Give what readers do with an atlas of `make_atlas`: name -> a call, the result of which is hashed."""
+    import anndata as ad
+
     from raggedatlas.atlas import RaggedAtlas
     from raggedatlas.loader.loader import Loader
     from raggedatlas.testing.annotated import GENES
@@ -344,10 +360,16 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
             for batch in Loader(query(), batch_size=16, shuffle=None)
         ]
 
+    def written() -> ad.AnnData:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            atlas().dataset("d2").write(Path(folder, "out.h5ad"))
+            return ad.read_h5ad(Path(folder, "out.h5ad"))
+
     return {
         "list": lambda: (repr(atlas()).replace(str(path), ""), [r.version for r in _versions(path)]),
         "dataset d1": lambda: atlas().dataset("d1").to_anndata(),
         "dataset d2": lambda: atlas().dataset("d2").to_anndata(),
+        "write": written,
         "left out": lambda: [dict(atlas().dataset(n).left_out) for n in ("d1", "d2")],
         "query": lambda: query().to_anndata(),
         "before": lambda: atlas().checkout("before").query().to_anndata(),

@@ -40,7 +40,7 @@ LABELS = {
     "genes_csc": "50 genes x all cells, with copies",
 }
 BYTES_PER_NNZ = 8
-PACKAGES = ("homeobox", "lancedb", "pylance", "zarr", "anndata", "numpy", "numba", "pyarrow")
+PACKAGES = ("homeobox", "lancedb", "pylance", "zarr", "anndata", "numpy", "pyarrow")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 OURS, PLAIN, CELLXGENE = "raggedatlas", "tiledb-py", "cellxgene"
 EXPLORER = ROOT / ".venv-explorer"
 PROGRAM = EXPLORER / "bin/cellxgene"
-PACKAGES = ("raggedatlas", "tiledb", "anndata", "numpy", "numba", "h5py")
+PACKAGES = ("raggedatlas", "tiledb", "anndata", "numpy", "h5py")
 GENES, LIBRARY = 10_000, 475.0
 """Genes, and median counts of a cell that make 363 values each."""
 

@@ -67,7 +67,7 @@ def noted_reason(folder: Path, name: str) -> str:
 
 SYSTEMS = {
     "raggedatlas": Environment(
-        Path(sys.executable), ("raggedatlas",), ("raggedatlas", "numpy", "numba", "pylance", "zarr", "anndata")
+        Path(sys.executable), ("raggedatlas",), ("raggedatlas", "numpy", "pylance", "zarr", "anndata")
     ),
     "scipy": Environment(Path(sys.executable), ("scipy",), ("scipy", "numpy", "h5py")),
     "homeobox": Environment(

@@ -31,7 +31,6 @@ def measure_add(asked: Asked, figure: Figure) -> None:
     """
     import anndata  # noqa: F401
     import lance  # noqa: F401
-    import numba  # noqa: F401
 
     from raggedatlas import RaggedAtlas
 

@@ -27,7 +27,7 @@ from machine import Neighbours, cores
 HERE = Path(__file__).parent
 OURS, THEIRS, PARQUET, TRX = "raggedatlas", "zarr-vectors", "parquet", "trx"
 SYSTEMS = {
-    OURS: Environment(Path(sys.executable), ("raggedatlas",), ("raggedatlas", "numpy", "numba")),
+    OURS: Environment(Path(sys.executable), ("raggedatlas",), ("raggedatlas", "numpy")),
     THEIRS: Environment(
         ROOT / ".venv-peers-vectors-0.9/bin/python",
         ("zarr_vectors",),

@@ -4,6 +4,7 @@
 its path. ``--sanitize`` compiles with AddressSanitizer and UndefinedBehaviorSanitizer. Wheels and checkouts use it.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -27,6 +28,7 @@ FLAGS = [
     "-fno-strict-aliasing",
     "-fno-trapping-math",
     "-ffp-contract=off",
+    "-fno-math-errno",
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
@@ -85,7 +87,16 @@ def compile_library(target: Path, *, sanitize: bool = False) -> Path:
             list(pool.map(lambda pair: run([*command, "-c", "-o", pair[1], str(pair[0])]), objects.items()))
         run([*command, "-shared", "-o", str(made), *objects.values()])
         made.replace(target)
+    _remove_older(target, sanitize=sanitize)
     return target
+
+
+def _remove_older(target: Path, *, sanitize: bool) -> None:
+    """Remove libraries of other sources; one that a process has loaded stays with it, or, on Windows, in its place."""
+    for path in target.parent.glob(f"libraggedatlas-*{SUFFIX}"):
+        if path != target and ("-sanitized" in path.name) == sanitize:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def run(command: list[str]) -> None:

@@ -31,7 +31,7 @@
 #endif
 
 /* Changed with every change of a function's arguments or meaning; Python refuses a library with another number. */
-#define RA_ABI 1
+#define RA_ABI 2
 
 enum ra_status {
     RA_GOOD = 0,
@@ -45,6 +45,19 @@ enum ra_status {
     RA_BAD_COLUMN = 8,   /* a column, or another number from a file, that is beyond those there are */
     RA_UNSORTED = 9,     /* the columns of a row do not ascend strictly */
     RA_BAD_TYPE = 10,    /* an element of a size that a function does not take */
+    RA_CUT_SHORT = 11,   /* bytes end before what they declare */
+    RA_TRAILING = 12,    /* bytes go on behind what they declare */
+    RA_BAD_MODE = 13,    /* a block of a manifest has an unknown mode */
+    RA_NEGATIVE = 14,    /* a start, a count or a row is negative */
+    RA_NO_HEAD = 15,     /* a fragment index is shorter than its head */
+    RA_NO_MAGIC = 16,    /* it begins with other bytes */
+    RA_BAD_VERSION = 17, /* it has another version or flags */
+    RA_BAD_RUNS = 18,    /* it declares more runs than fragments */
+    RA_BAD_BITS = 19,    /* its bitmap has not as many bits as there are runs */
+    RA_BAD_LISTS = 20,   /* it has other bytes than its lists need */
+    RA_BAD_OFFSETS = 21, /* its offsets fall or do not begin at 0 */
+    RA_BEYOND = 22,      /* it names a row that there is not */
+    RA_MISSING = 23,     /* it is asked for a fragment that there is not */
 };
 
 /* ---- levels.c: which vector instructions are used ---- */
@@ -367,5 +380,118 @@ RA_API int32_t ra_place_rows(const struct ra_csr *rows, const void *values, int3
 /* Take unsigned integers into a running hash, in turn into each of its 16 lanes; where blocks begin makes no difference.
  * `state`, (17,), has the lanes and how many numbers they took in. It tells different contents apart, not forged ones. */
 RA_API int32_t ra_mix(const void *values, int64_t n, int32_t itemsize, uint64_t *state);
+
+/* ---- manifests.c: lists of bytes and manifests of vector stores, docs/reference/vectors.md ---- */
+
+/* Find the items of a vlen-bytes chunk: a count of 4 bytes, then of each item its length in 4 bytes and its bytes.
+ * Writes to `starts` and `stops`, (n,) for the n that the chunk declares, the bytes of every item. Returns RA_CUT_SHORT
+ * or RA_TRAILING where the chunk has other bytes. */
+RA_API int32_t ra_frame_items(const uint8_t *data, int64_t n_bytes, int64_t *starts, int64_t *stops, int64_t n);
+
+/* Find where n manifests end that stand back to back: `bounds`, (n + 1,), is written. `n_dims` is the number of
+ * coordinates of a chunk. Returns RA_CUT_SHORT, RA_TRAILING, RA_BAD_MODE or RA_NEGATIVE. */
+RA_API int32_t ra_measure_manifests(const uint8_t *data, int64_t n_bytes, int64_t n_dims, int64_t *bounds, int64_t n);
+
+/* Manifests, taken apart: object i has the blocks bounds[i] <= b < bounds[i + 1]. A block has a chunk and a mode: one
+ * fragment (0), a run (1), or a list (2), which is `counts[b]` of `items` from `starts[b]` on. */
+struct ra_manifests {
+    int64_t *bounds; /* (n + 1,), ascending */
+    int64_t *chunks; /* (n_blocks, n_dims) */
+    uint8_t *modes;  /* (n_blocks,), like the next two */
+    int64_t *starts;
+    int64_t *counts;
+    int64_t *items; /* (n_items,) */
+    int64_t n, n_dims, n_blocks, n_items;
+};
+
+/* Count the blocks and the list items of manifests: manifest i is the bytes bounds[i] to bounds[i + 1]. `totals`, (2,),
+ * is written; `where` is the first bad manifest. Returns what ra_measure_manifests does, or RA_BAD_BOUNDS. */
+RA_API int32_t ra_count_manifests(const uint8_t *data, int64_t n_bytes, const int64_t *bounds, int64_t n,
+                                  int64_t n_dims, int64_t *totals, int64_t *where);
+
+/* Take manifests apart; `out` has the room that ra_count_manifests told, and all its arrays are written. */
+RA_API int32_t ra_read_manifests(const uint8_t *data, int64_t n_bytes, const int64_t *bounds,
+                                 const struct ra_manifests *out, int64_t *where);
+
+/* Write manifests back to back into `out`, which they fill. Returns RA_BAD_BOUNDS where a block lies beyond the items
+ * or the blocks, RA_BAD_SIZE where `out` has not exactly the room. */
+RA_API int32_t ra_write_manifests(const struct ra_manifests *of, uint8_t *out, int64_t n_bytes);
+
+/* ---- fragments.c: fragment indexes (ZVFG) of vector stores ----
+ *
+ * An index says which rows of a chunk belong to each fragment. It has a head (magic, version, fragments F, runs R: four
+ * bytes each), a bitmap of F bits, padded to 8 bytes, that are 1 for runs, R runs (start and count, 8 bytes each), and
+ * where F is not 0 the offsets of the F - R lists and their end (4 bytes each) and the rows that the lists name (8 bytes
+ * each). Head, bitmap and sizes are checked by every function that reads an index: it is cheap, and no call depends on
+ * another having been made. */
+
+/* Count the fragments and the rows of lists of indexes: index c is the bytes bounds[c] to bounds[c + 1]. `counts`,
+ * (2, n), is written; `where` is the first bad index. */
+RA_API int32_t ra_count_fragments(const uint8_t *data, int64_t n_bytes, const int64_t *bounds, int64_t n,
+                                  int64_t *counts, int64_t *where);
+
+/* Read indexes one behind the other: of each fragment whether it is a run, its first row, or where its list begins among
+ * all `rows`, and its count. The room is what ra_count_fragments told, else RA_BAD_SIZE. */
+RA_API int32_t ra_read_fragments(const uint8_t *data, int64_t n_bytes, const int64_t *bounds, int64_t n,
+                                 uint8_t *is_run, int64_t *starts, int64_t *counts, int64_t n_fragments, int64_t *rows,
+                                 int64_t n_rows, int64_t *where);
+
+/* Find fragments of one index, `wanted`, (n,), ascending, of a chunk of `n_rows` rows, without reading the others. Writes
+ * to `spans`, (n, 3), the first row of a run, or -1; the byte of the index where a list begins; and how many rows. */
+RA_API int32_t ra_locate_fragments(const uint8_t *data, int64_t n_bytes, const int64_t *wanted, int64_t n,
+                                   int64_t n_rows, int64_t *spans);
+
+/* Fragments as ra_read_fragments gives them. */
+struct ra_fragments {
+    const uint8_t *is_run; /* (n,), like the next two */
+    const int64_t *starts;
+    const int64_t *counts;
+    int64_t n;
+    const int64_t *rows; /* (n_rows,) */
+    int64_t n_rows;
+};
+
+/* Write the rows of fragments `wanted`, (n,), one after the other into `out`, (n_out,), which they fill. Returns RA_BEYOND
+ * for a fragment or a list that is not there, RA_BAD_SIZE where they do not fill `out`. */
+RA_API int32_t ra_expand_fragments(const struct ra_fragments *of, const int64_t *wanted, int64_t n, int64_t *out,
+                                   int64_t n_out);
+
+/* Copy rows of `size` bytes, at least 1, of a chunk's cell. Fragment p, a row of `spans` as ra_locate_fragments wrote it
+ * for the index `data`, goes to row places[p] of `out` and those behind it. */
+RA_API int32_t ra_copy_fragments(const uint8_t *data, int64_t n_bytes, const uint8_t *cell, int64_t cell_bytes,
+                                 const int64_t *spans, const int64_t *places, int64_t n, int64_t size, uint8_t *out,
+                                 int64_t out_bytes);
+
+/* ---- geometry.c: positions, lines and graphs ---- */
+
+/* Number the cells of a grid that positions, (n, n_dims) floats of 4 or 8 bytes, lie in: `codes`, (n,), counts them from
+ * `low`, the first axis first, with `spans` cells on each axis; `edges` are their lengths, n_dims of each. The product of
+ * the spans is below 2**62. Returns RA_OUTSIDE where a position lies in none of these cells. */
+RA_API int32_t ra_number_cells(const void *positions, int64_t n, int64_t n_dims, int32_t itemsize, const double *edges,
+                               const int64_t *low, const int64_t *spans, int64_t *codes);
+
+/* Give each point of each line the largest tolerance at which Douglas and Peucker's algorithm keeps it; ends infinity.
+ * A point never weighs more than the one that split its piece, so that what is kept at a larger tolerance is part of what
+ * is kept at a smaller one.
+ *
+ * points, weights  (n, n_dims) and (n,); weights of points of no line are left as they are
+ * offsets          (n_lines + 1,): line i has the points offsets[i] <= j < offsets[i + 1]
+ * pieces, bounds   (room, 2) and (room,) scratch; room is one more than the longest line has points */
+RA_API int32_t ra_weigh_lines(const double *points, int64_t n, int64_t n_dims, const int64_t *offsets, int64_t n_lines,
+                              double *weights, int64_t *pieces, double *bounds, int64_t room);
+
+/* Follow every edge of a graph from fixed vertex to fixed vertex.
+ *
+ * adjacency  (2 * n_edges, 2): the other end and the edge; those of vertex v are bounds[v] to bounds[v + 1]
+ * fixed      (n,), among them all vertices that have not two edges
+ * used       (n_edges,) zeros, used up
+ * members    (2 * n_edges,): the vertices of the chains, both ends included
+ * chains     (n_edges, 2): of each chain its end in `members` and its first edge
+ * n_chains   (1,): how many there are
+ *
+ * A ring without a fixed vertex begins and ends at its lowest one. Returns RA_BAD_BOUNDS, or RA_OUTSIDE for an end or an
+ * edge that there is not, or a chain that goes on nowhere. */
+RA_API int32_t ra_walk_chains(const int64_t *adjacency, int64_t n_edges, const int64_t *bounds, const uint8_t *fixed,
+                              int64_t n, uint8_t *used, int64_t *members, int64_t *chains, int64_t *n_chains);
 
 #endif

@@ -116,34 +116,6 @@ __all__ = [
 ]
 
 
-def _cache_kernels_somewhere() -> None:
-    """Give compiled kernels a folder of this process where neither the package nor the user's cache can be written.
-
-    numba refuses to compile what it may cache and cannot (a read-only installation without a writable home). Processes started
-    from here share the folder; it is removed at exit.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - pathlib takes long to import
-    while not os.path.exists(cache) and cache != os.path.dirname(cache):  # noqa: PTH110, PTH120
-        cache = os.path.dirname(cache)  # noqa: PTH120
-    homes = (os.path.dirname(__file__), cache)  # noqa: PTH120
-    if "NUMBA_CACHE_DIR" in os.environ or any(os.access(home, os.W_OK) for home in homes):
-        return
-    import atexit
-    import shutil
-    import tempfile
-
-    try:
-        folder = tempfile.mkdtemp(prefix="raggedatlas-kernels-")
-    except OSError:
-        return
-    os.environ["NUMBA_CACHE_DIR"] = folder
-    owner = os.getpid()
-    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
-
-
-_cache_kernels_somewhere()
-
-
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (a module attribute is any object)
     """Import a public name when it is first used, so that importing the package stays light."""
     if name not in _HOMES:

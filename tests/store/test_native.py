@@ -29,7 +29,8 @@ def declared(argument: str) -> object:
         return C_TYPES[base]
     if "struct" in words:
         return ctypes.POINTER(getattr(native, base.removeprefix("ra_").capitalize()))
-    kind = native.ArrayArgument("" if base == "void" else base.removesuffix("_t"), writable=not const)
+    dtype = {"void": "", "double": "float64"}.get(base, base.removesuffix("_t"))
+    kind = native.ArrayArgument(dtype, writable=not const)
     return ctypes.POINTER(C_TYPES[base]) if words[-1] in {"*where", "*which"} else kind
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ArgumentError, MissingExtraError
 
-ABI = 1
+ABI = 2
 """RA_ABI of the header that this module follows."""
 
 LEVELS = ("baseline", "avx2", "avx512")
@@ -31,6 +31,8 @@ _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 # Statuses and kinds, as the header numbers them.
 GOOD, BAD_CHECKSUM, BAD_SIZE, BAD_FRAME, OUTSIDE, REPEATED, OTHER_FRAME = range(7)
 BAD_BOUNDS, BAD_COLUMN, UNSORTED, BAD_TYPE = range(7, 11)
+CUT_SHORT, TRAILING, BAD_MODE, NEGATIVE = range(11, 15)
+NO_HEAD, NO_MAGIC, BAD_VERSION, BAD_RUNS, BAD_BITS, BAD_LISTS, BAD_OFFSETS, BEYOND, MISSING = range(15, 24)
 PLAIN, BLOSC, PACKED, CHECKED = 0, 1, 2, 8
 
 TYPE_CODES = {"uint8": 0, "uint16": 1, "uint32": 2, "uint64": 3, "float32": 4, "float64": 5}
@@ -89,9 +91,9 @@ class ArrayArgument:
         return (found.value if found is not None else None) or 0
 
 
-ANY, U8, U32, U64, I32, I64 = map(ArrayArgument, ("", "uint8", "uint32", "uint64", "int32", "int64"))
-OUT, OUT_U8, OUT_U32, OUT_U64, OUT_I32, OUT_I64 = (
-    ArrayArgument(known.dtype, writable=True) for known in (ANY, U8, U32, U64, I32, I64)
+ANY, U8, U32, U64, I32, I64, F64 = map(ArrayArgument, ("", "uint8", "uint32", "uint64", "int32", "int64", "float64"))
+OUT, OUT_U8, OUT_U32, OUT_U64, OUT_I32, OUT_I64, OUT_F64 = (
+    ArrayArgument(known.dtype, writable=True) for known in (ANY, U8, U32, U64, I32, I64, F64)
 )
 _int, _long, _uint, _pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p
 _where, _which = ctypes.POINTER(_long), ctypes.POINTER(_int)
@@ -158,6 +160,18 @@ class Columns(ctypes.Structure):
     """``struct ra_columns``."""
 
     _fields_ = _fields(pointers="bounds columns", longs="n n_entries")
+
+
+class Manifests(ctypes.Structure):
+    """``struct ra_manifests``."""
+
+    _fields_ = _fields(pointers="bounds chunks modes starts counts items", longs="n n_dims n_blocks n_items")
+
+
+class Fragments(ctypes.Structure):
+    """``struct ra_fragments``."""
+
+    _fields_ = _fields(pointers="is_run starts counts", longs="n", pointers_="rows", longs_="n_rows")
 
 
 def csr_of(indptr: NDArray[np.int64], columns: NDArray[Any]) -> Csr:
@@ -227,6 +241,19 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         _int, (_csr, ANY, _int, U32, _long, OUT_U64, OUT, OUT_U32, OUT, _int, _where),
     ),
     "ra_mix": (_int, (ANY, _long, _int, OUT_U64)),
+    "ra_frame_items": (_int, (U8, _long, OUT_I64, OUT_I64, _long)),
+    "ra_measure_manifests": (_int, (U8, _long, _long, OUT_I64, _long)),
+    "ra_count_manifests": (_int, (U8, _long, I64, _long, _long, OUT_I64, _where)),
+    "ra_read_manifests": (_int, (U8, _long, I64, ctypes.POINTER(Manifests), _where)),
+    "ra_write_manifests": (_int, (ctypes.POINTER(Manifests), OUT_U8, _long)),
+    "ra_count_fragments": (_int, (U8, _long, I64, _long, OUT_I64, _where)),
+    "ra_read_fragments": (_int, (U8, _long, I64, _long, OUT_U8, OUT_I64, OUT_I64, _long, OUT_I64, _long, _where)),
+    "ra_locate_fragments": (_int, (U8, _long, I64, _long, _long, OUT_I64)),
+    "ra_expand_fragments": (_int, (ctypes.POINTER(Fragments), I64, _long, OUT_I64, _long)),
+    "ra_copy_fragments": (_int, (U8, _long, U8, _long, I64, I64, _long, _long, OUT_U8, _long)),
+    "ra_number_cells": (_int, (ANY, _long, _long, _int, F64, I64, I64, OUT_I64)),
+    "ra_weigh_lines": (_int, (F64, _long, _long, I64, _long, OUT_F64, OUT_I64, OUT_F64, _long)),
+    "ra_walk_chains": (_int, (I64, _long, I64, U8, _long, OUT_U8, OUT_I64, OUT_I64, OUT_I64)),
 }  # fmt: skip
 """What every function returns and takes, in the order of the header."""
 
@@ -250,9 +277,12 @@ def library() -> Any:  # noqa: ANN401  (a foreign library)
         raise MissingExtraError(f"The compiled library {path} cannot be loaded ({error}). {_HOW}") from error
     if number != ABI:
         raise MissingExtraError(f"The compiled library {path} has version {number}, expected {ABI}. {_HOW}")
-    for name, (result, arguments) in FUNCTIONS.items():
-        function = getattr(found, name)
-        function.restype, function.argtypes = result, arguments
+    try:
+        for name, (result, arguments) in FUNCTIONS.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError as error:
+        raise MissingExtraError(f"The compiled library {path} is incomplete ({error}). {_HOW}") from error
     wanted = os.environ.get("RAGGEDATLAS_SIMD")
     if wanted:
         _force_level(found, wanted)

@@ -10,11 +10,20 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.store import native
 
 Bytes = NDArray[np.uint8]
 MAGIC, VERSION, HEAD = 0x5A564647, 1, 16
 """A fragment index begins with these two, and has a head of so many bytes."""
-_FAULTS = ("", "it is cut short", "bytes follow its end", "it holds an unknown mode", "it holds a negative number")
+_FAULTS = {
+    native.CUT_SHORT: "it is cut short",
+    native.TRAILING: "bytes follow its end",
+    native.BAD_MODE: "it holds an unknown mode",
+    native.NEGATIVE: "it holds a negative number",
+    native.BAD_BOUNDS: "it names what is not there",
+    native.OUTSIDE: "it goes on where nothing is",
+    native.BAD_SIZE: "it is larger than its numbers can tell",
+}
 
 
 @dataclass(frozen=True)
@@ -135,15 +144,14 @@ def decode_vlen(chunk: Bytes, what: str = "A vlen-bytes chunk") -> Blobs:
     CorruptError
         If it is cut short, or goes on after its last item.
     """
-    from raggedatlas.vectors import kernels
-
     if chunk.size < 4:
         raise CorruptError(f"{what} has {chunk.size} bytes; expected at least 4.")
     count = int(chunk[:4].view("<u4")[0]) if chunk.flags.c_contiguous else int.from_bytes(chunk[:4].tobytes(), "little")
     if count > (chunk.size - 4) // 4:
         raise CorruptError(f"{what} declares {count:,} items in {chunk.size:,} bytes; it is cut short.")
     starts, stops = np.empty(count, np.int64), np.empty(count, np.int64)
-    refuse(kernels.frame_items(chunk, starts, stops), what)
+    contents = np.ascontiguousarray(chunk)
+    refuse(native.library().ra_frame_items(contents, contents.size, starts, stops, count), what)
     return Blobs(sections_of(chunk, starts, stops - starts), offsets_of(stops - starts))
 
 
@@ -158,7 +166,7 @@ def one_item(chunk: Bytes, what: str = "A cell") -> Bytes:
 
 
 def refuse(fault: int, what: str) -> None:
-    """Raise the error of what a kernel found, if it found any."""
+    """Raise the error of what a compiled function found, if it found any."""
     if fault:
         raise CorruptError(f"{what} does not decode: {_FAULTS[fault]}. Restore it from a copy.")
 

@@ -5,10 +5,14 @@ A blob has a head of 16 bytes (magic, version, flags, F, R), a bitmap of F bits 
 is the head alone. All chunks of a level are encoded and decoded together.
 """
 
+from ctypes import byref, c_int64
+
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError
+from raggedatlas.store import native
+from raggedatlas.store.native import I64, U8, library
 from raggedatlas.vectors.blobs import (
     HEAD,
     MAGIC,
@@ -75,38 +79,38 @@ def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
         If magic, version or flags are wrong, a count does not agree with the bitmap or the bytes at hand, offsets fall, or a number is
         negative.
     """
-    from raggedatlas.vectors import fragment_kernels as kernels
-
-    data, counts = np.ascontiguousarray(blobs.data), np.empty((2, len(blobs)), np.int64)
-    fault, at = kernels.count_fragments(data, blobs.bounds, counts)
+    data, first, n, where = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs), c_int64()
+    counts = np.empty((2, n), np.int64)
+    fault = library().ra_count_fragments(data, data.size, first, n, counts, byref(where))
     if not fault:
         bounds = offsets_of(counts[0])
         is_range, spans = np.empty(bounds[-1], bool), np.empty((2, bounds[-1]), np.int64)
         rows = np.empty(counts[1].sum(), np.int64)
-        fault, at = kernels.read_fragments(data, blobs.bounds, is_range, spans, rows)
+        fault = library().ra_read_fragments(
+            data, data.size, first, n, is_range.view(np.uint8), *spans, len(is_range), rows, len(rows), byref(where)
+        )
     if fault:
-        raise corrupt(fault, blobs[at], what)
+        raise corrupt(fault, blobs[where.value], what)
     return Fragments(bounds, is_range, spans[0], spans[1], rows)
 
 
 def corrupt(fault: int, blob: Bytes, what: str) -> CorruptError:
-    """Return the error that says what a kernel found wrong with a blob."""
-    from raggedatlas.vectors import fragment_kernels, kernels
-
-    if fault == fragment_kernels.NO_VERSION:
+    """Return the error that says what a compiled function found wrong with a blob."""
+    if fault == native.BAD_VERSION:
         bad = int.from_bytes(blob[4:8].tobytes(), "little")
         return CorruptError(f"{what} has version {bad & 0xFFFF} and flags {bad >> 16}; expected 1 and 0.")
     says = {
-        fragment_kernels.NO_HEAD: f"is shorter than its head of {HEAD} bytes",
-        fragment_kernels.NO_MAGIC: "does not begin with the magic number of ZVFG",
-        fragment_kernels.RUNS: "declares more runs than fragments",
-        kernels.SHORT: "is cut short: its head declares more than its bytes hold",
-        fragment_kernels.BITS: "has a bitmap that does not have as many bits as the head declares runs",
-        fragment_kernels.BYTES: "has other bytes than its explicit lists need",
-        fragment_kernels.OFFSETS: "has offsets that fall or do not begin at 0",
-        kernels.NEGATIVE: "holds a negative start, count or row",
-        fragment_kernels.BEYOND: "names a row that its chunk does not have",
-        fragment_kernels.MISSING: "is asked for a fragment that its chunk does not have",
+        native.NO_HEAD: f"is shorter than its head of {HEAD} bytes",
+        native.NO_MAGIC: "does not begin with the magic number of ZVFG",
+        native.BAD_RUNS: "declares more runs than fragments",
+        native.CUT_SHORT: "is cut short: its head declares more than its bytes hold",
+        native.BAD_BITS: "has a bitmap that does not have as many bits as the head declares runs",
+        native.BAD_LISTS: "has other bytes than its explicit lists need",
+        native.BAD_OFFSETS: "has offsets that fall or do not begin at 0",
+        native.NEGATIVE: "holds a negative start, count or row",
+        native.BEYOND: "names a row that its chunk does not have",
+        native.MISSING: "is asked for a fragment that its chunk does not have",
+        native.BAD_BOUNDS: "lies beyond the bytes at hand",
     }
     return CorruptError(f"{what} {says[fault]}. Restore it from a copy.")
 
@@ -132,9 +136,7 @@ def locate(
     CorruptError
         If what was read of the blob is wrong, a run goes beyond the rows, or there is no such fragment.
     """
-    from raggedatlas.vectors import fragment_kernels as kernels
-
-    fault = kernels.locate_fragments(blob, which, n_rows, spans)
+    fault = library().ra_locate_fragments(blob, blob.size, which, len(which), n_rows, spans)
     if fault:
         raise corrupt(fault, blob, what)
 
@@ -196,11 +198,14 @@ def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArr
     CorruptError
         If a fragment is asked for that is not there, or a list goes beyond the rows that are.
     """
-    from raggedatlas.vectors import fragment_kernels as kernels
-
     counts = fragments.counts[which]
     rows = np.empty(counts.sum(), np.int64)
-    if kernels.write_rows(fragments.is_range, fragments.starts, fragments.counts, fragments.rows, which, rows):
+    kinds = np.ascontiguousarray(fragments.is_range).view(np.uint8)
+    starts, sizes, listed = map(np.ascontiguousarray, (fragments.starts, fragments.counts, fragments.rows))
+    known = native.Fragments(
+        U8.address(kinds), I64.address(starts), I64.address(sizes), len(kinds), I64.address(listed), len(listed)
+    )
+    if library().ra_expand_fragments(byref(known), np.ascontiguousarray(which), len(which), rows, len(rows)):
         raise CorruptError("A list of fragments names one that is not there. Restore the store from a copy.")
     return rows, counts
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
+from raggedatlas.store.native import library
 
 _MOST_CODES = 2**62
 
@@ -37,8 +38,11 @@ def _along(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
         exact = np.floor_divide(values.astype(np.int64), whole) if signed else np.floor_divide(values, np.uint64(whole))
         return np.asarray(exact, np.int64)
     cells = np.floor(values.astype(np.float64) / edge)
-    if cells.size and max(-float(cells.min()), float(cells.max())) >= 2**62:
-        raise ValuesError(f"A position lies more than 2**62 chunks of {edge} from the origin; use larger chunks.")
+    # Written so that it holds for what is no number, too.
+    if cells.size and not max(-float(cells.min()), float(cells.max())) < 2**62:
+        raise ValuesError(
+            f"A position lies more than 2**62 chunks of {edge} from the origin, or is not a number; use larger chunks."
+        )
     return cells.astype(np.int64)
 
 
@@ -124,15 +128,16 @@ def number_positions(positions: NDArray[Any], edges: ArrayLike) -> Numbered:
 
 
 def _number_floats(positions: NDArray[Any], sizes: NDArray[np.float64]) -> Numbered:
-    """Return the chunks of floats, in two passes over them."""
-    from raggedatlas.vectors import kernels
-
-    ends = np.empty((2, positions.shape[1]), np.float64)
-    kernels.find_extent(positions, ends[0], ends[1])
+    """Return the chunks of floats, without a table of keys."""
+    axes = range(positions.shape[1])
+    # Axis by axis: NumPy takes thirty times as long for all at once.
+    ends = np.array([[positions[:, k].min() for k in axes], [positions[:, k].max() for k in axes]], np.float64)
     first, last = (np.array([_along(end[k : k + 1], float(sizes[k]))[0] for k in range(len(sizes))]) for end in ends)
     spans, top = _spans(first.tolist(), last.tolist())
     codes = np.empty(len(positions), np.int64)
-    kernels.number_cells(positions, sizes, first, spans, codes)
+    n, n_dims = positions.shape
+    if library().ra_number_cells(positions, n, n_dims, positions.itemsize, sizes, first, spans, codes):
+        raise ValuesError("A position is not a finite number; it lies in no chunk.")
     return Numbered(codes, top, first, spans)
 
 

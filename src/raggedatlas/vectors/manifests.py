@@ -1,11 +1,13 @@
 """Manifests: for each object, blocks of one chunk and fragments there (seed 002 §7.6)."""
 
-from typing import NamedTuple
+from ctypes import byref, c_int64
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.store.native import I64, OUT_I64, OUT_U8, U8, Manifests, library
 from raggedatlas.vectors.blobs import Blobs, Bytes, offsets_of, refuse, runs
 from raggedatlas.vectors.geometry import Objects
 
@@ -15,16 +17,24 @@ SINGLE, RUN, LIST = 0, 1, 2
 
 def encode_manifests(objects: Objects) -> Blobs:
     """Return one manifest for each object: u32 blocks, and of each int64 chunk, u8 mode, and what the mode asks."""
-    from raggedatlas.vectors import kernels
-
     body = np.where(objects.modes == LIST, 4 + 8 * objects.counts, 8 + 8 * (objects.modes == RUN))
     sizes = body + 8 * objects.chunks.shape[1] + 1
     bounds = offsets_of(4 + np.diff(offsets_of(sizes)[objects.bounds]))
     out = np.empty(bounds[-1], np.uint8)
-    spans = np.stack([objects.starts, objects.counts]).astype(np.int64, copy=False)
-    chunks = np.ascontiguousarray(objects.chunks, np.int64)
-    kernels.write_manifests(out, objects.bounds, chunks, objects.modes, spans, objects.fragments)
+    wide = (objects.bounds, objects.chunks, objects.starts, objects.counts, objects.fragments)
+    first, chunks, starts, counts, items = (np.ascontiguousarray(column, np.int64) for column in wide)
+    modes = np.ascontiguousarray(objects.modes, np.uint8)
+    columns = (I64, first), (I64, chunks), (U8, modes), (I64, starts), (I64, counts), (I64, items)
+    refuse(library().ra_write_manifests(byref(_described(columns)), out, out.size), "An object index")
     return Blobs(out, bounds)
+
+
+def _described(columns: Any) -> Manifests:  # noqa: ANN401  (arrays of several types)
+    """Describe checked columns of manifests, of which the second and the last tell the sizes, to compiled functions."""
+    bounds, chunks, items = columns[0][1], columns[1][1], columns[-1][1]
+    return Manifests(
+        *(kind.address(column) for kind, column in columns), len(bounds) - 1, chunks.shape[1], len(chunks), len(items)
+    )
 
 
 def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objects:
@@ -44,26 +54,22 @@ def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objec
     CorruptError
         If a manifest has an unknown mode, is cut short, goes on after its end, or holds a negative number.
     """
-    from raggedatlas.vectors import kernels
-
-    counts = np.zeros((2, len(blobs)), np.int64)
-    data, bounds = np.ascontiguousarray(blobs.data), blobs.bounds
-    none = np.zeros((0, n_dims + 3), np.int64)
-    fault, where = kernels.read_manifests(data, bounds, n_dims, counts, none, none[:, 0].copy())
+    totals, where = np.zeros(2, np.int64), c_int64()
+    data, first, n = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs)
+    fault = library().ra_count_manifests(data, data.size, first, n, n_dims, totals, byref(where))
     if fault:
-        refuse(fault, f"The manifest of object {ids[where]}")
-    n_blocks, n_items = counts.sum(axis=1)
-    blocks, items = np.empty((n_blocks, n_dims + 3), np.int64), np.empty(n_items, np.int64)
-    kernels.read_manifests(data, bounds, n_dims, counts, blocks, items)
-    return Objects(
-        ids=ids,
-        bounds=offsets_of(counts[0]),
-        chunks=np.ascontiguousarray(blocks[:, :n_dims]),
-        modes=blocks[:, n_dims].astype(np.uint8),
-        starts=blocks[:, n_dims + 1].copy(),
-        counts=blocks[:, n_dims + 2].copy(),
-        fragments=items,
+        refuse(fault, f"The manifest of object {ids[where.value]}")
+    n_blocks, n_items = totals.tolist()
+    bounds, chunks, modes = (
+        np.empty(n + 1, np.int64),
+        np.empty((n_blocks, n_dims), np.int64),
+        np.empty(n_blocks, np.uint8),
     )
+    starts, counts, items = (np.empty(size, np.int64) for size in (n_blocks, n_blocks, n_items))
+    wide = [(OUT_I64, column) for column in (starts, counts, items)]
+    out = _described([(OUT_I64, bounds), (OUT_I64, chunks), (OUT_U8, modes), *wide])
+    refuse(library().ra_read_manifests(data, data.size, first, byref(out), byref(where)), "An object index")
+    return Objects(ids=ids, bounds=bounds, chunks=chunks, modes=modes, starts=starts, counts=counts, fragments=items)
 
 
 def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
@@ -74,14 +80,13 @@ def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
     CorruptError
         If there are not exactly `n_objects`.
     """
-    from raggedatlas.vectors import kernels
-
     if n_objects < 0 or 4 * n_objects > data.size:
         raise CorruptError(
             f"object_index/data has {data.size:,} bytes, too few for {n_objects:,} manifests; it was cut short."
         )
     bounds = np.zeros(n_objects + 1, np.int64)
-    refuse(kernels.measure_manifests(np.ascontiguousarray(data), n_dims, bounds), "object_index/data")
+    contents = np.ascontiguousarray(data)
+    refuse(library().ra_measure_manifests(contents, contents.size, n_dims, bounds, n_objects), "object_index/data")
     return Blobs(data, bounds)
 
 

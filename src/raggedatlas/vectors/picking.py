@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.store.native import library
 from raggedatlas.vectors.blobs import Bytes, from_bytes, offsets_of
 from raggedatlas.vectors.fragment_index import corrupt, locate
 from raggedatlas.vectors.joining import Rules, inner_rows
@@ -179,11 +180,12 @@ def _locate(reader: LevelReader, parts: Parts, indexes: Indexes, rows: NDArray[n
 
 def _copied(cells: list[Bytes], located: _Located, places: NDArray[np.int64], size: int, n_rows: int) -> Bytes:
     """Copy rows of all fragments to their places."""
-    from raggedatlas.vectors import fragment_kernels as kernels
-
     out = np.empty(n_rows * size, np.uint8)
     for cell, blob, (a, b) in zip(cells, located.blobs, pairwise(located.cuts), strict=True):
-        fault = kernels.copy_rows(cell, blob, located.spans[a:b], places[a:b], size, out)
+        contents, index = np.ascontiguousarray(cell), np.ascontiguousarray(blob)
+        fault = library().ra_copy_fragments(
+            index, index.size, contents, contents.size, located.spans[a:b], places[a:b], b - a, size, out, out.size
+        )
         if fault:
             raise corrupt(fault, blob, "A fragment index")
     return out

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.store.native import library
+from raggedatlas.vectors.blobs import refuse
 from raggedatlas.vectors.coarsening.lines import hold_heaviest, line_weights
 from raggedatlas.vectors.coarsening.steps import Rung, Steps, nearest_kept, rungs, weighed
 from raggedatlas.vectors.shapes import Shapes
@@ -45,8 +47,6 @@ def find_chains(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) 
     fixed : (N,) bool
         Where runs end; all vertices that do not have two edges must be among them.
     """
-    from raggedatlas.vectors.coarsening.kernels import walk_chains
-
     links = links.astype(np.int64).reshape(-1, 2)
     n_links = len(links)
     near, far = links.T.ravel(), links[:, ::-1].T.ravel()
@@ -54,10 +54,15 @@ def find_chains(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) 
     adjacency = np.stack([far[order], order % max(n_links, 1)], 1)
     bounds = spread(np.bincount(near, minlength=n_vertices))
     members, ends = np.empty(2 * n_links, np.int64), np.empty((n_links, 2), np.int64)
-    n_chains = walk_chains(adjacency, bounds, fixed, members, ends)
-    offsets = np.concatenate([[0], ends[:n_chains, 0]]).astype(np.int64)
+    n_chains, fixed = np.zeros(1, np.int64), np.ascontiguousarray(fixed).view(np.uint8)
+    fault = library().ra_walk_chains(
+        adjacency, n_links, bounds, fixed, n_vertices, np.zeros(n_links, np.uint8), members, ends, n_chains
+    )
+    refuse(fault, "A graph")
+    ends = ends[: n_chains[0]]
+    offsets = np.concatenate([[0], ends[:, 0]]).astype(np.int64)
     members = members[: offsets[-1]]
-    return Chains(members, offsets, links[ends[:n_chains, 1], 0] == members[offsets[:-1]])
+    return Chains(members, offsets, links[ends[:, 1], 0] == members[offsets[:-1]])
 
 
 def fixed_vertices(shapes: Shapes, links: NDArray[Any]) -> NDArray[np.bool_]:

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.store.native import library
+from raggedatlas.vectors.blobs import refuse
 from raggedatlas.vectors.coarsening.steps import Rung, Steps, nearest_kept, no_links, rungs, weighed
 from raggedatlas.vectors.shapes import Shapes
 
@@ -25,10 +27,13 @@ def line_weights(positions: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray
     >>> line_weights(np.array([[0, 0], [1, 3], [2, 0]]), np.array([0, 3])).tolist()
     [inf, 3.0, inf]
     """
-    from raggedatlas.vectors.coarsening.kernels import weigh_lines
-
-    weights = np.zeros(len(positions))
-    weigh_lines(np.ascontiguousarray(positions, np.float64), offsets.astype(np.int64), weights)
+    weights, points = np.zeros(len(positions)), np.ascontiguousarray(positions, np.float64)
+    room = int(np.diff(offsets).max(initial=0)) + 1
+    pieces, bounds = np.empty((room, 2), np.int64), np.empty(room)
+    fault = library().ra_weigh_lines(
+        points, *points.shape, offsets.astype(np.int64), len(offsets) - 1, weights, pieces, bounds, room
+    )
+    refuse(fault, "A line")
     return weights
 
 

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.identity import read_identity
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaError
 from raggedatlas.ingest.identity import identify
 from raggedatlas.model.ids import feature_uids
@@ -135,6 +137,96 @@ def test_versions_name_the_same_feature(atlas) -> None:  # noqa: ANN001
     assert any("version suffixes" in note for note in report.notes)
     assert len(atlas.features()) == 3
     assert len(atlas.find_datasets_with_features([f"{ENSEMBL[0]}.7"])) == 2
+
+
+GENES = {
+    organism: pd.read_csv(
+        f"tests/data/gene_tables/genes_{name}.csv.gz", header=None, names=["id", "symbol"], usecols=[0, 1]
+    )
+    for organism, name in (("human", "homo_sapiens"), ("mouse", "mus_musculus"))
+}
+
+
+def notes_of(atlas, var: pd.DataFrame) -> str:  # noqa: ANN001
+    return "\n".join(atlas.add(with_var(var, len(var)), "d", progress=False).notes)
+
+
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_a_file_of_human_and_mouse_says_so(atlas) -> None:  # noqa: ANN001
+    """Real genes of both, by id with their symbols: each has its own organism, the report counts them, and no symbol joins the other."""
+    human, mouse = GENES["human"], GENES["mouse"]
+    both = pd.concat([human, mouse])
+    assert "organisms human (119), mouse (104)" in notes_of(
+        atlas, both.set_index("symbol").rename(columns={"id": "gene_ids"})
+    )
+    made = atlas.features().reset_index().set_index("feature_id")["organism"]
+    assert set(made[human["id"]]) == {"human"}
+    assert set(made[mouse["id"]]) == {"mouse"}
+    atlas.add(with_var(pd.DataFrame(index=human["symbol"].drop_duplicates())), "h", organism="human", progress=False)
+    atlas.add(with_var(pd.DataFrame(index=mouse["symbol"].drop_duplicates()), 1), "m", organism="mouse", progress=False)
+    atlas.snapshot()
+    rows = read_identity(atlas._catalog, "gene_expression")
+    facts = atlas.features()
+    ends = [facts.loc[rows[name].to_pylist()] for name in ("feature_uid", "target_uid")]
+    assert (ends[0]["organism"].to_numpy() == ends[1]["organism"].to_numpy()).all()
+    truth = {organism: dict(zip(one["symbol"], one["id"], strict=True)) for organism, one in GENES.items()}
+    joined = {
+        (row["organism"], row["feature_id"]): into
+        for row, into in zip(ends[0].to_dict("records"), ends[1]["feature_id"], strict=True)
+    }
+    once = {
+        (organism, symbol): into for organism, one in truth.items() for symbol, into in one.items()
+        if (GENES[organism]["symbol"] == symbol).sum() == 1 and not symbol.startswith("ENS")
+    }  # fmt: skip
+    assert {key: joined.get(key) for key in once} == once
+
+
+@pytest.mark.parametrize(
+    ("var", "note"),
+    [
+        (pd.DataFrame(index=["CD79A", "Cd79a", "ENSG00000105369"]), "identifiers of several kinds: 1 ensembl, 2 name"),
+        (pd.DataFrame({"organism": ["human", "mouse"]}, index=["CD79A", "Cd79a"]), "organisms human (1), mouse (1)"),
+        (pd.DataFrame({"genome": ["GRCh38", "mm10"]}, index=["CD79A", "Cd79a"]), "organisms human (1), mouse (1)"),
+        (pd.DataFrame(index=[f"{ENSEMBL[0]}.3", ENSEMBL[1]]), "1 version suffixes of 2 Ensembl ids split off and kept as aliases"),
+        (pd.DataFrame(index=[f"{ENSEMBL[0]}.3", f"{ENSEMBL[1]}.1"]), "2 version suffixes split off and kept as aliases"),
+        (pd.DataFrame(index=[f"{ENSEMBL[0]}.3", f"{ENSEMBL[0]}.4"]), f"1 feature in 2 columns by the index; columns of one feature are joined by queries as on_merge says: {ENSEMBL[0]} ({ENSEMBL[0]}.3, {ENSEMBL[0]}.4)"),
+        (pd.DataFrame(index=["A", "B", "A", "B", "A"]), "2 features in 5 columns"),
+        (pd.DataFrame(index=["ENSQQQG00000000001", "ENSQQQG00000000002.1", *ENSEMBL]), "2 Ensembl ids of species that are not known: ENSQQQG00000000001, ENSQQQG00000000002"),
+        (pd.DataFrame({"feature_types": ["Gene Expression", "Antibody Capture", "Peaks"]}, index=["CD4", "CD3", "chr1:1-9"]), "among the genes stand features that are none: 1 Antibody Capture, 1 Peaks; their names join no genes"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_the_report_says_what_a_file_holds(atlas, var: pd.DataFrame, note: str) -> None:  # noqa: ANN001
+    """Mixed organisms and identifiers, versions, repeated and unknown ids, peaks and antibodies: each in the report."""
+    assert f" {note}" in notes_of(atlas, var)
+
+
+def test_an_ordinary_file_has_one_note(atlas) -> None:  # noqa: ANN001
+    """Where there is nothing to say, the report says only where ids and symbols come from."""
+    var = pd.DataFrame({"gene_ids": ENSEMBL, "feature_types": ["Gene Expression"] * 3}, index=list("ABC"))
+    assert notes_of(atlas, var).count("gene_expression: ") == 1
+
+
+@pytest.mark.parametrize("categorical", [True, False])
+def test_an_antibody_among_genes_is_not_the_gene(atlas, categorical: bool) -> None:  # noqa: ANN001
+    """In a matrix with genes an antibody of a gene's name joins neither its id nor its symbol, and the name asks for the gene."""
+    types = ["Gene Expression", "Antibody Capture", "Antibody Capture"]
+    var = pd.DataFrame(
+        {"feature_types": pd.Categorical(types) if categorical else types}, index=["CD79A", "CD4", "CD4-2"]
+    )
+    atlas.add(with_var(var, 1), "cite", progress=False)
+    atlas.add(with_var(pd.DataFrame({"gene_ids": ENSEMBL[:2]}, index=["CD4", "CD79A"])), "ids", progress=False)
+    atlas.add(with_var(pd.DataFrame(index=["CD4", "X"]), 2), "names", progress=False)
+    view = atlas.checkout(atlas.snapshot())
+    made = view.query().features("CD4", "Antibody Capture:CD4").to_anndata()
+    assert made.var["feature_id"].tolist() == [ENSEMBL[0], "CD4"]
+    assert made.varm["measured"].to_numpy().sum(axis=1).tolist() == [2, 1]
+    assert view.query().to_anndata().n_vars == 5
+    assert atlas.dataset("cite").to_anndata().var_names.tolist() == ["CD79A", "CD4", "CD4-2"]
+    assert "write 'Antibody Capture:CD4'" in read_registry(view._catalog, "gene_expression").describe(
+        made.var["uid"].iloc[1]
+    )
+    assert not atlas.validate("deep")
 
 
 def test_features_without_an_id_are_refused(atlas, unchanged) -> None:  # noqa: ANN001

@@ -125,6 +125,14 @@ class Registry:
         return targets
 
     @cached_property
+    def _types(self) -> dict[str, str]:
+        """Uid -> type of the features that are no genes among genes; a gene comes before them where both have a name."""
+        if "feature_type" not in self.table.column_names:
+            return {}
+        typed = self.table.filter(self.table.column("feature_type").is_valid())
+        return dict(zip(typed.column("uid").to_pylist(), typed.column("feature_type").to_pylist(), strict=True))
+
+    @cached_property
     def symbols(self) -> list[str]:
         """Names that people know, (n,): symbol, else id, else uid."""
         columns = (self.table.column(name) for name in ("symbol", "feature_id", "uid"))
@@ -175,7 +183,7 @@ class Registry:
             symbol,
             identifier,
             f"{organism}:{symbol}",
-            f"{parse_accession(identifier).namespace}:{identifier}",
+            f"{self._types.get(uid, parse_accession(identifier).namespace)}:{identifier}",
         )
         spelling = next((text for text in spellings if self.resolve([text]).uids == (uid,)), uid)
         return f"{organism} {symbol} ({identifier}; write {spelling!r})"
@@ -201,7 +209,8 @@ class Registry:
         ----------
         names : sequence of str
             In any mixture. Case counts; the asked order is kept. ``organism:name`` asks among the features of one organism,
-            ``namespace:name`` among those with an accession of this namespace, or with ``symbol`` among those without.
+            ``namespace:name`` among those with an accession of this namespace, or with ``symbol`` among those without;
+            ``Antibody Capture:name`` among those of this 10x feature type, which else come after genes.
         follow : bool
             Whether a feature that counts as another is answered by that other, or by itself.
 
@@ -238,7 +247,7 @@ class Registry:
         for how, uids in ways:
             ends = sorted({self.redirects.get(uid, uid) if follow else uid for uid in uids if among(uid)})
             if ends:
-                return how, ends
+                return how, [uid for uid in ends if uid not in self._types] or ends
         return "", []
 
     def _lookup_within(self, group: str, name: str, *, follow: bool) -> tuple[str, list[str]]:
@@ -249,9 +258,8 @@ class Registry:
         def among(uid: str) -> bool:
             row = self.row_of[uid]
             identifier = ids[row].as_py() or uid
-            return (organisms[row].as_py() or UNKNOWN) == wanted or parse_accession(
-                identifier
-            ).namespace == group.lower()
+            groups = (parse_accession(identifier).namespace, self._types.get(uid, "").lower())
+            return (organisms[row].as_py() or UNKNOWN) == wanted or group.lower() in groups
 
         return self._lookup(name, among, follow=follow)
 

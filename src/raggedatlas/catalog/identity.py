@@ -108,7 +108,8 @@ def derive_identity(
     as a previous symbol, else as an alias; the first of these that any gene of a compatible organism has decides. It joins the one
     feature with an accession of these genes; where there are several, the one that the authority names so, else none. Where none is
     registered, features whose names mean one gene join each other. A feature that no gene claims, and whose organism is unknown, is
-    the one feature known by its name of a known organism. Symbols and aliases are those of the gene tables; a file's symbol stands
+    the one feature known by its name of a known organism. What stands among genes and is none, such as an antibody, joins nothing by
+    its name. Symbols and aliases are those of the gene tables; a file's symbol stands
     for a gene that no table knows, and is else an alias. Links made by hand come before all of these, and no automatic row may close
     a circle with them.
 
@@ -131,7 +132,7 @@ def derive_identity(
     target = np.arange(len(uids))
     evidence: dict[int, str] = {}
     ids = names if tables is None else _standing_ids(names, tables)
-    _join_repeated(ids, registry.column("organism"), accession, uids, space, target, evidence)
+    _join_repeated(registry, ids, accession, uids, space, target, evidence)
     found = NameResolver(registry, ids, accession, target, tables).resolve(uids)
     target[list(found.joined)] = list(found.joined.values())
     evidence |= found.evidence
@@ -150,12 +151,16 @@ def derive_identity(
 
 
 def _join_repeated(
-    ids: pa.ChunkedArray, organisms: pa.ChunkedArray, accession: NDArray[np.bool_], uids: list[str], space: str,
+    registry: pa.Table, ids: pa.ChunkedArray, accession: NDArray[np.bool_], uids: list[str], space: str,
     target: NDArray[np.int64], evidence: dict[int, str],
 ) -> None:  # fmt: skip
     """Join the features of one accession, or of one name and organism: columns of one file, and those of uids of an earlier scheme."""
-    mask = pa.array(accession)
-    keys = pc.binary_join_element_wise(pc.if_else(mask, "", pc.fill_null(organisms, UNKNOWN)), ids, "\0")
+    organisms = pc.fill_null(registry.column("organism"), UNKNOWN)
+    kinds = (
+        pc.fill_null(registry.column("feature_type"), "") if "feature_type" in registry.column_names else pa.scalar("")
+    )
+    owners = pc.if_else(pa.array(accession), "", pc.binary_join_element_wise(kinds, organisms, "\0"))
+    keys = pc.binary_join_element_wise(owners, ids, "\0")
     counts = pc.value_counts(keys)
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if not len(repeated):
@@ -164,14 +169,14 @@ def _join_repeated(
     groups: dict[str, list[int]] = {}
     for row, key in zip(rows.tolist(), keys.take(pa.array(rows)).to_pylist(), strict=True):
         groups.setdefault(key, []).append(row)
-    for key, members in groups.items():
-        organism, name = key.split("\0", 1)
-        [current] = feature_uids(space, [name], organism or UNKNOWN)
+    for members in groups.values():
+        name = ids[members[0]].as_py()
+        [current] = feature_uids(space, [name], organisms[members[0]].as_py())
         first = min(members, key=lambda row: (uids[row] != current, uids[row]))
         for row in members:
             if row != first:
                 target[row] = first
-                evidence[row] = f"name {name}" if organism else f"accession {name}"
+                evidence[row] = f"accession {name}" if accession[row] else f"name {name}"
 
 
 def _standing_ids(names: pa.ChunkedArray, tables: Genes) -> pa.ChunkedArray:
@@ -292,7 +297,7 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
 
 def read_inputs(catalog: Catalog, table: str) -> pa.Table:
     """Read what identity is derived from, of one registry table."""
-    wanted = ("uid", "feature_id", "symbol", "aliases", "organism", "symbol_source")
+    wanted = ("uid", "feature_id", "symbol", "aliases", "organism", "symbol_source", "feature_type")
     return catalog.tables.read(table, [name for name in wanted if name in catalog.tables.schema(table).names])
 
 

@@ -77,13 +77,18 @@ class NameResolver:
         self._names: list[str] = pc.fill_null(registry.column("feature_id"), registry.column("uid")).to_pylist()
         self._organisms = [organism or UNKNOWN for organism in registry.column("organism").to_pylist()]
         self._accession, self._target = accession, target
-        self._plain = np.flatnonzero(~accession & (target == np.arange(len(target)))).tolist()
+        gene = np.ones(len(target), bool)
+        if "feature_type" in registry.column_names:
+            gene = registry.column("feature_type").is_null().to_numpy()
+        self._plain = np.flatnonzero(~accession & gene & (target == np.arange(len(target)))).tolist()
         wanted = pa.array([self._names[row] for row in self._plain], pa.string())
         self._by_name: dict[str, list[int]] = {}
         for row in self._plain:
             self._by_name.setdefault(self._names[row], []).append(row)
         self._by_symbol = _rows_by_text(registry.column("symbol"), wanted)
         self._by_alias = _rows_by_alias(registry.column("aliases"), wanted)
+        for rows in (*self._by_symbol.values(), *self._by_alias.values()):
+            rows[:] = [row for row in rows if gene[row]]
         self._claims: dict[str, list[Claim]] = {} if tables is None else tables.claims(wanted)
         known = _known_rows(ids, accession, tables)
         self._gene_of = {row: gene for row, gene in known.items() if target[row] == row}

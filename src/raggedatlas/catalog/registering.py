@@ -47,8 +47,9 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
     """
     table = catalog.space(space).registry
     schema = catalog.tables.schema(table)
-    if "symbol_source" not in schema.names:  # a registry of before symbols had a source
-        catalog.tables.add_columns(table, [FeatureBaseSchema.arrow_schema().field("symbol_source")])
+    later = [name for name in ("symbol_source", "feature_type") if name not in schema.names]
+    if later:  # a registry of an earlier version
+        catalog.tables.add_columns(table, [FeatureBaseSchema.arrow_schema().field(name) for name in later])
         schema = catalog.tables.schema(table)
     for some in given:
         foreign = sorted(set(some.column_names) - set(schema.names))

@@ -27,6 +27,12 @@ ORGANISM_COLUMNS = ("feature_reference", "organism", "species", "organism_ontolo
 """Where files name the organism of each feature, in the order of trust."""
 
 
+NO_GENES = (
+    "Antibody Capture", "Antigen Capture", "CRISPR Guide Capture", "Custom", "Multiplexing Capture", "Peaks",
+)  # fmt: skip
+"""10x feature types of what is no gene; a file may have them in one matrix with genes."""
+
+
 @dataclass(frozen=True)
 class Features:
     """The columns of one group as the registry will know them.
@@ -96,9 +102,12 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
     organisms = _organisms(var, parsed, UNKNOWN if organism == "auto" else organism_name(organism))
     symbol_source = _symbol_column(var, source)
     symbols, spellings = _symbols(_texts(var, symbol_source) if symbol_source else [""] * len(ids), parsed, ids)
-    named = feature_uids(
-        space, [replace(one, organism=organism) for one, organism in zip(parsed, organisms, strict=True)]
-    )
+    kinds = _kinds(var, parsed, space)
+    told = [
+        replace(one, organism=organism, namespace=kind.lower() if kind else one.namespace)
+        for one, organism, kind in zip(parsed, organisms, kinds, strict=True)
+    ]
+    named = feature_uids(space, told)
     uids = tuple(repeated_uids(named))
     others = [
         sorted({text for text in (given[i], spellings[i]) if text and text not in (ids[i], symbols[i])})
@@ -111,12 +120,18 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
         "aliases": pa.array(others, pa.list_(pa.string())),
         "organism": pa.array(organisms, pa.string()),
     }
+    if any(kinds):
+        columns["feature_type"] = pa.array([kind or None for kind in kinds], pa.string())
     columns |= {name: var.column(name) for name in extra if name in var.column_names and name not in columns}
     versions = sum(bool(one.version) for one in parsed)
+    n_ensembl = sum(one.namespace == "ensembl" for one in parsed)
+    part = f" of {n_ensembl:,} Ensembl ids" if versions < n_ensembl else ""
     notes = [
         f"{space}: ids from {_said(source)}, symbols from {_said(symbol_source) if symbol_source else 'the ids'}, {_counted(organisms)}",
         *_mixed(parsed),
-        *([f"{versions:,} version suffixes split off and kept as aliases"] if versions else []),
+        *_typed(kinds),
+        *_unknown_species(parsed),
+        *([f"{versions:,} version suffixes{part} split off and kept as aliases"] if versions else []),
         *_repeated(named, ids, given, _said(source)),
     ]
     return Features(
@@ -223,6 +238,33 @@ def _mixed(parsed: Sequence[Accession]) -> list[str]:
     if len(counts) < 2:
         return []
     return ["identifiers of several kinds: " + ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))]
+
+
+def _kinds(var: pa.Table, parsed: Sequence[Accession], space: str) -> list[str]:
+    """Return what each feature is that stands among genes and is none; empty for all others."""
+    name = next((name for name in ("feature_types", "feature_type") if name in var.column_names), None)
+    if name is None or space != "gene_expression":
+        return [""] * len(parsed)
+    return [
+        text if text in NO_GENES and one.namespace == "symbol" else ""
+        for text, one in zip(_texts(var, name), parsed, strict=True)
+    ]
+
+
+def _typed(kinds: Sequence[str]) -> list[str]:
+    """Format how many features are no genes."""
+    counts = Counter(kind for kind in kinds if kind)
+    if not counts:
+        return []
+    shown = ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))
+    return [f"among the genes stand features that are none: {shown}; their names join no genes"]
+
+
+def _unknown_species(parsed: Sequence[Accession]) -> list[str]:
+    """Format the Ensembl ids whose species is in no table."""
+    unknown = [one.name for one in parsed if one.namespace == "ensembl" and one.organism == UNKNOWN]
+    shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+    return [f"{len(unknown):,} Ensembl ids of species that are not known: {shown}"] if unknown else []
 
 
 def _said(column: str) -> str:

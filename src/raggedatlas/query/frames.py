@@ -81,7 +81,10 @@ def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
     by_id = ids.null_count == 0 and len(pc.unique(ids)) == len(ids)
     columns = {}
     front = ("uid", "symbol", "global_index", "feature_id")
-    for name in [*front, *(n for n in table.column_names if n not in {*front, "redirect", "symbol_source"})]:
+    for name in [
+        *front,
+        *(n for n in table.column_names if n not in {*front, "redirect", "symbol_source", "feature_type"}),
+    ]:
         values = table.column(name)
         if pa.types.is_list(values.type):
             values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")

@@ -183,6 +183,19 @@ def test_a_joined_feature_can_be_kept_apart(tmp_path: Path) -> None:
     assert len(var_of(atlas)) == 1
 
 
+def test_links_are_changed_after_a_call_that_died_before_the_mapping(tmp_path: Path) -> None:
+    """Where links changed and the mapping did not, `link` and `unlink` go by the links."""
+    atlas = build(tmp_path / "a", {"d": cells(["A", "B"])})
+    atlas.identity.link("A", "B")
+    registry = read_registry(atlas._catalog, SPACE)
+    change_links(atlas._catalog, SPACE, registry.table, {}, revoke=registry.require(["A"], follow=False))
+    atlas.identity.link("A", "B")
+    assert len(atlas.identity.history()) == 2
+    change_links(atlas._catalog, SPACE, registry.table, {}, revoke=registry.require(["A"], follow=False))
+    with pytest.raises(FeatureError, match="counts as no other feature"):
+        atlas.identity.unlink("A")
+
+
 def test_links_are_refused_with_nothing_changed(tmp_path: Path) -> None:
     """Unknown features, circles and links across organisms are refused; a column `redirect` is not ignored."""
     both = cells(["CD79A", "Cd79a"], 1, gene_ids=[CD79A, CD79A_MOUSE])

@@ -13,9 +13,10 @@ from typer.core import TyperGroup
 from raggedatlas import __version__
 from raggedatlas.cli.options import DEBUG
 from raggedatlas.cli.printing import complain
+from raggedatlas.cli.spelling import as_commands
 from raggedatlas.errors import AtlasError, UnknownValueWarning
 
-_ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)='(?P<value>[^'\s]*)'")
+_ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?:'(?P<text>[^'\s]*)'|(?P<value>\d+|\{[^}]*\})|True\b|\.\.\.|\[[^\]]*\])")
 _METHOD = re.compile(r"(?<![\w.])\.(?P<name>[a-z_]+)\((?:[^()]|\(\))*\)")
 
 DONE, WRONG, MISUSED = 0, 1, 2
@@ -48,7 +49,8 @@ class Commands(TyperGroup):
     def _as_options(self, message: str, ctx: Any) -> str:  # noqa: ANN401  (typer does not export the class)
         """Say the advice of a message, which speaks of Python's arguments, in the options of the command that was called."""
         command = self.commands.get(ctx.invoked_subcommand)
-        options = {option for parameter in (command.params if command else []) for option in parameter.opts}
+        inner = getattr(command, "commands", {}).values()
+        options = {option for one in (command, *inner) if one for parameter in one.params for option in parameter.opts}
 
         def option(name: str) -> str | None:
             """Find the option of an argument; one that may be repeated has a name in the singular."""
@@ -58,13 +60,14 @@ class Commands(TyperGroup):
 
         def argument(found: re.Match[str]) -> str:
             word = option(found["name"])
-            return found[0] if word is None else f"{word} {found['value']}"
+            value = found["text"] or found["value"]
+            return found[0] if word is None else f"{word} {value}" if value else word
 
         def method(found: re.Match[str]) -> str:
             word = option(found["name"])
             return found[0] if word is None else word
 
-        return _METHOD.sub(method, _ARGUMENT.sub(argument, message))
+        return as_commands(_METHOD.sub(method, _ARGUMENT.sub(argument, message)))
 
     def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  (as the parent has it)
         """Parse, run and exit; a command that is not understood is told in one line too."""

@@ -10,6 +10,7 @@ from raggedatlas.cli.app import CARE, LOOK, WRONG, app
 from raggedatlas.cli.options import At, Place, unfold
 from raggedatlas.cli.parameters import subject
 from raggedatlas.cli.printing import console, show, show_json
+from raggedatlas.cli.spelling import as_commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -191,7 +192,7 @@ def _validate_atlas(place: Place, level: AtlasLevel, at: str | None) -> None:
         show_json([{**asdict(problem), "note": is_note(problem)} for problem in problems])
     else:
         for problem in problems:
-            show(f"{'note: ' if is_note(problem) else ''}{problem}")
+            show(as_commands(f"{'note: ' if is_note(problem) else ''}{problem}"))
         wrong = sum(not is_note(problem) for problem in problems)
         show(f"{wrong:,} problems found ({level})." if wrong else f"Nothing is wrong ({level}).")
     if not all(is_note(problem) for problem in problems):

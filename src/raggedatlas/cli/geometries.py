@@ -8,6 +8,7 @@ from raggedatlas.cli.app import CARE, LOOK, app
 from raggedatlas.cli.options import At, Place, unfold
 from raggedatlas.cli.parameters import one
 from raggedatlas.cli.printing import show, show_added, show_json
+from raggedatlas.cli.spelling import as_commands
 
 SHOWN = ["name", "space", "types", "axes", "n_cells", "datasets", "n_objects", "n_vertices", "n_levels", "added"]
 
@@ -38,4 +39,4 @@ def drop_geometry(
     if place.as_json:
         show_json(report.to_dict())
     else:
-        show(f"Dropped the geometry {name} of {report.n_cells:,} cells; " + "; ".join(report.notes))
+        show(f"Dropped the geometry {name} of {report.n_cells:,} cells; " + as_commands("; ".join(report.notes)))

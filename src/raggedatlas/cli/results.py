@@ -10,6 +10,7 @@ from raggedatlas.cli.app import ASK, BUILD, CARE, LOOK, app
 from raggedatlas.cli.options import At, Place, unfold
 from raggedatlas.cli.parameters import AsJson, Strict, Words, many, one
 from raggedatlas.cli.printing import progress, show, show_added, show_json, show_table
+from raggedatlas.cli.spelling import as_commands
 
 
 @app.command(
@@ -65,7 +66,7 @@ def drop_result(
     if place.as_json:
         show_json(report.to_dict())
     else:
-        show(f"Dropped the result {name}; " + "; ".join(report.notes))
+        show(f"Dropped the result {name}; " + as_commands("; ".join(report.notes)))
 
 
 @dataclass(frozen=True)

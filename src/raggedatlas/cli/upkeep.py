@@ -9,6 +9,7 @@ import typer
 from raggedatlas.cli.app import CARE, app
 from raggedatlas.cli.options import Place, Space, unfold
 from raggedatlas.cli.printing import show, show_json
+from raggedatlas.cli.spelling import as_commands
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import UpkeepReport
@@ -106,4 +107,4 @@ def _show_upkeep(report: "UpkeepReport", place: Place) -> None:
     for group in report.kept:
         show(f"  kept for a running add: {group}")
     for note in report.notes:
-        show(f"  {note}")
+        show(as_commands(f"  {note}"))

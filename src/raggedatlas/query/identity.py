@@ -88,6 +88,7 @@ class FeatureIdentity:
             of two organisms without `across_organisms`. Nothing is changed.
         """
         self._catalog.require_tip("identity.link()")
+        self.update()  # a call that died may have changed the links and not the mapping
         registry = read_registry(self._catalog, space)
         alone = registry.resolve([feature], follow=False).uids  # else the feature that all of this name count as
         [source], [into] = alone or registry.require([feature]), registry.require([target])
@@ -119,6 +120,7 @@ class FeatureIdentity:
             If the name is unknown or ambiguous, or the feature counts as no other.
         """
         self._catalog.require_tip("identity.unlink()")
+        self.update()  # as in `link`
         registry = read_registry(self._catalog, space)
         registry.require([feature])
         found = registry.resolve([feature], follow=False)

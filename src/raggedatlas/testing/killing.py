@@ -217,9 +217,7 @@ class Campaign:
 
     def step(self) -> None:
         """Make one call, kill it, and check that nothing is lost or doubled, also by what is added afterwards."""
-        while len(self.state.snapshots) < 2:
-            number = self.atlas.snapshot()
-            self.state = replace(self.state, snapshots={**self.state.snapshots, number: self.state.shown()})
+        self._prepare()
         chosen = self._choose()
         self._kill(chosen.what, chosen.arguments)
         if chosen.what == "restore":
@@ -301,6 +299,23 @@ class Campaign:
             choices += [*self._changes(), *self._beside(), *self._removals()]
         least = min(self.kills[choice.what] for choice in choices)
         chosen = self.random.choice([choice for choice in choices if self.kills[choice.what] == least])
+        return self._written(chosen)
+
+    def _prepare(self) -> None:
+        """Make what calls that take something away need: two snapshots, and one item of each kind."""
+        while len(self.state.snapshots) < 2:
+            number = self.atlas.snapshot()
+            self.state = replace(self.state, snapshots={**self.state.snapshots, number: self.state.shown()})
+        if len(self.state.datasets) > 2:
+            self.number += 1
+            for choice in self._beside():
+                [item] = choice.after.items - self.state.items or [("", "", "")]
+                if item[0] not in {"", *(kind for kind, _, _ in self.state.items)}:
+                    call(self.atlas.uri, choice.what, self._written(choice).arguments)
+                    self.state = replace(self.state, items=self.state.items | {item})
+
+    def _written(self, chosen: Choice) -> Choice:
+        """Write the files that a call reads."""
         if chosen.what == "add result":
             uids = self.atlas._catalog.tables.read("cells", ["uid"]).column(0).to_pylist()
             values = np.arange(2 * len(uids), dtype=np.float32).reshape(-1, 2)

@@ -229,6 +229,6 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
         If the folder for it is not there.
     """
     if path.exists() and not overwrite:
-        raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True (--overwrite).")
+        raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True.")
     if not path.parent.is_dir():
         raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")

@@ -1,0 +1,218 @@
+"""Wrong values of options: every option of every command refuses in one line, and advice is spelled as options."""
+
+import enum
+import inspect
+import re
+import shlex
+import shutil
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+import pytest
+from typer.models import ArgumentInfo
+from typer.testing import CliRunner
+
+import raggedatlas as ra
+from raggedatlas.cli import app
+from raggedatlas.testing.annotated import small_anndata
+from raggedatlas.testing.geometry import spots
+from raggedatlas.testing.modelled import write_results
+from raggedatlas.vectors.building import make_geometry
+from raggedatlas.vectors.writing import write
+
+PYTHON = re.compile(
+    r"\b[a-z_]+=(?:True|False|None|['\"\[{(.]|\d)|(?<![\w/])(?:atlas)?\.[a-z_]+\((?:[^()]|\([^()]*\))*\)(?! in Python)"
+)
+"""Advice that a program can follow and a shell cannot."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a command: how it is spelled, the type of one value, and its bounds."""
+
+    command: tuple[str, ...]
+    name: str
+    kind: Any
+    least: float | None
+    most: float | None
+
+    def wrong(self) -> list[str]:
+        """Texts that cannot be values; none where any text may be one."""
+        if get_origin(self.kind) is Literal or (inspect.isclass(self.kind) and issubclass(self.kind, enum.Enum)):
+            return ["nonsense", ""]
+        if self.kind not in (int, float):
+            return []
+        beyond = [
+            str(self.kind(end))
+            for end in (self.least is not None and self.least - 1, self.most and self.most + 1)
+            if end
+        ]
+        return ["nonsense", "", *beyond, *(["1.5"] if self.kind is int else [])]
+
+
+def commands(group: Any = app, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Callable[..., object]]]:
+    """Walk over all commands, those of groups included."""
+    for info in group.registered_commands:
+        yield (*path, info.name or info.callback.__name__.replace("_", "-")), info.callback
+    for inner in group.registered_groups:
+        yield from commands(inner.typer_instance, (*path, inner.name or inner.typer_instance.info.name))
+
+
+def options() -> Iterator[Option]:
+    """Walk over the options of all commands that take a value."""
+    for path, verb in commands():
+        for name, parameter in inspect.signature(verb).parameters.items():
+            if get_origin(parameter.annotation) is not Annotated:
+                continue
+            kind, info = get_args(parameter.annotation)
+            if get_origin(kind) in (Union, types.UnionType):
+                kind = next(one for one in get_args(kind) if one is not type(None))
+            if get_origin(kind) is list:
+                (kind,) = get_args(kind)
+            if kind is not bool and not isinstance(info, ArgumentInfo):
+                spelled = [word for word in info.param_decls or () if word.startswith("--")]
+                yield Option(path, [*spelled, f"--{name.strip('_').replace('_', '-')}"][0], kind, info.min, info.max)
+
+
+def refusal(*words: object, codes: tuple[int, ...] = (1, 2)) -> str:
+    """Run a command that must be refused, and return the one line that says so."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code in codes, (words, result.exit_code, result.output, result.exception)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("raggedatlas: ")]
+    assert len(lines) == 1, (words, result.stderr)
+    assert "Traceback" not in result.output, words
+    assert not PYTHON.search(lines[0]), (words, lines[0])
+    return lines[0]
+
+
+def test_every_option_with_choices_or_numbers_refuses_other_values() -> None:
+    """A value that is none of the choices, no number, or beyond the bounds is exit code 2, and the line names the option."""
+    tried: set[tuple[object, ...]] = set()
+    for option in options():
+        known = (option.name, option.kind, option.least, option.most)
+        for value in option.wrong()[: 1 if known in tried else None]:
+            assert option.name in refusal(*option.command, *["x"] * 3, option.name, value, codes=(2,)), option
+        tried.add(known)
+    assert len(tried) > 50
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an atlas of two datasets, a result and shapes, the files that they are of, and a model."""
+    folder = tmp_path_factory.mktemp("place")
+    atlas = ra.RaggedAtlas.create(folder / "atlas")
+    for seed, name in enumerate(("one", "two", "three")):
+        small_anndata(seed, 9).write_h5ad(folder / f"{name}.h5ad")
+    atlas.add([folder / "one.h5ad", folder / "two.h5ad"], organism="human", progress=False)
+    uids = atlas.checkout(atlas.snapshot("first")).query().to_pandas().index.tolist()
+    write_results(folder / "z", uids, np.arange(3 * len(uids), dtype=np.float32).reshape(-1, 3))
+    atlas.add(folder / "z", name="z", progress=False)
+    write(make_geometry(spots()), folder / "g.zv")
+    atlas.add(folder / "g.zv", "shapes", dataset="d", progress=False)
+    atlas.snapshot("all")
+    (folder / "full.h5ad").write_bytes((folder / "one.h5ad").read_bytes())
+    return folder
+
+
+LONG = "n" * 300
+TEXTS = [
+    ("ls A --at nowhere", "no snapshot 'nowhere'"),
+    ("ls A --storage-option nonsense", "--storage-option"),
+    ("checkout A nowhere", "no snapshot 'nowhere'"),
+    ("add A three.h5ad --organism human --obs nocolumn", "nocolumn"),
+    ("add A three.h5ad --organism human --cast n_genes=colour", "colour"),
+    ("add A three.h5ad --organism human --layer nolayer", "nolayer"),
+    ("add A three.h5ad --organism human --space nowhere", "--space"),
+    ("add A three.h5ad --organism human --space obsm/x=protein_abundance", "obsm/x"),
+    ("add A three.h5ad --organism human --embedding nothing", "obsm/nothing"),
+    ("add A three.h5ad --organism human --feature-id nocolumn", "nocolumn"),
+    ("add A three.h5ad --organism human --max-columns 1", "--obs"),
+    (f"add A three.h5ad --organism human --name {LONG}", "300"),
+    (f"add A z --name {LONG}", "300"),
+    ("add A z --name other --space nowhere", "nowhere"),
+    ("add A z", "--on-duplicate"),
+    ("add A z --name other --output noresult", "noresult"),
+    ("add A one.h5ad --organism human", "--on-duplicate skip"),
+    ("add A g.zv --name other --link nocolumn", "nocolumn"),
+    ("query A --layers nolayer -f GENE1", "nolayer"),
+    ("query A --features NOSUCH", "NOSUCH"),
+    ("query A --where 'nonsense = 1'", "nonsense"),
+    ("query A --space nowhere", "nowhere"),
+    ("query A --join sideways", "sideways"),
+    ("query A --identity nowhere", "nowhere"),
+    ("query A --orthologs unicorn", "raggedatlas genes load"),
+    ("query A --obs nocolumn", "nocolumn"),
+    ("query A --with-results noresult", "raggedatlas add"),
+    ("query A --order-by nocolumn", "nocolumn"),
+    ("query A --sample 2 --sample-by nocolumn", "nocolumn"),
+    ("query A --sample-by cell_type", "--sample"),
+    ("query A --within 1,2,x", "--within"),
+    ("query A --centroids noshape", "raggedatlas add"),
+    ("query A --by nocolumn", "nocolumn"),
+    ("query A --output none/x.h5ad", "none"),
+    ("export A out.rds", ".h5ad"),
+    ("export A out.cxg", "--embedding"),
+    ("export A full.h5ad", "--overwrite"),
+    ("convert one.h5ad out.h5ad --compression nonsense", "nonsense"),
+    ("convert one.h5ad full.h5ad", "--overwrite"),
+    ("convert one.h5ad out.zarr --modality nothing", "nothing"),
+    ("concat one.h5ad two.h5ad -o full.h5ad", "--overwrite"),
+    ("lookup z nobody --column nothing", "nothing"),
+    ("neighbors z --vectors nothing.npy", "nothing.npy"),
+    ("search A nobody --column z", "nobody"),
+    ("search A nobody --column nothing", "nothing"),
+    ("infer A nomodule:model -o out", "nomodule"),
+    ("infer A nomodule:model -o out --option nonsense", "--option"),
+    ("engine A nothing.onnx -o out", "nothing.onnx"),
+    ("pca A -o out --n-components 500", "500"),
+    ("pca A -o out --model nothing", "nothing"),
+    ("features A NOSUCH", "NOSUCH"),
+    ("features A --space nowhere", "nowhere"),
+    ("find A NOSUCH", "NOSUCH"),
+    ("add-csc A one --layer nolayer", "nolayer"),
+    ("drop-geometry A shapes --dataset nothing", "nothing"),
+    ("drop-result A noresult", "noresult"),
+    ("drop A nothing", "nothing"),
+    ("purge A nothing --yes", "nothing"),
+    ("view A nothing", "nothing"),
+    ("view A z --color nothing", "nothing"),
+    ("visualize A z -o out.html --color nothing", "nothing"),
+    ("visualize A z -o out.rds", ".html"),
+    ("genes explain A GENE1 --space nowhere", "nowhere"),
+    ("genes load A nothing.csv", "nothing.csv"),
+    ("genes link A GENE1 NOSUCH", "NOSUCH"),
+    ("genes unlink A GENE1", "counts as no other"),
+    ("genes remove A nothing", "nothing"),
+    ("snapshot A --label first", "labelled 'first'"),
+    ("convert_results --results-dir nothing", "nothing"),
+    ("validate A --fix x.h5ad", "--fix"),
+    ("create A", "already"),
+    ("ls none", "raggedatlas create "),
+]
+"""What is asked, and what the refusal must name."""
+
+
+@pytest.mark.parametrize(("words", "named"), TEXTS, ids=[words[:60] for words, _ in TEXTS])
+def test_a_wrong_text_is_refused_in_one_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, words: str, named: str
+) -> None:
+    """Exit code 1 or 2, one line that names what is wrong or the way out as an option or a command, and nothing written."""
+    monkeypatch.chdir(place)
+    before = sorted(path for path in place.rglob("*") if "_transactions" not in path.parts)
+    assert named in refusal(*("atlas" if word == "A" else word for word in shlex.split(words)))
+    assert sorted(path for path in place.rglob("*") if "_transactions" not in path.parts) == before
+
+
+def test_validation_and_repair_give_advice_as_commands(place: Path, tmp_path: Path) -> None:
+    """What validate and repair print speaks of commands too."""
+    own = shutil.copytree(place / "atlas", tmp_path / "atlas")
+    shutil.rmtree(next(path for path in (own / "zarr_store").glob("*/gene_expression")))
+    for words in (["validate", own, "--level", "rows"], ["repair", own]):
+        said = CliRunner().invoke(app, [str(word) for word in words]).stdout
+        assert "raggedatlas " in said or words[0] == "validate", said
+        assert not PYTHON.search(said), said
+        assert "drop_dataset(" not in said, said

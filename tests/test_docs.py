@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from raggedatlas.ingest.options import AddChoices
+
 ROOT = Path(__file__).parent.parent
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
 BLOCK = re.compile(
@@ -110,3 +112,10 @@ def test_blocks_are_found() -> None:
     assert commands_of(second) == ["raggedatlas ls      atlas"]
     assert (third.needs, third.runnable) == (("json", "no_such_module"), False)
     assert (fourth.needs, fourth.runnable) == (("json",), True)
+
+
+def test_the_page_of_calls_names_every_choice_of_add() -> None:
+    """docs/reference/api.md lists all keyword arguments of `RaggedAtlas.add`."""
+    page = (ROOT / "docs/reference/api.md").read_text("utf-8")
+    lists = "".join(line for line in page.splitlines() if line.startswith("| `add("))
+    assert [name for name in AddChoices.__annotations__ if f"{name}=" not in lists] == []

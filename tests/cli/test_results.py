@@ -63,7 +63,7 @@ def test_results_from_the_command_line(own: Modelled, tmp_path: Path) -> None:
     assert "search_distance" in ask("search", atlas, uid, "--column", "z").stdout
     assert [r[:2] for r in done("diff", atlas, 1, 2)["results_added"]] == ["z ", "v "]
     assert "results added" in ask("diff", atlas, 1, 2).stdout
-    assert "gc()" in ask("drop-result", atlas, "v").stdout
+    assert "raggedatlas gc ATLAS" in ask("drop-result", atlas, "v").stdout
     assert done("drop-result", atlas, "z")["notes"]
     assert "No results yet" in ask("results", atlas).stdout
     assert [row["name"] for row in done("results", atlas, "--at", 2)] == ["z", "v"]

@@ -62,6 +62,12 @@ def commands(group: Any = app, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
         yield from commands(inner.typer_instance, (*path, inner.name or inner.typer_instance.info.name))
 
 
+def spellings(info: Any) -> list[str]:
+    """Give the names that an option declares; typer keeps the first as its default until the command is made."""
+    words = [word for word in (info.default, *(info.param_decls or ())) if isinstance(word, str)]
+    return [one for word in words for one in word.split("/") if one.startswith("-")]
+
+
 def options() -> Iterator[Option]:
     """Walk over the options of all commands that take a value."""
     for path, verb in commands():
@@ -74,7 +80,7 @@ def options() -> Iterator[Option]:
             if get_origin(kind) is list:
                 (kind,) = get_args(kind)
             if kind is not bool and not isinstance(info, ArgumentInfo):
-                spelled = [word for word in info.param_decls or () if word.startswith("--")]
+                spelled = [word for word in spellings(info) if word.startswith("--")]
                 yield Option(path, [*spelled, f"--{name.strip('_').replace('_', '-')}"][0], kind, info.min, info.max)
 
 
@@ -216,3 +222,16 @@ def test_validation_and_repair_give_advice_as_commands(place: Path, tmp_path: Pa
         assert "raggedatlas " in said or words[0] == "validate", said
         assert not PYTHON.search(said), said
         assert "drop_dataset(" not in said, said
+
+
+def test_the_page_of_commands_is_that_of_the_command() -> None:
+    """docs/reference/command.md names every command, and no option that none of them has."""
+    page = Path("docs/reference/command.md").read_text("utf-8")
+    assert [path for path, _ in commands() if f"`{' '.join(path)}`" not in page] == []
+    known = {"--help", "--install-completion"}
+    for _, verb in commands():
+        for name, parameter in inspect.signature(verb).parameters.items():
+            infos = get_args(parameter.annotation)[1:] if get_origin(parameter.annotation) is Annotated else ()
+            known |= {f"--{name.strip('_').replace('_', '-')}", *(word for info in infos for word in spellings(info))}
+            known |= {"--json"} if name == "as_json" else set()
+    assert {*re.findall(r"(?<![\w-])--[a-z][a-z-]*", page)} <= known

@@ -18,12 +18,18 @@ assert raggedatlas.__file__.startswith(sys.argv[1]), raggedatlas.__file__
 from raggedatlas.store.checksums import crc32c
 assert crc32c(b"123456789") == 0xE3069283
 import raggedatlas.vectors.fragment_index
+from raggedatlas.testing.annotated import small_anndata
+atlas = raggedatlas.RaggedAtlas.create("atlas")
+atlas.add(small_anndata(1), "d", organism="human", progress=False)
+query = atlas.checkout(atlas.snapshot()).query()
+assert query.to_anndata().shape == (10, 12)
+query.write("out.h5ad")
 assert not {"numba", "llvmlite"} & set(sys.modules)
 """
 
 
 def test_compiled_loops_run_from_a_read_only_install_without_a_home(tmp_path: Path) -> None:
-    """Where nothing can be written the package works: it compiles and caches nothing."""
+    """Adding, queries and export work where neither package nor home can be written: nothing is compiled or cached."""
     package = tmp_path / "site" / "raggedatlas"
     shutil.copytree(Path(raggedatlas.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(library_path(), package / "store" / f"libraggedatlas{library_path().suffix}")

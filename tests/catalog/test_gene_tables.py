@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raggedatlas as ra
-from raggedatlas.catalog.genes import Genes
-from raggedatlas.catalog.identity import Identity, derive_identity
-from raggedatlas.errors import AtlasError, FeatureError, NotFoundError, SourceError
+from raggedatlas.catalog.genes import Genes, put_tables
+from raggedatlas.catalog.identity import Identity, change_links, derive_identity, read_facts, read_identity, read_links
+from raggedatlas.errors import AtlasError, DuplicateError, FeatureError, NotFoundError, SourceError
 from raggedatlas.formats.genes import read_gene_tables
 from raggedatlas.model.accessions import parse_accession
 from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
@@ -243,6 +243,127 @@ def test_names_that_people_type_resolve_by_a_stated_precedence(atlas: ra.RaggedA
     atlas.identity.remove("HGNC human")
     atlas.identity.load(HGNC, name="under another name")
     atlas.identity.remove("under another name")
+
+
+def test_genes_and_orthologs_have_names_of_their_own(tmp_path: Path) -> None:
+    """A name that a table of the other kind has is refused, so that `remove` means one table; of the same kind it is replaced."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
+    atlas.identity.load(HGNC, name="mine")
+    with pytest.raises(DuplicateError, match="'mine' is the name of a table of genes"):
+        atlas.identity.load(REAL / "biomart_human_to_mouse.csv", name="mine")
+    atlas.identity.load(GENCODE, name="mine")
+    assert atlas.identity.tables()[["kind", "source"]].to_numpy().tolist() == [["genes", "GENCODE"]]
+    atlas.identity.remove("mine")
+    assert atlas.identity.tables().empty
+
+
+def test_swapped_symbols_are_followed_and_not_refused() -> None:
+    """A was B before and B was A: each name is the gene that has it now, in both tables and names."""
+    swapped = made("HGNC human", "HGNC", [(SELENOP, "A", ["B"], []), (SEPTIN7, "B", ["A"], [])])
+    table = registry((SELENOP, None), (SEPTIN7, None), "A", "B")
+    found = derive_identity(table, SPACE, {}, genes(swapped))
+    assert joined(table, found) == {"A": (SELENOP, "HGNC symbol"), "B": (SEPTIN7, "HGNC symbol")}
+    alone = registry("A", "B")
+    assert joined(alone, derive_identity(alone, SPACE, {}, genes(swapped))) == {}
+
+
+STATE = st.tuples(
+    st.sampled_from(["link", "unlink", "load", "remove", "snapshot"]), st.sampled_from(["SEPT7", "CDC10", "GFP"]),
+    st.sampled_from(["SEPTIN7", "SEPT7", "SELENOP"]),
+)  # fmt: skip
+
+
+def state(atlas: ra.RaggedAtlas) -> list[tuple[object, ...]]:
+    """Return the mapping of an atlas and what is known of its features, in no order."""
+    catalog = atlas._catalog
+    rows = read_identity(catalog, SPACE)
+    facts = read_facts(catalog, SPACE)
+    known = [] if facts is None else [repr(row) for row in facts.to_pylist()]
+    return sorted([*map(repr, [] if rows is None else rows.to_pylist()), *known])  # type: ignore[type-var]
+
+
+def edit(atlas: ra.RaggedAtlas, what: str, feature: str, target: str) -> bool:
+    """Make an edit; return whether it was refused."""
+    try:
+        if what == "link":
+            atlas.identity.link(f"symbol:{feature}", f"symbol:{target}")
+        elif what == "unlink":
+            atlas.identity.unlink(f"symbol:{feature}")
+        elif what == "load":
+            put_tables(atlas._catalog, read_gene_tables(HGNC, release="9"))
+            atlas.identity.update()
+        elif what == "remove":
+            atlas.identity.remove("HGNC human")
+        else:
+            atlas.snapshot()
+    except (FeatureError, NotFoundError):
+        return True
+    return False
+
+
+FILES = {"old": ["SEPT7", "CDC10", "GFP"], "new": ["SEPTIN7", "SELENOP"], "more": ["SEPP1", "GFP", "GFP"]}
+
+
+@given(
+    edits=st.lists(STATE, max_size=5),
+    order=st.permutations([*FILES]),
+    cuts=st.lists(st.integers(0, 5), min_size=2, max_size=2),
+)
+@settings(max_examples=4)
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_edits_snapshots_and_files_in_any_order_give_one_identity(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, str, str]], order: list[str], cuts: list[int]
+) -> None:
+    """Links, tables, snapshots and files may come interleaved: what holds at the end is a function of what is there, old snapshots answer as before, and `restore` undoes."""
+    folder = tmp_path_factory.mktemp("edits")
+    first, second = (ra.RaggedAtlas.create(str(folder / name)) for name in "ab")
+    for name, names in FILES.items():
+        first.add(cells(names, 1), name, organism="human", progress=False)
+    first.snapshot("before")
+    start, kept = state(first), []
+    for i, (what, feature, target) in enumerate(edits):
+        edit(first, what, feature, target)
+        first.snapshot(f"s{i}")
+        kept.append((f"s{i}", first.checkout(f"s{i}").query().to_anndata().var.to_csv()))
+    # The other atlas gets its files in another order, two of them late, and only what held at the end of the first.
+    links = read_links(first._catalog)
+    for i, name in enumerate(order):
+        second.add(cells(FILES[name], 1), name, organism="human", progress=False)
+        if i in cuts:
+            second.snapshot()
+        if i == cuts[0] % 3 and not first.identity.tables().empty:
+            edit(second, "load", "", "")
+    change_links(
+        second._catalog, SPACE, second._catalog.tables.read("gene_expression_registry"),
+        dict(zip(links["feature_uid"].to_pylist(), links["target_uid"].to_pylist(), strict=True)),
+    )  # fmt: skip
+    second.snapshot()
+    assert state(second) == state(first)
+    for label, var in kept:
+        assert first.checkout(label).query().to_anndata().var.to_csv() == var
+    first.restore("before")
+    assert state(first) == start
+
+
+@given(edits=st.lists(STATE.filter(lambda one: one[0] in ("link", "load")), min_size=1, max_size=3))
+@settings(max_examples=4)
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_an_edit_that_is_taken_back_leaves_the_state_before(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, str, str]]
+) -> None:
+    """After each edit its opposite gives the mapping and the facts of before."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path_factory.mktemp("undo") / "a"))
+    for name, names in FILES.items():
+        atlas.add(cells(names, 1), name, organism="human", progress=False)
+    atlas.snapshot()
+    for what, feature, target in edits:
+        before = state(atlas)
+        if not edit(atlas, what, feature, target):
+            if what == "load":
+                atlas.identity.remove("HGNC human")
+            else:
+                atlas.identity.unlink(read_links(atlas._catalog)["feature_uid"].to_pylist()[-1])
+        assert state(atlas) == before
 
 
 def test_an_ambiguous_name_lists_candidates_with_their_datasets(tmp_path: Path) -> None:

@@ -127,6 +127,31 @@ def test_a_symbol_of_two_ids_is_withdrawn_whenever_the_second_comes(tmp_path: Pa
     assert status.loc["plain", ["alone", "ambiguous"]].tolist() == [1, 1]
 
 
+def test_a_snapshot_derives_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Datasets of known features, and snapshots after them, do not derive the mapping; a new feature and a link do."""
+    from raggedatlas.catalog import identity
+
+    atlas = build(tmp_path / "a", {"ids": cells(["CD79A"], 0, gene_ids=[CD79A]), "names": cells(["CD79A", "X"], 1)})
+    derived: list[str] = []
+    derive = identity.derive_identity
+
+    def counted(registry: pa.Table, space: str, *more: object) -> identity.Identity:
+        derived.append(space)
+        return derive(registry, space, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(identity, "derive_identity", counted)
+    atlas.add(cells(["X", "CD79A"], 2), "known", progress=False)
+    atlas.snapshot()
+    atlas.identity.update()
+    atlas.snapshot()
+    assert derived == []
+    atlas.add(cells(["X", "Y"], 3), "more", progress=False)
+    atlas.snapshot()
+    assert derived == [SPACE]
+    atlas.identity.link("Y", "X")
+    assert derived == [SPACE] * 2
+
+
 def test_an_alias_joins_the_columns(tmp_path: Path) -> None:
     """A previous symbol given as an alias joins datasets that have it as their name, not only the name that is asked for."""
     atlas = build(tmp_path / "a", {"new": cells(["SEPTIN7"]), "old": cells(["SEPT7"], 1)}, organism="human")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import GENE_TABLE, ORTHOLOG_TABLE, Catalog
-from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, StoreError
+from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError, StoreError
 from raggedatlas.model.genes import (
     GENES,
     GENES_SCHEMA,
@@ -220,8 +220,21 @@ def put_tables(catalog: Catalog, tables: Sequence[GeneTable]) -> None:
         At the tip.
     tables : sequence of GeneTable
         As they were read.
+
+    Raises
+    ------
+    DuplicateError
+        If a table of the other kind has such a name.
     """
     catalog.require_tip("identity.load()")
+    kind_of = {info.name: info.kind for info in list_tables(catalog)}
+    for table in tables:
+        there = kind_of.setdefault(table.info.name, table.info.kind)
+        if there != table.info.kind:
+            raise DuplicateError(
+                f"{table.info.name!r} is the name of a table of {there} in {catalog.location.uri}, and this one is of {table.info.kind}; choose "
+                "another with name=..., or remove that one first."
+            )
     for kind, (stored, schema) in _STORED.items():
         fresh = [table for table in tables if table.info.kind == kind]
         if fresh:

@@ -182,6 +182,8 @@ class FeatureIdentity:
         ------
         SourceError
             If a file is no known table, lacks columns, is cut off, is of another organism or contradicts itself; nothing is changed.
+        DuplicateError
+            If a table of genes and one of orthologs would have one name; nothing is changed.
         """
         from raggedatlas.formats.genes import read_gene_tables
 

@@ -265,6 +265,25 @@ def test_a_damaged_field_of_a_record_is_named(copied: Path, name: str) -> None:
     assert {problem.rule for problem in validate(open_catalog(Location(str(copied))), "deep")} & {"array-spec"}
 
 
+@pytest.mark.parametrize("kind", ["where", "frame"])
+def test_categories_of_text_that_are_numbers_are_refused(copied: Path, kind: str) -> None:
+    """Metadata of a column whose categories are not of their declared kind give `CorruptError`, also in filters."""
+    catalog = open_catalog(Location(str(copied)))
+    (key, text) = next(iter(catalog.tables.schema("cells").field("cell_type").metadata.items()))
+    facts = json.loads(text)
+    facts["categories"][0] = 1e308
+    changed = {"cell_type": {key: json.dumps(facts).encode()}}
+    catalog.tables.update_field_metadata("cells", lambda _: changed)
+    atlas = ra.RaggedAtlas.open(str(copied))
+
+    def use() -> object:
+        query = atlas.checkout(atlas.snapshot()).query()
+        return (query.where("cell_type = 'B'") if kind == "where" else query).to_pandas()
+
+    with pytest.raises(CorruptError, match=r"(?s)cell_type.*1e\+308"):
+        use()
+
+
 def test_a_sound_atlas_comes_back_equal(sound: Path) -> None:
     """What the other tests damage was added as it is."""
     back = ra.RaggedAtlas.open(str(sound)).dataset("d").to_anndata()

@@ -49,6 +49,13 @@ class ColumnFacts:
     ordered: bool = False
     category_kind: str = "string"
 
+    def __post_init__(self) -> None:
+        """Refuse categories of text that are none, which filters and frames would stumble over."""
+        if self.categories and is_text(self.category_kind):
+            odd = [value for value in self.categories if not isinstance(value, str)]
+            if odd:
+                raise SchemaError(f"Among the categories of {self.name!r}, which are text, is {odd[0]!r}.")
+
     def to_metadata(self) -> dict[bytes, bytes]:
         """Write as Arrow field metadata."""
         return {FACTS_KEY: json.dumps(asdict(self), sort_keys=True).encode()}

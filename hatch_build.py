@@ -1,6 +1,7 @@
 """Builds the compiled library into the wheel; see native/compile.py."""
 
 import importlib.util
+import os
 import sysconfig
 from pathlib import Path
 from types import ModuleType
@@ -20,19 +21,24 @@ def compiling(root: str) -> ModuleType:
 
 
 class NativeBuildHook(BuildHookInterface[Any]):
-    """Compiles the library and puts it where the package looks for it; its wheel serves every Python of one platform."""
+    """Compiles the library and puts it where the package looks for it; its wheel serves every Python of one platform.
+
+    The platform is this machine's, or that of `PLATFORMS` in native/compile.py which RAGGEDATLAS_PLATFORM names.
+    """
 
     def dependencies(self) -> list[str]:
         """Return what building needs besides hatchling: a compiler from the package index where the machine has none."""
-        return [] if compiling(self.root).machine_compiler() else ["ziglang>=0.13"]
+        found = compiling(self.root).machine_compiler() and not os.environ.get("RAGGEDATLAS_PLATFORM")
+        return [] if found else ["ziglang>=0.13"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile. An editable install loads the library from where it is compiled, so that a changed source takes effect."""
         native = compiling(self.root)
-        path = native.compile_library(native.library_path())
+        wanted = os.environ.get("RAGGEDATLAS_PLATFORM", "")
+        path = native.compile_library(native.library_path(platform_tag=wanted), platform_tag=wanted)
         if version == "editable":
             return
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        platform = wanted or sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"
         build_data["pure_python"] = False
-        build_data["force_include"][str(path)] = f"raggedatlas/store/{native.LIBRARY}"
+        build_data["force_include"][str(path)] = f"raggedatlas/store/libraggedatlas{native.suffix(wanted)}"

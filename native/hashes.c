@@ -49,7 +49,11 @@ static uint32_t extend_by_tables(uint32_t crc, const uint8_t *data, int64_t n)
 #if RA_X86 || defined(__aarch64__)
 
 #if RA_X86
+#if defined(__clang__) /* which has them apart from SSE4.2 */
+#define CRC_TARGET __attribute__((target("sse4.2,crc32")))
+#else
 #define CRC_TARGET __attribute__((target("sse4.2")))
+#endif
 #define CRC64(crc, word) ((uint32_t)_mm_crc32_u64(crc, word))
 #define CRC8(crc, byte) _mm_crc32_u8(crc, byte)
 #else

@@ -26,8 +26,12 @@ extern int ra_crc_instructions;
 #endif
 
 #define RA_TARGET_AVX2 __attribute__((target("avx2,bmi,bmi2,lzcnt,popcnt")))
-#define RA_TARGET_AVX512                                                                                             \
-    __attribute__((target("avx2,bmi,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,prefer-vector-width=512")))
+#define RA_AVX512_FEATURES "avx2,bmi,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512cd,avx512dq,avx512vl"
+#if defined(__clang__) /* ignores a whole attribute that says something about the width */
+#define RA_TARGET_AVX512 __attribute__((target(RA_AVX512_FEATURES)))
+#else
+#define RA_TARGET_AVX512 __attribute__((target(RA_AVX512_FEATURES ",prefer-vector-width=512")))
+#endif
 
 /* Compile an inline function f of the file for each level, to be called as RA_CHOOSE(f)(...). This serves where the
  * compiler finds the instructions; a file that names them is included once per level instead. */

@@ -245,6 +245,31 @@ def test_names_that_people_type_resolve_by_a_stated_precedence(atlas: ra.RaggedA
     atlas.identity.remove("under another name")
 
 
+def test_ids_that_no_table_lists_are_counted(tmp_path: Path) -> None:
+    """Of organisms that tables are of: an id of another release is unlisted, one of another organism or a name is not; without tables none is."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
+    ids = [SELENOP, f"{SEPTIN7}.9", "ENSG00000999999.1", "ENSMUSG00000999999", "GFP", "HGNC:10751"]
+    atlas.add(cells(ids, 0), "releases", progress=False)
+    assert atlas.identity.status()["unlisted"].tolist() == [0]
+    atlas.identity.load(HGNC)
+    assert atlas.identity.status()["unlisted"].tolist() == [1]
+    atlas.identity.load(MOUSE)
+    assert atlas.identity.status()["unlisted"].tolist() == [2]
+
+
+def test_status_is_a_table_in_notebooks(tmp_path: Path) -> None:
+    """A row per dataset, whose names are text and no markup; an atlas without genes says so."""
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
+    assert atlas.identity._repr_html_() == "<p>No genes are registered.</p>"
+    for i, name in enumerate(("lung <b>1", "blood & bone")):
+        atlas.add(cells(["CD79A", f"X{i}"], i), name, progress=False)
+    html = atlas.identity._repr_html_()
+    assert html.count("<tr>") == 2 + html.count("<thead>")
+    assert "lung &lt;b&gt;1" in html
+    assert "blood &amp; bone" in html
+    assert "<th>ambiguous</th>" in html
+
+
 def test_genes_and_orthologs_have_names_of_their_own(tmp_path: Path) -> None:
     """A name that a table of the other kind has is refused, so that `remove` means one table; of the same kind it is replaced."""
     atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
@@ -27,8 +28,8 @@ from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.orthologs import by_orthologs, check_organism
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import FeatureError
-from raggedatlas.model.accessions import UNKNOWN
-from raggedatlas.model.genes import GeneTableInfo
+from raggedatlas.model.accessions import UNKNOWN, are_accessions
+from raggedatlas.model.genes import GENES, GeneTableInfo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -351,8 +352,9 @@ class FeatureIdentity:
         -------
         pandas.DataFrame
             One row per dataset, indexed by name: n_features; of these ``same`` (another dataset has the very feature), one column for
-            each kind of evidence (``accession``, ``symbol``, ``previous symbol``, ``alias``, ``name``, ``by hand``), ``alone``, and ``ambiguous``, which
-            is a part of ``alone``.
+            each kind of evidence (``accession``, ``symbol``, ``previous symbol``, ``alias``, ``name``, ``by hand``), ``alone``, ``ambiguous``, which
+            is a part of ``alone``, and ``unlisted``: accessions of an organism of the loaded gene tables that none of them lists, such as
+            those that an annotation has retired.
         """
         import pandas as pd
 
@@ -361,6 +363,7 @@ class FeatureIdentity:
         n_datasets = np.zeros(len(registry.uids), np.int64)
         for held in measured.values():
             n_datasets[np.unique(identity.target[held])] += 1
+        unlisted = self._unlisted(registry, identity)
         kinds = ("same", *_KINDS)
         rows = {}
         for name, held in measured.items():
@@ -370,10 +373,22 @@ class FeatureIdentity:
             alone = {*own.tolist()} - {*shared.tolist()}
             rows[name] = {
                 "n_features": len(own), **{kind: counts[kind] for kind in kinds},
-                "alone": len(alone), "ambiguous": len(alone & identity.ambiguous.keys()),
+                "alone": len(alone), "ambiguous": len(alone & identity.ambiguous.keys()), "unlisted": int(unlisted[own].sum()),
             }  # fmt: skip
-        columns = ["n_features", *kinds, "alone", "ambiguous"]
+        columns = ["n_features", *kinds, "alone", "ambiguous", "unlisted"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("dataset")
+
+    def _unlisted(self, registry: Registry, identity: Identity) -> NDArray[np.bool_]:
+        """Return which features have an accession that no gene table of their organism lists."""
+        covered = {
+            one for info in list_tables(self._catalog) if info.kind == GENES and registry.space == _SPACE for one in info.organisms
+        }  # fmt: skip
+        wanted = pc.is_in(registry.table.column("organism"), value_set=pa.array(sorted(covered), pa.string()))
+        accession = are_accessions(registry.table.column("feature_id"))
+        known = np.zeros(len(registry.uids), bool)
+        known[[*identity.genes]] = True
+        found: NDArray[np.bool_] = pc.and_(wanted, accession).to_numpy(zero_copy_only=False) & ~known[identity.target]
+        return found
 
     def _derived(self, space: str) -> tuple[Registry, Identity]:
         registry = read_registry(self._catalog, space)

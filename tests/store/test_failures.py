@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import raggedatlas as ra
-from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, StoreError
+from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
 from raggedatlas.store.failures import failure, plain_reason
 from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.store.location import Location, store_errors
@@ -162,6 +162,13 @@ def test_a_folder_without_write_access_is_a_store_error(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done.stderr
     assert all("Permission denied. Check who owns the folder" in line for line in lines), lines
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a Linux file system")
+def test_a_place_that_holds_no_folders_is_named() -> None:
+    """Where no folder can be made, `create` says so with an error of ours."""
+    with pytest.raises(AtlasError, match="Could not write into /proc/x"):
+        ra.RaggedAtlas.create("/proc/x")
 
 
 @pytest.mark.s3

@@ -63,6 +63,8 @@ def query(
     asked = selection.ask(view)
     asked = asked if condition is None else asked.where(condition)
     asked = inside.narrow(asked, selection.space)
+    if selection.layers or selection.features:
+        asked.explain()  # refuses names that are not there, also where only cells are counted or shown
     if answer.output is not None:
         _write(asked, answer.output, {"overwrite": answer.overwrite})
         say(f"Wrote {answer.output}")

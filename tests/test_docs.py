@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import raggedatlas as ra
 from raggedatlas.ingest.options import AddChoices
 
 ROOT = Path(__file__).parent.parent
@@ -114,8 +115,10 @@ def test_blocks_are_found() -> None:
     assert (fourth.needs, fourth.runnable) == (("json",), True)
 
 
-def test_the_page_of_calls_names_every_choice_of_add() -> None:
-    """docs/reference/api.md lists all keyword arguments of `RaggedAtlas.add`."""
+def test_the_page_of_calls_names_all_of_them() -> None:
+    """docs/reference/api.md names what the package exports, the methods of an atlas, and all keyword arguments of `add`."""
     page = (ROOT / "docs/reference/api.md").read_text("utf-8")
     lists = "".join(line for line in page.splitlines() if line.startswith("| `add("))
     assert [name for name in AddChoices.__annotations__ if f"{name}=" not in lists] == []
+    public = [name for cls in (ra.RaggedAtlas, ra.AtlasView) for name in dir(cls) if not name.startswith("_")]
+    assert [name for name in (*ra.__all__, *public) if not re.search(rf"\b{name}\b", page)] == []

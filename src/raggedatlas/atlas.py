@@ -291,7 +291,7 @@ class RaggedAtlas(Readable):
         return AtlasView(open_snapshot(self._opened, find_version(self._opened, version)))
 
     def restore(self, version: int | str) -> None:
-        """Make the cells, datasets and results of a snapshot the newest state again; feature indices stay as they are."""
+        """Make a snapshot the newest state again: cells, datasets, results, geometry, links and gene tables; feature indices stay as they are."""
         from raggedatlas.catalog.snapshots import restore
 
         restore(self._opened, version)

@@ -178,6 +178,18 @@ def test_a_walk_takes_the_steps_that_are_asked_for(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(dense), whole[1:8])
 
 
+@pytest.mark.parametrize(
+    ("join", "fill_value", "told"),
+    [("outer", None, (5, True)), ("inner", None, (5, False)), ("outer", 2, (None, True))],
+)
+def test_how_many_entries_come_is_told(join: Any, fill_value: float | None, told: tuple[int | None, bool]) -> None:
+    """Steps are as large as the entries of the sources allow; where features are left out they are an upper bound, and none is known with values put in."""
+    parts = [one("ab", 2, 1), one("b", 1, 1)]
+    members = [Member.of(source := open_source(part), *chosen_units(source, None, multimodal=False)) for part in parts]
+    (x,) = StackedSource(members, Joining(join, None, None, None, ("0", "1"), None, fill_value)).describe().matrices
+    assert (x.n_entries, x.exact) == told
+
+
 def test_raw_of_some_is_left_out_with_a_warning(tmp_path: Path) -> None:
     """Where only some sources have raw it is left out, as by anndata, and this is said."""
     parts = [one("ab"), one("ab")]

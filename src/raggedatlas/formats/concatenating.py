@@ -404,10 +404,12 @@ class StackedSource:
         form = "csr" if hasattr(row, "format") else "dense"
         stored = [info for member in self._members for info in member.matrices.get(key, ())]
         counts = [info.n_entries for info in stored if info.form != "dense"]
-        kept = not self._fill(key) and all(columns is None or (columns >= 0).all() for columns in self._moves[key])
-        known = kept and form == "csr" and None not in counts and len(counts) == len(stored)
+        kept = all(columns is None or (columns >= 0).all() for columns in self._moves[key])
+        known = not self._fill(key) and form == "csr" and None not in counts and len(counts) == len(stored)
         n_entries = sum(n for n in counts if n is not None) if known else None
-        return MatrixInfo(key, "csr" if form == "csr" else "dense", row.dtype, shape, features, n_entries=n_entries)
+        return MatrixInfo(
+            key, "csr" if form == "csr" else "dense", row.dtype, shape, features, n_entries=n_entries, exact=kept
+        )
 
     def _fill(self, key: str) -> Any:  # noqa: ANN401  (a number)
         default = 0 if hasattr(self._rows[key], "format") else np.nan
@@ -473,8 +475,10 @@ def _moved(block: CsrBlock, columns: NDArray[np.int64] | None, row: Any, fill: f
         return block
     width = row.shape[1]
     pointers, indices, values = remap_csr(block.indptr, block.indices, block.layers["values"], columns, width)
+    if fill == 0:  # what is not stored is 0 already
+        return CsrBlock(pointers, indices, {"values": values}, width)
     lacking = np.setdiff1d(np.arange(width), columns)
-    if fill == 0 or not len(lacking):
+    if not len(lacking):
         return CsrBlock(pointers, indices, {"values": values}, width)
     shape = (block.n_rows, width)
     bounds = np.arange(block.n_rows + 1) * len(lacking)

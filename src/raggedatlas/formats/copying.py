@@ -261,7 +261,8 @@ def _announced(task: _Task, piece: Piece) -> SinkMatrix:
     n_entries = None if None in entries else sum(n for n in entries if n is not None)
     form = piece.infos[0].form
     dtype = np.result_type(*(info.dtype for info in piece.infos))
-    whole = n_entries is not None and all(taken is None for taken in task.chosen(piece.key))
+    whole = n_entries is not None and all(info.exact for info in piece.infos)
+    whole = whole and all(taken is None for taken in task.chosen(piece.key))
     return SinkMatrix(task.prefix + piece.key, form, dtype, tuple(shape), n_entries, piece.infos[0].wide, whole)
 
 

@@ -208,7 +208,8 @@ def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401 
         kept = plain_index(column.cat.categories)
         return pd.Categorical.from_codes(column.cat.codes.to_numpy(), kept, ordered=bool(column.cat.ordered))
     if isinstance(dtype, pd.StringDtype):
-        as_plain = inferred and dtype == pd.Series(["text"]).dtype and not column.isna().any()
+        # Where there are no texts nothing can be inferred from them.
+        as_plain = inferred and len(column) and dtype == pd.Series(["text"]).dtype and not column.isna().any()
         return column.to_numpy(object) if as_plain else column.array
     if dtype == np.dtype(object):
         return column.astype("string").array if column.isna().any() else column.to_numpy(object)
@@ -239,9 +240,12 @@ def _plain(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
 
 
 def plain_index(index: Any) -> Any:  # noqa: ANN401  (a pandas index)
-    """Turn an index into the one that is written: numbers as they are, else objects."""
+    """Turn an index into the one that is written: numbers as they are, else objects, unless they would be read back as another type."""
     import pandas as pd
 
     if isinstance(index.dtype, np.dtype) and index.dtype.kind in "biuf":
+        return index
+    # Readers infer the type of names that are written as objects, which takes names and gives pandas' default.
+    if isinstance(index.dtype, pd.StringDtype) and not (len(index) and index.dtype == pd.Series(["text"]).dtype):
         return index
     return pd.Index(index.to_numpy(object), dtype=object, name=index.name)

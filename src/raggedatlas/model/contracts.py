@@ -42,6 +42,8 @@ class MatrixInfo:
         Stored entries of a sparse matrix.
     wide : tuple of bool
         Whether the pointers, and the indices, of a sparse matrix are stored in 64 bits.
+    exact : bool
+        Whether there are exactly `n_entries`, rather than at most so many.
     """
 
     key: str
@@ -52,6 +54,7 @@ class MatrixInfo:
     space: str = ""
     n_entries: int | None = None
     wide: tuple[bool, bool] = NARROW
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

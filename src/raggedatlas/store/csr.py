@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, REPEATED, csr_of, library
+from raggedatlas.store.rings import shared_ring
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 _ENTRIES_PER_THREAD = 2**18
@@ -185,13 +186,16 @@ def remap_csr(
     places = column_map.astype(np.int32 if n_out <= np.iinfo(np.int32).max else np.int64)
     bounds = np.zeros(len(indptr), np.int64)
     np.cumsum(count_kept(indptr, indices, places, "A sparse matrix"), out=bounds[1:])
-    out, at = np.empty(bounds[-1], places.dtype), np.empty(bounds[-1], np.int64)
+    # Fresh memory would be cleared page by page for every block, which takes longer than the moving.
+    ring, n = shared_ring(), int(bounds[-1])
+    out, at, moved = ring.take(n, places.dtype), ring.take(n, np.dtype(np.int64)), ring.take(n, values.dtype)
     fault = map_rows(indptr, indices, places, n_out, bounds[:-1], out, at)
     if fault == REPEATED:
         at = _stable_order(indptr, places[indices])
         return bounds, places[indices[at]], values[at]
     refuse_rows(fault, "A sparse matrix with new columns", None, n_out)
-    return bounds, out, values[at]
+    # each place is within; "clip" alone needs no second buffer
+    return bounds, out, np.take(values, at, out=moved, mode="clip")
 
 
 def sorting_order(indptr: NDArray[np.int64], indices: NDArray[Any], n_columns: int) -> NDArray[np.int64]:

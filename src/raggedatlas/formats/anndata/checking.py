@@ -59,6 +59,9 @@ ENCODING_RULES = {
 }  # fmt: skip
 """Encoding -> the rule that says how it is declared; A03 for others."""
 
+TEXT_RULES = {"string-array": ("A112", "A113"), "string": ("A94", "A95")}
+"""Encoding of text -> the rules of Zarr and of HDF5 that say that it holds text."""
+
 SPARSE = ("csr_matrix", "csc_matrix")
 
 _VERSION = re.compile(r"v?\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d*)?", re.IGNORECASE)
@@ -138,15 +141,17 @@ class Checking:
         if encoding and self._fits(node, encoding):
             self.guarded(node, self.checks.get(encoding, decode))
 
-    def inner(self, node: Node | None) -> None:
+    def inner(self, node: Node | None, *, text: bool = True) -> None:
         """Check how a part of an element, such as the codes of a categorical, declares its encoding, by which readers choose.
 
-        A part that declares nothing is read by what it is.
+        A part that declares nothing is read by what it is. `text` is False for a part that a rule of its own asks to be text.
         """
         if node is not None and node.stored is not None and not node.fault:
             encoding = self._encoding(node, declared=False)
-            if encoding:
-                self._fits(node, encoding)
+            fits = bool(encoding) and self._fits(node, encoding)
+            if text and fits and encoding in TEXT_RULES and node.text is None:
+                rule = TEXT_RULES[encoding][node.in_hdf5]
+                self.report(rule, node, f"its values are of type {node.dtype}, where text belongs.")
 
     def guarded(self, node: Node, check: Check) -> None:
         """Run one check; what cannot be decoded is a problem of its own."""

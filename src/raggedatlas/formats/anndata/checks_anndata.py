@@ -91,12 +91,12 @@ def _check_axis(checking: Checking, node: Node, name: str) -> tuple[int | None, 
     if frame.fault:
         checking.unreadable(frame, frame.fault)
         return None, None
-    if encoding_of(frame) != "dataframe" and not (checking.layout and frame.kind == "record"):
-        checking.report("A13", frame, f"it is of encoding {encoding_of(frame)}, where a dataframe belongs.")
-        return None, None
-    if frame.is_array:
+    if checking.layout and frame.kind == "record":
         checking.guarded(frame, checking.checks["dataframe"])
         return n_rows(frame), None
+    if encoding_of(frame) != "dataframe":
+        checking.report("A13", frame, f"it is of encoding {encoding_of(frame)}, where a dataframe belongs.")
+        return None, None
     index = names_node(frame)
     if checking.full and index is not None:
         checking.read_names[index.path] = []
@@ -198,12 +198,13 @@ def _check_raw(checking: Checking, node: Node, axes: _Axes) -> None:
         checking.unreadable(raw, raw.fault)
     if raw is None or raw.stored is None or encoding_of(raw) == "null":
         return
+    if raw.is_array:
+        checking.report("A27", raw, "it is an array, where a group belongs.")
+        return
     declared = declared_encoding(raw)
     if declared != ("raw", "0.1.0") and not checking.layout:
         said = " ".join(declared).strip() or "undeclared"
         checking.report("A27", raw, f"its encoding is {said}, where raw 0.1.0 belongs.")
-    if raw.is_array:
-        return
     parts = {name: raw.child(name) for name in ("X", "var", "varm")}
     for name in ("X", "var"):
         if parts[name] is None:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from raggedatlas.formats.anndata.checking import Checking, as_text
 from raggedatlas.formats.anndata.tree import Node, plain_attribute
 
@@ -58,8 +60,21 @@ def _buffer(node: Node, form: Form, part: str, length: int | None) -> str:
     buffer = node.child(name)
     if buffer is None or not buffer.is_array or len(buffer.shape or ()) != 1:
         return f"its buffer {name!r} is missing."
+    stated = form.get("primitive" if part == "data" else part)
+    width = _item_bytes(stated) if part == "data" else _INDEX_BYTES.get(str(stated))
+    if width not in (None, buffer.dtype.itemsize):
+        # its bytes are taken for that type, whatever the file says of them
+        return f"its buffer {name!r} is of type {buffer.dtype}, where its form has {stated}."
     n = (buffer.shape or (0,))[0]
     return f"its buffer {name!r} has {n:,} items, where {length:,} belong." if length is not None and n < length else ""
+
+
+def _item_bytes(primitive: object) -> int | None:
+    """Return how many bytes a number of a form takes; None where that is not known."""
+    try:
+        return np.dtype(str(primitive)).itemsize
+    except TypeError:
+        return None
 
 
 def _largest(node: Node, form: Form, part: str) -> int:
@@ -146,6 +161,9 @@ _FORMS = {
     "RecordArray": _record, "UnionArray": _union,
 }  # fmt: skip
 """Class of a form -> what follows it."""
+
+_INDEX_BYTES = {"i8": 1, "u8": 1, "i32": 4, "u32": 4, "i64": 8}
+"""What a form calls the type of offsets, starts, stops, tags, indices and masks -> bytes of one."""
 
 _KEYS = {
     "NumpyArray": ("primitive",), "EmptyArray": (), "ListOffsetArray": ("offsets", "content"), "RecordArray": ("contents",),

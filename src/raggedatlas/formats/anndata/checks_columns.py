@@ -120,7 +120,7 @@ def _masked(checking: Checking, node: Node, rules: tuple[str, str]) -> tuple[Nod
     found: list[Node | None] = []
     for name, rule in zip(("values", "mask"), rules, strict=True):
         member = node.child(name)
-        checking.inner(member)
+        checking.inner(member, text=rule != "A143")
         if member is None or not member.is_array:
             checking.report(rule, node, f"{name} is {'missing' if member is None else 'a group'}.")
             member = None

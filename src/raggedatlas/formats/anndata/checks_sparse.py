@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError
 from raggedatlas.formats.anndata.checking import Checking, decode, encoding_of, sparse_shape
+from raggedatlas.formats.anndata.checks_arrays import NUMBERS
 from raggedatlas.formats.anndata.tree import Node
 from raggedatlas.store.native import csr_of, library
 
@@ -39,6 +40,8 @@ def check_sparse(checking: Checking, node: Node) -> None:
         return
     by_rows = encoding_of(node) == "csr_matrix"
     indptr, indices, data = (part for part in parts if part is not None)
+    if data.kind not in NUMBERS:
+        checking.report("A51", node, f"data are of type {data.dtype}, where numbers or booleans belong.")
     if _check_types(checking, indptr, indices) and _check_lengths(checking, node, shape[0 if by_rows else 1]):
         if checking.full and not (indptr.fault or indices.fault):
             _check_entries(checking, node, shape[1 if by_rows else 0], by_rows=by_rows)

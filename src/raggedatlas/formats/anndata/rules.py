@@ -44,7 +44,7 @@ _MATRICES = (
     Rule("A40", "must", "A dense array is stored as an array.", _AGAIN, refused=True),
     Rule("A41", "must", "Its encoding is array 0.2.0.", _ENCODED, fixed=True),
     Rule("A50", "must", "A sparse array is a group.", _AGAIN, refused=True),
-    Rule("A51", "must", "It holds the arrays indices, indptr and data, each of one axis.", _REWRITE, refused=True),
+    Rule("A51", "must", "It holds the arrays indices, indptr and data, each of one axis; data are numbers or booleans.", _REWRITE, refused=True),
     Rule("A52", "must", "Its encoding-type is csr_matrix or csc_matrix.", "Set encoding-type to what its pointers are for.", fixed=True, refused=True),
     Rule("A53", "must", "Its encoding-version is 0.1.0.", _ENCODED, fixed=True),
     Rule("A54", "must", "Its attribute shape is two integers, the sizes of its axes.", _REWRITE, refused=True),

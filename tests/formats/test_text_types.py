@@ -1,0 +1,91 @@
+"""Types of text: every kind of text that pandas has comes back from our files with the dtype that it has in anndata's own."""
+
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+from raggedatlas.atlas import RaggedAtlas
+from raggedatlas.formats.copying import copy
+from raggedatlas.formats.registry import open_sink
+
+KINDS = ("str", "object", "string[python]", "string[pyarrow]")
+
+WAYS = {"h5ad": {}, "zarr 2": {"zarr_format": 2}, "zarr 3": {"zarr_format": 3}}
+
+
+def texts(values: list[Any], kind: str) -> Any:
+    return pd.Series(values, dtype=object).array if kind == "object" else pd.array(values, dtype=kind)
+
+
+def cells(index: str, n_cells: int) -> ad.AnnData:
+    """Return cells whose columns and categories have every type of text, with and without missing values, and their names one.
+
+    Objects with missing values are left out: anndata writes them to no file.
+    """
+    words, holes = ["b", "", "ü"][:n_cells], ["b", None, "ü"][:n_cells]
+    obs = {kind: texts(words, kind) for kind in KINDS}
+    obs |= {f"{kind} with holes": texts(holes, kind) for kind in KINDS if kind not in ("object", "str")}
+    # A generation of pandas whose ``str`` is of objects has no missing values in it.
+    if isinstance(texts(words, "str").dtype, pd.StringDtype):
+        obs["str with holes"] = texts(holes, "str")
+    obs |= {f"categories of {kind}": pd.Categorical(texts(words, kind)) for kind in KINDS}
+    obs |= {f"categories of {kind} with holes": pd.Categorical(texts(holes, kind)) for kind in KINDS}
+    names = pd.Index(texts(["c1", "c2", "c3"][:n_cells], index), dtype=object if index == "object" else index)
+    return ad.AnnData(np.ones((n_cells, 1), np.float32), obs=pd.DataFrame(obs, index=names))
+
+
+def types(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return every dtype, with how its text is stored and what stands for a missing one."""
+    found = {str(name): column.dtype for name, column in frame.items()} | {"index": frame.index.dtype}
+    inner = {
+        f"categories of {name}": column.cat.categories.dtype
+        for name, column in frame.items()
+        if isinstance(column.dtype, pd.CategoricalDtype)
+    }
+    return {
+        name: (str(dtype), getattr(dtype, "storage", ""), repr(getattr(dtype, "na_value", "")))
+        for name, dtype in (found | inner).items()
+    }
+
+
+def read_back(path: str | Path) -> ad.AnnData:
+    return ad.read_h5ad(path) if str(path).endswith(".h5ad") else ad.read_zarr(path)
+
+
+def written_by_anndata(adata: ad.AnnData, path: Path, way: str) -> Path:
+    if way == "h5ad":
+        adata.write_h5ad(path, convert_strings_to_categoricals=False)
+    else:
+        with ad.settings.override(zarr_write_format=int(way[-1])):
+            adata.write_zarr(path, convert_strings_to_categoricals=False)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("n_cells", [3, 0])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("index", KINDS)
+def test_text_comes_back_with_the_type_that_anndata_gives_it(
+    tmp_path: Path, index: str, way: str, n_cells: int
+) -> None:
+    """Columns, names and categories of every type of text, from memory and from a file of anndata's, into each format and an atlas."""
+    ending = "h5ad" if way == "h5ad" else "zarr"
+    adata = cells(index, n_cells)
+    with ad.settings.override(allow_write_nullable_strings=True):
+        stored = written_by_anndata(adata.copy(), tmp_path / f"theirs.{ending}", way)
+        theirs = read_back(stored)
+    found = [
+        read_back(copy(adata, open_sink(tmp_path / f"memory.{ending}", **WAYS[way]))),
+        read_back(copy(stored, open_sink(tmp_path / f"file.{ending}", **WAYS[way]))),
+    ]
+    if way == "h5ad" and n_cells:
+        atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+        atlas.add(stored, "d", progress=False)
+        found.append(atlas.dataset("d").to_anndata())
+    for ours in found:
+        assert types(ours.obs) == types(theirs.obs)
+        pd.testing.assert_frame_equal(ours.obs, theirs.obs)

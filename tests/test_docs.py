@@ -20,7 +20,13 @@ from typing import Any
 import pytest
 
 import raggedatlas as ra
+from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA
 from raggedatlas.ingest.options import AddChoices
+from raggedatlas.model.genes import GENES_SCHEMA, ORTHOLOGS_SCHEMA
+from raggedatlas.model.geometries import GEOMETRY_SCHEMA
+from raggedatlas.model.records import LAYOUTS_SCHEMA
+from raggedatlas.model.results import RESULTS_SCHEMA
+from raggedatlas.store.location import OPTION_NAMES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
@@ -122,3 +128,13 @@ def test_the_page_of_calls_names_all_of_them() -> None:
     assert [name for name in AddChoices.__annotations__ if f"{name}=" not in lists] == []
     public = [name for cls in (ra.RaggedAtlas, ra.AtlasView) for name in dir(cls) if not name.startswith("_")]
     assert [name for name in (*ra.__all__, *public) if not re.search(rf"\b{name}\b", page)] == []
+
+
+def test_the_page_of_the_disk_names_every_column() -> None:
+    """docs/reference/on-disk.md names all columns of the tables that it describes, and object-stores.md all storage options."""
+    page = (ROOT / "docs/reference/on-disk.md").read_text("utf-8")
+    schemas = (RESULTS_SCHEMA, GEOMETRY_SCHEMA, GENES_SCHEMA, ORTHOLOGS_SCHEMA, LAYOUTS_SCHEMA)
+    schemas += (FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA)
+    assert [name for schema in schemas for name in schema.names if f"`{name}`" not in page] == []
+    stores = (ROOT / "docs/how-to/object-stores.md").read_text("utf-8")
+    assert [name for name in OPTION_NAMES if f"`{name}`" not in stores] == []

@@ -23,7 +23,9 @@ CRASHED, HUNG, FOREIGN, SILENT, MISSED = "crashed", "hung", "foreign", "silent",
 """What must not happen: the process ended, or did not end; an error of no class of ours; other values without a word from deep
 validation; a flipped bit that deep validation does not find."""
 
-_SECONDS = 120
+_SECONDS = 1800
+"""After which a child counts as hung: long, since on a busy machine a child that others starve is no failure."""
+
 _MEMORY = 24 * 2**30
 _ODD: tuple[Any, ...] = (
     None,

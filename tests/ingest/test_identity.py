@@ -85,6 +85,7 @@ def test_repeated_names_are_one_feature(atlas) -> None:  # noqa: ANN001
     assert any("1 feature in 2 columns" in note and "A (A, A)" in note for note in report.notes)
     assert sorted(atlas.features()["feature_id"]) == ["A", "A", "A-1", "B"]
     assert atlas.dataset("d").to_anndata().var_names.tolist() == ["A", "B", "A", "A-1"]
+    assert len(atlas.find_datasets_with_features(["A", "B"])) == 1  # before any snapshot
     view = atlas.checkout(atlas.snapshot())
     made = view.query().to_anndata()
     counts = pd.DataFrame(given.X, columns=given.var_names).T.groupby(level=0).sum().T

@@ -74,6 +74,12 @@ def test_datasets_of_two_organisms_are_joined_one_to_one(atlas: ra.RaggedAtlas, 
     assert set(found.columns) == set(expected.columns)
     assert (found[expected.columns].loc[expected.index].to_numpy() == expected.to_numpy()).all()
     assert made.uns["atlas"]["orthologs"] == "human"
+    loaded = {
+        uid.decode(): row
+        for batch in ra.Loader(view.query().join(orthologs="human"), 7)
+        for uid, row in zip(batch.uids, batch.X.toarray(), strict=True)
+    }
+    assert (np.stack([loaded[uid] for uid in made.obs_names]) == made.X.toarray()).all()
     shared = (
         view.query().where({"dataset": ["human", "mouse"]}).join("intersection", orthologs="Homo sapiens").to_anndata()
     )

@@ -1,7 +1,7 @@
 """Feature registries: read them, resolve names, find the datasets that measured some features."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import DATASETS, LAYOUTS, Catalog
-from raggedatlas.catalog.identity import read_facts, read_identity
+from raggedatlas.catalog.identity import fresh_identity, read_facts, read_identity
 from raggedatlas.errors import FeatureError, NotFoundError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions, organism_name, parse_accession
 from raggedatlas.store.sql import equals, in_list
@@ -375,6 +375,10 @@ def find_datasets_with_features(
         Dataset uid -> the asked names that it measured, in the asked order.
     """
     registry = read_registry(catalog, space)
+    tables = {
+        s.name: s.registry for s in catalog.spaces().values() if s.has_features and catalog.tables.has(s.registry)
+    }
+    registry = replace(registry, identity=fresh_identity(catalog, space, tables))
     uids = registry.require(names)
     name_of = dict(zip(uids, names, strict=True))
     answers = {uid: end for uid, end in registry.redirects.items() if end in name_of} | {uid: uid for uid in uids}

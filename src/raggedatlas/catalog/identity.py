@@ -272,8 +272,7 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
 
     def once() -> bool:
         at = catalog.tables.version(IDENTITY)
-        versions = {name: catalog.tables.version(name) for name in (LINKS, *with_tables, *registries.values())}
-        inputs = repr((_RULES, sorted(versions.items()))).encode()
+        inputs = _inputs(catalog, registries)
         if (catalog.tables.schema(IDENTITY).metadata or {}).get(_INPUTS) == inputs:
             return False
         links, tables = read_links(catalog), read_genes(catalog)
@@ -293,6 +292,22 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         return changed
 
     return catalog.tables.retry(IDENTITY, once)
+
+
+def _inputs(catalog: Catalog, registries: Mapping[str, str]) -> bytes:
+    """Return what the mapping is derived from: versions of tables, and the rules."""
+    names = [name for name in (LINKS, GENE_TABLE, *registries.values()) if catalog.tables.has(name)]
+    return repr((_RULES, sorted((name, catalog.tables.version(name)) for name in names))).encode()
+
+
+def fresh_identity(catalog: Catalog, space: str, registries: Mapping[str, str]) -> pa.Table | None:
+    """Read which features of a space count as others, or derive it where the newest state has features that are not derived yet."""
+    stamp = (catalog.tables.schema(IDENTITY).metadata or {}).get(_INPUTS) if catalog.tables.has(IDENTITY) else None
+    if catalog.tables.pinned is not None or stamp == _inputs(catalog, registries):
+        return read_identity(catalog, space)
+    registry = read_inputs(catalog, registries[space])
+    found = derive_identity(registry, space, active_links(read_links(catalog), space), read_genes(catalog))
+    return _rows(registry, space, found)
 
 
 def read_inputs(catalog: Catalog, table: str) -> pa.Table:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, open_catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate, Progress
+from raggedatlas.model.annotations import OnConflict
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.model.reports import AnnotationReport, UpkeepReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.dataset import describe, describe_html
@@ -307,6 +308,93 @@ class RaggedAtlas(Readable):
         from raggedatlas.catalog.results import drop_result
 
         return drop_result(self._opened, name)
+
+    def annotate(
+        self,
+        source: Any,  # noqa: ANN401  (anything that holds columns of cells)
+        name: str | None = None,
+        *,
+        on: Literal["uid", "cell_name"] = "uid",
+        dataset: str | None = None,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        obsm: Sequence[str] = (),
+        cast: Mapping[str, str] | None = None,
+        on_conflict: OnConflict = "error",
+        unknown: Literal["error", "skip"] = "error",
+        dry_run: bool = False,
+    ) -> AnnotationReport:
+        """Write what an analysis found out about cells back into the atlas, as cell columns.
+
+        Values, columns and the record of where they came from become visible in one commit. Missing values (null, NaN) say
+        nothing. Queries see the values after the next `snapshot`.
+
+        Parameters
+        ----------
+        source : AnnData, DataFrame, Series, Arrow table, mapping of columns, or path
+            Of AnnData, `obs` is read, with the colors of its categories. Files are ``.csv``, ``.tsv`` (also gzipped),
+            ``.parquet``, and all that `add` takes.
+        name : str or None
+            Of the annotation, unique in the atlas; None takes the file's or the column's name.
+        on : {"uid", "cell_name"}
+            How rows name cells: by `uid`, as results of queries do, in a column of that name or in the index; or by the names
+            that cells had in their file, together with a column ``dataset``.
+        dataset : str or None
+            Dataset of all rows, with ``on="cell_name"``; in place of the column.
+        columns : sequence of str, mapping of str to str, or None
+            Which columns to write; a mapping also renames (``{old: new}``). None writes all that differ from the atlas.
+        obsm : sequence of str
+            Members of `obsm` of an AnnData to add as results of the same name.
+        cast : mapping of str to str, or None
+            Column -> ``"str"``, ``"int"``, ``"float"`` or ``"bool"``; ``{"leiden": "str"}`` for numbers of clusters in a CSV file.
+        on_conflict : {"error", "replace", "keep"}
+            What to do where a cell has another value already.
+        unknown : {"error", "skip"}
+            What to do with rows that name no cell of the atlas.
+        dry_run : bool
+            Write nothing; return the report of what would be written, with every refusal.
+
+        Returns
+        -------
+        AnnotationReport
+            What was written for each column. Its status is ``unchanged`` where the atlas has all the values already.
+
+        Raises
+        ------
+        SourceError
+            For rows that name no cell or one cell twice, values that differ from those in the atlas, and unreadable files.
+        SchemaError
+            For columns of another type than that in the atlas, and columns of more than one value per cell.
+        NameRefusedError, DuplicateError
+            For names that the atlas uses for something else, or has already.
+        NotFoundError
+            For columns and datasets that do not exist.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> import pandas as pd
+        >>> atlas = RaggedAtlas.create(tempfile.mkdtemp() + "/my.atlas")
+        >>> cells, genes = pd.DataFrame(index=["c0", "c1", "c2"]), pd.DataFrame(index=["CD19", "CD3E"])
+        >>> _ = atlas.add(ad.AnnData(np.ones((3, 2), np.float32), cells, genes), "pbmc", progress=False)
+        >>> labels = pd.DataFrame({"label": ["B", "T", "B"]}, index=["c0", "c1", "c2"])
+        >>> atlas.annotate(labels, on="cell_name", dataset="pbmc")
+        label: added, 3 cells
+          label: new, 3 values
+        >>> atlas.checkout(atlas.snapshot()).query().where(label="B").count()
+        2
+        """
+        from raggedatlas.ingest.annotations import AnnotateOptions, annotate
+
+        options = AnnotateOptions(name, on, dataset, columns, obsm, cast or {}, on_conflict, unknown, dry_run)
+        return annotate(self._opened, source, options)
+
+    def drop_annotation(self, name: str) -> UpkeepReport:
+        """Take the columns of an annotation out of the atlas; columns that they covered are shown again, and snapshots keep theirs."""
+        from raggedatlas.catalog.annotations import drop_annotation
+
+        return drop_annotation(self._opened, name)
 
     def drop_geometry(self, name: str, dataset: str | None = None) -> UpkeepReport:
         """Take geometry out of the atlas, of one dataset or of all; snapshots that have it keep it, and `gc` frees nothing that they reach."""

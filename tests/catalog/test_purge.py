@@ -135,6 +135,8 @@ WRITING: dict[str, Callable[[RaggedAtlas], object]] = {
     "drop_dataset": lambda atlas: atlas.drop_dataset("b"),
     "drop_result": lambda atlas: atlas.drop_result("z"),
     "drop_geometry": lambda atlas: atlas.drop_geometry("shapes"),
+    "annotate": lambda atlas: atlas.annotate({"uid": ["0"], "label": ["B"]}),
+    "drop_annotation": lambda atlas: atlas.drop_annotation("labels"),
     "gc": lambda atlas: atlas.gc(dry_run=False),
     "gc that only looks": lambda atlas: atlas.gc(),
     "delete_version": lambda atlas: snapshots.delete_version(atlas._catalog, 1),

@@ -1,7 +1,7 @@
 """The cell table: widen it for new columns and feature spaces, keep what its columns were in their files."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.frames import ColumnFacts, facts_of, is_text
 from raggedatlas.store.sql import all_of, is_not_null, is_null
+from raggedatlas.store.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +137,13 @@ def _turn_into_text(catalog: Catalog, name: str) -> None:
     was = tables.schema(CELLS).field(name)
     fresh, old = (_free(f"{name}__{word}", tables.schema(CELLS).names) for word in ("as_text", "before"))
 
-    def texts(keys: pa.ChunkedArray) -> Iterator[pa.RecordBatch]:
-        for chunk in text_of(keys).chunks:
-            yield pa.record_batch([chunk], names=[fresh])
-
     schema = pa.schema([pa.field(fresh, pa.string(), metadata=was.metadata)])
-    tables.fill_columns(CELLS, schema, name, texts)
+
+    def texts(at: Tables) -> pa.RecordBatchReader:
+        batches = (pa.record_batch([batch.column(0).cast(pa.string())], schema) for batch in at.batches(CELLS, [name]))
+        return pa.RecordBatchReader.from_batches(schema, batches)
+
+    tables.fill_columns(CELLS, texts)
     tables.rename_columns(CELLS, {name: old, fresh: name})
     late = tables.read(CELLS, ["uid", old], all_of(is_null(name), is_not_null(old)))
     if late.num_rows:

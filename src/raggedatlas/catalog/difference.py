@@ -8,13 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.annotations import read_annotations
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.geometries import read_geometries
 from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.versions import find_version, registry_tables
-from raggedatlas.model.columns import metadata_columns
+from raggedatlas.model.columns import column_stacks
 from raggedatlas.model.reports import Difference
 
 
@@ -42,8 +43,9 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
     records = find_version(catalog, old), find_version(catalog, new)
     before, after = (catalog.at(record) for record in records)
     was, now = (group_by_dataset(read_records(view)) for view in (before, after))
-    columns = [metadata_columns(view.tables.schema(CELLS)) for view in (before, after)]
-    cells = _compare_cells(before, after, sorted(set(columns[0]) & set(columns[1])))
+    columns = [_columns(view) for view in (before, after)]
+    shared = [(columns[0][name], columns[1][name]) for name in columns[0] if name in columns[1]]
+    cells = _compare_cells(before, after, shared)
     registries = [{space: read_registry(view, space) for space in registry_tables(view)} for view in (before, after)]
     features = {
         space: _compare_features(registries[0].get(space), registries[1].get(space))
@@ -68,7 +70,20 @@ def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
         results_removed=_results_beyond(before, after),
         geometry_added=_geometry_beyond(after, before),
         geometry_removed=_geometry_beyond(before, after),
+        annotations_added=_annotations_beyond(after, before),
+        annotations_removed=_annotations_beyond(before, after),
     )
+
+
+def _columns(view: Catalog) -> dict[str, str]:
+    """Return the metadata columns of a snapshot: name as results show it -> stored name."""
+    return {shown: stack[0] for shown, stack in column_stacks(view.tables.schema(CELLS)).items()}
+
+
+def _annotations_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
+    """Name the annotations that only one of two snapshots has."""
+    known = {record.uid for record in read_annotations(other)}
+    return tuple(f"{record.name} ({record.uid})" for record in read_annotations(view) if record.uid not in known)
 
 
 def _identity_beyond(of: Mapping[str, Registry], other: Mapping[str, Registry]) -> dict[str, tuple[str, ...]]:
@@ -95,7 +110,7 @@ def _geometry_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
     return tuple(f"{record.name} ({record.uid})" for record in read_geometries(view) if record.uid not in known)
 
 
-def _compare_cells(before: Catalog, after: Catalog, columns: list[str]) -> tuple[int, int, int]:
+def _compare_cells(before: Catalog, after: Catalog, columns: list[tuple[str, str]]) -> tuple[int, int, int]:
     """Count cells added, removed and changed; one column at a time is in memory."""
     uids = [_cell_uids(view) for view in (before, after)]
     at = pc.index_in(uids[1][0], value_set=uids[0][0])
@@ -105,8 +120,8 @@ def _compare_cells(before: Catalog, after: Catalog, columns: list[str]) -> tuple
     changed = np.zeros(len(rows_before), bool)
     if _same_table(before, after):
         columns = []
-    for column in ("cell_name", *columns):
-        changed |= _differs(_column(before, column, rows_before), _column(after, column, rows_after))
+    for old, new in (("cell_name", "cell_name"), *columns):
+        changed |= _differs(_column(before, old, rows_before), _column(after, new, rows_after))
     n_shared = int(shared.sum())
     return len(uids[1][0]) - n_shared, len(uids[0][0]) - n_shared, int(changed.sum())
 

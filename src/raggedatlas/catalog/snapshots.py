@@ -4,6 +4,7 @@ import secrets
 import time
 from dataclasses import replace
 
+from raggedatlas.catalog.annotations import complete_annotations, incomplete_columns
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, open_catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.datasets import read_records
@@ -86,6 +87,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     catalog.require_tip("snapshot")
     check_label(label)
     _refuse_taken(list_versions(catalog), label, catalog)
+    complete_annotations(catalog)
     optimize(catalog)
     draft, tag = _hold(catalog)
     pinned = catalog.at(draft)
@@ -251,12 +253,14 @@ def delete_version(catalog: Catalog, number: int) -> None:
 def _hold(catalog: Catalog) -> tuple[AtlasVersionRecord, str]:
     """Choose table versions and tag them provisionally, again while datasets vanish or clean-up is faster."""
     for _ in range(_ATTEMPTS):
+        complete_annotations(catalog)
         draft = consistent_versions(catalog, assign=True)
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
         try:
             for table, version in draft.table_versions.items():
                 catalog.tables.tag(table, tag, version)
-            if still_there(catalog, draft):
+            # What an `add` committed since may lie below an annotation, which the next round completes.
+            if still_there(catalog, draft) and not incomplete_columns(catalog.at(draft)):
                 return draft, tag
         except NotFoundError:
             pass

@@ -1,6 +1,7 @@
 """The command ``raggedatlas``: each verb parses, calls one library function, and prints."""
 
 from raggedatlas.cli import (
+    annotations,
     building,
     concat,
     convert,
@@ -21,6 +22,7 @@ from raggedatlas.cli import (
 from raggedatlas.cli.app import app
 
 __all__ = [
+    "annotations",
     "app",
     "building",
     "concat",

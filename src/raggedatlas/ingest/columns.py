@@ -9,6 +9,7 @@ import pyarrow as pa
 from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, stored_type
 from raggedatlas.errors import NotFoundError, SchemaError
 from raggedatlas.ingest.options import IngestOptions, OnClash
+from raggedatlas.model.annotations import annotation_columns
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
 from raggedatlas.model.ids import column_name
 from raggedatlas.model.pointers import pointer_columns
@@ -81,6 +82,7 @@ def plan_columns(
     chosen = _chosen(offered, options)
     results = result_columns(table)
     taken = {*FILLED, *spaces, *pointer_columns(table), *results, *(name for _, name in results.values())}
+    taken |= {*annotation_columns(table)}
     plans, reports = [], []
     problems: list[str] = []
     for field in offered:
@@ -91,7 +93,7 @@ def plan_columns(
             continue
         stored = _stored_name(chosen[field.name], taken, explicit=chosen[field.name] != field.name)
         taken.add(stored)
-        column, note = _column(field, stored, (chosen[field.name], options.cast.get(field.name)))
+        column, note = cell_column(field, stored, (chosen[field.name], options.cast.get(field.name)))
         reason = column_conflict(table.field(stored), column) if stored in table.names else None
         if reason is not None and options.on_clash != "error":
             column, note, reason = _settled(column, table, taken, reason, options.on_clash)
@@ -200,7 +202,23 @@ def _stored_name(name: str, taken: set[str], *, explicit: bool) -> str:
     return stored
 
 
-def _column(field: pa.Field, stored: str, asked: tuple[str, str | None]) -> tuple[CellColumn, str]:
+def cell_column(field: pa.Field, stored: str, asked: tuple[str, str | None]) -> tuple[CellColumn, str]:
+    """Return the cell column that a column of a file becomes, and a note for the report.
+
+    Parameters
+    ----------
+    field : pyarrow.Field
+        The column.
+    stored : str
+        Name in the cell table.
+    asked : tuple of str and (str or None)
+        Name under which results show it, and the type it is cast to, one of ``"str"``, ``"int"``, ``"float"``, ``"bool"``.
+
+    Raises
+    ------
+    SchemaError
+        If there is no such type.
+    """
     name, cast = asked
     facts = replace(facts_of(field) or ColumnFacts(name, ""), name=name)
     if cast is None:

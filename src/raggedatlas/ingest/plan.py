@@ -21,11 +21,10 @@ from raggedatlas.ingest.extras import Extras, plan_extras
 from raggedatlas.ingest.identity import Features, identify
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.model.batch import Block
-from raggedatlas.model.columns import metadata_columns
 from raggedatlas.model.contracts import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import check_length, column_name, layout_uid, new_uid
-from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.results import result_columns
 from raggedatlas.model.schemas import FeatureBaseSchema
@@ -286,9 +285,9 @@ def _refuse_known_uids(catalog: Catalog, schema: SourceSchema, cells: pa.Table) 
     if len(known):
         raise DuplicateError(
             f"{_where(schema)} names {len(known):,} of its {cells.num_rows:,} cells by uids of cells that this atlas has, first "
-            f"{known[0].as_py()!r}, as the result of a query does; they would be there twice. To store new values of these cells, write "
-            "them with ResultDatasetWriter(folder).write_batch(uids, values) and add that folder. To add them as new cells, give them "
-            "other names first, e.g. adata.obs_names = adata.obs['cell_name']."
+            f"{known[0].as_py()!r}, as the result of a query does; they would be there twice. To write new values of these cells back, "
+            "call atlas.annotate(adata). To add them as new cells, give them other names first, e.g. adata.obs_names = "
+            "adata.obs['cell_name']."
         )
 
 
@@ -435,7 +434,7 @@ def _plan_groups(
     groups: list[GroupPlan] = []
     schema = catalog.tables.schema(CELLS)
     results = result_columns(schema)
-    used = {*metadata_columns(schema), *results, *(name for _, name in results.values())}
+    used = {*schema.names} - {*pointer_columns(schema)} | {*results, *(name for _, name in results.values())}
     for key, members in by_features.items():
         features = _identify(catalog, source, space, key, members[0].info, options) if space.has_features else None
         sparse = space.kind is PointerKind.SPARSE

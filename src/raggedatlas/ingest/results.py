@@ -2,8 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from raggedatlas.model.reports import ResultReport
 from raggedatlas.model.results import VALUES, ResultRecord, mark, result_columns
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.groups import create_group
+from raggedatlas.store.tables import Tables
 
 __all__ = ["RESULT_STEPS", "add_results", "is_results"]
 
@@ -135,15 +137,18 @@ def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
         made = record.model_copy(update={"column": column})
         schema = pa.schema([mark(_field(made), made.uid, made.name)])
 
-        def values(keys: pa.ChunkedArray, schema: pa.Schema = schema) -> Iterator[pa.RecordBatch]:
-            at = pc.index_in(keys, value_set=plan.uids).combine_chunks()
-            for start in range(0, len(at), BLOCK_ROWS):
-                yield pa.RecordBatch.from_arrays([_column(plan, record, at.slice(start, BLOCK_ROWS))], schema=schema)
-
         with contextlib.suppress(DuplicateError):
-            catalog.tables.fill_columns(CELLS, schema, "uid", values)
+            catalog.tables.fill_columns(CELLS, partial(_values, plan, record, schema))
             return made
     raise SchemaError(f"The cells have columns for {record.name!r} that nobody names; run repair(), and add it again.")
+
+
+def _values(plan: ResultPlan, record: ResultRecord, schema: pa.Schema, at: Tables) -> pa.RecordBatchReader:
+    keys = pa.chunked_array([batch.column(0) for batch in at.batches(CELLS, ["uid"])], pa.string())
+    places = pc.index_in(keys, value_set=plan.uids).combine_chunks()
+    blocks = (places.slice(start, BLOCK_ROWS) for start in range(0, len(places), BLOCK_ROWS))
+    batches = (pa.RecordBatch.from_arrays([_column(plan, record, block)], schema=schema) for block in blocks)
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _field(record: ResultRecord) -> pa.Field:

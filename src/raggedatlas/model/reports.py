@@ -174,6 +174,85 @@ class ResultReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnotationColumnReport:
+    """What `annotate` did with one column.
+
+    Parameters
+    ----------
+    name : str
+        As results show it.
+    status : {"new", "merged", "unchanged"}
+        Whether the atlas had no such column, had one that got values, or has all the values already.
+    n_values : int
+        Cells that got a value.
+    n_same, n_replaced, n_kept : int
+        Cells that had the same value, that had another and got the new one, and that had another and kept it.
+    """
+
+    name: str
+    status: Literal["new", "merged", "unchanged"]
+    n_values: int = 0
+    n_same: int = 0
+    n_replaced: int = 0
+    n_kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationReport:
+    """What `annotate` did, or would do (``dry_run``).
+
+    Parameters
+    ----------
+    name : str
+        Of the annotation.
+    status : {"added", "unchanged", "dry run"}
+        What happened; ``unchanged`` means that the atlas has all the values, and nothing was written.
+    n_cells, n_unknown : int
+        Cells of the atlas that the source names, and rows of the source that name none.
+    columns : tuple of AnnotationColumnReport
+        One for each column.
+    source : str
+        The file, or the type of the object.
+    snapshot : int or None
+        Snapshot from which the cells were queried, where the source says so.
+    results : tuple of ResultReport
+        Members of `obsm`.
+    """
+
+    name: str
+    status: Literal["added", "unchanged", "dry run"]
+    n_cells: int
+    n_unknown: int
+    columns: tuple[AnnotationColumnReport, ...]
+    source: str = ""
+    snapshot: int | None = None
+    results: tuple[ResultReport, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values, as ``--json`` prints it."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        """Return it as lines."""
+        unknown = f", {self.n_unknown:,} rows name no cell" if self.n_unknown else ""
+        lines = [f"{self.name}: {self.status}, {self.n_cells:,} cells{unknown}"]
+        for column in self.columns:
+            counts = [
+                f"{count:,} {word}"
+                for word, count in (
+                    ("values", column.n_values), ("of them replaced", column.n_replaced), ("same", column.n_same),
+                    ("kept", column.n_kept),
+                )
+                if count or word == "values"
+            ]  # fmt: skip
+            lines.append(f"  {column.name}: {column.status}, {', '.join(counts)}")
+        return "\n".join([*lines, *(repr(result) for result in self.results)])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that `validate` found wrong.
 
@@ -248,11 +327,13 @@ class Difference:
     identity_added, identity_removed : mapping of str to tuple of str
         Feature space -> features that count as another, or no longer do, with their evidence.
     columns_added, columns_removed : tuple of str
-        Columns of the cell table.
+        Columns of cells, as results show them.
     results_added, results_removed : tuple of str
         Names with uids; a result that was replaced is removed and added.
     geometry_added, geometry_removed : tuple of str
         Names with uids; likewise.
+    annotations_added, annotations_removed : tuple of str
+        Names with uids.
     """
 
     old: int
@@ -273,6 +354,8 @@ class Difference:
     results_removed: tuple[str, ...] = ()
     geometry_added: tuple[str, ...] = ()
     geometry_removed: tuple[str, ...] = ()
+    annotations_added: tuple[str, ...] = ()
+    annotations_removed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Give the difference as plain dictionaries and lists."""

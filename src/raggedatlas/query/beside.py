@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.datasets import group_by_dataset, read_records, read_specs
 from raggedatlas.errors import CorruptError
-from raggedatlas.model.columns import metadata_columns
+from raggedatlas.model.annotations import annotation_columns
+from raggedatlas.model.columns import column_stacks
 from raggedatlas.model.frames import facts_of
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
@@ -85,8 +86,8 @@ def joined_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str,
 def joined_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object_]]:
     """Give ``<column>_colors`` for every categorical column of a result whose colours are known and agree.
 
-    Where two datasets of the result give one category different colours, the column has none. Categories that occur in none of
-    them take the colour that the first dataset of the atlas gives them.
+    The colors of the newest annotation of a column come first. Where two datasets of the result give one category different colours,
+    the column has none. Categories that occur in none of them take the colour that the first dataset of the atlas gives them.
 
     Returns
     -------
@@ -98,18 +99,23 @@ def joined_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.obje
     used = set(pc.unique(plan.obs.column("dataset")).to_pylist()) if "dataset" in plan.obs.column_names else set()
     near = [names[name] for name in names if name in used]
     colors = {uid: _colors(datasets[uid]) for uid in [*near, *(uid for uid in datasets if uid not in near)]}
-    stored = {facts.name: column for column, facts in metadata_columns(catalog.tables.schema(CELLS)).items()}
+    schema = catalog.tables.schema(CELLS)
+    stacks, annotated = column_stacks(schema), annotation_columns(schema)
     found = {}
     for field in plan.obs.schema:
         facts = facts_of(field)
         if facts is None or facts.kind != "categorical" or not facts.categories:
             continue
-        column = stored.get(field.name, field.name)
-        merged = _merged([colors[uid].get(column, {}) for uid in near])
-        if merged is None:
+        stack = stacks.get(field.name, (field.name,))
+        merged = _merged([colors[uid].get(stack[-1], {}) for uid in near])
+        own: dict[str, str] = {}
+        for column in reversed([column for column in stack if column in annotated]):
+            own |= annotated[column].columns[field.name].colors
+        if merged is None and not own:
             continue
+        merged = {**(merged or {}), **own}
         for uid in datasets:
-            merged = {**colors[uid].get(column, {}), **merged}
+            merged = {**colors[uid].get(stack[-1], {}), **merged}
         listed = [merged.get(str(category)) for category in facts.categories]
         if None not in listed:
             found[f"{field.name}_colors"] = np.array(listed, dtype=object)

@@ -9,7 +9,7 @@ from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Difference, Problem
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.dataset import Dataset, list_datasets
-from raggedatlas.query.listing import list_geometries
+from raggedatlas.query.listing import list_annotations, list_geometries
 from raggedatlas.query.results import list_results
 
 if TYPE_CHECKING:
@@ -101,6 +101,17 @@ class Readable:
             n_vertices, n_levels, bounds, n_bytes, layout, source, created_at.
         """
         return list_geometries(self._catalog)
+
+    def annotations(self) -> "pd.DataFrame":
+        """List the annotations that `RaggedAtlas.annotate` wrote.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per annotation, oldest first, indexed by name: columns, n_cells, n_values, on_conflict, source, snapshot, query,
+            created_at, uid.
+        """
+        return list_annotations(self._catalog)
 
     def features(self, space: str = "gene_expression") -> "pd.DataFrame":
         """Give the registry of a feature space as a frame indexed by uid."""

@@ -1,6 +1,6 @@
 """The one seam to Lance tables: their rows (`TableRows`), filled columns, tags, compaction, indexes, clean-up."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -40,21 +40,15 @@ class Tables(TableRows):
     []
     """
 
-    def fill_columns(
-        self, name: str, schema: pa.Schema, key: str, values: Callable[[pa.ChunkedArray], Iterator[pa.RecordBatch]]
-    ) -> None:
+    def fill_columns(self, name: str, make: "Callable[[Tables], pa.RecordBatchReader | None]") -> None:
         """Add columns with a value in every row, in one commit; again, from rows read afresh, if another writer came between.
 
         Parameters
         ----------
         name : str
             Table.
-        schema : pyarrow.Schema
-            The new columns.
-        key : str
-            Column by which rows are told.
-        values : function
-            Gets the keys of all rows, and yields the new columns for them, in this order.
+        make : function
+            Gets the table at one version, and returns the new columns: a value for every row, in the order of `batches`; None adds none.
 
         Raises
         ------
@@ -64,14 +58,16 @@ class Tables(TableRows):
         import lance
 
         def once() -> None:
-            version, options = self.version(name), self.location.lance_options()
-            # two handles of one version: Lance reads the batches while it holds the table that they are for
-            read, written = (lance.dataset(self.uri(name), version=version, storage_options=options) for _ in range(2))
-            taken = [column for column in schema.names if column in read.schema.names]
+            version = self.version(name)
+            # `make` opens a handle of its own: Lance reads the batches while it holds the table that they are for.
+            made = make(type(self)(self.location, {name: version}))
+            if made is None:
+                return
+            table = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
+            taken = [column for column in made.schema.names if column in table.schema.names]
             if taken:
                 raise DuplicateError(f"The table {name!r} of {self.location.uri} has the columns {taken} already.")
-            keys = read.to_table(columns=[key]).column(0)
-            written.add_columns(pa.RecordBatchReader.from_batches(schema, values(keys)))
+            table.add_columns(made)
 
         self.retry(name, once)
 

@@ -1,0 +1,491 @@
+"""Annotations: what an analysis found out about cells, written back as cell columns in one commit."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, join_facts
+from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_records
+from raggedatlas.catalog.results import read_results
+from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
+from raggedatlas.ingest.annotation_source import AnnotationSource, read_annotation_source, text_of_column
+from raggedatlas.ingest.columns import FILLED, ColumnPlan, cell_column, column_values
+from raggedatlas.ingest.results import add_results
+from raggedatlas.model.annotations import (
+    AnnotatedColumn,
+    AnnotationRecord,
+    OnConflict,
+    annotation_columns,
+    annotation_of,
+)
+from raggedatlas.model.columns import column_stacks
+from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of, is_text
+from raggedatlas.model.ids import check_length, column_name, new_uid
+from raggedatlas.model.pointers import pointer_columns
+from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
+from raggedatlas.model.results import result_columns
+from raggedatlas.results.identifiers import Ids
+from raggedatlas.store.tables import Tables
+
+On = Literal["uid", "cell_name"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateOptions:
+    """What a caller may choose about an annotation; `RaggedAtlas.annotate` says what each means."""
+
+    name: str | None = None
+    on: On = "uid"
+    dataset: str | None = None
+    columns: Sequence[str] | Mapping[str, str] | None = None
+    obsm: Sequence[str] = ()
+    cast: Mapping[str, str] = field(default_factory=dict)
+    on_conflict: OnConflict = "error"
+    unknown: Literal["error", "skip"] = "error"
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _NewColumn:
+    """Values of one column for the cells that the source names, in its order; missing values say nothing."""
+
+    column: CellColumn
+    values: pa.Array
+    colors: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.column.facts.name
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What is known before the cells are read: the cells by uid, and their new values."""
+
+    record: AnnotationRecord
+    uids: pa.Array
+    columns: tuple[_NewColumn, ...]
+    options: AnnotateOptions
+    n_unknown: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Merge:
+    """One column at one version of the cells: the column that it covers, and what it becomes."""
+
+    new: _NewColumn
+    under: str | None
+    field: pa.Field
+    report: AnnotationColumnReport
+
+    def values(self, places: pa.Array, old: pa.Array | None, *, replaces: bool) -> pa.Array:
+        """Join new and old values of some cells; `places` says where the new ones are, null for none."""
+        new = self.new.values.take(places)
+        if old is None:
+            return new
+        return pc.coalesce(new, old) if replaces else pc.coalesce(_without_nan(old), new, old)
+
+
+def annotate(catalog: Catalog, source: Any, options: AnnotateOptions) -> AnnotationReport:  # noqa: ANN401
+    """Write values of cells back into the atlas, as `RaggedAtlas.annotate` describes.
+
+    The new columns, their values and the record of the annotation are one commit of the cell table. Columns that were there are
+    not changed: the new ones cover them (`column_stacks`).
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    source : path, DataFrame, Series, Arrow table, mapping or AnnData
+        What `read_annotation_source` reads.
+    options : AnnotateOptions
+        The caller's choices.
+
+    Raises
+    ------
+    AtlasError
+        As `RaggedAtlas.annotate` says; nothing is written then.
+    """
+    catalog.require_tip("annotate")
+    if options.name is not None:
+        check_length(options.name, "name of an annotation")
+    given = read_annotation_source(source, ("uid", "cell_name", "dataset", *_text_casts(options)), options.obsm)
+    if not given.table.num_rows:
+        raise SourceError("The annotation has no rows; there is nothing to write.")
+    cells = _find_cells(catalog, given.table, options)
+    vectors = [_Vectors(key, values[cells.rows], cells.uids, given.origin) for key, values in given.obsm.items()]
+    results = tuple(_add_vectors(catalog, one, options, dry_run=True) for one in vectors)
+    columns = _chosen(given.table, options)
+    plan = _plan(given, cells, _column_plans(catalog, given.table, columns, options), options) if columns else None
+    if plan is None:
+        snapshot = given.origin.get("snapshot")
+        report = AnnotationReport("", "unchanged", len(cells.rows), cells.n_unknown, (), given.uri, snapshot)
+    else:
+        report = _write(catalog, plan)
+    if not options.dry_run:
+        results = tuple(_add_vectors(catalog, one, options, dry_run=False) for one in vectors)
+        if any(result.status != "skipped" for result in results):
+            report = replace(report, status="added")
+    return replace(report, results=results, status="dry run" if options.dry_run else report.status)
+
+
+def _write(catalog: Catalog, plan: _Plan) -> AnnotationReport:
+    """Commit the columns, compared with the cells at the version that the commit is based on."""
+    reports: list[AnnotationReport] = []
+
+    def make(at: Tables) -> pa.RecordBatchReader | None:
+        merges, record, report = _merge(catalog, plan, at)
+        reports[:] = [report]
+        if plan.options.dry_run or not record.columns:
+            return None
+        written = [merge for merge in merges if merge.new.name in record.columns]
+        schema = pa.schema([record.mark(merge.field) for merge in written])
+        return pa.RecordBatchReader.from_batches(schema, _batches(catalog, plan, at, written, schema))
+
+    catalog.tables.fill_columns(CELLS, make)
+    return reports[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """The rows of the source that name cells of the atlas, the uids of these, and how many other rows there are."""
+
+    rows: NDArray[np.int64]
+    uids: pa.Array
+    n_unknown: int
+
+
+class _Vectors:
+    """A member of `obsm` in the form in which a model's results are added."""
+
+    def __init__(self, key: str, values: NDArray[Any], uids: pa.Array, origin: Mapping[str, Any]) -> None:
+        self.key, self._values, self._uids = key, values, uids
+        self.data_location = f"obsm://{key}"
+        self.facts = {
+            "result:verb": "annotate",
+            "atlas:version": origin.get("snapshot", ""),
+            "atlas:query": origin.get("query", ""),
+        }
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"obsm[{self.key!r}]"
+
+    def ids(self) -> Ids:
+        return Ids(self._uids)
+
+    def get_data(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        return self._values[rows]
+
+
+def _add_vectors(catalog: Catalog, vectors: _Vectors, options: AnnotateOptions, *, dry_run: bool) -> ResultReport:
+    """Add a member of `obsm` as a result, unless the atlas has the same already."""
+    choices = {"name": vectors.key, "unknown": options.unknown, "dry_run": dry_run}
+    policy = "replace" if options.on_conflict == "replace" else "skip"
+    there = {record.name: record for record in read_results(catalog)}.get(vectors.key)
+    report = add_results(catalog, vectors, {**choices, "on_duplicate": "skip" if there else policy}, progress=False)
+    if there is None or report.content_hash == there.content_hash or options.on_conflict == "keep":
+        return report
+    if options.on_conflict == "error":
+        raise DuplicateError(
+            f"The atlas has a result {vectors.key!r} with other values already; pass on_conflict='replace', or rename the member of obsm."
+        )
+    return add_results(catalog, vectors, {**choices, "on_duplicate": "replace"}, progress=False)
+
+
+def _plan(given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], options: AnnotateOptions) -> _Plan:
+    table = given.table.take(cells.rows) if cells.n_unknown else given.table
+    made = [
+        _NewColumn(
+            plan.column, _without_nan(column_values(plan, table).combine_chunks()), given.colors.get(plan.source, {})
+        )
+        for plan in plans
+    ]
+    made = [column for column in made if column.values.null_count < len(column.values)]
+    if not made:
+        raise SourceError(
+            f"The columns {[plan.source for plan in plans]} have no values for cells of this atlas; there is nothing to write."
+        )
+    record = AnnotationRecord(
+        uid=new_uid(), name=options.name or given.name, source=given.uri, snapshot=given.origin.get("snapshot"),
+        query=str(given.origin.get("query", "")), on_conflict=options.on_conflict, n_cells=len(cells.rows),
+    )  # fmt: skip
+    return _Plan(record, cells.uids, tuple(made), options, cells.n_unknown)
+
+
+def _text_casts(options: AnnotateOptions) -> list[str]:
+    return [name for name, kind in options.cast.items() if kind == "str"]
+
+
+def _chosen(table: pa.Table, options: AnnotateOptions) -> dict[str, str]:
+    """Return which columns are written, and under which names: name in the source -> shown name."""
+    offered = [name for name in table.column_names if name != INDEX and name not in FILLED]
+    asked = offered if options.columns is None else options.columns
+    absent = sorted({*asked, *options.cast} - {*offered})
+    if absent:
+        raise NotFoundError(f"The annotation has no columns {absent} that can be written; it has {offered}.")
+    if not asked and not options.obsm:
+        raise SourceError(f"The annotation has no columns beside those that identify cells ({table.column_names}).")
+    chosen = dict(asked) if isinstance(asked, Mapping) else {name: name for name in asked}
+    shown = list(chosen.values())
+    repeated = sorted({name for name in shown if shown.count(name) > 1})
+    if repeated:
+        raise NameRefusedError(
+            f"Two columns of the annotation are to be called {repeated[0]!r}; give them different names."
+        )
+    return chosen
+
+
+def _column_plans(
+    catalog: Catalog, table: pa.Table, columns: Mapping[str, str], options: AnnotateOptions
+) -> list[ColumnPlan]:
+    schema = catalog.tables.schema(CELLS)
+    results = result_columns(schema)
+    taken = {*FILLED, *catalog.spaces(), *pointer_columns(schema), *results, *(name for _, name in results.values())}
+    return [_column_plan(table, source, shown, taken, options) for source, shown in columns.items()]
+
+
+def _column_plan(table: pa.Table, source: str, shown: str, taken: set[str], options: AnnotateOptions) -> ColumnPlan:
+    check_length(shown, "name of a column")
+    if shown in taken:
+        raise NameRefusedError(
+            f"The name {shown!r} is taken by a feature space, a result or the atlas itself; write the column under another with "
+            f"columns={{{source!r}: {shown + '_2'!r}}}."
+        )
+    field = table.schema.field(source)
+    if pa.types.is_nested(field.type):
+        raise SchemaError(
+            f"The column {source!r} holds {field.type}, and a cell column holds one value for each cell; write vectors with "
+            "atlas.add(ResultDataset) or annotate(adata, obsm=['X_umap'])."
+        )
+    plan, _ = cell_column(field, column_name(shown), (shown, options.cast.get(source)))
+    return ColumnPlan(source, plan)
+
+
+def _uids(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> pa.Array:
+    """Return the uid of the cell that each row names; null where no cell has that name."""
+    key = options.on if options.on in table.column_names else INDEX
+    if key not in table.column_names:
+        raise SourceError(
+            f"The annotation has no column {options.on!r} and no index; name the cells in one of them, by uid or with on='cell_name'."
+        )
+    names = text_of_column(table, key, options.on)
+    if options.on == "uid":
+        if options.dataset is not None:
+            raise SourceError("dataset=... names the dataset of cell names; pass on='cell_name' with it.")
+        return names
+    by_name = {records[0].name: uid for uid, records in group_by_dataset(read_records(catalog)).items()}
+    if options.dataset is not None:
+        uid = find_dataset(catalog, options.dataset)[0].uid
+        datasets = pa.array([uid] * len(names), pa.string())
+    elif "dataset" in table.column_names:
+        given = text_of_column(table, "dataset", "dataset")
+        unknown = sorted({*pc.unique(given).to_pylist()} - {*by_name})
+        if unknown:
+            raise NotFoundError(f"The atlas has no datasets {unknown[:5]}; it has {sorted(by_name)[:10]}.")
+        datasets = pc.take(pa.array(list(by_name.values())), pc.index_in(given, value_set=pa.array(list(by_name))))
+    else:
+        raise SourceError(
+            "on='cell_name' needs the dataset of each cell, as names are unique within one only: a column 'dataset', or dataset='NAME'."
+        )
+    cells = catalog.tables.read(CELLS, ["uid", "dataset_uid", "cell_name"])
+    cells = cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=pc.unique(datasets)))
+    keys = pc.binary_join_element_wise(cells.column("dataset_uid"), cells.column("cell_name"), "\0").combine_chunks()
+    asked = pc.binary_join_element_wise(datasets, names, "\0")
+    wanted = keys.filter(pc.is_in(keys, value_set=asked))
+    if len(wanted) > pc.count_distinct(wanted).as_py():
+        raise SourceError("Several cells of one dataset have the same name; name the cells by uid.")
+    return cells.column("uid").combine_chunks().take(pc.index_in(asked, value_set=keys))
+
+
+def _find_cells(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> _Cells:
+    """Look up the cells that rows name, and refuse rows that name none, or one that another row names too."""
+    uids = _uids(catalog, table, options)
+    visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
+    cells = catalog.tables.read(CELLS, ["uid", "dataset_uid"])
+    cells = cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=visible))
+    known = pc.and_(pc.is_valid(uids), pc.is_in(uids, value_set=cells.column("uid").combine_chunks()))
+    n_unknown = len(uids) - pc.sum(known).as_py()
+    if n_unknown == len(uids):
+        raise SourceError(
+            f"None of the {len(uids):,} rows names one of the {cells.num_rows:,} cells of this atlas by {options.on}; the first row "
+            f"says {uids[0].as_py()!r}. Cells are named by uid, or by name within a dataset with on='cell_name'."
+        )
+    if n_unknown and options.unknown == "error":
+        row = int(np.argmin(known.to_numpy(zero_copy_only=False)))
+        raise SourceError(
+            f"{n_unknown:,} of {len(uids):,} rows name no cell of this atlas, first row {row:,} ({uids[row].as_py()!r}); pass "
+            "unknown='skip' to leave them out."
+        )
+    found = uids.filter(known)
+    if pc.count_distinct(found).as_py() < len(found):
+        counts = pc.value_counts(found)
+        twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))[0].as_py()["values"]
+        raise SourceError(
+            f"The cell {twice!r} has {len(found) - pc.count_distinct(found).as_py() + 1:,} rows or more; a cell has one."
+        )
+    return _Cells(
+        np.flatnonzero(known.to_numpy(zero_copy_only=False)),
+        found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found,
+        n_unknown,
+    )
+
+
+def _without_nan(values: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_nan(values), None, values) if pa.types.is_floating(values.type) else values
+
+
+def _places(catalog: Catalog, plan: _Plan, at: Tables) -> pa.Array:
+    """Return where the new values of each row of the cell table are, null for none, in the order of `batches`."""
+    visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
+    blocks = [
+        pc.if_else(pc.is_in(batch.column("dataset_uid"), value_set=visible), batch.column("uid"), None)
+        for batch in at.batches(CELLS, ["uid", "dataset_uid"])
+    ]
+    return pc.index_in(pa.chunked_array(blocks, pa.string()), value_set=plan.uids).combine_chunks()
+
+
+def _merge(catalog: Catalog, plan: _Plan, at: Tables) -> tuple[list[_Merge], AnnotationRecord, AnnotationReport]:
+    """Compare new and old values at one version of the cells, and refuse what the caller did not allow."""
+    schema = at.schema(CELLS)
+    places = _places(catalog, plan, at)
+    merges = [_merge_column(plan, at, column, places) for column in plan.columns]
+    written = {m.new.name: m for m in merges if m.report.status in ("new", "merged")}
+    columns = {
+        shown: AnnotatedColumn(n_values=m.report.n_values, n_replaced=m.report.n_replaced, colors=dict(m.new.colors))
+        for shown, m in written.items()
+    }
+    name = _free_name(plan, list(written), [record.name for record in annotation_columns(schema).values()], catalog)
+    record = plan.record.model_copy(update={"name": name, "columns": columns})
+    n_named = len(places) - places.null_count
+    status: Any = "dry run" if plan.options.dry_run else ("added" if columns else "unchanged")
+    report = AnnotationReport(
+        name=name, status=status, n_cells=n_named, n_unknown=plan.n_unknown,
+        columns=tuple(merge.report for merge in merges), source=record.source, snapshot=record.snapshot,
+    )  # fmt: skip
+    return merges, record, report
+
+
+def _free_name(plan: _Plan, written: Sequence[str], taken: Sequence[str], catalog: Catalog) -> str:
+    if plan.options.name is not None and plan.options.name in taken:
+        raise DuplicateError(
+            f"{catalog.location.uri} has an annotation {plan.options.name!r} already; choose another name, or drop it with "
+            f"drop_annotation({plan.options.name!r})."
+        )
+    first = name = plan.record.name or (written[0] if len(written) == 1 else "annotation")
+    n = 2
+    while name in taken:
+        name, n = f"{first}-{n}", n + 1
+    return name
+
+
+def _merge_column(plan: _Plan, at: Tables, new: _NewColumn, places: pa.Array) -> _Merge:
+    schema, options = at.schema(CELLS), plan.options
+    under = column_stacks(schema).get(new.name, (None,))[0]
+    stored = f"{new.column.stored}__{plan.record.uid[:8]}"
+    if under is None:
+        n_values = len(places) - new.values.take(places).null_count
+        report = AnnotationColumnReport(new.name, "new", n_values=n_values)
+        return _Merge(new, None, pa.field(stored, new.column.type, metadata=new.column.facts.to_metadata()), report)
+    there = schema.field(under)
+    reason = column_conflict(there, new.column)
+    if reason is not None:
+        raise SchemaError(
+            f"{new.name!r} cannot be written: {reason}. Write it under another name with columns={{{new.name!r}: "
+            f"{new.name + '_2'!r}}}, or cast it with cast={{...}}."
+        )
+    new = replace(new, values=fit_values(new.name, pa.chunked_array([new.values]), there.type).combine_chunks())
+    counts = _compare(at, under, new, places)
+    if counts.different and options.on_conflict == "error":
+        raise SourceError(
+            f"{counts.different:,} cells have another value of {new.name!r} already, first {counts.first[0]!r}: {counts.first[1]!r} in the "
+            f"atlas, {counts.first[2]!r} here. Pass on_conflict='replace' or 'keep', or write it under another name with "
+            f"columns={{{new.name!r}: {new.name + '_2'!r}}}."
+        )
+    replaces = options.on_conflict == "replace"
+    was = facts_of(there) or ColumnFacts(new.name, "")
+    facts = _joined_facts(was, new) if counts.kept or not replaces else new.column.facts
+    n_values = counts.fresh + (counts.different if replaces else 0)
+    is_restyled = options.columns is not None and replaces and _is_restyled(there, replace(facts, name=was.name), new)
+    report = AnnotationColumnReport(
+        new.name, "merged" if n_values or is_restyled else "unchanged", n_values=n_values, n_same=counts.same,
+        n_replaced=counts.different if replaces else 0, n_kept=0 if replaces else counts.different,
+    )  # fmt: skip
+    return _Merge(
+        new, under, pa.field(stored, there.type, metadata=replace(facts, name=new.name).to_metadata()), report
+    )
+
+
+@dataclass
+class _Counts:
+    """How new values of a column compare with old ones: cells without an old one, with the same, with another, with no new one."""
+
+    fresh: int = 0
+    same: int = 0
+    different: int = 0
+    kept: int = 0
+    first: tuple[str, Any, Any] = ("", None, None)
+
+
+def _compare(at: Tables, under: str, new: _NewColumn, places: pa.Array) -> _Counts:
+    counts, start = _Counts(), 0
+    for batch in at.batches(CELLS, ["uid", under]):
+        old = _without_nan(batch.column(under))
+        given = new.values.take(places.slice(start, batch.num_rows))
+        start += batch.num_rows
+        both = pc.and_(old.is_valid(), given.is_valid())
+        differs = pc.fill_null(pc.not_equal(old, given), False)  # noqa: FBT003
+        n_both, n_different = _true(both), _true(differs)
+        if n_different and not counts.different:
+            row = int(np.argmax(differs.to_numpy(zero_copy_only=False)))
+            counts.first = tuple(column[row].as_py() for column in (batch.column("uid"), old, given))
+        counts.fresh += len(given) - given.null_count - n_both
+        counts.same += n_both - n_different
+        counts.different += n_different
+        counts.kept += len(old) - old.null_count - n_both
+    return counts
+
+
+def _true(mask: pa.Array) -> int:
+    return int(pc.sum(mask).as_py() or 0)
+
+
+def _joined_facts(was: ColumnFacts, new: _NewColumn) -> ColumnFacts:
+    """Join the facts of a column with those of values written into it; text that joins categories becomes some of them."""
+    facts = new.column.facts
+    if was.kind == "categorical" and is_text(was.category_kind) and is_text(facts.kind):
+        known = was.categories or ()
+        fresh = sorted({*pc.unique(new.values).drop_null().to_pylist()} - {*known})
+        return replace(was, categories=(*known, *fresh))
+    return join_facts(was, facts)
+
+
+def _is_restyled(there: pa.Field, facts: ColumnFacts, new: _NewColumn) -> bool:
+    """Tell whether categories, their order or their colors change although no value does."""
+    record = annotation_of(there)
+    colors = {} if record is None or new.name not in record.columns else record.columns[new.name].colors
+    return facts != facts_of(there) or (bool(new.colors) and dict(new.colors) != colors)
+
+
+def _batches(
+    catalog: Catalog, plan: _Plan, at: Tables, merges: Sequence[_Merge], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Yield the new columns for all rows of the cell table, a bounded number of rows at a time."""
+    places, start = _places(catalog, plan, at), 0
+    replaces = plan.options.on_conflict == "replace"
+    for batch in at.batches(CELLS, ["uid", *(merge.under for merge in merges if merge.under is not None)]):
+        block = places.slice(start, batch.num_rows)
+        start += batch.num_rows
+        arrays = [
+            merge.values(block, None if merge.under is None else batch.column(merge.under), replaces=replaces)
+            for merge in merges
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)

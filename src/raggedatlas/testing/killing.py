@@ -51,7 +51,7 @@ class State:
     datasets : dict of str to str
         Name -> hash of its content.
     items : frozenset of Item
-        Results, geometry, links of features and gene tables: what snapshots hold too.
+        Results, annotations, geometry, links of features and gene tables: what snapshots hold too.
     snapshots : dict of int to State
         Number -> what it holds, without snapshots of its own.
     grown : frozenset of Item
@@ -117,6 +117,12 @@ def _sums(values: Any) -> Any:  # noqa: ANN401  (what a model takes and gives)
     return values.sum(axis=1)
 
 
+def _labels(atlas: RaggedAtlas, name: str) -> pa.Table:
+    """Make a column of labels for all cells."""
+    uids = atlas._catalog.tables.read("cells", ["uid"]).column(0)
+    return pa.table({"uid": uids, name: [name] * len(uids)})
+
+
 CALLS: dict[str, Callable[..., object]] = {
     "create": lambda _, place: RaggedAtlas.create(place),
     "add": _add,
@@ -137,6 +143,8 @@ CALLS: dict[str, Callable[..., object]] = {
     "drop_geometry": lambda atlas, name: atlas.drop_geometry(name),
     "add result": lambda atlas, name, folder, as_: atlas.add(folder, name, as_=as_, progress=False),
     "drop_result": lambda atlas, name: atlas.drop_result(name),
+    "annotate": lambda atlas, name: atlas.annotate(_labels(atlas, name), name, unknown="skip"),
+    "drop_annotation": lambda atlas, name: atlas.drop_annotation(name),
     "infer": lambda atlas, version, folder: infer(_sums, atlas.checkout(version).query(), folder, batch_size=2),
     "add_csc": lambda atlas, name: atlas.add_csc(name),
     "drop_dataset": lambda atlas, name: atlas.drop_dataset(name),
@@ -378,7 +386,7 @@ class Campaign:
             yield Choice("restore", {"number": back}, replace(state, datasets=held.datasets, items=held.items))
 
     def _beside(self) -> Iterator[Choice]:
-        """Offer calls that add results, geometry, links and gene tables."""
+        """Offer calls that add results, annotations, geometry, links and gene tables."""
         n, state = self.number, self.state
 
         def with_item(item: Item) -> State:
@@ -386,6 +394,7 @@ class Campaign:
 
         result = {"name": f"r{n}", "folder": str(self.folder / f"r{n}"), "as_": self.random.choice(["space", "vector"])}
         yield Choice("add result", result, with_item(("result", f"r{n}", "")))
+        yield Choice("annotate", {"name": f"a{n}"}, with_item(("annotation", f"a{n}", "")))
         named = [name for name, content in state.datasets.items() if self._is_named(name, content)]
         if named:
             of = self.random.choice(named)
@@ -404,9 +413,10 @@ class Campaign:
                 yield Choice("infer", {"version": version, "folder": str(self.folder / f"i{n}")}, state)
 
     def _removals(self) -> Iterator[Choice]:
-        """Offer calls that take results, geometry, links and gene tables away."""
+        """Offer calls that take results, annotations, geometry, links and gene tables away."""
         removals = {
             "result": ("drop_result", "name"), "geometry": ("drop_geometry", "name"),
+            "annotation": ("drop_annotation", "name"),
             "link": ("identity.unlink", "feature"), "table": ("identity.remove", "name"),
         }  # fmt: skip
         for kind, (what, key) in removals.items():
@@ -471,7 +481,7 @@ class Campaign:
 
 
 def _items(there: Any) -> frozenset[Item]:  # noqa: ANN401  (an atlas or a view)
-    """Read which results, geometry, links and gene tables are there; each name must be there once."""
+    """Read which results, annotations, geometry, links and gene tables are there; each name must be there once."""
     links: pd.DataFrame = there.identity.history()
     links = links[links["revoked_at"].isna()]
     symbols = there.features()["feature_id"] if len(links) else pd.Series(dtype=object)
@@ -480,6 +490,7 @@ def _items(there: Any) -> frozenset[Item]:  # noqa: ANN401  (an atlas or a view)
         *(("result", name, "") for name in there.results().index),
         *(("geometry", *names) for names in zip(geometries["name"], geometries["datasets"], strict=True)),
         *(("link", symbols[uid], "") for uid in links["feature_uid"]),
+        *(("annotation", name, "") for name in there.annotations().index),
         *(("table", name, "") for name in there.identity.tables().index),
     ]
     assert len(set(found)) == len(found), found

@@ -8,6 +8,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -158,11 +159,12 @@ def sources(frame: pd.DataFrame, folder: Path) -> dict[str, Any]:
     keyed.to_csv(folder / "a.tsv.gz", index=False, sep="\t")
     frame.to_csv(folder / "index.csv")
     frame.to_parquet(folder / "a.parquet")
-    pa.parquet.write_table(pa.table({"uid": keyed["uid"], "label": keyed["label"]}), folder / "plain.parquet")
+    labels = [None if pd.isna(label) else label for label in keyed["label"]]
+    pa.parquet.write_table(pa.table({"uid": list(keyed["uid"]), "label": labels}), folder / "plain.parquet")
     ad.AnnData(np.zeros((len(frame), 1), np.float32), frame).write_h5ad(folder / "a.h5ad")
     return {
         "frame": frame, "series": frame["label"], "columns": {"uid": list(keyed["uid"]), "label": list(keyed["label"])},
-        "arrow": pa.table({"uid": list(keyed["uid"]), "label": list(keyed["label"])}),
+        "arrow": pa.table({"uid": list(keyed["uid"]), "label": labels}),
         **{path.name: path for path in folder.iterdir() if path.is_file()},
     }  # fmt: skip
 

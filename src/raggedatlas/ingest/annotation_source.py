@@ -96,7 +96,10 @@ def _read_table_source(source: Any, kind: str, text_columns: tuple[str, ...]) ->
         return AnnotationSource(frame_to_arrow(source.to_frame()), uri=kind)
     elif isinstance(source, Mapping) or hasattr(source, "__arrow_c_stream__"):
         try:
-            table = pa.table(source)
+            is_mapping = isinstance(source, Mapping)
+            # NaN among texts is a missing value, as in pandas.
+            columns = {str(k): pa.array(v, from_pandas=True) for k, v in source.items()} if is_mapping else source
+            table = pa.table(columns)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise SourceError(f"The {kind} is no table of columns of one length and type each: {error}.") from error
         return AnnotationSource(with_facts(table), uri=kind)

@@ -177,7 +177,7 @@ def test_every_source_gives_the_same(tmp_path: Path, atlas: RaggedAtlas) -> None
         report = atlas.annotate(source, columns={"label": f"label{i}"})
         assert (report.status, report.n_cells, report.columns[0].n_values) == ("added", 12, 9), kind
     after = obs_of(atlas)
-    expected = [None if value is None else value for value in [*frame["label"], None, None]]
+    expected = [None if pd.isna(value) else value for value in [*frame["label"], None, None]]
     for j in range(i + 1):
         found = after[f"label{j}"].astype(object)
         assert [None if pd.isna(value) else value for value in found] == expected, j

@@ -495,15 +495,18 @@ class AtlasView(Readable):
         return self._catalog.tables.schema(CELLS)
 
     def query(
-        self, *, identity: str | int = "default", on_merge: Literal["counts", "sum", "refuse", "apart"] = "counts"
+        self,
+        *,
+        identity: str | int | Mapping[str, str] = "default",
+        on_merge: Literal["counts", "sum", "refuse", "apart"] = "counts",
     ) -> "Query":
         """Ask for all cells; narrow it with `Query.where`, `features`, `join` and the rest.
 
         Parameters
         ----------
-        identity : str or int
-            Which features count as the same: ``"default"`` what the snapshot says, ``"as-given"`` none, or the label or number of
-            another snapshot what that one says.
+        identity : str, int or mapping
+            Which features count as the same: ``"default"`` what the snapshot says, ``"as-given"`` none, the label or number of
+            another snapshot what that one says, a mapping of names of genes (``{"SEPT7": "SEPTIN7"}``) these and no others.
         on_merge : {"counts", "sum", "refuse", "apart"}
             What becomes of columns of one dataset that are one feature: ``"counts"`` adds whole numbers up and refuses other
             layers, ``"sum"`` adds up every layer, ``"refuse"`` refuses, ``"apart"`` keeps the columns as they are. Sums are exact:
@@ -513,6 +516,8 @@ class AtlasView(Readable):
         ------
         NotFoundError
             If `identity` names no snapshot.
+        FeatureError
+            If a given mapping names unknown or ambiguous genes, or a gene that counts as another one itself.
         QueryError
             When an output is asked for: if columns of the result would be added up that may not be.
         """

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
@@ -248,6 +248,34 @@ def test_an_antibody_among_genes_is_not_the_gene(atlas, categorical: bool) -> No
         made.var["uid"].iloc[1]
     )
     assert not atlas.validate("deep")
+
+
+NAMES = st.lists(
+    st.sampled_from(["A", "B", "A-1", f"{ENSEMBL[0]}.1", f"{ENSEMBL[0]}.2", ENSEMBL[0], ENSEMBL[1]]),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=5)
+@given(first=NAMES, second=NAMES, seed=st.integers(0, 9))
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_sums_over_repeated_columns_equal_those_of_pandas(tmp_path_factory, first, second, seed) -> None:  # noqa: ANN001
+    """However ids, versions and names repeat in two files, a joined result is what pandas groups and adds up."""
+    atlas = RaggedAtlas.create(str(tmp_path_factory.mktemp("sums") / "a"))
+    expected = []
+    for i, names in enumerate((first, second)):
+        given = with_var(pd.DataFrame(index=names), 10 * seed + i)
+        atlas.add(given, f"d{i}", organism="human", progress=False)
+        frame = pd.DataFrame(given.X, index=[f"d{i}"] * 4, columns=names)
+        expected.append(frame.T.groupby(lambda name: name.split(".")[0]).sum().T)
+    made = atlas.checkout(atlas.snapshot()).query().to_anndata()
+    found = pd.DataFrame(
+        made.X.toarray(), columns=made.var["feature_id"].to_numpy(), index=made.obs["dataset"].astype(str).to_numpy()
+    )
+    whole = pd.concat(expected).fillna(0)
+    assert sorted(found.columns) == sorted(whole.columns)
+    assert (found[whole.columns].loc[["d0", "d1"]].to_numpy() == whole.to_numpy()).all()
 
 
 def test_features_without_an_id_are_refused(atlas, unchanged) -> None:  # noqa: ANN001

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import raggedatlas as ra
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.cli import app
-from raggedatlas.errors import ArgumentError, NotFoundError, QueryError
+from raggedatlas.errors import ArgumentError, FeatureError, NotFoundError, QueryError
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.merging import sum_dtype
 
@@ -287,3 +287,33 @@ def test_the_command_takes_the_mapping(atlas: ra.RaggedAtlas) -> None:
     for words, columns in (([], 3), (["--identity", "plain"], 6), (["--on-merge", "apart"], 6)):
         result = CliRunner().invoke(app, [*asked, *words])
         assert f" {columns} columns (union)" in result.stdout, result.output
+
+
+def test_a_query_applies_a_given_mapping(atlas: ra.RaggedAtlas, files: dict[str, ad.AnnData]) -> None:
+    """The links of a mapping of names and no others are applied, recorded, and equal those that a snapshot has by hand."""
+    view = atlas.checkout("plain")
+    asked = view.query(identity=SAME)
+    found = asked.to_anndata()
+    linked = atlas.checkout("linked").query().to_anndata()
+    assert by_cell(found).equals(by_cell(linked)[found.var_names])
+    uid = dict(zip(view.features()["feature_id"], view.features().index, strict=True))
+    assert found.uns["atlas"]["identity"] == ", ".join(sorted(f"{uid[a]} = {uid[b]}" for a, b in SAME.items()))
+    assert asked.spec.describe_identity() in repr(asked)
+    one = atlas.checkout("linked").query(identity={"A": "T"}).to_anndata()
+    assert by_cell(one)["T"].equals(
+        values(files, "counts", {"A": "T"})["T"].fillna(0).astype(by_cell(one)["T"].dtype).loc[by_cell(one).index]
+    )
+    assert one.n_vars == len({gene for genes in GENES.values() for gene in genes}) - 1
+    assert view.query(identity={}).to_anndata().uns["atlas"]["identity"] == "as-given"
+    proteins = atlas.checkout("linked").query(identity={"A": "T"}).spaces("protein_abundance").to_anndata()
+    assert proteins.n_vars == len(PROTEINS) - 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"nope": "T"}, "unknown: .'nope'"), ({"A": "nope"}, "unknown: .'nope'"), ({"A": "B", "B": "T"}, "counts as another itself"), ({"A": "A"}, "counts as another itself")],
+)  # fmt: skip
+def test_a_wrong_mapping_is_refused(atlas: ra.RaggedAtlas, given: dict[str, str], message: str) -> None:
+    """Unknown names, chains and links to itself are refused when the query is made."""
+    with pytest.raises(FeatureError, match=message):
+        atlas.checkout("plain").query(identity=given)

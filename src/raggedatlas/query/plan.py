@@ -257,7 +257,7 @@ def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
         "snapshot": 0 if snapshot is None else snapshot.version,
         "label": "" if snapshot is None else snapshot.label or "",
         "query": spec.describe(),
-        "identity": str(spec.identity),
+        "identity": spec.describe_identity(),
         "on_merge": spec.on_merge,
         **({} if spec.orthologs is None else {"orthologs": spec.orthologs}),
         "raggedatlas": _release(),
@@ -355,17 +355,22 @@ def identified(spec: QuerySpec, catalog: Catalog, space: str) -> tuple[Registry,
     registry, then = _identified(read_registry(catalog, space), spec.identity, catalog)
     if spec.orthologs is None or space != GENE_SPACE:
         return registry, None
-    organism, as_given = spec.orthologs, spec.identity == AS_GIVEN
+    organism, as_given = spec.orthologs, spec.identity == AS_GIVEN or isinstance(spec.identity, tuple)
     found = catalog.remember(
         "orthologs", (organism, spec.identity), lambda: by_orthologs(registry, then, organism, as_given=as_given)
     )
     return found.registry, found
 
 
-def _identified(registry: Registry, identity: str | int, catalog: Catalog) -> tuple[Registry, Catalog]:
+def _identified(
+    registry: Registry, identity: str | int | tuple[tuple[str, str], ...], catalog: Catalog
+) -> tuple[Registry, Catalog]:
     """Return a registry whose features count as others by the asked mapping, and the atlas at the version that says so."""
-    if identity == DEFAULT:
+    if identity == DEFAULT or (isinstance(identity, tuple) and registry.space != GENE_SPACE):
         return registry, catalog
+    if isinstance(identity, tuple):
+        given = [pa.array(uids, pa.string()) for uids in zip(*identity, strict=True)]
+        return replace(registry, identity=pa.table(given, names=["feature_uid", "target_uid"])), catalog
     if identity == AS_GIVEN:
         return replace(registry, identity=IDENTITY_SCHEMA.empty_table()), catalog
     then = catalog.at(find_version(catalog, identity))

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.orthologs import check_organism
 from raggedatlas.catalog.results import find_result
 from raggedatlas.catalog.versions import find_version
-from raggedatlas.errors import ArgumentError, QueryError
+from raggedatlas.errors import ArgumentError, FeatureError, QueryError
 from raggedatlas.model.arguments import brief, checked
 from raggedatlas.model.columns import DATASET
 from raggedatlas.query.answers import Answers
@@ -318,14 +320,33 @@ class Query(SpatialQuery, Answers):
         return Query(self.catalog, replace(self.spec, **changes))
 
 
-def begin_query(catalog: Catalog, identity: str | int, on_merge: OnMerge) -> Query:
+def begin_query(catalog: Catalog, identity: str | int | Mapping[str, str], on_merge: OnMerge) -> Query:
     """Return a query of all cells under a mapping of features; see `AtlasView.query`.
 
     Raises
     ------
     NotFoundError
         If `identity` names no snapshot.
+    FeatureError
+        If a given mapping names unknown or ambiguous genes, or takes more than one step.
     """
+    if isinstance(identity, Mapping):
+        return Query(catalog, QuerySpec(identity=_links(catalog, identity), on_merge=on_merge))
     if identity not in (DEFAULT, AS_GIVEN):
         find_version(catalog, identity)
     return Query(catalog, QuerySpec(identity=identity, on_merge=on_merge))
+
+
+def _links(catalog: Catalog, given: Mapping[str, str]) -> str | tuple[tuple[str, str], ...]:
+    """Return a mapping of names of genes as pairs of uids."""
+    if not given:
+        return AS_GIVEN
+    registry = replace(read_registry(catalog, GENE_SPACE), identity=IDENTITY_SCHEMA.empty_table())
+    sources = registry.require([*given])
+    links = {source: registry.require([into])[0] for source, into in zip(sources, given.values(), strict=True)}
+    wrong = next((name for name, into in zip(given, links.values(), strict=True) if into in links), None)
+    if wrong is not None:
+        raise FeatureError(
+            f"identity={{{wrong!r}: {given[wrong]!r}, ...}} leads to a gene that counts as another itself; name for each the gene at the end."
+        )
+    return tuple(sorted(links.items()))

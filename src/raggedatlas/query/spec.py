@@ -91,8 +91,9 @@ class QuerySpec:
         Results of models that come along in `obsm`.
     centroids : tuple of (str, str)
         Geometry whose centroids come along, and their name in `obsm`.
-    identity : str or int
-        Which features count as the same: `DEFAULT`, `AS_GIVEN`, or the label or number of a snapshot.
+    identity : str, int or tuple of (str, str)
+        Which features count as the same: `DEFAULT`, `AS_GIVEN`, the label or number of a snapshot, or pairs of uids of genes, of which the
+        first counts as the second.
     on_merge : {"counts", "sum", "refuse", "apart"}
         What becomes of columns of one dataset that are one feature.
     orthologs : str or None
@@ -112,7 +113,7 @@ class QuerySpec:
     missing: Missing = "zero"
     results: tuple[str, ...] = ()
     centroids: tuple[tuple[str, str], ...] = ()
-    identity: str | int = DEFAULT
+    identity: str | int | tuple[tuple[str, str], ...] = DEFAULT
     on_merge: OnMerge = "counts"
     orthologs: str | None = None
 
@@ -145,7 +146,14 @@ class QuerySpec:
         if self.obs is not None:
             parts["obs"] = ", ".join(self.obs)
         usual = {"missing": "zero", "identity": DEFAULT, "on_merge": "counts", "orthologs": None}
-        return parts | {key: getattr(self, key) for key, value in usual.items() if getattr(self, key) != value}
+        parts |= {key: getattr(self, key) for key, value in usual.items() if getattr(self, key) != value}
+        return parts | ({"identity": self.describe_identity()} if "identity" in parts else {})
+
+    def describe_identity(self) -> str:
+        """Say which mapping of features is asked for."""
+        if not isinstance(self.identity, tuple):
+            return str(self.identity)
+        return ", ".join(f"{feature} = {target}" for feature, target in self.identity)
 
     def describe(self) -> str:
         """Say it in one line."""

@@ -105,9 +105,18 @@ def count(files: dict[str, pd.DataFrame], ends: dict[str, str], *, lists: bool =
     return {dataset: int((n_files[genes] > 1).sum()) for dataset, genes in held.items()}
 
 
+def unlisted(files: dict[str, pd.DataFrame], gencode: pd.DataFrame, hgnc: pd.DataFrame) -> dict[str, int]:
+    """Return for each file how many of its Ensembl ids no table lists."""
+    known = {*gencode["gene"], *hgnc["ensembl_gene_id"]}
+    return {
+        dataset: sum(gene.startswith("ENSG") and gene not in known for gene in names["id"])
+        for dataset, names in files.items()
+    }
+
+
 def check(
-    paths: dict[str, Path], files: dict[str, pd.DataFrame], tables: list[Path], ends: list[dict[str, str]]
-) -> None:
+    paths: dict[str, Path], files: dict[str, pd.DataFrame], tables: list[Path], ends: list[dict[str, str]], retired: dict[str, int]
+) -> None:  # fmt: skip
     """Add the files to an atlas, and end with an error where a name or a count differs."""
     import raggedatlas as ra
     from raggedatlas.catalog.identity import read_identity
@@ -137,6 +146,9 @@ def check(
             ]
             status = atlas.identity.status()
             differ = (status["n_features"] - status["alone"]).to_dict()
+            lacking = status["unlisted"].to_dict()
+            if stage == STAGES[2] and lacking != retired:
+                sys.exit(f"{stage}: ids that no table lists: {retired}; of the atlas: {lacking}")
             if wrong or differ != count(files, expected):
                 sys.exit(f"{stage}: {len(wrong)} names differ ({wrong[:10]}); counts of the atlas: {differ}")
             print(f"{stage}: all {len(expected):,} names and {len(differ)} counts agree", file=sys.stderr)
@@ -189,16 +201,18 @@ def main() -> None:
     paths = {path.stem.removesuffix("_filtered_feature_bc_matrix"): path for path in found}
     files = {dataset: read_names(path) for dataset, path in paths.items()}
     hgnc = pd.read_csv(asked.hgnc, sep="\t", dtype=str, keep_default_na=False)
-    ends = [join(files, None), join(files, (read_gencode(asked.gencode), hgnc))]
+    tables = (read_gencode(asked.gencode), hgnc)
+    ends = [join(files, None), join(files, tables)]
     counts = pd.DataFrame({"genes": {dataset: len(names) for dataset, names in files.items()}})
     for stage, mapping in zip(STAGES, ({}, *ends), strict=True):
         counts[stage] = pd.Series(count(files, mapping, lists=True))
+    counts["ids in no table"] = pd.Series(unlisted(files, *tables))
     print("Genes of each file that a file with another list of genes has too:\n")
     print("| file | " + " | ".join(counts.columns) + " |\n" + "|---" * (len(counts.columns) + 1) + "|")
     for dataset, row in counts.iterrows():
         print(f"| {dataset} | " + " | ".join(f"{value:,}" for value in row) + " |")
     if asked.check:
-        check(paths, files, [asked.gencode, asked.hgnc], ends)
+        check(paths, files, [asked.gencode, asked.hgnc], ends, unlisted(files, *tables))
     if asked.picture:
         draw(counts, asked.picture)
 

@@ -250,11 +250,12 @@ int32_t ra_move_runs(const void *values, int64_t n, const int64_t *starts, const
                      int32_t itemsize, void *out, int64_t n_out)
 {
     for (int64_t run = 0; run < n_runs; run++) {
-        int64_t start = starts[run], length = starts[run + 1] - start;
-        if (start < 0 || length < 0 || length > n - start || at[run] < 0 || length > n_out - at[run])
+        int64_t start = starts[run], stop = starts[run + 1];
+        if (start < 0 || stop < start || stop > n || at[run] < 0 || stop - start > n_out - at[run])
             return RA_BAD_BOUNDS;
-        memcpy((uint8_t *)out + at[run] * itemsize, (const uint8_t *)values + start * itemsize,
-               (size_t)(length * itemsize));
+        if (stop > start)
+            memcpy((uint8_t *)out + at[run] * itemsize, (const uint8_t *)values + start * itemsize,
+                   (size_t)((stop - start) * itemsize));
     }
     return RA_GOOD;
 }

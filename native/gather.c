@@ -76,9 +76,9 @@ static int row_fits(const struct reading *r, int64_t row, int64_t *where)
     const struct ra_rows *rows = r->rows;
     if (row < 0 || row >= rows->n_rows || rows->group[row] < 0 || rows->group[row] >= rows->n_groups)
         return 0;
-    int64_t n = rows->stop[row] - rows->start[row], room = rows->at[row + 1] - rows->at[row];
-    return rows->start[row] >= 0 && n >= 0 && n <= r->room->longest && rows->at[row] >= 0 && room >= 0 &&
-           rows->at[row + 1] <= r->out->n && (r->out->counts || n <= room);
+    int64_t start = rows->start[row], stop = rows->stop[row], at = rows->at[row], end = rows->at[row + 1];
+    return start >= 0 && stop >= start && stop - start <= r->room->longest && at >= 0 && end >= at && end <= r->out->n &&
+           (r->out->counts || stop - start <= end - at);
 }
 
 /* Ask for the cache lines that the next row will need: the head of its chunk, and about where its blocks lie. */

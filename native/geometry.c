@@ -67,10 +67,10 @@ RA_INLINE int32_t weigh_lines(const double *points, int64_t n, int64_t n_dims, c
                               double *weights, int64_t *pieces, double *bounds, int64_t room)
 {
     for (int64_t line = 0; line < n_lines; line++) {
-        int64_t first = offsets[line], last = offsets[line + 1] - 1, left = 0;
-        if (first < 0 || last < first - 1 || last >= n)
+        int64_t first = offsets[line], stop = offsets[line + 1], last = stop - (stop > 0), left = 0;
+        if (first < 0 || stop < first || stop > n)
             return RA_BAD_BOUNDS;
-        if (last < first)
+        if (stop == first)
             continue;
         if (room < last - first + 2)
             return RA_BAD_SIZE;

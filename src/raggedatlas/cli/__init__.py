@@ -20,6 +20,7 @@ from raggedatlas.cli import (
     view,
 )
 from raggedatlas.cli.app import app
+from raggedatlas.cli.starting import put_off_pandas
 
 __all__ = [
     "annotations",
@@ -46,4 +47,5 @@ __all__ = [
 
 def main() -> None:
     """Run the command line; exit codes are 0 for done, 1 for refused or found wrong, 2 for a command that was not understood."""
+    put_off_pandas()
     app(prog_name="raggedatlas")

@@ -13,7 +13,9 @@ from raggedatlas.cli.printing import complain, show, show_facts, show_json, show
 @unfold
 def ls(place: Place, at: At = None) -> None:
     """List the datasets."""
-    rows = dataset_rows(place.open_at(at).list_datasets())
+    from raggedatlas.query.dataset import dataset_rows
+
+    rows = dataset_rows(place.catalog(at))
     if place.as_json:
         show_json(rows)
     else:
@@ -23,12 +25,6 @@ def ls(place: Place, at: At = None) -> None:
 
 
 SHORT = ["name", "cells", "features", "layers", "added", "uid"]
-
-
-def dataset_rows(listed: Any) -> list[dict[str, Any]]:  # noqa: ANN401  (a frame; pandas is heavy)
-    """Give the listing of an atlas as rows."""
-    rows: list[dict[str, Any]] = listed.reset_index().to_dict("records")
-    return rows
 
 
 def short(row: dict[str, Any]) -> dict[str, Any]:

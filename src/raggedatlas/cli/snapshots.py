@@ -1,11 +1,11 @@
 """Verbs of snapshots: ``snapshot``, ``versions``, ``checkout``, ``diff``, ``restore``."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from raggedatlas.cli.app import TIME, app
-from raggedatlas.cli.looking import SHORT, dataset_rows, short
+from raggedatlas.cli.looking import SHORT, short
 from raggedatlas.cli.options import Place, unfold, version_of
 from raggedatlas.cli.printing import show, show_facts, show_json, show_table
 
@@ -52,7 +52,7 @@ def versions(place: Place) -> None:
 def checkout(place: Place, version: Snapshot) -> None:
     """Say what a snapshot holds; --at puts it to query, export, ls and info."""
     view = place.open().checkout(version_of(version))
-    rows = dataset_rows(view.list_datasets())
+    rows: Any = view.list_datasets().reset_index().to_dict("records")
     if place.as_json:
         show_json({**view.record.model_dump(), "datasets": rows})
         return

@@ -36,6 +36,12 @@ def list_datasets(catalog: Catalog) -> "pd.DataFrame":
     """
     import pandas as pd
 
+    columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]
+    return pd.DataFrame(dataset_rows(catalog), columns=columns).set_index("uid")
+
+
+def dataset_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """Return the rows of `list_datasets`, for whoever needs no frame: importing pandas takes longer than listing."""
     rows = []
     for uid, records in group_by_dataset(read_records(catalog)).items():
         spaces = dict.fromkeys(r.feature_space for r in records)
@@ -51,8 +57,7 @@ def list_datasets(catalog: Catalog) -> "pd.DataFrame":
                 "created_at": records[0].created_at,
             }
         )
-    columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]
-    return pd.DataFrame(rows, columns=columns).set_index("uid")
+    return rows
 
 
 @checked

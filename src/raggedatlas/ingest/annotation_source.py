@@ -139,7 +139,9 @@ def _read_table(path: Path, ending: str, text_columns: tuple[str, ...]) -> pa.Ta
     try:
         if ending == ".parquet":
             table = pyarrow.parquet.read_table(path)
-            return frame_to_arrow(table.to_pandas()) if table.schema.pandas_metadata else with_facts(table)
+            index = (table.schema.pandas_metadata or {}).get("index_columns", [])
+            names = {index[0]: INDEX} if len(index) == 1 and isinstance(index[0], str) and index[0] != "uid" else {}
+            return with_facts(table.rename_columns([names.get(name, name) for name in table.column_names]))
         table = pyarrow.csv.read_csv(
             path,
             parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if ending.startswith(".tsv") else ","),

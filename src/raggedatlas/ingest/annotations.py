@@ -140,13 +140,16 @@ def _write(catalog: Catalog, plan: _Plan) -> AnnotationReport:
     reports: list[AnnotationReport] = []
 
     def make(at: Tables) -> pa.RecordBatchReader | None:
-        merges, record, report = _merge(catalog, plan, at)
+        places = _places(catalog, plan, at)
+        merges, record, report = _merge(catalog, plan, at, places)
         reports[:] = [report]
         if plan.options.dry_run or not record.columns:
             return None
         written = [merge for merge in merges if merge.new.name in record.columns]
         schema = pa.schema([record.mark(merge.field) for merge in written])
-        return pa.RecordBatchReader.from_batches(schema, _batches(catalog, plan, at, written, schema))
+        return pa.RecordBatchReader.from_batches(
+            schema, _batches(at, written, places, schema, replaces=plan.options.on_conflict == "replace")
+        )
 
     catalog.tables.fill_columns(CELLS, make)
     return reports[0]
@@ -353,10 +356,11 @@ def _places(catalog: Catalog, plan: _Plan, at: Tables) -> pa.Array:
     return pc.index_in(pa.chunked_array(blocks, pa.string()), value_set=plan.uids).combine_chunks()
 
 
-def _merge(catalog: Catalog, plan: _Plan, at: Tables) -> tuple[list[_Merge], AnnotationRecord, AnnotationReport]:
+def _merge(
+    catalog: Catalog, plan: _Plan, at: Tables, places: pa.Array
+) -> tuple[list[_Merge], AnnotationRecord, AnnotationReport]:
     """Compare new and old values at one version of the cells, and refuse what the caller did not allow."""
     schema = at.schema(CELLS)
-    places = _places(catalog, plan, at)
     merges = [_merge_column(plan, at, column, places) for column in plan.columns]
     written = {m.new.name: m for m in merges if m.report.status in ("new", "merged")}
     columns = {
@@ -476,11 +480,10 @@ def _is_restyled(there: pa.Field, facts: ColumnFacts, new: _NewColumn) -> bool:
 
 
 def _batches(
-    catalog: Catalog, plan: _Plan, at: Tables, merges: Sequence[_Merge], schema: pa.Schema
+    at: Tables, merges: Sequence[_Merge], places: pa.Array, schema: pa.Schema, *, replaces: bool
 ) -> Iterator[pa.RecordBatch]:
     """Yield the new columns for all rows of the cell table, a bounded number of rows at a time."""
-    places, start = _places(catalog, plan, at), 0
-    replaces = plan.options.on_conflict == "replace"
+    start = 0
     for batch in at.batches(CELLS, ["uid", *(merge.under for merge in merges if merge.under is not None)]):
         block = places.slice(start, batch.num_rows)
         start += batch.num_rows

@@ -26,6 +26,12 @@ class Gene(FeatureBaseSchema):
     biotype: str | None = None
 
 
+class TypedGene(FeatureBaseSchema):
+    """A registry with a column that many files call so."""
+
+    feature_type: str | None = None
+
+
 class StrictGene(FeatureBaseSchema):
     """A registry with a column that every feature must have."""
 
@@ -217,13 +223,13 @@ def test_a_registry_of_an_earlier_version_gets_its_columns(tmp_path: Path) -> No
         archive.extractall(tmp_path)
     atlas = RaggedAtlas.open(str(tmp_path / "packed.atlas"))
     before = atlas.features()
-    assert "feature_type" not in before
+    assert "other_type" not in before
     names = [before["feature_id"].iloc[0], "CD4"]
     var = pd.DataFrame({"feature_types": ["Gene Expression", "Antibody Capture"]}, index=names)
     atlas.add(with_var(var), "cite", progress=False)
     after = atlas.features()
     assert (after.loc[before.index, "feature_id"] == before["feature_id"]).all()
-    assert after["feature_type"].dropna().tolist() == ["Antibody Capture"]
+    assert after["other_type"].dropna().tolist() == ["Antibody Capture"]
     atlas.snapshot()
     assert not atlas.validate("deep")
 
@@ -294,6 +300,16 @@ def test_a_registry_of_ones_own_is_filled_from_var(tmp_path) -> None:  # noqa: A
     atlas.add(with_var(var), "d", progress=False)
     atlas.add(with_var(pd.DataFrame(index=["B", "C"]), 1), "e", progress=False)
     assert atlas.features().set_index("feature_id")["biotype"].fillna("-").to_dict() == {"A": "x", "B": "y", "C": "-"}
+
+
+def test_a_column_of_ones_own_does_not_say_what_is_a_gene(tmp_path: Path) -> None:
+    """A registry's own column of types, as CELLxGENE files have one, is filled from var, and genes join as ever."""
+    atlas = RaggedAtlas.create(str(tmp_path / "a"), registries={"gene_expression": TypedGene})
+    var = pd.DataFrame({"feature_type": ["protein_coding", "lncRNA"], "gene_ids": ENSEMBL[:2]}, index=["A", "B"])
+    atlas.add(with_var(var), "ids", progress=False)
+    atlas.add(with_var(var.drop(columns="gene_ids"), 1), "names", progress=False)
+    assert set(atlas.features()["feature_type"]) == {"protein_coding", "lncRNA"}
+    assert atlas.checkout(atlas.snapshot()).query().to_anndata().n_vars == 2
 
 
 def test_a_required_registry_column_is_asked_for(tmp_path, unchanged) -> None:  # noqa: ANN001

@@ -210,9 +210,7 @@ def _check_pinned(catalog: Catalog) -> list[Problem]:
     """Check what must hold before anything else can be read: tables, columns, spaces of pointers, tags."""
     names = _schemas(catalog)
     # Registries from before symbols had a source get that column with the next features.
-    registry = pa.schema(
-        [f for f in FeatureBaseSchema.arrow_schema() if f.name not in ("symbol_source", "feature_type")]
-    )
+    registry = pa.schema([f for f in FeatureBaseSchema.arrow_schema() if f.name not in ("symbol_source", "other_type")])
     problems = _check_tables(catalog, names | dict.fromkeys(registry_tables(catalog).values(), registry))
     if problems:
         return problems

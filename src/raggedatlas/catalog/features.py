@@ -127,10 +127,10 @@ class Registry:
     @cached_property
     def _types(self) -> dict[str, str]:
         """Uid -> type of the features that are no genes among genes; a gene comes before them where both have a name."""
-        if "feature_type" not in self.table.column_names:
+        if "other_type" not in self.table.column_names:
             return {}
-        typed = self.table.filter(self.table.column("feature_type").is_valid())
-        return dict(zip(typed.column("uid").to_pylist(), typed.column("feature_type").to_pylist(), strict=True))
+        typed = self.table.filter(self.table.column("other_type").is_valid())
+        return dict(zip(typed.column("uid").to_pylist(), typed.column("other_type").to_pylist(), strict=True))
 
     @cached_property
     def symbols(self) -> list[str]:

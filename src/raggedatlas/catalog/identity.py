@@ -156,9 +156,7 @@ def _join_repeated(
 ) -> None:  # fmt: skip
     """Join the features of one accession, or of one name and organism: columns of one file, and those of uids of an earlier scheme."""
     organisms = pc.fill_null(registry.column("organism"), UNKNOWN)
-    kinds = (
-        pc.fill_null(registry.column("feature_type"), "") if "feature_type" in registry.column_names else pa.scalar("")
-    )
+    kinds = pc.fill_null(registry.column("other_type"), "") if "other_type" in registry.column_names else pa.scalar("")
     owners = pc.if_else(pa.array(accession), "", pc.binary_join_element_wise(kinds, organisms, "\0"))
     keys = pc.binary_join_element_wise(owners, ids, "\0")
     counts = pc.value_counts(keys)
@@ -312,7 +310,7 @@ def fresh_identity(catalog: Catalog, space: str, registries: Mapping[str, str]) 
 
 def read_inputs(catalog: Catalog, table: str) -> pa.Table:
     """Read what identity is derived from, of one registry table."""
-    wanted = ("uid", "feature_id", "symbol", "aliases", "organism", "symbol_source", "feature_type")
+    wanted = ("uid", "feature_id", "symbol", "aliases", "organism", "symbol_source", "other_type")
     return catalog.tables.read(table, [name for name in wanted if name in catalog.tables.schema(table).names])
 
 

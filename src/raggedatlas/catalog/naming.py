@@ -78,8 +78,8 @@ class NameResolver:
         self._organisms = [organism or UNKNOWN for organism in registry.column("organism").to_pylist()]
         self._accession, self._target = accession, target
         gene = np.ones(len(target), bool)
-        if "feature_type" in registry.column_names:
-            gene = registry.column("feature_type").is_null().to_numpy()
+        if "other_type" in registry.column_names:
+            gene = registry.column("other_type").is_null().to_numpy()
         self._plain = np.flatnonzero(~accession & gene & (target == np.arange(len(target)))).tolist()
         wanted = pa.array([self._names[row] for row in self._plain], pa.string())
         self._by_name: dict[str, list[int]] = {}

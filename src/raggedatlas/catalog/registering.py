@@ -47,7 +47,7 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
     """
     table = catalog.space(space).registry
     schema = catalog.tables.schema(table)
-    later = [name for name in ("symbol_source", "feature_type") if name not in schema.names]
+    later = [name for name in ("symbol_source", "other_type") if name not in schema.names]
     if later:  # a registry of an earlier version
         catalog.tables.add_columns(table, [FeatureBaseSchema.arrow_schema().field(name) for name in later])
         schema = catalog.tables.schema(table)

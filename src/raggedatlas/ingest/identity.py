@@ -121,7 +121,7 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
         "organism": pa.array(organisms, pa.string()),
     }
     if any(kinds):
-        columns["feature_type"] = pa.array([kind or None for kind in kinds], pa.string())
+        columns["other_type"] = pa.array([kind or None for kind in kinds], pa.string())
     columns |= {name: var.column(name) for name in extra if name in var.column_names and name not in columns}
     versions = sum(bool(one.version) for one in parsed)
     n_ensembl = sum(one.namespace == "ensembl" for one in parsed)

@@ -161,7 +161,7 @@ class FeatureBaseSchema(BaseModel):
         For instance ``"human"``.
     symbol_source : str or None
         Where the symbol comes from: ``"file"`` or ``"by hand"``. A file's symbol never replaces one given by hand.
-    feature_type : str or None
+    other_type : str or None
         What it is where it stands among genes and is none, as the file calls it, e.g. ``"Antibody Capture"``; its name joins no gene.
     redirect : str or None
         The uid that this feature counted as before atlases had the table `_feature_identity`, which took its place.
@@ -182,7 +182,7 @@ class FeatureBaseSchema(BaseModel):
     aliases: list[str] = Field(default_factory=list)
     organism: str | None = None
     symbol_source: str | None = None
-    feature_type: str | None = None
+    other_type: str | None = None
     redirect: str | None = None
 
     @classmethod

@@ -83,7 +83,7 @@ def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
     front = ("uid", "symbol", "global_index", "feature_id")
     for name in [
         *front,
-        *(n for n in table.column_names if n not in {*front, "redirect", "symbol_source", "feature_type"}),
+        *(n for n in table.column_names if n not in {*front, "redirect", "symbol_source", "other_type"}),
     ]:
         values = table.column(name)
         if pa.types.is_list(values.type):

@@ -409,11 +409,25 @@ def test_a_refused_table_changes_nothing(atlas: ra.RaggedAtlas, tmp_path: Path) 
     """After a refusal the atlas has the tables, and every table the version, that it had."""
     tables = atlas._catalog.tables
     versions = {name: tables.version(name) for name in tables.names()}
-    (cut := tmp_path / "cut.txt").write_text(HGNC.read_text()[:-1])
-    with pytest.raises(SourceError, match="cut off"):
-        atlas.identity.load(cut)
-    with pytest.raises(SourceError, match="not of mouse"):
-        atlas.identity.load(HGNC, organism="mouse")
+    orthologs = REAL / "biomart_human_to_mouse.csv"
+    text, rows, pairs = HGNC.read_text(), HGNC.read_text().splitlines(keepends=True), orthologs.read_text()
+    mgi = "MGI Accession ID\tMarker Symbol\tStatus\tFeature Type\tMarker Synonyms (pipe-separated)\tCurrent Marker Symbol (if withdrawn)\n"
+    for wrong, message in (
+        (text[:-1], "cut off"),
+        (text.replace("prev_symbol", "old"), "lacks the columns"),
+        (text + rows[-1].replace("HGNC:", "HGNC:9"), "gives the symbol"),
+        (f"{mgi}MGI:1\tZ\tO\tgene\t\t\nNULL\tA\tW\t\t\tB\nNULL\tB\tW\t\t\tA\n", "form a circle: A -> B -> A"),
+        (pairs[:-1], "cut off"),
+        (pairs[: pairs.rindex(",")] + "\n", "fields where the first has"),
+        (pairs.replace("Mouse gene stable ID", "x"), r"lacks the columns \['Mouse gene stable ID'\]"),
+    ):
+        (path := tmp_path / "wrong.txt").write_text(wrong)
+        with pytest.raises(SourceError, match=message) as caught:
+            atlas.identity.load(path)
+        assert "\n" not in str(caught.value)
+    for table, organism in ((HGNC, "mouse"), (orthologs, "rat")):
+        with pytest.raises(SourceError, match=f"not of {organism}"):
+            atlas.identity.load(table, organism=organism)
     with pytest.raises(AtlasError, match="snapshot"):
         atlas.checkout("before").identity.load(HGNC)
     assert {name: tables.version(name) for name in tables.names()} == versions

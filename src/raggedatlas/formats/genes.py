@@ -35,7 +35,7 @@ _DATE = re.compile(r"(?<!\d)(\d{4}-\d{2}(?:-\d{2})?)(?!\d)")
 _GTF_ATTRIBUTE = re.compile(r'\s*(\w+)[ =]"?([^";]*)"?\s*(?:;|$)')
 _GFF_RELEASE = re.compile(r"(?:, version|genome-version) (\w[\w.-]*)")
 _MGI_ID = re.compile(r"MGI:\d+")
-_ANOTHER_GENE = re.compile(r"(?P<organism>.+) gene stable ID")
+_ANOTHER_GENE = re.compile(r"(?P<organism>.+) (?:gene stable ID|gene name|homology type)")
 
 
 @dataclass
@@ -380,6 +380,7 @@ def _biomart(text: _Text, rows: Iterator[list[str]]) -> _Found:
     at = _columns(text, header, "an Ensembl BioMart export", ("Gene stable ID",))
     other = next((match for name in header if (match := _ANOTHER_GENE.fullmatch(name))), None)
     if other is not None:
+        _columns(text, header, "orthologs of an Ensembl BioMart export", (f"{other['organism']} gene stable ID",))
         return _biomart_orthologs(text, rows, at, other["organism"])
     _columns(text, header, "an Ensembl BioMart export", ("Gene name",))
     for row in rows:

@@ -422,6 +422,17 @@ def test_two_writers_of_links_lose_none(two: tuple[Catalog, str, str]) -> None:
     assert read_registry(first, SPACE).redirects == {uid["A"]: uid["C"], uid["B"]: uid["C"]}
 
 
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_a_repeated_name_of_an_older_atlas_is_known_again(tmp_path: Path) -> None:
+    """The same file is not added twice where an earlier version gave repeated names a number."""
+    source = cells([CD79A, "GFP", "GFP-2", "GFP-1"])
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
+    atlas.add(source, "d", progress=False)
+    source.var_names = [CD79A, "GFP", "GFP", "GFP-1"]
+    with pytest.raises(ra.AtlasError, match="the same cells, features and values as the dataset 'd'"):
+        atlas.add(source, "again", progress=False)
+
+
 def test_a_file_of_an_older_atlas_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file is not added twice to an atlas whose features have the uids of an earlier scheme."""
     import hashlib

@@ -419,15 +419,29 @@ def _uids_of_older_records(
         return {}
     registry = read_registry(catalog, main.space.name)
     layouts = read_layouts(catalog, {record.layout_uid for record in records})
-    wanted = main.features.rows.column("feature_id").to_pylist()
+    wanted = _once_unique(main.features.rows.column("feature_id").to_pylist())
     found = {}
     for record in records:
         layout = layouts.get(record.layout_uid)
         uids = [] if layout is None else [uid for uid in layout.features.tolist() if uid in registry.row_of]
         uid_of = dict(zip(registry.ids_of(uids), uids, strict=True))
-        if uid_of.keys() == {*wanted} and _may_have_these_cells(catalog, record, plan):
+        if len(uid_of) == len(uids) and uid_of.keys() == {*wanted} and _may_have_these_cells(catalog, record, plan):
             found[record.zarr_group] = tuple(uid_of[name] for name in wanted)
     return found
+
+
+def _once_unique(ids: Sequence[str]) -> list[str]:
+    """Return the ids that datasets of before gave to features that a file repeats: with a number behind all but the first."""
+    taken, seen, unique = set(ids), dict[str, int](), list[str]()
+    for name in ids:
+        n = seen.get(name, 0)
+        seen[name] = n + 1
+        made = name
+        while n and made in taken:
+            made, n = f"{name}-{n}", n + 1
+        taken.add(made)
+        unique.append(made)
+    return unique
 
 
 def _may_have_these_cells(catalog: Catalog, record: DatasetRecord, plan: IngestPlan) -> bool:

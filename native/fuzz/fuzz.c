@@ -276,7 +276,24 @@ static void gather(const uint8_t *choice, const uint8_t *data, int64_t size)
     struct ra_result out = {room(at[ROWS], 4), room(at[ROWS], 8), plain ? NULL : counts, at[ROWS], COLUMNS, choice[6] >> 4 & 3};
     struct ra_room scratch = {{NULL, NULL}, NULL, 0, room(longest + 16, 4), room(longest + 16, 4), room(longest + 16, 8),
                               longest, room(COLUMNS / 64 + 1, 8), room(COLUMNS + 1, 4)};
-    ra_gather(&rows, stored, &maps, &out, &scratch, &where, &which);
+    int32_t status = ra_gather(&rows, stored, &maps, &out, &scratch, &where, &which);
+    if (status != RA_GOOD || !plain || out.type != RA_UINT32)
+        return;
+    /* Rows as stored are what unpacking gives. */
+    for (int k = 0; k < 2; k++) {
+        const uint8_t *whole = room(n, itemsize), *found = k ? out.values : (void *)out.columns;
+        if (at[ROWS])
+            expect(ra_unpack((const uint8_t *)(uintptr_t)addresses[k], sizes[k] - 4, n, itemsize, (void *)whole) == RA_GOOD,
+                   "a chunk that was gathered from unpacks");
+        for (int i = 0; i < ROWS; i++)
+            for (int64_t j = 0; j < stop[i] - start[i]; j++) {
+                uint32_t value = 0;
+                memcpy(&value, whole + (start[i] + j) * itemsize, (size_t)itemsize);
+                if (!k && (choice[6] & 2))
+                    value = COLUMNS - 1 - value;
+                expect(load32(found + 4 * (at[i] + j)) == value, "gathered rows are those of the chunk");
+            }
+    }
 }
 
 /* Lines and graphs, whose offsets and links are numbers of a store too. */

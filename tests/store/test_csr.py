@@ -14,6 +14,12 @@ from raggedatlas.store.csr import count_columns, count_kept, map_rows, remap_csr
 from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, I64, REPEATED, UNSORTED, Columns, csr_of, library
 
 
+@pytest.fixture(autouse=True)
+def at_each_level(level: int) -> int:
+    """Run every test of this file with each level of vector instructions."""
+    return level
+
+
 def random_csr(n_rows: int, n_columns: int, seed: int, dtype: str) -> sparse.csr_matrix:
     """Return a random sparse matrix with small positive values and sorted rows."""
     rng = np.random.default_rng(seed)

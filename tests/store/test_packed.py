@@ -106,6 +106,7 @@ def chunks(draw: st.DrawFn) -> NDArray[Any]:
     return values
 
 
+@pytest.mark.usefixtures("level")
 @given(values=chunks(), data=st.data())
 def test_any_content_comes_back(values: NDArray[Any], data: st.DataObject) -> None:
     """What is packed is unpacked unchanged, by us and by the documentation, wherever blocks are made to break."""
@@ -143,6 +144,7 @@ def test_lanes_have_the_documented_words() -> None:
     assert raw[16 + 8 + 3 + 1 : -8] == expected
 
 
+@pytest.mark.usefixtures("level")
 @given(values=chunks(), data=st.data())
 def test_parts_are_read_as_the_whole(values: NDArray[Any], data: st.DataObject) -> None:
     """Any ranges of a packed array equal those of the array, in any order, with repeats."""
@@ -168,6 +170,7 @@ def damage(raw: bytes, rng: np.random.Generator) -> bytes:
     return bytes(made[: int(rng.integers(0, len(made)))] if rng.random() < 0.1 else made)
 
 
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_damaged_chunks_never_reach_beyond(dtype: str) -> None:
     """Damaged bytes are refused or give wrong values, but nothing beside the output is ever written."""
@@ -255,6 +258,7 @@ def test_damaged_packed_file_is_named(tmp_path: Path) -> None:
         read_ranges(reader, [0], [10])
 
 
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_run_of_chunks_is_each_chunk_by_itself(dtype: str) -> None:
     """However many chunks are packed in one call, every one has the bytes and checksum that it has alone, row breaks and all."""

@@ -109,7 +109,7 @@ def test_cells_of_a_query_are_not_added_again(
     given: Any = query.to_anndata() if form == "memory" else query.write(str(tmp_path / f"x.{form}"))
     with (
         unchanged(atlas),
-        pytest.raises(DuplicateError, match=r"6 of its 6 cells by uids.*ResultDatasetWriter.*obs_names"),
+        pytest.raises(DuplicateError, match=r"6 of its 6 cells by uids.*annotate.*obs_names"),
     ):
         atlas.add(given, "again", progress=False)
     if form == "memory":

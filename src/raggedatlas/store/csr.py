@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, REPEATED, csr_of, library
-from raggedatlas.store.rings import shared_ring
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
 
 _ENTRIES_PER_THREAD = 2**18
@@ -186,9 +185,7 @@ def remap_csr(
     places = column_map.astype(np.int32 if n_out <= np.iinfo(np.int32).max else np.int64)
     bounds = np.zeros(len(indptr), np.int64)
     np.cumsum(count_kept(indptr, indices, places, "A sparse matrix"), out=bounds[1:])
-    # Fresh memory would be cleared page by page for every block, which takes longer than the moving.
-    ring, n = shared_ring(), int(bounds[-1])
-    out, at, moved = ring.take(n, places.dtype), ring.take(n, np.dtype(np.int64)), ring.take(n, values.dtype)
+    out, at, moved = (np.empty(bounds[-1], dtype) for dtype in (places.dtype, np.int64, values.dtype))
     fault = map_rows(indptr, indices, places, n_out, bounds[:-1], out, at)
     if fault == REPEATED:
         at = _stable_order(indptr, places[indices])

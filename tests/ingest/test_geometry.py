@@ -23,6 +23,7 @@ from raggedatlas.errors import (
     CorruptError,
     DuplicateError,
     NotFoundError,
+    QueryError,
     SchemaError,
     SourceError,
     ValuesError,
@@ -339,6 +340,18 @@ def test_snapshots_keep_their_shapes(atlas: RaggedAtlas, slide: Slide) -> None:
 
     delete_version(atlas._catalog, first)
     assert atlas.gc(dry_run=False).groups == (uid,)
+
+
+def test_shapes_that_are_cells_go_with_their_dataset(atlas: RaggedAtlas, slide: Slide) -> None:
+    """`drop_geometry` refuses a store whose objects became cells, which once left a dataset that no snapshot accepts."""
+    atlas.add(slide.outlines, "outlines", dataset="shapes", progress=False)
+    shown = atlas.geometries()
+    with pytest.raises(QueryError, match=r"cells of the dataset 'shapes'.*drop_dataset\('[0-9a-f]{16}'\)"):
+        atlas.drop_geometry("outlines")
+    assert atlas.geometries().equals(shown)
+    atlas.drop_dataset("shapes")
+    assert atlas.geometries().empty
+    atlas.snapshot()
 
 
 def test_a_purge_takes_the_shapes_too(atlas: RaggedAtlas, slide: Slide) -> None:

@@ -8,7 +8,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.query.identity import FeatureIdentity
 from raggedatlas.testing.killing import CALLS, Campaign
 
-READING = {"open", "checkout", "checkout_latest", "query", "explain", "history", "status", "tables"}
+READING = {"open", "checkout", "checkout_latest", "query", "explain", "history", "orthologs", "status", "tables"}
 
 
 @pytest.mark.filterwarnings("ignore:lance is not fork-safe")

@@ -155,6 +155,8 @@ def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> Up
     ------
     NotFoundError
         If there is none.
+    QueryError
+        If its objects became the cells of a dataset: that is dropped as a whole.
     """
     catalog.require_tip("drop_geometry")
     records = find_geometries(catalog, name)
@@ -169,6 +171,12 @@ def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> Up
         records = [record for record in records if uid in record.cells_of]
         if not records:
             raise NotFoundError(f"The dataset {dataset!r} has no geometry {name!r}.")
+    own = next((r for r in read_records(catalog) if r.zarr_group in {record.zarr_group for record in records}), None)
+    if own is not None:
+        raise QueryError(
+            f"The shapes {name!r} are the cells of the dataset {own.name or own.uid!r}, which would be left without any; take both out "
+            f"with drop_dataset({own.uid!r})."
+        )
     gone = {record.uid for record in records}
     change_geometries(catalog, lambda old: [record for record in old if record.uid not in gone])
     clear_pointers(catalog)

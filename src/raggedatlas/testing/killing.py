@@ -420,7 +420,8 @@ class Campaign:
             "link": ("identity.unlink", "feature"), "table": ("identity.remove", "name"),
         }  # fmt: skip
         for kind, (what, key) in removals.items():
-            there = sorted(item for item in self.state.items if item[0] == kind)
+            # Shapes that are the cells of a dataset go with it alone.
+            there = sorted(i for i in self.state.items if i[0] == kind and self.state.datasets.get(i[2]) != _SHAPES)
             if there:
                 item = self.random.choice(there)
                 yield Choice(what, {key: item[1]}, replace(self.state, items=self.state.items - {item}))

@@ -87,10 +87,8 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
     catalog.require_tip("snapshot")
     check_label(label)
     _refuse_taken(list_versions(catalog), label, catalog)
-    complete_annotations(catalog)
     optimize(catalog)
-    draft, tag = _hold(catalog)
-    pinned = catalog.at(draft)
+    pinned, draft, tag = _hold(catalog)
     try:
         _refuse_problems(pinned)
         uids = {record.uid for record in read_records(pinned)}
@@ -250,18 +248,20 @@ def delete_version(catalog: Catalog, number: int) -> None:
     seal_versions(catalog)
 
 
-def _hold(catalog: Catalog) -> tuple[AtlasVersionRecord, str]:
+def _hold(catalog: Catalog) -> tuple[Catalog, AtlasVersionRecord, str]:
     """Choose table versions and tag them provisionally, again while datasets vanish or clean-up is faster."""
     for _ in range(_ATTEMPTS):
-        complete_annotations(catalog)
         draft = consistent_versions(catalog, assign=True)
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
         try:
             for table, version in draft.table_versions.items():
                 catalog.tables.tag(table, tag, version)
-            # What an `add` committed since may lie below an annotation, which the next round completes.
-            if still_there(catalog, draft) and not incomplete_columns(catalog.at(draft)):
-                return draft, tag
+            pinned = catalog.at(draft)
+            # An `add` may have committed values below an annotation.
+            if incomplete_columns(pinned):
+                complete_annotations(catalog)
+            elif still_there(catalog, draft):
+                return pinned, draft, tag
         except NotFoundError:
             pass
         except StoreError:

@@ -263,7 +263,7 @@ def page(sitting: Sitting, rounds: int, repeats: int) -> str:
     """The whole page."""
     machine = ", ".join(f"{name} {value}" for name, value in described().items())
     heading = [
-        "# Reading and writing h5ad beside anndata",
+        "# Reading and writing h5ad, compared with anndata",
         "",
         f"{machine}; other processes used {sitting.other_cores:.1f} cores meanwhile. {versions(Path(sys.executable), PACKAGES)}.",
         f"{rounds} rounds at {MAIN:g} GB of values and indices, {repeats} writes or {2 * repeats} reads a process, of which the best counts, page cache warm. Steps of 2,000 rows.",

@@ -353,6 +353,54 @@ def test_complex_numbers_are_copied(tmp_path: Path, name: str, options: Any) -> 
         assert_equal(read_back(tmp_path / "in.h5ad"), found, exact=True)
 
 
+@pytest.mark.parametrize("dtype", ["float16", ">f4"])
+@pytest.mark.parametrize(("name", "options"), TARGETS)
+def test_types_that_scipy_does_not_hold(tmp_path: Path, name: str, options: Any, dtype: str) -> None:
+    """Sparse matrices of half precision or foreign byte order, which anndata cannot read, are read and written as float32 wherever they are."""
+    keys = ("X", "layers/csc", "obsm/s", "obsp/g", "raw/X", "uns/s")
+
+    def given(*, of: str = "float32") -> ad.AnnData:
+        def matrix(kind: Any = sp.csr_matrix) -> Any:
+            made = kind(np.array([[1, 0, 2], [0, 0.5, 0], [3, 4, 0]], np.float32))
+            made.data = made.data.astype(of)
+            return made
+
+        adata = ad.AnnData(matrix(), layers={"csc": matrix(sp.csc_matrix)}, uns={"s": matrix()})
+        adata.raw = ad.AnnData(matrix())
+        adata.obsm["s"], adata.obsp["g"] = matrix(), matrix()
+        return adata
+
+    path = tmp_path / "in.h5ad"
+    expected = given()
+    with warnings.catch_warnings(action="ignore"):
+        expected.write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        for key in keys:
+            values, attributes = file[key]["data"][...], dict(file[key]["data"].attrs)
+            del file[key]["data"]
+            file[key].create_dataset("data", data=values.astype(dtype)).attrs.update(attributes)
+    with pytest.raises(ValueError, match="does not support dtype"):
+        read_back(path)
+    assert {(p.rule, p.path) for p in validate(path) if p.level == "must"} == {("A61", f"{key}/data") for key in keys}
+    for source in (path, given(of=dtype)):
+        made = copy(source, open_sink(tmp_path / f"made_{name}", overwrite=True, **options))
+        assert_equal(expected, read_back(made), exact=True)
+        assert validate(made) == []
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(path, "d", progress=False)
+    assert_equal(expected, atlas.dataset("d").to_anndata(), exact=True)
+
+
+def test_halves_that_were_dense_are_computed_with_when_sparse(tmp_path: Path) -> None:
+    """A query gives cells of dense half-precision matrices as a sparse matrix that SciPy computes with; the dataset alone stays as it was."""
+    dense = np.array([[0.5, 0.5], [2, 2]], np.float16)
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(ad.AnnData(dense), "d", progress=False)
+    assert_same_matrix("X", dense, atlas.dataset("d").to_anndata().X)
+    found = atlas.checkout(atlas.snapshot()).query().to_anndata()
+    np.testing.assert_array_equal((found.X * 2).toarray(), dense * 2)
+
+
 def test_complex_numbers_in_an_atlas(tmp_path: Path) -> None:
     """An atlas keeps complex numbers beside the cells; as a layer they are refused by name before anything is written."""
     adata = with_complex()

@@ -91,14 +91,14 @@ def read_all(reader: RowReader, step: int) -> tuple[np.ndarray, np.ndarray, np.n
 @given(made=entries(), step=st.integers(1, 13), chunk=st.integers(1, 20))
 @examples(20)
 def test_csr_rows_keep_every_entry_in_order(backend: Callable[..., Any], made: Any, step: int, chunk: int) -> None:
-    """Whatever the block and chunk size, the entries come row by row in the stored order, duplicates included."""
+    """Whatever the block and chunk size, the entries come row by row in the stored order, duplicates included, in a type that SciPy holds."""
     shape, rows, columns, values = made
     indptr, indices, data = as_arrays(shape, rows, columns, values, shape[0])
     reader = CsrRows(SparseArrays(indptr, backend(indices, chunk), backend(data, chunk), shape), PLACE)
     _, got_columns, got = read_all(reader, step)
     np.testing.assert_array_equal(got_columns, indices)
     np.testing.assert_array_equal(got, data)
-    assert got.dtype == data.dtype.newbyteorder("=")
+    assert got.dtype == (np.float32 if data.dtype == np.float16 else data.dtype.newbyteorder("="))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

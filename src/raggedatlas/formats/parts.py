@@ -280,14 +280,11 @@ def whole_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or Sci
     values = block.layers["values"]
     if not isinstance(block, CsrBlock):
         return values
-    # SciPy turns no half-precision matrix into another form; float32 holds its values.
-    halves = values.dtype == np.float16 and rows.form == "csc"
     small = max(rows.shape[1], int(block.indptr[-1])) <= np.iinfo(np.int32).max
     pointers = block.indptr.astype(np.int32 if small else np.int64, copy=False)
-    arrays: Any = (values.astype(np.float32) if halves else values, block.indices, pointers)
+    arrays: Any = (values, block.indices, pointers)
     made: Any = csr_matrix(arrays, shape=(rows.shape[0], rows.shape[1]))
     turned = made.tocsc() if rows.form == "csc" else made
-    turned = turned.astype(np.float16) if halves else turned
     for name, wide in zip(("indptr", "indices"), getattr(rows, "wide", NARROW), strict=True):
         if wide:
             setattr(turned, name, getattr(turned, name).astype(np.int64, copy=False))

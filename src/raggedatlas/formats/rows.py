@@ -11,7 +11,7 @@ from raggedatlas.errors import LimitError, SourceError
 from raggedatlas.formats.chunks import direct_rows
 from raggedatlas.formats.containers import readable
 from raggedatlas.formats.spill import RowSpill
-from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
+from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
 from raggedatlas.model.contracts import NARROW, MatrixForm
 
 BLOCK_BYTES = 256 << 20
@@ -77,12 +77,14 @@ class DownwardArray:
         Anything with a shape, a dtype and slices.
     place : Place
         For messages.
+    dtype : numpy.dtype, optional
+        Of what is returned; the array's own in the machine's byte order if None.
     """
 
-    def __init__(self, array: Any, place: Place) -> None:  # noqa: ANN401
+    def __init__(self, array: Any, place: Place, dtype: np.dtype[Any] | None = None) -> None:  # noqa: ANN401
         self._array, self._place = array, place
         self.shape: tuple[int, ...] = tuple(array.shape)
-        self.dtype = _plain_dtype(array.dtype, place)
+        self.dtype = dtype or _plain_dtype(array.dtype, place)
         self._step = self._chunk_rows()
         with readable(place.uri, place.element):
             self._direct = direct_rows(array)
@@ -196,7 +198,7 @@ class CsrRows:
         self._pointers = arrays.indptr
         self._indptr: NDArray[np.int64] | None = None
         self._indices = DownwardArray(arrays.indices, place)
-        self._data = DownwardArray(arrays.data, place)
+        self._data = DownwardArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
         self.shape: tuple[int, ...] = arrays.shape
         self.dtype = self._data.dtype
         self.n_entries: int | None = _entries(arrays, arrays.shape[0], place)
@@ -247,7 +249,7 @@ class CscRows:
     def __init__(self, arrays: SparseArrays, place: Place) -> None:
         self._arrays, self._place = arrays, place
         self._indices = DownwardArray(arrays.indices, place)
-        self._data = DownwardArray(arrays.data, place)
+        self._data = DownwardArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
         self._spill: RowSpill | None = None
         self.shape: tuple[int, ...] = arrays.shape
         self.dtype = self._data.dtype

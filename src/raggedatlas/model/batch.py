@@ -59,6 +59,17 @@ class DenseBlock:
 Block = CsrBlock | DenseBlock
 
 
+def sparse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in which a sparse matrix can hold values of a type: SciPy knows neither float16 nor foreign byte orders.
+
+    Examples
+    --------
+    >>> sparse_dtype(np.dtype("float16")), sparse_dtype(np.dtype(">i4"))
+    (dtype('float32'), dtype('int32'))
+    """
+    return np.dtype(np.float32) if dtype == np.float16 else dtype.newbyteorder("=")
+
+
 def assemble_csr(kind: Any, parts: tuple[Any, Any, Any], n_cols: int) -> Any:  # noqa: ANN401  (SciPy has no types)
     """Make a SciPy matrix of arrays that are known to fit, without the copies that its constructor makes.
 

@@ -13,7 +13,7 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import LimitError
 from raggedatlas.formats.objects import make_mudata
-from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr
+from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr, sparse_dtype
 from raggedatlas.model.results import VALUES
 from raggedatlas.query.beside import joined_colors, joined_obsm
 from raggedatlas.query.frames import layout_column, obs_frame, var_frame
@@ -209,7 +209,8 @@ def _sparse_matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
     for i, (layer, values) in enumerate(layers.items()):
         last = i == len(layers) - 1
         columns, bounds = (_cut(indices, entry), indptr) if last else (indices[:entry].copy(), indptr.copy())
-        matrix = assemble_csr(sp.csr_matrix, (_cut(values, entry), columns, bounds), space.n_cols)
+        computable = _cut(values, entry).astype(sparse_dtype(values.dtype), copy=False)
+        matrix = assemble_csr(sp.csr_matrix, (computable, columns, bounds), space.n_cols)
         matrix.has_sorted_indices = matrix.has_canonical_format = True
         matrices[layer] = matrix
     return matrices

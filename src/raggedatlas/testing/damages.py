@@ -200,6 +200,8 @@ MATRICES = tuple(_damages(
     ("A59", "layers/csc", "a row twice", _put("layers/csc/indices", np.array([2, 2, 2, 0, 1], np.int32))),
     ("A60", "X", "unsigned pointers", _put("X/indptr", np.array([0, 2, 3, 5], np.uint64))),
     ("A60", "X", "indices are fractions", _put("X/indices", np.array([0, 2, 3, 0, 1], np.float32))),
+    ("A61", "X/data", "values of half precision", _put("X/data", np.ones(5, np.float16))),
+    ("A61", "layers/csc/data", "values in another byte order", _put("layers/csc/data", np.ones(5, ">f4")), ("hdf5", "zarr2")),
 ))  # fmt: skip
 
 FRAMES = tuple(_damages(

@@ -1,4 +1,4 @@
-"""Checks of sparse matrices (A50 to A60): their parts, and every entry in one pass of bounded memory."""
+"""Checks of sparse matrices (A50 to A61): their parts, and every entry in one pass of bounded memory."""
 
 from collections.abc import Iterator
 from ctypes import byref
@@ -10,6 +10,7 @@ from raggedatlas.errors import CorruptError, LimitError
 from raggedatlas.formats.anndata.checking import Checking, decode, encoding_of, sparse_shape
 from raggedatlas.formats.anndata.checks_arrays import NUMBERS
 from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.store.native import csr_of, library
 
 PARTS = ("indptr", "indices", "data")
@@ -42,6 +43,8 @@ def check_sparse(checking: Checking, node: Node) -> None:
     indptr, indices, data = (part for part in parts if part is not None)
     if data.kind not in NUMBERS:
         checking.report("A51", node, f"data are of type {data.dtype}, where numbers or booleans belong.")
+    elif sparse_dtype(data.dtype) != data.dtype:
+        checking.report("A61", data, f"data are of type {data.dtype.str}, of which SciPy makes no sparse matrix.")
     if _check_types(checking, indptr, indices) and _check_lengths(checking, node, shape[0 if by_rows else 1]):
         if checking.full and not (indptr.fault or indices.fault):
             _check_entries(checking, node, shape[1 if by_rows else 0], by_rows=by_rows)

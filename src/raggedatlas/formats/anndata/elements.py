@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, SourceError
 from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable, unknown_encoding
+from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.store.quiet import warnings_as
 
 Reader = Callable[[Container, str], Any]
@@ -143,7 +144,14 @@ def _legacy(container: Container, path: str) -> Any:  # noqa: ANN401
 def _sparse(container: Container, path: str) -> Any:  # noqa: ANN401
     node = container.get(path)
     check_sparse(container, path, node)
-    return _by_anndata(container, path)
+    stored = container.get(f"{path}/data")
+    if stored.dtype.kind not in "iufc" or sparse_dtype(stored.dtype) == stored.dtype:
+        return _by_anndata(container, path)
+    from scipy.sparse import csc_matrix, csr_matrix
+
+    values, indices, indptr = (container.whole(f"{path}/{name}") for name in ("data", "indices", "indptr"))
+    kind = csr_matrix if _sparse_form(node) == "csr_matrix" else csc_matrix
+    return kind((values.astype(sparse_dtype(values.dtype)), indices, indptr), _sparse_shape(node))
 
 
 def check_sparse(container: Container, path: str, node: Any) -> None:  # noqa: ANN401
@@ -154,8 +162,7 @@ def check_sparse(container: Container, path: str, node: Any) -> None:  # noqa: A
     SourceError
         Saying what is wrong.
     """
-    form = attribute(node, "encoding-type") or f"{attribute(node, 'h5sparse_format')}_matrix"
-    shape = node.attrs.get("shape", node.attrs.get("h5sparse_shape"))
+    form, shape = _sparse_form(node), _sparse_shape(node)
     indptr, indices = (container.whole(f"{path}/{name}") for name in ("indptr", "indices"))
     data = container.get(f"{path}/data")
     fits = shape is not None and len(shape) == 2 and is_array(data) and data.shape == indices.shape
@@ -167,6 +174,14 @@ def check_sparse(container: Container, path: str, node: Any) -> None:  # noqa: A
             f"{container.uri}: {path} is a sparse matrix whose pointers, indices, values and shape do not fit together; "
             "the file is damaged. Write it again."
         )
+
+
+def _sparse_form(node: Any) -> str:  # noqa: ANN401
+    return attribute(node, "encoding-type") or f"{attribute(node, 'h5sparse_format')}_matrix"
+
+
+def _sparse_shape(node: Any) -> Any:  # noqa: ANN401
+    return node.attrs.get("shape", node.attrs.get("h5sparse_shape"))
 
 
 def entries_fit(indptr: NDArray[Any], indices: NDArray[Any], shape: tuple[int, int]) -> bool:

@@ -23,6 +23,7 @@ from raggedatlas.formats.anndata.checks_frames import OLD_CATEGORIES
 from raggedatlas.formats.anndata.names import names_node
 from raggedatlas.formats.anndata.rewriting import parent_of, recast, rechunk, sort_entries, write_small
 from raggedatlas.formats.anndata.tree import Node, plain_attribute
+from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.problems import Problem
 
 Mender = Callable[[Node, Problem, Node], str]
@@ -144,6 +145,13 @@ def make_signed(node: Node, problem: Problem, root: Node) -> str:
         return ""
     recast(node, root, np.dtype(np.int64))
     return "written as int64"
+
+
+def make_computable(node: Node, problem: Problem, root: Node) -> str:
+    """Write values of a sparse matrix in a type that SciPy holds."""
+    del problem
+    recast(node, root, sparse_dtype(node.dtype))
+    return f"written as {sparse_dtype(node.dtype)}"
 
 
 def name_index(node: Node, problem: Problem, root: Node) -> str:
@@ -288,6 +296,7 @@ MENDERS: dict[str, Mender] = {
     "A28": move_to_uns,
     "A59": sort_sparse,
     "A60": make_signed,
+    "A61": make_computable,
     "A71": name_index,
     "A73": list_columns,
     "A76": share_chunks,

@@ -54,6 +54,7 @@ _MATRICES = (
     Rule("A58", "must", "Indices lie within the other axis.", _REWRITE, depth="full", stated=False, refused=True),
     Rule("A59", "practice", "Indices ascend within a row (CSR) or column (CSC), none twice.", "Sort them and sum what is there twice, e.g. by X.sum_duplicates().", depth="full", fixed=True, stated=False),
     Rule("A60", "must", "Pointers and indices are integers, signed and of at most 64 bits; unsigned ones are a matter of practice.", "Cast them to int64.", fixed=True, stated=False, refused=True),
+    Rule("A61", "must", "Values are of a type that SciPy's sparse matrices hold: not float16, and in the machine's byte order.", "Cast them, float16 to float32.", fixed=True, stated=False),
 )  # fmt: skip
 
 _FRAMES = (

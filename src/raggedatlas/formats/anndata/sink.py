@@ -1,5 +1,6 @@
 """Sinks for `.h5ad`, AnnData-Zarr and `.h5mu`: matrices appended in row blocks, small elements by anndata's writer."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from raggedatlas.errors import SchemaError
 from raggedatlas.formats.anndata.writers import WRITERS, MatrixWriter
 from raggedatlas.formats.rows import NUMBER_KINDS
 from raggedatlas.formats.targets import Hdf5Target, Target, ZarrTarget, writable
-from raggedatlas.model.batch import Block
+from raggedatlas.model.batch import Block, sparse_dtype
 from raggedatlas.model.contracts import SinkMatrix
 
 DICT = ("dict", "0.1.0")
@@ -115,7 +116,7 @@ class TreeSink:
         self._axis = 0
 
     def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
-        """Prepare for these matrices.
+        """Prepare for these matrices; those that are sparse are written in a type that SciPy knows.
 
         Raises
         ------
@@ -128,7 +129,8 @@ class TreeSink:
                     f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written."
                 )
             self._seen(matrix.key)
-            self._writers[matrix.key] = WRITERS[matrix.form](self._target, matrix)
+            stored = matrix.dtype if matrix.form == "dense" else sparse_dtype(matrix.dtype)
+            self._writers[matrix.key] = WRITERS[matrix.form](self._target, replace(matrix, dtype=stored))
 
     def write(self, key: str, block: Block) -> None:
         """Append rows to one matrix.

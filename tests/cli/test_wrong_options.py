@@ -17,7 +17,10 @@ from typer.models import ArgumentInfo
 from typer.testing import CliRunner
 
 import raggedatlas as ra
+import raggedatlas.verbs
 from raggedatlas.cli import app
+from raggedatlas.ingest.options import AddChoices
+from raggedatlas.query.query import Query
 from raggedatlas.testing.annotated import small_anndata
 from raggedatlas.testing.geometry import spots
 from raggedatlas.testing.modelled import write_results
@@ -93,6 +96,20 @@ def refusal(*words: object, codes: tuple[int, ...] = (1, 2)) -> str:
     assert "Traceback" not in result.output, words
     assert not PYTHON.search(lines[0]), (words, lines[0])
     return lines[0]
+
+
+def test_l2_is_said_to_be_squared() -> None:
+    """Wherever distances can be chosen, in Python or as an option, the help says that those of l2 are squared."""
+    helps = [
+        str(get_args(parameter.annotation)[1].help)
+        for _, verb in commands()
+        for parameter in inspect.signature(verb).parameters.values()
+        if get_origin(parameter.annotation) is Annotated and "l2" in get_args(get_args(parameter.annotation)[0])
+    ]
+    assert len(helps) == 4
+    calls = (AddChoices, Query.search, ra.verbs.neighbors, ra.verbs.save_to_database)
+    for said in (*helps, *map(inspect.getdoc, calls)):
+        assert "squared" in str(said).lower()
 
 
 def test_every_option_with_choices_or_numbers_refuses_other_values() -> None:

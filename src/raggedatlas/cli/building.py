@@ -86,7 +86,10 @@ class AddOptions:
         Literal["error", "skip"], typer.Option(help="What to do with ids of a result or shapes that are no cells.")
     ] = "error"
     metric: Annotated[
-        Literal["l2", "cosine", "dot"], typer.Option(help="By which distance the index of a result's vectors answers.")
+        Literal["l2", "cosine", "dot"],
+        typer.Option(
+            help="By which distance the index of a result's vectors answers: squared Euclidean (l2), cosine or dot."
+        ),
     ] = "l2"
 
     def of_result(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class AddChoices(TypedDict, total=False):
     unknown : {"error", "skip"}
         Of a result or geometry: what to do with ids that are no cells of the atlas.
     metric : {"l2", "cosine", "dot"}
-        Of a result as vectors: by which distance their index answers.
+        Of a result as vectors: by which distance their index answers; ``l2`` is squared.
     link : str, mapping of str to str, or None
         Of geometry: the cell column, ``"cell_name"`` or ``"uid"`` whose values are the object attribute of the same name, or else the object
         ids; ``{column: attribute}`` names both. Without it every object becomes a new cell.

@@ -11,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raggedatlas as ra
+from raggedatlas.catalog.catalog import IDENTITY
 from raggedatlas.catalog.genes import Genes, put_tables
-from raggedatlas.catalog.identity import Identity, change_links, derive_identity, read_facts, read_identity, read_links
+from raggedatlas.catalog.identity import (
+    IDENTITY_SCHEMA,
+    Identity,
+    change_links,
+    derive_identity,
+    read_facts,
+    read_identity,
+    read_links,
+)
 from raggedatlas.errors import AtlasError, DuplicateError, FeatureError, NotFoundError, SourceError
 from raggedatlas.formats.genes import read_gene_tables
 from raggedatlas.model.accessions import parse_accession
@@ -298,10 +307,11 @@ STATE = st.tuples(
 )  # fmt: skip
 
 
-def state(atlas: ra.RaggedAtlas) -> list[tuple[object, ...]]:
-    """Return the mapping of an atlas and what is known of its features, in no order."""
+def state(atlas: ra.RaggedAtlas, *, dated: bool = True) -> list[tuple[object, ...]]:
+    """Return the mapping of an atlas, with or without when a link was made, and what is known of its features, in no order."""
     catalog = atlas._catalog
     rows = read_identity(catalog, SPACE)
+    rows = rows if rows is None or dated else rows.drop_columns(["made_at"])
     facts = read_facts(catalog, SPACE)
     known = [] if facts is None else [repr(row) for row in facts.to_pylist()]
     return sorted([*map(repr, [] if rows is None else rows.to_pylist()), *known])  # type: ignore[type-var]
@@ -363,7 +373,14 @@ def test_edits_snapshots_and_files_in_any_order_give_one_identity(
         dict(zip(links["feature_uid"].to_pylist(), links["target_uid"].to_pylist(), strict=True)),
     )  # fmt: skip
     second.snapshot()
-    assert state(second) == state(first)
+    assert state(second, dated=False) == state(first, dated=False)
+    for atlas in (first, second):
+        of_before = state(atlas)
+        assert atlas._catalog.tables.overwrite_if(
+            IDENTITY, IDENTITY_SCHEMA.empty_table(), atlas._catalog.tables.version(IDENTITY)
+        )
+        atlas.identity.update()  # without the stamp: from scratch
+        assert state(atlas) == of_before
     for label, var in kept:
         assert first.checkout(label).query().to_anndata().var.to_csv() == var
     first.restore("before")

@@ -1,6 +1,7 @@
 """Laws of the identity mapping: a pure function of registry and links, revocable, pinned by snapshots, one step long."""
 
 import itertools
+from datetime import datetime
 from pathlib import Path
 
 import anndata as ad
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 import raggedatlas as ra
 from raggedatlas.catalog.catalog import IDENTITY, LINKS, Catalog
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.catalog.identity import change_links, derive_identity, read_identity, read_links, update_identity
+from raggedatlas.catalog.identity import (
+    IDENTITY_COLUMNS,
+    change_links,
+    derive_identity,
+    read_identity,
+    read_links,
+    update_identity,
+)
 from raggedatlas.catalog.layouts import Layout
 from raggedatlas.catalog.registering import register_features
 from raggedatlas.catalog.versions import registry_tables
@@ -231,6 +239,8 @@ def test_links_are_refused_with_nothing_changed(tmp_path: Path) -> None:
         atlas.identity.link("Cd79a", "CD79A")
     with pytest.raises(SchemaError, match="redirect"):
         atlas.register_features(atlas.features().assign(redirect="x"))
+    with pytest.raises(SchemaError, match=r"1 registered features .* 'Z' in place of 'X'"):
+        atlas.register_features(atlas.features()[["feature_id"]].replace("X", "Z"))
     assert len(atlas.identity.history()) == 0
     atlas.identity.link("Cd79a", "CD79A", across_organisms=True)
     assert atlas.identity.explain("CD79A")["evidence"].tolist() == ["", "by hand"]
@@ -346,6 +356,59 @@ def test_an_atlas_from_before_is_migrated_and_its_snapshots_stay(two: tuple[Cata
     assert read_registry(catalog, SPACE).redirects == {uid["A"]: uid["D"]}
     assert not update_identity(catalog, registry_tables(catalog))
     assert read_registry(old, SPACE).redirects == {uid["A"]: uid["D"]}
+
+
+def test_a_mapping_of_before_is_read_and_gets_its_columns(tmp_path: Path) -> None:
+    """A mapping without source and time answers as it did, also once the newest has them, and validates."""
+    atlas = build(tmp_path / "a", {"ids": cells([CD79A, MS4A1]), "names": cells(["CD79A", "MS4A1"], 1)})
+    catalog = atlas._catalog
+    atlas.register_features(
+        pd.DataFrame({"symbol": ["CD79A"]}, index=pd.Index(feature_uids(SPACE, [CD79A]), name="uid"))
+    )
+    atlas.identity.link("symbol:MS4A1", MS4A1)
+    rows = catalog.tables.read(IDENTITY)
+    of_before = rows.select(IDENTITY_COLUMNS.names).replace_schema_metadata({"raggedatlas.inputs": "(2, [])"})
+    assert catalog.tables.overwrite_if(IDENTITY, of_before, catalog.tables.version(IDENTITY))
+    versions = {name: catalog.tables.version(name) for name in catalog.tables.names()}
+    then = catalog.at(atlas.list_versions()[-1].model_copy(update={"table_versions": versions}))
+    assert atlas.validate("deep") == []
+    expected = read_registry(then, SPACE).redirects
+    assert len(expected) == 2
+    assert len(atlas.find_datasets_with_features(["CD79A"])) == 2
+    assert catalog.tables.schema(IDENTITY).names == IDENTITY_COLUMNS.names
+    assert var_of(atlas).shape[0] == 4
+    atlas.snapshot()
+    assert var_of(atlas).shape[0] == 2
+    assert read_registry(then, SPACE).redirects == read_registry(catalog, SPACE).redirects == expected
+    assert catalog.tables.read(IDENTITY).equals(rows)
+
+
+def test_a_row_says_its_source_and_when(tmp_path: Path) -> None:
+    """A row by a gene table names it, with hash and time of loading; one by hand has the time of its link; one by files neither."""
+    atlas = build(
+        tmp_path / "a", {"ids": cells(["SEPTIN7"], 0, gene_ids=["ENSG00000122545"]), "old": cells(["CDC10", "SEPTIN7", "X", "Y"], 1)},
+        organism="human",
+    )  # fmt: skip
+
+    def rows() -> dict[str, tuple[object, ...]]:
+        found = read_identity(atlas._catalog, SPACE)
+        assert found is not None
+        ids, columns = atlas.features()["feature_id"], ("by_hand", "source", "source_sha256", "made_at")
+        return {ids[row["feature_uid"]]: tuple(row[name] for name in columns) for row in found.to_pylist()}
+
+    assert rows() == {"SEPTIN7": (False, None, None, None)}
+    atlas.identity.load("tests/data/gene_tables/hgnc_complete_set_extract.txt")
+    [table] = atlas.identity.tables().reset_index().to_dict("records")
+    by_table = (False, "HGNC human", table["sha256"], datetime.fromisoformat(table["loaded_at"]))
+    assert rows() == {"SEPTIN7": by_table, "CDC10": by_table}
+    atlas.identity.link("X", "Y")
+    made = atlas.identity.history()["created_at"][0].to_pydatetime()
+    assert rows() == {"SEPTIN7": by_table, "CDC10": by_table, "X": (True, None, None, made)}
+    atlas.identity.load("tests/data/gene_tables/hgnc_complete_set_extract.txt")
+    assert atlas.identity.tables().reset_index().to_dict("records") == [table]
+    atlas.add(cells(["HGNC:1717"], 2), "hgnc", progress=False)
+    atlas.snapshot()
+    assert rows()["CDC10"] == rows()["HGNC:1717"] == by_table
 
 
 def test_a_feature_registered_twice_under_an_old_uid_is_one(two: tuple[Catalog, str, str]) -> None:

@@ -29,7 +29,7 @@ from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.frames import check_frames
 from raggedatlas.catalog.geometries import every_geometry
 from raggedatlas.catalog.geometry_checks import check_geometries, check_shapes, check_stores
-from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA, check_identity
+from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.inspection import check_arrays, check_bytes, check_specs
 from raggedatlas.catalog.layouts import Layout, read_layouts
 from raggedatlas.catalog.manifests import check_files
@@ -147,7 +147,7 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem]) -> None:
     registries = {space: read_registry(catalog, space) for space in registry_tables(catalog)}
     for space, registry in registries.items():
         problems += _check_registry(registry)
-        problems += check_identity(catalog, space, registry.row_of.keys())
+        problems += check_identity(catalog, space, registry.table.column("uid"))
     layouts = read_layouts(catalog, {record.layout_uid for record in records})
     for record in {(r.layout_uid, r.feature_space, r.n_features): r for r in records}.values():
         problems += _check_layout(record, layouts.get(record.layout_uid), registries.get(record.feature_space))
@@ -198,7 +198,7 @@ def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
     """Give the columns that every table must have; those of results and of geometry need not be there."""
     results = {RESULTS: RESULTS_SCHEMA} if catalog.tables.has(RESULTS) else {}
     results |= {GEOMETRY: GEOMETRY_SCHEMA} if catalog.tables.has(GEOMETRY) else {}
-    results |= {IDENTITY: IDENTITY_SCHEMA} if catalog.tables.has(IDENTITY) else {}
+    results |= {IDENTITY: IDENTITY_COLUMNS} if catalog.tables.has(IDENTITY) else {}
     results |= {LINKS: LINKS_SCHEMA} if catalog.tables.has(LINKS) else {}
     results |= {FACTS: FACTS_SCHEMA} if catalog.tables.has(FACTS) else {}
     results |= {GENE_TABLE: GENES_SCHEMA} if catalog.tables.has(GENE_TABLE) else {}

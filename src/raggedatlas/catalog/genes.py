@@ -1,13 +1,16 @@
 """Gene tables of an atlas: keep, list and remove them, and look up what they say of names and accessions."""
 
+import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import GENE_TABLE, ORTHOLOG_TABLE, Catalog
 from raggedatlas.errors import ConflictError, CorruptError, DuplicateError, NotFoundError, StoreError
@@ -49,6 +52,8 @@ class Claim:
         Common name.
     evidence : str
         For people.
+    table : str
+        The table that says so.
     """
 
     level: int
@@ -56,6 +61,7 @@ class Claim:
     gene: str
     organism: str
     evidence: str
+    table: str
 
 
 @dataclass(frozen=True)
@@ -97,19 +103,27 @@ class Genes:
     rows: pa.Table
 
     @cached_property
-    def _info_of(self) -> dict[str, GeneTableInfo]:
+    def info_of(self) -> dict[str, GeneTableInfo]:
+        """Name -> table."""
         return {info.name: info for info in self.infos}
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[str, str], str]:
+        """Another accession and an Ensembl id of one gene -> the first table by name that says so."""
+        listed = pc.greater(pc.list_value_length(self.rows.column("same")), 0)
+        rows = self.rows.filter(listed).select(["accession", "same", "table"])
+        pairs: dict[tuple[str, str], str] = {}
+        for accession, others, table in zip(*(rows.column(i).to_pylist() for i in range(3)), strict=True):
+            every = {accession, *others}
+            ensembl = {one for one in every if one.startswith("ENS")}
+            for pair in itertools.product(every - ensembl, ensembl):
+                pairs[pair] = min(table, pairs.get(pair, table))
+        return pairs
 
     @cached_property
     def same(self) -> dict[str, str]:
         """Accession -> the Ensembl id of its gene, where the tables give one for one; all others stand for themselves."""
-        listed = pc.greater(pc.list_value_length(self.rows.column("same")), 0)
-        rows = self.rows.filter(listed).select(["accession", "same"])
-        pairs: set[tuple[str, str]] = set()
-        for accession, others in zip(*(rows.column(i).to_pylist() for i in range(2)), strict=True):
-            every = {accession, *others}
-            ensembl = {one for one in every if one.startswith("ENS")}
-            pairs |= {(one, end) for one in every - ensembl for end in ensembl}
+        pairs = self._pairs
         ends: dict[str, set[str]] = {}
         starts: dict[tuple[str, str], set[str]] = {}
         for one, end in pairs:
@@ -117,18 +131,22 @@ class Genes:
             starts.setdefault((end, one.split(":")[0]), set()).add(one)
         return {one: end for one, end in pairs if len(ends[one]) == 1 and len(starts[end, one.split(":")[0]]) == 1}
 
+    def source_of_same(self, accession: str) -> str | None:
+        """Return the table by which another accession stands for one; None where it stands for itself."""
+        return self._pairs.get((accession, self.same.get(accession, "")))
+
     def claims(self, names: pa.Array) -> dict[str, list[Claim]]:
         """Return for each of some names the genes that may have it."""
         found: dict[str, list[Claim]] = {}
         for level, column in enumerate(("symbol", "previous", "aliases")):
-            owners, texts = _owners(self.rows.column(column))
+            owners, texts = text_owners(self.rows.column(column))
             hits = np.flatnonzero(pc.is_in(texts, value_set=names, skip_nulls=True).to_numpy(zero_copy_only=False))
             rows = self.rows.select(["table", "accession", "organism"]).take(pa.array(owners[hits]))
             columns = (c.to_pylist() for c in rows.columns)
             for name, table, accession, organism in zip(texts.take(pa.array(hits)).to_pylist(), *columns, strict=True):
-                info = self._info_of[table]
-                claim = Claim(level, info.rank, self.same.get(accession, accession), organism, info.cite(LEVELS[level]))
-                found.setdefault(name, []).append(claim)
+                info = self.info_of[table]
+                gene, cited = self.same.get(accession, accession), info.cite(LEVELS[level])
+                found.setdefault(name, []).append(Claim(level, info.rank, gene, organism, cited, table))
         return found
 
     def facts(self, genes: Iterable[str]) -> dict[str, Facts]:
@@ -142,7 +160,7 @@ class Genes:
         """Return every name and accession of a gene, with the best evidence for it."""
         found: dict[str, tuple[int, int, str]] = {}
         for row in self._rows_of({gene}):
-            info = self._info_of[row["table"]]
+            info = self.info_of[row["table"]]
             ids = [row["accession"], *row["same"]]
             for level, names in enumerate(([row["symbol"]], row["previous"], row["aliases"], ids)):
                 cited = (level, info.rank, info.cite((*LEVELS, "id")[level]))
@@ -159,9 +177,9 @@ class Genes:
 
     def _merged(self, gene: str, rows: list[dict[str, Any]]) -> Facts:
         def best(column: str) -> tuple[str | None, str]:
-            ranked = [(self._info_of[row["table"]].rank, row["table"], row[column]) for row in rows if row[column]]
+            ranked = [(self.info_of[row["table"]].rank, row["table"], row[column]) for row in rows if row[column]]
             _, table, value = min(ranked, default=(0, "", None))
-            return value, self._info_of[table].cite(column) if table else ""
+            return value, self.info_of[table].cite(column) if table else ""
 
         symbol, source = best("symbol")
         previous = {name for row in rows for name in row["previous"]} - {symbol}
@@ -279,7 +297,10 @@ def restore_tables(catalog: Catalog, then: Catalog) -> None:
 
 
 def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fresh: Sequence[GeneTable]) -> None:
-    """Take some tables away and put others in, as one commit; nothing is written where nothing changes."""
+    """Take some tables away and put others in, as one commit; nothing is written where nothing changes.
+
+    A table that is loaded again unchanged keeps the time at which the atlas got it.
+    """
     if not catalog.tables.has(stored):
         try:
             catalog.tables.create(stored, schema)
@@ -290,7 +311,11 @@ def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fr
     def once() -> None:
         at = catalog.tables.version(stored)
         old = _infos(catalog, stored)
-        infos = (*(info for info in old if info.name not in gone), *(table.info for table in fresh))
+        there, now = {replace(info, loaded_at=""): info for info in old}, datetime.now(UTC).isoformat()
+        dated = [
+            one if one.loaded_at else there.get(one, replace(one, loaded_at=now)) for one in (t.info for t in fresh)
+        ]
+        infos = (*(info for info in old if info.name not in gone), *dated)
         if {*infos} == {*old}:
             return
         kept = _rows(catalog, stored, schema, [info for info in old if info.name not in gone]).cast(schema)
@@ -302,7 +327,7 @@ def _change(catalog: Catalog, stored: str, schema: pa.Schema, gone: set[str], fr
     catalog.tables.retry(stored, once)
 
 
-def _owners(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
+def text_owners(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
     """Return every text of a column of texts or of lists of texts, and the row that has it."""
     values = column.combine_chunks()
     if pa.types.is_string(values.type):

@@ -6,8 +6,8 @@ second table when they are planned; it is a pure function of registries and link
 not matter.
 """
 
+import json
 from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,10 +20,12 @@ from raggedatlas.catalog.catalog import FACTS, GENE_TABLE, IDENTITY, LINKS, Cata
 from raggedatlas.catalog.genes import Genes, read_genes
 from raggedatlas.catalog.naming import NameResolver
 from raggedatlas.catalog.registering import BY_HAND
+from raggedatlas.catalog.touched import connected_rows
 from raggedatlas.errors import ConflictError, CorruptError, FeatureError, StoreError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.reports import Problem
+from raggedatlas.store.table_rows import CHANGED_AT
 
 IDENTITY_SCHEMA = pa.schema(
     [
@@ -33,9 +35,17 @@ IDENTITY_SCHEMA = pa.schema(
         pa.field("relation", pa.string(), nullable=False),
         pa.field("evidence", pa.string(), nullable=False),
         pa.field("by_hand", pa.bool_(), nullable=False),
+        pa.field("source", pa.string()),
+        pa.field("source_sha256", pa.string()),
+        pa.field("made_at", pa.timestamp("us", "UTC")),
     ]
 )
-"""One row per feature that counts as another; `target_uid` never counts as a third."""
+"""One row per feature that counts as another; `target_uid` never counts as a third. `source` is the gene table that says so. `made_at` is when
+the link was made by hand, or when the atlas got the table; a row that follows from files alone has no time, since it does not depend on
+when it was derived. Atlases of before may lack the last three columns."""
+
+IDENTITY_COLUMNS = pa.schema(list(IDENTITY_SCHEMA)[:6])
+"""Columns that the mapping has in every atlas."""
 
 LINKS_SCHEMA = pa.schema(
     [
@@ -69,9 +79,20 @@ GENE_SPACE = "gene_expression"
 _INPUTS = b"raggedatlas.inputs"
 """Schema metadata of `_feature_identity`: the versions of the tables that it was derived from, and of the rules."""
 
-_RULES = 2
+_RULES = 3
 _SAME = "same"
 _REDIRECT = "redirect"
+
+
+_NO_FACTS = FACTS_SCHEMA.empty_table()
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What is said of features besides the registry: the links that hold, and the gene tables in use."""
+
+    links: pa.Table
+    tables: Genes | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +105,8 @@ class Identity:
         Registry row that each feature counts as; its own where it counts as itself.
     evidence : mapping of int to str
         Registry row -> why it counts as another.
+    sources : mapping of int to str
+        Registry row -> the gene table by which it counts as another.
     by_hand : frozenset of int
         Registry rows whose link was made by hand, those that stand alone by hand included.
     ambiguous : mapping of int to tuple of int
@@ -94,6 +117,7 @@ class Identity:
 
     target: NDArray[np.int64]
     evidence: Mapping[int, str]
+    sources: Mapping[int, str]
     by_hand: frozenset[int]
     ambiguous: Mapping[int, tuple[int, ...]]
     genes: Mapping[int, str]
@@ -131,11 +155,15 @@ def derive_identity(
     accession = are_accessions(names).to_numpy(zero_copy_only=False)
     target = np.arange(len(uids))
     evidence: dict[int, str] = {}
+    sources: dict[int, str] = {}
     ids = names if tables is None else _standing_ids(names, tables)
     _join_repeated(registry, ids, accession, uids, space, target, evidence)
     found = NameResolver(registry, ids, accession, target, tables).resolve(uids)
     target[list(found.joined)] = list(found.joined.values())
     evidence |= found.evidence
+    if tables is not None:
+        said = ((row, tables.source_of_same(names[row].as_py())) for row in evidence if accession[row])
+        sources = {row: table for row, table in said if table is not None} | found.sources
     ambiguous = found.ambiguous
     by_hand = {
         row_of[uid]: row_of.get(into, -1) if into else row_of[uid] for uid, into in links.items() if uid in row_of
@@ -144,10 +172,11 @@ def derive_identity(
         # A link to a feature that this registry lacks is damage, which `validate` reports; the feature stands alone.
         target[row] = into if into >= 0 else row
         evidence[row] = "by hand"
+        sources.pop(row, None)
         ambiguous.pop(row, None)
     _end_chains(target, frozenset(by_hand))
     genes = {row: gene for row, gene in found.genes.items() if target[row] == row}
-    return Identity(target, evidence, frozenset(by_hand), ambiguous, genes)
+    return Identity(target, evidence, sources, frozenset(by_hand), ambiguous, genes)
 
 
 def _join_repeated(
@@ -212,7 +241,7 @@ def read_identity(catalog: Catalog, space: str) -> pa.Table | None:
     """Read which features of a space count as others; None where the atlas, or the snapshot, has no such table."""
     if not catalog.tables.has(IDENTITY):
         return None
-    rows = _read_columns(catalog, IDENTITY, IDENTITY_SCHEMA)
+    rows = _read_mapping(catalog)
     return rows.filter(pc.equal(rows.column("space"), space))
 
 
@@ -231,8 +260,20 @@ def read_links(catalog: Catalog, *, revoked: bool = False) -> pa.Table:
     return rows if revoked else rows.filter(rows.column("revoked_at").is_null())
 
 
+def _read_mapping(catalog: Catalog) -> pa.Table:
+    """Read the mapping of all spaces, with the columns that an atlas of before may lack."""
+    rows = catalog.tables.read(IDENTITY)
+    for field in list(IDENTITY_SCHEMA)[len(IDENTITY_COLUMNS) :]:
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+    return _checked(rows, IDENTITY, IDENTITY_SCHEMA)
+
+
 def _read_columns(catalog: Catalog, table: str, schema: pa.Schema) -> pa.Table:
-    rows = catalog.tables.read(table)
+    return _checked(catalog.tables.read(table), table, schema)
+
+
+def _checked(rows: pa.Table, table: str, schema: pa.Schema) -> pa.Table:
     if rows.schema.names != schema.names or rows.schema.types != schema.types:
         raise CorruptError(
             f"Table {table!r} has the columns {rows.schema.names} instead of {schema.names}, or other types; run "
@@ -248,7 +289,9 @@ def active_links(links: pa.Table, space: str) -> dict[str, str | None]:
 
 
 def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
-    """Derive `_feature_identity` anew if a registry or a link has changed, and return whether its rows changed.
+    """Bring `_feature_identity` up to date, and return whether it, or what gene tables know of features, changed.
+
+    After new or changed features, what is derived anew is those connected with them; after a change of links or gene tables, all.
 
     An atlas from before this table keeps its redirects: those that the rules do not derive become links by hand.
 
@@ -270,42 +313,69 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
 
     def once() -> bool:
         at = catalog.tables.version(IDENTITY)
+        facts_at = catalog.tables.version(FACTS) if with_tables else 0
         inputs = _inputs(catalog, registries)
-        if (catalog.tables.schema(IDENTITY).metadata or {}).get(_INPUTS) == inputs:
+        stamps = {_stamp(catalog, name) for name in (IDENTITY, *((FACTS,) if with_tables else ()))}
+        if stamps == {inputs}:
             return False
-        links, tables = read_links(catalog), read_genes(catalog)
+        old = _read_mapping(catalog).cast(IDENTITY_SCHEMA)
+        old_facts = _read_columns(catalog, FACTS, FACTS_SCHEMA).cast(FACTS_SCHEMA) if with_tables else _NO_FACTS
+        said = _Said(read_links(catalog), read_genes(catalog))
+        stamp = stamps.pop() if len(stamps) == 1 else None
         derived = [
-            _derived(catalog, space, table, active_links(links, space), tables)
+            _derived(catalog, space, table, said, _derived_up_to(stamp, inputs, table), old, old_facts)
             for space, table in sorted(registries.items())
         ]
         rows = pa.concat_tables([IDENTITY_SCHEMA.empty_table(), *(mapping for mapping, _ in derived)])
-        changed = not rows.equals(_read_columns(catalog, IDENTITY, IDENTITY_SCHEMA).cast(IDENTITY_SCHEMA))
-        if with_tables:  # before the mapping, whose stamp says that both are up to date
-            changed |= _write_facts(
-                catalog, pa.concat_tables([FACTS_SCHEMA.empty_table(), *(facts for _, facts in derived)])
-            )
-        stamped = rows.replace_schema_metadata({_INPUTS: inputs})
-        if not catalog.tables.overwrite_if(IDENTITY, stamped, at):
+        facts = pa.concat_tables([_NO_FACTS, *(facts for _, facts in derived)])
+        if with_tables and not catalog.tables.overwrite_if(FACTS, _stamped(facts, inputs), facts_at):
+            raise ConflictError(f"{FACTS} of {catalog.location.uri} changed")
+        if not catalog.tables.overwrite_if(IDENTITY, _stamped(rows, inputs), at):
             raise ConflictError(f"{IDENTITY} of {catalog.location.uri} changed")
-        return changed
+        return not (rows.equals(old) and facts.equals(old_facts))
 
     return catalog.tables.retry(IDENTITY, once)
 
 
 def _inputs(catalog: Catalog, registries: Mapping[str, str]) -> bytes:
     """Return what the mapping is derived from: versions of tables, and the rules."""
-    names = [name for name in (LINKS, GENE_TABLE, *registries.values()) if catalog.tables.has(name)]
-    return repr((_RULES, sorted((name, catalog.tables.version(name)) for name in names))).encode()
+    versions = catalog.tables.versions((LINKS, GENE_TABLE, *registries.values()))
+    return json.dumps({"rules": _RULES, "tables": versions}, sort_keys=True).encode()
+
+
+def _stamp(catalog: Catalog, table: str) -> bytes | None:
+    """Return what a derived table was derived from."""
+    found: bytes | None = (catalog.tables.schema(table).metadata or {}).get(_INPUTS)
+    return found
+
+
+def _stamped(rows: pa.Table, inputs: bytes) -> pa.Table:
+    return rows.replace_schema_metadata({_INPUTS: inputs})
+
+
+def _derived_up_to(stamp: bytes | None, inputs: bytes, table: str) -> int | None:
+    """Return the version of a registry up to which the mapping holds; None where links, gene tables or rules have changed."""
+    if stamp is None or not stamp.startswith(b"{"):  # of an atlas from before
+        return None
+    then, now = json.loads(stamp), json.loads(inputs)
+    same = then["rules"] == now["rules"] and all(
+        then["tables"].get(name) == now["tables"].get(name) for name in (LINKS, GENE_TABLE)
+    )
+    version: int | None = then["tables"].get(table) if same else None
+    return version
 
 
 def fresh_identity(catalog: Catalog, space: str, registries: Mapping[str, str]) -> pa.Table | None:
     """Read which features of a space count as others, or derive it where the newest state has features that are not derived yet."""
-    stamp = (catalog.tables.schema(IDENTITY).metadata or {}).get(_INPUTS) if catalog.tables.has(IDENTITY) else None
-    if catalog.tables.pinned is not None or stamp == _inputs(catalog, registries):
+    if catalog.tables.pinned is not None:
         return read_identity(catalog, space)
-    registry = read_inputs(catalog, registries[space])
-    found = derive_identity(registry, space, active_links(read_links(catalog), space), read_genes(catalog))
-    return _rows(registry, space, found)
+    inputs, there = _inputs(catalog, registries), catalog.tables.has(IDENTITY)
+    stamp = _stamp(catalog, IDENTITY) if there else None
+    if stamp == inputs:
+        return read_identity(catalog, space)
+    old = _read_mapping(catalog) if there else IDENTITY_SCHEMA.empty_table()
+    said, table = _Said(read_links(catalog), read_genes(catalog)), registries[space]
+    return _derived(catalog, space, table, said, _derived_up_to(stamp, inputs, table), old, _NO_FACTS)[0]
 
 
 def read_inputs(catalog: Catalog, table: str) -> pa.Table:
@@ -315,12 +385,30 @@ def read_inputs(catalog: Catalog, table: str) -> pa.Table:
 
 
 def _derived(
-    catalog: Catalog, space: str, table: str, links: Mapping[str, str | None], tables: Genes | None
+    catalog: Catalog, space: str, table: str, said: _Said, since: int | None, old: pa.Table, old_facts: pa.Table
 ) -> tuple[pa.Table, pa.Table]:
-    """Derive the mapping of one space, and the facts that the gene tables know of its features."""
+    """Derive the mapping of one space, and the facts that the gene tables know of its features; anew, or what has changed since a version."""
+    links = active_links(said.links, space)
+    tables = said.tables if space == GENE_SPACE else None
+    if since is None:
+        registry = read_inputs(catalog, table)
+        identity = derive_identity(registry, space, links, tables)
+        return _rows(registry, space, identity, said), _fact_rows(registry, space, identity, tables)
+    kept, kept_facts = (rows.filter(pc.equal(rows.column("space"), space)) for rows in (old, old_facts))
+    touched = catalog.tables.read(table, ["uid"], f"{CHANGED_AT} > {since}").column("uid").combine_chunks()
+    if not len(touched):
+        return kept, kept_facts
     registry = read_inputs(catalog, table)
+    registry = registry.take(pa.array(connected_rows(registry, touched, links, tables)))
     identity = derive_identity(registry, space, links, tables)
-    return _rows(registry, space, identity), _fact_rows(registry, space, identity, tables)
+    rows, facts = _rows(registry, space, identity, said), _fact_rows(registry, space, identity, tables)
+    return _replaced(kept, registry, rows), _replaced(kept_facts, registry, facts)
+
+
+def _replaced(old: pa.Table, registry: pa.Table, fresh: pa.Table) -> pa.Table:
+    """Put rows in the place of those of some features."""
+    gone = pc.is_in(old.column("feature_uid"), value_set=registry.column("uid").combine_chunks())
+    return pa.concat_tables([old.filter(pc.invert(gone)), fresh]).sort_by("feature_uid")
 
 
 def _fact_rows(registry: pa.Table, space: str, identity: Identity, tables: Genes | None) -> pa.Table:
@@ -346,28 +434,33 @@ def _fact_rows(registry: pa.Table, space: str, identity: Identity, tables: Genes
     return pa.Table.from_pylist(rows, schema=FACTS_SCHEMA).sort_by("feature_uid")
 
 
-def _write_facts(catalog: Catalog, rows: pa.Table) -> bool:
-    """Replace the facts, and return whether they changed."""
-    at = catalog.tables.version(FACTS)
-    if rows.equals(_read_columns(catalog, FACTS, FACTS_SCHEMA).cast(FACTS_SCHEMA)):
-        return False
-    if not catalog.tables.overwrite_if(FACTS, rows, at):
-        raise ConflictError(f"{FACTS} of {catalog.location.uri} changed")
-    return True
-
-
-def _rows(registry: pa.Table, space: str, identity: Identity) -> pa.Table:
+def _rows(registry: pa.Table, space: str, identity: Identity, said: _Said) -> pa.Table:
+    """Return the rows of the mapping, for the features that count as others."""
     moved = np.flatnonzero(identity.target != np.arange(len(identity.target)))
     uids = registry.column("uid")
     n = len(moved)
+    infos = {} if said.tables is None else said.tables.info_of
+    sources = [infos.get(identity.sources.get(row, "")) for row in moved.tolist()]
+    linked = said.links.filter(pc.equal(said.links.column("space"), space))
+    made = dict(zip(linked.column("feature_uid").to_pylist(), linked.column("created_at").to_pylist(), strict=True))
+    loaded = [
+        datetime.fromisoformat(info.loaded_at) if info is not None and info.loaded_at else None for info in sources
+    ]
+    moved_uids = uids.take(pa.array(moved))
     rows = pa.table(
         [
             pa.array([space] * n, pa.string()),
-            uids.take(pa.array(moved)),
+            moved_uids,
             uids.take(pa.array(identity.target[moved])),
             pa.array([_SAME] * n, pa.string()),
             pa.array([identity.evidence[row] for row in moved.tolist()], pa.string()),
             pa.array([row in identity.by_hand for row in moved.tolist()], pa.bool_()),
+            pa.array([info and info.name for info in sources], pa.string()),
+            pa.array([info and info.sha256 for info in sources], pa.string()),
+            pa.array(
+                [made.get(uid, at) for uid, at in zip(moved_uids.to_pylist(), loaded, strict=True)],
+                IDENTITY_SCHEMA.field("made_at").type,
+            ),
         ],
         schema=IDENTITY_SCHEMA,
     )
@@ -490,7 +583,7 @@ def restore_links(catalog: Catalog, then: Catalog) -> None:
     catalog.tables.retry(LINKS, once)
 
 
-def check_identity(catalog: Catalog, space: str, uids: AbstractSet[str]) -> list[Problem]:
+def check_identity(catalog: Catalog, space: str, uids: pa.ChunkedArray) -> list[Problem]:
     """Check that the mapping of one space is one step long and names features that are there.
 
     Parameters
@@ -499,19 +592,21 @@ def check_identity(catalog: Catalog, space: str, uids: AbstractSet[str]) -> list
         Pinned.
     space : str
         Feature space.
-    uids : set of str
+    uids : pyarrow.ChunkedArray of str
         Its registered features.
     """
     rows = read_identity(catalog, space)
     if rows is None:
         return []
-    sources, targets = rows.column("feature_uid").to_pylist(), rows.column("target_uid").to_pylist()
-    wrong = [uid for uid in {*sources, *targets} if uid not in uids]
+    sources, targets = rows.column("feature_uid"), rows.column("target_uid")
+    named = pa.chunked_array([*sources.chunks, *targets.chunks], pa.string()).unique()
+    wrong = named.filter(pc.invert(pc.is_in(named, value_set=uids.combine_chunks())))
     problems = []
     if wrong:
-        text = f"{len(wrong):,} features of {space!r} that it names are not registered, for instance {wrong[0]}"
+        text = f"{len(wrong):,} features of {space!r} that it names are not registered, for instance {wrong[0].as_py()}"
         problems.append(Problem("feature-identity", IDENTITY, text, "Restore the atlas from a copy."))
-    if len(set(sources)) < len(sources) or set(sources) & set(targets):
+    further = pc.any(pc.is_in(targets, value_set=sources.combine_chunks())).as_py()
+    if further or pc.count_distinct(sources).as_py() < len(sources):
         text = f"features of {space!r} count as several others, or as one that counts as another"
         problems.append(Problem("feature-identity", IDENTITY, text, "Restore the atlas from a copy."))
     return problems

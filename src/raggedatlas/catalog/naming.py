@@ -25,6 +25,7 @@ class _Candidate:
     row: int
     gene: str
     evidence: str
+    table: str | None = None
 
 
 @dataclass
@@ -37,6 +38,8 @@ class NamedFeatures:
         Registry row -> the row that it counts as.
     evidence : dict of int to str
         Why, for those that joined.
+    sources : dict of int to str
+        The gene table that says so, for those that joined by one.
     ambiguous : dict of int to tuple of int
         Registry row -> the rows that it may be, where there are several.
     genes : dict of int to str
@@ -45,8 +48,15 @@ class NamedFeatures:
 
     joined: dict[int, int] = field(default_factory=dict)
     evidence: dict[int, str] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
     ambiguous: dict[int, tuple[int, ...]] = field(default_factory=dict)
     genes: dict[int, str] = field(default_factory=dict)
+
+    def join(self, row: int, into: int, why: _Candidate) -> None:
+        """Let a row count as another."""
+        self.joined[row], self.evidence[row] = into, why.evidence
+        if why.table is not None:
+            self.sources[row] = why.table
 
 
 class NameResolver:
@@ -117,8 +127,7 @@ class NameResolver:
                 first = sorted({one.row for one in candidates if one.row >= 0 and one.rank == best})
                 rows = first if len(first) == 1 and best < _FILE_RANK else rows
             if len(rows) == 1:
-                found.joined[row] = rows[0]
-                found.evidence[row] = min((one.rank, one.evidence) for one in candidates if one.row == rows[0])[1]
+                found.join(row, rows[0], min((one for one in candidates if one.row == rows[0]), key=_order))
                 continue
             if rows:
                 found.ambiguous[row] = tuple(rows)
@@ -126,9 +135,7 @@ class NameResolver:
             best = min((one.rank for one in candidates), default=0)
             unregistered = [one for one in candidates if one.rank == best]
             if len({one.gene for one in unregistered}) == 1:
-                of_gene.setdefault(unregistered[0].gene, []).append(
-                    (row, min(unregistered, key=lambda one: one.evidence))
-                )
+                of_gene.setdefault(unregistered[0].gene, []).append((row, min(unregistered, key=_order)))
             else:
                 self._by_known_organism(row, found)
         for gene, members in of_gene.items():
@@ -139,7 +146,9 @@ class NameResolver:
         """Return what the name of a row may mean, at the first level at which it means anything."""
         name, organism = self._names[row], self._organisms[row]
         found = [
-            _Candidate(claim.level, claim.rank, self._row_of.get(claim.gene, -1), claim.gene, claim.evidence)
+            _Candidate(
+                claim.level, claim.rank, self._row_of.get(claim.gene, -1), claim.gene, claim.evidence, claim.table
+            )
             for claim in self._claims.get(name, ())
             if UNKNOWN in (organism, claim.organism) or organism == claim.organism
         ]
@@ -178,7 +187,12 @@ class NameResolver:
         found.genes[first] = gene
         for row, candidate in members:
             if row != first:
-                found.joined[row], found.evidence[row] = first, candidate.evidence
+                found.join(row, first, candidate)
+
+
+def _order(one: _Candidate) -> tuple[int, str, str]:
+    """Order candidates that mean the same: the best source first."""
+    return one.rank, one.evidence, one.table or ""
 
 
 def _known_rows(ids: pa.ChunkedArray, accession: NDArray[np.bool_], tables: Genes | None) -> dict[int, str]:

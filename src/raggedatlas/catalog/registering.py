@@ -30,7 +30,7 @@ def register_features(catalog: Catalog, space: str, *given: pa.Table) -> int:
         Feature space.
     *given : pyarrow.Table
         Column `uid`, in which no value comes twice, and any other columns of the registry. A known feature takes every value that
-        is given here and not null, but for its symbol and organism: a symbol given by hand (`symbol_source`) replaces any, one
+        is given here and not null, but for its id, which stays, its symbol and organism: a symbol given by hand (`symbol_source`) replaces any, one
         from a file only a bare id or a symbol from a file that comes after it in alphabetical order, so that the order of files
         does not matter; a known organism stays. Every symbol ever given stays as an alias, and aliases add up. All tables go in
         with one commit.
@@ -185,7 +185,10 @@ def _corrected(old: pa.Table, given: pa.Table) -> pa.Table:
     for name in set(given.column_names) - {*_PROTECTED, "aliases", "symbol", "symbol_source"}:
         was = old.column(name)
         offered = given.column(name).cast(was.type)
-        now = _known_organism(was, offered) if name == "organism" else pc.coalesce(offered, was)
+        if name == "organism":
+            now = _known_organism(was, offered)
+        else:
+            now = pc.coalesce(was, offered) if name == "feature_id" else pc.coalesce(offered, was)
         differs = pc.fill_null(pc.not_equal(now, was), fill_value=False).to_numpy()
         changed |= differs | (was.is_null().to_numpy() & now.is_valid().to_numpy())
         columns[name] = now

@@ -73,7 +73,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
     if not catalog.tables.settled(LAYOUTS):
         sync_layouts(catalog)
     changed = []
-    results = catalog.tables.existing(OPTIONAL)
+    results = [*catalog.tables.versions(OPTIONAL)]
     names = (CELLS, DATASETS, LAYOUTS, *results, *registry_tables(catalog).values())
     for name in names:
         try:

@@ -167,12 +167,12 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
     """
     tables = catalog.tables
     versions = {DATASETS: tables.version(DATASETS)}
-    versions |= {name: tables.version(name) for name in tables.existing((RESULTS, GEOMETRY))}
+    versions |= tables.versions((RESULTS, GEOMETRY))
     if assign:
         assign_indices(catalog)
         update_identity(catalog, registry_tables(catalog))
     # Before the registries, which only grow: every feature that it names is then in them.
-    versions |= {name: tables.version(name) for name in tables.existing(IDENTITY_TABLES)}
+    versions |= tables.versions(IDENTITY_TABLES)
     versions |= {name: tables.version(name) for name in (CELLS, LAYOUTS)}
     spaces = {name: space.to_json() for name, space in catalog.spaces().items()}
     versions |= {table: tables.version(table) for table in registry_tables(catalog).values()}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,7 +38,7 @@ def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str
     Raises
     ------
     SchemaError
-        If the rows are of no known form.
+        If the rows are of no known form, or give a registered feature another id.
     """
     catalog.require_tip("register_features()")
     catalog.add_space(catalog.space(space))
@@ -52,6 +53,7 @@ def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str
             by_hand = pc.if_else(rows.column("symbol").is_valid(), BY_HAND, pa.scalar(None, pa.string()))
             kept = rows.drop_columns([name for name in ("symbol_source",) if name in rows.column_names])
             rows = kept.append_column("symbol_source", by_hand)
+        _refuse_other_ids(catalog, space, rows)
         n_new = register_features(catalog, space, rows)
     if redirects:
         registry = read_registry(catalog, space)
@@ -78,6 +80,22 @@ def _rows(features: Any) -> pa.Table:  # noqa: ANN401  (several forms)
     raise SchemaError(
         f"register_features() takes a pandas frame, an Arrow table, or a list of FeatureBaseSchema objects; got {type(features).__name__}."
     )
+
+
+def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
+    """Refuse to give a registered feature another id: it is what its file said, and others may be joined with it by that."""
+    if not {"uid", "feature_id"} <= {*rows.column_names}:
+        return
+    known = read_registry(catalog, space).table
+    at = pc.index_in(rows.column("uid"), value_set=known.column("uid").combine_chunks())
+    own, given = known.column("feature_id").take(at), rows.column("feature_id")
+    differs = np.flatnonzero(pc.fill_null(pc.not_equal(own, given), fill_value=False).to_numpy())
+    if len(differs):
+        first = int(differs[0])
+        raise SchemaError(
+            f"{len(differs):,} registered features of {space!r} are given another feature_id, for instance {given[first].as_py()!r} in place of "
+            f"{own[first].as_py()!r}; a feature keeps its id. Give the name as symbol or aliases, or use atlas.identity.link(feature, target)."
+        )
 
 
 def _without(schema: pa.Schema) -> pa.Schema:

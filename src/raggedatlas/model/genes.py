@@ -61,6 +61,8 @@ class GeneTableInfo:
         Genes, or pairs.
     sha256 : str
         Of the file's text, unpacked.
+    loaded_at : str
+        When the atlas got it, in ISO format; empty for a table that no atlas has, or that an earlier version loaded.
     """
 
     name: str
@@ -70,6 +72,7 @@ class GeneTableInfo:
     organisms: tuple[str, ...]
     n_rows: int
     sha256: str
+    loaded_at: str = ""
 
     @property
     def rank(self) -> int:

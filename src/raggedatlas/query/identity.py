@@ -192,7 +192,8 @@ class FeatureIdentity:
         loaded = read_gene_tables(path, organism=organism, release=release, name=name)
         put_tables(self._catalog, loaded)
         self.update()
-        return _table_frame([table.info for table in loaded])
+        names = {table.info.name for table in loaded}
+        return _table_frame([info for info in list_tables(self._catalog) if info.name in names])
 
     def remove(self, name: str) -> None:
         """Take a gene table away, and derive the mapping without it; snapshots keep it.
@@ -212,7 +213,7 @@ class FeatureIdentity:
         -------
         pandas.DataFrame
             One row per table, indexed by name: kind (``genes`` or ``orthologs``), source, release, organisms, n_rows, sha256 of the
-            unpacked file.
+            unpacked file, loaded_at.
         """
         return _table_frame(list_tables(self._catalog))
 
@@ -447,6 +448,6 @@ def _kind(evidence: str) -> str:
 def _table_frame(infos: Sequence[GeneTableInfo]) -> "pd.DataFrame":
     import pandas as pd
 
-    columns = ["name", "kind", "source", "release", "organisms", "n_rows", "sha256"]
+    columns = ["name", "kind", "source", "release", "organisms", "n_rows", "sha256", "loaded_at"]
     rows = [{**asdict(info), "organisms": ", ".join(info.organisms)} for info in infos]
     return pd.DataFrame(rows, columns=columns).set_index("name")

@@ -28,6 +28,9 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 ROW_ID = "_rowid"
 """Column of the stable row ids."""
 
+CHANGED_AT = "_row_last_updated_at_version"
+"""Column of the version that last wrote a row; compaction does not change it."""
+
 FILE_FORMAT: Literal["2.2"] = "2.2"
 """Lance file format that both pylance and lancedb read (decided in the design)."""
 
@@ -104,14 +107,19 @@ class TableRows:
             return False
         return True
 
-    def existing(self, names: Sequence[str]) -> list[str]:
-        """Return those of some tables that exist, in their order.
+    def versions(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the versions of those of some tables that exist, in their order.
 
         One listing spares the requests of opening tables that are not there; those that are listed are opened, because a process
         that died while it created one leaves a folder without a table.
         """
         listed = set(self.names())
-        return [name for name in names if name in listed and self.has(name)]
+        found: dict[str, int] = {}
+        for name in names:
+            with contextlib.suppress(NotFoundError):
+                if name in listed:
+                    found[name] = self.version(name)
+        return found
 
     def create(self, name: str, schema: pa.Schema) -> None:
         """Create an empty table; one that is there already with these columns and no rows is taken over.

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.testing.annotated import small_anndata
 
 

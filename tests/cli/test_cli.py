@@ -20,9 +20,10 @@ from scipy.sparse import csr_matrix
 from typer.testing import CliRunner
 
 from raggedatlas import __version__
-from raggedatlas.cli import app, printing
+from raggedatlas.cli import printing
 from raggedatlas.cli.options import pairs, version_of
 from raggedatlas.cli.printing import fit_widths, plain, printable, text_of
+from raggedatlas.cli.verbs import app
 
 Ask = Callable[..., Any]
 

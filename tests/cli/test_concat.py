@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.testing.annotated import small_anndata
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.

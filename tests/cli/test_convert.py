@@ -11,7 +11,7 @@ import pytest
 import zarr
 from typer.testing import CliRunner
 
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.testing.annotated import small_anndata
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.testing.damaged import damage, write_good
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.testing.modelled import Modelled, make_modelled
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.testing.slides import make_slide
 from raggedatlas.vectors.building import make_geometry
 from raggedatlas.vectors.writing import write

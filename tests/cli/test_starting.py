@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anndata as ad
+from anndata.tests.helpers import assert_equal
+
 from raggedatlas import RaggedAtlas
 
 
@@ -47,3 +50,39 @@ put_off_pandas()
 assert pa.array(pd.Series([None, 1.0])).null_count == 1
 """
     run_python(code)
+
+
+def test_a_frequent_verb_comes_alone_and_anything_else_with_all() -> None:
+    """The frequent verbs are in the modules that the table says; a mistake, or nothing, is answered with all of them."""
+    code = """
+import sys
+import typer.main
+from raggedatlas.cli.starting import FREQUENT, import_verb
+def verbs(*words):
+    return set(typer.main.get_command(import_verb(*words)).commands)
+for verb, home in FREQUENT.items():
+    assert verb in verbs(verb), verb
+assert "raggedatlas.cli.models" in sys.modules or "infer" not in verbs("ls")
+every = verbs("typo")
+assert {*FREQUENT, "infer", "genes"} <= every and verbs() == every
+"""
+    run_python(code)
+
+
+def test_a_query_to_h5ad_needs_no_anndata(tmp_path: Path, data_dir: Path) -> None:
+    """Frames, text and values of a query are written, and its first cells shown, without anndata, Zarr and SciPy."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(str(data_dir / "lung_C144.h5"))
+    atlas.snapshot()
+    code = """
+import atexit, sys
+from raggedatlas.cli import main
+heavy = {"anndata", "scipy", "lancedb", "zarr"}
+atexit.register(lambda: print("heavy:", sorted(heavy & set(sys.modules))))
+sys.argv[:] = ["raggedatlas", "query", sys.argv[1], "-f", "CD3E", "-o", sys.argv[2]]
+main()
+"""
+    out = tmp_path / "few.h5ad"
+    assert run_python(code, str(tmp_path / "atlas"), str(out)).endswith("heavy: []\n")
+    atlas.checkout(1).query().features("CD3E").to_anndata().write_h5ad(tmp_path / "theirs.h5ad")
+    assert_equal(ad.read_h5ad(out), ad.read_h5ad(tmp_path / "theirs.h5ad"))

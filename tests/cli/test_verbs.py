@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 from typer.testing import CliRunner
 
 from raggedatlas import RaggedAtlas, ResultDataset
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 
 MODEL = """
 import numpy as np

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import raggedatlas as ra
 import raggedatlas.verbs
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.query.query import Query
 from raggedatlas.testing.annotated import small_anndata

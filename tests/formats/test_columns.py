@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
+from anndata.io import write_elem
 
 from raggedatlas.errors import SchemaError, SourceError
 from raggedatlas.formats.anndata.frames import open_table, read_frame
 from raggedatlas.formats.columns import write_table
 from raggedatlas.formats.containers import Container, open_hdf5, open_zarr
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.members import write_element
+from raggedatlas.formats.members import plain_text, write_element
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.model.tables import Column, ColumnTable, Texts, arrow_table
@@ -318,3 +319,26 @@ def test_objects_in_memory_need_no_table(tmp_path: Path) -> None:
     assert source.table("obs") is None  # type: ignore[attr-defined]
     copy(source, tmp_path / "x.h5ad")
     assert ad.read_h5ad(tmp_path / "x.h5ad").shape == (3, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip", "compression_opts": 1}], ids=["plain", "gzip"])
+def test_hdf5_is_written_as_anndata_writes_it(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Groups, arrays, their types, chunks by rows aside, and attributes are those of anndata's own writer."""
+    value = {
+        "text": "a", "number": 3, "truth": True, "half": np.float16(0.5), "none": {}, "ints": np.arange(6).reshape(2, 3),
+        "texts": np.array(["x", "yé", ""], dtype=object), "no texts": np.array([], dtype=object),
+        "frame": pd.DataFrame(
+            {"c": pd.Categorical(["b", "a", "b"], ordered=True), "n": [1.5, np.nan, 2], "t": ["p", "q", "r"],
+             "i": pd.array([1, None, 3], dtype="Int64")},
+            index=pd.Index(["r1", "r2", "r3"], name="rows"),
+        ),
+        "bare": pd.DataFrame(index=pd.Index(["a"], dtype=object)),
+        "inside": {"codes": pd.Categorical([1, 2, 1]), "big": 2**40},
+    }  # fmt: skip
+    with h5py.File(tmp_path / "ours.h5", "w") as ours, h5py.File(tmp_path / "theirs.h5", "w") as theirs:
+        write_element(ours, "at", value, options)
+        plain = {**value, **{name: plain_text(value[name]) for name in ("frame", "bare")}}
+        write_elem(theirs, "at", plain, dataset_kwargs=options)
+        seen = [dict(contents(file)) for file in (ours, theirs)]
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 25

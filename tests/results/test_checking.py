@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import raggedatlas as ra
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.results.checking import validate_results
 from raggedatlas.results.checksums import CHECKSUMS

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raggedatlas import InferenceDataSet, ResultDataset, ResultDatasetWriter, convert_results, load_results_dataset
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.errors import (
     AtlasError,
     CorruptError,

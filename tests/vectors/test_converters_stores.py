@@ -13,7 +13,7 @@ import shapely
 from click.testing import Result
 from typer.testing import CliRunner
 
-from raggedatlas.cli.app import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError
 from raggedatlas.vectors.building import Cutting
 from raggedatlas.vectors.coarsening.steps import Steps

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from raggedatlas.cli.app import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.testing.geometry import ALL, EDGE
 from raggedatlas.vectors import inspect

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError
 from raggedatlas.store.location import Location
 from raggedatlas.testing.buckets import Remote

@@ -1,5 +1,6 @@
 """Feature registries: read them, resolve names, find the datasets that measured some features."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -15,6 +16,7 @@ from raggedatlas.errors import FeatureError, NotFoundError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions, organism_name, parse_accession
 from raggedatlas.store.sql import equals, in_list
 
+_Known = tuple[dict[str, list[str]], dict[str, list[str]], dict[str, list[str]], dict[str, list[str]]]
 _SHOWN = 10
 """Features of one name that a message lists."""
 
@@ -139,25 +141,28 @@ class Registry:
         names: list[str] = pc.coalesce(*(pc.if_else(pc.equal(c, ""), None, c) for c in columns)).to_pylist()
         return names
 
-    @cached_property
-    def _names(self) -> tuple[dict[str, list[str]], ...]:
-        uids = self.uids.tolist()
-        ids = self.table.column("feature_id")
-        named = pc.and_(ids.is_valid(), pc.invert(are_accessions(ids)))
-        by_id = by_name(zip(pc.if_else(named, None, ids).to_pylist(), uids, strict=True))
+    def _answering(self, names: Sequence[str]) -> _Known:
+        """Return the features that some names may mean: by id, symbol, previous symbol and alias, for each name their uids."""
+        spellings = {part for name in names for part in (name, name.split(":", 1)[-1])}
+        wanted = pa.array({*spellings, *(parse_accession(one).name for one in spellings)} - {""}, pa.string())
+        uids, ids = self.table.column("uid"), self.table.column("feature_id")
+        known: _Known = {}, {}, {}, {}
+        by_id, by_symbol, by_previous, by_alias = known
+        rows, at = find_rows(ids, wanted)
         # The id of a feature without an accession is a name like a symbol, and no better than one.
-        by_symbol = by_name(
-            (name, uid)
-            for uid, *names in zip(
-                uids, pc.if_else(named, ids, None).to_pylist(), self.table.column("symbol").to_pylist(), strict=True
-            )
-            for name in dict.fromkeys(names)
-        )
-        aliases = self.table.column("aliases").to_pylist()
-        by_alias = by_name((alias, uid) for names, uid in zip(aliases, uids, strict=True) for alias in names or ())
-        pairs = [] if self.facts is None else [self.facts.column(i).to_pylist() for i in ("previous", "feature_uid")]
-        by_previous = by_name((name, uid) for names, uid in zip(*pairs, strict=True) for name in names)
-        return by_id, by_symbol, by_previous, by_alias
+        accession = are_accessions(ids.take(pa.array(rows))).to_numpy()
+        for found, kept in ((by_id, accession), (by_symbol, ~accession)):
+            _gather(found, wanted, at[kept], uids.take(pa.array(rows[kept])))
+        rows, at = find_rows(self.table.column("symbol"), wanted)
+        _gather(by_symbol, wanted, at, uids.take(pa.array(rows)))
+        listed = [(by_alias, self.table.column("aliases"), uids)]
+        if self.facts is not None:
+            listed.append((by_previous, self.facts.column("previous"), self.facts.column("feature_uid")))
+        for found, column, of in listed:
+            lists = column.combine_chunks()
+            entries, at = find_rows(pa.chunked_array([pc.list_flatten(lists)]), wanted)
+            _gather(found, wanted, at, of.take(pc.list_parent_indices(lists).take(pa.array(entries))))
+        return known
 
     def names_of(self, uids: Iterable[str]) -> list[str]:
         """Return the name that people know for each uid; an unknown uid is its own name."""
@@ -166,8 +171,9 @@ class Registry:
 
     def ids_of(self, uids: Iterable[str]) -> list[str]:
         """Return the id of each uid, or the uid itself where it has none."""
-        ids = self.table.column("feature_id")
-        return [ids[self.row_of[uid]].as_py() or uid for uid in uids]
+        asked = [*uids]
+        ids = self.table.column("feature_id").take(pa.array([self.row_of[uid] for uid in asked], pa.int64()))
+        return [identifier or uid for identifier, uid in zip(ids.to_pylist(), asked, strict=True)]
 
     def describe(self, uid: str) -> str:
         """Format a feature for a message: organism, symbol and id, and the spelling that names it alone.
@@ -221,10 +227,11 @@ class Registry:
         found: list[tuple[str, str]] = []
         unknown: list[str] = []
         ambiguous: dict[str, tuple[str, ...]] = {}
+        known = self._answering(names)
         for name in names:
-            how, ends = self._lookup(name, follow=follow)
+            how, ends = self._lookup(name, known, follow=follow)
             if not ends and ":" in name:
-                how, ends = self._lookup_within(*name.split(":", 1), follow=follow)
+                how, ends = self._lookup_within(name, known, follow=follow)
             if len(ends) == 1:
                 found.append((ends[0], how))
             elif ends:
@@ -234,10 +241,15 @@ class Registry:
         return Resolved(tuple(u for u, _ in found), tuple(h for _, h in found), tuple(unknown), ambiguous)
 
     def _lookup(
-        self, name: str, among: Callable[[str], bool] = lambda _: True, *, follow: bool
+        self,
+        name: str,
+        known: _Known,
+        among: Callable[[str], bool] = lambda _: True,
+        *,
+        follow: bool,
     ) -> tuple[str, list[str]]:
         """Return how a name is known and the features that it means, among those for which `among` holds."""
-        by_id, by_symbol, by_previous, by_alias = self._names
+        by_id, by_symbol, by_previous, by_alias = known
         ways = (
             ("uid", [name] if name in self.row_of else []), ("id", by_id.get(name, [])),
             ("id", by_id.get(parse_accession(name).name, [])), ("symbol", by_symbol.get(name, [])),
@@ -250,8 +262,9 @@ class Registry:
                 return how, [uid for uid in ends if uid not in self._types] or ends
         return "", []
 
-    def _lookup_within(self, group: str, name: str, *, follow: bool) -> tuple[str, list[str]]:
-        """Look a name up among the features of one organism or namespace."""
+    def _lookup_within(self, spelling: str, known: _Known, *, follow: bool) -> tuple[str, list[str]]:
+        """Look a name up among the features of the organism or namespace before its colon."""
+        group, name = spelling.split(":", 1)
         organisms, ids = self.table.column("organism"), self.table.column("feature_id")
         wanted = organism_name(group)
 
@@ -261,10 +274,10 @@ class Registry:
             groups = (parse_accession(identifier).namespace, self._types.get(uid, "").lower())
             return (organisms[row].as_py() or UNKNOWN) == wanted or group.lower() in groups
 
-        return self._lookup(name, among, follow=follow)
+        return self._lookup(name, known, among, follow=follow)
 
-    def require(self, names: Sequence[str], *, follow: bool = True) -> tuple[str, ...]:
-        """Resolve names, all of them; see `resolve`.
+    def require(self, names: Sequence[str], *, follow: bool = True, once: bool = True) -> tuple[str, ...]:
+        """Resolve names, all of them; see `resolve`. A feature may be asked for twice unless `once`.
 
         Raises
         ------
@@ -284,7 +297,7 @@ class Registry:
                 f"Of {len(names)} features asked for in {self.space!r} ({len(self.uids):,} registered), {'; '.join(parts)}. "
                 "Ask by a name that is known and means one feature, or leave these out."
             )
-        repeated = sorted({uid for uid in resolved.uids if resolved.uids.count(uid) > 1})
+        repeated = {uid for uid, n in Counter(resolved.uids).items() if n > 1 and once}
         if repeated:
             twice = [name for name, uid in zip(names, resolved.uids, strict=True) if uid in repeated]
             raise FeatureError(
@@ -295,8 +308,9 @@ class Registry:
     def _near(self, name: str) -> list[str]:
         import difflib
 
-        by_id, *others = self._names
-        folded = {key.casefold(): key for names in (*reversed(others), by_id) for key in names}
+        lists = [self.table.column("aliases"), *([] if self.facts is None else [self.facts.column("previous")])]
+        texts = [*map(pc.list_flatten, lists), self.table.column("symbol"), self.table.column("feature_id")]
+        folded = {key.casefold(): key for column in texts for key in column.to_pylist() if key}
         return [folded[key] for key in difflib.get_close_matches(name.casefold(), folded, n=3)]
 
 
@@ -397,13 +411,10 @@ def find_datasets_with_features(
     }
 
 
-def by_name(pairs: Iterable[tuple[str | None, str]]) -> dict[str, list[str]]:
-    """Gather what answers to each name; empty names are nobody's."""
-    found: dict[str, list[str]] = {}
-    for name, uid in pairs:
-        if name:
-            found.setdefault(name, []).append(uid)
-    return found
+def _gather(found: dict[str, list[str]], names: pa.Array, at: NDArray[np.int32], uids: pa.ChunkedArray) -> None:
+    """Add features, each with the number of its name, to those of the names."""
+    for name, uid in zip(names.take(pa.array(at)).to_pylist(), uids.to_pylist(), strict=True):
+        found.setdefault(name, []).append(uid)
 
 
 def find_rows(column: pa.ChunkedArray, wanted: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -1,51 +1,13 @@
 """The command ``raggedatlas``: each verb parses, calls one library function, and prints."""
 
-from raggedatlas.cli import (
-    annotations,
-    building,
-    concat,
-    convert,
-    files,
-    finding,
-    genes,
-    geometries,
-    looking,
-    models,
-    query,
-    reducing,
-    results,
-    serve,
-    snapshots,
-    upkeep,
-    view,
-)
-from raggedatlas.cli.app import app
-from raggedatlas.cli.starting import put_off_pandas
+import sys
 
-__all__ = [
-    "annotations",
-    "app",
-    "building",
-    "concat",
-    "convert",
-    "files",
-    "finding",
-    "genes",
-    "geometries",
-    "looking",
-    "main",
-    "models",
-    "query",
-    "reducing",
-    "results",
-    "serve",
-    "snapshots",
-    "upkeep",
-    "view",
-]
+from raggedatlas.cli.starting import import_verb, put_off_pandas, quicken
 
 
 def main() -> None:
     """Run the command line; exit codes are 0 for done, 1 for refused or found wrong, 2 for a command that was not understood."""
+    quicken()
     put_off_pandas()
+    app = import_verb(*sys.argv[1:2])
     app(prog_name="raggedatlas")

@@ -104,7 +104,7 @@ def _show_cells(asked: "Query", version: int, selection: Selection, head: int, *
     rows = few.to_arrow().to_pylist()
     columns = [name for name in (rows[0] if rows else {}) if name != "uid"]
     if selection.features and rows:
-        values = _values(few)
+        values = _values(few, len(rows))
         rows = [{**row, "values": values.get(row["uid"])} for row in rows]
     if as_json:
         show_json({"snapshot": version, "n_cells": n, "cells": rows})
@@ -115,16 +115,19 @@ def _show_cells(asked: "Query", version: int, selection: Selection, head: int, *
     show(f"{n:,} cells at snapshot {version}" + (f", the first {len(rows):,} shown" if len(rows) < n else ""))
 
 
-def _values(few: "Query") -> dict[str, dict[str, Any]]:
+def _values(few: "Query", n: int) -> dict[str, dict[str, Any]]:
     """Give the asked features of a few cells: uid -> name -> value."""
-    adata = few.to_anndata()
-    dense = adata.X.toarray() if hasattr(adata.X, "toarray") else adata.X
-    symbols = adata.var["symbol"].tolist() if "symbol" in adata.var else []
-    names = [
-        symbol if isinstance(symbol, str) else name
-        for symbol, name in zip(symbols or adata.var_names, adata.var_names, strict=True)
-    ]
-    return {uid: dict(zip(names, row, strict=True)) for uid, row in zip(adata.obs_names, dense.tolist(), strict=True)}
+    from raggedatlas.catalog.features import read_registry
+
+    (batch,) = few.batches(n)
+    uids = batch.obs.column("uid").to_pylist()
+    found: dict[str, dict[str, Any]] = {uid: {} for uid in uids}
+    for space, part in batch.spaces.items():
+        names = read_registry(few.catalog, space).names_of(part.features.tolist()) if len(part.features) else []
+        rows = part.block.first_rows()
+        for i in part.present.nonzero()[0].tolist():
+            found[uids[i]].update(zip(names, rows[i].tolist(), strict=True))
+    return found
 
 
 @app.command(rich_help_panel=ASK, epilog="Example: raggedatlas export pbmc.atlas b.h5ad --where \"cell_type = 'B'\"")

@@ -6,6 +6,9 @@ import numpy as np
 
 from raggedatlas.formats.members import (
     COLUMN_CHUNK,
+    MANY,
+    TABLE_ENCODING,
+    bare,
     check_columns,
     plain_column,
     plain_index,
@@ -16,11 +19,7 @@ from raggedatlas.formats.members import (
 from raggedatlas.model.tables import Column, ColumnTable, Texts
 from raggedatlas.store.allocators import give_back
 
-ENCODING = {"encoding-type": "dataframe", "encoding-version": "0.2.0"}
 TEXT_ENCODING = {"encoding-type": "string-array", "encoding-version": "0.2.0"}
-
-MANY = 5_000
-"""Columns from which HDF5 must keep a group's list of them in a way that allows for long ones."""
 
 
 def write_any(group: Any, path: str, value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
@@ -58,7 +57,7 @@ def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, An
     index = "_index" if table.index.name is None else table.index.name
     tracked = {"track_order": True} if len(names) > MANY and not is_zarr else {}
     made = group.create_group(path, **tracked)
-    for key, value in {**ENCODING, "column-order": names, "_index": index}.items():
+    for key, value in {**TABLE_ENCODING, "column-order": names, "_index": index}.items():
         made.attrs[key] = value
     for column, name in zip((table.index, *table.columns), (index, *names), strict=True):
         _write_column(made, (name, f"{path}/{name}"), column, options, is_index=column is table.index)
@@ -84,10 +83,8 @@ def _write_column(
         return
     if isinstance(values, Texts):
         values = pd.Index(values.whole(), dtype=object) if is_index else pd.Series(values.whole(), dtype=values.dtype)
-    plain: Any = plain_index(values).array if is_index else plain_column(values, inferred=inferred)
-    # Arrays of text are of a subclass, and may have missing values.
-    bare = type(plain) is pd.arrays.NumpyExtensionArray
-    write_member(group, where, plain.to_numpy() if bare else plain, options)
+    plain = bare(plain_index(values).array if is_index else plain_column(values, inferred=inferred))
+    write_member(group, where, plain, options)
 
 
 def _write_nullable_texts(group: Any, where: tuple[str, str], texts: Texts, options: dict[str, Any]) -> None:  # noqa: ANN401

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.containers import unknown_encoding
@@ -15,6 +16,11 @@ from raggedatlas.store.quiet import warnings_as
 
 COLUMN_CHUNK = TEXT_ROWS
 """Rows per chunk of the columns of a table; shorter ones are one chunk."""
+
+TABLE_ENCODING = {"encoding-type": "dataframe", "encoding-version": "0.2.0"}
+
+MANY = 5_000
+"""Columns from which HDF5 must keep a group's list of them in a way that allows for long ones."""
 
 
 def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
@@ -59,15 +65,88 @@ def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[s
     SchemaError
         If it cannot be written.
     """
+    name, path = where
+    if not hasattr(group, "store"):
+        with refused(path):
+            if _written_plainly(group, where, value, options):
+                return
     import anndata
     from anndata.experimental import write_dispatched
 
-    name, path = where
     callback = _in_chunks if hasattr(group, "store") or options else _as_told
     # Slashes that are left by now are in columns of HDF5, which every anndata reads though 0.13 does not write them.
     allowed = {"allow_write_nullable_strings": True, "disallow_forward_slash_in_h5ad": False}
     with warnings_as("ignore"), anndata.settings.override(**allowed), refused(path):
         write_dispatched(group, name, value, callback=callback, dataset_kwargs=options)
+
+
+def _written_plainly(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> bool:  # noqa: ANN401
+    """Write what most files consist of into HDF5 as anndata does, and say whether that was done.
+
+    These are mappings, tables, categoricals, numbers, text and arrays; importing anndata takes longer than writing them.
+    """
+    name, path = where
+    grouped, array = _members(value), _plain_array(value)
+    if grouped is None and array is None:
+        return False
+    if name in group:
+        del group[name]
+    if grouped is not None:
+        members, attributes = grouped
+        made = group.create_group(name)
+        for key, inner in members.items():
+            write_member(made, (key, f"{path}/{key}"), inner, options)
+    else:
+        assert array is not None
+        values, encoding = array
+        kept = options if values.ndim else {}
+        if kept and values.ndim == 1 and len(values):
+            kept = {**kept, "chunks": (min(len(values), COLUMN_CHUNK),)}
+        made = group.create_dataset(name, data=values, dtype=values.dtype, **kept)
+        attributes = {"encoding-type": encoding, "encoding-version": "0.2.0"}
+    for key, stated in attributes.items():
+        made.attrs[key] = stated
+    return True
+
+
+def _members(value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:  # noqa: ANN401
+    """Return what a mapping, a categorical or a table consists of, and its attributes; None for anything else."""
+    import pandas as pd
+
+    if type(value) is dict and all(type(key) is str for key in value):
+        return value, {"encoding-type": "dict", "encoding-version": "0.1.0"}
+    if isinstance(value, pd.Categorical):
+        members = {"codes": value.codes, "categories": value.categories.to_numpy()}
+        return members, {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": bool(value.ordered)}
+    if type(value) is not pd.DataFrame or value.index.name in value.columns or value.shape[1] > MANY:
+        return None
+    index = "_index" if value.index.name is None else str(value.index.name)
+    columns = {name: bare(value.iloc[:, i].array) for i, name in enumerate(value.columns)}
+    return {**columns, index: bare(value.index.array)}, {**TABLE_ENCODING, "column-order": [*columns], "_index": index}
+
+
+def bare(column: Any) -> Any:  # noqa: ANN401  (a pandas array)
+    """Return a column's NumPy array where it is nothing else; arrays of text are of a subclass, and may have missing values."""
+    import pandas as pd
+
+    return column.to_numpy() if type(column) is pd.arrays.NumpyExtensionArray else column
+
+
+def _plain_array(value: Any) -> tuple[NDArray[Any], str] | None:  # noqa: ANN401
+    """Return a number, a text, or an array of either as HDF5 takes it, with AnnData's name for it; None for anything else."""
+    import h5py
+    import pandas as pd
+
+    if isinstance(value, str):
+        return np.array(value, h5py.string_dtype()), "string"
+    if isinstance(value, bool | int | float | np.generic) and np.array(value).dtype.kind in "biuf":
+        return np.array(value), "numeric-scalar"
+    if type(value) is not np.ndarray or not value.ndim:
+        return None
+    if value.dtype.kind in "biuf":
+        return value, "array"
+    is_text = value.dtype == object and pd.api.types.infer_dtype(value, skipna=False) in {"string", "empty"}
+    return (value.astype(h5py.string_dtype()), "string-array") if is_text and value.ndim == 1 else None
 
 
 @contextmanager

@@ -57,9 +57,8 @@ def register(catalog: Catalog, features: Any, space: str, redirects: Mapping[str
         n_new = register_features(catalog, space, rows)
     if redirects:
         registry = read_registry(catalog, space)
-        links = {
-            registry.require([name], follow=False)[0]: registry.require([into])[0] for name, into in redirects.items()
-        }
+        sources = registry.require([*redirects], follow=False, once=False)
+        links = dict(zip(sources, registry.require([*redirects.values()], once=False), strict=True))
         change_links(catalog, space, registry.table, links)
     update_identity(catalog, registry_tables(catalog))
     return n_new

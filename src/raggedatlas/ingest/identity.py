@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -104,7 +104,7 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
     symbols, spellings = _symbols(_texts(var, symbol_source) if symbol_source else [""] * len(ids), parsed, ids)
     kinds = _kinds(var, parsed, space)
     told = [
-        replace(one, organism=organism, namespace=kind.lower() if kind else one.namespace)
+        Accession(kind.lower() if kind else one.namespace, one.name, organism, one.version)
         for one, organism, kind in zip(parsed, organisms, kinds, strict=True)
     ]
     named = feature_uids(space, told)

@@ -37,6 +37,13 @@ class CsrBlock:
         """Number of rows."""
         return len(self.indptr) - 1
 
+    def first_rows(self) -> NDArray[Any]:
+        """Return the first layer as a dense array, (n_rows, n_cols); for few rows."""
+        values = next(iter(self.layers.values()))
+        rows = np.zeros((self.n_rows, self.n_cols), values.dtype)
+        rows[np.repeat(np.arange(self.n_rows), np.diff(self.indptr)), self.indices] = values
+        return rows
+
 
 @dataclass(frozen=True, slots=True)
 class DenseBlock:
@@ -53,7 +60,11 @@ class DenseBlock:
     @property
     def n_rows(self) -> int:
         """Number of rows."""
-        return len(next(iter(self.layers.values())))
+        return len(self.first_rows())
+
+    def first_rows(self) -> NDArray[Any]:
+        """Return the first layer, (n_rows, ...)."""
+        return next(iter(self.layers.values()))
 
 
 Block = CsrBlock | DenseBlock

@@ -343,7 +343,7 @@ def _links(catalog: Catalog, given: Mapping[str, str]) -> str | tuple[tuple[str,
         return AS_GIVEN
     registry = replace(read_registry(catalog, GENE_SPACE), identity=IDENTITY_SCHEMA.empty_table())
     sources = registry.require([*given])
-    links = {source: registry.require([into])[0] for source, into in zip(sources, given.values(), strict=True)}
+    links = dict(zip(sources, registry.require([*given.values()], once=False), strict=True))
     wrong = next((name for name, into in zip(given, links.values(), strict=True) if into in links), None)
     if wrong is not None:
         raise FeatureError(

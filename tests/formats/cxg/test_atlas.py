@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from typer.testing import CliRunner
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg.detecting import detect

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.cli import app
+from raggedatlas.cli.verbs import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.testing.cxgs import write_cxg

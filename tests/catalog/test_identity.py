@@ -229,6 +229,18 @@ def test_links_are_changed_after_a_call_that_died_before_the_mapping(tmp_path: P
         atlas.identity.unlink("A")
 
 
+def test_repair_brings_the_mapping_up_to_date(tmp_path: Path) -> None:
+    """After a call that changed links and died, `repair` derives what follows, and says so once."""
+    atlas = build(tmp_path / "a", {"d": cells(["A", "B"])})
+    registry = read_registry(atlas._catalog, SPACE)
+    [a, b] = registry.require(["A", "B"])
+    change_links(atlas._catalog, SPACE, registry.table, {a: b})
+    assert read_registry(atlas._catalog, SPACE).redirects == {}
+    assert atlas.repair().notes == ("features that count as others: derived anew",)
+    assert read_registry(atlas._catalog, SPACE).redirects == {a: b}
+    assert atlas.repair().notes == ()
+
+
 def test_links_are_refused_with_nothing_changed(tmp_path: Path) -> None:
     """Unknown features, circles and links across organisms are refused; a column `redirect` is not ignored."""
     both = cells(["CD79A", "Cd79a"], 1, gene_ids=[CD79A, CD79A_MOUSE])
@@ -458,6 +470,7 @@ def test_tables_with_other_columns_are_refused(two: tuple[Catalog, str, str]) ->
     """A column of the mapping or of the links that is missing, or of another type, is `CorruptError` with the table's name."""
     catalog = two[0]
     registry = read_registry(catalog, SPACE).table
+    change_links(catalog, SPACE, registry, {registry["uid"][0].as_py(): None})
     update_identity(catalog, registry_tables(catalog))
     readers = {
         IDENTITY: [lambda: read_registry(catalog, SPACE)],

@@ -110,10 +110,10 @@ def test_writes_make_few_requests(remote: Remote, three: Path) -> None:
     remote = Remote.make(remote.proxy)
     remote.upload(three)
     atlas = ra.RaggedAtlas.open(remote.uri, **opened)
-    assert cost(remote.proxy, lambda: atlas.add(small_anndata(4), "d4", organism="human")) <= 180
+    assert cost(remote.proxy, lambda: atlas.add(small_anndata(4), "d4", organism="human")) <= 160
     assert cost(remote.proxy, lambda: atlas.drop_dataset("d3")) <= 30
-    assert cost(remote.proxy, atlas.snapshot) <= 850
-    assert cost(remote.proxy, atlas.snapshot) <= 380
+    assert cost(remote.proxy, atlas.snapshot) <= 780
+    assert cost(remote.proxy, atlas.snapshot) <= 325
 
 
 def test_groups_are_read_side_by_side(remote: Remote, three: Path) -> None:

@@ -24,7 +24,7 @@ RESULTS, GEOMETRY = results.TABLE, geometries.TABLE
 IDENTITY, FACTS, LINKS = "_feature_identity", "_feature_facts", "_feature_links"
 GENE_TABLE, ORTHOLOG_TABLE = "_genes", "_orthologs"
 """Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `RESULTS` comes with the first result of a model,
-`GEOMETRY` with the first geometry store, `IDENTITY` and `LINKS` with the first snapshot or link, the last two with the first gene table, `FACTS` with the first snapshot after it."""
+`GEOMETRY` with the first geometry store, `IDENTITY` with the first snapshot or link, `LINKS` with the first link, the last two with the first gene table, `FACTS` with the first snapshot after it."""
 
 IDENTITY_TABLES = (IDENTITY, FACTS, LINKS, GENE_TABLE, ORTHOLOG_TABLE)
 OPTIONAL = (RESULTS, GEOMETRY, *IDENTITY_TABLES)

@@ -303,19 +303,19 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         Feature space -> registry table.
     """
     catalog.require_tip("identity.update()")
-    _create(catalog, LINKS, LINKS_SCHEMA)
-    with_tables = (GENE_TABLE,) if catalog.tables.has(GENE_TABLE) else ()
-    if with_tables:
-        _create(catalog, FACTS, FACTS_SCHEMA)
-    if not catalog.tables.has(IDENTITY):
-        _keep_redirects(catalog, registries)
-        _create(catalog, IDENTITY, IDENTITY_SCHEMA)
 
     def once() -> bool:
-        at = catalog.tables.version(IDENTITY)
-        facts_at = catalog.tables.version(FACTS) if with_tables else 0
-        inputs = _inputs(catalog, registries)
-        stamps = {_stamp(catalog, name) for name in (IDENTITY, *((FACTS,) if with_tables else ()))}
+        there = _versions(catalog, registries)
+        with_tables = GENE_TABLE in there
+        derived_tables = (IDENTITY, FACTS) if with_tables else (IDENTITY,)
+        if not {*derived_tables} <= there.keys():
+            if IDENTITY not in there:
+                _keep_redirects(catalog, registries)
+            for name in derived_tables:
+                _create(catalog, name, IDENTITY_SCHEMA if name == IDENTITY else FACTS_SCHEMA)
+            there = _versions(catalog, registries)
+        inputs = _inputs(there)
+        stamps = {_stamp(catalog, name) for name in derived_tables}
         if stamps == {inputs}:
             return False
         old = _read_mapping(catalog).cast(IDENTITY_SCHEMA)
@@ -328,19 +328,24 @@ def update_identity(catalog: Catalog, registries: Mapping[str, str]) -> bool:
         ]
         rows = pa.concat_tables([IDENTITY_SCHEMA.empty_table(), *(mapping for mapping, _ in derived)])
         facts = pa.concat_tables([_NO_FACTS, *(facts for _, facts in derived)])
-        if with_tables and not catalog.tables.overwrite_if(FACTS, _stamped(facts, inputs), facts_at):
+        if with_tables and not catalog.tables.overwrite_if(FACTS, _stamped(facts, inputs), there[FACTS]):
             raise ConflictError(f"{FACTS} of {catalog.location.uri} changed")
-        if not catalog.tables.overwrite_if(IDENTITY, _stamped(rows, inputs), at):
+        if not catalog.tables.overwrite_if(IDENTITY, _stamped(rows, inputs), there[IDENTITY]):
             raise ConflictError(f"{IDENTITY} of {catalog.location.uri} changed")
         return not (rows.equals(old) and facts.equals(old_facts))
 
     return catalog.tables.retry(IDENTITY, once)
 
 
-def _inputs(catalog: Catalog, registries: Mapping[str, str]) -> bytes:
+def _versions(catalog: Catalog, registries: Mapping[str, str]) -> dict[str, int]:
+    """Return the versions of those tables that exist of what the mapping is derived from, and of what is derived."""
+    return catalog.tables.versions((LINKS, GENE_TABLE, *registries.values(), IDENTITY, FACTS))
+
+
+def _inputs(versions: Mapping[str, int]) -> bytes:
     """Return what the mapping is derived from: versions of tables, and the rules."""
-    versions = catalog.tables.versions((LINKS, GENE_TABLE, *registries.values()))
-    return json.dumps({"rules": _RULES, "tables": versions}, sort_keys=True).encode()
+    tables = {name: version for name, version in versions.items() if name not in (IDENTITY, FACTS)}
+    return json.dumps({"rules": _RULES, "tables": tables}, sort_keys=True).encode()
 
 
 def _stamp(catalog: Catalog, table: str) -> bytes | None:
@@ -369,7 +374,8 @@ def fresh_identity(catalog: Catalog, space: str, registries: Mapping[str, str]) 
     """Read which features of a space count as others, or derive it where the newest state has features that are not derived yet."""
     if catalog.tables.pinned is not None:
         return read_identity(catalog, space)
-    inputs, there = _inputs(catalog, registries), catalog.tables.has(IDENTITY)
+    versions = _versions(catalog, registries)
+    inputs, there = _inputs(versions), IDENTITY in versions
     stamp = _stamp(catalog, IDENTITY) if there else None
     if stamp == inputs:
         return read_identity(catalog, space)
@@ -503,7 +509,10 @@ def _keep_redirects(catalog: Catalog, registries: Mapping[str, str]) -> None:
             }
             for row in moved.tolist()
         ]
-    if kept and not catalog.tables.count(LINKS):
+    if not kept:
+        return
+    _create(catalog, LINKS, LINKS_SCHEMA)
+    if not catalog.tables.count(LINKS):
         catalog.tables.append(LINKS, pa.Table.from_pylist(kept, schema=LINKS_SCHEMA))
 
 

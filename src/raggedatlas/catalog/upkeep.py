@@ -9,6 +9,7 @@ from raggedatlas.catalog.catalog import (
     DATASETS,
     GEOMETRY,
     IDENTITY,
+    IDENTITY_TABLES,
     LAYOUTS,
     OPTIONAL,
     RESULTS,
@@ -73,9 +74,9 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
     if not catalog.tables.settled(LAYOUTS):
         sync_layouts(catalog)
     changed = []
-    results = [*catalog.tables.versions(OPTIONAL)]
-    names = (CELLS, DATASETS, LAYOUTS, *results, *registry_tables(catalog).values())
-    for name in names:
+    optional = [*catalog.tables.versions(OPTIONAL)]
+    names = (CELLS, DATASETS, LAYOUTS, *optional, *registry_tables(catalog).values())
+    for name in (name for name in names if name not in IDENTITY_TABLES):  # these are written whole
         try:
             if tidy_table(catalog, name):
                 changed.append(name)
@@ -90,7 +91,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
     if changed or keep < KEEP:
         notes += heal_tags(catalog)
         seal_versions(catalog)
-        freed = clean_up(catalog, [*(changed if keep >= KEEP else names), VERSIONS, *results], keep, notes)
+        freed = clean_up(catalog, [*(changed if keep >= KEEP else names), VERSIONS, *optional], keep, notes)
     return UpkeepReport(n_bytes=freed, notes=tuple(notes))
 
 
@@ -252,6 +253,8 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
                 f"the arrays {record.zarr_group} of dataset {record.name or record.uid} are missing: put them back from a copy, "
                 f"or run drop_dataset({record.uid!r})"
             )
+    if catalog.tables.has(IDENTITY) and update_identity(catalog, registry_tables(catalog)):
+        notes.append("features that count as others: derived anew")
     seal_versions(catalog)
     kept = tuple(dict.fromkeys([*alive, *writing]))
     return UpkeepReport(groups=tuple(free), n_cells=n_cells, n_bytes=n_bytes, kept=kept, notes=tuple(notes))

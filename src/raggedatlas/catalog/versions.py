@@ -132,7 +132,9 @@ def registry_tables(catalog: Catalog) -> dict[str, str]:
     if catalog.tables.pinned is not None:
         there = set(catalog.tables.pinned)
         return {s.name: s.registry for s in catalog.spaces().values() if s.has_features and s.registry in there}
-    return {s.name: s.registry for s in catalog.spaces().values() if s.has_features and catalog.tables.has(s.registry)}
+    wanted = {s.name: s.registry for s in catalog.spaces().values() if s.has_features}
+    existing = catalog.tables.versions([*wanted.values()])
+    return {space: table for space, table in wanted.items() if table in existing}
 
 
 def assign_indices(catalog: Catalog) -> bool:

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
-from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.frames import write_frame
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
 from raggedatlas.catalog.leases import take_lease
@@ -417,14 +416,15 @@ def _uids_of_older_records(
     records = [r for r in records if r.feature_space == main.space.name and r.n_features == main.width]
     if main.features is None or not records:
         return {}
-    registry = read_registry(catalog, main.space.name)
+    table = catalog.tables.read(main.space.registry, ["uid", "feature_id"])
+    id_of = dict(zip(*(table.column(name).to_pylist() for name in ("uid", "feature_id")), strict=True))
     layouts = read_layouts(catalog, {record.layout_uid for record in records})
     wanted = _once_unique(main.features.rows.column("feature_id").to_pylist())
     found = {}
     for record in records:
         layout = layouts.get(record.layout_uid)
-        uids = [] if layout is None else [uid for uid in layout.features.tolist() if uid in registry.row_of]
-        uid_of = dict(zip(registry.ids_of(uids), uids, strict=True))
+        uids = [] if layout is None else [uid for uid in layout.features.tolist() if uid in id_of]
+        uid_of = {id_of[uid] or uid: uid for uid in uids}
         if len(uid_of) == len(uids) and uid_of.keys() == {*wanted} and _may_have_these_cells(catalog, record, plan):
             found[record.zarr_group] = tuple(uid_of[name] for name in wanted)
     return found
@@ -551,7 +551,7 @@ def _count_new(catalog: Catalog, group: GroupPlan) -> int:
         return 0
     if not catalog.tables.has(group.space.registry):
         return len(group.features.uids)
-    known = read_registry(catalog, group.space.name).table.column("uid")
+    known = catalog.tables.read(group.space.registry, ["uid"]).column("uid")
     there = pc.sum(pc.is_in(pa.array(group.features.uids, pa.string()), value_set=known.combine_chunks())).as_py()
     return len(group.features.uids) - int(there or 0)
 

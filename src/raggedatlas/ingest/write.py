@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import cell_rows, widen
 from raggedatlas.catalog.datasets import Commit, commit_records, group_by_dataset, read_records
-from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import ensure_layouts
 from raggedatlas.catalog.leases import release_lease
 from raggedatlas.catalog.registering import register_features
@@ -286,10 +285,10 @@ def _register(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
 def _lay_out(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
     lists = {group.layout: group.stored_uids for group in groups if group.features is not None}
     if lists:
-        registry = read_registry(catalog, groups[0].space.name)
-        known = registry.table.column("uid").combine_chunks()
+        registry = catalog.tables.read(groups[0].space.registry, ["uid", "global_index"])
+        known, index = registry.column("uid").combine_chunks(), registry.column("global_index").fill_null(-1).to_numpy()
         rows = {uid: pc.index_in(pa.array(uids, pa.string()), value_set=known) for uid, uids in lists.items()}
-        ensure_layouts(catalog, [(uids, registry.global_index[rows[uid].to_numpy()]) for uid, uids in lists.items()])
+        ensure_layouts(catalog, [(uids, index[rows[uid].to_numpy()]) for uid, uids in lists.items()])
 
 
 def _cells(schema: pa.Schema, staged: Staged, further: Mapping[str, tuple[pa.Field, pa.Array]]) -> pa.Table:

@@ -17,9 +17,9 @@ from raggedatlas.errors import AtlasError, NotFoundError, SourceError
 from raggedatlas.formats.anndata import Limits, repair, validate
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_source
-from raggedatlas.testing.damaged import AWKWARD_FORM, Form, damage, put, texts, write_good
+from raggedatlas.testing.damaged import AWKWARD_FORM, FORMS, Form, damage, put, texts, write_good
 from raggedatlas.testing.damages import _element
-from raggedatlas.testing.random_damage import array, attribute, member, read_by_anndata, read_by_us
+from raggedatlas.testing.random_damage import array, attribute, member, read_by_anndata, read_by_us, sweep
 
 
 def musts(path: Path) -> set[str]:
@@ -39,6 +39,14 @@ def test_damaged_structure_is_told_or_read(change: Callable[..., str], tmp_path:
         except AtlasError:
             continue
         assert found or not (read_by_anndata(path) and read_by_us(path)), (seed, did)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_attributes_of_every_type_are_told_or_read(form: Form, tmp_path: Path) -> None:
+    """Attributes that are removed or of a wrong type end in a list or a refusal, and what is let pass is read by anndata and by us."""
+    cases = list(sweep(form, tmp_path, every=37))
+    assert len(cases) > 30
+    assert [case for case in cases if case["outcome"] not in ("told", "sound and read")] == []
 
 
 def _named_type(at: str) -> Callable[[Any], None]:
@@ -156,11 +164,13 @@ def test_limits_of_a_check(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_the_campaign() -> None:
-    """Of 3,000 damaged files in HDF5 and Zarr none raises a foreign error, exceeds the limits, or passes though nobody reads it."""
+@pytest.mark.parametrize("asked", [["--n", "3000"], ["--attributes"]])
+def test_the_campaign(asked: list[str]) -> None:
+    """Of 3,000 damaged files in HDF5 and Zarr, and of all wrong attributes, none raises a foreign error, exceeds the limits, or passes though
+    nobody reads it."""
     with warnings.catch_warnings(action="ignore"):
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "raggedatlas.testing.random_damage", "--n", "3000"],
+            [sys.executable, "-W", "ignore", "-m", "raggedatlas.testing.random_damage", *asked],
             capture_output=True,
             text=True,
             check=False,

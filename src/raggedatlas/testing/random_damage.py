@@ -3,7 +3,7 @@
 Each case changes a good file at random: bytes of the file, attributes, arrays, groups. The damaged file is validated, and then read by
 anndata and by us, each in a process of its own with limits of time and memory. Counted are errors that are none of ours, checks that go
 beyond the limits and are not told by those of `validate`, and files in which the validator finds nothing that must not be though neither reads
-them.
+them. With ``--attributes`` nothing is left to chance: each attribute of each kind of element is removed, and set to values of every type.
 """
 
 import argparse
@@ -106,6 +106,17 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+HDF5_VALUES: tuple[Any, ...] = (
+    b"array", np.bytes_(b"\xff\xfe"), h5py.Empty("f4"), h5py.Empty(h5py.string_dtype()), np.array([b"a", b"\xff"], object), np.ones((2, 2)),
+    np.float32(np.nan), np.array([3, 4], np.uint8), np.array([True, False]), np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), 1j,
+    np.void(b"abc"), np.array([3, 4], ">i4"), np.array([2**63 + 5, 4], np.uint64),
+)  # fmt: skip
+ZARR_VALUES: tuple[Any, ...] = (None, {}, {"a": 1}, [None, None], [[3, 4]], 1e308, 10**30, "\x00")
+
+REMOVED: Any = object()
+"""In the place of a value: the attribute is removed."""
+
+
 def attribute(path: Path, rng: np.random.Generator) -> str:
     """Change, add or remove an attribute of any node."""
     with _opened(path) as root:
@@ -168,6 +179,52 @@ def member(path: Path, rng: np.random.Generator) -> str:
                 for key, value in kept.items():
                     root[at].attrs[key] = value
         return f"member {at}: {what}"
+
+
+def sweep(form: Form, folder: Path, every: int = 1) -> Iterator[dict[str, Any]]:
+    """Remove each attribute of each kind of element, and set it to values of every type.
+
+    Parameters
+    ----------
+    form : {"hdf5", "zarr2", "zarr3"}
+        Kind of file.
+    folder : Path
+        Empty.
+    every : int
+        Only every so many changes.
+
+    Yields
+    ------
+    dict
+        As of `one_case`, for each change that the library makes.
+    """
+    path = folder / ("case.h5ad" if form == "hdf5" else "case.zarr")
+    _write_and_read(path, form)
+    with _opened(path) as root:
+        kinds: dict[tuple[str, str], str] = {}
+        for at in ("/", *_nodes(root)):
+            own = dict(root[at].attrs)
+            for name in {*own, "encoding-type", "encoding-version"}:
+                kinds.setdefault((str(own.get("encoding-type")), name), at)
+    values = (REMOVED, *VALUES, "a/b", "..", ["a", "a"], [3.0, 4.0], *(HDF5_VALUES if form == "hdf5" else ZARR_VALUES))
+    changes = [(at, name, value) for (_, name), at in sorted(kinds.items()) for value in values]
+    good = {file: file.read_bytes() for file in _files(path)}
+    for at, name, value in changes[::every]:
+        done = _inside(lambda at=at, name=name, value=value: _set(path, at, name, value), SECONDS)  # type: ignore[misc]
+        if "did" in done:
+            yield _judged(path, {"form": form, **done})
+        for file, data in good.items():
+            if not file.exists() or file.read_bytes() != data:
+                file.write_bytes(data)
+
+
+def _set(path: Path, at: str, name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401
+    with _opened(path) as root:
+        if value is REMOVED:
+            del root[at].attrs[name]
+        else:
+            root[at].attrs[name] = value
+    return {"did": f"attribute {at}.{name} {'removed' if value is REMOVED else f'= {value!r}'}"}
 
 
 CHANGES: tuple[Change, ...] = (flip, flip, zero, cut, attribute, attribute, array, member)
@@ -274,8 +331,13 @@ def one_case(good: dict[Form, Path], folder: Path, seed: int) -> dict[str, Any]:
     said = _inside(lambda: {"did": change(path, rng)}, SECONDS)
     if "did" not in said:
         return {"seed": seed, "form": form, "did": f"{change.__name__}: not done ({said})", "outcome": "not damaged"}
+    return _judged(path, {"seed": seed, "form": form, **said})
+
+
+def _judged(path: Path, case: dict[str, Any]) -> dict[str, Any]:
+    """Add to a case what the validator and the readers say of its file."""
     found = _inside(lambda: _validated(path), SECONDS)
-    case = {"seed": seed, "form": form, **said, **found}
+    case |= found
     if "ended" in found:
         case["outcome"] = _by_limits(path)
     elif "foreign" in found:
@@ -296,6 +358,13 @@ def one_case(good: dict[Form, Path], folder: Path, seed: int) -> dict[str, Any]:
     return case
 
 
+def _write_and_read(path: Path, form: Form) -> None:
+    """Write a good file, and read it once before the forks, so that no case pays for imports and compiled code."""
+    write_good(path, form, awkward=True)
+    for read in (_validated, read_by_anndata, read_by_us):
+        read(path)
+
+
 def campaign(n: int, first: int) -> list[dict[str, Any]]:
     """Run cases with the seeds from `first` on."""
     with tempfile.TemporaryDirectory() as made:
@@ -303,11 +372,17 @@ def campaign(n: int, first: int) -> list[dict[str, Any]]:
         good: dict[Form, Path] = {}
         for form in FORMS:
             good[form] = folder / f"good-{form}"
-            write_good(good[form], form, awkward=True)
-            # once before the forks, so that no case pays for imports and compiled code
-            for read in (_validated, read_by_anndata, read_by_us):
-                read(good[form])
+            _write_and_read(good[form], form)
         return [one_case(good, folder, seed) for seed in range(first, first + n)]
+
+
+def attributes(every: int = 1) -> list[dict[str, Any]]:
+    """Sweep over the attributes of all kinds of file."""
+    cases = []
+    for form in FORMS:
+        with tempfile.TemporaryDirectory() as folder:
+            cases += list(sweep(form, Path(folder), every))
+    return cases
 
 
 def main() -> int:
@@ -315,9 +390,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=3000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--attributes", action="store_true", help="sweep over attributes instead")
     parser.add_argument("--all", action="store_true", help="print every case that was not told")
     chosen = parser.parse_args()
-    cases = campaign(chosen.n, chosen.first)
+    cases = attributes() if chosen.attributes else campaign(chosen.n, chosen.first)
     counts = Counter(case["outcome"] for case in cases)
     bad = ("foreign error", "beyond the limits", "sound, but read by nobody")
     for case in cases:

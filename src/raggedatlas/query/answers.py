@@ -16,6 +16,8 @@ from raggedatlas.query import explain as explaining
 from raggedatlas.query import export as exporting
 from raggedatlas.query import outputs
 from raggedatlas.query.frames import obs_frame
+from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
+from raggedatlas.query.parts import ReadPlan
 from raggedatlas.query.plan import modalities, plan_read, plan_rows
 from raggedatlas.query.read import read_batches
 from raggedatlas.query.rows import known_columns
@@ -54,12 +56,46 @@ class Answers:
         QueryError, FeatureError, LimitError
             For what cannot be answered as asked, before anything is read.
         """
-        plan = plan_read(self.spec, self.catalog)
-        if len(plan.spaces) != 1:
-            raise QueryError(
-                f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...)."
-            )
-        return outputs.to_anndata(plan, self.catalog, max_bytes)
+        return outputs.to_anndata(_one_space(plan_read(self.spec, self.catalog)), self.catalog, max_bytes)
+
+    def lazy(self, *, chunk_bytes: int = CHUNK_BYTES, lazy_obs: bool | None = None) -> "ad.AnnData":
+        """Make an AnnData of dask arrays, for data that does not fit into memory.
+
+        Nothing of the matrices is read before it is computed. `scanpy.pp.normalize_total`, `log1p`, `highly_variable_genes`, `pca` and
+        `scanpy.tl.score_genes` take such an AnnData; ``to_memory()`` of it equals `to_anndata`.
+
+        Parameters
+        ----------
+        chunk_bytes : int
+            About how many bytes one chunk of a layer holds in memory. dask computes as many chunks at once as it has workers.
+        lazy_obs : bool or None
+            Whether each column of `obs` is read on access, as in `anndata.experimental.read_lazy`; not all of scanpy takes such an `obs`.
+            None reads a frame of at most 50 columns at once, and more than 50 on access.
+
+        Returns
+        -------
+        anndata.AnnData
+            `X` and `layers` are dask arrays, (n_cells, n_features), with chunks of `scipy.sparse.csr_matrix` for sparse spaces; chunks
+            hold all features, and end where a dataset ends if that makes them at least half as large. Members of `obsm` are dask arrays
+            of NumPy chunks of the same rows. `var`, `varm` and `uns` are in memory. The arrays can be pickled and computed on the workers
+            of a cluster that reach the atlas under the same address; the plan is in the graph of each array once.
+
+        Raises
+        ------
+        MissingExtraError
+            If dask or xarray is not installed; they come with the extra ``dask``.
+        QueryError, FeatureError
+            As in `to_anndata`.
+
+        Examples
+        --------
+        >>> lazy = view.query().where(tissue="lung").lazy()  # doctest: +SKIP
+        >>> sc.pp.normalize_total(lazy)  # doctest: +SKIP
+        >>> sc.pp.log1p(lazy)  # doctest: +SKIP
+        >>> sc.pp.highly_variable_genes(lazy, n_top_genes=2000)  # doctest: +SKIP
+        """
+        plan = plan_read(self.spec, self.catalog, deferred=self.catalog.tables.pinned is not None)
+        return to_lazy(_one_space(plan), self.catalog, chunk_bytes, lazy_obs=lazy_obs)
 
     def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":
         """Read several feature spaces into a MuData, all aligned to one `obs`; without `.spaces(...)` every one with vectors.
@@ -151,3 +187,12 @@ class Answers:
             The path.
         """
         return exporting.write(self.spec, self.catalog, path, options)
+
+
+def _one_space(plan: ReadPlan) -> ReadPlan:
+    """Return a plan for an AnnData; refuse one of several spaces."""
+    if len(plan.spaces) != 1:
+        raise QueryError(
+            f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...)."
+        )
+    return plan

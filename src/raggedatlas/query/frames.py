@@ -25,13 +25,18 @@ def obs_frame(table: pa.Table) -> "pd.DataFrame":
     import pandas as pd
 
     columns = {
-        field.name: _obs_series(field, table.column(i)).set_axis(range(table.num_rows))
+        field.name: obs_series(field, table.column(i)).set_axis(range(table.num_rows))
         for i, field in enumerate(table.schema)
         if field.name != "uid"
     }
     frame = pd.DataFrame(columns, index=pd.RangeIndex(table.num_rows))
-    frame.index = _text_index(table.column("uid"), "uid")
+    frame.index = obs_index(table)
     return frame
+
+
+def obs_index(table: pa.Table) -> "pd.Index[str]":
+    """Return the uids of the cells of a plan's `obs` as an index."""
+    return _text_index(table.column("uid"), "uid")
 
 
 def obs_columns(table: DeferredTable) -> ColumnTable:
@@ -44,11 +49,12 @@ def obs_columns(table: DeferredTable) -> ColumnTable:
 def _obs_values(table: DeferredTable, i: int) -> "pd.Series[Any] | Texts":
     field = table.schema.field(i)
     if pa.types.is_dictionary(field.type) or pa.types.is_nested(field.type):
-        return _obs_series(field, table.column(i))
+        return obs_series(field, table.column(i))
     return arrow_values(field, partial(table.chunks, i), table.num_rows)
 
 
-def _obs_series(field: pa.Field, column: pa.ChunkedArray) -> "pd.Series[Any]":
+def obs_series(field: pa.Field, column: pa.ChunkedArray) -> "pd.Series[Any]":
+    """Turn a column of a plan's `obs` into a series with the dtype that its file had."""
     import pandas as pd
 
     if pa.types.is_dictionary(field.type):

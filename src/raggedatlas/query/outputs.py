@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,28 +147,53 @@ def _machine_memory() -> int:
         return 2**62
 
 
-def _anndata(plan: ReadPlan, members: Mapping[str, SpacePlan], catalog: Catalog) -> "ad.AnnData":
+def obs_of(plan: ReadPlan, space: SpacePlan) -> "pd.DataFrame":
+    """Describe the cells, with the layout that each has in a space."""
+    frame = obs_frame(plan.obs)
+    return frame.assign(layout_uid=layout_column(space)) if space.space.has_features else frame
+
+
+def make_anndata(
+    plan: ReadPlan, catalog: Catalog, obs: "pd.DataFrame", layers: Mapping[str, Any], obsm: Mapping[str, Any]
+) -> "ad.AnnData":
+    """Put what was read of one space, or what will read it, into an AnnData.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        With one space.
+    catalog : Catalog
+        For the registry.
+    obs : pandas.DataFrame, or xarray.Dataset for lazy columns
+        The cells.
+    layers, obsm : mapping of str to arrays
+        By name; the first layer of the plan becomes X.
+    """
     import anndata as ad
 
     space = plan.single()
-    refuse_arrays(space, "AnnData")
-    frame = beside(obs_frame, plan.obs)
-    layers: dict[str, Any] = {}
-    for part in space.parts:
-        layers |= _matrices(space, part)
     var = var_of(space, catalog)
-    obs = frame.result()
     first, *others = space.layers
     # Uids of cells are unique, and so is what `var_frame` takes for names; to see that again takes longer than to read few genes.
     with _SETTINGS, ad.settings.override(check_uniqueness=False):
         made = ad.AnnData(X=layers[first], obs=obs, var=var, layers={name: layers[name] for name in others})
     if space.space.has_features:
-        made.obs["layout_uid"] = layout_column(space)
         made.varm["measured"] = measured_frame(space, var)
-    for name, member in members.items():
-        made.obsm[name] = _matrices(member, member.parts[0])[VALUES]
+    for name, member in obsm.items():
+        made.obsm[name] = member
     made.uns.update(joined_uns(plan, catalog))
     return made
+
+
+def _anndata(plan: ReadPlan, members: Mapping[str, SpacePlan], catalog: Catalog) -> "ad.AnnData":
+    space = plan.single()
+    refuse_arrays(space, "AnnData")
+    frame = beside(partial(obs_of, plan), space)
+    layers: dict[str, Any] = {}
+    for part in space.parts:
+        layers |= _matrices(space, part)
+    obsm = {name: _matrices(member, member.parts[0])[VALUES] for name, member in members.items()}
+    return make_anndata(plan, catalog, frame.result(), layers, obsm)
 
 
 def _matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:

@@ -1,0 +1,148 @@
+"""Plan -> AnnData whose values are dask arrays, read chunk by chunk when they are computed."""
+
+import uuid
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.errors import MissingExtraError, QueryError
+from raggedatlas.model.batch import CsrBlock, assemble_csr
+from raggedatlas.query.beside import joined_obsm
+from raggedatlas.query.outputs import make_anndata, obs_of
+from raggedatlas.query.parts import ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.read import PartReader
+
+if TYPE_CHECKING:
+    import anndata as ad
+
+CHUNK_BYTES = 2**25
+"""About how many bytes of one layer a chunk holds in memory."""
+
+WIDE_OBS = 50
+"""With more metadata columns than this, `obs` is read column by column on access."""
+
+
+def to_lazy(plan: ReadPlan, catalog: Catalog, chunk_bytes: int, *, lazy_obs: bool | None) -> "ad.AnnData":
+    """Make an AnnData of dask arrays from one space of a plan; see `Query.lazy`.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        With one space.
+    catalog : Catalog
+        At the version of the plan.
+    chunk_bytes : int
+        About how many bytes a chunk of one layer holds.
+    lazy_obs : bool or None
+        Whether columns of `obs` are read on access; None decides by their number.
+
+    Raises
+    ------
+    QueryError
+        If the space holds arrays of more than one axis per cell.
+    MissingExtraError
+        If dask or xarray is not installed.
+    """
+    if chunk_bytes < 1:
+        raise QueryError(f"lazy() got chunk_bytes={chunk_bytes}; give at least 1, {CHUNK_BYTES:,} is the default.")
+    space = plan.single()
+    refuse_arrays(space, "AnnData")
+    dask = _dask()
+    chunks = _chunks(space, chunk_bytes)
+    layers = {layer: _array(dask, space, layer, chunks) for layer in space.layers}
+    members = {**joined_obsm(plan, space, catalog), **plan.results}
+    obsm = {name: _array(dask, member, member.layers[0], chunks) for name, member in members.items()}
+    obs: Any
+    if lazy_obs or (lazy_obs is None and len(plan.obs.column_names) > WIDE_OBS):
+        from raggedatlas.query.lazy_obs import lazy_frame
+
+        obs = lazy_frame(plan, space)
+    else:
+        obs = obs_of(plan, space)
+    return make_anndata(plan, catalog, obs, layers, obsm)
+
+
+@dataclass(frozen=True, eq=False)
+class _LayerRows:
+    """One layer of a space, of which chunks read their rows; a worker opens the arrays when it reads its first chunk."""
+
+    space: SpacePlan
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"space": self.space}
+
+    @cached_property
+    def _reader(self) -> PartReader:
+        # dask computes several chunks at once, so one chunk takes one thread.
+        return PartReader(self.space, self.space.parts[0], threads=1)
+
+    def read(self, start: int, stop: int) -> Any:  # noqa: ANN401  (a SciPy matrix or an array)
+        import scipy.sparse as sp
+
+        block = self._reader.read(np.arange(start, stop))
+        (values,) = block.layers.values()
+        if not isinstance(block, CsrBlock):
+            return values
+        matrix = assemble_csr(sp.csr_matrix, (values, block.indices, block.indptr), block.n_cols)
+        matrix.has_sorted_indices = matrix.has_canonical_format = True
+        return matrix
+
+
+def _read_chunk(rows: _LayerRows, block_info: Any = None) -> Any:  # noqa: ANN401  (dask has no types)
+    (start, stop), *_ = block_info[None]["array-location"]
+    return rows.read(start, stop)
+
+
+def _array(dask: Any, space: SpacePlan, layer: str, chunks: tuple[int, ...]) -> Any:  # noqa: ANN401  (dask has no types)
+    """Make a dask array of one layer; its graph holds the plan once, as an input of every chunk."""
+    import scipy.sparse as sp
+
+    part = next(part for part in space.parts if layer in part.layers)
+    groups = tuple(replace(group, layers={layer: group.layers[layer]}) for group in part.groups)
+    alone = replace(part, layers=(layer,), groups=groups)
+    dtype = space.dtypes[layer]
+    rows = _LayerRows(replace(space, parts=(alone,), dtypes={layer: dtype}))
+    token = uuid.uuid4().hex
+    empty = np.empty((0, 0), dtype)
+    return dask.array.map_blocks(
+        _read_chunk,
+        dask.delayed(rows, name=f"raggedatlas-plan-{token}", pure=True, traverse=False),
+        name=f"raggedatlas-{layer}-{token}",
+        chunks=(chunks, (space.n_cols,)),
+        dtype=dtype,
+        meta=sp.csr_matrix(empty) if space.sparse else empty,
+    )
+
+
+def _chunks(space: SpacePlan, n_bytes: int) -> tuple[int, ...]:
+    """Cut the cells into chunks of about so many bytes, where a dataset ends if one does in the second half of a chunk."""
+    n_cells = len(space.present)
+    if not n_cells:
+        return (0,)
+    total = np.cumsum(space.row_bytes() // max(1, len(space.layers)))
+    ends = np.flatnonzero(np.diff(space.parts[0].code)) + 1
+    stops: list[int] = []
+    start = 0
+    while start < n_cells:
+        before = int(total[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(total, before + n_bytes, side="right")))
+        half = int(np.searchsorted(total, before + n_bytes // 2, side="right"))
+        at = int(np.searchsorted(ends, stop, side="right")) - 1
+        if stop < n_cells and at >= 0 and ends[at] > max(start, half):
+            stop = int(ends[at])
+        stops.append(stop)
+        start = stop
+    return tuple(np.diff([0, *stops]).tolist())
+
+
+def _dask() -> Any:  # noqa: ANN401  (a module)
+    try:
+        import dask
+        import dask.array
+        import xarray  # noqa: F401  (for `lazy_obs`)
+    except ImportError as error:
+        raise MissingExtraError("lazy() needs dask and xarray: pip install 'raggedatlas[dask]'.") from error
+    return dask

@@ -1,0 +1,53 @@
+"""The `obs` of a plan as an `xarray.Dataset` whose columns are read on access; the one module that needs xarray."""
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from xarray import Dataset, Variable
+from xarray.backends import BackendArray
+from xarray.core.extension_array import PandasExtensionArray
+from xarray.core.indexing import IndexingSupport, LazilyIndexedArray, explicit_indexing_adapter
+
+from raggedatlas.query.frames import layout_column, obs_index, obs_series
+from raggedatlas.query.parts import ReadPlan, SpacePlan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def lazy_frame(plan: ReadPlan, space: SpacePlan) -> Dataset:
+    """Describe the cells, with the layout that each has in a space; only their uids are in memory.
+
+    Returns
+    -------
+    xarray.Dataset
+        With the dimension ``uid``. AnnData wraps it as it does what `anndata.experimental.read_lazy` reads.
+    """
+    fields = [field for field in plan.obs.schema if field.name != "uid"]
+    columns = {field.name: Variable("uid", LazilyIndexedArray(_Column(plan.obs, field))) for field in fields}
+    if space.space.has_features:
+        columns["layout_uid"] = Variable("uid", layout_column(space))
+    return Dataset(columns, coords={"uid": obs_index(plan.obs)})
+
+
+class _Column(BackendArray):
+    """A column of a plan's `obs`, read whole on each access."""
+
+    def __init__(self, table: pa.Table, field: pa.Field) -> None:
+        self.table, self.field, self.shape = table, field, (table.num_rows,)
+        self.dtype = _array(obs_series(field, pa.chunked_array([], field.type))).dtype
+
+    def __getitem__(self, key: Any) -> Any:  # noqa: ANN401  (xarray has no types)
+        return explicit_indexing_adapter(key, self.shape, IndexingSupport.OUTER, self._read)
+
+    def _read(self, key: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        return _array(obs_series(self.field, self.table.column(self.field.name)).iloc[key[0]])
+
+
+def _array(column: "pd.Series[Any]") -> Any:  # noqa: ANN401  (an array)
+    """Return values as xarray holds them: categories and nullable numbers as pandas arrays, text and numbers as NumPy arrays."""
+    import pandas as pd
+
+    is_text = isinstance(column.dtype, pd.StringDtype)
+    extended = pd.api.types.is_extension_array_dtype(column.dtype) and not is_text
+    return PandasExtensionArray(column.array) if extended else column.to_numpy(object if is_text else None)

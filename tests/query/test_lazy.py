@@ -153,8 +153,12 @@ def test_workers_of_a_cluster_compute_it(real: Query) -> None:
 def test_what_it_exports_is_read_lazily_by_anndata(real: Query, tmp_path: Path, ending: str) -> None:
     from anndata.experimental import read_lazy
 
-    path = real.write(tmp_path / f"result{ending}")
-    assert_equal(read_lazy(path).to_memory(), real.to_anndata())
+    found, expected = read_lazy(real.write(tmp_path / f"result{ending}")).to_memory(), real.to_anndata()
+    for adata in (found, expected):  # read_lazy has its own dtypes of text
+        adata.obs, adata.var = adata.obs.astype(object), adata.var.astype(object)
+        adata.obs_names, adata.var_names = list(adata.obs_names), list(adata.var_names)
+        adata.obs_names.name = adata.var_names.name = None
+    assert_equal(found, expected)
 
 
 LIMITED = """

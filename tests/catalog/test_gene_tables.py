@@ -267,7 +267,7 @@ def test_ids_that_no_table_lists_are_counted(tmp_path: Path) -> None:
 
 
 def test_status_is_a_table_in_notebooks(tmp_path: Path) -> None:
-    """A row per dataset, whose names are text and no markup; an atlas without genes says so."""
+    """A row per dataset, whose names are text and no markup, with a bar; kinds of evidence that nothing has are left out, as in `repr`."""
     atlas = ra.RaggedAtlas.create(str(tmp_path / "a"))
     assert atlas.identity._repr_html_() == "<p>No genes are registered.</p>"
     for i, name in enumerate(("lung <b>1", "blood & bone")):
@@ -277,6 +277,12 @@ def test_status_is_a_table_in_notebooks(tmp_path: Path) -> None:
     assert "lung &lt;b&gt;1" in html
     assert "blood &amp; bone" in html
     assert "<th>ambiguous</th>" in html
+    assert "<th>by hand</th>" not in html
+    assert "by hand" not in repr(atlas.identity)
+    assert html.count("width:50.0px") == 2 * 2  # one gene of two in both, one alone
+    atlas.identity.link("X0", "X1")
+    assert "<th>by hand</th><th>alone</th>" in atlas.identity._repr_html_()
+    assert repr(atlas.identity).split() == repr(atlas.identity).replace("...", "").split()
 
 
 def test_genes_and_orthologs_have_names_of_their_own(tmp_path: Path) -> None:

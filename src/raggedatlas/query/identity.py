@@ -1,10 +1,10 @@
 """Feature identity for people: look at it, explain it, link and unlink features by hand."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -413,21 +413,52 @@ class FeatureIdentity:
 
     def __repr__(self) -> str:
         """Describe the identity of genes in one line for each dataset."""
-        return (
-            f"FeatureIdentity of {self._catalog.location.uri}\n{self.status()}"
-            if self._has_genes()
-            else "FeatureIdentity"
-        )
+        head = f"FeatureIdentity of {self._catalog.location.uri}"
+        return f"{head}\n{_without_empty(self.status()).to_string()}" if self._has_genes() else f"{head}: no genes"
 
     def _repr_html_(self) -> str:
-        """Describe the identity of genes as a table in a notebook."""
+        """Describe the identity of genes as a table in a notebook, with a bar for each dataset."""
         if not self._has_genes():
             return "<p>No genes are registered.</p>"
-        table: str = self.status()._repr_html_()  # type: ignore[operator]
-        return table
+        from html import escape
+
+        frame = _without_empty(self.status())
+        head = "".join(f"<th>{escape(name)}</th>" for name in ("dataset", "", *frame.columns))
+        rows = "".join(
+            f"<tr><td>{escape(str(name))}</td><td>{_bar(row)}</td>{''.join(f'<td>{n:,}</td>' for n in row.values())}</tr>"
+            for name, row in zip(frame.index, frame.to_dict("records"), strict=True)
+        )
+        keys = "".join(f'<i style="background:{colour}"></i> {what} ' for what, colour in _COLOURS.items())
+        return f'{_STYLE}<div class="ra-identity"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{keys}</p></div>'
 
     def _has_genes(self) -> bool:
         return _SPACE in registry_tables(self._catalog)
+
+
+_COLOURS = {"in other datasets": "#4c78a8", "joined with those of others": "#e2974c", "alone": "#8884"}
+"""Parts of a dataset's bar; they show on light and on dark pages."""
+
+_STYLE = (
+    "<style>.ra-identity table{border-collapse:collapse;font-size:12px;font-variant-numeric:tabular-nums}"
+    ".ra-identity th,.ra-identity td{text-align:right;padding:3px 8px;border:0;border-bottom:1px solid #8884;background:none}"
+    ".ra-identity th:first-child,.ra-identity td:first-child{text-align:left}.ra-identity td{white-space:nowrap}"
+    ".ra-identity i{display:inline-block;height:9px;width:9px;margin-left:8px}"
+    ".ra-identity b{display:flex;width:100px}.ra-identity b i{margin:0;flex:none}</style>"
+)
+
+
+def _without_empty(status: "pd.DataFrame") -> "pd.DataFrame":
+    """Leave out the kinds of evidence that no dataset has."""
+    return status.drop(columns=[kind for kind in _KINDS if not status[kind].any()])
+
+
+def _bar(row: Mapping[Any, int]) -> str:
+    """Draw how many features of a dataset are in others, join those of others, and stand alone."""
+    same, alone = row["same"], row["alone"]
+    parts = (same, row["n_features"] - same - alone, alone)
+    pixels = (round(100 * n / max(1, row["n_features"]), 1) for n in parts)
+    drawn = (f'<i style="width:{n}px;background:{of}"></i>' for n, of in zip(pixels, _COLOURS.values(), strict=True))
+    return f"<b>{''.join(drawn)}</b>"
 
 
 def _organism(registry: Registry, uid: str) -> str:

@@ -48,6 +48,7 @@ PUBLIC_NAMES = [
     "ResultDatasetWriter",
     "ResultPart",
     "SparseZarrPointer",
+    "Workers",
     "col",
     "concat",
     "convert_results",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from raggedatlas.results.parts import ResultPart
     from raggedatlas.results.provider import DataProvider
     from raggedatlas.results.writer import ResultDatasetWriter
+    from raggedatlas.store.executors import Workers
     from raggedatlas.store.filters import col
 
 __version__ = "0.1.0"
@@ -64,6 +65,7 @@ _HOMES = {
     "ResultDatasetWriter": "raggedatlas.results.writer",
     "ResultPart": "raggedatlas.results.parts",
     "SparseZarrPointer": "raggedatlas.model.pointers",
+    "Workers": "raggedatlas.store.executors",
     "col": "raggedatlas.store.filters",
     "concat": "raggedatlas.formats.concatenating",
     "convert_results": "raggedatlas.results.convert",
@@ -101,6 +103,7 @@ __all__ = [
     "ResultDatasetWriter",
     "ResultPart",
     "SparseZarrPointer",
+    "Workers",
     "col",
     "concat",
     "convert_results",

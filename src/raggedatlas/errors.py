@@ -17,7 +17,8 @@
     ├── ReadOnlyError        (also PermissionError)     a write on a checked-out view
     ├── ConflictError        (also RuntimeError)        another writer is in the way: collisions, or an unfinished purge
     ├── StoreError           (also OSError)             the place where bytes live refused or failed
-    │   └── MissingFileError (also FileNotFoundError)   a file, object or folder is not there
+    │   ├── MissingFileError (also FileNotFoundError)   a file, object or folder is not there
+    │   └── WorkersError                                workers of an executor died, hang, or do not reach the atlas
     ├── CorruptError         (also ValueError)          stored bytes are not what was written
     ├── LimitError           (also MemoryError)         a declared size beyond what may be taken into memory
     └── MissingExtraError    (also ImportError)         an optional library is not installed
@@ -100,6 +101,10 @@ class StoreError(AtlasError, OSError):
 
 class MissingFileError(StoreError, FileNotFoundError):
     """A file, object or folder is not there."""
+
+
+class WorkersError(StoreError):
+    """Workers of an executor died, hang, or do not reach the atlas."""
 
 
 class CorruptError(AtlasError, ValueError):

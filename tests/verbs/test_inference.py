@@ -224,7 +224,7 @@ def test_a_process_that_dies_ends_the_run(small: Any, tmp_path: Path) -> None:
     """C25: a process of a shared run that dies is told in one sentence, and the results of before stay."""
     folder = tmp_path / "r"
     infer(lambda X: X, small.query, folder)
-    with pytest.raises(StoreError, match="A process of the run died"):
+    with pytest.raises(StoreError, match="A worker died"):
         infer(f"{HERE}:dying", small.query, folder, n_parts=2, batch_size=10, overwrite=True)
     assert np.array_equal(ResultDataset({}, folder).to_numpy(), small.counts)
     assert np.array_equal(infer(lambda X: -X, small.query, folder, overwrite=True).to_numpy(), -small.counts)

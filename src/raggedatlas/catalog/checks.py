@@ -3,7 +3,9 @@
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -27,8 +29,8 @@ from raggedatlas.catalog.catalog import (
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.frames import check_frames
-from raggedatlas.catalog.geometries import every_geometry
-from raggedatlas.catalog.geometry_checks import check_geometries, check_shapes, check_stores
+from raggedatlas.catalog.geometries import every_geometry, is_visible
+from raggedatlas.catalog.geometry_checks import check_geometries, check_shapes, check_store
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.inspection import check_arrays, check_bytes, check_specs
 from raggedatlas.catalog.layouts import Layout, read_layouts
@@ -37,7 +39,7 @@ from raggedatlas.catalog.result_checks import check_results, check_values
 from raggedatlas.catalog.results import named_uids, read_results
 from raggedatlas.catalog.rows import check_rows
 from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, still_there
-from raggedatlas.errors import AtlasError
+from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.model.genes import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.geometries import GEOMETRY_SCHEMA
 from raggedatlas.model.ids import NAME, layout_uid
@@ -46,6 +48,7 @@ from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, AtlasVers
 from raggedatlas.model.reports import Problem
 from raggedatlas.model.results import RESULTS_SCHEMA
 from raggedatlas.model.schemas import FeatureBaseSchema
+from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.tables import Tables
 
 Level = Literal["quick", "rows", "deep"]
@@ -64,7 +67,7 @@ def is_note(problem: Problem) -> bool:
     return problem.rule in NOTES
 
 
-def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
+def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Workers | None = None) -> list[Problem]:
     """Look for everything that could be wrong, at the tip or in a snapshot.
 
     Parameters
@@ -88,11 +91,11 @@ def validate(catalog: Catalog, level: Level = "quick") -> list[Problem]:
         ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (note), ``frame``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``.
     """
-    first = _look(catalog, level)
+    first = _look(catalog, level, executor)
     if all(is_note(problem) for problem in first):
         return first
     # Nothing that was remembered of the first look may answer the second.
-    again = _look(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot), level)
+    again = _look(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot), level, executor)
     known, there = {(p.rule, p.place) for p in first}, {(p.rule, p.place) for p in again}
     found = [problem for problem in again if is_note(problem) or (problem.rule, problem.place) in known]
     once = [p for p in first if not is_note(p) and (p.rule, p.place) not in there]
@@ -112,25 +115,27 @@ def _groups_in(problem: Problem) -> set[str]:
     return set(re.findall(r"([0-9a-f]{16})/", f"{problem.place} {problem.message}"))
 
 
-def _look(catalog: Catalog, level: Level) -> list[Problem]:
+def _look(catalog: Catalog, level: Level, executor: Executor | Workers | None) -> list[Problem]:
     """Look at everything once."""
     problems: list[Problem] = []
     try:
         catalog = catalog.current()
-        problems += _check_files(catalog) if level == "deep" else []
-        _validate(catalog, level, problems)
+        problems += _check_files(catalog, executor) if level == "deep" else []
+        _validate(catalog, level, problems, executor)
+    except WorkersError:
+        raise
     except AtlasError as error:
         problems.append(Problem("unreadable", catalog.location.uri, str(error), _COPY))
     return problems
 
 
-def _check_files(catalog: Catalog) -> list[Problem]:
+def _check_files(catalog: Catalog, executor: Executor | Workers | None) -> list[Problem]:
     if catalog.snapshot is not None:
-        return check_files(catalog, [catalog.snapshot], head=False)
-    return check_files(catalog, list_versions(catalog), head=True)
+        return check_files(catalog, [catalog.snapshot], head=False, executor=executor)
+    return check_files(catalog, list_versions(catalog), head=True, executor=executor)
 
 
-def _validate(catalog: Catalog, level: Level, problems: list[Problem]) -> None:
+def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor: Executor | Workers | None) -> None:
     """Look at everything but the table files, and add what is wrong; nothing more is read once it cannot be."""
     if not catalog.read_only:
         problems += _check_tables(catalog, _schemas(catalog))
@@ -158,14 +163,23 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem]) -> None:
     groups = [*records, *(result.as_group(stored=True) for result in results if result.zarr_group)]
     if level != "quick":
         problems += check_rows(catalog, records)
-        problems += [problem for group in groups for problem in check_arrays(catalog.arrays, group)]
+        problems += _shared(catalog, [partial(check_arrays, catalog.arrays, group) for group in groups], executor)
         problems += check_shapes(catalog, shapes)
     if level == "deep":
-        problems += check_frames(catalog, records)
-        problems += check_stores(catalog, shapes)
+        known = {record.uid for record in records}
+        frames = [partial(check_frames, catalog, own) for own in group_by_dataset(records).values()]
+        stores = [partial(check_store, catalog.arrays, record) for record in shapes if is_visible(record, known)]
+        problems += _shared(catalog, [*frames, *stores], executor)
         problems += check_values(catalog, results)
         problems += [_hash_problem(layout) for layout in layouts.values() if layout_uid(layout.features) != layout.uid]
-        problems += [problem for group in groups for problem in check_bytes(catalog, group)]
+        problems += _shared(catalog, [partial(check_bytes, catalog, group) for group in groups], executor)
+
+
+def _shared(
+    catalog: Catalog, checks: Sequence[Callable[[], list[Problem]]], executor: Executor | Workers | None
+) -> list[Problem]:
+    """Make checks that read arrays or files, on workers if there are any; their findings come in the order of the checks."""
+    return [problem for found in in_order(run_tasks(checks, executor, place=catalog.location)) for problem in found]
 
 
 def _tip_versions(catalog: Catalog) -> AtlasVersionRecord:

@@ -14,6 +14,7 @@ from raggedatlas.errors import AtlasError
 from raggedatlas.model.geometries import GeometryRecord
 from raggedatlas.model.pointers import AXES, pointer_columns
 from raggedatlas.model.reports import Problem
+from raggedatlas.store.location import Location
 from raggedatlas.store.sql import equals
 from raggedatlas.store.trees import digest_files
 
@@ -104,19 +105,13 @@ def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> 
     return problems
 
 
-def check_stores(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
-    """Read every byte of every visible store (rule ``store-files``)."""
-    known = {record.uid for record in read_records(catalog)}
-    problems = []
-    for record in records:
-        if not is_visible(record, known):
-            continue
-        try:
-            n_files, n_bytes, digest = digest_files(catalog.arrays.child(*record.zarr_group.split("/")))
-        except AtlasError as error:
-            problems.append(_problem(record, "store-files", f"it cannot be read: {error}"))
-            continue
-        if digest != record.digest:
-            text = f"its {n_files:,} files of {n_bytes:,} bytes are not the {record.n_files:,} of {record.n_bytes:,} that were written"
-            problems.append(_problem(record, "store-files", text))
-    return problems
+def check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
+    """Read every byte of a visible store (rule ``store-files``)."""
+    try:
+        n_files, n_bytes, digest = digest_files(arrays.child(*record.zarr_group.split("/")))
+    except AtlasError as error:
+        return [_problem(record, "store-files", f"it cannot be read: {error}")]
+    if digest == record.digest:
+        return []
+    text = f"its {n_files:,} files of {n_bytes:,} bytes are not the {record.n_files:,} of {record.n_bytes:,} that were written"
+    return [_problem(record, "store-files", text)]

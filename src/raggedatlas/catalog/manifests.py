@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -13,6 +15,7 @@ from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Problem
+from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.threads import map_requests
@@ -21,6 +24,9 @@ from raggedatlas.store.trees import digest_file
 _COPY = "Restore the file from a copy of the atlas, or go back to a sound snapshot with restore()."
 _NEXT = "The next snapshot() records the hashes of what it reaches."
 _ATTEMPTS = 5
+
+FILES = 64
+"""Table files whose hashes one task compares."""
 
 
 class FileEntry(NamedTuple):
@@ -124,7 +130,13 @@ def seal_versions(catalog: Catalog) -> None:
             return
 
 
-def check_files(catalog: Catalog, records: Sequence[AtlasVersionRecord], *, head: bool) -> list[Problem]:
+def check_files(
+    catalog: Catalog,
+    records: Sequence[AtlasVersionRecord],
+    *,
+    head: bool,
+    executor: Executor | Workers | None = None,
+) -> list[Problem]:
     """Compare every table file that snapshots reach with its recorded length and hash.
 
     Parameters
@@ -135,6 +147,8 @@ def check_files(catalog: Catalog, records: Sequence[AtlasVersionRecord], *, head
         The snapshots.
     head : bool
         Whether to check the list of snapshots, too.
+    executor : Executor, Workers or None
+        Whose workers read the files.
 
     Returns
     -------
@@ -162,7 +176,14 @@ def check_files(catalog: Catalog, records: Sequence[AtlasVersionRecord], *, head
                 problems.append(Problem("unverified-files", VERSIONS, text, "Run optimize()."))
         except AtlasError as error:
             problems.append(Problem("manifest", VERSIONS, str(error), _COPY))
-    return problems + _compare(catalog.tables.location, files)
+    location, paths = catalog.tables.location, sorted(files)
+    tasks = (
+        partial(_compare, location, {path: files[path] for path in paths[at : at + FILES]})
+        for at in range(0, len(paths), FILES)
+    )
+    return problems + [
+        problem for found in in_order(run_tasks(tasks, executor, place=catalog.location)) for problem in found
+    ]
 
 
 def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:

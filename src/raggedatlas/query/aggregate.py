@@ -1,7 +1,8 @@
 """Counts and sums per group of cells, streamed in blocks."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,20 +11,25 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError
-from raggedatlas.model.batch import CsrBlock, DenseBlock
+from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.columns import DATASET
 from raggedatlas.model.frames import ColumnFacts, arrow_to_series, facts_of, nan_to_null
 from raggedatlas.query.outputs import atlas_facts, measured_frame, var_of
 from raggedatlas.query.parts import SpacePlan, refuse_arrays
 from raggedatlas.query.plan import plan_read, plan_rows
-from raggedatlas.query.read import PartReader
+from raggedatlas.query.read import BlockTask, PartReader, block_tasks
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns
+from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
     import anndata as ad
     import pandas as pd
+
+PARTIAL_BYTES = 2**30
+"""About how many bytes of sums of blocks may wait for those before them."""
 
 
 def count(spec: QuerySpec, catalog: Catalog, by: Sequence[str] | None) -> "int | pd.Series[int]":
@@ -42,7 +48,9 @@ def count(spec: QuerySpec, catalog: Catalog, by: Sequence[str] | None) -> "int |
     return sizes.rename("n_cells")
 
 
-def aggregate(spec: QuerySpec, catalog: Catalog, by: Sequence[str]) -> "ad.AnnData":
+def aggregate(
+    spec: QuerySpec, catalog: Catalog, by: Sequence[str], executor: Executor | Workers | None = None
+) -> "ad.AnnData":
     """Add up one layer per group of cells.
 
     Parameters
@@ -53,6 +61,8 @@ def aggregate(spec: QuerySpec, catalog: Catalog, by: Sequence[str]) -> "ad.AnnDa
         At a version.
     by : sequence of str
         Columns that make the groups.
+    executor : Executor, Workers or None
+        Whose workers add up blocks of cells. The blocks, and the order in which their sums are added, are the same without.
 
     Returns
     -------
@@ -76,7 +86,7 @@ def aggregate(spec: QuerySpec, catalog: Catalog, by: Sequence[str]) -> "ad.AnnDa
     space = plan.single()
     refuse_arrays(space, "A table of groups")
     codes, obs = _number_groups(_frame_of(plan.obs, by, known_columns(catalog)), by)
-    sums, nonzero = _add_up(space, codes, len(obs))
+    sums, nonzero = _add_up(space, codes, len(obs), executor, catalog.location)
     measured = _count_measured(space, codes, len(obs))
     mean = np.divide(sums, measured, out=np.full(sums.shape, np.nan), where=measured > 0)
     var = var_of(space, catalog)
@@ -88,23 +98,63 @@ def aggregate(spec: QuerySpec, catalog: Catalog, by: Sequence[str]) -> "ad.AnnDa
     return made
 
 
-def _add_up(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+@dataclass(frozen=True)
+class _Partial:
+    """Sums of one block of cells, of the groups that it has."""
+
+    groups: NDArray[np.int64]
+    sums: NDArray[np.float64]
+    nonzero: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _SumTask:
+    """Reads a block of cells and adds it up, on a worker."""
+
+    read: BlockTask
+    codes: NDArray[np.int64]
+
+    def __call__(self) -> _Partial:
+        return _add_block(self.read(), self.codes, self.read.space.n_cols)
+
+
+def _add_up(
+    space: SpacePlan, codes: NDArray[np.int64], n_groups: int, executor: Executor | Workers | None, place: Location
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     sums = np.zeros((n_groups, space.n_cols))
     nonzero = np.zeros((n_groups, space.n_cols), np.int64)
     (part,) = space.parts
-    for rows, block in PartReader(space, part).read_blocks():
-        groups = codes[rows]
-        (values,) = block.layers.values()
-        if isinstance(block, CsrBlock):
-            at = np.repeat(groups, np.diff(block.indptr)) * space.n_cols + block.indices
-            kept = (values != 0) & ~np.isnan(values) if values.dtype.kind == "f" else values != 0
-            sums += np.bincount(at[kept], values[kept].astype(np.float64), minlength=sums.size).reshape(sums.shape)
-            nonzero += np.bincount(at[kept], minlength=sums.size).reshape(sums.shape)
-        elif isinstance(block, DenseBlock):
-            clean = np.nan_to_num(values.astype(np.float64), nan=0.0)
-            np.add.at(sums, groups, clean)
-            np.add.at(nonzero, groups, clean != 0)
+    reader = PartReader(space, part)
+    if executor is None or reader.columns_read():
+        partials: Iterator[_Partial] = (
+            _add_block(block, codes[rows], space.n_cols) for rows, block in reader.read_blocks()
+        )
+    else:
+        tasks = (_SumTask(task, codes[rows]) for rows, task in block_tasks(space, part))
+        in_flight = max(4, min(IN_FLIGHT, PARTIAL_BYTES // (sums.nbytes + nonzero.nbytes + 1)))
+        partials = in_order(run_tasks(tasks, executor, place=place, in_flight=in_flight))
+    for partial in partials:
+        sums[partial.groups] += partial.sums
+        nonzero[partial.groups] += partial.nonzero
     return sums, nonzero
+
+
+def _add_block(block: Block, codes: NDArray[np.int64], n_cols: int) -> _Partial:
+    groups, codes = np.unique(codes, return_inverse=True)
+    shape = (len(groups), n_cols)
+    (values,) = block.layers.values()
+    if isinstance(block, CsrBlock):
+        at = np.repeat(codes, np.diff(block.indptr)) * n_cols + block.indices
+        kept = (values != 0) & ~np.isnan(values) if values.dtype.kind == "f" else values != 0
+        weights = values[kept].astype(np.float64)
+        sums = np.bincount(at[kept], weights, len(groups) * n_cols).astype(np.float64, copy=False)
+        nonzero = np.bincount(at[kept], minlength=len(groups) * n_cols)
+        return _Partial(groups, sums.reshape(shape), nonzero.reshape(shape))
+    partial = _Partial(groups, np.zeros(shape), np.zeros(shape, np.int64))
+    clean = np.nan_to_num(values.astype(np.float64), nan=0.0)
+    np.add.at(partial.sums, codes, clean)
+    np.add.at(partial.nonzero, codes, clean != 0)
+    return partial
 
 
 def _count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """What a query answers: tables, AnnData, MuData, batches, groups, counts, files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,13 @@ from raggedatlas.query import export as exporting
 from raggedatlas.query import outputs
 from raggedatlas.query.frames import obs_frame
 from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
+from raggedatlas.query.mapping import map_batches
 from raggedatlas.query.parts import ReadPlan
 from raggedatlas.query.plan import modalities, plan_read, plan_rows
 from raggedatlas.query.read import read_batches
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec, count_of, listed_names
+from raggedatlas.store.executors import Workers
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -137,7 +140,65 @@ class Answers:
         plan = plan_read(self.spec, self.catalog)
         return read_batches(plan, n)
 
-    def aggregate(self, by: str | Sequence[str], layer: str | None = None) -> "ad.AnnData":
+    def map(
+        self,
+        function: Callable[[Batch], Any],
+        batch_size: int,
+        output_schema: pa.Schema,
+        *,
+        executor: Executor | Workers | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> pa.Table:
+        """Call a function with batches of the chosen cells, each cell once, and put what it gives into one table.
+
+        Parameters
+        ----------
+        function : callable
+            Takes a `Batch` and gives an Arrow table, a record batch or a dictionary of arrays, one row for each cell of the batch. With
+            processes it must be importable there, or cloudpickle be installed.
+        batch_size : int
+            Cells of a batch; the last may have fewer.
+        output_schema : pyarrow.Schema
+            Columns that the function gives. Values are converted to its types, and refused where that loses something.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers call the function; None calls it here. The result does not depend on it.
+        progress : callable or None
+            Called as ``progress("cells", done, total)``.
+
+        Returns
+        -------
+        pyarrow.Table
+            In the order of the cells: `uid`, then the columns of `output_schema`; `RaggedAtlas.annotate` takes it as it is.
+
+        Raises
+        ------
+        QueryError, FeatureError
+            For what cannot be answered as asked, before anything is read.
+        SourceError
+            If the function gives other columns, types or numbers of rows, naming the cells.
+        ArgumentError
+            If the function cannot be sent to workers.
+        WorkersError
+            If workers die, hang, or do not reach the atlas.
+
+        Notes
+        -----
+        A task may run a second time where its worker is lost, so the function should only compute. Every batch has the same columns;
+        its ``measured`` names the layouts of neighbouring cells only.
+
+        Examples
+        --------
+        >>> schema = pa.schema([("n_counts", pa.float64())])  # doctest: +SKIP
+        >>> table = query.map(
+        ...     lambda batch: {"n_counts": batch.spaces["gene_expression"].to_csr().sum(1)}, 512, schema
+        ... )  # doctest: +SKIP
+        """
+        plan = plan_read(self.spec, self.catalog)
+        return map_batches(plan, function, batch_size, output_schema, executor, self.catalog.location, progress)
+
+    def aggregate(
+        self, by: str | Sequence[str], layer: str | None = None, *, executor: Executor | Workers | None = None
+    ) -> "ad.AnnData":
         """Add up values per group of cells, in bounded memory.
 
         Parameters
@@ -146,6 +207,8 @@ class Answers:
             Columns whose values make the groups; missing values are a group.
         layer : str or None
             Layer; None takes the usual one.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers add up blocks of cells; the result is the same to the last bit.
 
         Returns
         -------
@@ -155,7 +218,7 @@ class Answers:
         """
         spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
         columns = list(listed_names("aggregate", (by,)))
-        return aggregating.aggregate(spec, self.catalog, columns)
+        return aggregating.aggregate(spec, self.catalog, columns, executor)
 
     def count(self, by: str | Sequence[str] | None = None) -> "int | pd.Series[int]":
         """Count the chosen cells, in all or per group.
@@ -171,13 +234,21 @@ class Answers:
         """Say what would be read: cells, groups, arrays, bytes, layers, join and filter; reads metadata only."""
         return explaining.explain(self.spec, self.catalog)
 
-    def write(self, path: str | Path, **options: Any) -> str:  # noqa: ANN401  (options of the format)
+    def write(
+        self,
+        path: str | Path,
+        *,
+        executor: Executor | Workers | None = None,
+        **options: Any,  # noqa: ANN401  (options of the format)
+    ) -> str:
         """Write the result to a file in bounded memory: ``.h5ad``, ``.zarr`` or ``.h5mu``; equal to the in-memory result.
 
         Parameters
         ----------
         path : str
             Where; its ending decides the format.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers read the values; this process writes them, so it helps where reading takes longer, as from object stores.
         **options
             Options of the format.
 
@@ -186,7 +257,7 @@ class Answers:
         str
             The path.
         """
-        return exporting.write(self.spec, self.catalog, path, options)
+        return exporting.write(self.spec, self.catalog, path, options, executor)
 
 
 def _one_space(plan: ReadPlan) -> ReadPlan:

@@ -1,6 +1,7 @@
 """A query into a file, block by block: what is held at once does not grow with the cells' values."""
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,11 @@ from raggedatlas.query.frames import layout_column, obs_columns, obs_frame
 from raggedatlas.query.outputs import joined_uns, measured_frame, var_of
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.plan import modalities, plan_read
-from raggedatlas.query.read import PartReader
+from raggedatlas.query.read import PartReader, block_tasks
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.allocators import give_back
+from raggedatlas.store.executors import Workers, in_order, run_tasks
+from raggedatlas.store.location import Location
 from raggedatlas.store.rings import BufferRing
 from raggedatlas.store.threads import ahead
 
@@ -32,8 +35,20 @@ MULTIMODAL = ".h5mu"
 STEP_BYTES = 16 << 20
 """About how many bytes of a result one step takes; one is read while another is written."""
 
+BLOCKS_AHEAD = 16
+"""Steps that workers may be ahead of what is written."""
 
-def write(spec: QuerySpec, catalog: Catalog, path: str | Path, options: Mapping[str, Any]) -> str:
+Reading = tuple[Executor | Workers, Location] | None
+"""Whose workers read, and the atlas that they must reach; None reads here."""
+
+
+def write(
+    spec: QuerySpec,
+    catalog: Catalog,
+    path: str | Path,
+    options: Mapping[str, Any],
+    executor: Executor | Workers | None = None,
+) -> str:
     """Write a query to a file.
 
     Parameters
@@ -46,6 +61,8 @@ def write(spec: QuerySpec, catalog: Catalog, path: str | Path, options: Mapping[
         Where; its ending decides the format.
     options : mapping
         Of the format.
+    executor : Executor, Workers or None
+        Whose workers read blocks of cells, at most `BLOCKS_AHEAD` ahead of those that are written.
 
     Returns
     -------
@@ -73,6 +90,7 @@ def write(spec: QuerySpec, catalog: Catalog, path: str | Path, options: Mapping[
     for space in plan.spaces.values():
         refuse_arrays(space, str(path))
     give_back()
+    reading = None if executor is None else (executor, catalog.location)
     sink = open_sink(path, **options)
     try:
         streams = (_begin_mudata if multimodal else _begin_space)(sink, plan, catalog)
@@ -80,7 +98,7 @@ def write(spec: QuerySpec, catalog: Catalog, path: str | Path, options: Mapping[
         del plan
         give_back()
         for stream in streams:
-            _write_values(sink, stream)
+            _write_values(sink, stream, reading)
         return sink.commit()
     except BaseException:
         sink.abort()
@@ -161,19 +179,22 @@ def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catal
     sink.element(f"{prefix}uns", joined_uns(plan, catalog))
 
 
-def _write_values(sink: Sink, stream: _Stream) -> None:
+def _write_values(sink: Sink, stream: _Stream, reading: Reading) -> None:
     if stream.space is not None:
         for part in stream.space.parts:
-            for block in _blocks(stream.space, part):
+            for block in _blocks(stream.space, part, reading):
                 for layer in part.layers:
                     sink.write(_key(stream.space, layer, stream.prefix), _single(block, layer))
     for name, member in stream.beside.items():
-        for block in _blocks(member, member.parts[0]):
+        for block in _blocks(member, member.parts[0], reading):
             sink.write(f"{stream.prefix}obsm/{name}", _single(block, VALUES))
 
 
-def _blocks(space: SpacePlan, part: PartPlan) -> Iterator[Block]:
+def _blocks(space: SpacePlan, part: PartPlan, reading: Reading) -> Iterator[Block]:
     reader = PartReader(space, part, ring=BufferRing())
+    if reading is not None and not reader.columns_read():
+        tasks = (task for _, task in block_tasks(space, part, STEP_BYTES))
+        return in_order(run_tasks(tasks, reading[0], place=reading[1], in_flight=BLOCKS_AHEAD))
     return (block for _, block in ahead(reader.read_blocks(n_bytes=STEP_BYTES)))
 
 

@@ -118,6 +118,23 @@ class PartPlan:
         """Keep some cells, in the order given."""
         return PartPlan(self.layers, self.groups, self.code[rows], self.start[rows], self.end[rows])
 
+    def narrow(self) -> "PartPlan":
+        """Leave out groups, and rows in memory, that no cell needs; one group stays where none is needed."""
+        used = np.unique(self.code[self.code >= 0]).tolist() or [*range(len(self.groups))][:1]
+        place = np.full(len(self.groups) + 1, -1, np.int32)
+        place[used] = np.arange(len(used))
+        start, end, groups = self.start.copy(), self.end.copy(), []
+        for number in used:
+            group, here = self.groups[number], self.code == number
+            held = {n: r for n, r in group.layers.items() if isinstance(r, HeldRows)}
+            if held:
+                layers = {n: HeldRows.of(r.values[start[here]], r.location) for n, r in held.items()}
+                start[here] = np.arange(int(here.sum()))
+                end[here] = start[here] + 1
+                group = replace(group, layers=layers)
+            groups.append(group)
+        return PartPlan(self.layers, tuple(groups), place[self.code], start, end)
+
 
 @dataclass(frozen=True)
 class SpacePlan:
@@ -196,6 +213,21 @@ class SpacePlan:
         parts = tuple(part.take(rows) for part in self.parts)
         return replace(self, parts=parts, layout_code=self.layout_code[rows], present=self.present[rows])
 
+    def narrow(self) -> "SpacePlan":
+        """Leave out groups and layouts that no cell has, so that a plan of few cells is small to send."""
+        parts = tuple(part.narrow() for part in self.parts)
+        kept = {group.layout_uid for part in parts for group in part.groups}
+        used = np.array([uid in kept for uid in self.layouts], bool)
+        place = np.append(np.where(used, np.cumsum(used) - 1, -1), -1).astype(np.int32)
+        return replace(
+            self,
+            layouts=tuple(uid for uid in self.layouts if uid in kept),
+            measured=self.measured[used] if len(used) else self.measured,
+            column_maps={uid: column_map for uid, column_map in self.column_maps.items() if uid in kept},
+            parts=parts,
+            layout_code=place[self.layout_code],
+        )
+
     def columns_of(self, layout_uid: str) -> NDArray[np.int64]:
         """Return the columns of the result that a layout has, ascending, (k,) int64."""
         column_map = self.column_maps[layout_uid]
@@ -265,6 +297,16 @@ class ReadPlan:
     def n_cells(self) -> int:
         """Number of cells."""
         return int(self.obs.num_rows)
+
+    def part(self, start: int, stop: int) -> "ReadPlan":
+        """Take the cells ``[start, stop)``, without what other cells need."""
+        rows = np.arange(start, stop)
+        return replace(
+            self,
+            obs=self.obs.take(pa.array(rows)),
+            spaces={name: space.take(rows).narrow() for name, space in self.spaces.items()},
+            results={name: space.take(rows).narrow() for name, space in self.results.items()},
+        )
 
     def single(self) -> SpacePlan:
         """Return the only space."""

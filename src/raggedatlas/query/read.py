@@ -1,6 +1,7 @@
 """Read cells of a plan: one read per group and array, columns mapped, rows put back into the asked order."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -109,6 +110,11 @@ class PartReader:
             indptr, indices, layers[layer] = gatherer.gather(*where, sort=sort)
         return add_merged(CsrBlock(indptr, indices, layers, space.n_read), space)
 
+    def columns_read(self, *, whole: bool = False) -> dict[int, NDArray[np.int64]]:
+        """Choose the groups that `read_blocks` reads from their column-sorted copies."""
+        bounded = whole or int(self.space.row_bytes().sum()) <= 4 * BLOCK_BYTES
+        return prefer_columns(self.space, self.part) if bounded else {}
+
     def read_blocks(
         self, *, whole: bool = False, n_bytes: int | None = None
     ) -> Iterator[tuple[NDArray[np.int64], Block]]:
@@ -124,8 +130,7 @@ class PartReader:
             About how much one step takes, instead of `BLOCK_BYTES`.
         """
         n = len(self.space.present)
-        bounded = whole or int(self.space.row_bytes().sum()) <= 4 * BLOCK_BYTES
-        chosen = prefer_columns(self.space, self.part) if bounded else {}
+        chosen = self.columns_read(whole=whole)
         if not chosen:
             runs = row_blocks(self.space) if n_bytes is None else row_blocks(self.space, n_bytes)
             runs = iter([np.arange(n)]) if whole and self.is_exact else runs
@@ -139,6 +144,31 @@ class PartReader:
         other = self.read(rest)
         assert isinstance(other, CsrBlock)
         return iter([(np.arange(n), _place_rows([block, other], [rows, rest], n, self.space.n_cols))])
+
+
+@dataclass(frozen=True)
+class BlockTask:
+    """Reads all cells of one part on a worker; see `run_tasks`.
+
+    Parameters
+    ----------
+    space : SpacePlan
+        Of few cells, with one part.
+    """
+
+    space: SpacePlan
+
+    def __call__(self) -> Block:
+        """Open the arrays here, and read."""
+        return PartReader(self.space, self.space.parts[0]).read(np.arange(len(self.space.present)))
+
+
+def block_tasks(
+    space: SpacePlan, part: PartPlan, n_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[NDArray[np.int64], BlockTask]]:
+    """Make a task of each block that `PartReader.read_blocks` reads row by row, with the cells of the block."""
+    alone = replace(space, parts=(part,))
+    return ((rows, BlockTask(alone.take(rows).narrow())) for rows in row_blocks(space, n_bytes))
 
 
 class SpaceReader:

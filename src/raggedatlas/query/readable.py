@@ -1,6 +1,7 @@
 """What can be asked of an atlas and of a view alike: what is in it, whether it is sound, what changed."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Literal
 
 from raggedatlas.catalog.catalog import Catalog
@@ -11,6 +12,7 @@ from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.dataset import Dataset, list_datasets
 from raggedatlas.query.listing import list_annotations, list_geometries
 from raggedatlas.query.results import list_results
+from raggedatlas.store.executors import Workers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,7 +159,7 @@ class Readable:
 
         return FeatureIdentity(self._catalog)
 
-    def validate(self, level: Level = "quick") -> list[Problem]:
+    def validate(self, level: Level = "quick", *, executor: Executor | Workers | None = None) -> list[Problem]:
         """Look for anything wrong.
 
         Parameters
@@ -165,6 +167,8 @@ class Readable:
         level : {"quick", "rows", "deep"}
             ``quick`` compares the tables, ``rows`` also every cell's pointers, ``deep`` also reads every stored byte and
             compares its checksums.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers read arrays and files, with ``rows`` and ``deep``; the result does not depend on it.
 
         Returns
         -------
@@ -173,7 +177,7 @@ class Readable:
         """
         from raggedatlas.catalog.checks import validate
 
-        return validate(self._catalog, level)
+        return validate(self._catalog, level, executor)
 
     def list_versions(self) -> list[AtlasVersionRecord]:
         """List the snapshots, oldest first."""

@@ -12,6 +12,7 @@ from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
+from raggedatlas.store.executors import Workers
 from raggedatlas.verbs.onnx_models import open_onnx
 from raggedatlas.verbs.running import (
     ModelChoices,
@@ -23,7 +24,7 @@ from raggedatlas.verbs.running import (
     run_facts,
     silent,
 )
-from raggedatlas.verbs.sharing import share_out, whole_parts
+from raggedatlas.verbs.sharing import share_out, usual_parts, whole_parts
 
 
 class InferChoices(ModelChoices, total=False):
@@ -31,10 +32,10 @@ class InferChoices(ModelChoices, total=False):
 
     Attributes
     ----------
-    n_parts : int
-        How many processes share the run.
-    executor : concurrent.futures.Executor
-        Whose processes they are; by default they are spawned. The model must be importable, or picklable.
+    n_parts : int or None
+        In how many parts the run is shared. None is one, and with an executor as many as make parts of 64 batches.
+    executor : Executor, Workers or None
+        Whose workers compute the parts; without one, each part has a process that is spawned. The model must be importable, or picklable.
     resume : bool
         Whether to go on where an interrupted run of the same model over the same cells stopped, in the same folder. The code of a function
         is not compared.
@@ -42,8 +43,8 @@ class InferChoices(ModelChoices, total=False):
         Results of the same model: cells that are in there are taken over bit by bit, others are computed. May be those that are replaced.
     """
 
-    n_parts: int
-    executor: Executor
+    n_parts: int | None
+    executor: Executor | Workers | None
     resume: bool
     update: ResultDataset | str | os.PathLike[str] | None
 
@@ -115,7 +116,7 @@ def infer(
     >>> found = infer("models.py:Encoder", query, "results/z", weights="encoder.pt")  # doctest: +SKIP
     """
     chosen: dict[str, Any] = dict(choices)
-    n_parts, executor = chosen.pop("n_parts", 1), chosen.pop("executor", None)
+    n_parts, executor = chosen.pop("n_parts", None), chosen.pop("executor", None)
     resume, update = bool(chosen.pop("resume", False)), chosen.pop("update", None)
     source, reading, overwrite = divide_choices(model, weights, chosen)
     run = prepare(source.open(), query, batch_size, reading)
@@ -124,11 +125,12 @@ def infer(
         run = replace(run, known=open_known(update, facts))
     with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=facts, resume=resume) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
-        if n_parts == 1 and executor is None and not writer.n_parts:
+        n = (1 if executor is None else usual_parts(run)) if n_parts is None else whole_parts(n_parts)
+        if n == 1 and executor is None and not writer.n_parts:
             run.write(writer, progress)
         else:
-            _refuse_divided(writer, n_parts)
-            share_out(source, run, writer.parts(whole_parts(n_parts)), executor, progress)
+            _refuse_divided(writer, n)
+            share_out(source, run, writer.parts(n), executor, query.catalog.location, progress)
     return ResultDataset({}, result_dir)
 
 

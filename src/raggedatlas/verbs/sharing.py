@@ -1,24 +1,35 @@
 """One run shared by several processes: each computes neighbouring cells, and one commit makes them one table."""
 
 import os
-import sys
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
 
-from raggedatlas.errors import QueryError, StoreError
+from raggedatlas.errors import QueryError
 from raggedatlas.loader.loader import Loader
 from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.parts import ResultPart
+from raggedatlas.store.executors import Workers, run_tasks, spawned
+from raggedatlas.store.location import Location
 from raggedatlas.verbs.models import ModelSource
 from raggedatlas.verbs.running import ModelChoices, Progress, Run, divide_choices, prepare
+
+_BATCHES = 64
+"""Batches of a part where workers share a run and nobody says in how many parts."""
+
+_PARTS = 1024
+"""Most parts of such a run: each is a file of its own."""
+
+
+def usual_parts(run: Run) -> int:
+    """Choose in how many parts workers share a run."""
+    return max(1, min(_PARTS, run.loader.n_cells // (_BATCHES * run.batch_size)))
 
 
 def whole_parts(n_parts: Any) -> int:  # noqa: ANN401  (checked here)
@@ -105,17 +116,24 @@ class _Share:
     first: int
     known: ResultDataset | None
 
-    def write(self) -> int:
-        """Open the model here, and write."""
+    def __call__(self) -> int:
+        """Open the model here, and write, unless a worker that was lost afterwards has done so."""
+        if self.part.receipt.is_file():
+            return self.loader.n_cells
         with self.part.writer() as writer:
             Run(self.loader, self.source.open(), self.batch_size, self.first, self.known).write(writer)
         return self.loader.n_cells
 
 
 def share_out(
-    source: ModelSource, run: Run, parts: Sequence[ResultPart], executor: Executor | None, progress: Progress
+    source: ModelSource,
+    run: Run,
+    parts: Sequence[ResultPart],
+    executor: Executor | Workers | None,
+    place: Location,
+    progress: Progress,
 ) -> None:
-    """Let processes write the parts; the first error ends the run."""
+    """Let workers write the parts; the first error ends the run."""
     shares = []
     done, total = 0, run.loader.n_cells
     for part in parts:
@@ -126,32 +144,12 @@ def share_out(
             part.writer().commit()
         else:
             shares.append(_Share(source, part, own.loader, own.batch_size, own.first, own.known))
-    pool = executor or ProcessPoolExecutor(len(parts), mp_context=get_context("spawn"))
+    lost = "Nothing is visible; resume=True (--resume) keeps what is finished."
     progress("cells", done, total)
-    try:
-        futures = [pool.submit(share.write) for share in shares]
-        for future in as_completed(futures):
-            done += future.result()
+    with (
+        nullcontext(executor) if executor is not None else spawned(len(parts)) as workers,
+        closing(run_tasks(shares, workers, place=place, lost=lost)) as results,
+    ):
+        for _, n in results:
+            done += n
             progress("cells", done, total)
-    except BrokenExecutor as error:
-        raise StoreError(
-            f"A process of the run died with {done:,} of {total:,} cells done: {error} {_why_died(executor)} Nothing is visible; "
-            "resume=True (--resume) keeps what is finished."
-        ) from error
-    finally:
-        if executor is None:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _why_died(executor: Executor | None) -> str:
-    """Tell a script without a main guard, which every spawned process runs again, from a process that was killed."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    text = ""
-    if executor is None and script is not None and Path(script).suffix == ".py" and Path(script).is_file():
-        text = Path(script).read_text(encoding="utf-8", errors="replace")
-    if text and "__main__" not in text:
-        return (
-            f"{script} starts the run when it is imported, which every process of n_parts does; put the call under "
-            "if __name__ == '__main__':."
-        )
-    return "It was killed, or memory ran out; try fewer n_parts."

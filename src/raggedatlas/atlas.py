@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -17,6 +18,7 @@ from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.dataset import describe, describe_html
 from raggedatlas.query.readable import Readable
+from raggedatlas.store.executors import Workers
 from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
@@ -130,6 +132,7 @@ class RaggedAtlas(Readable):
         on_duplicate: OnDuplicate = "error",
         dry_run: bool = False,
         progress: Progress | bool | None = None,
+        executor: Executor | Workers | None = None,
         **choices: Unpack[AddChoices],
     ) -> Any:  # noqa: ANN401  (a report, or a list of them)
         """Add a file, a folder of files, or an object in memory; nothing of it is visible before all of it is.
@@ -149,6 +152,9 @@ class RaggedAtlas(Readable):
             Do all but write: every refusal and the whole report.
         progress : callable, bool or None
             A callback ``(step, done, total)``; None draws a bar on a terminal, False draws nothing.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers read the files, each one at a time, and write their arrays; this process alone commits. The workers must reach the
+            atlas and the files under the same addresses.
         **choices
             See `AddChoices`: which obs columns, layers, feature spaces and ids to take.
 
@@ -161,6 +167,8 @@ class RaggedAtlas(Readable):
         ------
         SourceError, SchemaError, FeatureError, ValuesError, DuplicateError
             If the source is refused; the atlas is as it was.
+        WorkersError
+            If workers die, hang, or do not reach the atlas. Of several sources, those committed before are in the atlas.
 
         Examples
         --------
@@ -171,7 +179,11 @@ class RaggedAtlas(Readable):
         from raggedatlas.ingest.add import add
 
         return add(
-            self._opened, source, {"name": name, "on_duplicate": on_duplicate, "dry_run": dry_run, **choices}, progress
+            self._opened,
+            source,
+            {"name": name, "on_duplicate": on_duplicate, "dry_run": dry_run, **choices},
+            progress,
+            executor,
         )
 
     def register_space(
@@ -232,7 +244,12 @@ class RaggedAtlas(Readable):
         return reindex(self._opened, space)
 
     def add_csc(
-        self, dataset: str, *, space: str = "gene_expression", layers: Sequence[str] | None = None
+        self,
+        dataset: str,
+        *,
+        space: str = "gene_expression",
+        layers: Sequence[str] | None = None,
+        executor: Executor | Workers | None = None,
     ) -> tuple[str, ...]:
         """Write a column-sorted copy of a dataset's sparse layers beside the rows (seed 000, sparse groups).
 
@@ -244,6 +261,8 @@ class RaggedAtlas(Readable):
             Feature space.
         layers : sequence of str or None
             Which layers; None takes all. Layers that have a copy already are left as they are.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers write; layers with the same entries are written by one.
 
         Returns
         -------
@@ -252,7 +271,7 @@ class RaggedAtlas(Readable):
         """
         from raggedatlas.ingest.csc import add_csc
 
-        return add_csc(self._opened, dataset, space, layers)
+        return add_csc(self._opened, dataset, space, layers, executor)
 
     def optimize(self) -> None:
         """Assign feature indices, compact the tables, rebuild their indexes; never touches what a snapshot names."""

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -62,6 +63,8 @@ def sources(kinds: list[str]) -> list[ad.AnnData]:
 class Opener:
     """Opens an object in memory, and counts what was opened and closed."""
 
+    notes: tuple[str, ...] = ()
+
     def __init__(self, data: ad.AnnData, kind: str, name: str, count: Counter[str]) -> None:
         self.data, self.kind, self.name, self.count = data, kind, name, count
 
@@ -110,10 +113,11 @@ def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),
     together=st.sampled_from([1, 2, 100]),
     choice=st.sampled_from(["error", "skip", "replace"]),
+    by_workers=st.booleans(),
 )
-@example(kinds=["disk is full"], together=1, choice="error")
+@example(kinds=["disk is full"], together=1, choice="error", by_workers=False)
 def test_one_call_comes_to_what_many_calls_come_to(
-    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], together: int, choice: str
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], together: int, choice: str, by_workers: bool
 ) -> None:
     """Whatever is refused or repeated between them, sources of one call are added, skipped and refused as one by one."""
     folder = tmp_path_factory.mktemp("several")
@@ -124,10 +128,10 @@ def test_one_call_comes_to_what_many_calls_come_to(
         Opener(data, kind, f"d{i}", count) for i, (data, kind) in enumerate(zip(given_sources, kinds, strict=True))
     ]
     one, many = RaggedAtlas.create(str(folder / "one")), RaggedAtlas.create(str(folder / "many"))
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(AtlasError):
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool, contextlib.suppress(AtlasError):
         patch.setattr(write, "COMMIT_DATASETS", together)
         fill_the_disk(patch)
-        write.add_sources(one._catalog, openers, options)
+        write.add_sources(one._catalog, openers, options, executor=pool if by_workers else None)
     for opener in openers:
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(AtlasError):
             fill_the_disk(patch)

@@ -90,9 +90,9 @@ def spawn() -> Iterator[Executor]:
 @contextlib.contextmanager
 def dask_cluster() -> Iterator[Executor]:
     """Start a dask cluster of two processes on this machine, which gives a task up that killed two workers."""
-    distributed = pytest.importorskip("distributed")
+    dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
     with (
-        distributed.config.set({"distributed.scheduler.allowed-failures": 1}),
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
         distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=":0", silence_logs=50) as cluster,
         distributed.Client(cluster) as client,
     ):

@@ -21,8 +21,8 @@ _YOUNG = timedelta(minutes=1)
 _ATTRIBUTE, _LEASE = "raggedatlas", "ingest"
 
 
-def take_lease(catalog: Catalog, dataset_uid: str) -> None:
-    """Make the group of a dataset, with a note of the process that is writing it.
+def take_lease(catalog: Catalog, dataset_uid: str, owner: Mapping[str, Any] | None = None) -> None:
+    """Make the group of a dataset, with a note of the process that will commit it.
 
     Parameters
     ----------
@@ -30,13 +30,15 @@ def take_lease(catalog: Catalog, dataset_uid: str) -> None:
         At the tip.
     dataset_uid : str
         The new dataset.
+    owner : mapping or None
+        What `this_process` gave in that process; None is this one.
 
     Raises
     ------
     ConflictError
         If a purge is unfinished.
     """
-    create_group(catalog.arrays, dataset_uid, {_ATTRIBUTE: {_LEASE: this_process()}})
+    create_group(catalog.arrays, dataset_uid, {_ATTRIBUTE: {_LEASE: dict(owner or this_process())}})
     # A purge leaves its mark before it looks for leases, and an add its lease before it looks for the mark: one of them sees the other.
     catalog.refuse_unfinished_purge("add()")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from raggedatlas.cli.app import BUILD, app
-from raggedatlas.cli.options import Place, pairs, unfold
+from raggedatlas.cli.options import Place, Processes, pairs, shared_by, unfold
 from raggedatlas.cli.parameters import Words, many
 from raggedatlas.cli.printing import progress, show, show_json, show_table
 from raggedatlas.cli.shapes import Linking
@@ -163,11 +163,13 @@ def create(place: Place, codec: Codec = None) -> None:
 
 @app.command(rich_help_panel=BUILD, epilog="Example: raggedatlas add pbmc.atlas a.h5ad b.h5ad --organism human")
 @unfold
-def add(place: Place, options: AddOptions, linking: Linking) -> None:
+def add(place: Place, options: AddOptions, linking: Linking, workers: Processes = 1) -> None:
     """Add files, geometry stores, or a model's results for cells that are there; what is refused leaves the atlas as it was."""
     from raggedatlas.ingest.geometry_detecting import is_geometry
     from raggedatlas.ingest.results import is_results
 
+    if workers > 1 and len(options.files) == 1 and (is_geometry(options.files[0]) or is_results(options.files[0])):
+        raise typer.BadParameter("results and geometry are added by one process", param_hint="--workers")
     if len(options.files) == 1 and is_geometry(options.files[0]):
         chosen = linking.choices(options.space, options.unknown, options.organism)
         _add_one(place, options, {"on_duplicate": options.on_duplicate, "dry_run": options.dry_run, **chosen})
@@ -178,8 +180,8 @@ def add(place: Place, options: AddOptions, linking: Linking) -> None:
     choices = options.choices()
     atlas = place.open()
     source: str | list[str] = options.files if len(options.files) > 1 else options.files[0]
-    with progress("add") as callback:
-        added = atlas.add(source, options.name, progress=callback, **choices)
+    with progress("add") as callback, shared_by(workers) as executor:
+        added = atlas.add(source, options.name, progress=callback, executor=executor, **choices)
     reports = added if isinstance(added, list) else [added]
     if place.as_json:
         show_json([report.to_dict() for report in reports])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from raggedatlas.cli.app import CARE, LOOK, WRONG, app
-from raggedatlas.cli.options import At, Place, unfold
+from raggedatlas.cli.options import At, Place, Processes, shared_by, unfold
 from raggedatlas.cli.parameters import subject
 from raggedatlas.cli.printing import console, show, show_json
 from raggedatlas.cli.spelling import as_commands
@@ -79,6 +79,7 @@ def validate(
         Path | None,
         typer.Option(metavar="FILE", help="Write a copy of the file with what can be mended.", show_default=False),
     ] = None,
+    workers: Processes = 1,
 ) -> None:
     """Look for anything wrong in an atlas, a file or results; exit code 1 if there is."""
     if _is_results(place):
@@ -92,8 +93,10 @@ def validate(
     _refuse_fix(place, fix, is_file=is_file)
     if is_file and at is not None:
         raise typer.BadParameter("a file has no snapshots", param_hint="--at")
+    if workers > 1 and is_file:
+        raise typer.BadParameter(f"{what} is read by one process", param_hint="--workers")
     if not is_file:
-        _validate_atlas(place, cast("AtlasLevel", level or "quick"), at)
+        _validate_atlas(place, cast("AtlasLevel", level or "quick"), at, workers)
     elif geometry:
         _validate_geometry(place, cast("GeometryLevel", level or "pyramid"))
     elif fix is None:
@@ -184,10 +187,11 @@ def _is_vectors(place: Place) -> bool:
     return is_vectors(place.location)
 
 
-def _validate_atlas(place: Place, level: AtlasLevel, at: str | None) -> None:
+def _validate_atlas(place: Place, level: AtlasLevel, at: str | None, workers: int) -> None:
     from raggedatlas.catalog.checks import is_note
 
-    problems = place.open_at(at).validate(level)
+    with shared_by(workers) as executor:
+        problems = place.open_at(at).validate(level, executor=executor)
     if place.as_json:
         show_json([{**asdict(problem), "note": is_note(problem)} for problem in problems])
     else:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +14,8 @@ from raggedatlas.cli.parameters import AsJson, Strict, Words, many, one
 from raggedatlas.cli.shapes import geometry_names
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.catalog.catalog import Catalog
     from raggedatlas.query.query import Query
@@ -168,6 +171,19 @@ class Place:
 
 At = Annotated[str | None, one("SNAPSHOT", "Number or label of a snapshot")]
 Space = Annotated[str, typer.Option(help="Feature space.")]
+Processes = Annotated[int, typer.Option("--workers", min=1, help="How many processes share the work.")]
+
+
+@contextmanager
+def shared_by(workers: int) -> "Iterator[Executor | None]":
+    """Start processes for a verb, unless it is alone."""
+    if workers == 1:
+        yield None
+        return
+    from raggedatlas.store.executors import spawned
+
+    with spawned(workers) as executor:
+        yield executor
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import typer
 
 from raggedatlas.cli.app import ASK, app
 from raggedatlas.cli.cxg import AsCxg, tell_losses
-from raggedatlas.cli.options import At, Place, Selection, unfold
+from raggedatlas.cli.options import At, Place, Processes, Selection, shared_by, unfold
 from raggedatlas.cli.printing import plain, progress, say, show, show_json, show_table
 from raggedatlas.cli.shapes import Inside
 from raggedatlas.errors import DuplicateError, SourceError
@@ -146,11 +146,13 @@ def export(
     cxg: AsCxg,
     overwrite: Overwrite = False,
     at: At = None,
+    workers: Processes = 1,
 ) -> None:
     """Write cells of a snapshot (the newest, or --at) to a file."""
     view = place.open_snapshot(at)
     asked = inside.narrow(selection.ask(view), selection.space)
-    _write(asked, output, {"overwrite": overwrite, **cxg.options(output, tell_losses)})
+    with shared_by(workers) as executor:
+        _write(asked, output, {"overwrite": overwrite, "executor": executor, **cxg.options(output, tell_losses)})
     if place.as_json:
         show_json({"path": output, "snapshot": view.version, "n_cells": asked.count()})
     else:

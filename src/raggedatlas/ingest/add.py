@@ -1,12 +1,13 @@
 """One door for everything that can be added: a path, a folder, an object, or several of them."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.errors import AtlasError, SourceError
+from raggedatlas.errors import ArgumentError, AtlasError, SourceError
 from raggedatlas.formats.anndata import refuse_broken, with_rule
 from raggedatlas.formats.registry import detect, list_sources, open_source
 from raggedatlas.ingest.geometry_detecting import is_geometry
@@ -16,6 +17,7 @@ from raggedatlas.ingest.write import add_sources
 from raggedatlas.model.contracts import Source
 from raggedatlas.model.geometries import GeometryReport
 from raggedatlas.model.reports import IngestReport, ResultReport
+from raggedatlas.store.executors import Workers
 
 ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")
 """Formats whose files are held against the rules of AnnData before they are opened."""
@@ -59,6 +61,7 @@ def add(
     source: Any,  # noqa: ANN401  (anything that can be added)
     choices: Mapping[str, Any],
     progress: Progress | bool | None = None,  # noqa: FBT001  (passed on as the caller gave it)
+    executor: Executor | Workers | None = None,
 ) -> IngestReport | ResultReport | GeometryReport | list[IngestReport]:
     """Add whatever `source` is.
 
@@ -73,6 +76,8 @@ def add(
         Keyword arguments of `IngestOptions`.
     progress : callable, bool or None
         A callback; None draws a bar on a terminal, False draws nothing.
+    executor : Executor, Workers or None
+        Whose workers read files and write their arrays.
 
     Returns
     -------
@@ -85,6 +90,8 @@ def add(
         If a choice is not understood or the source is refused.
     """
     catalog.require_tip("add()")
+    if executor is not None and (is_geometry(source) or is_results(source)):
+        raise ArgumentError("add() takes executor= for files of cells; results and geometry are added without.")
     if is_geometry(source):
         from raggedatlas.ingest.geometries import add_geometry
         from raggedatlas.ingest.transcripts import add_transcripts
@@ -103,13 +110,13 @@ def add(
             f"name={options.name!r} is one name for {len(openers)} sources; leave it out, and each takes its file's name."
         )
     if callable(progress):
-        reports = add_sources(catalog, openers, options, progress)
+        reports = add_sources(catalog, openers, options, progress, executor=executor)
     elif progress is False:
-        reports = add_sources(catalog, openers, options, no_progress)
+        reports = add_sources(catalog, openers, options, no_progress, executor=executor)
     else:
         show, close = bar(options.name or "add")
         try:
-            reports = add_sources(catalog, openers, options, show)
+            reports = add_sources(catalog, openers, options, show, executor=executor)
         finally:
             close()
     reports = [replace(r, notes=(*r.notes, *o.notes)) for r, o in zip(reports, openers, strict=True)]

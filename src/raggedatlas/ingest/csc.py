@@ -4,7 +4,8 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.csr import count_columns
+from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.groups import create_group
 from raggedatlas.store.native import library
 from raggedatlas.store.overlap import WriteBehind, read_ahead
@@ -31,6 +33,8 @@ BAND_BYTES = 192 * 2**20
 
 STEP_ENTRIES = 2**20
 """Entries that are read at once."""
+
+_LOST = "Copies that were not finished are not used; call add_csc() again."
 
 Entries = tuple[NDArray[Any], list[NDArray[Any]]]
 """Columns of some entries, uint32, and one array for each array of the copy, in the order of the rows."""
@@ -53,7 +57,13 @@ class Band:
     n_entries: int
 
 
-def add_csc(catalog: Catalog, dataset: str, space: str, layers: Sequence[str] | None = None) -> tuple[str, ...]:
+def add_csc(
+    catalog: Catalog,
+    dataset: str,
+    space: str,
+    layers: Sequence[str] | None = None,
+    executor: Executor | Workers | None = None,
+) -> tuple[str, ...]:
     """Write column-sorted copies of a dataset's sparse layers (seed 000, sparse groups).
 
     Every row of the group is in the copy, also rows whose cells were deleted since, so ``zarr_row`` keeps its meaning.
@@ -68,6 +78,8 @@ def add_csc(catalog: Catalog, dataset: str, space: str, layers: Sequence[str] | 
         A sparse feature space.
     layers : sequence of str or None
         Which layers; None takes all.
+    executor : Executor, Workers or None
+        Whose workers write the copies, one for each group of layers with the same entries.
 
     Returns
     -------
@@ -91,18 +103,32 @@ def add_csc(catalog: Catalog, dataset: str, space: str, layers: Sequence[str] | 
     unknown = sorted(set(layers or ()) - set(there))
     if not records or unknown:
         raise NotFoundError(f"Dataset {dataset!r} has the {space!r} layers {there}, not {unknown or 'any'}.")
+    tasks = [partial(_copy_group, catalog, record, layers) for record in records]
     written: list[str] = []
-    for record in records:
-        wanted = [layer for layer in record.layers if layers is None or layer in layers]
-        written += _copy_group(catalog, record, wanted)
+    for record, copy in zip(
+        records, in_order(run_tasks(tasks, executor, place=catalog.location, lost=_LOST)), strict=True
+    ):
+        if copy.layers:
+            _commit(catalog, record, copy)
+        written += copy.layers
     return tuple(written)
 
 
-def _copy_group(catalog: Catalog, record: DatasetRecord, wanted: Sequence[str]) -> list[str]:
+@dataclass(frozen=True)
+class _Copy:
+    """What was written of the copy of a group: layers, and by path below the group array descriptions and checksums."""
+
+    layers: Sequence[str] = ()
+    specs: Mapping[str, Any] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] | None) -> _Copy:
+    wanted = [layer for layer in record.layers if layers is None or layer in layers]
     readers = array_readers(catalog.arrays, record)
     missing = [layer for layer in wanted if f"csc/layers/{layer}" not in readers]
     if not missing:
-        return []
+        return _Copy()
     group = catalog.arrays.child(*record.zarr_group.split("/"))
     first_time = "csc/indptr" not in readers
     sources = {f"csc/layers/{layer}": f"csr/layers/{layer}" for layer in missing}
@@ -134,8 +160,8 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, wanted: Sequence[str]) 
             starts = bounds[band.first : band.last + 1] - bounds[band.first]
             columns = starts[:-1][starts[1:] > starts[:-1]]
             later(partial(_append, writers.values(), _gathered(entries, band, starts, list(kinds.values())), columns))
-    _commit(catalog, record, made | writers)
-    return missing
+    specs = {path: json.loads(writer.close().to_json()) for path, writer in (made | writers).items()}
+    return _Copy(missing, specs, {path: writer.checksum for path, writer in (made | writers).items()})
 
 
 def _append(writers: Iterable[ArrayWriter], arrays: Sequence[NDArray[Any]], columns: NDArray[np.int64]) -> None:
@@ -143,17 +169,14 @@ def _append(writers: Iterable[ArrayWriter], arrays: Sequence[NDArray[Any]], colu
         writer.append(values, columns)
 
 
-def _commit(catalog: Catalog, record: DatasetRecord, made: Mapping[str, ArrayWriter]) -> None:
-    specs = {path: json.loads(writer.close().to_json()) for path, writer in made.items()}
-    checksums = {path: writer.checksum for path, writer in made.items()}
-
+def _commit(catalog: Catalog, record: DatasetRecord, copy: _Copy) -> None:
     def once() -> None:
         version = catalog.tables.version(DATASETS)
         there = catalog.tables.read(DATASETS, where=equals("zarr_group", record.zarr_group))
         rows = there.to_pylist()
         for row, now in zip(rows, datasets_from_table(there), strict=True):
-            row["arrays"] = json.dumps(now.array_specs | specs, sort_keys=True)
-            row["checksums"] = json.dumps(now.array_checksums | checksums, sort_keys=True)
+            row["arrays"] = json.dumps({**now.array_specs, **copy.specs}, sort_keys=True)
+            row["checksums"] = json.dumps({**now.array_checksums, **copy.checksums}, sort_keys=True)
         changed = pa.Table.from_pylist(rows, schema=DATASETS_SCHEMA)
         catalog.tables.merge(DATASETS, ["zarr_group"], changed, update=True, retry=False, read_version=version)
 

@@ -8,7 +8,8 @@ Progress = Callable[[str, int, int], None]
 """Called with the step's name, how much is done, and how much there is; see `STEPS`."""
 
 STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
-"""The steps of an `add`, in order; each is told just before the next begins."""
+"""The steps of an `add`, in order; each is told just before the next begins. With an executor, ``sources`` tells how many sources
+workers have written, in the place of all before ``columns``."""
 
 
 OnClash = Literal["error", "text", "rename"]
@@ -160,7 +161,8 @@ def bar(title: str) -> tuple[Progress, Callable[[], Any]]:
     meter = tqdm(desc=title, unit="cell", unit_scale=True, disable=None, leave=False)
 
     def show(step: str, done: int, total: int) -> None:
-        if step == "block":
+        if step in ("block", "sources"):
+            meter.unit = "source" if step == "sources" else "cell"
             meter.total = total
             meter.update(done - meter.n)
         else:

@@ -1,6 +1,6 @@
 """The order in which a sparse group keeps its columns: those that many cells detect first, as a sample of the cells shows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -69,13 +69,34 @@ def order_columns(
         if not there and group.feature_set in known:
             there = known[group.feature_set].stored_uids
         if there:
-            place = {uid: i for i, uid in enumerate(there)}
-            columns = np.array([place[uid] for uid in group.features.uids], np.int64)
-            groups.append(group.reordered(columns, "shared"))
+            groups.append(_in_order(group, there))
         else:
             groups.append(group.reordered(rank_columns(_counts(source, group, plan.groups)), "detected"))
         known[group.feature_set] = groups[-1]
     return replace(plan, groups=tuple(groups))
+
+
+def share_orders(plan: IngestPlan, orders: Mapping[str, Sequence[str]]) -> IngestPlan:
+    """Give groups whose order was detected the order that others of the same features have.
+
+    Parameters
+    ----------
+    plan : IngestPlan
+        Ordered by `order_columns`.
+    orders : mapping of str to sequence of str
+        Hash of a set of features -> their uids as they are stored.
+    """
+    groups = []
+    for group in plan.groups:
+        there = orders.get(group.feature_set) if group.column_order == "detected" else None
+        groups.append(group if there is None or group.stored_uids == tuple(there) else _in_order(group, there))
+    return replace(plan, groups=tuple(groups))
+
+
+def _in_order(group: GroupPlan, there: Sequence[str]) -> GroupPlan:
+    place = {uid: i for i, uid in enumerate(there)}
+    uids = () if group.features is None else group.features.uids
+    return group.reordered(np.array([place[uid] for uid in uids], np.int64), "shared")
 
 
 def _stored_order(catalog: Catalog, group: GroupPlan, records: Sequence[DatasetRecord]) -> tuple[str, ...]:

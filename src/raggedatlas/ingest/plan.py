@@ -238,31 +238,46 @@ def plan_ingest(
             f"{_where(schema)} has {schema.n_cells} cells by its matrices but {cells.num_rows} rows of obs; mend the file."
         )
     _refuse_known_uids(catalog, schema, cells)
-    table = catalog.tables.schema(CELLS)
-    table = _with_coming(table, [c.column for plan in coming for c in plan.columns])
-    columns, column_reports = plan_columns(cells.schema, table, options, [*spaces, *(g.pointer for g in groups)])
-    _check_values(columns, cells, table)
-    name, name_notes = _dataset_name(catalog, schema, options, {plan.name for plan in coming})
     tables = {layer.info.features for group in groups if group.features is not None for layer in group.layers}
     extras = plan_extras(source, {plan.info.key for plan in chosen}, tables, options.extras)
     element_reports = [r for r in element_reports if r.name not in extras.keys] + extras.reports()
-    notes = [
-        *name_notes,
-        *_lacking(schema),
-        *(note for g in groups if g.features is not None for note in g.features.notes),
-    ]
-    return IngestPlan(
-        new_uid(),
-        name,
-        schema,
-        tuple(groups),
-        cells,
-        columns,
-        column_reports,
-        tuple(element_reports),
-        tuple(dict.fromkeys(notes)),
-        extras,
+    notes = [*_lacking(schema), *(note for g in groups if g.features is not None for note in g.features.notes)]
+    plan = IngestPlan(
+        new_uid(), "", schema, tuple(groups), cells, (), (), tuple(element_reports), tuple(dict.fromkeys(notes)), extras
     )
+    return plan_cells(catalog, plan, options, coming)
+
+
+def plan_cells(
+    catalog: Catalog, plan: IngestPlan, options: IngestOptions, coming: "Sequence[IngestPlan]" = ()
+) -> IngestPlan:
+    """Decide the dataset's name and what becomes of its columns, also again where others are committed together with it now.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    plan : IngestPlan
+        What else was decided.
+    options : IngestOptions
+        The caller's choices.
+    coming : sequence of IngestPlan
+        Sources that are to be committed together with this one.
+
+    Raises
+    ------
+    SchemaError, NotFoundError
+        If a choice names what is not there, or types clash.
+    """
+    options, spaces = with_embeddings(plan.schema, options, catalog.spaces())
+    table = _with_coming(catalog.tables.schema(CELLS), [c.column for other in coming for c in other.columns])
+    pointers = [*spaces, *(group.pointer for group in plan.groups)]
+    columns, reports = plan_columns(plan.cells.schema, table, options, pointers)
+    _check_values(columns, plan.cells, table)
+    name, name_notes = _dataset_name(catalog, plan.schema, options, {other.name for other in coming})
+    before = rename_notes(plan.schema, plan.name) if plan.name else []
+    notes = (*name_notes, *(note for note in plan.notes if note not in before))
+    return replace(plan, name=name, columns=columns, column_reports=reports, notes=notes)
 
 
 def _with_coming(table: pa.Schema, columns: Sequence[CellColumn]) -> pa.Schema:

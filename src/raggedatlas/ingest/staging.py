@@ -80,7 +80,7 @@ class Staged:
     def renamed(self, name: str) -> "Staged":
         """Return the same dataset under another name."""
         schema, before = self.plan.schema, rename_notes(self.plan.schema, self.plan.name)
-        notes = (*(note for note in self.report.notes if note not in before), *rename_notes(schema, name))
+        notes = (*rename_notes(schema, name), *(note for note in self.report.notes if note not in before))
         return replace(self, plan=replace(self.plan, name=name), report=replace(self.report, name=name, notes=notes))
 
     def finish(self) -> None:
@@ -143,6 +143,11 @@ class Finishing:
 
 class Opening(Protocol):
     """What opens a source."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What it noticed when it opened the source, for the report."""
+        ...
 
     def __call__(self) -> Source:
         """Open it."""
@@ -280,7 +285,8 @@ class Preparing:
 
 def stage(
     catalog: Catalog, prepared: Prepared, options: IngestOptions, progress: Progress, *,
-    staged: Sequence[Staged], meanwhile: AbstractContextManager[None],
+    staged: Sequence[Staged], meanwhile: AbstractContextManager[object],
+    owner: Mapping[str, Any] | None = None,
 ) -> Staged | IngestReport:  # fmt: skip
     """Judge whether a prepared source is in the atlas already, and write its arrays and frames if it is not.
 
@@ -300,6 +306,8 @@ def stage(
         What is to be committed together with it.
     meanwhile : context manager
         Entered while the arrays are written.
+    owner : mapping or None
+        Which process will commit it; None is this one.
 
     Returns
     -------
@@ -331,7 +339,7 @@ def stage(
         frames: dict[str, str] = {}
         try:
             progress("lease", 0, 1)
-            take_lease(catalog, plan.uid)
+            take_lease(catalog, plan.uid, owner)
             with meanwhile, WriteBehind() as aside:
                 aside(partial(_write_frames, catalog, plan, frames))
                 content_hash = _write_groups(catalog, source, plan, (options, progress), unfinished)
@@ -501,6 +509,26 @@ def judge_again(
         return error
     report = replace(staged.report, status="replaced" if replaces else "added")
     return replace(staged, replaces=replaces, report=report)
+
+
+def judge_twins(done: Staged, staged: Sequence[Staged], options: IngestOptions) -> IngestReport | None:
+    """Judge a source by those that are to be committed together with it, where it was staged without them.
+
+    Returns
+    -------
+    IngestReport or None
+        The former if it is skipped, because one of them has the same content.
+
+    Raises
+    ------
+    DuplicateError
+        If one has, and the choice is to refuse it.
+    """
+    space = done.plan.groups[0].space.name
+    same = [s for s in staged if s.content_hash == done.content_hash and s.plan.groups[0].space.name == space]
+    if same and options.on_duplicate == "error":
+        _judge_duplicates({}, done.plan, (same[0].plan.name,), options)
+    return _skipped(done.plan, done.content_hash, same[0].plan.name) if same else None
 
 
 def _skipped(plan: IngestPlan, content_hash: str, twin: str) -> IngestReport:

@@ -299,6 +299,7 @@ class _Opener:
     """Opens counts that lie in memory."""
 
     data: "AnnData"
+    notes: tuple[str, ...] = ()
 
     def __call__(self) -> Source:
         """Open them."""

@@ -3,6 +3,8 @@
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -24,12 +26,14 @@ from raggedatlas.ingest.extras import WrittenExtras, matrix_facts
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan
 from raggedatlas.ingest.staging import Finishing, Opening, Preparing, Staged, judge_again, stage
+from raggedatlas.ingest.workers import Staging
 from raggedatlas.ingest.written import WrittenGroup, specs_json
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
 from raggedatlas.model.pointers import pointer_field
 from raggedatlas.model.records import DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import IngestReport
+from raggedatlas.store.executors import Workers
 from raggedatlas.store.overlap import WriteBehind
 from raggedatlas.store.sql import equals
 
@@ -54,7 +58,7 @@ class Beside(Protocol):
 
 def add_sources(
     catalog: Catalog, sources: Iterable[Opening], options: IngestOptions, progress: Progress = no_progress,
-    *, beside: Beside | None = None,
+    *, beside: Beside | None = None, executor: Executor | Workers | None = None,
 ) -> list[IngestReport]:  # fmt: skip
     """Add sources one after the other; the cells of many small ones go in with one commit.
 
@@ -70,6 +74,8 @@ def add_sources(
         Told every step.
     beside : Beside or None
         With one source: what is committed with it.
+    executor : Executor, Workers or None
+        Whose workers read the sources and write their arrays; the commits are made here.
 
     Returns
     -------
@@ -82,24 +88,13 @@ def add_sources(
         What the only source was refused for, or a summary when some of several were; the others are in the atlas.
     """
     adding = _Adding(list(sources))
-    staged = adding.staged
     try:
-        with Preparing(catalog, adding.openers, options) as preparing, Finishing() as finishing:
-            while adding.number < len(adding.openers):
-                done = _stage(catalog, preparing, adding.number, staged, options, progress)
-                if adding.settle(finishing):
-                    adding.take(done, finishing)
-                elif isinstance(done, Staged):
-                    # It was written to be committed together with what is not there now, so it is begun again.
-                    done.abandon()
-                # A source that could not be finished is taken back, and what stays may be too little for a commit.
-                if _is_full([one.plan for one in staged]) and adding.settle(finishing):
-                    adding.close(_commit(catalog, staged, options, progress))
-            adding.settle(finishing)
-        if staged:
-            adding.close(_commit(catalog, staged, options, progress, beside))
+        if executor is None:
+            _add_here(catalog, adding, options, progress, beside)
+        else:
+            _add_by_workers(catalog, adding, options, progress, executor)
     except BaseException:
-        _discard(catalog, staged)
+        _discard(catalog, adding.staged)
         raise
     if adding.refused and len(adding.openers) == 1:
         raise adding.refused[0] from adding.refused[0].__cause__
@@ -109,6 +104,43 @@ def add_sources(
             f"{len(adding.refused)} of {len(adding.openers)} sources were refused, the other {len(adding.reports)} are in the atlas: {lines}"
         )
     return adding.reports
+
+
+def _add_here(
+    catalog: Catalog, adding: "_Adding", options: IngestOptions, progress: Progress, beside: Beside | None
+) -> None:
+    """Stage source after source."""
+    staged = adding.staged
+    with Preparing(catalog, adding.openers, options) as preparing, Finishing() as finishing:
+        while adding.number < len(adding.openers):
+            done = _stage(catalog, preparing, adding.number, staged, options, progress)
+            if adding.settle(finishing):
+                if adding.take(done):
+                    finishing.start(staged[-1])
+            elif isinstance(done, Staged):
+                # It was written to be committed together with what is not there now, so it is begun again.
+                done.abandon()
+            # A source that could not be finished is taken back, and what stays may be too little for a commit.
+            if _is_full([one.plan for one in staged]) and adding.settle(finishing):
+                adding.close(_commit(catalog, staged, options, progress))
+        adding.settle(finishing)
+    if staged:
+        adding.close(_commit(catalog, staged, options, progress, beside))
+
+
+def _add_by_workers(
+    catalog: Catalog, adding: "_Adding", options: IngestOptions, progress: Progress, executor: Executor | Workers
+) -> None:
+    """Take what workers have staged, in the order of the sources."""
+    with Staging(catalog, adding.openers, options, executor) as staging, closing(staging.outcomes()) as outcomes:
+        for done in outcomes:
+            judged = staging.judge(done, adding.staged) if isinstance(done, Staged) else done
+            if isinstance(done, Staged) and not isinstance(judged, Staged):
+                done.abandon()
+            adding.take(judged)
+            progress("sources", adding.number, len(adding.openers))
+            if adding.number == len(adding.openers) or _is_full([one.plan for one in adding.staged]):
+                adding.close(_commit(catalog, adding.staged, options, progress) if adding.staged else [])
 
 
 Outcome = Staged | IngestReport | AtlasError
@@ -151,17 +183,17 @@ class _Adding:
             self.refused.append(self.openers[self.number - 1].explain(lost))
         return lost is None
 
-    def take(self, done: Outcome, finishing: Finishing) -> None:
-        """Note what became of the next source, and begin to finish it."""
+    def take(self, done: Outcome) -> bool:
+        """Note what became of the next source; tell whether it is staged."""
         self.number += 1
         if isinstance(done, AtlasError):
             self.refused.append(self.openers[self.number - 1].explain(done))
-            return
+            return False
         self.reports.append(done if isinstance(done, IngestReport) else done.report)
         if isinstance(done, Staged):
             self.staged.append(done)
             self.origins[done.plan.uid] = self.number - 1
-            finishing.start(done)
+        return isinstance(done, Staged)
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
         """Note what became of the staged sources at their commit."""

@@ -73,6 +73,10 @@ class Unfinished:
     def __init__(self, written: WrittenGroup, steps: contextlib.ExitStack, close: Callable[[], None]) -> None:
         self.written, self._steps, self._close = written, steps, close
 
+    def __reduce__(self) -> tuple[Callable[[WrittenGroup], "Unfinished"], tuple[WrittenGroup]]:
+        """Pickle a group that is finished."""
+        return _finished, (self.written,)
+
     def finish(self) -> None:
         """Wait for the last rows and end the arrays, if that was not done yet; on any thread.
 
@@ -88,6 +92,10 @@ class Unfinished:
     def abandon(self) -> None:
         """Wait for what is being written right now, and write nothing more."""
         self._steps.__exit__(StoreError, StoreError("abandoned"), None)
+
+
+def _finished(written: WrittenGroup) -> Unfinished:
+    return Unfinished(written, contextlib.ExitStack(), _nothing_left)
 
 
 def _nothing_left() -> None:

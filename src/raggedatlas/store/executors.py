@@ -78,7 +78,6 @@ def run_tasks(
     *,
     place: Location | None = None,
     in_flight: int = IN_FLIGHT,
-    discard: Callable[[T], object] | None = None,
     lost: str = "Nothing was written.",
 ) -> Generator[tuple[int, T], None, None]:
     """Run tasks, and give their results as they come, each with the number of its task.
@@ -97,8 +96,6 @@ def run_tasks(
         What every worker must reach.
     in_flight : int
         At most so many tasks are ahead of the oldest that is not finished.
-    discard : callable or None
-        Called with results that came too late to be given.
     lost : str
         Sentence about what has become of the caller's work, for the message about lost workers.
 
@@ -130,10 +127,10 @@ def run_tasks(
                 return
             yield from run.finished()
     finally:
-        run.close(discard)
+        run.close()
 
 
-def in_order(results: Generator[tuple[int, T], None, None]) -> Iterator[T]:
+def in_order(results: Generator[tuple[int, T], None, None]) -> Generator[T, None, None]:
     """Give the results of `run_tasks` in the order of the tasks."""
     held: dict[int, T] = {}
     given = 0
@@ -206,14 +203,11 @@ class _Run(Generic[T]):
                 raise outcome.error
             yield sent.number, outcome.value  # type: ignore[misc]
 
-    def close(self, discard: Callable[[T], object] | None) -> None:
+    def close(self) -> None:
         """Cancel what has not begun, and wait for the rest."""
         running = [future for future in self.flying if not future.cancel()]
-        if self._hangs:
-            return
-        for future in wait(running, self.workers.timeout).done:
-            if discard is not None and future.exception() is None and future.result().error is None:
-                discard(future.result().value)  # type: ignore[arg-type]
+        if not self._hangs:
+            wait(running, self.workers.timeout)
 
     def _again(self, sent: _Sent, error: BaseException) -> None:
         """Send a task again that gave nothing, where that may help."""

@@ -1,0 +1,161 @@
+"""Sources staged by workers of an executor: each opens, reads and writes arrays; the caller judges them in order, and commits."""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.leases import read_lease, this_process
+from raggedatlas.errors import AtlasError, WorkersError
+from raggedatlas.ingest.options import IngestOptions, no_progress
+from raggedatlas.ingest.order import share_orders
+from raggedatlas.ingest.plan import IngestPlan, plan_cells
+from raggedatlas.ingest.staging import Opening, Prepared, Staged, judge_twins, prepare, stage
+from raggedatlas.model.reports import IngestReport
+from raggedatlas.store.executors import Workers, in_order, run_tasks
+
+_CALL = "call"
+
+Orders = Mapping[str, tuple[str, ...]]
+"""Hash of a set of features -> their uids in the order in which they are stored."""
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """Finds out in which order a source would store its features, if nobody had stored them before."""
+
+    catalog: Catalog
+    opener: Opening
+    options: IngestOptions
+
+    def __call__(self) -> Orders:
+        try:
+            prepared = prepare(self.catalog, self.opener, self.options, ())
+        except AtlasError:
+            return {}  # Staging will refuse it.
+        prepared.source.close()
+        return {g.feature_set: g.stored_uids for g in prepared.plan.groups if g.column_order == "detected"}
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Writes the arrays of a source, which nothing refers to yet, below a uid that every attempt draws anew."""
+
+    catalog: Catalog
+    opener: Opening
+    options: IngestOptions
+    orders: Orders = field(repr=False)
+    owner: Mapping[str, Any]
+
+    def __call__(self) -> Staged | IngestReport | AtlasError:
+        try:
+            prepared = prepare(self.catalog, self.opener, self.options, ())
+            plan = share_orders(prepared.plan, self.orders)
+            source = Prepared(prepared.source, plan)
+            done = stage(
+                self.catalog, source, self.options, no_progress, staged=(), meanwhile=nullcontext(), owner=self.owner
+            )
+            if isinstance(done, Staged):
+                done.finish()
+                return replace(done, report=self._noted(done.report))
+            return self._noted(done)
+        except WorkersError:
+            raise
+        except AtlasError as error:
+            return self.opener.explain(error)
+
+    def _noted(self, report: IngestReport) -> IngestReport:
+        return replace(report, notes=(*report.notes, *self.opener.notes))
+
+
+class Staging:
+    """Sources on their way through workers.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    openers : sequence of Opening
+        Open the sources.
+    options : IngestOptions
+        The caller's choices.
+    executor : Executor or Workers
+        Whose workers write.
+    """
+
+    def __init__(
+        self, catalog: Catalog, openers: Sequence[Opening], options: IngestOptions, executor: Executor | Workers
+    ) -> None:
+        self._catalog, self._openers, self._options, self._executor = catalog, openers, options, executor
+        self._owner = {**this_process(), _CALL: uuid4().hex}
+        lost = (
+            "Nothing of sources that were not committed is visible; add() with on_duplicate='skip' goes on from there."
+        )
+        self._run: dict[str, Any] = {"place": catalog.location, "lost": lost}
+
+    def __enter__(self) -> "Staging":
+        """Begin with nothing staged."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove what workers wrote for this call and what was not committed."""
+        with suppress(AtlasError):
+            visible = {record.uid for record in read_records(self._catalog)}
+            for uid in set(self._catalog.arrays.list_children()) - visible:
+                if (read_lease(self._catalog, uid) or {}).get(_CALL) == self._owner[_CALL]:
+                    self._catalog.arrays.child(uid).delete_prefix()
+
+    def outcomes(self) -> Generator[Staged | IngestReport | AtlasError, None, None]:
+        """Walk over what became of the sources, in their order."""
+        return in_order(run_tasks(self._tasks(), self._executor, **self._run))
+
+    def _tasks(self) -> Iterator[_Stage]:
+        """Send each source with the orders that sources before it have, so that the same features get one layout."""
+        known: dict[str, tuple[str, ...]] = {}
+        surveys = (_Survey(self._catalog, opener, self._options) for opener in self._openers)
+        several = len(self._openers) > 1 and self._options.column_order == "detected"
+        with closing(in_order(run_tasks(surveys if several else (), self._executor, **self._run))) as found:
+            for opener in self._openers:
+                own = next(found, {})
+                known = {**own, **known}
+                orders = {features: known[features] for features in own}
+                yield _Stage(self._catalog, opener, self._options, orders, self._owner)
+
+    def judge(self, done: Staged, staged: Sequence[Staged]) -> Staged | IngestReport | AtlasError:
+        """Judge a staged source by those that are to be committed together with it, which its worker did not know.
+
+        Parameters
+        ----------
+        done : Staged
+            The source.
+        staged : sequence of Staged
+            Those before it.
+        """
+        try:
+            if not read_lease(self._catalog, done.plan.uid):
+                raise WorkersError(
+                    f"A worker wrote {done.plan.name!r} to a place that is not {self._catalog.location.uri} here, though it has the same "
+                    "address; put the atlas in a folder or an object store that all workers share."
+                )
+            twin = judge_twins(done, staged, self._options)
+            if twin is not None:
+                return twin
+            plan = plan_cells(self._catalog, done.plan, self._options, [one.plan for one in staged])
+        except WorkersError:
+            raise
+        except AtlasError as error:
+            return error
+        return _planned(done, plan)
+
+
+def _planned(done: Staged, plan: IngestPlan) -> Staged:
+    """Give a staged source the name and columns of a plan."""
+    before = {column.column.stored: column.source for column in done.plan.columns}
+    now = {column.source: column.column.stored for column in plan.columns}
+    colors = {now[before[stored]]: values for stored, values in done.colors.items()}
+    report = replace(done.report, columns=plan.column_reports)
+    return replace(done, plan=replace(plan, name=done.plan.name), colors=colors, report=report).renamed(plan.name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import raggedatlas as ra
@@ -91,6 +92,13 @@ def spent(result: Any) -> None:
 
 # Each call with arguments that it takes; the test replaces them, one by one, by everything in WRONG.
 Call = Callable[[Places], tuple[Callable[..., Any], dict[str, Any]]]
+
+
+def ones(batch: Any) -> dict[str, Any]:
+    """Give one for each cell."""
+    return {"a": np.ones(batch.obs.num_rows, np.int8)}
+
+
 CALLS: dict[str, Call] = {
     "create": lambda p: (
         lambda codec="packed", **given: ra.RaggedAtlas.create(p.free(".atlas"), codec=codec, **given),
@@ -105,7 +113,10 @@ CALLS: dict[str, Call] = {
         lambda source, **given: p.atlas.add(source, **{"dry_run": True, **given}),
         {"source": p.folder / "third.h5ad", "name": "d3", "on_duplicate": "error", "dry_run": True},
     ),
-    "add_csc": lambda p: (p.atlas.add_csc, {"dataset": "d1", "space": "gene_expression", "layers": None}),
+    "add_csc": lambda p: (
+        p.atlas.add_csc,
+        {"dataset": "d1", "space": "gene_expression", "layers": None, "executor": None},
+    ),
     "annotate": lambda p: (
         lambda source, **given: p.atlas.annotate(source, **{"dry_run": True, **given}),
         {
@@ -146,12 +157,22 @@ CALLS: dict[str, Call] = {
         p.atlas.snapshot,
         {"label": "ok"},
     ),
-    "validate": lambda p: (p.atlas.validate, {"level": "quick"}),
+    "validate": lambda p: (p.atlas.validate, {"level": "quick", "executor": None}),
     "query": lambda p: (
         lambda **given: p.atlas.checkout("first").query(**given).to_anndata(),
         {"identity": "default", "on_merge": "counts"},
     ),
-    "query.aggregate": lambda p: (p.query.aggregate, {"by": "cell_type", "layer": None}),
+    "query.aggregate": lambda p: (p.query.aggregate, {"by": "cell_type", "layer": None, "executor": None}),
+    "query.map": lambda p: (
+        p.query.map,
+        {
+            "function": ones,
+            "batch_size": 3,
+            "output_schema": pa.schema([("a", "int8")]),
+            "executor": None,
+            "progress": None,
+        },
+    ),
     "query.batches": lambda p: (p.query.batches, {"n": 5}),
     "query.count": lambda p: (p.query.count, {"by": None}),
     "query.features": lambda p: (

@@ -1,6 +1,7 @@
 """Every public call, given something else than it takes, answers with an error of ours that names the argument, or works."""
 
 import datetime as dt
+import functools
 import inspect
 import itertools
 import math
@@ -164,15 +165,10 @@ CALLS: dict[str, Call] = {
     ),
     "query.aggregate": lambda p: (p.query.aggregate, {"by": "cell_type", "layer": None, "executor": None}),
     "query.map": lambda p: (
-        p.query.map,
-        {
-            "function": ones,
-            "batch_size": 3,
-            "output_schema": pa.schema([("a", "int8")]),
-            "executor": None,
-            "progress": None,
-        },
+        functools.partial(p.query.map, ones),
+        {"batch_size": 3, "output_schema": pa.schema([("a", "int8")]), "executor": None},
     ),
+    "query.lazy": lambda p: (p.query.lazy, {"chunk_bytes": 1000, "lazy_obs": None}),
     "query.batches": lambda p: (p.query.batches, {"n": 5}),
     "query.count": lambda p: (p.query.count, {"by": None}),
     "query.features": lambda p: (

@@ -199,7 +199,9 @@ def test_a_link_is_repointed_revoked_and_restored(tmp_path: Path) -> None:
     assert mapping() == {}
     with pytest.raises(FeatureError, match="counts as no other"):
         atlas.identity.unlink("A")
-    assert atlas.identity.history()["revoked_at"].notna().tolist() == [True] * 3
+    history = atlas.identity.history()
+    assert history["revoked_at"].notna().tolist() == [True] * 3
+    assert history[["feature", "target"]].to_numpy().tolist() == [["D", "A"], ["D", "B"], ["B", "C"]]
     atlas.restore(linked)
     assert mapping() == {"D": "A"}
 
@@ -209,6 +211,7 @@ def test_a_joined_feature_can_be_kept_apart(tmp_path: Path) -> None:
     atlas = build(tmp_path / "a", {"ids": cells(["CD79A"], gene_ids=[CD79A]), "names": cells(["CD79A"], 1)})
     assert len(var_of(atlas)) == 1
     atlas.identity.unlink("CD79A")
+    assert atlas.identity.history()[["feature", "target"]].to_numpy().tolist() == [["CD79A", None]]
     atlas.snapshot()
     assert len(var_of(atlas)) == 2
     atlas.identity.unlink("symbol:CD79A")

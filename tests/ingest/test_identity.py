@@ -202,7 +202,7 @@ def test_a_file_of_human_and_mouse_says_so(atlas) -> None:  # noqa: ANN001
         (pd.DataFrame(index=[f"{ENSEMBL[0]}.3", f"{ENSEMBL[0]}.4"]), f"1 feature in 2 columns by the index; columns of one feature are joined by queries as on_merge says: {ENSEMBL[0]} ({ENSEMBL[0]}.3, {ENSEMBL[0]}.4)"),
         (pd.DataFrame(index=["A", "B", "A", "B", "A"]), "2 features in 5 columns"),
         (pd.DataFrame(index=["ENSQQQG00000000001", "ENSQQQG00000000002.1", *ENSEMBL]), "2 Ensembl ids of species that are not known: ENSQQQG00000000001, ENSQQQG00000000002"),
-        (pd.DataFrame({"feature_types": ["Gene Expression", "Antibody Capture", "Peaks"]}, index=["CD4", "CD3", "chr1:1-9"]), "among the genes stand features that are none: 1 Antibody Capture, 1 Peaks; their names join no genes"),
+        (pd.DataFrame({"feature_types": ["Gene Expression", "Antibody Capture", "Peaks"]}, index=["CD4", "CD3", "chr1:1-9"]), "features that are not genes: 1 Antibody Capture, 1 Peaks; their names join no gene"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
@@ -253,6 +253,10 @@ def test_an_antibody_among_genes_is_not_the_gene(atlas, categorical: bool) -> No
     assert "write 'Antibody Capture:CD4'" in read_registry(view._catalog, "gene_expression").describe(
         made.var["uid"].iloc[1]
     )
+    atlas.identity.load("tests/data/gene_tables/genes_homo_sapiens.csv.gz")  # lists CD79A
+    with_table = atlas.checkout(atlas.snapshot())
+    assert with_table.query().to_anndata().n_vars == 5
+    assert with_table.query().features("Antibody Capture:CD4").to_anndata().varm["measured"].to_numpy().sum() == 1
     assert not atlas.validate("deep")
 
 

@@ -257,7 +257,7 @@ def _typed(kinds: Sequence[str]) -> list[str]:
     if not counts:
         return []
     shown = ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))
-    return [f"among the genes stand features that are none: {shown}; their names join no genes"]
+    return [f"features that are not genes: {shown}; their names join no gene"]
 
 
 def _unknown_species(parsed: Sequence[Accession]) -> list[str]:

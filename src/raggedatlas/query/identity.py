@@ -270,9 +270,19 @@ class FeatureIdentity:
         Returns
         -------
         pandas.DataFrame
-            Columns space, feature_uid, target_uid (missing where a feature is kept apart), evidence, created_at, revoked_at.
+            Columns space, feature and target (their ids; the target is missing where a feature is kept apart), evidence, created_at, revoked_at,
+            feature_uid, target_uid.
         """
-        frame: pd.DataFrame = read_links(self._catalog, revoked=True).to_pandas()
+        rows = read_links(self._catalog, revoked=True)
+        id_of: dict[str | None, str] = {}
+        for space in rows.column("space").unique().to_pylist():
+            table = self._catalog.tables.read(self._catalog.space(space).registry, ["uid", "feature_id"])
+            id_of |= zip(table.column("uid").to_pylist(), table.column("feature_id").to_pylist(), strict=True)
+        for at, name in enumerate(("feature", "target"), start=1):
+            ids = [id_of.get(uid, uid) for uid in rows.column(f"{name}_uid").to_pylist()]
+            rows = rows.add_column(at, name, pa.array(ids, pa.string()))
+        uids = ["feature_uid", "target_uid"]
+        frame: pd.DataFrame = rows.select([*(n for n in rows.column_names if n not in uids), *uids]).to_pandas()
         return frame
 
     def explain(self, name: str, *, space: str = _SPACE) -> "pd.DataFrame":

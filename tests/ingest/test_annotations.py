@@ -1,6 +1,7 @@
 """Annotations: what an analysis found out about cells comes back as cell columns, in one commit, and can be undone."""
 
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -24,7 +25,9 @@ from raggedatlas.errors import (
     SchemaError,
     SourceError,
 )
+from raggedatlas.ingest.annotations import UidIndex
 from raggedatlas.model.annotations import ANNOTATION_KEY, annotation_columns
+from raggedatlas.model.ids import new_uids
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.annotated import small_anndata
 
@@ -264,6 +267,39 @@ def test_refusals(atlas: RaggedAtlas) -> None:
     assert atlas._catalog.tables.version("cells") == version
     report = atlas.annotate({"uid": [uids[0], "zz"], "x": [1, 2]}, unknown="skip")
     assert (report.n_cells, report.n_unknown) == (1, 1)
+
+
+UIDS = ["00000000000000ff", "ffffffffffffffff", "0123456789abcdef", "0000000000000000"]
+TEXTS = st.lists(
+    st.sampled_from([*UIDS, UIDS[0].upper(), "0123456789abcde", "0123456789abcdeg", "", "c0", None]), max_size=12
+)
+
+
+@given(texts=TEXTS, asked=TEXTS, start=st.integers(0, 2))
+def test_uids_are_found_as_in_a_dict(texts: list[str | None], asked: list[str | None], start: int) -> None:
+    """The first row of each uid is found, further rows of it are known, and what is no uid as the atlas writes them is not found."""
+    given_rows = pa.array(texts, pa.string()).slice(start)
+    index, rows = UidIndex(given_rows), given_rows.to_pylist()
+    first = {uid: rows.index(uid) for uid in rows if uid in UIDS}
+    assert index.find(pa.array(asked, pa.string()).slice(start)).tolist() == [
+        first.get(uid, -1) for uid in asked[start:]
+    ]
+    again, firsts = index.repeated()
+    expected = {(row, first[uid]) for row, uid in enumerate(rows) if uid in first and row != first[uid]}
+    assert {*zip(again.tolist(), firsts.tolist(), strict=True)} == expected
+
+
+def test_finding_cells_takes_little_memory() -> None:
+    """Looking up 400,000 uids holds at most 64 bytes for each, blocks of the atlas's cells included."""
+    uids = new_uids(400_000)
+    tracemalloc.start()
+    try:
+        index = UidIndex(uids)
+        found = [index.find(uids.slice(start, 8192)) for start in range(0, len(uids), 8192)]
+        assert tracemalloc.get_traced_memory()[1] < 64 * len(uids)
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(np.concatenate(found), np.arange(len(uids)))
 
 
 def test_cells_of_a_dropped_dataset_are_unknown(atlas: RaggedAtlas) -> None:

@@ -26,7 +26,7 @@ from raggedatlas.model.annotations import (
 )
 from raggedatlas.model.columns import column_stacks
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of, is_text
-from raggedatlas.model.ids import check_length, column_name, new_uid
+from raggedatlas.model.ids import check_length, column_name, new_uid, uid_numbers
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.results import result_columns
@@ -69,7 +69,7 @@ class _Plan:
     """What is known before the cells are read: the cells by uid, and their new values."""
 
     record: AnnotationRecord
-    uids: pa.Array
+    index: "UidIndex"
     columns: tuple[_NewColumn, ...]
     options: AnnotateOptions
     n_unknown: int
@@ -161,7 +161,40 @@ class _Cells:
 
     rows: NDArray[np.int64]
     uids: pa.Array
+    index: "UidIndex"
     n_unknown: int
+
+
+class UidIndex:
+    """Finds uids among many; a text of them takes 20 bytes and a hash table of texts some 100, this 16.
+
+    Parameters
+    ----------
+    uids : pyarrow.Array of str
+        In any order.
+    """
+
+    def __init__(self, uids: pa.Array) -> None:
+        numbers, valid = uid_numbers(uids)
+        rows = np.flatnonzero(valid)
+        order = np.argsort(numbers[rows], kind="stable")
+        self._rows = rows[order]
+        self._numbers = numbers[self._rows]
+
+    def find(self, uids: pa.Array) -> NDArray[np.int64]:
+        """Return the first row of each uid, -1 for none."""
+        numbers, valid = uid_numbers(uids)
+        if not len(self._numbers):
+            return np.full(len(uids), -1)
+        order = np.argsort(numbers)  # neighbors are looked up one after the other: memory is read in order
+        at = np.empty(len(uids), np.int64)
+        at[order] = np.minimum(np.searchsorted(self._numbers, numbers[order]), len(self._numbers) - 1)
+        return np.where(valid & (self._numbers[at] == numbers), self._rows[at], -1)
+
+    def repeated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows whose uid an earlier row has too, and the first row of each."""
+        again = np.flatnonzero(self._numbers[1:] == self._numbers[:-1]) + 1
+        return self._rows[again], self._rows[np.searchsorted(self._numbers, self._numbers[again])]
 
 
 class _Vectors:
@@ -221,7 +254,7 @@ def _plan(given: AnnotationSource, cells: _Cells, plans: Sequence[ColumnPlan], o
         uid=new_uid(), name=options.name or given.name, source=given.uri, snapshot=given.origin.get("snapshot"),
         query=str(given.origin.get("query", "")), on_conflict=options.on_conflict, n_cells=len(cells.rows),
     )  # fmt: skip
-    return _Plan(record, cells.uids, tuple(made), options, cells.n_unknown)
+    return _Plan(record, cells.index, tuple(made), options, cells.n_unknown)
 
 
 def _text_casts(options: AnnotateOptions) -> list[str]:
@@ -312,34 +345,41 @@ def _uids(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> pa.Arr
 def _find_cells(catalog: Catalog, table: pa.Table, options: AnnotateOptions) -> _Cells:
     """Look up the cells that rows name, and refuse rows that name none, or one that another row names too."""
     uids = _uids(catalog, table, options)
-    visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
-    cells = catalog.tables.read(CELLS, ["uid", "dataset_uid"])
-    cells = cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=visible))
-    known = pc.and_(pc.is_valid(uids), pc.is_in(uids, value_set=cells.column("uid").combine_chunks()))
-    n_unknown = len(uids) - pc.sum(known).as_py()
+    index, n_cells = UidIndex(uids), 0
+    known = np.zeros(len(uids), bool)
+    for batch in _visible(catalog, catalog.tables):
+        n_cells += len(batch) - batch.null_count
+        found = index.find(batch)
+        known[found[found >= 0]] = True
+    again, first = index.repeated()
+    known[again] = known[first]
+    n_unknown = len(uids) - int(known.sum())
     if n_unknown == len(uids):
         raise SourceError(
-            f"None of the {len(uids):,} rows names one of the {cells.num_rows:,} cells of this atlas by {options.on}; the first row "
+            f"None of the {len(uids):,} rows names one of the {n_cells:,} cells of this atlas by {options.on}; the first row "
             f"says {uids[0].as_py()!r}. Cells are named by uid, or by name within a dataset with on='cell_name'."
         )
     if n_unknown and options.unknown == "error":
-        row = int(np.argmin(known.to_numpy(zero_copy_only=False)))
+        row = int(np.argmin(known))
         raise SourceError(
             f"{n_unknown:,} of {len(uids):,} rows name no cell of this atlas, first row {row:,} ({uids[row].as_py()!r}); pass "
             "unknown='skip' to leave them out."
         )
-    found = uids.filter(known)
-    if pc.count_distinct(found).as_py() < len(found):
-        counts = pc.value_counts(found)
-        twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))[0].as_py()["values"]
-        raise SourceError(
-            f"The cell {twice!r} has {len(found) - pc.count_distinct(found).as_py() + 1:,} rows or more; a cell has one."
-        )
-    return _Cells(
-        np.flatnonzero(known.to_numpy(zero_copy_only=False)),
-        found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found,
-        n_unknown,
-    )
+    if known[again].any():
+        twice = first[known[again]][0]
+        n_rows = 1 + int((first == twice).sum())
+        raise SourceError(f"The cell {uids[twice].as_py()!r} has {n_rows:,} rows; a cell has one.")
+    if n_unknown:
+        uids = uids.filter(pa.array(known))
+        index = UidIndex(uids)
+    return _Cells(np.flatnonzero(known), uids, index, n_unknown)
+
+
+def _visible(catalog: Catalog, at: Tables) -> Iterator[pa.Array]:
+    """Yield the uids of all cells, batch by batch; null for cells of a dataset that is not in the atlas."""
+    visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
+    for batch in at.batches(CELLS, ["uid", "dataset_uid"]):
+        yield pc.if_else(pc.is_in(batch.column("dataset_uid"), value_set=visible), batch.column("uid"), None)
 
 
 def _without_nan(values: pa.Array) -> pa.Array:
@@ -348,12 +388,9 @@ def _without_nan(values: pa.Array) -> pa.Array:
 
 def _places(catalog: Catalog, plan: _Plan, at: Tables) -> pa.Array:
     """Return where the new values of each row of the cell table are, null for none, in the order of `batches`."""
-    visible = pa.array(list({record.uid for record in read_records(catalog)}), pa.string())
-    blocks = [
-        pc.if_else(pc.is_in(batch.column("dataset_uid"), value_set=visible), batch.column("uid"), None)
-        for batch in at.batches(CELLS, ["uid", "dataset_uid"])
-    ]
-    return pc.index_in(pa.chunked_array(blocks, pa.string()), value_set=plan.uids).combine_chunks()
+    blocks = [plan.index.find(batch).astype(np.int32) for batch in _visible(catalog, at)]
+    places = np.concatenate([np.zeros(0, np.int32), *blocks])
+    return pa.array(places, mask=places < 0)
 
 
 def _merge(

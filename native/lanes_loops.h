@@ -9,6 +9,14 @@ RA_INLINE RA_TARGET VARIANT(lanes) VARIANT(lanes_at)(const void *at)
     return found;
 }
 
+/* POSITION for each of the 32 positions of a lane, and WIDTH for each width. */
+#define POSITIONS4(p) POSITION(p) POSITION(p + 1) POSITION(p + 2) POSITION(p + 3)
+#define POSITIONS16(p) POSITIONS4(p) POSITIONS4(p + 4) POSITIONS4(p + 8) POSITIONS4(p + 12)
+#define POSITIONS POSITIONS16(0) POSITIONS16(16)
+#define WIDTHS4(w) WIDTH(w) WIDTH(w + 1) WIDTH(w + 2) WIDTH(w + 3)
+#define WIDTHS                                                                                                       \
+    WIDTHS4(0) WIDTHS4(4) WIDTHS4(8) WIDTHS4(12) WIDTHS4(16) WIDTHS4(20) WIDTHS4(24) WIDTHS4(28) WIDTH(32)
+
 /* Value i lies in lane i % 8 at position i / 8, so that one shift and one mask unpack eight neighbours. */
 #define POSITION(p)                                                                                                  \
     {                                                                                                                \
@@ -20,8 +28,6 @@ RA_INLINE RA_TARGET VARIANT(lanes) VARIANT(lanes_at)(const void *at)
             value &= mask;                                                                                           \
         memcpy(out + 8 * (p), &value, sizeof value);                                                                 \
     }
-#define POSITIONS4(p) POSITION(p) POSITION(p + 1) POSITION(p + 2) POSITION(p + 3)
-#define POSITIONS16(p) POSITIONS4(p) POSITIONS4(p + 4) POSITIONS4(p + 8) POSITIONS4(p + 12)
 
 RA_INLINE RA_TARGET void VARIANT(unpack_width)(const uint8_t *body, const int width, uint32_t *out)
 {
@@ -30,37 +36,24 @@ RA_INLINE RA_TARGET void VARIANT(unpack_width)(const uint8_t *body, const int wi
         memset(out, 0, 4 * BLOCK);
         return;
     }
-    POSITIONS16(0)
-    POSITIONS16(16)
+    POSITIONS
 }
 
 #define WIDTH(w)                                                                                                     \
     case w:                                                                                                          \
         VARIANT(unpack_width)(body, w, out);                                                                         \
         break;
-#define WIDTHS4(w) WIDTH(w) WIDTH(w + 1) WIDTH(w + 2) WIDTH(w + 3)
 
 /* Unpack 256 values of a width that the compiler knows, for each width. */
 RA_TARGET void VARIANT(ra_unpack_full)(const uint8_t *body, int width, uint32_t *out)
 {
     switch (width) {
-        WIDTHS4(0)
-        WIDTHS4(4)
-        WIDTHS4(8)
-        WIDTHS4(12)
-        WIDTHS4(16)
-        WIDTHS4(20)
-        WIDTHS4(24)
-        WIDTHS4(28)
-        WIDTH(32)
+        WIDTHS
     }
 }
 
 #undef WIDTH
-#undef WIDTHS4
 #undef POSITION
-#undef POSITIONS4
-#undef POSITIONS16
 
 #define POSITION(p)                                                                                                  \
     {                                                                                                                \
@@ -72,8 +65,6 @@ RA_TARGET void VARIANT(ra_unpack_full)(const uint8_t *body, int width, uint32_t 
             held = shift + width > 32 ? value >> (32 - shift) : zero;                                                \
         }                                                                                                            \
     }
-#define POSITIONS4(p) POSITION(p) POSITION(p + 1) POSITION(p + 2) POSITION(p + 3)
-#define POSITIONS16(p) POSITIONS4(p) POSITIONS4(p + 4) POSITIONS4(p + 8) POSITIONS4(p + 12)
 
 RA_INLINE RA_TARGET void VARIANT(pack_width)(const uint32_t *in, const int width, uint8_t *out)
 {
@@ -81,34 +72,26 @@ RA_INLINE RA_TARGET void VARIANT(pack_width)(const uint32_t *in, const int width
     VARIANT(lanes) held = zero;
     if (width == 0)
         return;
-    POSITIONS16(0)
-    POSITIONS16(16)
+    POSITIONS
 }
 
 #define WIDTH(w)                                                                                                     \
     case w:                                                                                                          \
         VARIANT(pack_width)(in, w, out);                                                                             \
         break;
-#define WIDTHS4(w) WIDTH(w) WIDTH(w + 1) WIDTH(w + 2) WIDTH(w + 3)
 
 /* Pack 256 values of a width that the compiler knows, for each width; the inverse of ra_unpack_full. */
 RA_TARGET void VARIANT(ra_pack_full)(const uint32_t *in, int width, uint8_t *out)
 {
     switch (width) {
-        WIDTHS4(0)
-        WIDTHS4(4)
-        WIDTHS4(8)
-        WIDTHS4(12)
-        WIDTHS4(16)
-        WIDTHS4(20)
-        WIDTHS4(24)
-        WIDTHS4(28)
-        WIDTH(32)
+        WIDTHS
     }
 }
 
 #undef WIDTH
+#undef WIDTHS
 #undef WIDTHS4
 #undef POSITION
+#undef POSITIONS
 #undef POSITIONS4
 #undef POSITIONS16

@@ -38,7 +38,7 @@ static RA_TARGET void VARIANT(unpack)(const uint8_t *data, int64_t n, int64_t it
         uint64_t base = load_bytes(body, chunk.base_bytes), *to = (uint64_t *)out + at.start;
         body += chunk.base_bytes;
         if (e.width == BITMAP)
-            VARIANT(unpack_bitmap)(body, e.third, 0, scratch);
+            VARIANT(unpack_bitmap)(body, e.third, 0, NULL, scratch);
         else if (e.width != RAW && e.count < STREAM_BELOW)
             VARIANT(unpack_stream)(body, e.count, e.width, scratch);
         else if (e.width != RAW)

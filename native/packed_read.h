@@ -42,23 +42,34 @@ RA_INLINE RA_TARGET void VARIANT(unpack_stream)(const uint8_t *body, int64_t n, 
         out[i] = (uint32_t)(load64(body + (bit >> 3)) >> (bit & 7) & mask);
 }
 
-/* Write base and place of every set bit; unused slots are overwritten by what follows. */
-RA_INLINE RA_TARGET void VARIANT(unpack_bitmap)(const uint8_t *body, int64_t n_bytes, uint32_t base, uint32_t *out)
+/* Write base and place of every set bit, or what `map` has at that number: a load and a permutation, where other blocks
+ * take a look-up per value. Unused slots are overwritten by what follows. */
+RA_INLINE RA_TARGET void VARIANT(unpack_bitmap)(const uint8_t *body, int64_t n_bytes, uint32_t base, const int32_t *map,
+                                                uint32_t *out)
 {
     uint32_t *end = out + BLOCK;
 #if RA_LEVEL == 2
     const __m512i places = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     for (int64_t i = 0; i < n_bytes && out < end; i += 2, base += 16) {
         __mmask16 bits = i + 1 < n_bytes ? load16(body + i) : body[i];
-        __m512i found = _mm512_maskz_compress_epi32(bits, places);
-        _mm512_storeu_si512(out, _mm512_add_epi32(found, _mm512_set1_epi32((int)base)));
+        __m512i of = map ? _mm512_loadu_si512(map + base) : _mm512_add_epi32(places, _mm512_set1_epi32((int)base));
+        _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(bits, of));
         out += __builtin_popcount(bits);
     }
 #else
     for (int64_t i = 0; i < n_bytes && out < end; i++, base += 8) {
         uint64_t places = ra_bit_places[body[i]];
-        for (int k = 0; k < 8; k++)
-            out[k] = base + (uint32_t)(places >> 8 * k & 255);
+#if RA_LEVEL == 1
+        __m256i at = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)places));
+        __m256i found = map ? _mm256_permutevar8x32_epi32(_mm256_loadu_si256((const __m256i *)(map + base)), at)
+                            : _mm256_add_epi32(at, _mm256_set1_epi32((int)base));
+        _mm256_storeu_si256((__m256i *)out, found);
+#else
+        for (int k = 0; k < 8; k++) {
+            uint32_t value = base + (uint32_t)(places >> 8 * k & 255);
+            out[k] = map ? (uint32_t)map[value] : value;
+        }
+#endif
         out += __builtin_popcount(body[i]);
     }
 #endif
@@ -121,7 +132,7 @@ RA_INLINE RA_TARGET uint32_t VARIANT(unpack_block)(const struct packed *chunk, s
     uint32_t base = (uint32_t)load_bytes(body, chunk->base_bytes);
     body += chunk->base_bytes;
     if (e.width == BITMAP) {
-        VARIANT(unpack_bitmap)(body, e.third, base, out);
+        VARIANT(unpack_bitmap)(body, e.third, base, NULL, out);
         return 0;
     }
     if (e.width == RAW) {
@@ -197,8 +208,19 @@ RA_INLINE RA_TARGET void VARIANT(unpack_range)(const uint8_t *data, int64_t firs
     char *target = out;
     while (at.start < last) {
         struct entry e = entry_at(&chunk, at.block);
-        uint32_t more = VARIANT(unpack_block)(&chunk, at, e, scratch);
         int64_t low = most(first - at.start, 0), n = least(last - at.start, e.count) - low;
+        if (map && e.width == BITMAP) {
+            const uint8_t *body = chunk.payload + at.position;
+            uint64_t base = (uint32_t)load_bytes(body, chunk.base_bytes);
+            if (base + 8 * (uint64_t)e.third + 8 <= (uint64_t)n_map) {
+                VARIANT(unpack_bitmap)(body + chunk.base_bytes, e.third, (uint32_t)base, map, scratch);
+                memcpy(target, scratch + low, 4 * (size_t)n);
+                target += 4 * n;
+                go_on(&chunk, e, &at);
+                continue;
+            }
+        }
+        uint32_t more = VARIANT(unpack_block)(&chunk, at, e, scratch);
         if (map) {
             VARIANT(write_mapped)(scratch + low, n, more, map, n_map, (int32_t *)target);
             target += 4 * n;

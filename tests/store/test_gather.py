@@ -1,6 +1,7 @@
 """The compiled gather: rows as plain Python reads them, whichever columns are kept and however the rows are stored."""
 
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,28 @@ def test_a_column_twice_in_a_row_is_refused(n_kept: int) -> None:
         gatherer = RowGatherer([RowGroup(*parts, column_map)], n_kept, np.dtype(np.uint16), threads=1)
         with pytest.raises(CorruptError, match="a feature twice in one cell"):
             gatherer.gather(np.zeros(1, np.int32), np.array([0]), np.array([800]))
+
+
+@pytest.mark.usefixtures("level")
+def test_bitmaps_at_the_end_of_their_map(tmp_path: Path) -> None:
+    """Dense rows are right wherever their map ends within the last bits; a map that ends before their columns is refused."""
+    none, group_of = np.empty(0, np.int64), np.zeros(1, np.int32)
+    rng = np.random.default_rng(0)
+    for n_columns in range(240, 258):
+        columns = np.append(np.flatnonzero(rng.random(n_columns - 1) < 0.55), n_columns - 1).astype(np.uint16)
+        folder = str(tmp_path / str(n_columns))
+        parts = stored(folder, "c", columns, 300, none), stored(folder, "v", columns, 300, none)
+        column_map = np.arange(n_columns)[::-1].copy()
+        span = np.array([3]), np.array([len(columns) - 1])
+        for sizes in (n_columns, int(columns[-1]) - 1):
+            gatherer = RowGatherer([RowGroup(*parts, column_map[:sizes])], n_columns, np.dtype(np.uint16), threads=1)
+            if sizes < n_columns:
+                with pytest.raises(CorruptError):
+                    gatherer.gather(group_of, span[0], np.array([len(columns)]))
+            else:
+                _, indices, values = gatherer.gather(group_of, *span, sort=False)
+                assert indices.tolist() == column_map[columns[3:-1]].tolist()
+                assert values.tolist() == columns[3:-1].tolist()
 
 
 def test_results_are_taken_without_a_copy() -> None:

@@ -454,6 +454,24 @@ def test_values_are_written_for_people_and_for_scripts() -> None:
     assert printable("red\x1b[31m\nline") == "red?[31m?line"
 
 
+def test_processes_share_the_work(files: tuple[str, str], tmp_path: Path) -> None:
+    """With --workers, atlas and export are what they are without, and what one process does is refused."""
+    found = []
+    for workers in (1, 2):
+        atlas, out = tmp_path / f"{workers}.atlas", tmp_path / f"{workers}.h5ad"
+        done("create", atlas)
+        reports = read("add", atlas, *files, "--workers", workers)
+        done("snapshot", atlas)
+        assert read("validate", atlas, "--level", "deep", "--workers", workers) == []
+        done("export", atlas, out, "--workers", workers)
+        written = ad.read_h5ad(out)
+        found.append(
+            ([report["content_hash"] for report in reports], written.X.toarray().tolist(), list(written.var_names))
+        )
+    assert found[0] == found[1]
+    assert "is read by one process" in refused("validate", files[0], "--workers", 2, code=2)
+
+
 @given(st.lists(st.integers(0, 60), max_size=12), st.integers(1, 120))
 def test_tables_fit(wanted: list[int], total: int) -> None:
     """Columns fit the terminal, none is wider than it wants, and none is cut or left out where there is room for all."""

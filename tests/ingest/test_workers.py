@@ -26,13 +26,13 @@ from raggedatlas.errors import ArgumentError, SourceError, WorkersError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import workers, write
 from raggedatlas.store.executors import Workers
-from raggedatlas.testing.processes import started
+from raggedatlas.testing.processes import POOLS, started
 from raggedatlas.verbs import infer
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Executor]:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with POOLS["processes"]() as pool:
         yield pool
 
 
@@ -111,9 +111,8 @@ def check_sound(atlas: RaggedAtlas, names: list[str]) -> None:
     assert atlas._catalog.tables.count("cells") == int(atlas.list_datasets()["n_cells"].sum())
 
 
-def test_the_atlas_is_the_same(
-    processes: Executor, atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", POOLS)
+def test_the_atlas_is_the_same(kind: str, atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports, layouts, names, columns and values are those of a call without workers, also over several commits."""
     paths = files(tmp_path / "files", 5)
     same = tmp_path / "files" / "more"
@@ -122,7 +121,10 @@ def test_the_atlas_is_the_same(
     monkeypatch.setattr(write, "COMMIT_DATASETS", 2)
     local = RaggedAtlas.create(str(tmp_path / "local"))
     steps: list[tuple[str, int, int]] = []
-    reports = atlas.add([*paths, same], progress=lambda *step: steps.append(step), executor=processes)
+    if kind == "dask":
+        pytest.importorskip("distributed")
+    with POOLS[kind]() as executor:
+        reports = atlas.add([*paths, same], progress=lambda *step: steps.append(step), executor=executor)
     assert told(reports) == told(local.add([*paths, same], progress=False))
     assert [step for step in steps if step[0] == "sources"] == [("sources", i, 6) for i in range(1, 7)]
     check_sound(atlas, ["f0", "f1", "f2", "f3", "f4", "f0-2"])
@@ -162,12 +164,10 @@ def test_a_dry_run_by_workers_writes_nothing(
 def test_a_worker_that_is_lost(atlas: RaggedAtlas, tmp_path: Path, fault: str) -> None:
     """The call ends with one clear line, nothing that it wrote is left, and the same call finishes the work."""
     paths = files(tmp_path / "files", 3)
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        said = "A worker died" if fault == "killed" else "a worker hangs"
+    with POOLS["processes"]() as pool:
+        said, timeout = ("A worker died", None) if fault == "killed" else ("a worker hangs", 15)
         with pytest.raises(WorkersError, match=rf"{said}.*Nothing of sources that were not committed is visible"):
-            atlas.add([*paths, Faulty(made(8), fault)], progress=False, executor=Workers(pool, timeout=15))
-        for process in list(pool._processes.values()) if pool._processes else ():
-            process.kill()
+            atlas.add([*paths, Faulty(made(8), fault)], progress=False, executor=Workers(pool, timeout=timeout))
     atlas.repair()
     check_sound(atlas, [])
     with ThreadPoolExecutor(2) as threads:

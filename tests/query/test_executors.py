@@ -1,13 +1,11 @@
 """What a query answers with the help of workers is what it answers without, to the last bit."""
 
-import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +21,7 @@ from raggedatlas.model.batch import Batch, CsrBlock
 from raggedatlas.query import export, mapping, read
 from raggedatlas.query.plan import plan_read
 from raggedatlas.store.location import Location
+from raggedatlas.testing.processes import POOLS, dask_workers, processes
 
 SCHEMA = pa.schema([("sum", pa.float64()), ("kind", pa.string()), ("first", pa.list_(pa.float32(), 2))])
 
@@ -69,34 +68,13 @@ class DiesOnce:
         return describe(batch)
 
 
-@pytest.fixture(scope="module", params=["processes", "dask"])
+@pytest.fixture(scope="module", params=[*POOLS])
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """Two spawned processes, or two workers of a dask cluster."""
-    with spawn() if request.param == "processes" else dask_cluster() as made:
+    if request.param == "dask":
+        pytest.importorskip("distributed")
+    with POOLS[request.param]() as made:
         yield made
-
-
-@contextlib.contextmanager
-def spawn() -> Iterator[Executor]:
-    """Start two processes; one that hangs is killed."""
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        try:
-            yield pool
-        finally:
-            for process in list(pool._processes.values()):
-                process.kill()
-
-
-@contextlib.contextmanager
-def dask_cluster() -> Iterator[Executor]:
-    """Start a dask cluster of two processes on this machine, which gives a task up that killed two workers."""
-    dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
-        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=":0", silence_logs=50) as cluster,
-        distributed.Client(cluster) as client,
-    ):
-        yield client.get_executor()
 
 
 @pytest.fixture
@@ -171,23 +149,24 @@ def test_validation_is_the_same(executor: Executor, own: Any, monkeypatch: pytes
         path.write_bytes(path.read_bytes()[:-1])
     assert atlas.validate("deep", executor=executor) == atlas.validate("deep") != []
     monkeypatch.setattr(checks, "check_bytes", killed)
-    with spawn() as pool, pytest.raises(WorkersError, match="A worker died"):
+    with processes() as pool, pytest.raises(WorkersError, match="A worker died"):
         atlas.validate("deep", executor=pool)
 
 
 @pytest.mark.usefixtures("fine")
 def test_workers_that_die_or_hang_are_reported(query: Query) -> None:
     """One clear line, whether the worker was killed or does not come to an end."""
-    with spawn() as pool, pytest.raises(WorkersError, match=r"A worker died: .* Nothing was written\."):
+    with processes() as pool, pytest.raises(WorkersError, match=r"A worker died: .* Nothing was written\."):
         query.map(die, 4, SCHEMA, executor=pool)
-    with spawn() as pool, pytest.raises(WorkersError, match=r"timeout=8 seconds, .* a worker hangs"):
+    with processes() as pool, pytest.raises(WorkersError, match=r"timeout=8 seconds, .* a worker hangs"):
         query.map(hang, 4, SCHEMA, executor=Workers(pool, timeout=8))
 
 
 @pytest.mark.usefixtures("fine")
 def test_dask_goes_on_without_a_worker(query: Query, tmp_path: Path) -> None:
     """Tasks of a dask worker that was killed run on another one, and the result has each cell once."""
-    with dask_cluster() as cluster:
+    pytest.importorskip("distributed")
+    with dask_workers() as cluster:
         table = query.map(DiesOnce(tmp_path / "died"), 4, SCHEMA, executor=cluster)
         assert (tmp_path / "died").exists()
         assert table.equals(query.map(describe, 4, SCHEMA))

@@ -18,7 +18,7 @@ import pytest
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
 from raggedatlas.results import batches, duplicates
-from raggedatlas.testing.processes import started
+from raggedatlas.testing.processes import dask_workers, started
 from raggedatlas.verbs import infer, infer_part
 from raggedatlas.verbs.runs import new_run
 
@@ -52,6 +52,16 @@ def test_processes_share_a_run(small: Any, tmp_path: Path) -> None:
     assert equal_to_reference(found, small)
     assert told[0] == ("cells", 0, 73)
     assert told[-1] == ("cells", 73, 73)
+
+
+def test_dask_shares_a_run(small: Any, tmp_path: Path) -> None:
+    """Workers of a dask cluster give the table of one process bit for bit; without n_parts the run is cut by itself."""
+    pytest.importorskip("distributed")
+    local = infer(f"{HERE}:sums", small.query, tmp_path / "local", batch_size=1)
+    with dask_workers() as executor:
+        found = infer(f"{HERE}:sums", small.query, tmp_path / "shared", batch_size=1, executor=executor)
+    assert list(found.ids()) == list(local.ids())
+    assert found.to_numpy().tobytes() == local.to_numpy().tobytes()
 
 
 def test_ranks_share_a_run(small: Any, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from raggedatlas.ingest.transcripts import transcripts_to_counts
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.store.executors import spawned
 from raggedatlas.testing.annotated import GENES, small_anndata
 from raggedatlas.testing.geometry import spots, walk
 from raggedatlas.testing.modelled import write_results
@@ -107,10 +108,15 @@ def shapes_of(seed: int) -> Shapes:
     )
 
 
-def _add(atlas: RaggedAtlas, name: str, seed: int, on_duplicate: Any = "error") -> object:  # noqa: ANN401
+def _add(atlas: RaggedAtlas, name: str, seed: int, **choices: Any) -> object:  # noqa: ANN401
     source = source_of(seed)
     embeddings = {"X_pca": f"pca{seed % 3}"} if "X_pca" in source.obsm else {}
-    return atlas.add(source, name, organism="human", on_duplicate=on_duplicate, embeddings=embeddings, progress=False)
+    return atlas.add(source, name, organism="human", embeddings=embeddings, progress=False, **choices)
+
+
+def _add_by_workers(atlas: RaggedAtlas, name: str, seed: int) -> object:
+    with spawned(1) as executor:
+        return _add(atlas, name, seed, executor=executor)
 
 
 def _sums(values: Any) -> Any:  # noqa: ANN401  (what a model takes and gives)
@@ -126,7 +132,8 @@ def _labels(atlas: RaggedAtlas, name: str) -> pa.Table:
 CALLS: dict[str, Callable[..., object]] = {
     "create": lambda _, place: RaggedAtlas.create(place),
     "add": _add,
-    "replace": lambda atlas, name, seed: _add(atlas, name, seed, "replace"),
+    "replace": lambda atlas, name, seed: _add(atlas, name, seed, on_duplicate="replace"),
+    "add by workers": _add_by_workers,
     "add several": lambda atlas, names, seeds: [_add(atlas, *each) for each in zip(names, seeds, strict=True)],
     "add geometry": lambda atlas, name, dataset: atlas.add(spots(), name, dataset=dataset, progress=False),
     "link geometry": lambda atlas, name, dataset, seed: atlas.add(
@@ -340,6 +347,7 @@ class Campaign:
         self._seeds[name] = seed
         after = state.holding(name, content_of(source_of(seed)))
         yield Choice("add", {"name": name, "seed": seed}, after)
+        yield Choice("add by workers", {"name": name, "seed": seed}, after)
         second = after.holding(f"e{n}", content_of(source_of(5000 + n)))
         yield Choice("add several", {"names": [name, f"e{n}"], "seeds": [seed, 5000 + n]}, second)
         item = ("geometry", f"g{n}", name)

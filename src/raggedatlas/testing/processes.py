@@ -2,8 +2,11 @@
 
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,33 @@ def started(words: Sequence[str | Path], **options: Any) -> Iterator["subprocess
             # Without this an error within the block would wait for a process that goes on.
             process.kill()
             process.wait()
+
+
+@contextmanager
+def processes() -> Iterator[Executor]:
+    """Start two processes for tasks; those that hang at the end are killed."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        try:
+            yield pool
+        finally:
+            for process in list((pool._processes or {}).values()):
+                process.kill()
+
+
+@contextmanager
+def dask_workers() -> Iterator[Executor]:
+    """Start a dask cluster of two processes on this machine, which gives a task up that killed two workers."""
+    dask, distributed = import_module("dask"), import_module("distributed")
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=":0", silence_logs=50) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client.get_executor()
+
+
+POOLS: dict[str, Callable[[], AbstractContextManager[Executor]]] = {"processes": processes, "dask": dask_workers}
+"""Kinds of executors that tests try."""
 
 
 @contextmanager

@@ -26,8 +26,17 @@ SLABS = 16
 """Runs of neighbouring rows that a sample is made of, spread evenly over the file."""
 
 
+Orders = Mapping[str, Sequence[str]]
+"""Hash of a set of features -> their uids in the order in which others store them."""
+
+
 def order_columns(
-    catalog: Catalog, source: Source, plan: IngestPlan, staged: Sequence[IngestPlan], options: IngestOptions
+    catalog: Catalog,
+    source: Source,
+    plan: IngestPlan,
+    staged: Sequence[IngestPlan],
+    options: IngestOptions,
+    orders: Orders,
 ) -> IngestPlan:
     """Decide the stored column order of every sparse group with features.
 
@@ -46,6 +55,8 @@ def order_columns(
         Ordered plans that are to be committed together with this one.
     options : IngestOptions
         The caller's choices; ``column_order="file"`` changes nothing.
+    orders : mapping of str to sequence of str
+        Orders of sources that others write.
 
     Raises
     ------
@@ -68,28 +79,12 @@ def order_columns(
         there = _stored_order(catalog, group, records)
         if not there and group.feature_set in known:
             there = known[group.feature_set].stored_uids
+        there = there or orders.get(group.feature_set, ())
         if there:
             groups.append(_in_order(group, there))
         else:
             groups.append(group.reordered(rank_columns(_counts(source, group, plan.groups)), "detected"))
         known[group.feature_set] = groups[-1]
-    return replace(plan, groups=tuple(groups))
-
-
-def share_orders(plan: IngestPlan, orders: Mapping[str, Sequence[str]]) -> IngestPlan:
-    """Give groups whose order was detected the order that others of the same features have.
-
-    Parameters
-    ----------
-    plan : IngestPlan
-        Ordered by `order_columns`.
-    orders : mapping of str to sequence of str
-        Hash of a set of features -> their uids as they are stored.
-    """
-    groups = []
-    for group in plan.groups:
-        there = orders.get(group.feature_set) if group.column_order == "detected" else None
-        groups.append(group if there is None or group.stored_uids == tuple(there) else _in_order(group, there))
     return replace(plan, groups=tuple(groups))
 
 
@@ -99,7 +94,7 @@ def _in_order(group: GroupPlan, there: Sequence[str]) -> GroupPlan:
     return group.reordered(np.array([place[uid] for uid in uids], np.int64), "shared")
 
 
-def _stored_order(catalog: Catalog, group: GroupPlan, records: Sequence[DatasetRecord]) -> tuple[str, ...]:
+def _stored_order(catalog: Catalog, group: GroupPlan, records: Sequence[DatasetRecord]) -> Sequence[str]:
     same = records_with_features(catalog, records, group.space.name, group.width, group.feature_set)
     layouts = read_layouts(catalog, [r.layout_uid for r in same[:1]])
     return tuple(layouts[same[0].layout_uid].features.tolist()) if layouts else ()

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from raggedatlas.errors import AtlasError, DuplicateError
 from raggedatlas.ingest.extras import WrittenExtras, merged_colors, pack_extras, write_extras
 from raggedatlas.ingest.groups import to_dense, write_group
 from raggedatlas.ingest.options import IngestOptions, Progress
-from raggedatlas.ingest.order import order_columns
+from raggedatlas.ingest.order import Orders, order_columns
 from raggedatlas.ingest.patterns import ContentHash, walk
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan, added_source, free_name, plan_ingest, rename_notes
 from raggedatlas.ingest.values import canonical, to_csr
@@ -174,7 +174,13 @@ class Prepared:
     plan: IngestPlan
 
 
-def prepare(catalog: Catalog, opener: Opening, options: IngestOptions, coming: Sequence[IngestPlan]) -> Prepared:
+def prepare(
+    catalog: Catalog,
+    opener: Opening,
+    options: IngestOptions,
+    coming: Sequence[IngestPlan],
+    orders: Orders = MappingProxyType({}),
+) -> Prepared:
     """Open a source and plan what will be written; nothing is written.
 
     Parameters
@@ -187,6 +193,8 @@ def prepare(catalog: Catalog, opener: Opening, options: IngestOptions, coming: S
         The caller's choices.
     coming : sequence of IngestPlan
         What is to be committed together with it.
+    orders : mapping of str to sequence of str
+        See `order_columns`.
 
     Raises
     ------
@@ -196,7 +204,7 @@ def prepare(catalog: Catalog, opener: Opening, options: IngestOptions, coming: S
     source = added_source(opener(), options)
     try:
         plan = plan_ingest(catalog, source, options, coming)
-        plan = order_columns(catalog, source, plan, coming, options)
+        plan = order_columns(catalog, source, plan, coming, options, orders)
         return Prepared(source, plan)
     except BaseException:
         source.close()

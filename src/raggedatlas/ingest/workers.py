@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
@@ -12,21 +12,19 @@ from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.leases import read_lease, this_process
 from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.ingest.options import IngestOptions, no_progress
-from raggedatlas.ingest.order import share_orders
+from raggedatlas.ingest.order import Orders
 from raggedatlas.ingest.plan import IngestPlan, plan_cells
-from raggedatlas.ingest.staging import Opening, Prepared, Staged, judge_twins, prepare, stage
+from raggedatlas.ingest.staging import Opening, Staged, judge_twins, prepare, stage
+from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.reports import IngestReport
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 
 _CALL = "call"
 
-Orders = Mapping[str, tuple[str, ...]]
-"""Hash of a set of features -> their uids in the order in which they are stored."""
-
 
 @dataclass(frozen=True)
 class _Survey:
-    """Finds out in which order a source would store its features, if nobody had stored them before."""
+    """Finds out which features a source has, and with ``column_order="detected"`` in which order it would store them."""
 
     catalog: Catalog
     opener: Opening
@@ -38,7 +36,9 @@ class _Survey:
         except AtlasError:
             return {}  # Staging will refuse it.
         prepared.source.close()
-        return {g.feature_set: g.stored_uids for g in prepared.plan.groups if g.column_order == "detected"}
+        detected = self.options.column_order == "detected"
+        groups = [g for g in prepared.plan.groups if g.features is not None and g.space.kind is PointerKind.SPARSE]
+        return {g.feature_set: g.stored_uids if detected else () for g in groups}
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ class _Stage:
 
     def __call__(self) -> Staged | IngestReport | AtlasError:
         try:
-            prepared = prepare(self.catalog, self.opener, self.options, ())
-            plan = share_orders(prepared.plan, self.orders)
-            source = Prepared(prepared.source, plan)
+            source = prepare(self.catalog, self.opener, self.options, (), self.orders)
             done = stage(
                 self.catalog, source, self.options, no_progress, staged=(), meanwhile=nullcontext(), owner=self.owner
             )
@@ -114,16 +112,23 @@ class Staging:
         return in_order(run_tasks(self._tasks(), self._executor, **self._run))
 
     def _tasks(self) -> Iterator[_Stage]:
-        """Send each source with the orders that sources before it have, so that the same features get one layout."""
-        known: dict[str, tuple[str, ...]] = {}
-        surveys = (_Survey(self._catalog, opener, self._options) for opener in self._openers)
+        """Send each source with the orders that its features have in sources before it, so that they get one layout."""
         several = len(self._openers) > 1 and self._options.column_order == "detected"
-        with closing(in_order(run_tasks(surveys if several else (), self._executor, **self._run))) as found:
-            for opener in self._openers:
-                own = next(found, {})
-                known = {**own, **known}
-                orders = {features: known[features] for features in own}
-                yield _Stage(self._catalog, opener, self._options, orders, self._owner)
+        quick = replace(self._options, column_order="file")
+        sets = self._survey(self._openers if several else (), quick)
+        first: dict[str, int] = {}
+        shared = {s for number, own in enumerate(sets) for s in own if first.setdefault(s, number) != number}
+        leaders = sorted({first[features] for features in shared})
+        orders: dict[str, Sequence[str]] = {}
+        for found in self._survey([self._openers[number] for number in leaders], self._options):
+            orders = {**found, **orders}
+        for number, opener in enumerate(self._openers):
+            own = {s: orders[s] for s in sets[number] if s in orders and first[s] < number} if several else {}
+            yield _Stage(self._catalog, opener, self._options, own, self._owner)
+
+    def _survey(self, openers: Sequence[Opening], options: IngestOptions) -> list[Orders]:
+        tasks = [_Survey(self._catalog, opener, options) for opener in openers]
+        return list(in_order(run_tasks(tasks, self._executor, **self._run)))
 
     def judge(self, done: Staged, staged: Sequence[Staged]) -> Staged | IngestReport | AtlasError:
         """Judge a staged source by those that are to be committed together with it, which its worker did not know.

@@ -83,8 +83,7 @@ _RULES = 3
 _SAME = "same"
 _REDIRECT = "redirect"
 
-
-_NO_FACTS = FACTS_SCHEMA.empty_table()
+_NO_FACTS = pa.Table.from_batches([], FACTS_SCHEMA)  # `empty_table` would import pandas
 
 
 @dataclass(frozen=True)

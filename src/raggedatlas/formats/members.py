@@ -310,15 +310,13 @@ def _in_chunks(write: Callable[..., None], store: Any, key: str, value: Any, **t
 
 def _plain(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
     import pandas as pd
-    from scipy.sparse import issparse
 
     if isinstance(value, dict):
         return {name: _plain(inner, inferred=inferred) for name, inner in value.items()}
     if type(value) is complex:
         # Read as a Python number, written by anndata from a NumPy one only.
         return np.complex128(value)
-    is_sparse: bool = issparse(value)
-    if is_sparse:
+    if type(value).__module__.startswith("scipy.sparse"):  # asked without importing SciPy
         return value.astype(sparse_dtype(value.dtype), copy=False)
     return plain_text(value, inferred=inferred) if isinstance(value, pd.DataFrame) else value
 

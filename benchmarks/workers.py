@@ -60,7 +60,7 @@ class _Here(Executor):
     """Runs tasks at once, and notes how long each took."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = {"_Survey": [], "_Stage": []}
+        self.seconds: dict[str, list[float]] = {"_Survey": [], "_Order": [], "_Stage": []}
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         from concurrent.futures import Future
@@ -77,7 +77,7 @@ def measure_tasks(folder: Path, paths: Sequence[Path]) -> tuple[list[float], lis
     """Measure the tasks one after the other, and what the caller does besides."""
     here = _Here()
     total = timed_add(folder, paths, here)
-    surveys, stages = here.seconds["_Survey"], here.seconds["_Stage"]
+    surveys, stages = [*here.seconds["_Survey"], *here.seconds["_Order"]], here.seconds["_Stage"]
     return surveys, stages, total - sum(surveys) - sum(stages)
 
 

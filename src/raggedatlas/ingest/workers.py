@@ -1,30 +1,53 @@
 """Sources staged by workers of an executor: each opens, reads and writes arrays; the caller judges them in order, and commits."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
+
+import pyarrow as pa
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.datasets import read_records
+from raggedatlas.catalog.layouts import feature_set
 from raggedatlas.catalog.leases import read_lease, this_process
 from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.ingest.options import IngestOptions, no_progress
 from raggedatlas.ingest.order import Orders
 from raggedatlas.ingest.plan import IngestPlan, plan_cells
 from raggedatlas.ingest.staging import Opening, Staged, judge_twins, prepare, stage
+from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.reports import IngestReport
 from raggedatlas.store.executors import Workers, in_order, run_tasks
+
+T = TypeVar("T")
 
 _CALL = "call"
 
 
 @dataclass(frozen=True)
 class _Survey:
-    """Finds out which features a source has, and with ``column_order="detected"`` in which order it would store them."""
+    """Hashes the names of the features of a source's matrices, in no order; identifying them would take as long as writing few cells."""
+
+    opener: Opening
+
+    def __call__(self) -> frozenset[str]:
+        try:
+            source = self.opener()
+        except AtlasError:
+            return frozenset()  # Staging will refuse it.
+        with closing(source):
+            keys = {info.features for info in source.describe().matrices if info.features}
+            tables = [source.features(key).column(INDEX).cast(pa.string()).to_pylist() for key in sorted(keys)]
+        return frozenset(feature_set([text or "" for text in names]) for names in tables)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Finds out in which order a source would store its features."""
 
     catalog: Catalog
     opener: Opening
@@ -36,9 +59,8 @@ class _Survey:
         except AtlasError:
             return {}  # Staging will refuse it.
         prepared.source.close()
-        detected = self.options.column_order == "detected"
         groups = [g for g in prepared.plan.groups if g.features is not None and g.space.kind is PointerKind.SPARSE]
-        return {g.feature_set: g.stored_uids if detected else () for g in groups}
+        return {g.feature_set: g.stored_uids for g in groups}
 
 
 @dataclass(frozen=True)
@@ -114,20 +136,19 @@ class Staging:
     def _tasks(self) -> Iterator[_Stage]:
         """Send each source with the orders that its features have in sources before it, so that they get one layout."""
         several = len(self._openers) > 1 and self._options.column_order == "detected"
-        quick = replace(self._options, column_order="file")
-        sets = self._survey(self._openers if several else (), quick)
+        sets = self._all([_Survey(opener) for opener in self._openers] if several else [])
         first: dict[str, int] = {}
         shared = {s for number, own in enumerate(sets) for s in own if first.setdefault(s, number) != number}
-        leaders = sorted({first[features] for features in shared})
-        orders: dict[str, Sequence[str]] = {}
-        for found in self._survey([self._openers[number] for number in leaders], self._options):
-            orders = {**found, **orders}
+        leaders = sorted({first[names] for names in shared})
+        found = self._all([_Order(self._catalog, self._openers[number], self._options) for number in leaders])
+        orders = dict(zip(leaders, found, strict=True))
         for number, opener in enumerate(self._openers):
-            own = {s: orders[s] for s in sets[number] if s in orders and first[s] < number} if several else {}
-            yield _Stage(self._catalog, opener, self._options, own, self._owner)
+            known: dict[str, Sequence[str]] = {}
+            for leader in sorted({first[s] for s in sets[number] if first[s] < number} if several else ()):
+                known = {**orders[leader], **known}
+            yield _Stage(self._catalog, opener, self._options, known, self._owner)
 
-    def _survey(self, openers: Sequence[Opening], options: IngestOptions) -> list[Orders]:
-        tasks = [_Survey(self._catalog, opener, options) for opener in openers]
+    def _all(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         return list(in_order(run_tasks(tasks, self._executor, **self._run)))
 
     def judge(self, done: Staged, staged: Sequence[Staged]) -> Staged | IngestReport | AtlasError:

@@ -11,14 +11,15 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from raggedatlas import Query, RaggedAtlas, Workers
 from raggedatlas.catalog import checks
-from raggedatlas.errors import ArgumentError, QueryError, SourceError, WorkersError
+from raggedatlas.errors import ArgumentError, QueryError, SourceError, UnknownValueWarning, WorkersError
 from raggedatlas.model.batch import Batch, CsrBlock
-from raggedatlas.query import export, mapping, read
+from raggedatlas.query import aggregate, export, mapping, read
 from raggedatlas.query.plan import plan_read
 from raggedatlas.store.location import Location
 from raggedatlas.testing.processes import POOLS, dask_workers, processes
@@ -108,6 +109,28 @@ def test_aggregates_and_files_are_the_same(executor: Executor, query: Query, tmp
             assert local.layers[layer].tobytes() == shared.layers[layer].tobytes(), (name, layer)
         paths = [asked.write(tmp_path / f"{name}{i}.h5ad", executor=e) for i, e in enumerate((None, executor))]
         assert Path(paths[0]).read_bytes() == Path(paths[1]).read_bytes(), name
+
+
+@pytest.mark.parametrize("by", [None, "cell_type", ["dataset", "stage"], ["donor", "n", "flag"]])
+def test_counts_are_the_same(executor: Executor, query: Query, by: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts have the same groups in the same order and types, whoever counts the datasets."""
+    monkeypatch.setattr(aggregate, "COUNT_CELLS", 20)
+    asks = [
+        query,
+        query.where("score > 0"),
+        query.where(cell_type="B"),
+        query.limit(20),
+        query.sample(9),
+        query.limit(0),
+    ]
+    for asked in asks:
+        local, shared = asked.count(by), asked.count(by, executor=executor)
+        if by is None:
+            assert local == shared == asked.to_arrow().num_rows
+        else:
+            pd.testing.assert_series_equal(local, shared)
+    with pytest.warns(UnknownValueWarning, match="No cell has donor 'D9'"):
+        query.where(donor="D9").count(by, executor=executor)
 
 
 @pytest.mark.usefixtures("fine")

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.errors import QueryError
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.columns import DATASET
@@ -20,9 +21,12 @@ from raggedatlas.query.plan import plan_read, plan_rows
 from raggedatlas.query.read import BlockTask, PartReader, block_tasks
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.conditions import as_filter
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
-from raggedatlas.store.filters import Columns
+from raggedatlas.store.filters import Columns, warn_of_unknown
 from raggedatlas.store.location import Location
+from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.sql import in_list
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -31,21 +35,90 @@ if TYPE_CHECKING:
 PARTIAL_BYTES = 2**30
 """About how many bytes of sums of blocks may wait for those before them."""
 
+COUNT_CELLS = 2**20
+"""About how many cells a worker counts at once."""
 
-def count(spec: QuerySpec, catalog: Catalog, by: Sequence[str] | None) -> "int | pd.Series[int]":
+
+def count(
+    spec: QuerySpec, catalog: Catalog, by: Sequence[str] | None, executor: Executor | Workers | None = None
+) -> "int | pd.Series[int]":
     """Count the chosen cells, in all or per group.
+
+    Parameters
+    ----------
+    spec : QuerySpec
+        What is asked.
+    catalog : Catalog
+        At a version.
+    by : sequence of str or None
+        Columns that make the groups.
+    executor : Executor, Workers or None
+        Whose workers count the cells of some datasets each. What samples, searches and limits choose among all cells is
+        counted here.
 
     Returns
     -------
     int, or pandas.Series of int64
         Named ``n_cells``, indexed by group, sorted, missing values last.
     """
+    columns = known_columns(catalog)
+    by = None if by is None else tuple(by)
+    divided = executor is not None and spec.search is None and spec.sample is None and spec.limit is None
+    parts = _divide_datasets(catalog) if divided else [None]
+    tasks = [_CountTask(spec, catalog, by, datasets) for datasets in parts]
+    counts = list(in_order(run_tasks(tasks, executor if divided else None, place=catalog.location)))
+    total = sum(int(n.sum()) for _, n in counts)
+    if divided and not total:
+        return count(spec, catalog, by)  # and warn of values that no cell has
+    if divided:
+        warn_of_unknown(spec.filters, columns)
     if by is None:
-        cells, _ = plan_rows(replace(spec, obs=()), catalog, known_columns(catalog))
-        return cells.n
-    frame = _group_frame(spec, catalog, by)
-    sizes = frame.groupby(list(by), dropna=False, observed=True, sort=True).size().astype(np.int64)
-    return sizes.rename("n_cells")
+        return total
+    import pandas as pd
+
+    frame = _frame_of(pa.concat_tables([obs for obs, _ in counts]), by, columns)
+    sizes = pd.Series(np.concatenate([n for _, n in counts]), name="n_cells", dtype=np.int64)
+    return sizes.groupby([frame[name] for name in by], dropna=False, observed=True, sort=True).sum()
+
+
+@dataclass(frozen=True)
+class _CountTask:
+    """Counts the chosen cells of some datasets, or of all."""
+
+    spec: QuerySpec
+    catalog: Catalog
+    by: tuple[str, ...] | None
+    datasets: tuple[str, ...] | None
+
+    def __call__(self) -> tuple[pa.Table, NDArray[np.int64]]:
+        """Return a cell of each group, as `obs` has it, and the sizes of the groups."""
+        columns, by = known_columns(self.catalog), self.by or ()
+        spec = replace(self.spec, obs=tuple(name for name in by if name != DATASET))
+        if self.datasets is None:
+            cells, obs = plan_rows(spec, self.catalog, columns)
+        else:
+            own = as_filter(in_list("dataset_uid", self.datasets))
+            with warnings_as("ignore"):  # the caller knows all values
+                cells, obs = plan_rows(replace(spec, filters=(*spec.filters, own)), self.catalog, columns)
+        if not by:
+            return pa.table({}), np.array([cells.n])
+        groups = _frame_of(obs, by, columns).groupby(list(by), dropna=False, observed=True, sort=True).ngroup()
+        _, first, sizes = np.unique(groups.to_numpy(), return_index=True, return_counts=True)
+        return obs.take(pa.array(first)), sizes
+
+
+def _divide_datasets(catalog: Catalog) -> list[tuple[str, ...] | None]:
+    """Divide the datasets, in their order, into runs of about `COUNT_CELLS` cells."""
+    parts: list[tuple[str, ...] | None] = []
+    own: list[str] = []
+    n_cells = 0
+    for uid, records in group_by_dataset(read_records(catalog)).items():
+        own.append(uid)
+        n_cells += records[0].n_cells
+        if n_cells >= COUNT_CELLS:
+            parts.append(tuple(own))
+            own, n_cells = [], 0
+    return [*parts, tuple(own)] if own or not parts else parts
 
 
 def aggregate(
@@ -164,12 +237,6 @@ def _count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -
     pairs = codes[known] * len(space.layouts) + space.layout_code[known]
     cells = np.bincount(pairs, minlength=n_groups * len(space.layouts)).reshape(n_groups, len(space.layouts))
     return cells @ space.measured.astype(np.int64)
-
-
-def _group_frame(spec: QuerySpec, catalog: Catalog, by: Sequence[str]) -> "pd.DataFrame":
-    columns = known_columns(catalog)
-    _, obs = plan_rows(replace(spec, obs=tuple(c for c in by if c != DATASET)), catalog, columns)
-    return _frame_of(obs, by, columns)
 
 
 def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFrame":

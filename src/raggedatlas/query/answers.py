@@ -220,15 +220,25 @@ class Answers:
         columns = list(listed_names("aggregate", (by,)))
         return aggregating.aggregate(spec, self.catalog, columns, executor)
 
-    def count(self, by: str | Sequence[str] | None = None) -> "int | pd.Series[int]":
+    def count(
+        self, by: str | Sequence[str] | None = None, *, executor: Executor | Workers | None = None
+    ) -> "int | pd.Series[int]":
         """Count the chosen cells, in all or per group.
+
+        Parameters
+        ----------
+        by : str, sequence of str or None
+            Columns whose values make the groups; missing values are a group. None counts all.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers count, each some datasets. What a sample, a search or a limit chooses is counted here.
 
         Returns
         -------
         int, or pandas.Series named ``n_cells``
             Sorted by group, missing values last.
         """
-        return aggregating.count(self.spec, self.catalog, None if by is None else list(listed_names("count", (by,))))
+        groups = None if by is None else listed_names("count", (by,))
+        return aggregating.count(self.spec, self.catalog, groups, executor)
 
     def explain(self) -> str:
         """Say what would be read: cells, groups, arrays, bytes, layers, join and filter; reads metadata only."""

@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -376,10 +376,10 @@ def campaign(n: int, first: int) -> list[dict[str, Any]]:
         return [one_case(good, folder, seed) for seed in range(first, first + n)]
 
 
-def attributes(every: int = 1) -> list[dict[str, Any]]:
-    """Sweep over the attributes of all kinds of file."""
+def attributes(forms: Sequence[Form] = FORMS, every: int = 1) -> list[dict[str, Any]]:
+    """Sweep over the attributes of some kinds of file; call it in a process without threads, since each case forks."""
     cases = []
-    for form in FORMS:
+    for form in forms:
         with tempfile.TemporaryDirectory() as folder:
             cases += list(sweep(form, Path(folder), every))
     return cases

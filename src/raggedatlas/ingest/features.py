@@ -83,7 +83,8 @@ def _rows(features: Any) -> pa.Table:  # noqa: ANN401  (several forms)
 
 def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
     """Refuse to give a registered feature another id: it is what its file said, and others may be joined with it by that."""
-    if not {"uid", "feature_id"} <= {*rows.column_names}:
+    texts = {f.name for f in rows.schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)}
+    if not {"uid", "feature_id"} <= texts:  # other types are refused when the rows are registered
         return
     known = read_registry(catalog, space).table
     at = pc.index_in(rows.column("uid"), value_set=known.column("uid").combine_chunks())

@@ -256,6 +256,8 @@ def test_links_are_refused_with_nothing_changed(tmp_path: Path) -> None:
         atlas.register_features(atlas.features().assign(redirect="x"))
     with pytest.raises(SchemaError, match=r"1 registered features .* 'Z' in place of 'X'"):
         atlas.register_features(atlas.features()[["feature_id"]].replace("X", "Z"))
+    with pytest.raises(SchemaError, match=r"are texts, .* feature_id int64"):
+        atlas.register_features(atlas.features()[["feature_id"]].assign(feature_id=1))
     assert len(atlas.identity.history()) == 0
     atlas.identity.link("Cd79a", "CD79A", across_organisms=True)
     assert atlas.identity.explain("CD79A")["evidence"].tolist() == ["", "by hand"]

@@ -83,9 +83,13 @@ def _rows(features: Any) -> pa.Table:  # noqa: ANN401  (several forms)
 
 def _refuse_other_ids(catalog: Catalog, space: str, rows: pa.Table) -> None:
     """Refuse to give a registered feature another id: it is what its file said, and others may be joined with it by that."""
-    texts = {f.name for f in rows.schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)}
-    if not {"uid", "feature_id"} <= texts:  # other types are refused when the rows are registered
+    if not {"uid", "feature_id"} <= {*rows.column_names}:
         return
+    types = {name: rows.schema.field(name).type for name in ("uid", "feature_id")}
+    if any(not (pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_null(t)) for t in types.values()):
+        raise SchemaError(
+            f"Uids and ids of features are texts, as atlas.features() shows them; got uid {types['uid']} and feature_id {types['feature_id']}."
+        )
     known = read_registry(catalog, space).table
     at = pc.index_in(rows.column("uid"), value_set=known.column("uid").combine_chunks())
     own, given = known.column("feature_id").take(at), rows.column("feature_id")

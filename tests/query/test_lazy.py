@@ -79,6 +79,19 @@ def test_chunks_are_cut_by_bytes_and_where_datasets_end(small: Any, chunk_bytes:
         assert all(sizes[start:end].sum() <= chunk_bytes // 2 for end in inside)
 
 
+def test_halves_are_widened_as_in_memory(tmp_path: Path) -> None:
+    """SciPy computes nothing with sparse float16."""
+    import raggedatlas as ra
+
+    atlas = ra.RaggedAtlas.create(tmp_path / "atlas")
+    values = np.random.default_rng(0).random((9, 4)).astype(np.float16)
+    atlas.add(ad.AnnData(values, var={"gene": list("abcd")}), progress=False)
+    query = atlas.checkout(atlas.snapshot()).query()
+    lazy, expected = query.lazy(chunk_bytes=1), query.to_anndata()
+    assert lazy.X.dtype == expected.X.dtype == np.float32
+    assert_equal(lazy.to_memory(), expected, exact=True)
+
+
 def test_parts_of_it_are_computed_alone(query: Query) -> None:
     lazy, whole = query.lazy(chunk_bytes=300), query.to_anndata()
     chosen = whole.obs["dataset"] == "second"

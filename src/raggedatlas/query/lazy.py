@@ -9,7 +9,7 @@ import numpy as np
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import MissingExtraError, QueryError
-from raggedatlas.model.batch import CsrBlock, assemble_csr
+from raggedatlas.model.batch import CsrBlock, assemble_csr, sparse_dtype
 from raggedatlas.query.beside import joined_obsm
 from raggedatlas.query.outputs import make_anndata, obs_of
 from raggedatlas.query.parts import ReadPlan, SpacePlan, refuse_arrays
@@ -103,7 +103,7 @@ def _array(dask: Any, space: SpacePlan, layer: str, chunks: tuple[int, ...]) -> 
     part = next(part for part in space.parts if layer in part.layers)
     groups = tuple(replace(group, layers={layer: group.layers[layer]}) for group in part.groups)
     alone = replace(part, layers=(layer,), groups=groups)
-    dtype = space.dtypes[layer]
+    dtype = sparse_dtype(space.dtypes[layer]) if space.sparse else space.dtypes[layer]
     rows = _LayerRows(replace(space, parts=(alone,), dtypes={layer: dtype}))
     token = uuid.uuid4().hex
     empty = np.empty((0, 0), dtype)

@@ -1,4 +1,4 @@
-"""`add` of 16 files by two worker processes beside one call, on the same cores; and the measured times on up to 64 workers.
+"""`add` of 16 files by two worker processes compared with one call on the same cores, and the measured times on up to 64 workers.
 
 Run ``python -m benchmarks.workers [cells per file]``. One call and the workers take turns, each into a new atlas, after the workers have
 imported the package. The simulation gives the measured times of the tasks of one worker alone to any number of workers, each the next

@@ -1,7 +1,13 @@
 """Annotations: what an analysis found out about cells comes back as cell columns, in one commit, and can be undone."""
 
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +343,86 @@ def test_four_annotators_at_once(atlas: RaggedAtlas) -> None:
     after = obs_of(atlas)
     assert [after[f"own{i}"].tolist() for i in range(4)] == [[i] * len(index) for i in range(4)]
     assert after["shared"].nunique() == 1
+
+
+def test_annotators_next_to_running_adds(atlas: RaggedAtlas) -> None:
+    """Adds and annotations that run at once all succeed, and each value is at its cell."""
+    index = obs_of(atlas).index
+
+    def add(first: int) -> None:
+        for seed in (first, first + 1):
+            RaggedAtlas.open(atlas.uri).add(small_anndata(seed, 5), name=f"d{seed}", organism="human", progress=False)
+
+    def annotate(name: str) -> None:
+        for i in range(3):
+            RaggedAtlas.open(atlas.uri).annotate(pd.DataFrame({f"{name}{i}": range(len(index))}, index))
+
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(add, 10), pool.submit(add, 20), pool.submit(annotate, "x"), pool.submit(annotate, "y")]
+    for job in jobs:
+        job.result()
+    after = obs_of(atlas)
+    assert len(atlas.list_datasets()) == 6
+    assert len(after) == len(index) + 4 * 5
+    for name in ("x", "y"):
+        for i in range(3):
+            assert after.loc[index, f"{name}{i}"].tolist() == list(range(len(index)))
+            assert after[f"{name}{i}"].notna().sum() == len(index)
+
+
+ANNOTATE_AND_DIE = """
+import os, signal, sys
+import pandas as pd
+from raggedatlas import RaggedAtlas
+from raggedatlas.store.tables import Tables
+left = int(sys.argv[3])
+def dying(method):
+    def call(*given, **named):
+        global left
+        done = method(*given, **named)
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    return call
+atlas = RaggedAtlas.open(sys.argv[1])
+adata = atlas.checkout(1).query().to_anndata()
+adata.obs["kind"] = pd.Categorical(["a", "b"] * 7)
+adata.obsm["X_umap"] = adata.X[:, :2].toarray().astype("f4")
+for name in sys.argv[2].split():
+    setattr(Tables, name, dying(getattr(Tables, name)))
+atlas.annotate(adata, "labels", columns=["kind"], obsm=["X_umap"])
+"""
+
+
+def test_an_annotator_killed_after_each_write(atlas: RaggedAtlas, tmp_path: Path) -> None:
+    """Whatever table it wrote last, the same call finishes what is missing: labels and embedding are there once, at their cells."""
+    writes = [
+        n
+        for n in ("append", "create", "add_columns", "overwrite_if", "merge", "fill_columns", "delete")
+        if hasattr(Tables, n)
+    ]
+    atlas.snapshot()
+    n_killed = 0
+    for at in itertools.count(1):
+        place = tmp_path / f"own{at}"
+        shutil.copytree(tmp_path / "a", place)
+        command = [sys.executable, "-W", "ignore", "-c", ANNOTATE_AND_DIE, str(place), " ".join(writes)]
+        killed = subprocess.run([*command, str(at)], capture_output=True, check=False).returncode
+        assert killed in {0, -signal.SIGKILL}
+        finished = subprocess.run([*command, "1000"], capture_output=True, check=False, text=True)
+        assert finished.returncode == 0, finished.stderr[-600:]
+        again = RaggedAtlas.open(place)
+        again.repair()
+        found = again.checkout(again.snapshot()).query().with_results("X_umap").to_anndata()
+        assert found.obs["kind"].tolist() == ["a", "b"] * 7
+        np.testing.assert_array_equal(found.obsm["X_umap"], found.X[:, :2].toarray())
+        assert list(again.annotations().index) == ["labels"]
+        assert again.validate("deep") == []
+        if killed == 0:
+            break
+        n_killed += 1
+    assert n_killed >= 2
 
 
 def test_a_commit_that_fails_leaves_nothing(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
     changed = []
     optional = [*catalog.tables.versions(OPTIONAL)]
     names = (CELLS, DATASETS, LAYOUTS, *optional, *registry_tables(catalog).values())
-    for name in (name for name in names if name not in IDENTITY_TABLES):  # these are written whole
+    for name in (name for name in names if name not in IDENTITY_TABLES):  # these are overwritten, never appended to
         try:
             if tidy_table(catalog, name):
                 changed.append(name)

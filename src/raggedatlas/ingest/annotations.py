@@ -416,6 +416,8 @@ def _merge(
 
 
 def _free_name(plan: _Plan, written: Sequence[str], taken: Sequence[str], catalog: Catalog) -> str:
+    if not written and plan.options.name is not None:
+        return plan.options.name  # the same call again, which may still have members of obsm to write
     if plan.options.name is not None and plan.options.name in taken:
         raise DuplicateError(
             f"{catalog.location.uri} has an annotation {plan.options.name!r} already; choose another name, or drop it with "

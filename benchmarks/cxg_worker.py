@@ -185,13 +185,13 @@ Opener = Callable[[Path], AbstractContextManager[Genes]]
 def _readers(system: str) -> tuple[Callable[[Path], Any], Opener]:
     if system != "raggedatlas":
         return _plain_whole, _plain_genes
-    from raggedatlas.formats.objects import as_anndata
+    from raggedatlas.formats.in_memory import as_anndata
+    from raggedatlas.formats.modalities import split_modalities
     from raggedatlas.formats.registry import open_source
-    from raggedatlas.formats.units import units_of
 
     def whole(path: Path) -> Any:
         with closing(open_source(path)) as source:
-            return as_anndata(source, units_of(source).units[0])
+            return as_anndata(source, split_modalities(source).units[0])
 
     @contextmanager
     def opened(path: Path) -> Iterator[Genes]:

@@ -31,9 +31,9 @@ from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.formats.cxg.engine import open_array, open_tiledb
 from raggedatlas.formats.cxg.source import cxg_source
-from raggedatlas.formats.objects import as_anndata
+from raggedatlas.formats.in_memory import as_anndata
+from raggedatlas.formats.modalities import split_modalities
 from raggedatlas.formats.registry import open_sink
-from raggedatlas.formats.units import units_of
 from raggedatlas.testing.cxgs import FORMS, set_meta, write_cxg
 
 MEMORY = 6 << 30
@@ -199,7 +199,7 @@ def _digest(path: Path) -> str:
     """Read everything, by rows and by columns, and return a digest of it."""
     source = cxg_source(path)
     try:
-        read = as_anndata(source, units_of(source).units[0])
+        read = as_anndata(source, split_modalities(source).units[0])
         by_column = [_dense(values) for _, values in source.column_blocks()]
     finally:
         source.close()

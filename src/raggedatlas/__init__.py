@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.errors import AtlasError
-    from raggedatlas.formats.concatenating import concat
+    from raggedatlas.formats.concat import concat
     from raggedatlas.formats.copying import copy
-    from raggedatlas.formats.objects import read
+    from raggedatlas.formats.in_memory import read
     from raggedatlas.formats.registry import open_sink, open_source
     from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
     from raggedatlas.loader.dataset import CellDataset
@@ -67,7 +67,7 @@ _HOMES = {
     "SparseZarrPointer": "raggedatlas.model.pointers",
     "Workers": "raggedatlas.store.executors",
     "col": "raggedatlas.store.filters",
-    "concat": "raggedatlas.formats.concatenating",
+    "concat": "raggedatlas.formats.concat",
     "convert_results": "raggedatlas.results.convert",
     "copy": "raggedatlas.formats.copying",
     "create_results_writer": "raggedatlas.results.factories",
@@ -75,7 +75,7 @@ _HOMES = {
     "make_transcripts": "raggedatlas.ingest.transcripts",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",
-    "read": "raggedatlas.formats.objects",
+    "read": "raggedatlas.formats.in_memory",
     "register_space": "raggedatlas.model.spaces",
     "transcripts_to_counts": "raggedatlas.ingest.transcripts",
 }

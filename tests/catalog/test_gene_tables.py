@@ -23,7 +23,7 @@ from raggedatlas.catalog.identity import (
     read_links,
 )
 from raggedatlas.errors import AtlasError, DuplicateError, FeatureError, NotFoundError, SourceError
-from raggedatlas.formats.genes import read_gene_tables
+from raggedatlas.formats.gene_tables import read_gene_tables
 from raggedatlas.model.accessions import parse_accession
 from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
 from raggedatlas.model.ids import feature_uids

@@ -19,7 +19,7 @@ from raggedatlas.formats.anndata.frames import open_table, read_frame
 from raggedatlas.formats.columns import write_table
 from raggedatlas.formats.containers import Container, open_hdf5, open_zarr
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.members import plain_text, write_element
+from raggedatlas.formats.element_writer import plain_text, write_element
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.model.tables import Column, ColumnTable, Texts, arrow_table

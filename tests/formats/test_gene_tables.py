@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raggedatlas.errors import MissingFileError, SourceError
-from raggedatlas.formats.genes import read_gene_tables
+from raggedatlas.formats.gene_tables import read_gene_tables
 
 REAL = Path("tests/data/gene_tables")
 HGNC = REAL / "hgnc_complete_set_extract.txt"

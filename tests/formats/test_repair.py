@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
 from raggedatlas.formats.anndata import rewriting, validate
-from raggedatlas.formats.anndata.menders import MENDERS
+from raggedatlas.formats.anndata.fixes import FIXES
 from raggedatlas.formats.anndata.repair import repair
 from raggedatlas.testing.damaged import FORMS, Form, damage, put, write_good
 from raggedatlas.testing.effort import examples
@@ -54,7 +54,7 @@ def test_a_copy_is_there_whole_or_not_at_all(form: Form, tmp_path: Path, monkeyp
         seen.append(sorted(at.name for at in tmp_path.iterdir() if not at.name.startswith(".")))
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(MENDERS, "A02", stopped)
+    monkeypatch.setitem(FIXES, "A02", stopped)
     with pytest.raises(KeyboardInterrupt):
         repair(path, tmp_path / "y")
     assert seen == [["x"]]

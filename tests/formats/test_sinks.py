@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
-from raggedatlas.formats import writeback
+from raggedatlas.formats import fsync as writeback
 from raggedatlas.formats.anndata import writers
 from raggedatlas.formats.containers import open_hdf5, open_zarr
 from raggedatlas.formats.registry import open_sink, open_source

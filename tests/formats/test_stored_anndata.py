@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import zarr
 
 from raggedatlas.formats.anndata.source import h5ad_source, object_source, zarr_source
-from raggedatlas.formats.parts import PartsSource
+from raggedatlas.formats.composite_source import CompositeSource
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import arrow_to_frame
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings(
 DATA = Path(__file__).parent.parent / "data"
 
 
-def matrix_of(source: PartsSource, key: str, n_rows: int = 97) -> Any:
+def matrix_of(source: CompositeSource, key: str, n_rows: int = 97) -> Any:
     """Read a whole matrix through its blocks."""
     blocks = [block for (block,) in source.blocks((key,), n_rows)]
     if isinstance(blocks[0], CsrBlock):
@@ -45,7 +45,7 @@ def assert_same_frame(found: pd.DataFrame, expected: pd.DataFrame) -> None:
     )
 
 
-def assert_reads_as(source: PartsSource, adata: ad.AnnData) -> None:
+def assert_reads_as(source: CompositeSource, adata: ad.AnnData) -> None:
     """Compare all that a source gives with an AnnData."""
     assert_same_frame(arrow_to_frame(source.cells()), adata.obs)
     assert_same_frame(arrow_to_frame(source.features("var")), adata.var)

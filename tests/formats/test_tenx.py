@@ -12,8 +12,9 @@ import scipy.io
 import scipy.sparse as sp
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.formats import marketmatrix, spill
-from raggedatlas.formats.parts import PartsSource
+from raggedatlas.formats import external_sort as spill
+from raggedatlas.formats import marketmatrix
+from raggedatlas.formats.composite_source import CompositeSource
 from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.tenx import tenx_h5_source, tenx_mtx_source
 from raggedatlas.model.batch import CsrBlock
@@ -24,7 +25,7 @@ MATRIX.data = np.arange(1, MATRIX.nnz + 1)
 """Five cells by seven features."""
 
 
-def whole(source: PartsSource, key: str, n_rows: int = 2) -> Any:
+def whole(source: CompositeSource, key: str, n_rows: int = 2) -> Any:
     parts = []
     for (block,) in source.blocks((key,), n_rows):
         assert isinstance(block, CsrBlock)

@@ -10,7 +10,7 @@ import pytest
 from raggedatlas import RaggedAtlas
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.anndata import RULES, Problem, repair, validate
-from raggedatlas.formats.anndata.menders import MENDERS
+from raggedatlas.formats.anndata.fixes import FIXES
 from raggedatlas.testing.damaged import FORMS, Damage, Form, damage, write_good
 from raggedatlas.testing.damages import DAMAGES
 
@@ -47,7 +47,7 @@ def test_a_good_file_breaks_no_rule(goods: Goods, form: Form) -> None:
 def test_every_rule_has_a_damage() -> None:
     """There is a way to break each rule, none for a rule that does not exist, and mends only for rules that say so."""
     assert {found.rule for found in DAMAGES} == set(RULES)
-    assert set(MENDERS) == {rule.id for rule in RULES.values() if rule.fixed}
+    assert set(FIXES) == {rule.id for rule in RULES.values() if rule.fixed}
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import ArgumentError, NotFoundError, SourceError
-from raggedatlas.formats.anndata import RULES, Problem, checks_sparse, refuse_broken, tree, validate
-from raggedatlas.formats.anndata.checking import Checking
+from raggedatlas.formats.anndata import RULES, Problem, checks_sparse, raise_if_invalid, validate
+from raggedatlas.formats.anndata import file_tree as tree
+from raggedatlas.formats.anndata.checking import Checker
 from raggedatlas.formats.anndata.checks_sparse import check_sparse
+from raggedatlas.formats.anndata.file_tree import Node
 from raggedatlas.formats.anndata.rules import rules_page
-from raggedatlas.formats.anndata.tree import Node
 from raggedatlas.formats.copying import copy
 from raggedatlas.testing.anndatas import anndatas
 from raggedatlas.testing.damaged import FORMS, Form, damage, declare, frame, open_for_writing, put, texts, write_good
@@ -127,7 +128,7 @@ def test_entries_are_counted_block_by_block(data: st.DataObject) -> None:
         group = file.create_group("X")
         group["indptr"], group["indices"], group["data"] = indptr, indices, np.ones(len(indices))
         declare(group, "csr_matrix", "0.1.0").attrs["shape"] = (n_major, n_minor)
-        checking = Checking({}, full=True)
+        checking = Checker({}, full=True)
         check_sparse(checking, Node("x", "X", group))
     said = {
         (p.rule, p.message.split()[0] if "do not ascend" not in p.message else "unsorted") for p in checking.problems
@@ -256,12 +257,12 @@ def test_names_with_equal_hashes_are_compared(tmp_path: Path, monkeypatch: pytes
 def test_adding_refuses_by_rule(tmp_path: Path) -> None:
     """What cannot be added is refused with the rule's id, the element and the way out; milder problems are handed back."""
     path = write_good(tmp_path / "x.h5ad", "hdf5")
-    assert refuse_broken(path) == []
+    assert raise_if_invalid(path) == []
     damage(path, lambda root: root["uns/list"].attrs.__delitem__("encoding-type"))
-    assert [p.rule for p in refuse_broken(path)] == ["A26"]
+    assert [p.rule for p in raise_if_invalid(path)] == ["A26"]
     damage(path, lambda root: put(root, "layers/dense", np.ones((3, 9))))
     with pytest.raises(SourceError, match=r"x\.h5ad: A17 must: layers/dense: its shape is \(3, 9\).*Write"):
-        refuse_broken(path)
+        raise_if_invalid(path)
 
 
 def test_the_page_of_rules_is_the_registry() -> None:

@@ -15,7 +15,7 @@ import zarr
 
 from raggedatlas import RaggedAtlas
 from raggedatlas.errors import SchemaError, SourceError
-from raggedatlas.formats import members
+from raggedatlas.formats import element_writer as members
 from raggedatlas.formats.anndata import validate
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink

@@ -131,8 +131,8 @@ def test_what_threads_encode_is_what_zarr_reads(
 ) -> None:
     """Chunks encoded here, of lengths known and unknown, whole files and parts, on one axis and two, are read by zarr-python."""
     rng = np.random.default_rng(0)
-    monkeypatch.setattr("raggedatlas.formats.targets.CHUNK", 128)
-    monkeypatch.setattr("raggedatlas.formats.targets.SHARD_CHUNKS", 4)
+    monkeypatch.setattr("raggedatlas.formats.output_files.CHUNK", 128)
+    monkeypatch.setattr("raggedatlas.formats.output_files.SHARD_CHUNKS", 4)
     n, step = 3_000, 1_111
     long = sp.csr_matrix(
         (rng.integers(1, 9, n).astype(np.int16), np.zeros(n, np.int32), np.arange(n + 1)), shape=(n, 3)

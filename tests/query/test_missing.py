@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from raggedatlas.catalog.catalog import create_catalog
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import QueryError, UnknownValueWarning
-from raggedatlas.formats.selecting import cells_where
+from raggedatlas.formats.subset import filter_cells
 from raggedatlas.ingest.add import add
 from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.query.query import Query
@@ -105,8 +105,8 @@ def test_every_kind_of_filter_keeps_the_same_cells(frame: pd.DataFrame, data: st
             assert query.where(sql).to_pandas()["cell_name"].tolist() == expected, sql
             assert query.where(condition).to_pandas()["cell_name"].tolist() == expected, condition
         rows = np.flatnonzero([one is True for one in meaning]).tolist()
-        assert cells_where(frame_to_arrow(frame), sql).tolist() == rows
-        assert cells_where(frame_to_arrow(frame), condition).tolist() == rows
+        assert filter_cells(frame_to_arrow(frame), sql).tolist() == rows
+        assert filter_cells(frame_to_arrow(frame), condition).tolist() == rows
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import CorruptError
-from raggedatlas.formats.objects import as_anndata
+from raggedatlas.formats.in_memory import as_anndata
+from raggedatlas.formats.modalities import split_modalities
 from raggedatlas.formats.registry import open_source
-from raggedatlas.formats.units import units_of
 from raggedatlas.testing.wholes import assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -47,7 +47,7 @@ def test_real_files_become_one_mudata_and_come_back_equal(data_dir: Path, tmp_pa
         for name, adata in given.items():
             assert_equal(adata, where.dataset(name).to_anndata())
         source = open_source(data_dir / "lung_C144.h5")
-        assert_equal(as_anndata(source, units_of(source).units[0]), where.dataset("lung_C144").to_anndata())
+        assert_equal(as_anndata(source, split_modalities(source).units[0]), where.dataset("lung_C144").to_anndata())
         source.close()
     for name, adata in given.items():
         assert_equal(adata, ad.read_h5ad(atlas.dataset(name).write(tmp_path / f"{name}.h5ad")))

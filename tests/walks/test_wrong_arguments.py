@@ -498,7 +498,7 @@ def test_no_public_function_is_left_out() -> None:
     """Each function that the package, `verbs` and `vectors` export is in the table above."""
     own = {
         "concat"
-    }  # checks its arguments itself, because it closes the sink first; its refusals are in test_concatenating.py
+    }  # checks its arguments itself, because it closes the sink first; its refusals are in test_concat.py
     for module, prefix in ((ra, ""), (verbs, ""), (vectors, "vectors.")):
         names = [name for name in module.__all__ if inspect.isfunction(getattr(module, name))]
         assert [name for name in names if not {prefix + name, f"{name} function"} & {*FUNCTIONS, *own}] == []

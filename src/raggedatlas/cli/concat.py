@@ -59,7 +59,7 @@ def concat(
     as_json: AsJson = False,
 ) -> None:
     """Write the cells of several files into one, in bounded memory, with the result of anndata.concat."""
-    from raggedatlas.formats.concatenating import concat as write
+    from raggedatlas.formats.concat import concat as write
 
     how = {**vars(joined), "keys": joined.keys or None}
     with progress(f"write {output}") as callback:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from raggedatlas.formats.members import (
+from raggedatlas.formats.element_writer import (
     COLUMN_CHUNK,
     MANY,
     TABLE_ENCODING,

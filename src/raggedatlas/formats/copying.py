@@ -10,9 +10,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.formats.modalities import (
+    MOD,
+    ElementReader,
+    Modalities,
+    Modality,
+    ModalityMatrix,
+    select_modalities,
+    split_modalities,
+)
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.formats.selecting import features_named, narrowed, rows_of, side_by_side, take
-from raggedatlas.formats.units import MOD, ElementReader, Piece, Unit, Units, chosen_units, units_of
+from raggedatlas.formats.subset import find_features, hstack_blocks, select_rows, subset_block, take
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import MatrixInfo, Sink, SinkMatrix, Source
 from raggedatlas.model.tables import ColumnTable
@@ -39,7 +47,7 @@ AXES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CopyOptions:
     """What is to be copied; None is all.
 
     Parameters
@@ -64,7 +72,7 @@ class Choice:
 class _Task:
     """One unit on its way: where it goes, and what of it."""
 
-    unit: Unit
+    unit: Modality
     prefix: str
     n_rows: int
     rows: Rows
@@ -139,7 +147,7 @@ def copy(
     >>> anndata.read_h5ad(made).shape
     (2, 3)
     """
-    choice = Choice(where, features, layers, modality)
+    choice = CopyOptions(where, features, layers, modality)
     opened = open_source(source)
     try:
         target = open_sink(sink, **_multimodal(opened, sink, choice)) if isinstance(sink, str | Path) else sink
@@ -164,18 +172,18 @@ def is_multimodal(source: Source) -> bool:
     return any(info.key.startswith(MOD) for info in schema.matrices)
 
 
-def _multimodal(source: Source, path: "str | Path", choice: Choice) -> dict[str, Any]:
+def _multimodal(source: Source, path: "str | Path", choice: CopyOptions) -> dict[str, Any]:
     several = choice.modality is None and is_multimodal(source)
     return {"multimodal": True} if several and Path(path).suffix == ".zarr" else {}
 
 
-def _copy(source: Source, sink: Sink, choice: Choice, progress: Callable[[str, int, int], None]) -> None:
-    whole = units_of(source)
+def _copy(source: Source, sink: Sink, choice: CopyOptions, progress: Callable[[str, int, int], None]) -> None:
+    whole = split_modalities(source)
     multimodal = bool(getattr(sink, "multimodal", False))
-    units = chosen_units(source, choice.modality, multimodal=multimodal)
+    units = select_modalities(source, choice.modality, multimodal=multimodal)
     _check_layers(units, choice)
     units = [_with_layers(unit, choice) for unit in units]
-    rows = None if choice.where is None else rows_of(choice.where, source.cells())
+    rows = None if choice.where is None else select_rows(choice.where, source.cells())
     n_cells = source.describe().n_cells
     tasks = [_task(unit, choice, (rows, n_cells), f"{MOD}{unit.name}/" if multimodal else "") for unit in units]
     if multimodal:
@@ -193,7 +201,7 @@ def _copy(source: Source, sink: Sink, choice: Choice, progress: Callable[[str, i
         _pour(source, sink, (task, piece), progress)
 
 
-def _check_layers(units: list[Unit], choice: Choice) -> None:
+def _check_layers(units: list[Modality], choice: CopyOptions) -> None:
     known = dict.fromkeys(name for unit in units for piece in unit.pieces if (name := _layer(piece.key)))
     missing = [name for name in choice.layers or () if name not in known]
     if missing:
@@ -206,7 +214,7 @@ def _layer(key: str) -> str:
     return rest if head == "layers" else head if head in ("X", "raw") else ""
 
 
-def _with_layers(unit: Unit, choice: Choice) -> Unit:
+def _with_layers(unit: Modality, choice: CopyOptions) -> Modality:
     if choice.layers is None:
         return unit
     wanted = {"", *choice.layers}
@@ -215,22 +223,22 @@ def _with_layers(unit: Unit, choice: Choice) -> Unit:
     return replace(unit, pieces=pieces, elements={k: v for k, v in unit.elements.items() if k not in dropped})
 
 
-def _task(unit: Unit, choice: Choice, cells: tuple[Rows, int], prefix: str) -> _Task:
+def _task(unit: Modality, choice: CopyOptions, cells: tuple[Rows, int], prefix: str) -> _Task:
     wanted, n_cells = cells
     own = np.arange(n_cells) if unit.cells is None else unit.cells
     rows = None
     if wanted is not None:
         rows = wanted if unit.cells is None else np.flatnonzero(np.isin(own, wanted)).astype(np.int64)
-    columns = None if choice.features is None else features_named(unit.features(), list(choice.features))
+    columns = None if choice.features is None else find_features(unit.features(), list(choice.features))
     return _Task(unit, prefix, len(own) if rows is None else len(rows), rows, columns)
 
 
-def _over_all(source: Source, whole: Units, choice: Choice) -> Unit:
+def _over_all(source: Source, whole: Modalities, choice: CopyOptions) -> Modality:
     """Return what stands beside the modalities; the table of all features only when none was left out."""
     elements = dict(whole.elements) or {"obs": ElementReader(source, "obs")}
     if choice.features is not None or choice.modality is not None:
         elements = {k: v for k, v in elements.items() if k.split("/")[0] not in ("var", "varm", "varp", "varmap")}
-    return Unit("", whole.pieces, elements, lambda: pa.table({}))
+    return Modality("", whole.pieces, elements, lambda: pa.table({}))
 
 
 def _map(task: _Task, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
@@ -243,7 +251,7 @@ def _map(task: _Task, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
     return out
 
 
-def _streams(task: _Task) -> list[Piece]:
+def _streams(task: _Task) -> list[ModalityMatrix]:
     """Return the matrices that are copied in blocks: those whose first axis is cells, or is kept whole."""
     return [piece for piece in task.unit.pieces if _in_blocks(task, piece.key)]
 
@@ -253,7 +261,7 @@ def _in_blocks(task: _Task, key: str) -> bool:
     return task.columns is None or head not in ("varm", "varp") or key.startswith("raw/")
 
 
-def _announced(task: _Task, piece: Piece) -> SinkMatrix:
+def _announced(task: _Task, piece: ModalityMatrix) -> SinkMatrix:
     shape = list(piece.shape)
     for axis, taken in enumerate(task.chosen(piece.key)):
         shape[axis] = shape[axis] if taken is None else len(taken)
@@ -318,7 +326,9 @@ def _whole(source: Source, key: str) -> Callable[[], Any]:
     return lambda: source.element(key)
 
 
-def _pour(source: Source, sink: Sink, what: tuple[_Task, Piece], progress: Callable[[str, int, int], None]) -> None:
+def _pour(
+    source: Source, sink: Sink, what: tuple[_Task, ModalityMatrix], progress: Callable[[str, int, int], None]
+) -> None:
     task, piece = what
     height = piece.shape[0]
     rows, columns = (*task.chosen(piece.key), None, None)[:2]
@@ -330,11 +340,11 @@ def _pour(source: Source, sink: Sink, what: tuple[_Task, Piece], progress: Calla
         if rows is None or last > first:
             at = start
             for blocks in source.blocks(keys, step, (start, stop)):
-                block = side_by_side(blocks)
+                block = hstack_blocks(blocks)
                 mine = None if rows is None else rows[(rows >= at) & (rows < at + block.n_rows)] - at
                 at += block.n_rows
                 if mine is None or len(mine):
-                    sink.write(key, narrowed(block, mine, columns))
+                    sink.write(key, subset_block(block, mine, columns))
         give_back()
         progress(key, stop, height)
 

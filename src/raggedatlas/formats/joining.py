@@ -23,7 +23,7 @@ VALUES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class ConcatOptions:
     """How sources are joined; the fields are the arguments of `anndata.concat`.
 
     Parameters
@@ -74,14 +74,14 @@ class Joining:
             raise SourceError(f"The sources cannot be put together ({said}); convert what differs first.") from error
 
 
-def joined_cells(tables: Sequence[ColumnTable], how: Joining) -> ColumnTable:
+def concat_cells(tables: Sequence[ColumnTable], how: ConcatOptions) -> ColumnTable:
     """Put tables of cells one below the other; types and categories are united as anndata does.
 
     Parameters
     ----------
     tables : sequence of ColumnTable
         One of each source.
-    how : Joining
+    how : ConcatOptions
         Says which columns are kept and what cells are called.
 
     Raises
@@ -119,7 +119,7 @@ def joined_cells(tables: Sequence[ColumnTable], how: Joining) -> ColumnTable:
     return ColumnTable(sum(lengths), index, tuple(made.values()))
 
 
-def _joined_columns(values: Sequence[dict[Any, Any]], lengths: list[int], how: Joining) -> dict[Any, Any]:
+def _joined_columns(values: Sequence[dict[Any, Any]], lengths: list[int], how: ConcatOptions) -> dict[Any, Any]:
     """Join some columns of all tables; text that is read in blocks stays so."""
     import pandas as pd
     from anndata import AnnData
@@ -171,7 +171,7 @@ def _texts(values: Sequence[Any], endings: Sequence[str] | None = None) -> Itera
             yield np.asarray(block + endings[i] if endings else block, object)
 
 
-def _joined_names(tables: Sequence[ColumnTable], how: Joining) -> Texts:
+def _joined_names(tables: Sequence[ColumnTable], how: ConcatOptions) -> Texts:
     """Name all cells, read in blocks."""
     endings = None if how.index_unique is None else [f"{how.index_unique}{key}" for key in how.keys]
     return Texts(sum(map(len, tables)), partial(_texts, [table.index.read() for table in tables], endings))

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, NotFoundError, SourceError
-from raggedatlas.formats.rows import BLOCK_BYTES, Place
-from raggedatlas.formats.spill import RowSpill
+from raggedatlas.formats.external_sort import ExternalRowSort
+from raggedatlas.formats.matrix_readers import BLOCK_BYTES, MatrixLocation
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixForm
 from raggedatlas.store.quiet import warnings_as
@@ -55,7 +55,7 @@ class MarketRows:
         Plain or ``.gz``.
     shape : tuple of int
         ``(n_cells, n_features)`` by the tables beside it.
-    place : Place
+    place : MatrixLocation
         For messages.
 
     Raises
@@ -66,7 +66,7 @@ class MarketRows:
 
     form: MatrixForm = "csr"
 
-    def __init__(self, path: Path, shape: tuple[int, int], place: Place) -> None:
+    def __init__(self, path: Path, shape: tuple[int, int], place: MatrixLocation) -> None:
         self._path, self._place = path, place
         with _opened(path) as file:
             self._header = _read_header(file, path)
@@ -78,7 +78,7 @@ class MarketRows:
         self.shape: tuple[int, ...] = shape
         self.dtype = DTYPES[self._header.field]
         self.n_entries: int | None = self._header.n_entries
-        self._spill: RowSpill | None = None
+        self._spill: ExternalRowSort | None = None
 
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go."""
@@ -98,9 +98,9 @@ class MarketRows:
             self._spill.close()
             self._spill = None
 
-    def _read(self) -> RowSpill:
+    def _read(self) -> ExternalRowSort:
         if self._spill is None:
-            spill = RowSpill((self.shape[0], self.shape[1]), self.dtype, self._header.n_entries)
+            spill = ExternalRowSort((self.shape[0], self.shape[1]), self.dtype, self._header.n_entries)
             try:
                 self._fill(spill)
             except BaseException:
@@ -110,7 +110,7 @@ class MarketRows:
             self._spill = spill
         return self._spill
 
-    def _fill(self, spill: RowSpill) -> None:
+    def _fill(self, spill: ExternalRowSort) -> None:
         n_read = 0
         width = 2 if self._header.field == "pattern" else 3
         with _opened(self._path) as file:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.elements import read_element
 from raggedatlas.formats.anndata.frames import frame_length, open_table, read_frame
-from raggedatlas.formats.anndata.memory import describe_value, object_parts, sound
-from raggedatlas.formats.anndata.stored import describe_node, stored_parts
+from raggedatlas.formats.anndata.memory import describe_value, read_object_parts, sound
+from raggedatlas.formats.anndata.stored import describe_node, read_stored_parts
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.containers import Container, attribute, is_array, is_zip, open_hdf5, open_zarr, readable
-from raggedatlas.formats.parts import Part, Parts, PartsSource
-from raggedatlas.formats.rows import NUMBER_KINDS, DenseRows, Place
+from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ SPACES = {
 """Usual modality name -> feature space; other modalities leave the choice to the caller."""
 
 
-def mudata_source(path: str | Path) -> PartsSource:
+def mudata_source(path: str | Path) -> CompositeSource:
     """Open an `.h5mu` file or MuData-Zarr folder: one cell per global `obs` row, keys such as ``"mod/rna/X"``.
 
     Raises
@@ -49,13 +49,13 @@ def mudata_source(path: str | Path) -> PartsSource:
     try:
         with readable(container.uri, "its structure"):
             parts = _stored(container)
-        return PartsSource(parts, name=path.stem, uri=str(path), format="h5mu", close=container.close)
+        return CompositeSource(parts, name=path.stem, uri=str(path), format="h5mu", close=container.close)
     except BaseException:
         container.close()
         raise
 
 
-def mudata_object_source(mdata: Any) -> PartsSource:  # noqa: ANN401  (a MuData, whose package is optional)
+def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuData, whose package is optional)
     """Take a MuData in memory as a source.
 
     Raises
@@ -63,13 +63,13 @@ def mudata_object_source(mdata: Any) -> PartsSource:  # noqa: ANN401  (a MuData,
     SourceError
         If its modalities do not fit its `obsmap`.
     """
-    mods: dict[str, Parts] = {}
+    mods: dict[str, SourceParts] = {}
     left_out: dict[str, str] = {}
     for name, part in mdata.mod.items():
         if type(part).__name__ == "MuData":
             left_out[f"mod/{name}"] = "a MuData within a MuData"
         else:
-            mods[name] = object_parts(part)
+            mods[name] = read_object_parts(part)
     matrices = []
     for key, value in mdata.obsm.items():
         if (
@@ -78,8 +78,8 @@ def mudata_object_source(mdata: Any) -> PartsSource:  # noqa: ANN401  (a MuData,
             and value.dtype.kind in NUMBER_KINDS
             and key not in mdata.mod
         ):
-            place = Place("the MuData in memory", f"obsm/{key}", lambda row: str(mdata.obs_names[row]))
-            matrices.append(Part.of(f"obsm/{key}", DenseRows(value, place)))
+            place = MatrixLocation("the MuData in memory", f"obsm/{key}", lambda row: str(mdata.obs_names[row]))
+            matrices.append(MatrixPart.of(f"obsm/{key}", DenseRows(value, place)))
         elif key not in mdata.mod:
             left_out[f"obsm/{key}"] = describe_value(value)
     elements: dict[str, Callable[[], Any]] = {"var": lambda: mdata.var}
@@ -90,28 +90,28 @@ def mudata_object_source(mdata: Any) -> PartsSource:  # noqa: ANN401  (a MuData,
             if key not in mdata.mod:
                 left_out[f"{group}/{key}"] = describe_value(value)
                 elements[f"{group}/{key}"] = partial(sound, f"{group}/{key}", value)
-    whole = Parts(mdata.n_obs, lambda: mdata.obs, tuple(matrices), {}, left_out, elements=elements)
+    whole = SourceParts(mdata.n_obs, lambda: mdata.obs, tuple(matrices), {}, left_out, elements=elements)
     # The names decide, because the obsmap of a view still counts the rows of what it is a view of.
-    return PartsSource(_joined(whole, mods, {}, "the MuData in memory"), name="mudata", uri="", format="mudata")
+    return CompositeSource(_joined(whole, mods, {}, "the MuData in memory"), name="mudata", uri="", format="mudata")
 
 
 def _same(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _stored(container: Container) -> Parts:
+def _stored(container: Container) -> SourceParts:
     if container.get("mod") is None:
         raise SourceError(f"{container.uri}: there is no group 'mod'; it is no MuData.")
     n_cells = frame_length(container, "obs")
     if n_cells is None:
         raise SourceError(f"{container.uri}: there is no table of cells (obs); it is no MuData.")
-    mods: dict[str, Parts] = {}
+    mods: dict[str, SourceParts] = {}
     left_out: dict[str, str] = {}
     for name in _order(container):
         if attribute(container.get(f"mod/{name}"), "encoding-type") == "MuData":
             left_out[f"mod/{name}"] = "a MuData within a MuData"
         else:
-            mods[name] = stored_parts(container, f"mod/{name}/")
+            mods[name] = read_stored_parts(container, f"mod/{name}/")
     maps = {m: container.whole(f"obsmap/{m}", n_cells) for m in mods if container.get(f"obsmap/{m}") is not None}
     matrices = []
     for key in [k for k in container.names("obsm") if k not in mods]:
@@ -123,8 +123,10 @@ def _stored(container: Container) -> Parts:
             and node.dtype.kind in NUMBER_KINDS
             and node.shape[0] == n_cells
         ):
-            place = Place(container.uri, f"obsm/{key}", lambda row: str(read_frame(container, "obs").index[row]))
-            matrices.append(Part.of(f"obsm/{key}", DenseRows(node, place)))
+            place = MatrixLocation(
+                container.uri, f"obsm/{key}", lambda row: str(read_frame(container, "obs").index[row])
+            )
+            matrices.append(MatrixPart.of(f"obsm/{key}", DenseRows(node, place)))
         else:
             left_out[f"obsm/{key}"] = describe_node(node)
     elements: dict[str, Callable[[], Any]] = {}
@@ -137,7 +139,7 @@ def _stored(container: Container) -> Parts:
             left_out[f"{group}/{key}"] = describe_node(container.get(f"{group}/{key}"))
             elements[f"{group}/{key}"] = partial(read_element, container, f"{group}/{key}")
     tables = {"obs": partial(open_table, container, "obs")}
-    whole = Parts(
+    whole = SourceParts(
         n_cells, partial(read_frame, container, "obs"), tuple(matrices), {}, left_out, elements=elements, tables=tables
     )
     return _joined(whole, mods, maps, container.uri)
@@ -150,7 +152,7 @@ def _order(container: Container) -> list[str]:
     return order if sorted(order) == names else names
 
 
-def _joined(whole: Parts, mods: Mapping[str, Parts], maps: Mapping[str, Any], uri: str) -> Parts:
+def _joined(whole: SourceParts, mods: Mapping[str, SourceParts], maps: Mapping[str, Any], uri: str) -> SourceParts:
     cells_of = {name: _cells_of(name, part, whole, maps.get(name), uri) for name, part in mods.items()}
     matrices = list(whole.matrices)
     present: dict[str, NDArray[np.int64]] = {}
@@ -159,7 +161,7 @@ def _joined(whole: Parts, mods: Mapping[str, Parts], maps: Mapping[str, Any], ur
     # The tables as they are, beside the one that joins them all.
     elements = {"obs": whole.cells, **whole.elements}
     tables = dict(whole.tables)
-    others: list[Part] = []
+    others: list[MatrixPart] = []
     for name, part in mods.items():
         placed = _with_space(part, SPACES.get(name.lower(), "")).under(f"mod/{name}/")
         elements |= {f"mod/{name}/obs": part.cells, **placed.elements}
@@ -174,10 +176,12 @@ def _joined(whole: Parts, mods: Mapping[str, Parts], maps: Mapping[str, Any], ur
         if not np.array_equal(cells_of[name], np.arange(whole.n_cells)):
             present |= {p.info.key: cells_of[name] for p in placed.matrices}
     cells = partial(_cells, whole, mods, cells_of)
-    return Parts(whole.n_cells, cells, tuple(matrices), features, left_out, present, tuple(others), elements, tables)
+    return SourceParts(
+        whole.n_cells, cells, tuple(matrices), features, left_out, present, tuple(others), elements, tables
+    )
 
 
-def _with_space(part: Parts, space: str) -> Parts:
+def _with_space(part: SourceParts, space: str) -> SourceParts:
     matrices = []
     for matrix in part.matrices:
         # Its own feature types say more than the name of the modality, unless they are silent.
@@ -186,7 +190,7 @@ def _with_space(part: Parts, space: str) -> Parts:
     return replace(part, matrices=tuple(matrices))
 
 
-def _cells_of(name: str, part: Parts, whole: Parts, stated: Any, uri: str) -> NDArray[np.int64]:  # noqa: ANN401
+def _cells_of(name: str, part: SourceParts, whole: SourceParts, stated: Any, uri: str) -> NDArray[np.int64]:  # noqa: ANN401
     if stated is None:
         return _cells_by_name(name, part, whole, uri)
     positions = np.asarray(stated).ravel().astype(np.int64)
@@ -202,7 +206,7 @@ def _cells_of(name: str, part: Parts, whole: Parts, stated: Any, uri: str) -> ND
     return out
 
 
-def _cells_by_name(name: str, part: Parts, whole: Parts, uri: str) -> NDArray[np.int64]:
+def _cells_by_name(name: str, part: SourceParts, whole: SourceParts, uri: str) -> NDArray[np.int64]:
     index, own = whole.cells().index, part.cells().index
     if part.n_cells == whole.n_cells and index.equals(own):
         return np.arange(whole.n_cells)
@@ -220,7 +224,9 @@ def _cells_by_name(name: str, part: Parts, whole: Parts, uri: str) -> NDArray[np
     return cells
 
 
-def _cells(whole: Parts, mods: Mapping[str, Parts], cells_of: Mapping[str, NDArray[np.int64]]) -> "pd.DataFrame":
+def _cells(
+    whole: SourceParts, mods: Mapping[str, SourceParts], cells_of: Mapping[str, NDArray[np.int64]]
+) -> "pd.DataFrame":
     import pandas as pd
 
     frame = whole.cells()

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5, readable
 from raggedatlas.formats.marketmatrix import MarketRows, find_part, read_table
-from raggedatlas.formats.parts import SPACES, Part, Parts, PartsSource
-from raggedatlas.formats.rows import ColumnsOf, CsrRows, Place, RowReader, SparseArrays
+from raggedatlas.formats.matrix_readers import ColumnSubset, CsrRows, MatrixLocation, RowReader, SparseArrays
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +21,7 @@ FIELDS = {"name": "symbol", "feature_type": "feature_types", "genome": "genome"}
 """Cell Ranger's name of a feature column -> ours, which are scanpy's."""
 
 
-def tenx_h5_source(path: str | Path, genome: str | None = None) -> PartsSource:
+def tenx_h5_source(path: str | Path, genome: str | None = None) -> CompositeSource:
     """Open a 10x `.h5` file; each feature type becomes a matrix.
 
     Parameters
@@ -44,13 +44,13 @@ def tenx_h5_source(path: str | Path, genome: str | None = None) -> PartsSource:
         with readable(container.uri, "its structure"):
             group = "matrix" if container.get("matrix") is not None else _genome_group(container, genome)
             parts = _h5_parts(container, group)
-        return PartsSource(parts, name=path.stem, uri=str(path), format="10x-h5", close=container.close)
+        return CompositeSource(parts, name=path.stem, uri=str(path), format="10x-h5", close=container.close)
     except BaseException:
         container.close()
         raise
 
 
-def tenx_mtx_source(path: str | Path) -> PartsSource:
+def tenx_mtx_source(path: str | Path) -> CompositeSource:
     """Open a folder with ``matrix.mtx``, ``barcodes.tsv`` and ``features.tsv`` or ``genes.tsv``, each plain or ``.gz``.
 
     The text is read once, through temporary files where it is large; a matrix of cells by features is turned.
@@ -66,10 +66,10 @@ def tenx_mtx_source(path: str | Path) -> PartsSource:
     barcodes = read_table(find_part(folder, "barcodes.tsv"), ("barcode",))
     table = read_table(find_part(folder, "features.tsv", "genes.tsv"), ("id", "symbol", "feature_types"))
     names = barcodes["barcode"]
-    place = Place(str(folder), "matrix.mtx", lambda row: names[row])
+    place = MatrixLocation(str(folder), "matrix.mtx", lambda row: names[row])
     rows = MarketRows(find_part(folder, "matrix.mtx"), (len(names), len(table["id"])), place)
     parts = _split(lambda: rows, table, lambda: np.array(names, dtype=object), {})
-    return PartsSource(parts, name=folder.name, uri=str(folder), format="10x-mtx")
+    return CompositeSource(parts, name=folder.name, uri=str(folder), format="10x-mtx")
 
 
 def is_tenx(container: Container) -> bool:
@@ -98,14 +98,14 @@ def _genome_group(container: Container, genome: str | None) -> str:
     )
 
 
-def _h5_parts(container: Container, group: str) -> Parts:
+def _h5_parts(container: Container, group: str) -> SourceParts:
     shape = container.whole(f"{group}/shape", 2)
     n_features, n_cells = int(shape[0]), int(shape[1])
     arrays = [container.get(f"{group}/{name}") for name in ("indptr", "indices", "data")]
     if not all(is_array(array) for array in arrays):
         raise SourceError(f"{container.uri}: {group} lacks one of indptr, indices, data; the file is not complete.")
     barcodes = partial(_texts, container, f"{group}/barcodes", n_cells)
-    place = Place(container.uri, group, lambda row: str(barcodes()[row]))
+    place = MatrixLocation(container.uri, group, lambda row: str(barcodes()[row]))
 
     def rows() -> CsrRows:
         return CsrRows(SparseArrays(arrays[0], arrays[1], arrays[2], (n_cells, n_features)), place)
@@ -145,21 +145,21 @@ def _split(
     table: Mapping[str, Any],
     barcodes: Callable[[], NDArray[Any]],
     left_out: dict[str, str],
-) -> Parts:
+) -> SourceParts:
     whole = reader()
     n_features = whole.shape[1]
     kinds = np.asarray(table.get("feature_types", np.full(n_features, "Gene Expression", dtype=object)), dtype=object)
     types = list(dict.fromkeys(kinds.tolist()))
     if len(types) <= 1:
-        parts = [Part.of("X", whole, "var", SPACES.get(types[0], "") if types else "")]
+        parts = [MatrixPart.of("X", whole, "var", SPACES.get(types[0], "") if types else "")]
         features = {"var": partial(_feature_frame, table, np.arange(n_features))}
-        return Parts(whole.shape[0], lambda: _cell_frame(barcodes()), tuple(parts), features, left_out)
+        return SourceParts(whole.shape[0], lambda: _cell_frame(barcodes()), tuple(parts), features, left_out)
     parts, features = [], {}
     for kind in types:
         columns = np.flatnonzero(kinds == kind)
-        parts.append(Part.of(f"X:{kind}", ColumnsOf(reader(), columns), f"var:{kind}", SPACES.get(kind, "")))
+        parts.append(MatrixPart.of(f"X:{kind}", ColumnSubset(reader(), columns), f"var:{kind}", SPACES.get(kind, "")))
         features[f"var:{kind}"] = partial(_feature_frame, table, columns)
-    return Parts(whole.shape[0], lambda: _cell_frame(barcodes()), tuple(parts), features, left_out)
+    return SourceParts(whole.shape[0], lambda: _cell_frame(barcodes()), tuple(parts), features, left_out)
 
 
 def _cell_frame(names: NDArray[Any]) -> "pd.DataFrame":

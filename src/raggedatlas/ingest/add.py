@@ -8,7 +8,7 @@ from typing import Any
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, AtlasError, SourceError
-from raggedatlas.formats.anndata import refuse_broken, with_rule
+from raggedatlas.formats.anndata import raise_if_invalid, with_rule_id
 from raggedatlas.formats.registry import detect, list_sources, open_source
 from raggedatlas.ingest.geometry_detecting import is_geometry
 from raggedatlas.ingest.options import IngestOptions, Progress, bar, no_progress
@@ -48,12 +48,12 @@ class Opener:
         path = Path(self.what) if isinstance(self.what, str | Path) else None
         if path is not None and detect(path) in ANNDATA_FORMATS:
             self._checked = path
-            self.notes = tuple(f"breaks {found}" for found in refuse_broken(path) if found.level == "must")
+            self.notes = tuple(f"breaks {found}" for found in raise_if_invalid(path) if found.level == "must")
         return open_source(self.what)
 
     def explain(self, error: AtlasError) -> AtlasError:
         """Name the rule behind an error that came while the source was read, where there is one."""
-        return error if self._checked is None else with_rule(self._checked, error)
+        return error if self._checked is None else with_rule_id(self._checked, error)
 
 
 def add(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import NotFoundError
-from raggedatlas.formats.bundle import pack
+from raggedatlas.formats.archive import pack
 from raggedatlas.ingest.patterns import walk
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixInfo, Source

@@ -232,7 +232,7 @@ EXTRAS = "extras"
 """Group below a dataset's first group that keeps what the source held beside cells, features and layers."""
 
 ELEMENTS = "extras/elements"
-"""Array of the bytes of the file in which elements are kept whole, (n_bytes,) uint8; see ``raggedatlas.formats.bundle``."""
+"""Array of the bytes of the file in which elements are kept whole, (n_bytes,) uint8; see ``raggedatlas.formats.archive``."""
 
 DATASETS_SCHEMA = pa.schema(
     [

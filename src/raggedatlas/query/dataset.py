@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from mudata import MuData
 
-    from raggedatlas.formats.parts import PartsSource
+    from raggedatlas.formats.composite_source import CompositeSource
     from raggedatlas.query.returning import Returning
 
 
@@ -139,7 +139,7 @@ class Dataset:
         """
         return self.source().element(key)
 
-    def source(self) -> "PartsSource":
+    def source(self) -> "CompositeSource":
         """Give the dataset as a source, as of the file that was added: for `copy`, or to add it to another atlas."""
         self._main(None)
         return self._returning.source()
@@ -163,12 +163,12 @@ class Dataset:
         NotFoundError
             If the dataset has no such space.
         """
-        from raggedatlas.formats.objects import as_anndata
-        from raggedatlas.formats.units import units_of
+        from raggedatlas.formats.in_memory import as_anndata
+        from raggedatlas.formats.modalities import split_modalities
 
         source, record = self.source(), self._main(space)
         keys = [fact.key for fact in record.file_facts.layers.values()]
-        units = units_of(source).units
+        units = split_modalities(source).units
         if keys == [NO_MATRIX] and len(units) == 1:
             return as_anndata(source, units[0])
         for unit in units:
@@ -189,7 +189,7 @@ class Dataset:
         MissingExtraError
             If mudata is not installed.
         """
-        from raggedatlas.formats.objects import as_mudata
+        from raggedatlas.formats.in_memory import as_mudata
 
         return as_mudata(self.source())
 
@@ -249,7 +249,7 @@ class Dataset:
                 return record
         raise NotFoundError(f"Dataset {self.name!r} has no feature space {wanted!r}, only {spaces}.")
 
-    def _side(self, source: "PartsSource", record: DatasetRecord, key: str) -> "AnnData":
+    def _side(self, source: "CompositeSource", record: DatasetRecord, key: str) -> "AnnData":
         from anndata import AnnData
 
         cells = source.present(key)

@@ -186,7 +186,7 @@ class FeatureIdentity:
         DuplicateError
             If a table of genes and one of orthologs would have one name; nothing is changed.
         """
-        from raggedatlas.formats.genes import read_gene_tables
+        from raggedatlas.formats.gene_tables import read_gene_tables
 
         self._catalog.require_tip("identity.load()")
         loaded = read_gene_tables(path, organism=organism, release=release, name=name)

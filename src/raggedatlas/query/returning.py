@@ -11,9 +11,9 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.datasets import array_readers
 from raggedatlas.catalog.frames import open_frame, read_frame
 from raggedatlas.errors import CorruptError
-from raggedatlas.formats.bundle import unpack
-from raggedatlas.formats.parts import Part, Parts, PartsSource
-from raggedatlas.formats.rows import BLOCK_BYTES, ENTRIES, stop_by_entries
+from raggedatlas.formats.archive import unpack
+from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
+from raggedatlas.formats.matrix_readers import BLOCK_BYTES, ENTRIES, stop_by_entries
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import NO_MATRIX, MatrixForm
 from raggedatlas.model.frames import arrow_to_frame
@@ -55,7 +55,7 @@ class Returning:
         """What is kept in arrays: key -> its facts."""
         return self._facts[0].extras
 
-    def source(self) -> PartsSource:
+    def source(self) -> CompositeSource:
         """Make a source of it, as of the file that was added."""
         record, facts = self._records[0], self._facts[0]
         matrices, tables = [], {}
@@ -77,7 +77,7 @@ class Returning:
             cells = present.get("/".join([*part.info.key.split("/")[:2], "obs"]))
             if cells is not None and not np.array_equal(cells, np.arange(n_cells)):
                 present[part.info.key] = cells
-        parts = Parts(
+        parts = SourceParts(
             n_cells,
             partial(self._table, "obs"),
             tuple(matrices),
@@ -87,7 +87,7 @@ class Returning:
             elements={key: partial(_same, value) for key, value in elements.items()},
             tables={"obs": partial(self._cells, n_cells)},
         )
-        return PartsSource(parts, name=record.name, uri=record.source, format=facts.format)
+        return CompositeSource(parts, name=record.name, uri=record.source, format=facts.format)
 
     def _table(self, name: str) -> "pd.DataFrame":
         return arrow_to_frame(read_frame(self._catalog, self._records[0], name))
@@ -96,7 +96,7 @@ class Returning:
         frame = open_frame(self._catalog, self._records[0], "obs")
         return arrow_table(frame.schema, n_cells, frame.chunks)
 
-    def _layer(self, i: int, layer: str, entries: "_Entries | None") -> Part:
+    def _layer(self, i: int, layer: str, entries: "_Entries | None") -> MatrixPart:
         record, readers = self._records[i], self._readers[i]
         fact = self._facts[i].layers.get(layer)
         if fact is None:
@@ -110,9 +110,9 @@ class Returning:
             reader = readers.get(f"layers/{layer}")
             rows = _GroupRows(None, reader, fact, reader.spec.shape)
         features = _usual_features(fact.key) if fact.features is None else fact.features
-        return Part.of(fact.key, rows, features if record.layout_uid else "", record.feature_space)
+        return MatrixPart.of(fact.key, rows, features if record.layout_uid else "", record.feature_space)
 
-    def _beside(self, key: str, facts: ExtraFacts) -> Part:
+    def _beside(self, key: str, facts: ExtraFacts) -> MatrixPart:
         readers = self._readers[0]
         data = readers.get(f"{facts.path}/data")
         entries = None
@@ -124,7 +124,7 @@ class Returning:
             entries = _Entries(readers, facts.path, (facts.shape[0], facts.shape[1]))
         elif facts.shape != data.spec.shape:
             raise CorruptError(f"{data.name} has shape {data.spec.shape}, {facts.shape} is recorded; run validate().")
-        return Part.of(key, _GroupRows(entries, data, facts, facts.shape))
+        return MatrixPart.of(key, _GroupRows(entries, data, facts, facts.shape))
 
 
 class _Readers:

@@ -19,10 +19,10 @@ from raggedatlas.formats.cxg import validate
 from raggedatlas.formats.cxg.detecting import detect, is_cxg, kind_of
 from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
 from raggedatlas.formats.cxg.source import cxg_source
-from raggedatlas.formats.objects import as_anndata
+from raggedatlas.formats.in_memory import as_anndata
+from raggedatlas.formats.modalities import split_modalities
 from raggedatlas.formats.registry import detect as detect_format
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.formats.units import units_of
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.testing import cxgs
 from raggedatlas.testing.cxgs import FORMS, VALUES, write_cxg
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings(
 def read(path: Path, **options: Any) -> Any:
     source = open_source(path, **options)
     try:
-        return as_anndata(source, units_of(source).units[0])
+        return as_anndata(source, split_modalities(source).units[0])
     finally:
         source.close()
 

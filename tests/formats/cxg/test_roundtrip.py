@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import validate
-from raggedatlas.formats.objects import as_anndata
+from raggedatlas.formats.in_memory import as_anndata
+from raggedatlas.formats.modalities import split_modalities
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.formats.units import units_of
 from raggedatlas.testing.anndatas import FORMS, KINDS, in_form, make_obs, make_values
 from raggedatlas.testing.cxgs import FORMS as CXG_FORMS
 from raggedatlas.testing.cxgs import write_cxg
@@ -36,7 +36,7 @@ def read_cxg(path: str | Path, **options: Any) -> ad.AnnData:
     source = open_source(path, **options)
     try:
         with warnings.catch_warnings(action="ignore"):
-            return as_anndata(source, units_of(source).units[0])
+            return as_anndata(source, split_modalities(source).units[0])
     finally:
         source.close()
 

@@ -176,10 +176,10 @@ def test_the_table_of_a_file_is_never_whole(tmp_path: Path, stored: Path, monkey
         assert key != "obs", "the table was read whole"
         return whole(self, key)
 
-    from raggedatlas.formats.parts import PartsSource
+    from raggedatlas.formats.composite_source import CompositeSource
 
-    whole = PartsSource.element
-    monkeypatch.setattr(PartsSource, "element", element)
+    whole = CompositeSource.element
+    monkeypatch.setattr(CompositeSource, "element", element)
     monkeypatch.setattr(ColumnTable, "frame", no_frame)
     made = write(stored, tmp_path / "x.cxg")
     assert Path(copy(made, tmp_path / "again.cxg")).is_dir()

@@ -3,7 +3,7 @@
 from raggedatlas.formats.anndata.inspection import inspect
 from raggedatlas.formats.anndata.repair import Repair, repair
 from raggedatlas.formats.anndata.rules import RULES
-from raggedatlas.formats.anndata.validation import Limits, refuse_broken, validate, with_rule
+from raggedatlas.formats.anndata.validation import Limits, raise_if_invalid, validate, with_rule_id
 from raggedatlas.model.inspections import Element, Inspection
 from raggedatlas.model.problems import Problem, Rule
 
@@ -16,8 +16,8 @@ __all__ = [
     "Repair",
     "Rule",
     "inspect",
-    "refuse_broken",
+    "raise_if_invalid",
     "repair",
     "validate",
-    "with_rule",
+    "with_rule_id",
 ]

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, LimitError
+from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.formats.anndata.rules import RULES
-from raggedatlas.formats.anndata.tree import Node, plain_attribute
 from raggedatlas.formats.containers import readable
 from raggedatlas.model.problems import Level, Problem
 
 Layout = Literal["", "0.7", "0.5"]
-Check = Callable[["Checking", Node], None]
+Check = Callable[["Checker", Node], None]
 
 MOST_NODES = 1_000_000
 """Elements beyond which a file is not checked further: links can multiply without end."""
@@ -68,7 +68,7 @@ _VERSION = re.compile(r"v?\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d*)?", re.IGNORECA
 
 
 @dataclass(slots=True)
-class Checking:
+class Checker:
     """One walk over one AnnData.
 
     Parameters
@@ -212,7 +212,7 @@ class Checking:
         return node.path.removeprefix(self.prefix).strip("/").startswith("uns/")
 
 
-def decode(checking: Checking, node: Node) -> None:
+def decode(checking: Checker, node: Node) -> None:
     """Read all values of an array, which is all that can be said of most."""
     if checking.full and node.is_array and not node.fault:
         for _ in node.blocks():

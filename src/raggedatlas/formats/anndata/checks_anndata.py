@@ -6,17 +6,17 @@ from functools import partial
 
 import numpy as np
 
+from raggedatlas.formats.anndata.axis_names import Hashes, check_unique_names, name_hashes, names_node
 from raggedatlas.formats.anndata.checking import (
     SPARSE,
-    Checking,
+    Checker,
     declared_encoding,
     encoding_of,
     extent,
     n_rows,
 )
 from raggedatlas.formats.anndata.checks_arrays import NUMBERS
-from raggedatlas.formats.anndata.names import Hashes, check_unique_names, name_hashes, names_node
-from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.formats.anndata.file_tree import Node
 
 MATRICES = ("array", *SPARSE)
 ROWS = (*MATRICES, "dataframe", "awkward-array")
@@ -60,7 +60,7 @@ GROUPS = {
 """Mapping -> rules of its entries."""
 
 
-def check_anndata(checking: Checking, node: Node) -> None:
+def check_anndata(checking: Checker, node: Node) -> None:
     """Check an AnnData and everything in it."""
     if node.is_array:
         checking.report("A10", node, "it is an array, where a group belongs.")
@@ -82,7 +82,7 @@ def check_anndata(checking: Checking, node: Node) -> None:
             checking.report("A28", node.children[name], "anndata refuses to read a file with this at its root.")
 
 
-def _check_axis(checking: Checking, node: Node, name: str) -> tuple[int | None, Hashes | None]:
+def _check_axis(checking: Checker, node: Node, name: str) -> tuple[int | None, Hashes | None]:
     """Check obs or var, and return how long it is, and its names where values are read."""
     frame = node.child(name)
     if frame is None:
@@ -104,7 +104,7 @@ def _check_axis(checking: Checking, node: Node, name: str) -> tuple[int | None, 
     return n_rows(frame), _names(checking, frame, node.child(f"{name}m"))
 
 
-def _names(checking: Checking, frame: Node, beside: Node | None) -> Hashes | None:
+def _names(checking: Checker, frame: Node, beside: Node | None) -> Hashes | None:
     """Return the names of an axis where something is to be compared with them; with all values read, look that none is there twice."""
     read: Callable[[Node], Hashes | None] = partial(check_unique_names, checking)
     if not checking.full:
@@ -117,7 +117,7 @@ def _names(checking: Checking, frame: Node, beside: Node | None) -> Hashes | Non
     return found[0] if found else None
 
 
-def _check_x(checking: Checking, node: Node, axes: _Axes) -> None:
+def _check_x(checking: Checker, node: Node, axes: _Axes) -> None:
     x = node.child("X")
     if x is None:
         return
@@ -139,7 +139,7 @@ def _check_x(checking: Checking, node: Node, axes: _Axes) -> None:
         )
 
 
-def check_mapping(checking: Checking, mapping: Node, axes: _Axes, group: _Group) -> None:
+def check_mapping(checking: Checker, mapping: Node, axes: _Axes, group: _Group) -> None:
     """Check one of the mappings along the axes, and its entries."""
     if mapping.is_array:
         if not (checking.layout and mapping.kind == "record"):
@@ -165,7 +165,7 @@ def check_mapping(checking: Checking, mapping: Node, axes: _Axes, group: _Group)
             checking.guarded(child, partial(_check_names, names=names, rule=rule))
 
 
-def _check_names(checking: Checking, frame: Node, *, names: Hashes, rule: str) -> None:
+def _check_names(checking: Checker, frame: Node, *, names: Hashes, rule: str) -> None:
     """Compare the names of the rows of a frame with those of its axis."""
     own = name_hashes(frame)
     if own is not None and len(own) == len(names) and not np.array_equal(own, names):
@@ -177,7 +177,7 @@ def _options(kinds: tuple[str, ...]) -> str:
     return f"{', '.join(kinds[:-1])} or {kinds[-1]}"
 
 
-def _check_shape(checking: Checking, node: Node, rule: str, sizes: tuple[int | None, ...], *, exact: bool) -> None:
+def _check_shape(checking: Checker, node: Node, rule: str, sizes: tuple[int | None, ...], *, exact: bool) -> None:
     found = extent(node)
     if found is None:
         return
@@ -189,7 +189,7 @@ def _check_shape(checking: Checking, node: Node, rule: str, sizes: tuple[int | N
         checking.report(rule, node, f"its shape is {found}, but the tables beside it ask for ({wanted}{more}).")
 
 
-def _check_raw(checking: Checking, node: Node, axes: _Axes) -> None:
+def _check_raw(checking: Checker, node: Node, axes: _Axes) -> None:
     raw, dotted = node.child("raw"), node.child("raw.X")
     if raw is None and dotted is not None:
         checking.element(dotted)
@@ -212,9 +212,7 @@ def _check_raw(checking: Checking, node: Node, axes: _Axes) -> None:
     _check_raw_parts(checking, axes.n_obs, parts["X"], parts["var"], parts["varm"])
 
 
-def _check_raw_parts(
-    checking: Checking, n_obs: int | None, x: Node | None, var: Node | None, varm: Node | None
-) -> None:
+def _check_raw_parts(checking: Checker, n_obs: int | None, x: Node | None, var: Node | None, varm: Node | None) -> None:
     axes = _Axes(n_obs, None if var is None else n_rows(var))
     if var is not None:
         checking.element(var)
@@ -226,7 +224,7 @@ def _check_raw_parts(
         check_mapping(checking, varm, axes, GROUPS["varm"])
 
 
-def check_raw_element(checking: Checking, node: Node) -> None:
+def check_raw_element(checking: Checker, node: Node) -> None:
     """Check a group of encoding raw that stands elsewhere than in an AnnData."""
     for child in node.children.values():
         checking.element(child)

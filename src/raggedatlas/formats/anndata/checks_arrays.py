@@ -4,21 +4,21 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from raggedatlas.formats.anndata.checking import Checking, decode
-from raggedatlas.formats.anndata.names import hash_names
-from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.formats.anndata.axis_names import hash_names
+from raggedatlas.formats.anndata.checking import Checker, decode
+from raggedatlas.formats.anndata.file_tree import Node
 from raggedatlas.model.problems import Level
 
 NUMBERS = ("bool", "integer", "real", "complex")
 
 
-def check_dict(checking: Checking, node: Node) -> None:
+def check_dict(checking: Checker, node: Node) -> None:
     """Check a mapping: each of its entries is an element."""
     for child in node.children.values():
         checking.element(child)
 
 
-def check_array(checking: Checking, node: Node) -> None:
+def check_array(checking: Checker, node: Node) -> None:
     """Check a dataset of encoding array."""
     if not checking.layout and node.shape == ():
         rule, right = ("A93", "string") if node.text is not None else ("A91", "numeric-scalar")
@@ -31,14 +31,14 @@ def check_array(checking: Checking, node: Node) -> None:
     decode(checking, node)
 
 
-def check_string_array(checking: Checking, node: Node) -> None:
+def check_string_array(checking: Checker, node: Node) -> None:
     """Check a dataset of encoding string-array."""
     if node.shape == () and not checking.layout:
         checking.report("A93", node, "one text is declared as string-array, where string belongs.")
     check_text(checking, node)
 
 
-def check_text(checking: Checking, node: Node) -> None:
+def check_text(checking: Checker, node: Node) -> None:
     """Check that an array holds text of the right kind, and with all values read that it is valid."""
     rule = "A113" if node.in_hdf5 else "A112"
     if node.text is None:
@@ -80,14 +80,14 @@ def _decodes(value: bytes) -> bool:
     return True
 
 
-def check_number(checking: Checking, node: Node) -> None:
+def check_number(checking: Checker, node: Node) -> None:
     """Check a dataset of encoding numeric-scalar."""
     if node.kind not in NUMBERS:
         checking.report("A92", node, f"its value is of type {node.dtype}, where a number belongs.")
     _check_scalar(checking, node)
 
 
-def check_string(checking: Checking, node: Node) -> None:
+def check_string(checking: Checker, node: Node) -> None:
     """Check a dataset of encoding string."""
     rule = "A95" if node.in_hdf5 else "A94"
     if node.text is None:
@@ -103,7 +103,7 @@ def check_string(checking: Checking, node: Node) -> None:
     _check_scalar(checking, node)
 
 
-def _check_scalar(checking: Checking, node: Node) -> None:
+def _check_scalar(checking: Checker, node: Node) -> None:
     if node.shape != () and not checking.layout:
         checking.report("A90", node, f"it has shape {node.shape}, where one value belongs.")
     if not checking.in_uns(node):

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from raggedatlas.formats.anndata.checking import Checking, as_text
-from raggedatlas.formats.anndata.tree import Node, plain_attribute
+from raggedatlas.formats.anndata.checking import Checker, as_text
+from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 
 DEEPEST = 64
 """Levels of a form below which nothing is looked at."""
@@ -15,7 +15,7 @@ DEEPEST = 64
 Form = Mapping[str, Any]
 
 
-def check_awkward(checking: Checking, node: Node) -> None:
+def check_awkward(checking: Checker, node: Node) -> None:
     """Check a group of encoding awkward-array."""
     checking.report("A152", node, "it is an awkward array.")
     length = plain_attribute(node.attrs.get("length"))

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.formats.anndata.checking import Checking, as_text, decode, encoding_of
+from raggedatlas.formats.anndata.checking import Checker, as_text, decode, encoding_of
 from raggedatlas.formats.anndata.checks_arrays import check_text
-from raggedatlas.formats.anndata.tree import Node, plain_attribute
+from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 
 
-def check_categorical(checking: Checking, node: Node) -> None:
+def check_categorical(checking: Checker, node: Node) -> None:
     """Check a categorical: a flag, codes and categories."""
     ordered = plain_attribute(node.attrs.get("ordered"))
     if not isinstance(ordered, bool):
@@ -35,7 +35,7 @@ def _described(node: Node) -> str:
     return f"of type {node.dtype} and shape {node.shape}" if node.is_array else "a group"
 
 
-def check_codes(checking: Checking, codes: Node, n_categories: int | None) -> None:
+def check_codes(checking: Checker, codes: Node, n_categories: int | None) -> None:
     """Read codes and compare them with how many categories there are (None if that is not known)."""
     low, high, n_over = -1, -1, 0
     for _, values in codes.blocks():
@@ -48,7 +48,7 @@ def check_codes(checking: Checking, codes: Node, n_categories: int | None) -> No
         checking.report("A105", codes, f"the lowest code is {low:,}, where nothing is below -1.")
 
 
-def _check_categories(checking: Checking, node: Node, categories: Node | None) -> int | None:
+def _check_categories(checking: Checker, node: Node, categories: Node | None) -> int | None:
     """Check the categories, and return how many there are."""
     inner = categories
     if categories is not None and not categories.is_array and encoding_of(categories) == "nullable-string-array":
@@ -68,7 +68,7 @@ def _check_categories(checking: Checking, node: Node, categories: Node | None) -
     return (inner.shape or (0,))[0]
 
 
-def _check_unique(checking: Checking, node: Node, values: NDArray[Any]) -> None:
+def _check_unique(checking: Checker, node: Node, values: NDArray[Any]) -> None:
     listed = values.tolist()
     if values.dtype.kind == "f" and np.isnan(values).any():
         checking.report("A107", node, "a category is not a number, which stands for a missing value.")
@@ -81,7 +81,7 @@ def _check_unique(checking: Checking, node: Node, values: NDArray[Any]) -> None:
         known.add(value)
 
 
-def check_nullable_integer(checking: Checking, node: Node) -> None:
+def check_nullable_integer(checking: Checker, node: Node) -> None:
     """Check a group of encoding nullable-integer."""
     values, mask = _masked(checking, node, ("A122", "A123"))
     if values is not None and values.kind != "integer":
@@ -90,7 +90,7 @@ def check_nullable_integer(checking: Checking, node: Node) -> None:
     _check_one_shape(checking, node, "A123")
 
 
-def check_nullable_boolean(checking: Checking, node: Node) -> None:
+def check_nullable_boolean(checking: Checker, node: Node) -> None:
     """Check a group of encoding nullable-boolean."""
     values, mask = _masked(checking, node, ("A132", "A133"))
     if values is not None and values.kind != "bool":
@@ -99,7 +99,7 @@ def check_nullable_boolean(checking: Checking, node: Node) -> None:
     _check_one_shape(checking, node, "A134")
 
 
-def check_nullable_string(checking: Checking, node: Node) -> None:
+def check_nullable_string(checking: Checker, node: Node) -> None:
     """Check a group of encoding nullable-string-array."""
     stated = plain_attribute(node.attrs.get("na-value"))
     if stated is not None and not as_text(stated):
@@ -115,7 +115,7 @@ def check_nullable_string(checking: Checking, node: Node) -> None:
     _check_one_shape(checking, node, "A145")
 
 
-def _masked(checking: Checking, node: Node, rules: tuple[str, str]) -> tuple[Node | None, Node | None]:
+def _masked(checking: Checker, node: Node, rules: tuple[str, str]) -> tuple[Node | None, Node | None]:
     """Return values and mask, those that are arrays, after saying which are not."""
     found: list[Node | None] = []
     for name, rule in zip(("values", "mask"), rules, strict=True):
@@ -132,12 +132,12 @@ def _masked(checking: Checking, node: Node, rules: tuple[str, str]) -> tuple[Nod
     return found[0], found[1]
 
 
-def _check_mask(checking: Checking, node: Node, mask: Node | None, rule: str) -> None:
+def _check_mask(checking: Checker, node: Node, mask: Node | None, rule: str) -> None:
     if mask is not None and mask.kind != "bool":
         checking.report(rule, node, f"mask is {_described(mask)}, where booleans belong.")
 
 
-def _check_one_shape(checking: Checking, node: Node, rule: str) -> None:
+def _check_one_shape(checking: Checker, node: Node, rule: str) -> None:
     values, mask = node.child("values"), node.child("mask")
     if values is None or mask is None or not values.is_array or not mask.is_array:
         return

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from raggedatlas.formats.anndata.checking import (
-    Checking,
+    Checker,
     as_text,
     declared_encoding,
     decode,
@@ -13,13 +13,13 @@ from raggedatlas.formats.anndata.checking import (
     n_rows,
 )
 from raggedatlas.formats.anndata.checks_columns import check_codes
-from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.formats.anndata.file_tree import Node
 
 OLD_CATEGORIES = "__categories"
 """Member of a frame of anndata 0.7 that holds the categories of its columns."""
 
 
-def check_frame(checking: Checking, node: Node) -> None:
+def check_frame(checking: Checker, node: Node) -> None:
     """Check a dataframe and each of its columns."""
     if node.is_array:
         _check_records(checking, node)
@@ -47,7 +47,7 @@ def _members(node: Node) -> dict[str, Node]:
     return found | {name: child for name, child in nested.items() if child is not None}
 
 
-def _check_index(checking: Checking, node: Node) -> Node | None:
+def _check_index(checking: Checker, node: Node) -> Node | None:
     stated = as_text(node.attrs.get("_index"))
     if not stated:
         checking.report("A71", node, "it has no text attribute _index.")
@@ -60,7 +60,7 @@ def _check_index(checking: Checking, node: Node) -> Node | None:
     return index
 
 
-def _check_lengths(checking: Checking, node: Node, members: dict[str, Node], index: Node | None) -> None:
+def _check_lengths(checking: Checker, node: Node, members: dict[str, Node], index: Node | None) -> None:
     expected = n_rows(index) if index is not None else None
     names = listed(node.attrs.get("column-order"))
     # readers take the columns that are listed, and leave the others alone
@@ -83,7 +83,7 @@ def _check_lengths(checking: Checking, node: Node, members: dict[str, Node], ind
         checking.report("A75", node, text, "practice" if name in ignored else None)
 
 
-def _check_chunks(checking: Checking, node: Node, members: dict[str, Node]) -> None:
+def _check_chunks(checking: Checker, node: Node, members: dict[str, Node]) -> None:
     sizes: dict[int, str] = {}
     for name, child in members.items():
         inner = child if child.is_array else child.child("codes") or child.child("values")
@@ -94,7 +94,7 @@ def _check_chunks(checking: Checking, node: Node, members: dict[str, Node]) -> N
         checking.report("A76", node, f"its members have chunks of {said}.")
 
 
-def _check_order(checking: Checking, node: Node, members: dict[str, Node], index: Node | None) -> None:
+def _check_order(checking: Checker, node: Node, members: dict[str, Node], index: Node | None) -> None:
     names = listed(node.attrs["column-order"]) if "column-order" in node.attrs else None
     if names is None:
         said = (
@@ -122,7 +122,7 @@ def _check_order(checking: Checking, node: Node, members: dict[str, Node], index
         checking.report("A78", node, "a column is called _index.")
 
 
-def _check_old_codes(checking: Checking, column: Node) -> None:
+def _check_old_codes(checking: Checker, column: Node) -> None:
     """Compare the codes of a column of anndata 0.7 with its categories beside it."""
     if column.parent is None or "categories" not in column.attrs or column.kind != "integer":
         return
@@ -133,7 +133,7 @@ def _check_old_codes(checking: Checking, column: Node) -> None:
         check_codes(checking, column, categories.shape[0])
 
 
-def _check_records(checking: Checking, node: Node) -> None:
+def _check_records(checking: Checker, node: Node) -> None:
     """Check a frame of anndata 0.5 and 0.6, which is one array of records."""
     if len(node.shape or ()) != 1:
         checking.report("A75", node, f"the table has shape {node.shape}, where one axis belongs.")

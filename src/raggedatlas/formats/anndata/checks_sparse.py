@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError
-from raggedatlas.formats.anndata.checking import Checking, decode, encoding_of, sparse_shape
+from raggedatlas.formats.anndata.checking import Checker, decode, encoding_of, sparse_shape
 from raggedatlas.formats.anndata.checks_arrays import NUMBERS
-from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.formats.anndata.file_tree import Node
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.store.native import csr_of, library
 
@@ -22,7 +22,7 @@ POINTERS = 1 << 20
 """Pointers that are held at once."""
 
 
-def check_sparse(checking: Checking, node: Node) -> None:
+def check_sparse(checking: Checker, node: Node) -> None:
     """Check a group of encoding csr_matrix or csc_matrix."""
     parts = [node.child(name) for name in PARTS]
     whole = True
@@ -55,7 +55,7 @@ def _said(value: object) -> str:
     return "missing" if value is None else str(value)
 
 
-def _check_types(checking: Checking, indptr: Node, indices: Node) -> bool:
+def _check_types(checking: Checker, indptr: Node, indices: Node) -> bool:
     """Tell whether the pointers and indices are integers."""
     for part in (indptr, indices):
         if part.kind != "integer":
@@ -68,7 +68,7 @@ def _check_types(checking: Checking, indptr: Node, indices: Node) -> bool:
     return indptr.kind == indices.kind == "integer"
 
 
-def _check_lengths(checking: Checking, node: Node, n_major: int) -> bool:
+def _check_lengths(checking: Checker, node: Node, n_major: int) -> bool:
     """Compare the lengths of the parts and the last pointer."""
     n_pointers, n_indices, n_data = (_length(node.children[name]) for name in PARTS)
     if n_pointers != n_major + 1:
@@ -87,7 +87,7 @@ def _length(node: Node) -> int:
     return node.shape[0] if node.shape else 0
 
 
-def _check_entries(checking: Checking, node: Node, n_minor: int, *, by_rows: bool) -> None:
+def _check_entries(checking: Checker, node: Node, n_minor: int, *, by_rows: bool) -> None:
     if n_minor > 2**48:
         raise LimitError(f"{node.uri}: {node.path} declares an axis of {n_minor:,}, more than can be checked.")
     seen = np.zeros(n_minor if n_minor <= MOST_SEEN else 0, np.int64)
@@ -122,7 +122,7 @@ class _Start:
         self.row, self.continues = row, continues
 
 
-def _entry_blocks(checking: Checking, node: Node) -> Iterator[tuple[_Start, NDArray[np.int64], NDArray[np.integer]]]:
+def _entry_blocks(checking: Checker, node: Node) -> Iterator[tuple[_Start, NDArray[np.int64], NDArray[np.integer]]]:
     """Yield the entries in order, a block at a time, with where rows begin in each; stop where the pointers are wrong."""
     indices = node.children["indices"]
     step, n_entries = indices.step(), _length(indices)
@@ -141,7 +141,7 @@ def _entry_blocks(checking: Checking, node: Node) -> Iterator[tuple[_Start, NDAr
             at = stop
 
 
-def _pointer_blocks(checking: Checking, node: Node, n_entries: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def _pointer_blocks(checking: Checker, node: Node, n_entries: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield blocks of pointers, each beginning with the last of the one before, until one is wrong."""
     indptr = node.children["indptr"]
     n = _length(indptr)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.formats.anndata.checking import SPARSE, declared_encoding, extent, infer, sparse_shape
-from raggedatlas.formats.anndata.tree import Node, open_tree
+from raggedatlas.formats.anndata.file_tree import Node, open_tree
 from raggedatlas.formats.containers import READ_ERRORS
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.inspections import FOLDED, Element, Inspection

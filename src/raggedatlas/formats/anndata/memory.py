@@ -9,15 +9,15 @@ import numpy as np
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.elements import entries_fit
 from raggedatlas.formats.anndata.stored import columns_of, space_of_types
-from raggedatlas.formats.parts import Part, Parts
-from raggedatlas.formats.rows import (
+from raggedatlas.formats.composite_source import MatrixPart, SourceParts
+from raggedatlas.formats.matrix_readers import (
     NUMBER_KINDS,
     CscRows,
     CsrRows,
     DenseRows,
-    Place,
+    LazyRows,
+    MatrixLocation,
     RowReader,
-    SlicedRows,
     SparseArrays,
 )
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
-def object_parts(adata: "AnnData") -> Parts:
+def read_object_parts(adata: "AnnData") -> SourceParts:
     """Describe an AnnData object; nothing of it is copied, views and backed matrices are read in slices.
 
     Raises
@@ -40,13 +40,13 @@ def object_parts(adata: "AnnData") -> Parts:
 class _Object:
     def __init__(self, adata: "AnnData") -> None:
         self.adata = adata
-        self.matrices: list[Part] = []
+        self.matrices: list[MatrixPart] = []
         self.features: dict[str, Callable[[], pd.DataFrame]] = {"var": lambda: _plain(adata.var)}
         self.left_out: dict[str, str] = {}
         self.elements: dict[str, Callable[[], Any]] = {}
-        self.beside: list[Part] = []
+        self.beside: list[MatrixPart] = []
 
-    def parts(self) -> Parts:
+    def parts(self) -> SourceParts:
         adata = self.adata
         space = self._space()
         if adata.X is not None if not adata.is_view else _has_x(adata):
@@ -60,7 +60,7 @@ class _Object:
         for group in ("obsp", "varm", "varp", "uns"):
             for name, value in getattr(adata, group).items():
                 self._whole(f"{group}/{name}", value)
-        return Parts(
+        return SourceParts(
             adata.n_obs,
             lambda: _plain(adata.obs),
             tuple(self.matrices),
@@ -80,7 +80,7 @@ class _Object:
             return
         self.features["raw/var"] = lambda: _plain(raw.var)
         place = self._place("raw/X")
-        rows = rows_of(raw.X, place)
+        rows = matrix_reader(raw.X, place)
         if rows.shape != (self.adata.n_obs, raw.n_vars):
             raise SourceError(
                 f"raw/X has shape {rows.shape}, where {(self.adata.n_obs, raw.n_vars)} was expected; set adata.raw anew."
@@ -120,20 +120,20 @@ class _Object:
     def _rows(self, key: str, get: Callable[[Any], Any]) -> RowReader:
         adata, place = self.adata, self._place(key)
         if not adata.is_view:
-            return rows_of(get(adata), place)
+            return matrix_reader(get(adata), place)
         width = get(_slice(adata, 0, 1)).shape[1:]
-        return SlicedRows(lambda start, stop: get(_slice(adata, start, stop)), (adata.n_obs, *width), place)
+        return LazyRows(lambda start, stop: get(_slice(adata, start, stop)), (adata.n_obs, *width), place)
 
-    def _place(self, key: str) -> Place:
+    def _place(self, key: str) -> MatrixLocation:
         uri = str(self.adata.filename) if self.adata.isbacked else "the AnnData in memory"
-        return Place(uri, key, lambda row: str(self.adata.obs_names[row]))
+        return MatrixLocation(uri, key, lambda row: str(self.adata.obs_names[row]))
 
     def _add(self, key: str, rows: RowReader, features: str, space: str) -> None:
         if 0 in rows.shape[1:]:
             self.left_out[key] = "matrix without columns"
-            self.beside.append(Part.of(key, rows, features))
+            self.beside.append(MatrixPart.of(key, rows, features))
         else:
-            self.matrices.append(Part.of(key, rows, features, space))
+            self.matrices.append(MatrixPart.of(key, rows, features, space))
 
     def _space(self) -> str:
         for name in ("feature_types", "feature_type"):
@@ -142,7 +142,7 @@ class _Object:
         return "gene_expression"
 
 
-def rows_of(matrix: Any, place: Place) -> RowReader:  # noqa: ANN401  (any matrix that AnnData holds)
+def matrix_reader(matrix: Any, place: MatrixLocation) -> RowReader:  # noqa: ANN401  (any matrix that AnnData holds)
     """Choose the reader for a matrix in memory, in a backing file, or computed when sliced.
 
     Raises
@@ -164,7 +164,7 @@ def rows_of(matrix: Any, place: Place) -> RowReader:  # noqa: ANN401  (any matri
     if isinstance(matrix, np.ndarray) or type(matrix).__module__.partition(".")[0] in ("h5py", "zarr"):
         return DenseRows(matrix, place)
     if hasattr(matrix, "compute"):
-        return SlicedRows(lambda start, stop: matrix[start:stop].compute(), tuple(matrix.shape), place)
+        return LazyRows(lambda start, stop: matrix[start:stop].compute(), tuple(matrix.shape), place)
     raise SourceError(
         f"{place.uri}: {place.element} is a {type(matrix).__module__}.{type(matrix).__qualname__}; NumPy arrays, SciPy CSR "
         "and CSC matrices, backed matrices and dask arrays can be read. Convert it first."

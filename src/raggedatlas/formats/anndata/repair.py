@@ -10,11 +10,11 @@ from pathlib import Path
 from uuid import uuid4
 
 from raggedatlas.errors import AtlasError, DuplicateError, StoreError
-from raggedatlas.formats.anndata.menders import MENDERS
-from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.formats.anndata.file_tree import Node
+from raggedatlas.formats.anndata.fixes import FIXES
 from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, unknown_encoding
-from raggedatlas.formats.targets import writable
+from raggedatlas.formats.output_files import writable
 from raggedatlas.model.problems import Depth, Problem
 from raggedatlas.store.quiet import warnings_as
 
@@ -86,9 +86,9 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     try:
         with writable(target):
             _copy(path, hidden)
-            if any(problem.rule in MENDERS for problem in left):
+            if any(problem.rule in FIXES for problem in left):
                 with _opened_for_writing(hidden) as root:
-                    mended, left = _mend(root, left, full=level == "full")
+                    mended, left = _fix(root, left, full=level == "full")
         _publish(hidden, target)
     except BaseException:
         shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink(missing_ok=True)
@@ -96,29 +96,29 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     return Repair(str(target), tuple(mended), tuple(left))
 
 
-def _mend(root: Node, found: list[Problem], *, full: bool) -> tuple[list[str], list[Problem]]:
+def _fix(root: Node, found: list[Problem], *, full: bool) -> tuple[list[str], list[Problem]]:
     """Mend what can be mended, and look again until nothing more can; return what was done, and what is left."""
     done: list[str] = []
     tried: set[tuple[str, str, str]] = set()
     for _ in range(MOST_ROUNDS):
-        todo = [p for p in found if p.rule in MENDERS and (p.rule, p.path, p.message) not in tried]
+        todo = [p for p in found if p.rule in FIXES and (p.rule, p.path, p.message) not in tried]
         if not todo:
             break
         for problem in todo:
             tried.add((problem.rule, problem.path, problem.message))
-            said = _mend_one(root, problem)
+            said = _fix_one(root, problem)
             if said:
                 done.append(f"{problem.rule} {problem.path or 'the root'}: {said}")
         found = check_root(Node(root.uri, "", root.stored), full=full)
     return done, found
 
 
-def _mend_one(root: Node, problem: Problem) -> str:
+def _fix_one(root: Node, problem: Problem) -> str:
     """Mend one problem; nothing is said where that cannot be done."""
     try:
         node = Node(root.uri, problem.path, root.stored[problem.path] if problem.path else root.stored)
         with warnings_as("ignore"):
-            return MENDERS[problem.rule](node, problem, root)
+            return FIXES[problem.rule](node, problem, root)
     except (AtlasError, unknown_encoding(), *READ_ERRORS) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise

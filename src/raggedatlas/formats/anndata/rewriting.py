@@ -9,7 +9,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.formats.anndata.file_tree import Node
 
 ENTRIES = 1 << 20
 """Entries of a sparse matrix that are sorted at once, or one row where that has more."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.anndata.writers import WRITERS, MatrixWriter
-from raggedatlas.formats.rows import NUMBER_KINDS
-from raggedatlas.formats.targets import Hdf5Target, Target, ZarrTarget, writable
+from raggedatlas.formats.matrix_readers import NUMBER_KINDS
+from raggedatlas.formats.output_files import Hdf5Output, OutputFile, ZarrOutput, writable
 from raggedatlas.model.batch import Block, sparse_dtype
 from raggedatlas.model.contracts import SinkMatrix
 
@@ -45,7 +45,7 @@ def h5ad_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: 
     StoreError
         If the folder refuses.
     """
-    return TreeSink(Hdf5Target(Path(path), compression=compression, overwrite=overwrite), multimodal=False)
+    return TreeSink(Hdf5Output(Path(path), compression=compression, overwrite=overwrite), multimodal=False)
 
 
 def h5mu_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: bool = False) -> "TreeSink":
@@ -53,7 +53,7 @@ def h5mu_sink(path: str | Path, compression: str | None = "gzip", *, overwrite: 
 
     Parameters and errors as of `h5ad_sink`.
     """
-    target = Hdf5Target(Path(path), compression=compression, overwrite=overwrite, userblock=512)
+    target = Hdf5Output(Path(path), compression=compression, overwrite=overwrite, userblock=512)
     return TreeSink(target, multimodal=True)
 
 
@@ -87,7 +87,7 @@ def zarr_sink(
     StoreError
         If the place refuses.
     """
-    target = ZarrTarget(Path(path), zarr_format=zarr_format, compression=compression, overwrite=overwrite)
+    target = ZarrOutput(Path(path), zarr_format=zarr_format, compression=compression, overwrite=overwrite)
     return TreeSink(target, multimodal=multimodal)
 
 
@@ -96,7 +96,7 @@ class TreeSink:
 
     Parameters
     ----------
-    target : Target
+    target : OutputFile
         Where the bytes go.
     multimodal : bool
         Whether it is a MuData.
@@ -105,7 +105,7 @@ class TreeSink:
     by_column = True
     """Tables of cells may come as `ColumnTable`."""
 
-    def __init__(self, target: Target, *, multimodal: bool) -> None:
+    def __init__(self, target: OutputFile, *, multimodal: bool) -> None:
         self._target, self.multimodal = target, multimodal
         self._writers: dict[str, MatrixWriter] = {}
         self._lengths: dict[str, int] = {}

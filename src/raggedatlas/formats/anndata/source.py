@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.anndata.memory import object_parts
-from raggedatlas.formats.anndata.stored import stored_parts
+from raggedatlas.formats.anndata.memory import read_object_parts
+from raggedatlas.formats.anndata.stored import read_stored_parts
+from raggedatlas.formats.composite_source import CompositeSource
 from raggedatlas.formats.containers import Container, open_hdf5, open_object, open_zarr, readable
-from raggedatlas.formats.parts import PartsSource
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
 
-def h5ad_source(path: str | Path) -> PartsSource:
+def h5ad_source(path: str | Path) -> CompositeSource:
     """Open an `.h5ad` file of any age; its matrices are streamed.
 
     Raises
@@ -32,7 +32,7 @@ def h5ad_source(path: str | Path) -> PartsSource:
     return _stored_source(open_hdf5(Path(path)), Path(path), "h5ad")
 
 
-def zarr_source(path: str | Path) -> PartsSource:
+def zarr_source(path: str | Path) -> CompositeSource:
     """Open an AnnData that was written as a Zarr folder, format 2 or 3, sharded or not, or such a folder in a zip file.
 
     Raises
@@ -47,7 +47,7 @@ def zarr_source(path: str | Path) -> PartsSource:
     return _stored_source(open_zarr(Path(path)), Path(path), "zarr")
 
 
-def group_source(group: Any) -> PartsSource:  # noqa: ANN401  (an h5py.Group or zarr.Group)
+def group_source(group: Any) -> CompositeSource:  # noqa: ANN401  (an h5py.Group or zarr.Group)
     """Take an open HDF5 file or Zarr group that holds an AnnData as a source; it stays open.
 
     Raises
@@ -62,7 +62,7 @@ def group_source(group: Any) -> PartsSource:  # noqa: ANN401  (an h5py.Group or 
     return _stored_source(container, Path(container.uri), "h5ad" if hasattr(group, "id") else "zarr", name)
 
 
-def object_source(adata: "AnnData") -> PartsSource:
+def object_source(adata: "AnnData") -> CompositeSource:
     """Take an AnnData in memory, a view, or a backed one as a source.
 
     Raises
@@ -77,15 +77,15 @@ def object_source(adata: "AnnData") -> PartsSource:
         )
     uri = str(Path(str(adata.filename)).absolute()) if adata.isbacked else ""
     name = Path(uri).stem if uri else "anndata"
-    return PartsSource(object_parts(adata), name=name, uri=uri, format="anndata")
+    return CompositeSource(read_object_parts(adata), name=name, uri=uri, format="anndata")
 
 
-def _stored_source(container: Container, path: Path, form: str, name: str = "") -> PartsSource:
+def _stored_source(container: Container, path: Path, form: str, name: str = "") -> CompositeSource:
     try:
         with readable(container.uri, "its structure"):
-            parts = stored_parts(container)
+            parts = read_stored_parts(container)
         name = name or path.stem.removesuffix(".zarr")
-        return PartsSource(parts, name=name, uri=str(path), format=form, close=container.close)
+        return CompositeSource(parts, name=name, uri=str(path), format=form, close=container.close)
     except BaseException:
         container.close()
         raise

@@ -9,9 +9,17 @@ import numpy as np
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.anndata.elements import columns_listed, read_element
 from raggedatlas.formats.anndata.frames import frame_length, index_name, open_table, read_frame, unlisted_columns
+from raggedatlas.formats.composite_source import SPACES, MatrixPart, SourceParts
 from raggedatlas.formats.containers import Container, attribute, is_array
-from raggedatlas.formats.parts import SPACES, Part, Parts
-from raggedatlas.formats.rows import NUMBER_KINDS, CscRows, CsrRows, DenseRows, Place, RowReader, SparseArrays
+from raggedatlas.formats.matrix_readers import (
+    NUMBER_KINDS,
+    CscRows,
+    CsrRows,
+    DenseRows,
+    MatrixLocation,
+    RowReader,
+    SparseArrays,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +27,7 @@ if TYPE_CHECKING:
 KNOWN = {"X", "layers", "obs", "obsm", "obsp", "raw", "raw.X", "raw.var", "raw.varm", "uns", "var", "varm", "varp"}
 
 
-def stored_parts(container: Container, prefix: str = "") -> Parts:
+def read_stored_parts(container: Container, prefix: str = "") -> SourceParts:
     """Describe an AnnData that stands under `prefix` (empty, or such as ``"mod/rna/"``).
 
     Raises
@@ -54,21 +62,21 @@ class _Stored:
             )
         self.n_cells = n_cells
         self.n_features = frame_length(container, f"{prefix}var")
-        self.matrices: list[Part] = []
+        self.matrices: list[MatrixPart] = []
         self.features: dict[str, Callable[[], pd.DataFrame]] = {}
         self.left_out: dict[str, str] = {}
-        self.matrices_beside: list[Part] = []
+        self.matrices_beside: list[MatrixPart] = []
         self.elements: dict[str, Callable[[], Any]] = {}
         self._names: list[str] | None = None
 
-    def parts(self) -> Parts:
+    def parts(self) -> SourceParts:
         if self.n_features is not None:
             self.features["var"] = self._frame("var")
         self._main_matrices()
         self._raw()
         self._embeddings()
         self._others()
-        return Parts(
+        return SourceParts(
             self.n_cells,
             self._frame("obs"),
             tuple(self.matrices),
@@ -88,8 +96,8 @@ class _Stored:
     def _frame(self, path: str) -> "Callable[[], pd.DataFrame]":
         return partial(read_frame, self.container, self.prefix + path, f"{self.prefix}uns")
 
-    def _place(self, path: str) -> Place:
-        return Place(self.container.uri, self.prefix + path, self._cell_name)
+    def _place(self, path: str) -> MatrixLocation:
+        return MatrixLocation(self.container.uri, self.prefix + path, self._cell_name)
 
     def _cell_name(self, row: int) -> str:
         if self._names is None:
@@ -199,7 +207,7 @@ class _Stored:
                 "of cells and features (None is any); the file does not fit together. Write it again."
             )
         self.left_out.setdefault(key, f"{rows.form} {rows.shape} {rows.dtype}")
-        self.matrices_beside.append(Part.of(key, rows))
+        self.matrices_beside.append(MatrixPart.of(key, rows))
 
     def _whole(self, key: str, path: str) -> None:
         self.left_out.setdefault(key, describe_node(self._get(path)))
@@ -240,9 +248,9 @@ class _Stored:
     def _add(self, key: str, rows: RowReader, features: str, space: str) -> None:
         if 0 in rows.shape[1:]:
             self.left_out[key] = "matrix without columns"
-            self.matrices_beside.append(Part.of(key, rows, features))
+            self.matrices_beside.append(MatrixPart.of(key, rows, features))
         else:
-            self.matrices.append(Part.of(key, rows, features, space))
+            self.matrices.append(MatrixPart.of(key, rows, features, space))
 
     def _rows(self, path: str, n_rows: int | None = None) -> RowReader | None:
         node = self._get(path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from raggedatlas import errors
 from raggedatlas.errors import AtlasError, SourceError
-from raggedatlas.formats.anndata.checking import Check, Checking, declared_encoding, encoding_of, layout_of
+from raggedatlas.formats.anndata.checking import Check, Checker, declared_encoding, encoding_of, layout_of
 from raggedatlas.formats.anndata.checks_anndata import check_anndata, check_raw_element
 from raggedatlas.formats.anndata.checks_arrays import (
     check_array,
@@ -28,8 +28,8 @@ from raggedatlas.formats.anndata.checks_columns import (
 )
 from raggedatlas.formats.anndata.checks_frames import check_frame
 from raggedatlas.formats.anndata.checks_sparse import check_sparse
+from raggedatlas.formats.anndata.file_tree import Node, open_tree
 from raggedatlas.formats.anndata.rules import RULES
-from raggedatlas.formats.anndata.tree import Node, open_tree
 from raggedatlas.formats.containers import readable
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.problems import Depth, Problem
@@ -184,14 +184,14 @@ def _answer() -> None:
 
 
 def check_root(root: Node, *, full: bool, compare: bool = False) -> list[Problem]:
-    """Check the root of an opened file, which is an AnnData or a MuData; see `Checking` for what is read."""
+    """Check the root of an opened file, which is an AnnData or a MuData; see `Checker` for what is read."""
     if declared_encoding(root)[0] == "MuData" or (not declared_encoding(root)[0] and root.child("mod") is not None):
         return _check_mudata(root, full=full, compare=compare)
     return _check_one(root, full=full, compare=compare)
 
 
 def _check_one(node: Node, *, full: bool, compare: bool) -> list[Problem]:
-    checking = Checking(CHECKS, full, layout_of(node), node.path, compare)
+    checking = Checker(CHECKS, full, layout_of(node), node.path, compare)
     if node.stored is None:
         checking.unreadable(node, node.fault)
         return checking.problems
@@ -206,7 +206,7 @@ def _check_one(node: Node, *, full: bool, compare: bool) -> list[Problem]:
     return checking.problems
 
 
-def _tell_layout(checking: Checking, node: Node) -> None:
+def _tell_layout(checking: Checker, node: Node) -> None:
     if checking.layout:
         said = "0.7" if checking.layout == "0.7" else "0.5 or 0.6"
         checking.report(
@@ -215,7 +215,7 @@ def _tell_layout(checking: Checking, node: Node) -> None:
 
 
 def _check_mudata(root: Node, *, full: bool, compare: bool) -> list[Problem]:
-    checking = Checking(CHECKS, full, layout_of(root))
+    checking = Checker(CHECKS, full, layout_of(root))
     _tell_layout(checking, root)
     for name in MUDATA_PARTS:
         part = root.child(name)
@@ -228,7 +228,7 @@ def _check_mudata(root: Node, *, full: bool, compare: bool) -> list[Problem]:
     return found
 
 
-def refuse_broken(path: str | Path) -> list[Problem]:
+def raise_if_invalid(path: str | Path) -> list[Problem]:
     """Refuse a file that breaks a rule by which nothing can be added, before its values are read.
 
     What cannot be opened or decoded (A00) is left to the reader, which says so in its own words.
@@ -257,7 +257,7 @@ def refuse_broken(path: str | Path) -> list[Problem]:
     return found
 
 
-def with_rule(path: str | Path, error: AtlasError) -> AtlasError:
+def with_rule_id(path: str | Path, error: AtlasError) -> AtlasError:
     """Name the rule behind an error that came while a file's values were read.
 
     Parameters
@@ -303,7 +303,7 @@ def _check_named(root: Node, said: str) -> list[Problem]:
         one = node if node.parent is not None and node.parent.path == "mod" else one
     if node is one:
         return []
-    checking = Checking(CHECKS, full=True, layout=layout_of(one), prefix=one.path)
+    checking = Checker(CHECKS, full=True, layout=layout_of(one), prefix=one.path)
     checking.element(node, declared=False)
     around = check_root(root, full=False)
     return [*(p for p in around if f"{p.path}/".startswith(f"{node.path}/")), *checking.problems]

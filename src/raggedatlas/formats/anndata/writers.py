@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SchemaError
-from raggedatlas.formats.spill import RowSpill
-from raggedatlas.formats.targets import Target
+from raggedatlas.formats.external_sort import ExternalRowSort
+from raggedatlas.formats.output_files import OutputFile
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import SinkMatrix
 
@@ -43,7 +43,7 @@ class _Compressed:
     Pointers and indices are int32, as SciPy makes them, unless more entries or columns need int64 or it is asked for.
     """
 
-    def __init__(self, target: Target, matrix: SinkMatrix, encoding: str, n_minor: int) -> None:
+    def __init__(self, target: OutputFile, matrix: SinkMatrix, encoding: str, n_minor: int) -> None:
         self._target, self._key = target, matrix.key
         self._wide = matrix.wide[0]
         self._index = np.dtype(np.int32 if n_minor < 2**31 and not matrix.wide[1] else np.int64)
@@ -83,13 +83,13 @@ class CsrWriter:
 
     Parameters
     ----------
-    target : Target
+    target : OutputFile
         Where to.
     matrix : SinkMatrix
         What it is.
     """
 
-    def __init__(self, target: Target, matrix: SinkMatrix) -> None:
+    def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
         _check_axes(matrix)
         self.matrix = matrix
         self._group = _Compressed(target, matrix, "csr_matrix", matrix.shape[1])
@@ -115,19 +115,19 @@ class CscWriter:
 
     Parameters
     ----------
-    target : Target
+    target : OutputFile
         Where to.
     matrix : SinkMatrix
         What it is.
     """
 
-    def __init__(self, target: Target, matrix: SinkMatrix) -> None:
+    def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
         _check_axes(matrix)
         self.matrix = matrix
         self._group = _Compressed(target, matrix, "csc_matrix", matrix.shape[0])
         n_rows, n_columns = matrix.shape
         expected = min(n_rows * n_columns, 1 << 30) if matrix.n_entries is None else matrix.n_entries
-        self._spill = RowSpill((n_columns, n_rows), matrix.dtype, expected)
+        self._spill = ExternalRowSort((n_columns, n_rows), matrix.dtype, expected)
         self._n_rows = 0
 
     def append(self, block: Block) -> None:
@@ -164,13 +164,13 @@ class DenseWriter:
 
     Parameters
     ----------
-    target : Target
+    target : OutputFile
         Where to.
     matrix : SinkMatrix
         What it is.
     """
 
-    def __init__(self, target: Target, matrix: SinkMatrix) -> None:
+    def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
         self.matrix = matrix
         target.group(matrix.key.rpartition("/")[0])
         self._rows = target.array(matrix.key, matrix.dtype, matrix.shape)
@@ -192,7 +192,7 @@ class DenseWriter:
         """Keep nothing."""
 
 
-WRITERS: dict[str, Callable[[Target, SinkMatrix], MatrixWriter]] = {
+WRITERS: dict[str, Callable[[OutputFile, SinkMatrix], MatrixWriter]] = {
     "csr": CsrWriter,
     "csc": CscWriter,
     "dense": DenseWriter,

@@ -13,7 +13,7 @@ from raggedatlas.formats.cxg.reading import DenseArray, Opened, SparseRows
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
 from raggedatlas.formats.cxg.sorting import ColumnSort, merged
 from raggedatlas.formats.cxg.writers import SPARSE_TILE, DenseBands, entries_writer, matrix_form, split_form
-from raggedatlas.formats.rows import DenseRows, Place, RowReader
+from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 
 READ_ENTRIES = 1 << 21
@@ -155,7 +155,7 @@ class _Dense:
         """Nothing is open."""
 
     def rows(self) -> RowReader:
-        return DenseRows(DenseArray(Opened(self._path), "C14"), Place(str(self._path), X, str))
+        return DenseRows(DenseArray(Opened(self._path), "C14"), MatrixLocation(str(self._path), X, str))
 
 
 class _Split:

@@ -12,7 +12,7 @@ from raggedatlas.formats.cxg.arrays import is_whole
 from raggedatlas.formats.cxg.engine import answering, attribute_names, context, open_tiledb, query_of, uri_of
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
 from raggedatlas.formats.cxg.soundness import refuse_wild_sizes
-from raggedatlas.formats.rows import BLOCK_BYTES
+from raggedatlas.formats.matrix_readers import BLOCK_BYTES
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import MatrixForm
 

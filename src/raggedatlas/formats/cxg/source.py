@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.cxg.columns import label_of
 from raggedatlas.formats.cxg.detecting import Detection, detect, kind_of, list_members, require
 from raggedatlas.formats.cxg.engine import answering, open_array
@@ -40,8 +41,7 @@ from raggedatlas.formats.cxg.schema import (
 )
 from raggedatlas.formats.cxg.soundness import refuse_broken_texts
 from raggedatlas.formats.cxg.unstructured import read_unstructured, rich
-from raggedatlas.formats.parts import SPACES, Part, Parts, PartsSource
-from raggedatlas.formats.rows import DenseRows, Place, RowReader
+from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
 
 MOST_EXTRA_BYTES = 256 << 20
 """Arrays that the format does not name are carried along up to this size on disk."""
@@ -83,7 +83,7 @@ def cxg_source(
     return CxgSource(found, version, uns=uns)
 
 
-class CxgSource(PartsSource):
+class CxgSource(CompositeSource):
     """A `Source` that can also be asked for columns.
 
     Parameters
@@ -179,11 +179,11 @@ class _Stored:
         self._uns = uns
         self._names: list[str] | None = None
 
-    def parts(self) -> Parts:
-        matrices = [Part.of("X", self._rows(), VAR, self._space()), *self._embeddings()]
+    def parts(self) -> SourceParts:
+        matrices = [MatrixPart.of("X", self._rows(), VAR, self._space()), *self._embeddings()]
         features = {VAR: partial(read_frame, self.var)}
         elements = {f"uns/{key}": read for key, read in self._unstructured().items()}
-        return Parts(
+        return SourceParts(
             self.shape[0],
             partial(read_frame, self.obs),
             tuple(matrices),
@@ -196,17 +196,17 @@ class _Stored:
     def numbers(self, names: list[str]) -> list[int]:
         import pyarrow as pa
 
-        from raggedatlas.formats.selecting import features_named
+        from raggedatlas.formats.subset import find_features
         from raggedatlas.model.frames import INDEX
 
         columns = [name for name in dict.fromkeys((self.var.index, self.var.shown)) if name is not None]
         texts = {name: [str(v) for v in read_column(self.var, name)] for name in columns}
         # The column that is shown goes under a name that is looked into.
         table = {INDEX if i == 0 else "feature_name": pa.array(texts[name]) for i, name in enumerate(columns)}
-        return [int(n) for n in features_named(pa.table(table), names)]
+        return [int(n) for n in find_features(pa.table(table), names)]
 
-    def _place(self, element: str) -> Place:
-        return Place(str(self.path), element, self._cell_name)
+    def _place(self, element: str) -> MatrixLocation:
+        return MatrixLocation(str(self.path), element, self._cell_name)
 
     def _cell_name(self, row: int) -> str:
         if self._names is None:
@@ -263,7 +263,7 @@ class _Stored:
                 return SPACES.get(next(iter(kinds)), "gene_expression") if len(kinds) == 1 else "gene_expression"
         return "gene_expression"
 
-    def _embeddings(self) -> list[Part]:
+    def _embeddings(self) -> list[MatrixPart]:
         made = []
         for name in self.found.embeddings:
             opened = Opened(self.path / EMB / name)
@@ -275,7 +275,7 @@ class _Stored:
             if extents[0] != self.shape[0]:
                 raise SourceError(_unfit(self.path, f"{EMB}/{name}", extents, (self.shape[0], "any")))
             rows = DenseRows(DenseArray(opened, "C23"), self._place(f"{EMB}/{name}"))
-            made.append(Part.of(f"obsm/{obsm_name(name, self.found.embeddings)}", rows))
+            made.append(MatrixPart.of(f"obsm/{obsm_name(name, self.found.embeddings)}", rows))
         return made
 
     def _unstructured(self) -> dict[str, Callable[[], Any]]:

@@ -19,7 +19,7 @@ from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.formats.selecting import features_named
+from raggedatlas.formats.subset import find_features
 from raggedatlas.ingest.extras import merged_colors
 from raggedatlas.ingest.identity import SYMBOL_COLUMNS
 from raggedatlas.model.batch import Block, DenseBlock
@@ -417,7 +417,7 @@ class FileGenes:
         refusals = []
         for info, table in zip(self.matrices, self._features, strict=True):
             try:
-                return info, int(features_named(table, [name])[0])
+                return info, int(find_features(table, [name])[0])
             except FeatureError as error:
                 refusals.append(error)
         near = [one for one, _ in self.find(name, 5)]

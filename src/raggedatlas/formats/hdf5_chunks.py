@@ -44,13 +44,13 @@ class _Placed:
     plain: NDArray[np.bool_]
 
 
-class DirectRows:
+class Hdf5ChunkReader:
     """Rows of an HDF5 dataset, from the file itself; walked downward, each chunk is decoded once.
 
     Parameters
     ----------
     dataset : h5py.Dataset
-        One that `direct_rows` found fit.
+        One that `open_chunk_reader` found fit.
     chunks : tuple of int
         Its chunks; of a contiguous one, a number of rows and its other axes.
     placed : _Placed
@@ -199,7 +199,7 @@ class DirectRows:
             room, offset = room[n:], offset + n
 
 
-def direct_rows(array: Any) -> DirectRows | None:  # noqa: ANN401  (any array)
+def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (any array)
     """Find where the chunks of an HDF5 dataset lie, if it can be read past the library.
 
     Parameters
@@ -209,7 +209,7 @@ def direct_rows(array: Any) -> DirectRows | None:  # noqa: ANN401  (any array)
 
     Returns
     -------
-    DirectRows or None
+    Hdf5ChunkReader or None
         None for what must be left to its own library: other kinds of arrays, other filters than gzip and shuffle,
         tiny chunks, files that are being written, types that HDF5 and NumPy lay out differently.
     """
@@ -229,7 +229,7 @@ def direct_rows(array: Any) -> DirectRows | None:  # noqa: ANN401  (any array)
     if chunk_bytes < SMALLEST or band_bytes > LARGEST_BAND:
         return None
     placed = _located(array, filters)
-    return None if placed is None else DirectRows(array, tuple(array.chunks), placed, filters)
+    return None if placed is None else Hdf5ChunkReader(array, tuple(array.chunks), placed, filters)
 
 
 def _plain_file(dataset: Any) -> bool:  # noqa: ANN401
@@ -247,13 +247,13 @@ def _plain_type(dataset: Any) -> bool:  # noqa: ANN401
     return bool(dtype.kind in "iuf" and dtype.itemsize <= 8 and dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))
 
 
-def _contiguous(dataset: Any, offset: int) -> DirectRows | None:  # noqa: ANN401
+def _contiguous(dataset: Any, offset: int) -> Hdf5ChunkReader | None:  # noqa: ANN401
     row_bytes = int(np.prod(dataset.shape[1:], dtype=np.int64)) * dataset.dtype.itemsize
     step = max(1, SPAN_BYTES // max(1, row_bytes))
     n = -(-dataset.shape[0] // step)
     offsets = offset + np.arange(n, dtype=np.int64) * step * row_bytes
     placed = _Placed(offsets, np.zeros(n, np.int64), np.ones(n, np.bool_))
-    return DirectRows(dataset, (step, *dataset.shape[1:]), placed, ())
+    return Hdf5ChunkReader(dataset, (step, *dataset.shape[1:]), placed, ())
 
 
 def _located(dataset: Any, filters: tuple[int, ...]) -> _Placed | None:  # noqa: ANN401

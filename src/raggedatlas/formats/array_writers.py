@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.deflate import shuffle
-from raggedatlas.formats.writeback import WriteBack
+from raggedatlas.formats.fsync import PageFlusher
 from raggedatlas.store.runs import ChunkRun
 from raggedatlas.store.shards import compose_shard
 from raggedatlas.store.threads import DECODE_THREADS, map_decode
@@ -88,18 +88,18 @@ class Appender:
         self.array[start : start + len(rows)] = rows
 
 
-class PlaceAppender(Appender):
+class ContiguousAppender(Appender):
     """Appends to an HDF5 dataset that lies in one piece, whose place in the file was taken when it was made.
 
     Parameters
     ----------
     dataset : h5py.Dataset
         Contiguous, of its final shape.
-    writeback : WriteBack
+    writeback : PageFlusher
         Of the same file.
     """
 
-    def __init__(self, dataset: Any, writeback: WriteBack) -> None:  # noqa: ANN401
+    def __init__(self, dataset: Any, writeback: PageFlusher) -> None:  # noqa: ANN401
         super().__init__(dataset, 1, grows=False)
         self._writeback, self._offset = writeback, int(dataset.id.get_offset())
         self._row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
@@ -122,7 +122,7 @@ class ChunkAppender(Appender):
         Where to.
     compress : callable or None
         Shuffled bytes of one chunk -> what the file keeps; None for a dataset without filters.
-    writeback : WriteBack
+    writeback : PageFlusher
         Of the same file.
     grows : bool
         Whether it must be lengthened.
@@ -132,7 +132,7 @@ class ChunkAppender(Appender):
         self,
         dataset: Any,  # noqa: ANN401
         compress: Callable[[Any], bytes] | None,
-        writeback: WriteBack,
+        writeback: PageFlusher,
         *,
         grows: bool,
     ) -> None:

@@ -18,7 +18,7 @@ PIECE = 1 << 20
 """Records read from a temporary file at once."""
 
 
-class RowSpill:
+class ExternalRowSort:
     """Collect (row, column, value) entries in any order and read them back by rows, in the order they came.
 
     Memory is bounded by about ten times `BAND_BYTES` (measured) and eight bytes per row, whatever the number of entries;

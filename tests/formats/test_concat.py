@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import ArgumentError, AtlasError, FeatureError, NotFoundError, SourceError
-from raggedatlas.formats.concatenating import Member, StackedSource, concat
+from raggedatlas.formats.concat import ConcatInput, ConcatSource, concat
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.joining import Joining, joined_cells
-from raggedatlas.formats.objects import read
+from raggedatlas.formats.in_memory import read
+from raggedatlas.formats.joining import ConcatOptions, concat_cells
+from raggedatlas.formats.modalities import select_modalities
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.formats.units import chosen_units
 from raggedatlas.model.tables import Column, ColumnTable, Texts
 from raggedatlas.testing.anndatas import assert_same
 from raggedatlas.testing.effort import examples
@@ -149,8 +149,8 @@ def test_long_text_is_joined_in_blocks() -> None:
 
     long = Texts(3, lambda: iter([np.array(["x", "y"], object), np.array(["z"], object)]))
     short = pd.Series(["w"], dtype=object)
-    how = Joining("inner", None, None, "from", ("p", "q"), "-", None)
-    joined = joined_cells([table(3, long), table(1, short)], how)
+    how = ConcatOptions("inner", None, None, "from", ("p", "q"), "-", None)
+    joined = concat_cells([table(3, long), table(1, short)], how)
     text, names = joined.columns[0].read(), joined.index.read()
     assert isinstance(text, Texts)
     assert isinstance(names, Texts)
@@ -159,7 +159,7 @@ def test_long_text_is_joined_in_blocks() -> None:
     assert frame.index.tolist() == ["c0-p", "c1-p", "c2-p", "c0-q"]
     assert frame.index.name == "barcode"
     assert frame.to_dict("list") == {"text": [*"xyzw"], "n": [0, 1, 2, 0], "from": ["p", "p", "p", "q"]}
-    missing = joined_cells([table(3, long), table(1, pd.Series([None], dtype=object))], how).frame()
+    missing = concat_cells([table(3, long), table(1, pd.Series([None], dtype=object))], how).frame()
     assert missing["text"].isna().tolist() == [False, False, False, True]
 
 
@@ -167,8 +167,11 @@ def test_a_walk_takes_the_steps_that_are_asked_for(tmp_path: Path) -> None:
     """Rows come at most so many a step, source by source, also of several matrices and of one that a source lacks."""
     parts = [one("ab", 5), one("bc", 4)]
     parts[1].layers["l"] = parts[1].X * 2
-    members = [Member.of(source := open_source(part), *chosen_units(source, None, multimodal=False)) for part in parts]
-    stacked = StackedSource(members, Joining("outer", None, None, None, ("0", "1"), None, None))
+    members = [
+        ConcatInput.of(source := open_source(part), *select_modalities(source, None, multimodal=False))
+        for part in parts
+    ]
+    stacked = ConcatSource(members, ConcatOptions("outer", None, None, None, ("0", "1"), None, None))
     steps = list(stacked.blocks(("X", "layers/l"), 2, (1, 8)))
     assert [[block.n_rows for block in step] for step in steps] == [[2, 2], [2, 2], [2, 2], [1, 1]]
     with warnings.catch_warnings(action="ignore"):
@@ -185,8 +188,13 @@ def test_a_walk_takes_the_steps_that_are_asked_for(tmp_path: Path) -> None:
 def test_how_many_entries_come_is_told(join: Any, fill_value: float | None, told: tuple[int | None, bool]) -> None:
     """Steps are as large as the entries of the sources allow; where features are left out they are an upper bound, and none is known with values put in."""
     parts = [one("ab", 2, 1), one("b", 1, 1)]
-    members = [Member.of(source := open_source(part), *chosen_units(source, None, multimodal=False)) for part in parts]
-    (x,) = StackedSource(members, Joining(join, None, None, None, ("0", "1"), None, fill_value)).describe().matrices
+    members = [
+        ConcatInput.of(source := open_source(part), *select_modalities(source, None, multimodal=False))
+        for part in parts
+    ]
+    (x,) = (
+        ConcatSource(members, ConcatOptions(join, None, None, None, ("0", "1"), None, fill_value)).describe().matrices
+    )
     assert (x.n_entries, x.exact) == told
 
 

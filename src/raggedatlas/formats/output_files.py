@@ -10,10 +10,10 @@ from uuid import uuid4
 import numpy as np
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
-from raggedatlas.formats.appenders import Appender, ChunkAppender, PlaceAppender, ShardAppender
+from raggedatlas.formats.array_writers import Appender, ChunkAppender, ContiguousAppender, ShardAppender
 from raggedatlas.formats.columns import write_any
-from raggedatlas.formats.compressions import compression_of, require_plugin
-from raggedatlas.formats.writeback import WriteBack
+from raggedatlas.formats.compression import compression_of, require_plugin
+from raggedatlas.formats.fsync import PageFlusher
 from raggedatlas.store.quiet import warnings_as
 
 CHUNK = 1 << 16
@@ -26,7 +26,7 @@ TILE_CHUNKS = 4
 """Such chunks that are one of Zarr 2, which has a file for each: about as large as those of zarr-python."""
 
 
-class Target(Protocol):
+class OutputFile(Protocol):
     """A tree that is being written out of sight."""
 
     path: Path
@@ -52,7 +52,7 @@ class Target(Protocol):
         ...
 
 
-class Hdf5Target:
+class Hdf5Output:
     """An HDF5 file in the making.
 
     Parameters
@@ -83,7 +83,7 @@ class Hdf5Target:
         self._hidden = _hidden(path, overwrite=overwrite)
         with writable(path):
             self._file = h5py.File(self._hidden, "x", userblock_size=userblock)
-            self._writeback = WriteBack(self._hidden)
+            self._writeback = PageFlusher(self._hidden)
 
     def group(self, path: str, encoding: tuple[str, str] | None = None) -> Any:  # noqa: ANN401
         """Return a group, made if need be, with these encoding attributes."""
@@ -122,7 +122,7 @@ class Hdf5Target:
         group = self._file.require_group(parent) if parent else self._file
         kind, room = h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create_simple(shape)
         made = h5py.Dataset(h5py.h5d.create(group.id, name.encode(), kind, room, how))
-        return PlaceAppender(made, self._writeback)
+        return ContiguousAppender(made, self._writeback)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Write a whole element."""
@@ -147,7 +147,7 @@ class Hdf5Target:
         self._hidden.unlink(missing_ok=True)
 
 
-class ZarrTarget:
+class ZarrOutput:
     """A Zarr folder in the making.
 
     Parameters

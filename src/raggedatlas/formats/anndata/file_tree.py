@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError
-from raggedatlas.formats.chunks import DirectRows, direct_rows
 from raggedatlas.formats.containers import (
     READ_ERRORS,
     Container,
@@ -22,6 +21,7 @@ from raggedatlas.formats.containers import (
     open_zarr,
     readable,
 )
+from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
 from raggedatlas.store.quiet import warnings_as
 
 StoreKind = Literal["hdf5", "zarr"]
@@ -184,9 +184,9 @@ class Node:
             return np.asarray(self.stored[start:stop])
 
     @cached_property
-    def _direct(self) -> DirectRows | None:
+    def _direct(self) -> Hdf5ChunkReader | None:
         """What reads it past HDF5's library, where that can be done."""
-        return None if self.fault else direct_rows(self.stored)
+        return None if self.fault else open_chunk_reader(self.stored)
 
     def step(self) -> int:
         """Return how many rows are read at once: whole rows of chunks, of about `BLOCK_BYTES`."""

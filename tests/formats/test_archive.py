@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.formats.bundle import TREE, pack, unpack
+from raggedatlas.formats.archive import TREE, pack, unpack
 from raggedatlas.testing.wholes import assert_equal
 
 ELEMENTS = {

@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats import spill
-from raggedatlas.formats.rows import (
-    ColumnsOf,
+from raggedatlas.formats import external_sort as spill
+from raggedatlas.formats.external_sort import ExternalRowSort, stable_order
+from raggedatlas.formats.matrix_readers import (
+    ColumnSubset,
     CscRows,
     CsrRows,
     DenseRows,
-    DownwardArray,
-    Place,
+    MatrixLocation,
     RowReader,
+    SequentialArray,
     SparseArrays,
 )
-from raggedatlas.formats.spill import RowSpill, stable_order
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.testing.effort import examples
 
-PLACE = Place("file.h5ad", "X", lambda row: f"cell-{row}")
+PLACE = MatrixLocation("file.h5ad", "X", lambda row: f"cell-{row}")
 DTYPES = st.sampled_from(["bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", ">f4", ">i2"])
 
 
@@ -148,7 +148,7 @@ def test_walking_down_decodes_each_chunk_once() -> None:
             return np.zeros((rows.stop - rows.start, 3), np.float32)
 
     counting = Counting()
-    array = DownwardArray(counting, PLACE)
+    array = SequentialArray(counting, PLACE)
     for start in range(0, 100, 7):
         array.read(start, min(start + 7, 100))
     assert counting.n_rows == 100
@@ -156,7 +156,7 @@ def test_walking_down_decodes_each_chunk_once() -> None:
 
 def test_steps_shrink_where_rows_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is cut short rather than take more bytes than a block may, but takes at least one row."""
-    monkeypatch.setattr("raggedatlas.formats.rows.BLOCK_BYTES", 160)
+    monkeypatch.setattr("raggedatlas.formats.matrix_readers.BLOCK_BYTES", 160)
     matrix = sp.csr_array(np.ones((10, 10)))
     reader = CsrRows(SparseArrays(matrix.indptr, matrix.indices, matrix.data, (10, 10)), PLACE)
     assert reader.stop(3, 9) == 4
@@ -173,7 +173,7 @@ def test_spilled_files_go_when_closed(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """Temporary files stand only between the first entry and close."""
     monkeypatch.setattr(spill, "BAND_BYTES", 64)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = RowSpill((8, 4), np.dtype("f4"), 30)
+    made = ExternalRowSort((8, 4), np.dtype("f4"), 30)
     made.add(np.arange(30) % 8, np.arange(30) % 4, np.arange(30, dtype=np.float32))
     assert list(tmp_path.rglob("*.entries"))
     made.finish()
@@ -186,7 +186,7 @@ def test_one_heavy_row_is_read_without_its_whole_band(monkeypatch: pytest.Monkey
     """A band far over its size is read row by row, with equal results."""
     monkeypatch.setattr(spill, "BAND_BYTES", 64)
     rows = np.zeros(50, np.int64)
-    made = RowSpill((6, 50), np.dtype("i4"), 50)
+    made = ExternalRowSort((6, 50), np.dtype("i4"), 50)
     made.add(rows, np.arange(50), np.arange(50, dtype=np.int32))
     made.finish()
     np.testing.assert_array_equal(made.read(0, 6).layers["values"], np.arange(50))
@@ -198,7 +198,7 @@ def test_chosen_columns_are_renumbered() -> None:
     matrix = sp.random_array((9, 7), density=0.5, rng=np.random.default_rng(0), format="csr")
     reader = CsrRows(SparseArrays(matrix.indptr, matrix.indices, matrix.data, (9, 7)), PLACE)
     chosen = np.array([1, 4, 6])
-    block = ColumnsOf(reader, chosen).read(0, 9)
+    block = ColumnSubset(reader, chosen).read(0, 9)
     got = sp.csr_array((block.layers["values"], block.indices, block.indptr), shape=(9, 3))
     np.testing.assert_array_equal(got.toarray(), matrix[:, chosen].toarray())
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from raggedatlas.formats.anndata.axis_names import names_node
 from raggedatlas.formats.anndata.checking import (
     SPARSE,
     VERSIONS,
@@ -20,13 +21,12 @@ from raggedatlas.formats.anndata.checking import (
     sparse_shape,
 )
 from raggedatlas.formats.anndata.checks_frames import OLD_CATEGORIES
-from raggedatlas.formats.anndata.names import names_node
+from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.formats.anndata.rewriting import parent_of, recast, rechunk, sort_entries, write_small
-from raggedatlas.formats.anndata.tree import Node, plain_attribute
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.problems import Problem
 
-Mender = Callable[[Node, Problem, Node], str]
+Fix = Callable[[Node, Problem, Node], str]
 
 RIGHT = {"A91": "numeric-scalar", "A93": "string", "A111": "string-array"}
 """Rules about what was declared as something else -> what it is."""
@@ -287,7 +287,7 @@ _DECLARED = (
     "A141",
 )  # fmt: skip
 
-MENDERS: dict[str, Mender] = {
+FIXES: dict[str, Fix] = {
     **dict.fromkeys(_DECLARED, declare),
     "A04": write_as_text,
     "A12": add_table,

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import ArgumentError, FeatureError, NotFoundError, SourceError
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.joining import Join, Joining, Merge, joined_cells
+from raggedatlas.formats.joining import ConcatOptions, Join, Merge, concat_cells
+from raggedatlas.formats.matrix_readers import NUMBER_KINDS
+from raggedatlas.formats.modalities import ElementReader, Modality, select_modalities
 from raggedatlas.formats.registry import open_source
-from raggedatlas.formats.rows import NUMBER_KINDS
-from raggedatlas.formats.selecting import side_by_side
-from raggedatlas.formats.units import ElementReader, Unit, chosen_units
+from raggedatlas.formats.subset import hstack_blocks
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import MatrixInfo, Sink, Source, SourceSchema
 from raggedatlas.model.frames import frame_to_arrow
@@ -112,9 +112,9 @@ def concat(
     """
     with ExitStack() as opened:
         try:
-            how = Joining(join, merge, uns_merge, label, _keys(sources, keys), index_unique, fill_value)
+            how = ConcatOptions(join, merge, uns_merge, label, _keys(sources, keys), index_unique, fill_value)
             _check_words(how)
-            stacked = StackedSource(_members(sources, modality, opened), how)
+            stacked = ConcatSource(_members(sources, modality, opened), how)
         except BaseException:
             if not isinstance(target, str | Path):
                 target.abort()
@@ -139,32 +139,34 @@ def _keys(sources: "Sequence[Any] | Mapping[Any, Any]", keys: Sequence[Any] | No
     return tuple(keys)
 
 
-def _check_words(how: Joining) -> None:
+def _check_words(how: ConcatOptions) -> None:
     choices = {"join": get_args(Join), "merge": (*get_args(Merge), None), "uns_merge": (*get_args(Merge), None)}
     for name, words in choices.items():
         if getattr(how, name) not in words:
             raise ArgumentError(f"concat() takes {name} as one of {list(words)}, not {getattr(how, name)!r}.")
 
 
-def _members(sources: "Sequence[Any] | Mapping[Any, Any]", modality: str | None, opened: ExitStack) -> "list[Member]":
+def _members(
+    sources: "Sequence[Any] | Mapping[Any, Any]", modality: str | None, opened: ExitStack
+) -> "list[ConcatInput]":
     members = []
     for given in sources.values() if isinstance(sources, Mapping) else sources:
         source = open_source(given)
         if source is not given:
             opened.callback(source.close)
-        members.append(Member.of(source, *chosen_units(source, modality, multimodal=False)))
+        members.append(ConcatInput.of(source, *select_modalities(source, modality, multimodal=False)))
     return members
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ConcatInput:
     """One of the sources, or one modality of it.
 
     Parameters
     ----------
     source : Source
         What it is of.
-    unit : Unit
+    unit : Modality
         Its matrices and elements.
     cells : ColumnTable
         Its table of cells.
@@ -173,12 +175,12 @@ class Member:
     """
 
     source: Source
-    unit: Unit
+    unit: Modality
     cells: ColumnTable
     matrices: Mapping[str, tuple[MatrixInfo, ...]]
 
     @classmethod
-    def of(cls, source: Source, unit: Unit) -> "Member":
+    def of(cls, source: Source, unit: Modality) -> "ConcatInput":
         """Look at what a source has, without reading values."""
         read = unit.elements["obs"]
         table = read.table() if isinstance(read, ElementReader) else None
@@ -220,7 +222,7 @@ def _table_of(frame: Any) -> ColumnTable:  # noqa: ANN401  (a pandas frame)
     return ColumnTable(len(frame), Column(frame.index.name, lambda: frame.index), tuple(columns))
 
 
-class StackedSource:
+class ConcatSource:
     """A `Source` of the cells of others, one below the other.
 
     What the result is like (features, layers, types, what is kept of `var` and `uns`) is what `anndata.concat` makes of one row of
@@ -228,9 +230,9 @@ class StackedSource:
 
     Parameters
     ----------
-    members : sequence of Member
+    members : sequence of ConcatInput
         The sources.
-    how : Joining
+    how : ConcatOptions
         How they are joined.
 
     Raises
@@ -239,7 +241,7 @@ class StackedSource:
         As of `concat`.
     """
 
-    def __init__(self, members: Sequence[Member], how: Joining) -> None:
+    def __init__(self, members: Sequence[ConcatInput], how: ConcatOptions) -> None:
         self._members, self._how = tuple(members), how
         self._first = np.concatenate([[0], np.cumsum([len(member.cells) for member in members])]).tolist()
         keep_raw = self._keeps_raw()
@@ -311,7 +313,7 @@ class StackedSource:
                     waiting = iter(blocks)
                     parts = [[next(waiting) for _ in found] for found in infos]
                     yield tuple(
-                        self._fitted(i, key, side_by_side(part)) if part else self._filled(key, blocks[0].n_rows)
+                        self._fitted(i, key, hstack_blocks(part)) if part else self._filled(key, blocks[0].n_rows)
                         for key, part in zip(keys, parts, strict=True)
                     )
 
@@ -325,7 +327,7 @@ class StackedSource:
 
     @cached_property
     def _cells(self) -> ColumnTable:
-        return joined_cells([member.cells for member in self._members], self._how)
+        return concat_cells([member.cells for member in self._members], self._how)
 
     def _keeps_raw(self) -> bool:
         having = [member.name for member in self._members if "raw/X" in member.matrices]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError
-from raggedatlas.formats.units import MOD, Unit, chosen_units, units_of
+from raggedatlas.formats.modalities import MOD, Modality, select_modalities, split_modalities
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import Source
 from raggedatlas.store.quiet import warnings_as
@@ -62,21 +62,21 @@ def read(
         keys = [info.key for info in opened.describe().matrices]
         if modality is None and any(key.startswith(MOD) for key in (*keys, *opened.describe().elements)):
             return as_mudata(opened)
-        return as_anndata(opened, *chosen_units(opened, modality, multimodal=False))
+        return as_anndata(opened, *select_modalities(opened, modality, multimodal=False))
     finally:
         if opened is not source:
             opened.close()
 
 
-def as_anndata(source: Source, unit: Unit) -> "AnnData":
+def as_anndata(source: Source, unit: Modality) -> "AnnData":
     """Read one modality of a source whole.
 
     Parameters
     ----------
     source : Source
         What it is of.
-    unit : Unit
-        One of `units_of`.
+    unit : Modality
+        One of `split_modalities`.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def as_mudata(source: Source) -> "MuData":
     MissingExtraError
         If mudata is not installed.
     """
-    units = units_of(source)
+    units = split_modalities(source)
     n_cells = source.describe().n_cells
     tables: dict[str, Any] = {group: {} for group in (*GROUPS[1:], "obsmap", "varmap")}
     for key, read in units.elements.items():
@@ -158,7 +158,7 @@ def make_mudata(parts: "dict[str, AnnData]", tables: dict[str, Any]) -> "MuData"
         return md.MuData(parts, **tables)
 
 
-def _map(unit: Unit, n_cells: int) -> NDArray[np.uint32]:
+def _map(unit: Modality, n_cells: int) -> NDArray[np.uint32]:
     """Say for each cell which row of a modality it is, counted from 1; 0 where it lacks it."""
     rows = np.zeros(n_cells, np.uint32)
     cells = np.arange(n_cells) if unit.cells is None else unit.cells
@@ -166,7 +166,7 @@ def _map(unit: Unit, n_cells: int) -> NDArray[np.uint32]:
     return rows
 
 
-def _read(source: Source, unit: Unit) -> dict[str, Any]:
+def _read(source: Source, unit: Modality) -> dict[str, Any]:
     found = {piece.key: source.element(piece.infos[0].key) for piece in unit.pieces}
     return found | {key: read() for key, read in unit.elements.items()}
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, SourceError
-from raggedatlas.formats.chunks import direct_rows
 from raggedatlas.formats.containers import readable
-from raggedatlas.formats.spill import RowSpill
+from raggedatlas.formats.external_sort import ExternalRowSort
+from raggedatlas.formats.hdf5_chunks import open_chunk_reader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
 from raggedatlas.model.contracts import NARROW, MatrixForm
 
@@ -25,7 +25,7 @@ NUMBER_KINDS = "biufc"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MatrixLocation:
     """Where a matrix stands, for messages.
 
     Parameters
@@ -68,26 +68,26 @@ class RowReader(Protocol):
         ...
 
 
-class DownwardArray:
+class SequentialArray:
     """Slices of an array's first axis; walked downward, each chunk is decoded once.
 
     Parameters
     ----------
     array : h5py.Dataset, zarr.Array, numpy.ndarray or alike
         Anything with a shape, a dtype and slices.
-    place : Place
+    place : MatrixLocation
         For messages.
     dtype : numpy.dtype, optional
         Of what is returned; the array's own in the machine's byte order if None.
     """
 
-    def __init__(self, array: Any, place: Place, dtype: np.dtype[Any] | None = None) -> None:  # noqa: ANN401
+    def __init__(self, array: Any, place: MatrixLocation, dtype: np.dtype[Any] | None = None) -> None:  # noqa: ANN401
         self._array, self._place = array, place
         self.shape: tuple[int, ...] = tuple(array.shape)
         self.dtype = dtype or _plain_dtype(array.dtype, place)
         self._step = self._chunk_rows()
         with readable(place.uri, place.element):
-            self._direct = direct_rows(array)
+            self._direct = open_chunk_reader(array)
         self._held: tuple[int, NDArray[Any]] | None = None
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
@@ -139,16 +139,16 @@ class DenseRows:
     Parameters
     ----------
     array : array
-        As `DownwardArray` takes it.
-    place : Place
+        As `SequentialArray` takes it.
+    place : MatrixLocation
         For messages.
     """
 
     form: MatrixForm = "dense"
     n_entries: int | None = None
 
-    def __init__(self, array: Any, place: Place) -> None:  # noqa: ANN401
-        self._rows = DownwardArray(array, place)
+    def __init__(self, array: Any, place: MatrixLocation) -> None:  # noqa: ANN401
+        self._rows = SequentialArray(array, place)
         self.shape, self.dtype = self._rows.shape, self._rows.dtype
 
     def stop(self, start: int, stop: int) -> int:
@@ -181,7 +181,7 @@ class CsrRows:
     ----------
     arrays : SparseArrays
         Its parts.
-    place : Place
+    place : MatrixLocation
         For messages.
 
     Raises
@@ -193,16 +193,16 @@ class CsrRows:
 
     form: MatrixForm = "csr"
 
-    def __init__(self, arrays: SparseArrays, place: Place) -> None:
+    def __init__(self, arrays: SparseArrays, place: MatrixLocation) -> None:
         self._place = place
         self._pointers = arrays.indptr
         self._indptr: NDArray[np.int64] | None = None
-        self._indices = DownwardArray(arrays.indices, place)
-        self._data = DownwardArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
+        self._indices = SequentialArray(arrays.indices, place)
+        self._data = SequentialArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
         self.shape: tuple[int, ...] = arrays.shape
         self.dtype = self._data.dtype
         self.n_entries: int | None = _entries(arrays, arrays.shape[0], place)
-        self.wide = wide_parts(arrays.indptr, arrays.indices)
+        self.wide = needs_int64(arrays.indptr, arrays.indices)
 
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go."""
@@ -240,21 +240,21 @@ class CscRows:
     ----------
     arrays : SparseArrays
         Its parts; `indices` are rows.
-    place : Place
+    place : MatrixLocation
         For messages.
     """
 
     form: MatrixForm = "csc"
 
-    def __init__(self, arrays: SparseArrays, place: Place) -> None:
+    def __init__(self, arrays: SparseArrays, place: MatrixLocation) -> None:
         self._arrays, self._place = arrays, place
-        self._indices = DownwardArray(arrays.indices, place)
-        self._data = DownwardArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
-        self._spill: RowSpill | None = None
+        self._indices = SequentialArray(arrays.indices, place)
+        self._data = SequentialArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
+        self._spill: ExternalRowSort | None = None
         self.shape: tuple[int, ...] = arrays.shape
         self.dtype = self._data.dtype
         self.n_entries: int | None = _entries(arrays, arrays.shape[1], place)
-        self.wide = wide_parts(arrays.indptr, arrays.indices)
+        self.wide = needs_int64(arrays.indptr, arrays.indices)
 
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go."""
@@ -270,9 +270,9 @@ class CscRows:
             self._spill.close()
             self._spill = None
 
-    def _turned(self) -> RowSpill:
+    def _turned(self) -> ExternalRowSort:
         if self._spill is None:
-            spill = RowSpill(self._arrays.shape, self.dtype, self.n_entries or 0)
+            spill = ExternalRowSort(self._arrays.shape, self.dtype, self.n_entries or 0)
             try:
                 for columns, rows, values in self._entries():
                     spill.add(rows, columns, values)
@@ -302,7 +302,7 @@ class CscRows:
             yield columns, rows.astype(np.int64, copy=False), self._data.read(start, stop)
 
 
-class SlicedRows:
+class LazyRows:
     """Anything whose row slices SciPy or NumPy understand: a view of an AnnData, a lazy array.
 
     Parameters
@@ -311,7 +311,7 @@ class SlicedRows:
         ``(start, stop)`` -> a sparse or dense matrix of those rows.
     shape : tuple of int
         Of the whole.
-    place : Place
+    place : MatrixLocation
         For messages.
 
     Raises
@@ -322,7 +322,7 @@ class SlicedRows:
 
     n_entries: int | None = None
 
-    def __init__(self, rows: Callable[[int, int], Any], shape: tuple[int, ...], place: Place) -> None:
+    def __init__(self, rows: Callable[[int, int], Any], shape: tuple[int, ...], place: MatrixLocation) -> None:
         from scipy.sparse import issparse
 
         self._rows, self._place = rows, place
@@ -331,7 +331,7 @@ class SlicedRows:
         sparse: MatrixForm = "csc" if getattr(first, "format", "") == "csc" else "csr"
         self.form: MatrixForm = sparse if bool(issparse(first)) else "dense"
         self.dtype = _plain_dtype(np.dtype(getattr(first, "dtype", object)), place)
-        self.wide = wide_parts(first.indptr, first.indices) if self.form != "dense" else NARROW
+        self.wide = needs_int64(first.indptr, first.indices) if self.form != "dense" else NARROW
 
     def stop(self, start: int, stop: int) -> int:
         """Return how far one step may go, as if every entry were stored."""
@@ -352,7 +352,7 @@ class SlicedRows:
         """Keep nothing."""
 
 
-class ColumnsOf:
+class ColumnSubset:
     """Some columns of a matrix that is read as CSR, renumbered in their order.
 
     Parameters
@@ -391,12 +391,12 @@ class ColumnsOf:
         self._all.close()
 
 
-def wide_parts(indptr: Any, indices: Any) -> tuple[bool, bool]:  # noqa: ANN401  (arrays of any library)
+def needs_int64(indptr: Any, indices: Any) -> tuple[bool, bool]:  # noqa: ANN401  (arrays of any library)
     """Say whether the pointers and the indices of a sparse matrix take 64 bits."""
     return (np.dtype(indptr.dtype).itemsize == 8, np.dtype(indices.dtype).itemsize == 8)
 
 
-def _plain_dtype(dtype: np.dtype[Any], place: Place) -> np.dtype[Any]:
+def _plain_dtype(dtype: np.dtype[Any], place: MatrixLocation) -> np.dtype[Any]:
     if dtype.kind not in NUMBER_KINDS or dtype.itemsize > (16 if dtype.kind == "c" else 8):
         raise SourceError(
             f"{place.uri}: {place.element} holds values of type {dtype}; booleans, integers, floats of up to 64 bits and "
@@ -405,7 +405,7 @@ def _plain_dtype(dtype: np.dtype[Any], place: Place) -> np.dtype[Any]:
     return dtype.newbyteorder("=")
 
 
-def _entries(arrays: SparseArrays, n_major: int, place: Place) -> int:
+def _entries(arrays: SparseArrays, n_major: int, place: MatrixLocation) -> int:
     n_data, n_indices, n_pointers = (tuple(a.shape) for a in (arrays.data, arrays.indices, arrays.indptr))
     if len(n_data) != 1 or n_data != n_indices or n_pointers != (n_major + 1,):
         raise SourceError(
@@ -418,7 +418,7 @@ def _entries(arrays: SparseArrays, n_major: int, place: Place) -> int:
     return int(n_data[0])
 
 
-def _checked_pointers(stored: Any, n_entries: int, place: Place, what: str) -> NDArray[np.int64]:  # noqa: ANN401
+def _checked_pointers(stored: Any, n_entries: int, place: MatrixLocation, what: str) -> NDArray[np.int64]:  # noqa: ANN401
     with readable(place.uri, place.element):
         pointers: NDArray[np.int64] = np.asarray(stored[...]).astype(np.int64)
     wrong = np.flatnonzero(np.diff(pointers, prepend=0) < 0)
@@ -440,7 +440,7 @@ def _checked_pointers(stored: Any, n_entries: int, place: Place, what: str) -> N
     )
 
 
-def _check_row_lengths(pointers: NDArray[np.int64], n_cols: int, place: Place) -> None:
+def _check_row_lengths(pointers: NDArray[np.int64], n_cols: int, place: MatrixLocation) -> None:
     lengths = np.diff(pointers)
     largest = int(lengths.argmax()) if len(lengths) else 0
     if len(lengths) and lengths[largest] > max(4 * n_cols, 1 << 20):
@@ -450,7 +450,9 @@ def _check_row_lengths(pointers: NDArray[np.int64], n_cols: int, place: Place) -
         )
 
 
-def _check_columns(indices: NDArray[Any], pointers: NDArray[np.int64], start: int, n_cols: int, place: Place) -> None:
+def _check_columns(
+    indices: NDArray[Any], pointers: NDArray[np.int64], start: int, n_cols: int, place: MatrixLocation
+) -> None:
     if not len(indices) or _highest(indices) < n_cols:
         return
     entry = int(np.flatnonzero((indices < 0) | (indices >= n_cols))[0])

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats import chunks, deflate
-from raggedatlas.formats.chunks import DirectRows, direct_rows
+from raggedatlas.formats import deflate
+from raggedatlas.formats import hdf5_chunks as chunks
 from raggedatlas.formats.deflate import inflate
-from raggedatlas.formats.rows import DenseRows, Place
+from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
+from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation
 from raggedatlas.testing.effort import examples
 
 FILTERS: dict[str, dict[str, Any]] = {
@@ -66,8 +67,8 @@ def test_what_is_read_past_the_library_is_what_it_reads(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "SMALLEST", 1)
         dataset = opened(path, array, options, userblock=userblock)
-        rows = direct_rows(dataset)
-    assert isinstance(rows, DirectRows)
+        rows = open_chunk_reader(dataset)
+    assert isinstance(rows, Hdf5ChunkReader)
     edges = sorted({0, len(array), *(cut for cut in cuts if cut < len(array))})
     for start, stop in pairwise(edges):
         np.testing.assert_array_equal(rows.read(start, stop), dataset[start:stop])
@@ -81,7 +82,7 @@ def test_several_threads_and_both_engines_read_equal(tmp_path: Path, engine: str
     del engine
     values = np.random.default_rng(0).poisson(1.0, 3_000_000).astype(np.float32)
     dataset = opened(tmp_path / "x.h5", values, {**FILTERS[filters], "chunks": (65_536,)})
-    rows = direct_rows(dataset)
+    rows = open_chunk_reader(dataset)
     assert rows is not None
     np.testing.assert_array_equal(
         np.concatenate([rows.read(a, min(a + 777_777, len(values))) for a in range(0, len(values), 777_777)]), values
@@ -97,7 +98,7 @@ def test_chunks_that_were_never_written_hold_the_fill_value(tmp_path: Path) -> N
         dataset[10_000:20_000] = values[10_000:20_000]
         dataset.id.write_direct_chunk((30_000,), values[30_000:].tobytes(), filter_mask=3)
     with h5py.File(tmp_path / "x.h5") as file:
-        rows = direct_rows(file["x"])
+        rows = open_chunk_reader(file["x"])
         assert rows is not None
         np.testing.assert_array_equal(rows.read(0, 40_000), file["x"][...])
         assert rows.read(5, 6)[0] == 7
@@ -113,13 +114,13 @@ def test_what_does_not_fit_is_left_to_the_library(tmp_path: Path) -> None:
         file.create_dataset("truth", data=data > 0, chunks=(10_000,))
         file.create_dataset("none", data=np.zeros(0, np.int32))
         file.create_dataset("good", data=data, chunks=(10_000,))
-        assert direct_rows(file["good"]) is None
+        assert open_chunk_reader(file["good"]) is None
     with h5py.File(tmp_path / "x.h5") as file:
-        fit = {name: direct_rows(file[name]) is not None for name in file}
+        fit = {name: open_chunk_reader(file[name]) is not None for name in file}
     assert fit == {name: name == "good" for name in fit}
     with h5py.File("x", "w", driver="core", backing_store=False) as file:
-        assert direct_rows(file.create_dataset("x", data=data, chunks=(10_000,))) is None
-    assert direct_rows(data) is None
+        assert open_chunk_reader(file.create_dataset("x", data=data, chunks=(10_000,))) is None
+    assert open_chunk_reader(data) is None
 
 
 @pytest.mark.parametrize("filters", ["gzip", "shuffled gzip"])
@@ -128,7 +129,7 @@ def test_damaged_and_missing_bytes_are_told(tmp_path: Path, engine: str, filters
     del engine
     values = np.random.default_rng(0).integers(0, 9, 100_000).astype(np.int32)
     dataset = opened(tmp_path / "x.h5", values, {**FILTERS[filters], "chunks": (50_000,)})
-    place = Place("x.h5", "X", str)
+    place = MatrixLocation("x.h5", "X", str)
     info = dataset.id.get_chunk_info(1)
     dataset.file.close()
     whole = bytearray((tmp_path / "x.h5").read_bytes())
@@ -149,7 +150,7 @@ def test_damaged_and_missing_bytes_are_told(tmp_path: Path, engine: str, filters
 def test_a_file_that_loses_its_end_is_told(tmp_path: Path) -> None:
     """Plain values that the file no longer has are missed, not made up."""
     dataset = opened(tmp_path / "x.h5", np.arange(100_000), {})
-    rows = DenseRows(dataset, Place("x.h5", "X", str))
+    rows = DenseRows(dataset, MatrixLocation("x.h5", "X", str))
     with (tmp_path / "x.h5").open("r+b") as file:
         file.truncate(300_000)
     with pytest.raises(SourceError, match="ends within a chunk"):
@@ -176,7 +177,7 @@ def test_held_blocks_stay_as_they_are(tmp_path: Path, layout: dict[str, Any]) ->
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("y", data=data, **layout)
     with h5py.File(tmp_path / "x.h5", "r") as file:
-        rows = direct_rows(file["y"])
+        rows = open_chunk_reader(file["y"])
         assert rows is not None
         step, held = 1 << 17, rows.read(0, 1 << 17)
         part = rows.read(step, 2 * step)[7:]

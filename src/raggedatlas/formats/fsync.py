@@ -10,7 +10,7 @@ STEP_BYTES = 128 << 20
 """New bytes after which they are sent to the disk."""
 
 
-class WriteBack:
+class PageFlusher:
     """Sends what is new in a file to the disk on another thread, some of it at a time.
 
     Parameters

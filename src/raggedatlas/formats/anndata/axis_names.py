@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.formats.anndata.checking import Checking, index_node
-from raggedatlas.formats.anndata.tree import Node
+from raggedatlas.formats.anndata.checking import Checker, index_node
+from raggedatlas.formats.anndata.file_tree import Node
 
 Hashes = NDArray[np.uint64]
 
@@ -46,7 +46,7 @@ def joined(parts: list[Hashes]) -> Hashes:
     return np.concatenate(parts) if parts else np.empty(0, np.uint64)
 
 
-def check_unique_names(checking: Checking, frame: Node) -> Hashes | None:
+def check_unique_names(checking: Checker, frame: Node) -> Hashes | None:
     """Say if a name of a frame's rows is there twice (A29), and return the hashes of all."""
     index = names_node(frame)
     if index is None:
@@ -62,7 +62,7 @@ def check_unique_names(checking: Checking, frame: Node) -> Hashes | None:
     return hashes
 
 
-def _report_twice(checking: Checking, index: Node, hashes: Hashes, twice: Hashes) -> None:
+def _report_twice(checking: Checker, index: Node, hashes: Hashes, twice: Hashes) -> None:
     """Let the names themselves decide: equal hashes may be of different names."""
     known: set[object] = set()
     for start, values in index.blocks():

@@ -37,7 +37,7 @@ Where = str | Mapping[str, Any] | Filter
 """A condition on cells: SQL text, a mapping of column to value, or an expression of `col`."""
 
 
-def cells_where(cells: pa.Table, where: Where) -> NDArray[np.int64]:
+def filter_cells(cells: pa.Table, where: Where) -> NDArray[np.int64]:
     """Return the cells that meet a condition.
 
     Parameters
@@ -64,7 +64,7 @@ def cells_where(cells: pa.Table, where: Where) -> NDArray[np.int64]:
 
     Examples
     --------
-    >>> cells_where(pa.table({"_index": ["a", "b"], "n.genes": [1, 2]}), "n.genes > 1 AND cell_name = 'b'").tolist()
+    >>> filter_cells(pa.table({"_index": ["a", "b"], "n.genes": [1, 2]}), "n.genes > 1 AND cell_name = 'b'").tolist()
     [1]
     """
     arrays, fields = [pa.array(np.arange(cells.num_rows, dtype=np.int64))], [pa.field(ROW, pa.int64())]
@@ -95,7 +95,7 @@ def _texts(column: pa.ChunkedArray) -> list[str] | None:
     return values.drop_null().to_pylist() if pa.types.is_string(values.type) else None
 
 
-def rows_of(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table) -> NDArray[np.int64]:
+def select_rows(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table) -> NDArray[np.int64]:
     """Return the rows that are chosen by a condition, a mask or row numbers, ascending.
 
     Raises
@@ -104,7 +104,7 @@ def rows_of(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table) -> 
         If it does not fit the cells.
     """
     if isinstance(chosen, str | Mapping | Filter):
-        return cells_where(cells, chosen)
+        return filter_cells(cells, chosen)
     asked = np.asarray(chosen)
     if asked.dtype.kind == "b" and asked.shape == (cells.num_rows,):
         return np.flatnonzero(asked).astype(np.int64)
@@ -117,7 +117,7 @@ def rows_of(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table) -> 
     return rows
 
 
-def features_named(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
+def find_features(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
     """Find features by their index, else by an id or symbol in one of the usual columns.
 
     Parameters
@@ -139,7 +139,7 @@ def features_named(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64
 
     Examples
     --------
-    >>> features_named(pa.table({"_index": ["g1", "g2"], "symbol": ["CD4", "CD8A"]}), ["CD8A", "g1"]).tolist()
+    >>> find_features(pa.table({"_index": ["g1", "g2"], "symbol": ["CD4", "CD8A"]}), ["CD8A", "g1"]).tolist()
     [1, 0]
     """
     columns = [INDEX, *(name for name in NAMES if name in features.column_names)]
@@ -179,7 +179,7 @@ def take(value: Any, chosen: NDArray[np.int64] | None, axis: int = 0) -> Any:  #
     return value[chosen] if axis == 0 else value[:, chosen]
 
 
-def narrowed(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> Block:
+def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> Block:
     """Take some rows and columns of a block; entries of a row come by column where columns are chosen.
 
     Parameters
@@ -208,7 +208,7 @@ def narrowed(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.i
     return CsrBlock(pointers, indices, {"values": values}, len(columns))
 
 
-def side_by_side(blocks: Sequence[Block]) -> Block:
+def hstack_blocks(blocks: Sequence[Block]) -> Block:
     """Put the columns of several blocks of the same rows next to each other."""
     if len(blocks) == 1:
         return blocks[0]

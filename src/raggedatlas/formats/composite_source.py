@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.formats.rows import RowReader
+from raggedatlas.formats.matrix_readers import RowReader
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import NARROW, MatrixInfo, SourceSchema
 from raggedatlas.model.frames import frame_to_arrow
@@ -27,7 +27,7 @@ SPACES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MatrixPart:
     """One matrix: what it is and how its rows are read.
 
     Parameters
@@ -42,12 +42,12 @@ class Part:
     rows: RowReader
 
     @classmethod
-    def of(cls, key: str, rows: RowReader, features: str = "", space: str = "") -> "Part":
+    def of(cls, key: str, rows: RowReader, features: str = "", space: str = "") -> "MatrixPart":
         """Describe a reader."""
         wide = getattr(rows, "wide", NARROW)
         return cls(MatrixInfo(key, rows.form, rows.dtype, rows.shape, features, space, rows.n_entries, wide), rows)
 
-    def under(self, prefix: str) -> "Part":
+    def under(self, prefix: str) -> "MatrixPart":
         """Put a prefix before its keys."""
         info = self.info
         return replace(
@@ -56,7 +56,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SourceParts:
     """What one source holds.
 
     Parameters
@@ -65,7 +65,7 @@ class Parts:
         Number of cells.
     cells : callable
         Reads the frame of cells.
-    matrices : tuple of Part
+    matrices : tuple of MatrixPart
         Every matrix.
     features : mapping of str to callable
         Key -> reads that frame of features.
@@ -73,7 +73,7 @@ class Parts:
         What else there is.
     present : mapping of str to (n_rows,) int64
         Matrix key -> cell of each row, for matrices that do not cover all cells in order.
-    others : tuple of Part
+    others : tuple of MatrixPart
         Matrices that are not of cells by features.
     elements : mapping of str to callable
         Key -> reads that element whole.
@@ -83,15 +83,15 @@ class Parts:
 
     n_cells: int
     cells: "Callable[[], pd.DataFrame]"
-    matrices: tuple[Part, ...]
+    matrices: tuple[MatrixPart, ...]
     features: "Mapping[str, Callable[[], pd.DataFrame]]"
     left_out: Mapping[str, str] = field(default_factory=dict)
     present: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    others: tuple[Part, ...] = ()
+    others: tuple[MatrixPart, ...] = ()
     elements: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     tables: Mapping[str, Callable[[], ColumnTable | None]] = field(default_factory=dict)
 
-    def under(self, prefix: str) -> "Parts":
+    def under(self, prefix: str) -> "SourceParts":
         """Put a prefix such as ``"mod/rna/"`` before every key."""
         features = {prefix + key: read for key, read in self.features.items()}
         left_out = {prefix + key: what for key, what in self.left_out.items()}
@@ -107,12 +107,12 @@ class Parts:
         )
 
 
-class PartsSource:
+class CompositeSource:
     """A `Source` made of parts.
 
     Parameters
     ----------
-    parts : Parts
+    parts : SourceParts
         What it holds.
     name, uri, format : str
         As in `SourceSchema`.
@@ -121,7 +121,7 @@ class PartsSource:
     """
 
     def __init__(
-        self, parts: Parts, *, name: str, uri: str, format: str, close: Callable[[], None] | None = None
+        self, parts: SourceParts, *, name: str, uri: str, format: str, close: Callable[[], None] | None = None
     ) -> None:
         self._parts, self._close = parts, close
         self._rows = {part.info.key: part.rows for part in (*parts.matrices, *parts.others)}
@@ -235,7 +235,7 @@ class PartsSource:
         NotFoundError
             If there is no such matrix.
         """
-        return whole_matrix(self._reader(key))
+        return read_matrix(self._reader(key))
 
     def present(self, key: str) -> "np.ndarray[Any, np.dtype[np.int64]] | None":
         """Return which cell each row of a matrix (or of a modality's ``"obs"``) belongs to, or None when row i is cell i."""
@@ -267,7 +267,7 @@ def _walk(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterat
         start = stop
 
 
-def whole_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
+def read_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
     """Read a matrix whole, in the form that it is stored in.
 
     Returns

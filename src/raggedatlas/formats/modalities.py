@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.formats.parts import SPACES
+from raggedatlas.formats.composite_source import SPACES
 from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
 from raggedatlas.model.tables import ColumnTable
 
@@ -20,7 +20,7 @@ MOD = "mod/"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ModalityMatrix:
     """One matrix of a unit.
 
     Parameters
@@ -42,14 +42,14 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Modality:
     """One table of cells by features.
 
     Parameters
     ----------
     name : str
         Of the modality.
-    pieces : tuple of Piece
+    pieces : tuple of ModalityMatrix
         Its matrices.
     elements : mapping of str to callable
         Where it belongs in an AnnData -> reads it whole; ``"obs"``, ``"var"`` and ``"raw/var"`` among them.
@@ -60,49 +60,49 @@ class Unit:
     """
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ModalityMatrix, ...]
     elements: Mapping[str, Callable[[], Any]]
     features: Callable[[], pa.Table]
     cells: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class Modalities:
     """All of a source.
 
     Parameters
     ----------
-    units : tuple of Unit
+    units : tuple of Modality
         One per modality.
-    pieces : tuple of Piece
+    pieces : tuple of ModalityMatrix
         Matrices over all cells, of sources with modalities.
     elements : mapping of str to callable
         Elements over all cells, of sources with modalities.
     """
 
-    units: tuple[Unit, ...]
-    pieces: tuple[Piece, ...] = ()
+    units: tuple[Modality, ...]
+    pieces: tuple[ModalityMatrix, ...] = ()
     elements: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
 
-def units_of(source: Source) -> Units:
+def split_modalities(source: Source) -> Modalities:
     """Take a source apart into its modalities; one that has none is one unit."""
     schema = source.describe()
     names = dict.fromkeys(key.split("/")[1] for key in _keys(schema) if key.startswith(MOD))
     if names:
         units = tuple(_modality(source, schema, name) for name in names)
-        pieces = tuple(Piece(i.key, (i,)) for i in _streamed(schema) if not i.key.startswith(MOD))
-        return Units(units, pieces, _elements(source, schema, ""))
+        pieces = tuple(ModalityMatrix(i.key, (i,)) for i in _streamed(schema) if not i.key.startswith(MOD))
+        return Modalities(units, pieces, _elements(source, schema, ""))
     kinds = [info for info in schema.matrices if info.key.startswith("X:")]
-    return Units(tuple(_kind(source, (info,)) for info in kinds) if kinds else (_single(source, schema),))
+    return Modalities(tuple(_kind(source, (info,)) for info in kinds) if kinds else (_single(source, schema),))
 
 
-def joined_kinds(source: Source) -> Unit:
+def join_feature_types(source: Source) -> Modality:
     """Take a 10x source of several feature types as one unit, their columns side by side."""
     return _kind(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))
 
 
-def chosen_units(source: Source, modality: str | None, *, multimodal: bool) -> list[Unit]:
+def select_modalities(source: Source, modality: str | None, *, multimodal: bool) -> list[Modality]:
     """Take what is asked for of a source: one modality, all of them, or what fits into one AnnData.
 
     Parameters
@@ -121,7 +121,7 @@ def chosen_units(source: Source, modality: str | None, *, multimodal: bool) -> l
     SourceError
         If there are several, and room for one.
     """
-    whole = units_of(source)
+    whole = split_modalities(source)
     units = list(whole.units)
     names = [unit.name for unit in units]
     if modality is not None:
@@ -135,7 +135,7 @@ def chosen_units(source: Source, modality: str | None, *, multimodal: bool) -> l
             f"{source.describe().uri or 'The source'} has the modalities {names}, and the target holds one; "
             "choose it with modality=, or write a .h5mu."
         )
-    return [joined_kinds(source)]
+    return [join_feature_types(source)]
 
 
 def _keys(schema: SourceSchema) -> list[str]:
@@ -177,23 +177,25 @@ class ElementReader:
         return None if open_table is None else open_table(self.key)
 
 
-def _single(source: Source, schema: SourceSchema) -> Unit:
+def _single(source: Source, schema: SourceSchema) -> Modality:
     space = next((info.space for info in schema.matrices if info.space), "")
-    pieces = tuple(Piece(info.key, (info,)) for info in _streamed(schema))
+    pieces = tuple(ModalityMatrix(info.key, (info,)) for info in _streamed(schema))
     elements: dict[str, Callable[[], Any]] = {"obs": ElementReader(source, "obs"), **_elements(source, schema, "")}
-    return _with_features(source, Unit(MODALITIES.get(space, "rna"), pieces, elements, _nothing))
+    return _with_features(source, Modality(MODALITIES.get(space, "rna"), pieces, elements, _nothing))
 
 
-def _modality(source: Source, schema: SourceSchema, name: str) -> Unit:
+def _modality(source: Source, schema: SourceSchema, name: str) -> Modality:
     prefix = f"{MOD}{name}/"
     pieces = tuple(
-        Piece(info.key.removeprefix(prefix), (info,)) for info in _streamed(schema) if info.key.startswith(prefix)
+        ModalityMatrix(info.key.removeprefix(prefix), (info,))
+        for info in _streamed(schema)
+        if info.key.startswith(prefix)
     )
     cells = source.present(f"{prefix}obs")
-    return _with_features(source, Unit(name, pieces, _elements(source, schema, prefix), _nothing, cells))
+    return _with_features(source, Modality(name, pieces, _elements(source, schema, prefix), _nothing, cells))
 
 
-def _with_features(source: Source, unit: Unit) -> Unit:
+def _with_features(source: Source, unit: Modality) -> Modality:
     """Find the tables of features that the matrices of a unit name."""
     elements, main = dict(unit.elements), ""
     for piece in unit.pieces:
@@ -210,16 +212,18 @@ def _with_features(source: Source, unit: Unit) -> Unit:
         elements["var"] = lambda: _table_or_numbers(source, f"{prefix}var", width)
         main = f"{prefix}var"
     features = (lambda: source.features(main)) if main else _nothing
-    return Unit(unit.name, unit.pieces, elements, features, unit.cells)
+    return Modality(unit.name, unit.pieces, elements, features, unit.cells)
 
 
-def _kind(source: Source, infos: tuple[MatrixInfo, ...]) -> Unit:
+def _kind(source: Source, infos: tuple[MatrixInfo, ...]) -> Modality:
     keys = [info.features for info in infos]
     elements: dict[str, Callable[[], Any]] = {"obs": ElementReader(source, "obs")}
     elements["var"] = lambda: _stacked([source.element(key) for key in keys])
     space = SPACES.get(infos[0].key.removeprefix("X:"), "")
     name = MODALITIES.get(space, infos[0].key.removeprefix("X:"))
-    return Unit(name, (Piece("X", infos),), elements, lambda: pa.concat_tables([source.features(key) for key in keys]))
+    return Modality(
+        name, (ModalityMatrix("X", infos),), elements, lambda: pa.concat_tables([source.features(key) for key in keys])
+    )
 
 
 def _stacked(frames: list[Any]) -> Any:  # noqa: ANN401  (pandas frames)

@@ -89,9 +89,9 @@ class Ours:
     """raggedatlas."""
 
     def write(self, what: str, folder: Path, n: int) -> Callable[[], Any]:
-        from raggedatlas.vectors.building import Cutting, make_geometry
+        from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
         from raggedatlas.vectors.shapes import Attribute, Shapes
-        from raggedatlas.vectors.writing import write
+        from raggedatlas.vectors.writer import write
 
         if what == "points":
             positions, values = points(n)
@@ -102,10 +102,10 @@ class Ours:
         else:
             vertices, faces = meshes(n)
             shapes = Shapes("mesh", vertices, offsets=np.arange(n + 1) * 162, links=faces)
-        return lambda: write(make_geometry(shapes, Cutting(chunk_shape=EDGE)), folder)
+        return lambda: write(make_geometry(shapes, ChunkingOptions(chunk_shape=EDGE)), folder)
 
     def open(self, folder: Path) -> Any:
-        from raggedatlas.vectors.reading import open_vectors
+        from raggedatlas.vectors.reader import open_vectors
 
         return open_vectors(folder)
 

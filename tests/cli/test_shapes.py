@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from raggedatlas.cli.verbs import app
 from raggedatlas.testing.slides import make_slide
-from raggedatlas.vectors.building import make_geometry
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.builder import make_geometry
+from raggedatlas.vectors.writer import write
 
 BOUNDARY = "segmentation_boundary"
 

@@ -24,8 +24,8 @@ from raggedatlas.query.query import Query
 from raggedatlas.testing.annotated import small_anndata
 from raggedatlas.testing.geometry import spots
 from raggedatlas.testing.modelled import write_results
-from raggedatlas.vectors.building import make_geometry
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.builder import make_geometry
+from raggedatlas.vectors.writer import write
 
 PYTHON = re.compile(
     r"\b[a-z_]+=(?:True|False|None|['\"\[{(.]|\d)|(?<![\w/])(?:atlas)?\.[a-z_]+\((?:[^()]|\([^()]*\))*\)(?! in Python)"

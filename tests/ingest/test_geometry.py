@@ -38,10 +38,10 @@ from raggedatlas.store.groups import write_group_attributes
 from raggedatlas.store.location import Location
 from raggedatlas.store.trees import list_files, read_file
 from raggedatlas.testing.slides import Slide, make_slide
-from raggedatlas.vectors.building import make_geometry
+from raggedatlas.vectors.builder import make_geometry
+from raggedatlas.vectors.selection import take_objects
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.subsets import take_objects
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.writer import write
 
 BOUNDARY = "segmentation_boundary"
 LINKED: dict[str, Any] = {"link": "segment_id", "progress": False}

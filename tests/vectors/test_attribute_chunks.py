@@ -8,12 +8,12 @@ import pytest
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.testing.geometry import by_kind, corners_of, rows_of, walk
-from raggedatlas.vectors.converters.content import decoded
-from raggedatlas.vectors.leading import leading_attribute
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.converters.content import decode_categories
+from raggedatlas.vectors.partition_attribute import read_partition_attribute
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.validating.validation import validate
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.writer import write
 
 
 def cloud() -> Shapes:
@@ -36,7 +36,7 @@ def same_kinds(shapes: Shapes, found: Shapes) -> bool:
     """Tell whether each vertex that was read has its kind, a text: its row in the shapes modulo 3."""
     rows = {tuple(place): row for row, place in enumerate(shapes.positions.tolist())}
     kinds = ["abc"[rows[tuple(place)] % 3] for place in found.positions.tolist()]
-    return decoded(found.vertex_attributes["kind"]).tolist() == kinds and len(kinds) > 0
+    return decode_categories(found.vertex_attributes["kind"]).tolist() == kinds and len(kinds) > 0
 
 
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
@@ -82,10 +82,10 @@ def test_the_attribute_of_keys_has_the_type_of_its_values() -> None:
     """Numbers stay numbers, texts become categories; levels cut in space alone have none, and numbers of values that are not there are refused."""
     keys, counts = np.array([[1, 0, 0], [0, 5, 5]]), np.array([1, 2])
     named = {"chunk_attribute_name": "k", "chunk_attribute_values": [0.5, 2.5]}
-    assert leading_attribute(named, keys, counts, 2, "0")["k"].values.tolist() == [2.5, 0.5, 0.5]
-    assert leading_attribute(named, keys, counts, 3, "0") == {}
-    assert leading_attribute({}, keys, counts, 2, "0") == {}
-    texts = leading_attribute({**named, "chunk_attribute_values": ["x", "y"]}, keys, counts, 2, "0")["k"]
-    assert decoded(texts).tolist() == ["y", "x", "x"]
+    assert read_partition_attribute(named, keys, counts, 2, "0")["k"].values.tolist() == [2.5, 0.5, 0.5]
+    assert read_partition_attribute(named, keys, counts, 3, "0") == {}
+    assert read_partition_attribute({}, keys, counts, 2, "0") == {}
+    texts = read_partition_attribute({**named, "chunk_attribute_values": ["x", "y"]}, keys, counts, 2, "0")["k"]
+    assert decode_categories(texts).tolist() == ["y", "x", "x"]
     with pytest.raises(CorruptError, match="value 1 of 'k'; it names 1 values"):
-        leading_attribute({**named, "chunk_attribute_values": ["x"]}, keys, counts, 2, "0")
+        read_partition_attribute({**named, "chunk_attribute_values": ["x"]}, keys, counts, 2, "0")

@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.vectors.blobs import (
     Blobs,
-    as_bytes,
+    concat_blobs,
+    concat_ranges,
+    counts_to_offsets,
     decode_groups,
     decode_ragged,
     decode_records,
+    decode_single_item,
     decode_vlen,
     encode_groups,
     encode_ragged,
     encode_records,
+    encode_single_groups,
     encode_vlen,
     from_bytes,
     interleave,
-    offsets_of,
-    one_item,
-    pack,
-    ragged_blobs,
-    runs,
+    to_bytes,
 )
 from raggedatlas.vectors.fragment_index import (
     FragmentIndex,
-    as_runs,
     decode_fragments,
+    detect_runs,
     encode_fragments,
     fragment_rows,
 )
@@ -38,9 +38,9 @@ from raggedatlas.vectors.geometry import Fragments, Objects
 from raggedatlas.vectors.manifests import (
     decode_manifests,
     encode_manifests,
-    expand_blocks,
+    expand_manifests,
     split_manifests,
-    take_objects,
+    take_manifests,
 )
 
 FEW = settings(max_examples=60, deadline=None)
@@ -54,13 +54,13 @@ def fragments_of(chunks: list[list[object]]) -> Fragments:
     is_range = np.array([isinstance(fragment, tuple) for fragment in flat], bool)
     starts = np.array([fragment[0] if isinstance(fragment, tuple) else 0 for fragment in flat], np.int64)
     counts = np.array([f[1] if isinstance(f, tuple) else len(f) for f in flat], np.int64)  # type: ignore[arg-type]
-    starts[~is_range] = offsets_of(counts[~is_range])[:-1]
+    starts[~is_range] = counts_to_offsets(counts[~is_range])[:-1]
     every = np.array([row for part in rows for row in part], np.int64)
-    return Fragments(offsets_of(np.array([len(chunk) for chunk in chunks])), is_range, starts, counts, every)
+    return Fragments(counts_to_offsets(np.array([len(chunk) for chunk in chunks])), is_range, starts, counts, every)
 
 
 def blob(raw: bytes) -> Blobs:
-    return pack([raw])
+    return concat_blobs([raw])
 
 
 def same(a: Fragments, b: Fragments) -> bool:
@@ -199,7 +199,7 @@ def test_falling_offsets_are_refused() -> None:
 def test_lists_that_are_runs_become_runs() -> None:
     """Item 38: what a writer gives as lists is stored as runs where it is one; the rows stay the same."""
     made = fragments_of([[[4, 5, 6], [2, 1], []], [(0, 2), [8]]])
-    found = as_runs(made)
+    found = detect_runs(made)
     assert found.is_range.tolist() == [True, False, False, True, True]
     every = np.arange(5)
     assert np.array_equal(fragment_rows(found, every)[0], fragment_rows(made, every)[0])
@@ -211,10 +211,10 @@ def objects_of(manifests: list[list[tuple[tuple[int, ...], int, object]]], n_dim
     lists = [value for _, mode, value in blocks if mode == 2]
     starts = np.array([v[0] if m == 1 else v if m == 0 else 0 for _, m, v in blocks], np.int64)  # type: ignore[index]
     counts = np.array([v[1] if m == 1 else 1 if m == 0 else len(v) for _, m, v in blocks], np.int64)  # type: ignore[index, arg-type]
-    starts[modes == 2] = offsets_of(counts[modes == 2])[:-1]
+    starts[modes == 2] = counts_to_offsets(counts[modes == 2])[:-1]
     return Objects(
         np.arange(len(manifests)),
-        offsets_of(np.array([len(manifest) for manifest in manifests])),
+        counts_to_offsets(np.array([len(manifest) for manifest in manifests])),
         np.array([chunk for chunk, _, _ in blocks], np.int64).reshape(-1, n_dims),
         modes,
         starts,
@@ -231,7 +231,7 @@ def test_golden_bytes_of_manifests() -> None:
     blobs = encode_manifests(made)
     assert [bytes(blobs[i]) for i in range(3)] == [one, bytes(4), two]
     assert len(one) == 37
-    expanded = expand_blocks(made, np.full(len(made.modes), 10), "0")
+    expanded = expand_manifests(made, np.full(len(made.modes), 10), "0")
     assert expanded.fragments.tolist() == [7, 2, 3, 4, 5, 6, 9, 8]
     assert expanded.bounds.tolist() == [0, 1, 1, 8]
 
@@ -254,7 +254,7 @@ def test_manifests_come_back(manifests: list[list[tuple[tuple[int, ...], int, ob
     found = decode_manifests(blobs, 2, made.ids)
     for name in ("bounds", "chunks", "modes", "starts", "counts", "fragments"):
         assert np.array_equal(getattr(found, name), getattr(made, name)), name
-    back = take_objects(made, np.arange(len(manifests))[::-1])
+    back = take_manifests(made, np.arange(len(manifests))[::-1])
     assert [bytes(encode_manifests(back)[i]) for i in range(len(blobs))] == [
         bytes(blobs[i]) for i in range(len(blobs))
     ][::-1]
@@ -285,7 +285,7 @@ def test_malformed_manifests_are_refused(raw: bytes, says: str) -> None:
 @given(st.lists(st.binary(max_size=9), max_size=9))
 def test_byte_strings_come_back(items: list[bytes]) -> None:
     """Item 4: vlen-bytes chunks come back, and have the layout of the Zarr codec."""
-    raw = encode_vlen(pack(items))
+    raw = encode_vlen(concat_blobs(items))
     assert raw == struct.pack("<I", len(items)) + b"".join(struct.pack("<I", len(item)) + item for item in items)
     found = decode_vlen(np.frombuffer(raw, np.uint8))
     assert [bytes(found[i]) for i in range(len(found))] == items
@@ -300,16 +300,16 @@ def test_malformed_byte_strings_are_refused(raw: bytes) -> None:
     with pytest.raises(CorruptError):
         decode_vlen(data)
     with pytest.raises(CorruptError):
-        one_item(data)
+        decode_single_item(data)
 
 
 def test_golden_bytes_of_a_stream_of_rows() -> None:
     """Items 46, 64: i64 K, K offsets, rows; many streams are made at once."""
-    rows = as_bytes(np.array([[1, 2], [3, 4]], np.uint8))
+    rows = to_bytes(np.array([[1, 2], [3, 4]], np.uint8))
     raw = struct.pack("<2q4B", 1, 0, 1, 2, 3, 4)
     assert encode_ragged(rows) == raw
     assert bytes(decode_ragged(np.frombuffer(raw, np.uint8))[0]) == bytes([1, 2, 3, 4])
-    both = ragged_blobs(Blobs(rows, np.array([0, 4, 4])))
+    both = encode_single_groups(Blobs(rows, np.array([0, 4, 4])))
     assert [bytes(both[i]) for i in range(2)] == [raw, struct.pack("<2q", 1, 0)]
     two = decode_ragged(np.frombuffer(struct.pack("<3q3B", 2, 0, 1, 7, 8, 9), np.uint8))
     assert [bytes(two[i]) for i in range(2)] == [b"\x07", b"\x08\x09"]
@@ -336,13 +336,13 @@ def test_malformed_streams_are_refused(raw: bytes) -> None:
 @given(st.lists(st.lists(st.integers(0, 2**62), max_size=4), max_size=5))
 def test_groups_come_back(groups: list[list[int]]) -> None:
     """Items 42, 46: groups of any length come back from the prefix alone, from prefix and sidecar, and from bare ids with a sidecar."""
-    offsets = offsets_of(np.array([len(group) for group in groups]))
+    offsets = counts_to_offsets(np.array([len(group) for group in groups]))
     ids = np.array([i for group in groups for i in group], np.int64)
     raw, starts = encode_groups(offsets, ids)
     data = np.frombuffer(raw, np.uint8)
     assert raw == struct.pack(f"<{1 + len(groups)}q", len(groups), *(8 * offsets[:-1]).tolist()) + ids.tobytes()
     assert starts.tolist() == (8 * (1 + len(groups)) + 8 * offsets[:-1]).tolist()
-    for blobs, sidecar in ((data, None), (data, starts), (as_bytes(ids), 8 * offsets[:-1])):
+    for blobs, sidecar in ((data, None), (data, starts), (to_bytes(ids), 8 * offsets[:-1])):
         if groups or sidecar is None:
             found = decode_groups(blobs, sidecar, len(groups))
             assert np.array_equal(found[0], offsets)
@@ -362,7 +362,7 @@ def test_records_come_back(width: int) -> None:
     """Items 75, 76, 78: records of links across chunks, 8 * L * (D + 1) bytes each, of any width; a negative row is refused."""
     rng = np.random.default_rng(width)
     chunks, rows = rng.integers(-9, 9, (4, width, 3)), rng.integers(0, 9, (4, width))
-    raw = as_bytes(encode_records(chunks, rows))
+    raw = to_bytes(encode_records(chunks, rows))
     assert raw.size == 4 * 8 * width * 4
     assert raw[:32].tobytes() == struct.pack("<4q", *chunks[0, 0].tolist(), int(rows[0, 0]))
     found = decode_records(raw, width, 3, "x")
@@ -371,13 +371,13 @@ def test_records_come_back(width: int) -> None:
     with pytest.raises(CorruptError, match="whole rows"):
         decode_records(raw[:-8], width, 3, "x")
     with pytest.raises(CorruptError, match="negative"):
-        decode_records(as_bytes(encode_records(chunks, rows - 99)), width, 3, "x")
+        decode_records(to_bytes(encode_records(chunks, rows - 99)), width, 3, "x")
 
 
 def test_pieces_in_turn() -> None:
     """Sections are joined blob by blob, ranges of rows written out, and bytes that are no whole rows refused."""
-    made = interleave(pack([b"a", b"b"]), pack([b"", b"cd"]))
+    made = interleave(concat_blobs([b"a", b"b"]), concat_blobs([b"", b"cd"]))
     assert [bytes(made[i]) for i in range(2)] == [b"a", b"bcd"]
-    assert runs(NONE, NONE).tolist() == []
+    assert concat_ranges(NONE, NONE).tolist() == []
     with pytest.raises(CorruptError, match="whole rows"):
         from_bytes(np.zeros(7, np.uint8), "<f4", 2)

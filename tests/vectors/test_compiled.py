@@ -8,10 +8,10 @@ import pytest
 from raggedatlas.errors import AtlasError, CorruptError, ValuesError
 from raggedatlas.store.native import BAD_BOUNDS, BAD_SIZE, BEYOND, I64, OUTSIDE, U8, Fragments, library
 from raggedatlas.vectors import geometry
-from raggedatlas.vectors.blobs import Blobs, Bytes, decode_vlen, encode_vlen, offsets_of
-from raggedatlas.vectors.coarsening.lines import line_weights
-from raggedatlas.vectors.fragment_index import decode_fragments, encode_fragments, locate
-from raggedatlas.vectors.grids import chunk_coordinates, number_positions
+from raggedatlas.vectors.blobs import Blobs, Bytes, counts_to_offsets, decode_vlen, encode_vlen
+from raggedatlas.vectors.coarsening.lines import vertex_tolerances
+from raggedatlas.vectors.fragment_index import decode_fragments, encode_fragments, locate_fragments
+from raggedatlas.vectors.grids import chunk_coordinates, encode_positions
 from raggedatlas.vectors.manifests import decode_manifests, encode_manifests, split_manifests
 
 RNG = np.random.default_rng
@@ -22,7 +22,7 @@ def an_index() -> Bytes:
     is_range = np.arange(70) % 3 > 0
     counts = np.arange(70) % 5
     listed = np.where(is_range, 0, counts)
-    starts = np.where(is_range, np.arange(70) * 2, offsets_of(listed)[:-1])
+    starts = np.where(is_range, np.arange(70) * 2, counts_to_offsets(listed)[:-1])
     rows = RNG(1).integers(0, 300, listed.sum())
     return encode_fragments(geometry.Fragments(np.array([0, 70]), is_range, starts, counts, rows))[0]
 
@@ -40,7 +40,7 @@ def manifests() -> Blobs:
 def read_index(data: Bytes) -> None:
     whole = Blobs(data, np.array([0, len(data)]))
     n = len(decode_fragments(whole).starts)
-    locate(data, np.arange(n), 2**40, np.zeros((n, 3), np.int64))
+    locate_fragments(data, np.arange(n), 2**40, np.zeros((n, 3), np.int64))
 
 
 def read_manifests(data: Bytes) -> None:
@@ -81,7 +81,7 @@ def test_numbers_of_cells_are_those_of_chunks() -> None:
         for dtype in (np.float32, np.float64):
             positions = RNG(n_dims).integers(-40, 40, (500, n_dims)).astype(dtype) / 4
             edges = np.array([2.5, 1.0, 0.75, 3.0])[:n_dims]
-            numbered = number_positions(positions, edges)
+            numbered = encode_positions(positions, edges)
             assert np.array_equal(numbered.keys(numbered.codes), chunk_coordinates(positions, edges))
 
 
@@ -89,14 +89,14 @@ def test_numbers_of_cells_are_those_of_chunks() -> None:
 def test_positions_that_are_no_numbers_are_refused(bad: float) -> None:
     """A position that is not finite lies in no chunk."""
     with pytest.raises(ValuesError, match="from the origin, or is not a number"):
-        number_positions(np.array([[0.0, 1.0], [bad, 2.0]]), (1.0, 1.0))
+        encode_positions(np.array([[0.0, 1.0], [bad, 2.0]]), (1.0, 1.0))
 
 
 def test_lines_beyond_their_points_are_refused() -> None:
     """Offsets that go beyond the points, or fall, are an error and no access."""
     for offsets in ([0, 4], [0, 3, 1], [-1, 2]):
         with pytest.raises(AtlasError):
-            line_weights(np.zeros((3, 3)), np.array(offsets))
+            vertex_tolerances(np.zeros((3, 3)), np.array(offsets))
 
 
 def test_rooms_that_do_not_fit_are_refused() -> None:

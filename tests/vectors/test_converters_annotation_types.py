@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import AtlasError, SourceError, ValuesError
-from raggedatlas.vectors.building import Cutting
+from raggedatlas.vectors.builder import ChunkingOptions
 from raggedatlas.vectors.converters.annotation_grid import PER_CELL
 from raggedatlas.vectors.converters.annotation_records import VECTORS
 from raggedatlas.vectors.converters.annotation_relations import groups_of
-from raggedatlas.vectors.converters.content import Content, decoded
+from raggedatlas.vectors.converters.content import Content, decode_categories
 from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
 from raggedatlas.vectors.converters.precomputed import read_blobs
 from raggedatlas.vectors.converters.stores import Conversion, convert
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
 
 FORMAT = "precomputed-annotations"
@@ -115,7 +115,9 @@ def test_annotations_go_through_a_store(kind: str, layout: str, tmp_path: Path) 
     """A store in either layout, cut into small chunks, keeps all of the annotations; objects and groups are found in it."""
     content = made(kind, 40)
     write_file(content, tmp_path / "a", format=FORMAT)
-    convert(tmp_path / "a", tmp_path / "s.zv", Conversion(layout=layout, cutting=Cutting(chunk_shape=(40.0,) * 3)))
+    convert(
+        tmp_path / "a", tmp_path / "s.zv", Conversion(layout=layout, cutting=ChunkingOptions(chunk_shape=(40.0,) * 3))
+    )
     assert convert(tmp_path / "s.zv", tmp_path / "b", Conversion(written=FORMAT, strict=True)) == []
     same(content, read_file(tmp_path / "b"))
     store, groups = open_vectors(tmp_path / "s.zv"), content.shapes.groups
@@ -164,7 +166,7 @@ def test_annotations_of_neuroglancer_of_each_type_are_read(peers: Path) -> None:
     assert boxes.shapes.kind == "line"
     assert boxes.shapes.positions.reshape(6, 4).tolist() == [[i, 0.25, 3 - i, 1.5] for i in range(6)]
     assert np.asarray(boxes.shapes.ids).tolist() == [2**40 + 7 * i for i in range(6)]
-    assert decoded(boxes.shapes.object_attributes["kind"]).tolist() == ["axon", "soma"] * 3
+    assert decode_categories(boxes.shapes.object_attributes["kind"]).tolist() == ["axon", "soma"] * 3
     assert boxes.metadata["dimensions"] == {"x": [4e-9, "m"], "y": [1, "s"]}
     round_ = read_file(peers / "ellipsoids").shapes
     assert round_.positions.tolist() == [[i, 0.25] for i in range(6)]
@@ -421,7 +423,7 @@ def test_neuroglancer_finds_in_ours_what_it_wrote(tmp_path: Path) -> None:
     last.mkdir()
     peer("make", first)
     for name in PEERED:
-        convert(first / name, tmp_path / f"{name}.zv", Conversion(cutting=Cutting(chunk_shape=(2.0, 1.0))))
+        convert(first / name, tmp_path / f"{name}.zv", Conversion(cutting=ChunkingOptions(chunk_shape=(2.0, 1.0))))
         convert(tmp_path / f"{name}.zv", last / name, Conversion(written=FORMAT, strict=True))
     assert json.loads(peer("check", first)) == json.loads(peer("check", last))
 

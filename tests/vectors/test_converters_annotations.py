@@ -9,7 +9,7 @@ import pytest
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.annotation_grid import PER_CELL
-from raggedatlas.vectors.converters.content import Content, decoded
+from raggedatlas.vectors.converters.content import Content, decode_categories
 from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
@@ -30,7 +30,7 @@ def test_annotations_of_neuroglancer_are_read(peers: Path) -> None:
     assert shapes.positions.tolist() == [[i, 2 * i + 0.5, 3 * i] for i in range(5)]
     assert shapes.vertex_attributes["annotation_id"].values.tolist() == [10, 13, 16, 19, 22]
     assert shapes.vertex_attributes["size"].values.tolist() == [0, 0.25, 0.5, 0.75, 1]
-    assert decoded(shapes.vertex_attributes["cell_type"]).tolist() == ["B", "T", "B", "T", "B"]
+    assert decode_categories(shapes.vertex_attributes["cell_type"]).tolist() == ["B", "T", "B", "T", "B"]
     assert shapes.vertex_attributes["color"].values.tolist() == [[i, 2 * i, 255] for i in range(5)]
     assert points.axes is not None
     assert [axis.unit for axis in points.axes] == ["meter"] * 3
@@ -127,7 +127,7 @@ def test_annotations_come_back_over_several_levels(tmp_path: Path) -> None:
     again = read_file(tmp_path / "p").shapes
     assert np.array_equal(again.positions, spots(n).positions.astype(np.float32))
     assert np.array_equal(again.vertex_attributes["quality"].values, spots(n).vertex_attributes["quality"].values)
-    assert decoded(again.vertex_attributes["gene"]).tolist()[:3] == ["A", "B", "A"]
+    assert decode_categories(again.vertex_attributes["gene"]).tolist()[:3] == ["A", "B", "A"]
     rng = np.random.default_rng(1)
     ends = (rng.random((2 * (PER_CELL + 100), 2)) * 100).astype(np.float32)
     lines = Shapes(

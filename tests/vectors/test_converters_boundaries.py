@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.boundaries import shapes_of_geometries
-from raggedatlas.vectors.converters.content import Content, decoded
+from raggedatlas.vectors.converters.content import Content, decode_categories
 from raggedatlas.vectors.converters.files import detect, plan_losses, read_file, write_file
-from raggedatlas.vectors.objects import geometries_of, to_geopandas
+from raggedatlas.vectors.objects import shapely_geometries, to_geopandas
+from raggedatlas.vectors.selection import take_objects
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.subsets import take_objects
 
 SQUARE = shapely.Polygon([(0, 0), (2, 0), (2, 2), (0, 0)])
 HOLED = shapely.Polygon([(0, 0), (9, 0), (9, 9), (0, 9)], [[(1, 1), (2, 1), (2, 2)], [(4, 4), (5, 4), (5, 5), (4, 5)]])
@@ -98,8 +98,11 @@ def test_rings_do_not_need_an_order(order: list[int]) -> None:
         "graph", shapes.positions[rows], shapes.offsets, links=np.argsort(rows)[shapes.links],
         vertex_attributes={name: a.take(rows) for name, a in shapes.vertex_attributes.items()},
     )  # fmt: skip
-    assert [a.equals_exact(b) for a, b in zip(geometries_of(turned), [SEVERAL, SQUARE], strict=True)] == [True, True]
-    assert geometries_of(take_objects(turned, np.array([1])))[0].equals_exact(SQUARE)
+    assert [a.equals_exact(b) for a, b in zip(shapely_geometries(turned), [SEVERAL, SQUARE], strict=True)] == [
+        True,
+        True,
+    ]
+    assert shapely_geometries(take_objects(turned, np.array([1])))[0].equals_exact(SQUARE)
 
 
 def test_lines_points_and_third_axes_come_back(tmp_path: Path) -> None:
@@ -115,7 +118,7 @@ def test_lines_points_and_third_axes_come_back(tmp_path: Path) -> None:
     points.to_parquet(tmp_path / "p.geoparquet")
     cloud = read_file(tmp_path / "p.geoparquet").shapes
     assert cloud.ids is None
-    assert decoded(cloud.vertex_attributes["t"]).tolist() == ["a", None]
+    assert decode_categories(cloud.vertex_attributes["t"]).tolist() == ["a", None]
     write_file(cloud, tmp_path / "q.geoparquet")
     assert gpd.read_parquet(tmp_path / "q.geoparquet").geometry.tolist() == points.geometry.tolist()
     many = shapes_of_geometries(np.array([shapely.MultiPoint([(0, 0), (1, 1)]), shapely.Point(5, 5)], object), {}, "x")
@@ -187,7 +190,7 @@ def test_spatialdata_is_read(peers: Path, store: str) -> None:
     assert detect(path) == "spatialdata"
     points = read_file(path, element="points/transcripts")
     assert points.shapes.positions.tolist() == [[2, 15], [4, 18], [7, 21], [8, 24]]
-    assert decoded(points.shapes.vertex_attributes["gene"]).tolist() == ["A", "B", "A", "C"]
+    assert decode_categories(points.shapes.vertex_attributes["gene"]).tolist() == ["A", "B", "A", "C"]
     assert points.metadata["spatialdata"] == {"feature_key": "gene", "instance_key": "cell_id"}
     assert read_file(path, element="points/transcripts", system="px").shapes.positions[0].tolist() == [1, 5]
     owned = read_file(path, element="points/transcripts", objects="cell_id").shapes
@@ -195,7 +198,7 @@ def test_spatialdata_is_read(peers: Path, store: str) -> None:
     spots = read_file(path / "shapes" / "spots").shapes
     assert (np.asarray(spots.ids).tolist(), spots.vertex_attributes["radius"].values.tolist()) == ([4, 7], [0.5, 1.5])
     cells = read_file(path, element="shapes/cells").shapes
-    drawn = geometries_of(cells)
+    drawn = shapely_geometries(cells)
     assert drawn[0].equals(shapely.Polygon([(1, 2), (1, 4), (3, 4)]))
     assert (drawn[1].area, len(drawn[1].interiors)) == (15.5, 1)
     if store == "oldest.zarr":
@@ -245,7 +248,7 @@ def test_spatialdata_comes_back(tmp_path: Path) -> None:
     assert write_file(Content(points, said), tmp_path / "p.zarr", format="spatialdata", strict=True) == []
     again = read_file(tmp_path / "p.zarr")
     assert again.metadata == said
-    assert decoded(again.shapes.vertex_attributes["gene"]).tolist() == ["A", "B"]
+    assert decode_categories(again.shapes.vertex_attributes["gene"]).tolist() == ["A", "B"]
     circles = Shapes(
         "point_cloud",
         np.array([[0.5, 1], [2, 3]]),
@@ -259,7 +262,7 @@ def test_spatialdata_comes_back(tmp_path: Path) -> None:
     polygons = shapes_of_geometries(np.array([SQUARE, HOLED]), {"area": Attribute(np.array([1.0, 2]))}, "x")
     write_file(polygons, tmp_path / "s.zarr", format="spatialdata", strict=True, name="cells")
     cells = read_file(tmp_path / "s.zarr").shapes
-    assert geometries_of(cells)[1].equals_exact(HOLED)
+    assert shapely_geometries(cells)[1].equals_exact(HOLED)
     assert cells.object_attributes["area"].values.tolist() == [1, 2]
     with pytest.raises(SourceError, match="circles and polygons"):
         write_file(Shapes("polyline", np.zeros((2, 2))), tmp_path / "l.zarr", format="spatialdata")

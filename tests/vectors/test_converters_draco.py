@@ -18,18 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError, ValuesError
-from raggedatlas.vectors.building import Cutting, make_geometry
-from raggedatlas.vectors.coarsening.steps import Steps
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.vectors.coarsening.options import PyramidOptions
 from raggedatlas.vectors.converters.content import Content
 from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
 from raggedatlas.vectors.converters.octree import cut_at, z_order
 from raggedatlas.vectors.converters.precomputed import read_blobs, read_info
 from raggedatlas.vectors.converters.stores import Conversion, convert
-from raggedatlas.vectors.pyramids import make_pyramid
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.pyramid import make_pyramid
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.selection import take_objects
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.subsets import take_objects
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.writer import write
 
 FORMAT = "precomputed-draco"
 ROOT = Path(__file__).parent.parent.parent
@@ -47,7 +47,7 @@ def balls() -> Shapes:
 
 def levels() -> Content:
     """The balls with a coarser level of both, and one of the first alone."""
-    one, two = (step.shapes for step in make_pyramid(balls(), Steps(n_levels=2, factor=4)))
+    one, two = (step.shapes for step in make_pyramid(balls(), PyramidOptions(n_levels=2, factor=4)))
     return Content(balls(), coarser=(one, take_objects(two, np.flatnonzero(np.asarray(two.ids) == 9))))
 
 
@@ -203,7 +203,9 @@ def test_a_cut_leaves_no_triangle_on_both_sides(triangles: list[tuple[int, ...]]
 def test_levels_go_from_a_store_and_back(layout: str, tmp_path: Path) -> None:
     """A store with a pyramid gives each level as one of detail, and they make a store with the same levels, ids and vertices again."""
     kept = one_of(levels().shapes, 9)
-    geometry = make_geometry(kept, Cutting((30.0,) * 3), coarser=make_pyramid(kept, Steps(n_levels=2, factor=4)))
+    geometry = make_geometry(
+        kept, ChunkingOptions((30.0,) * 3), coarser=make_pyramid(kept, PyramidOptions(n_levels=2, factor=4))
+    )
     write(geometry, tmp_path / "a.zv", layout=layout)
     assert convert(tmp_path / "a.zv", tmp_path / "m", Conversion(written=FORMAT, strict=True)) == [
         "rounded: positions, to the whole numbers of a grid over each mesh"
@@ -228,7 +230,7 @@ def test_levels_go_from_a_store_and_back(layout: str, tmp_path: Path) -> None:
 def test_a_pyramid_is_made_on_the_way_from_a_file(tmp_path: Path) -> None:
     """Asked for levels, a file of one level becomes one of several; other formats tell that they hold none."""
     write_file(one_of(balls(), 9), tmp_path / "a.ply")
-    convert(tmp_path / "a.ply", tmp_path / "m", Conversion(written=FORMAT, steps=Steps(n_levels=2, factor=4)))
+    convert(tmp_path / "a.ply", tmp_path / "m", Conversion(written=FORMAT, steps=PyramidOptions(n_levels=2, factor=4)))
     assert [level.n_links for level in read_file(tmp_path / "m").coarser] == [80, 20]
     assert plan_losses(levels(), "ply")[-1] == "levels: 2 coarser ones are left out"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import decoded
+from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.converters.files import read_file, write_file
 from raggedatlas.vectors.converters.tables import table_content
 from raggedatlas.vectors.shapes import Attribute, Shapes
@@ -131,7 +131,7 @@ def test_missing_texts_stay_missing(tmp_path: Path) -> None:
     table = pa.table({"x": [1.0, 2], "y": [1.0, 2], "t": pa.array(["a", None]).dictionary_encode()})
     papq.write_table(table, tmp_path / "a.parquet")
     made = read_file(tmp_path / "a.parquet").shapes.vertex_attributes["t"]
-    assert decoded(made).tolist() == ["a", None]
+    assert decode_categories(made).tolist() == ["a", None]
     write_file(read_file(tmp_path / "a.parquet"), tmp_path / "b.parquet")
     assert papq.read_table(tmp_path / "b.parquet")["t"].to_pylist() == ["a", None]
 
@@ -145,8 +145,14 @@ def test_categories_stay_as_they_are(tmp_path: Path) -> None:
     made = table_content(table, "a table").shapes.vertex_attributes
     assert made["gene"].metadata["categories"] == ["MS4A1", "CD3E", "ACTB"]
     assert (made["gene"].values.tolist(), made["gene"].metadata["ordered"]) == ([2, -1, 0], True)
-    assert (made["twice"].metadata["categories"], decoded(made["twice"]).tolist()) == (["a", "b"], ["b", "b", "a"])
-    assert (made["number"].metadata["categories"], decoded(made["number"]).tolist()) == (["5", "7"], ["7", "5", "5"])
+    assert (made["twice"].metadata["categories"], decode_categories(made["twice"]).tolist()) == (
+        ["a", "b"],
+        ["b", "b", "a"],
+    )
+    assert (made["number"].metadata["categories"], decode_categories(made["number"]).tolist()) == (
+        ["5", "7"],
+        ["7", "5", "5"],
+    )
     papq.write_table(table.select(["x", "y", "gene"]), tmp_path / "a.parquet")
     read = read_file(tmp_path / "a.parquet").shapes.vertex_attributes["gene"]
     assert (read.metadata["categories"], read.values.tolist()) == (["MS4A1", "CD3E", "ACTB"], [2, -1, 0])
@@ -157,12 +163,12 @@ def test_categories_stay_as_they_are(tmp_path: Path) -> None:
     bare = {"t": Attribute(np.array([-1, -1]), metadata={"categories": []})}
     write_file(Shapes("point_cloud", np.zeros((2, 2)), vertex_attributes=bare), tmp_path / "c.parquet")
     assert papq.read_table(tmp_path / "c.parquet")["t"].to_pylist() == [None, None]
-    assert decoded(read_file(tmp_path / "c.parquet").shapes.vertex_attributes["t"]).tolist() == [None, None]
+    assert decode_categories(read_file(tmp_path / "c.parquet").shapes.vertex_attributes["t"]).tolist() == [None, None]
     assert pd.read_csv(tmp_path / "b.csv")["gene"].fillna("none").tolist() == ["ACTB", "none", "MS4A1"]
     parts = pa.chunked_array([genes.slice(0, 1), pa.array(["LYZ"]).dictionary_encode().cast(genes.type)])
     joined = table_content(pa.table({"x": [1.0, 2], "y": [1.0, 2], "gene": parts}), "a table").shapes
     assert joined.vertex_attributes["gene"].metadata["categories"] == ["MS4A1", "CD3E", "ACTB", "LYZ"]
-    assert decoded(joined.vertex_attributes["gene"]).tolist() == ["ACTB", "LYZ"]
+    assert decode_categories(joined.vertex_attributes["gene"]).tolist() == ["ACTB", "LYZ"]
     empty = table_content(table.slice(0, 0), "a table").shapes.vertex_attributes["gene"]
     assert (len(empty.values), empty.metadata["categories"]) == (0, ["MS4A1", "CD3E", "ACTB"])
 

@@ -15,16 +15,16 @@ from typer.testing import CliRunner
 
 from raggedatlas.cli.verbs import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError
-from raggedatlas.vectors.building import Cutting
-from raggedatlas.vectors.coarsening.steps import Steps
+from raggedatlas.vectors.builder import ChunkingOptions
+from raggedatlas.vectors.coarsening.options import PyramidOptions
 from raggedatlas.vectors.converters.boundaries import shapes_of_geometries
-from raggedatlas.vectors.converters.content import Content, decoded
+from raggedatlas.vectors.converters.content import Content, decode_categories
 from raggedatlas.vectors.converters.files import read_file, write_file
 from raggedatlas.vectors.converters.registry import CONVERTERS
 from raggedatlas.vectors.converters.stores import Conversion, convert, is_store
-from raggedatlas.vectors.extras import LIBRARIES, library
-from raggedatlas.vectors.objects import geometries_of, to_networkx, to_trimesh
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.libraries import LIBRARIES, library
+from raggedatlas.vectors.objects import shapely_geometries, to_networkx, to_trimesh
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
 
@@ -100,7 +100,7 @@ def test_a_file_goes_through_a_store_and_back(tmp_path: Path, made: str, name: s
     first, last = tmp_path / f"first{ending}", tmp_path / f"last{ending}"
     write_file(MADE[made][0], first, format=name)
     shape = (7.0,) * MADE[made][0].n_dims
-    convert(first, tmp_path / "a.zv", Conversion(read=name, layout=layout, cutting=Cutting(chunk_shape=shape)))
+    convert(first, tmp_path / "a.zv", Conversion(read=name, layout=layout, cutting=ChunkingOptions(chunk_shape=shape)))
     assert open_vectors(tmp_path / "a.zv").layout == layout
     convert(tmp_path / "a.zv", last, Conversion(written=name))
     one, other = read_file(first, format=name).shapes, read_file(last, format=name).shapes
@@ -109,8 +109,8 @@ def test_a_file_goes_through_a_store_and_back(tmp_path: Path, made: str, name: s
     assert set(one.vertex_attributes) == set(other.vertex_attributes)
     assert set(one.object_attributes) == set(other.object_attributes)
     for attribute, values in one.vertex_attributes.items():
-        again = decoded(other.vertex_attributes[attribute]).tolist()
-        assert sorted(map(str, decoded(values).tolist())) == sorted(map(str, again)), attribute
+        again = decode_categories(other.vertex_attributes[attribute]).tolist()
+        assert sorted(map(str, decode_categories(values).tolist())) == sorted(map(str, again)), attribute
 
 
 def test_affine_and_crs_go_through_a_store(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_affine_and_crs_go_through_a_store(tmp_path: Path) -> None:
 def test_layouts_are_converted_without_loss(tmp_path: Path) -> None:
     """Item 106: from store to store, with levels, nothing changes but the layout, and the order of links across chunks."""
     write_file(tree(), tmp_path / "a.swc")
-    convert(tmp_path / "a.swc", tmp_path / "a.zv", Conversion(steps=Steps(2, 2.0)))
+    convert(tmp_path / "a.swc", tmp_path / "a.zv", Conversion(steps=PyramidOptions(2, 2.0)))
     assert convert(tmp_path / "a.zv", tmp_path / "b.zv", Conversion(layout="0.7", strict=True)) == []
     one, other = open_vectors(tmp_path / "a.zv"), open_vectors(tmp_path / "b.zv")
     assert (one.layout, other.layout, one.n_levels, other.n_levels) == ("0.9", "0.7", 3, 3)
@@ -140,7 +140,7 @@ def test_layouts_are_converted_without_loss(tmp_path: Path) -> None:
 def test_what_a_file_cannot_hold_of_a_store_is_told(tmp_path: Path) -> None:
     """Coarser levels are lost by name unless one is asked for; strict refuses them; a level is written as it is."""
     write_file(tree(), tmp_path / "a.swc")
-    convert(tmp_path / "a.swc", tmp_path / "a.zv", Conversion(steps=Steps(1, 2.0)))
+    convert(tmp_path / "a.swc", tmp_path / "a.zv", Conversion(steps=PyramidOptions(1, 2.0)))
     assert convert(tmp_path / "a.zv", tmp_path / "b.swc") == ["levels: 1 coarser ones are left out"]
     with pytest.raises(SourceError, match="would not come through whole: levels"):
         convert(tmp_path / "a.zv", tmp_path / "c.swc", Conversion(strict=True))
@@ -243,7 +243,7 @@ def test_shapes_as_objects_of_other_libraries() -> None:
         to_networkx(surface())
     with pytest.raises(SourceError, match="makes no trimesh"):
         to_trimesh(tree())
-    assert [one.geom_type for one in geometries_of(tree())] == ["MultiLineString"]
+    assert [one.geom_type for one in shapely_geometries(tree())] == ["MultiLineString"]
 
 
 ROOT = Path(__file__).parent.parent.parent

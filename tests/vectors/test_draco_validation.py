@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from raggedatlas.testing.geometry import EDGE, mesh, walk
-from raggedatlas.vectors.building import Cutting, make_geometry
-from raggedatlas.vectors.validating.validation import validate
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.writer import write
 
 pytest.importorskip("DracoPy", reason="the extra draco is not installed")
 
@@ -17,7 +17,7 @@ pytest.importorskip("DracoPy", reason="the extra draco is not installed")
 @pytest.fixture(params=["0.7", "0.9"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A mesh in Draco, a file for each chunk."""
-    made = make_geometry(mesh(), Cutting(chunk_shape=EDGE, encoding="draco"))
+    made = make_geometry(mesh(), ChunkingOptions(chunk_shape=EDGE, encoding="draco"))
     write(made, tmp_path / "store", layout=request.param, shards=False)
     return tmp_path / "store"
 
@@ -42,7 +42,11 @@ def test_what_is_written_is_sound(layout: str, tmp_path: Path) -> None:
     """Items 14, 16: a rounded vertex may lie beyond its chunk and the bounds by one step of the rounding; that is no fault."""
     for seed in range(4):
         shapes = replace(mesh(), positions=walk(40, seed=seed))
-        write(make_geometry(shapes, Cutting(chunk_shape=EDGE, encoding="draco")), tmp_path / f"{seed}", layout=layout)
+        write(
+            make_geometry(shapes, ChunkingOptions(chunk_shape=EDGE, encoding="draco")),
+            tmp_path / f"{seed}",
+            layout=layout,
+        )
         assert [str(problem) for problem in validate(tmp_path / f"{seed}")] == []
 
 

@@ -10,10 +10,10 @@ from raggedatlas.cli.verbs import app
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.testing.geometry import ALL, EDGE
 from raggedatlas.vectors import inspect
-from raggedatlas.vectors.building import Cutting, make_geometry
-from raggedatlas.vectors.detecting import is_vectors
-from raggedatlas.vectors.reading import open_vectors
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.vectors.detection import is_geometry_store
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.writer import write
 
 
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
@@ -21,7 +21,7 @@ def test_all_of_a_store_is_told(layout: str, tmp_path: Path) -> None:
     """Generation, type, axes, bounds, levels, arrays, counts and sizes of every kind, and the whole as HTML."""
     for name, make in ALL.items():
         path = tmp_path / name
-        write(make_geometry(make(), Cutting(chunk_shape=EDGE)), path, layout=layout)
+        write(make_geometry(make(), ChunkingOptions(chunk_shape=EDGE)), path, layout=layout)
         found = inspect(path)
         assert (found.layout, found.types) == (layout, (make().kind,))
         assert found.axes == ("x", "y", "z")
@@ -50,14 +50,14 @@ def test_damage_is_shown_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
     with pytest.raises(SourceError):
         inspect(tmp_path)
-    assert is_vectors(tmp_path / "a")
-    assert not is_vectors(tmp_path)
+    assert is_geometry_store(tmp_path / "a")
+    assert not is_geometry_store(tmp_path)
 
 
 def test_the_commands_tell_a_store_by_what_lies_there(tmp_path: Path) -> None:
     """`inspect` and `validate` take a geometry store as they take files: text, JSON, levels, and 1 where a must is broken."""
     path = tmp_path / "lines"
-    write(make_geometry(ALL["streamline"](), Cutting(chunk_shape=EDGE)), path)
+    write(make_geometry(ALL["streamline"](), ChunkingOptions(chunk_shape=EDGE)), path)
     run = CliRunner().invoke
     shown = run(app, ["inspect", str(path)])
     assert shown.exit_code == 0

@@ -13,18 +13,18 @@ import zarr
 
 from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
-from raggedatlas.vectors.blobs import as_bytes, encode_ragged
-from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
+from raggedatlas.vectors.blobs import encode_ragged, to_bytes
+from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.fragment_index import FragmentIndex
 from raggedatlas.vectors.geometry import CrossLinks, Geometry
 from raggedatlas.vectors.layout_07 import array_node
-from raggedatlas.vectors.nodes import group
-from raggedatlas.vectors.placing import _write_pieces
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.publish import _write_pieces
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.writer import write
+from raggedatlas.vectors.zarr_nodes import group_json
 
-CUT = Cutting(chunk_shape=EDGE)
+CUT = ChunkingOptions(chunk_shape=EDGE)
 
 
 def stored(path: Path, name: str, **options: Any) -> Path:
@@ -47,7 +47,7 @@ def keys(store: Path, path: str) -> list[str]:
 def put(store: Path, path: str, values: Any, attributes: dict[str, Any] | None = None) -> None:
     """Replace a node: an array of one chunk, or a group."""
     shutil.rmtree(store / path, ignore_errors=True)
-    files = [group(path, attributes)] if attributes is not None else list(array_node(path, values, None))
+    files = [group_json(path, attributes)] if attributes is not None else list(array_node(path, values, None))
     for key, pieces in files:
         (store / key).parent.mkdir(parents=True, exist_ok=True)
         with (store / key).open("wb", buffering=0) as file:
@@ -219,10 +219,10 @@ def test_bytes_are_read_in_both_spellings(tmp_path: Path) -> None:
         for family in ("vertices", "vertex_attributes/a", "links/0", "link_attributes/c/0"):
             if (store / "0" / family).exists():
                 for key in keys(store, f"0/{family}"):
-                    put(store, f"0/{family}/{key}", as_bytes(root[f"0/{family}/{key}"][...]))
+                    put(store, f"0/{family}/{key}", to_bytes(root[f"0/{family}/{key}"][...]))
                 facts = block(store, f"0/{family}")
                 facts["zvf_array"] = facts.pop("zv_array")
-                (store / f"0/{family}/zarr.json").write_bytes(group("x", facts | {"unknown": 1})[1][0])
+                (store / f"0/{family}/zarr.json").write_bytes(group_json("x", facts | {"unknown": 1})[1][0])
         for sidecar in ("object_index/offsets", "groups/offsets"):
             shutil.rmtree(store / "0" / sidecar, ignore_errors=True)
         for key in keys(store, "0/vertex_fragments"):
@@ -263,8 +263,8 @@ def pyramid(storage: str = "explicit", ratio: tuple[int, ...] | None = (2, 2, 2)
     parents = offsets[owner] + local // 2
     first = np.unique(parents, return_index=True)[1]
     coarse = Shapes("streamline", fine.positions[first], offsets=offsets, ids=np.arange(4))
-    step = Coarser(coarse, bin_ratio=(2, 2, 2), chunk_ratio=ratio, parents=parents)
-    cutting = Cutting(chunk_shape=EDGE, bin_shape=(1.5,) * 3, cross_level_storage=storage)
+    step = CoarseLevel(coarse, bin_ratio=(2, 2, 2), chunk_ratio=ratio, parents=parents)
+    cutting = ChunkingOptions(chunk_shape=EDGE, bin_shape=(1.5,) * 3, cross_level_storage=storage)
     return make_geometry(fine, cutting, coarser=[step])
 
 
@@ -303,7 +303,7 @@ def test_levels_keep_their_objects(tmp_path: Path) -> None:
     """Items 69, 91, 101: objects that a coarse level dropped stay in its index, empty; their attributes are marked absent; ids and counts."""
     fine = replace(paths(), object_attributes={})
     keep = Shapes("streamline", fine.positions[6:16], offsets=np.array([0, 10]), ids=np.array([3]), object_attributes={"v": [7.0], "n": np.array([5], np.uint8)})  # fmt: skip
-    geometry = make_geometry(fine, CUT, coarser=[Coarser(keep, (2, 2, 2), sparsity=0.25)])
+    geometry = make_geometry(fine, CUT, coarser=[CoarseLevel(keep, (2, 2, 2), sparsity=0.25)])
     for layout in ("0.7", "0.9"):
         write(geometry, tmp_path / layout, layout=layout)
         store = open_vectors(tmp_path / layout)
@@ -324,7 +324,7 @@ def test_levels_keep_their_objects(tmp_path: Path) -> None:
         )
         assert store.objects([1], level=1).n_vertices == 0
     with pytest.raises(SourceError, match="not in the finest"):
-        make_geometry(fine, CUT, coarser=[Coarser(replace(keep, ids=np.array([9])), (2, 2, 2))])
+        make_geometry(fine, CUT, coarser=[CoarseLevel(replace(keep, ids=np.array([9])), (2, 2, 2))])
 
 
 def test_both_encodings_of_links_across_levels(tmp_path: Path) -> None:
@@ -336,24 +336,24 @@ def test_both_encodings_of_links_across_levels(tmp_path: Path) -> None:
     facts = block(store, "0/links/+1")
     assert facts["record_encoding"] == "ragged_rows"
     (store / "0/links/+1/zarr.json").write_bytes(
-        group("x", {k: v for k, v in facts.items() if k != "record_encoding"})[1][0]
+        group_json("x", {k: v for k, v in facts.items() if k != "record_encoding"})[1][0]
     )
     again = open_vectors(store).cross_links(1)
     assert again is not None
     assert np.array_equal(again.rows, expected.rows)
     ends = np.array([[[0, 0, 0, 1], [0, 0, 0, 0]], [[0, 0, 0, 0], [-1, 2, 0, 5]]])
     for key in keys(store, "0/links/+1"):
-        put(store, f"0/links/+1/{key}", as_bytes(ends))
+        put(store, f"0/links/+1/{key}", to_bytes(ends))
     for marks in ({}, {"record_encoding": "endpoints_v1"}):
-        (store / "0/links/+1/zarr.json").write_bytes(group("x", {**facts, "record_encoding": None, **marks})[1][0])
+        (store / "0/links/+1/zarr.json").write_bytes(group_json("x", {**facts, "record_encoding": None, **marks})[1][0])
         found = open_vectors(store).cross_links(1)
         assert found is not None
         assert found.chunks[1, 1].tolist() == [-1, 2, 0]
     shutil.rmtree(store / "0/cross_chunk_links")
     one = {**facts, "link_width": 1, "record_encoding": "ragged_rows"}
-    (store / "0/links/+1/zarr.json").write_bytes(group("x", one)[1][0])
+    (store / "0/links/+1/zarr.json").write_bytes(group_json("x", one)[1][0])
     for key in keys(store, "0/links/+1"):
-        put(store, f"0/links/+1/{key}", np.frombuffer(encode_ragged(as_bytes(np.array([[4], [2]]))), np.uint8))
+        put(store, f"0/links/+1/{key}", np.frombuffer(encode_ragged(to_bytes(np.array([[4], [2]]))), np.uint8))
     single = open_vectors(store).cross_links(1)
     assert single is not None
     assert set(single.rows[:, 0].tolist()) >= {4, 2}
@@ -429,7 +429,7 @@ def test_chunks_of_another_length_are_refused(tmp_path: Path, path: str, says: s
     write(make_geometry(shapes, CUT), tmp_path / "s", layout="0.7")
     key = keys(tmp_path / "s", path)[0]
     raw = zarr.open_array(tmp_path / "s" / path / key, mode="r")[...]
-    put(tmp_path / "s", f"{path}/{key}", as_bytes(raw)[:-1] if path.endswith(("vertices", "links/0")) else raw[1:])
+    put(tmp_path / "s", f"{path}/{key}", to_bytes(raw)[:-1] if path.endswith(("vertices", "links/0")) else raw[1:])
     with pytest.raises(CorruptError, match=says):
         open_vectors(tmp_path / "s").read()
 
@@ -442,10 +442,10 @@ def test_declared_numbers_are_the_stored_ones(tmp_path: Path) -> None:
         ("0/object_index", "num_objects", "manifests"),
     ):
         facts = block(store, path)
-        (store / path / "zarr.json").write_bytes(group("x", {**facts, key: facts[key] + 1})[1][0])
+        (store / path / "zarr.json").write_bytes(group_json("x", {**facts, key: facts[key] + 1})[1][0])
         with pytest.raises(CorruptError, match=says):
             open_vectors(store).read()
-        (store / path / "zarr.json").write_bytes(group("x", facts)[1][0])
+        (store / path / "zarr.json").write_bytes(group_json("x", facts)[1][0])
     values = zarr.open_array(store / "0/cross_chunk_link_attributes/c/0/data", mode="r")[...]
     put(store, "0/cross_chunk_link_attributes/c/0/data", values[:-1])
     with pytest.raises(CorruptError, match="rows in a chunk"):

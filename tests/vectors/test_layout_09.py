@@ -13,19 +13,25 @@ import zarr
 
 from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
-from raggedatlas.vectors.building import Cutting, make_geometry
-from raggedatlas.vectors.crossing import Segment, file_links, parse_segment, segment_name, unfile_links
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.vectors.cross_links_09 import (
+    OffsetSegment,
+    decode_cross_links,
+    encode_cross_links,
+    parse_segment,
+    segment_name,
+)
 from raggedatlas.vectors.fragment_index import FragmentIndex
 from raggedatlas.vectors.geometry import CrossLinks
 from raggedatlas.vectors.manifests import encode_manifests
-from raggedatlas.vectors.nodes import group, shard_shape, small_array, vlen_array
-from raggedatlas.vectors.placing import _write_pieces
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.publish import _write_pieces
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
-from raggedatlas.vectors.validating.validation import validate
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.writer import write
+from raggedatlas.vectors.zarr_nodes import group_json, shard_shape, small_array, vlen_array
 
-CUT = Cutting(chunk_shape=EDGE)
+CUT = ChunkingOptions(chunk_shape=EDGE)
 
 
 def block(store: Path, path: str) -> dict[str, Any]:
@@ -134,12 +140,12 @@ def test_links_are_filed_and_found(store: str, directed: bool, width: int) -> No
     rng = np.random.default_rng(width)
     chunks, rows = rng.integers(-1, 2, (50, width, 2)), rng.integers(0, 4, (50, width))
     ones = np.ones(2, np.int64)
-    segments = file_links(chunks, rows, (0, directed, store), (ones, ones))
+    segments = encode_cross_links(chunks, rows, (0, directed, store), (ones, ones))
     counts = np.bincount(np.concatenate([segment.record for segment in segments]), minlength=50)
     touched = np.array([len(set(map(tuple, chunk.tolist()))) for chunk in chunks])
     assert np.array_equal(counts, touched if store == "duplicate" else np.ones(50, int))
     for segment in segments:
-        found = unfile_links(segment, (ones, ones), "x")
+        found = decode_cross_links(segment, (ones, ones), "x")
         assert np.array_equal(found[0], chunks[segment.record])
         assert np.array_equal(found[1], rows[segment.record])
 
@@ -147,7 +153,7 @@ def test_links_are_filed_and_found(store: str, directed: bool, width: int) -> No
 def test_an_order_that_cannot_be_is_refused() -> None:
     """Two ends have two orders; another number is refused."""
     ones = np.ones(2, np.int64)
-    bad = Segment(
+    bad = OffsetSegment(
         np.array([[1, 0]]),
         np.zeros((1, 2), np.int64),
         np.array([0, 1]),
@@ -156,7 +162,7 @@ def test_an_order_that_cannot_be_is_refused() -> None:
         True,
     )
     with pytest.raises(CorruptError, match="permutation"):
-        unfile_links(bad, (ones, ones), "x")
+        decode_cross_links(bad, (ones, ones), "x")
 
 
 def test_policies_of_links_come_back(tmp_path: Path) -> None:
@@ -205,9 +211,13 @@ def test_both_versions_of_the_index(tmp_path: Path) -> None:
     write(geometry, tmp_path / "s")
     store, blobs = tmp_path / "s", encode_manifests(objects)
     turned = [2, 0, 1]
-    from raggedatlas.vectors.blobs import pack
+    from raggedatlas.vectors.blobs import concat_blobs
 
-    put(store, "0/object_index/manifests", vlen_array("0/object_index/manifests", pack([blobs[i] for i in turned]), {}))
+    put(
+        store,
+        "0/object_index/manifests",
+        vlen_array("0/object_index/manifests", concat_blobs([blobs[i] for i in turned]), {}),
+    )
     put(store, "0/object_index/object_ids", small_array("0/object_index/object_ids", objects.ids[turned], {}))
     found = open_vectors(store)
     assert found.object_ids().tolist() == [3, 4, 2**40]
@@ -216,9 +226,9 @@ def test_both_versions_of_the_index(tmp_path: Path) -> None:
     shutil.rmtree(store / "0/object_index/object_ids")
     put(store, "0/object_index/manifests", vlen_array("0/object_index/manifests", blobs, {}))
     facts = block(store, "0/object_index")
-    (store / "0/object_index/zarr.json").write_bytes(group("x", {**facts, "layout": "vlen_manifests_v1"})[1][0])
+    (store / "0/object_index/zarr.json").write_bytes(group_json("x", {**facts, "layout": "vlen_manifests_v1"})[1][0])
     assert rows_of(open_vectors(store).objects([2]).positions) == rows_of(walk(40)[:5])
-    (store / "0/object_index/zarr.json").write_bytes(group("x", {**facts, "layout": "vlen_manifests_v3"})[1][0])
+    (store / "0/object_index/zarr.json").write_bytes(group_json("x", {**facts, "layout": "vlen_manifests_v3"})[1][0])
     with pytest.raises(SourceError, match="vlen_manifests_v3"):
         open_vectors(store)
 
@@ -261,7 +271,7 @@ def test_many_manifests_are_read_in_pieces(tmp_path: Path) -> None:
     n = 300
     points = np.random.default_rng(0).uniform(-9, 9, (n, 2))
     shapes = Shapes("point_cloud", points, offsets=np.arange(n + 1), object_attributes={"v": np.arange(n)})
-    write(make_geometry(shapes, Cutting(chunk_shape=(3, 3))), tmp_path / "s")
+    write(make_geometry(shapes, ChunkingOptions(chunk_shape=(3, 3))), tmp_path / "s")
     store = open_vectors(tmp_path / "s")
     assert np.array_equal(store.read().positions, points)
     asked = store.objects([299, 0, 128])
@@ -279,7 +289,7 @@ def test_shards_stay_small() -> None:
 def test_wide_grids_are_sharded(tmp_path: Path) -> None:
     """Points far apart in small chunks make many cells and few, and come back."""
     points = np.random.default_rng(0).uniform(-5000, 5000, (60, 3))
-    write(make_geometry(Shapes("point_cloud", points), Cutting(chunk_shape=(2, 2, 2))), tmp_path / "s")
+    write(make_geometry(Shapes("point_cloud", points), ChunkingOptions(chunk_shape=(2, 2, 2))), tmp_path / "s")
     store = open_vectors(tmp_path / "s")
     assert rows_of(store.read().positions) == rows_of(points)
     assert rows_of(store.box([-2000] * 3, [3000] * 3).positions) == rows_of(

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
+from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry, Level
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.validating.validation import validate
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.writer import write
 
 EXACT = (0.25, 0.75, 1.0, 2.5, 3.0, 10.0, 64.0, 1000.0)
 ROUGH = (0.1, 0.3, 1 / 3, 0.7, 1.1, np.pi)
@@ -36,8 +36,8 @@ def points(draw: st.DrawFn, edges: tuple[float, ...], types: tuple[str, ...]) ->
 
 def levels_of(shapes: Shapes, edges: tuple[float, ...], ratios: list[Ratio]) -> Geometry:
     """Cut the same points on every level, each of which spans more chunks of level 0."""
-    coarser = [Coarser(shapes, ratio, ratio) for ratio in ratios]
-    return make_geometry(shapes, Cutting(chunk_shape=edges), coarser=coarser)
+    coarser = [CoarseLevel(shapes, ratio, ratio) for ratio in ratios]
+    return make_geometry(shapes, ChunkingOptions(chunk_shape=edges), coarser=coarser)
 
 
 def keys_by_point(level: Level) -> NDArray[np.int64]:

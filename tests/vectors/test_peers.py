@@ -29,18 +29,18 @@ from raggedatlas.testing.geometry import (
     tree,
     walk,
 )
-from raggedatlas.vectors.building import Cutting, make_geometry
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Fragments, Geometry
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
-from raggedatlas.vectors.validating.validation import validate
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.writer import write
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = Path(__file__).with_name("peer_zarr_vectors.py")
 VENVS = {"0.7": ROOT / ".venv-peers-vectors-0.2", "0.9": ROOT / ".venv-peers-vectors-0.9"}
 
-CUT = Cutting(chunk_shape=EDGE)
+CUT = ChunkingOptions(chunk_shape=EDGE)
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -196,7 +196,7 @@ def with_tables(shapes: Shapes) -> Shapes:
 
 def stores_of_ours() -> dict[str, Geometry]:
     """What is written for the packages to read: every kind, objects with all kinds of manifests, groups."""
-    cutting = Cutting(chunk_shape=EDGE)
+    cutting = ChunkingOptions(chunk_shape=EDGE)
     shapes = {
         "point_cloud-plain": Shapes("point_cloud", walk(60), vertex_attributes={"v": np.arange(60, dtype="f4")}),
         "point_cloud-objects": with_tables(replace(paths(), kind="point_cloud", offsets=np.array([0, 5, 5, 6, 40]))),
@@ -274,7 +274,7 @@ def many() -> Shapes:
 def test_it_reads_every_spelling_of_0_9(tmp_path: Path) -> None:
     """Item 104: overlapping and explicit fragments, files for each chunk, compressed cells, sparse ids beyond 32 bits, the index in both forms
     (v1 of row numbers, v2 with a table of ids), groups as ranges and narrow links are read by 0.9.2."""
-    plain = make_geometry(Shapes("point_cloud", walk(60)), Cutting(chunk_shape=EDGE))
+    plain = make_geometry(Shapes("point_cloud", walk(60)), ChunkingOptions(chunk_shape=EDGE))
     write(with_lists(plain), tmp_path / "point_cloud-lists")
     write(plain, tmp_path / "point_cloud-files", shards=False)
     write(plain, tmp_path / "point_cloud-zstd", compression="zstd")
@@ -282,7 +282,8 @@ def test_it_reads_every_spelling_of_0_9(tmp_path: Path) -> None:
     write(plain, tmp_path / "point_cloud-lz4", compression="lz4")
     whole = np.rint(walk(60) * 10).astype(np.int16)
     write(
-        make_geometry(Shapes("point_cloud", whole), Cutting(chunk_shape=(40, 40, 40))), tmp_path / "point_cloud-whole"
+        make_geometry(Shapes("point_cloud", whole), ChunkingOptions(chunk_shape=(40, 40, 40))),
+        tmp_path / "point_cloud-whole",
     )
     own = spots()
     write(make_geometry(with_tables(replace(own, offsets=np.array([0, 5, 5, 40]))), CUT), tmp_path / "point_cloud-v2")

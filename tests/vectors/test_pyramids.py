@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
+from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.coarsening.meshes import decimate, is_closed
-from raggedatlas.vectors.coarsening.points import along_curve
-from raggedatlas.vectors.coarsening.steps import Steps
-from raggedatlas.vectors.pyramids import make_pyramid
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.coarsening.options import PyramidOptions
+from raggedatlas.vectors.coarsening.points import z_order_ranks
+from raggedatlas.vectors.pyramid import make_pyramid
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.selection import counts_to_offsets, object_rows
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
-from raggedatlas.vectors.subsets import owners, spread
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.writer import write
 
 KINDS = ["point_cloud", "line", "polyline", "streamline", "graph", "skeleton"]
 
@@ -34,7 +34,7 @@ def shapes_of(draw: st.DrawFn, kind: str) -> Shapes:
         counts[:] = 2
     n = int(counts.sum())
     positions = (rng.normal(size=(n, draw(st.integers(2, 4)))) * 10).astype(draw(st.sampled_from(["f4", "f8", "i4"])))
-    offsets = spread(counts)
+    offsets = counts_to_offsets(counts)
     links = None
     if kind in ("graph", "skeleton"):
         rows = [
@@ -58,7 +58,7 @@ def shapes_of(draw: st.DrawFn, kind: str) -> Shapes:
     )  # fmt: skip
 
 
-def check_levels(shapes: Shapes, levels: tuple[Coarser, ...], steps: Steps) -> None:
+def check_levels(shapes: Shapes, levels: tuple[CoarseLevel, ...], steps: PyramidOptions) -> None:
     """Hold every level against the laws that all kinds share."""
     finer = shapes
     assert len(levels) == steps.n_levels
@@ -76,7 +76,7 @@ def check_levels(shapes: Shapes, levels: tuple[Coarser, ...], steps: Steps) -> N
         assert level.parents is not None
         assert level.parents.shape == (finer.n_vertices,)
         stands = np.flatnonzero(level.parents >= 0)
-        numbers = [np.asarray(s.ids)[owners(s)] for s in (finer, coarse)]
+        numbers = [np.asarray(s.ids)[object_rows(s)] for s in (finer, coarse)]
         assert np.array_equal(numbers[0][stands], numbers[1][level.parents[stands]])
         assert set(numbers[0][level.parents < 0]).isdisjoint(np.asarray(coarse.ids))
         assert level.bin_ratio == tuple(r**number for r in steps.bins(shapes.n_dims))
@@ -92,7 +92,7 @@ def rows_at(level: Shapes) -> list[int]:
 def test_every_level_keeps_ids_and_some_of_the_vertices(kind: str, data: st.DataObject) -> None:
     """Ids, groups and attributes stay; counts never grow; every vertex is one of the finer level, in place; parents are of the same object."""
     shapes = data.draw(shapes_of(kind))
-    steps = Steps(
+    steps = PyramidOptions(
         data.draw(st.integers(0, 3)), data.draw(st.sampled_from([2.0, 4.0, 8.0])), seed=data.draw(st.integers(0, 9))
     )
     levels = make_pyramid(shapes, steps)
@@ -125,7 +125,7 @@ def summary(shapes: Shapes) -> tuple[int, int, int, list[int]]:
 def test_branches_ends_roots_parts_and_loops_stay(data: st.DataObject, kind: str) -> None:
     """A coarser graph has the same branch points, ends, parts and loops; no new double edges; a skeleton the same roots, and it is a forest."""
     shapes = data.draw(shapes_of(kind))
-    (level,) = make_pyramid(shapes, Steps(1, tolerances=(1e9,)))
+    (level,) = make_pyramid(shapes, PyramidOptions(1, tolerances=(1e9,)))
     before, after = summary(shapes), summary(level.shapes)
     assert (before[0], before[1], before[3]) == (after[0], after[1], after[3])
     new = np.asarray(level.shapes.links)
@@ -144,7 +144,7 @@ def test_links_point_as_before() -> None:
     """In a chain that is simplified, a link still goes from the far end to the near one."""
     line = np.stack([np.arange(6.0), np.zeros(6)], 1)
     shapes = Shapes("skeleton", line, links=np.array([[1, 0], [2, 1], [3, 2], [4, 3], [5, 4]]))
-    (level,) = make_pyramid(shapes, Steps(1, tolerances=(0.0,)))
+    (level,) = make_pyramid(shapes, PyramidOptions(1, tolerances=(0.0,)))
     assert level.shapes.positions[:, 0].tolist() == [0, 5]
     assert np.asarray(level.shapes.links).tolist() == [[1, 0]]
     assert np.asarray(level.parents).tolist() == [0, 0, 0, 1, 1, 1]
@@ -154,7 +154,7 @@ def test_links_point_as_before() -> None:
 def test_no_vertex_lies_further_than_the_tolerance(data: st.DataObject, tolerance: float) -> None:
     """What Douglas and Peucker's algorithm leaves out lies within the tolerance of the line that stays; both ends stay."""
     shapes = data.draw(shapes_of("streamline"))
-    (level,) = make_pyramid(shapes, Steps(1, tolerances=(tolerance,)))
+    (level,) = make_pyramid(shapes, PyramidOptions(1, tolerances=(tolerance,)))
     kept = set(rows_at(level.shapes))
     points = shapes.positions.astype(np.float64)
     for first, last in zip(shapes.offsets, shapes.offsets[1:], strict=False):
@@ -172,7 +172,7 @@ def test_rings_stay_rings() -> None:
     angles = np.linspace(0, 2 * np.pi, 50)
     ring = np.stack([np.cos(angles), np.sin(angles)], 1)
     ring[-1] = ring[0]
-    (level,) = make_pyramid(Shapes("polyline", ring), Steps(1, tolerances=(100.0,)))
+    (level,) = make_pyramid(Shapes("polyline", ring), PyramidOptions(1, tolerances=(100.0,)))
     assert level.shapes.n_vertices == 4
     assert (level.shapes.positions[0] == level.shapes.positions[-1]).all()
 
@@ -181,7 +181,7 @@ def test_rings_stay_rings() -> None:
 def test_points_add_up(data: st.DataObject) -> None:
     """What each level has beyond the coarser ones is disjoint and together says every point once; one of each object stays."""
     shapes = data.draw(shapes_of("point_cloud"))
-    levels = make_pyramid(shapes, Steps(3, 4.0))
+    levels = make_pyramid(shapes, PyramidOptions(3, 4.0))
     sets = [set(rows_at(s)) for s in (shapes, *(level.shapes for level in levels))]
     added = [finer - coarser for finer, coarser in zip(sets, [*sets[1:], set()], strict=True)]
     assert sum(map(len, added)) == shapes.n_vertices
@@ -195,17 +195,17 @@ def test_points_are_taken_evenly() -> None:
     axis = np.arange(32.0)
     grid = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), -1).reshape(-1, 3)
     shuffled = np.random.default_rng(0).permutation(grid)
-    (level,) = make_pyramid(Shapes("point_cloud", shuffled.astype(np.float32)), Steps(1))
+    (level,) = make_pyramid(Shapes("point_cloud", shuffled.astype(np.float32)), PyramidOptions(1))
     cells = (level.shapes.positions // 2).astype(int)
     assert len(cells) == len(np.unique(cells, axis=0)) == 16**3
-    assert len(np.unique(along_curve(grid))) == len(grid)
+    assert len(np.unique(z_order_ranks(grid))) == len(grid)
 
 
 @given(data=st.data(), kind=st.sampled_from(KINDS), keep=st.sampled_from(["random", "largest"]))
 def test_equal_seeds_give_equal_levels(data: st.DataObject, kind: str, keep: str) -> None:
     """The same shapes and steps give the same levels; objects that go stay gone; their vertices have no parents."""
     shapes = data.draw(shapes_of(kind))
-    steps = Steps(2, 2.0, sparsity=0.5, keep=keep, seed=data.draw(st.integers(0, 5)))
+    steps = PyramidOptions(2, 2.0, sparsity=0.5, keep=keep, seed=data.draw(st.integers(0, 5)))
     one, other = make_pyramid(shapes, steps), make_pyramid(shapes, steps)
     check_levels(shapes, one, steps)
     for a, b in zip(one, other, strict=True):
@@ -234,7 +234,7 @@ def meshes() -> Shapes:
         (ball.vertices, ball.faces), (torus.vertices + 10, torus.faces), (sheet, np.concatenate([corner, other])),
         (np.eye(3), np.array([[0, 1, 2]])), (np.zeros((0, 3)), np.zeros((0, 3), int)),
     ]  # fmt: skip
-    offsets = spread(np.array([len(points) for points, _ in parts]))
+    offsets = counts_to_offsets(np.array([len(points) for points, _ in parts]))
     ids = np.array([40, 3, 17, 2**40, 5])
     n = int(offsets[-1])
     return Shapes(
@@ -246,7 +246,7 @@ def meshes() -> Shapes:
 
 def test_meshes_keep_ids_and_closed_ones_stay_closed() -> None:
     """Faces fall by the factor, object by object; what was closed stays closed, with the same number of holes; boxes hold."""
-    shapes, steps = meshes(), Steps(2, 4.0)
+    shapes, steps = meshes(), PyramidOptions(2, 4.0)
     levels = make_pyramid(shapes, steps)
     check_levels(shapes, levels, steps)
     for level in levels:
@@ -271,13 +271,13 @@ def test_meshes_keep_ids_and_closed_ones_stay_closed() -> None:
 def test_decimated_vertices_have_the_values_of_near_ones() -> None:
     """A new vertex takes its attributes from the nearest of those it stands for; dropped meshes leave no parents."""
     shapes = meshes()
-    level, _ = make_pyramid(shapes, Steps(2, 4.0, sparsity=0.5, keep="largest"))
+    level, _ = make_pyramid(shapes, PyramidOptions(2, 4.0, sparsity=0.5, keep="largest"))
     rows = level.shapes.vertex_attributes["row"].values
     parents: Any = level.parents
     assert np.array_equal(parents[rows][parents[rows] >= 0], np.arange(level.shapes.n_vertices)[parents[rows] >= 0])
     gaps = np.linalg.norm(shapes.positions[rows] - level.shapes.positions, axis=1)
     assert gaps.max() < 1.5
-    gone = ~np.isin(np.asarray(shapes.ids)[owners(shapes)], np.asarray(level.shapes.ids))
+    gone = ~np.isin(np.asarray(shapes.ids)[object_rows(shapes)], np.asarray(level.shapes.ids))
     assert (parents[gone] == -1).all()
 
 
@@ -289,7 +289,7 @@ def test_small_and_flat_meshes_are_taken_as_they_are() -> None:
     x, y = np.meshgrid(np.arange(6.0), np.arange(6.0))
     faces = np.array([[r * 6 + c, r * 6 + c + 1, (r + 1) * 6 + c] for r in range(5) for c in range(5)])
     flat = Shapes("mesh", np.stack([x.ravel(), y.ravel()], 1), links=faces)
-    (level,) = make_pyramid(flat, Steps(1, 4.0))
+    (level,) = make_pyramid(flat, PyramidOptions(1, 4.0))
     assert level.shapes.n_dims == 2
     quads = Shapes("mesh", np.zeros((4, 3)), links=np.array([[0, 1, 2, 3]]))
     with pytest.raises(SourceError, match="only triangles"):
@@ -313,16 +313,16 @@ def test_small_and_flat_meshes_are_taken_as_they_are() -> None:
 def test_steps_that_lead_nowhere_are_refused(options: dict[str, Any], said: str) -> None:
     """Each setting out of its range is refused by its name."""
     with pytest.raises(SourceError, match=said):
-        Steps(**options)
+        PyramidOptions(**options)
 
 
 def test_what_does_not_fit_the_shapes_is_refused() -> None:
     """Objects cannot be dropped where there are none; bins need a ratio for each axis; a graph's links have two ends."""
     points = Shapes("point_cloud", np.zeros((3, 3)))
     with pytest.raises(SourceError, match="no objects"):
-        make_pyramid(points, Steps(sparsity=0.5))
+        make_pyramid(points, PyramidOptions(sparsity=0.5))
     with pytest.raises(SourceError, match="expected 3 numbers"):
-        make_pyramid(points, Steps(bin_ratio=(2, 2)))
+        make_pyramid(points, PyramidOptions(bin_ratio=(2, 2)))
     with pytest.raises(SourceError, match="have 3 ends"):
         make_pyramid(Shapes("graph", np.zeros((3, 3)), links=np.array([[0, 1, 2]])))
 
@@ -336,9 +336,9 @@ def test_a_pyramid_is_stored_and_read_level_by_level(tmp_path: Path, layout: str
         "streamline", rng.normal(size=(60, 3)).astype(np.float32) * 20, np.array([0, 20, 40, 60]), np.array([3, 9, 4]),
         object_attributes={"score": np.array([1.0, 2.0, 3.0])},
     )  # fmt: skip
-    steps = Steps(2, 4.0, sparsity=0.67, seed=1)
+    steps = PyramidOptions(2, 4.0, sparsity=0.67, seed=1)
     levels = make_pyramid(lines, steps)
-    cutting = Cutting(chunk_shape=(10, 10, 10), cross_level_storage=storage)
+    cutting = ChunkingOptions(chunk_shape=(10, 10, 10), cross_level_storage=storage)
     write(make_geometry(lines, cutting, coarser=levels), tmp_path / "a.zv", layout=layout)
     store = open_vectors(tmp_path / "a.zv")
     assert store.n_levels == 3

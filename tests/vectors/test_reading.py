@@ -29,18 +29,18 @@ from raggedatlas.testing.geometry import (
     tree,
     walk,
 )
-from raggedatlas.vectors.building import Cutting, make_geometry
-from raggedatlas.vectors.files import Files
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Fragments, Geometry
-from raggedatlas.vectors.reading import VectorStore, open_vectors
+from raggedatlas.vectors.reader import VectorStore, open_vectors
 from raggedatlas.vectors.shapes import POSITION_TYPES, Shapes
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.store_files import StoreFiles
+from raggedatlas.vectors.writer import write
 
-CUT = Cutting(chunk_shape=EDGE)
+CUT = ChunkingOptions(chunk_shape=EDGE)
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def stored(path: Path, shapes: Shapes, cutting: Cutting = CUT, **options: Any) -> VectorStore:
+def stored(path: Path, shapes: Shapes, cutting: ChunkingOptions = CUT, **options: Any) -> VectorStore:
     """Write shapes and open them."""
     write(make_geometry(shapes, cutting), path, overwrite=True, **options)
     return open_vectors(path)
@@ -99,7 +99,7 @@ def test_lines_keep_their_way(tmp_path: Path) -> None:
     """Items 60, 72: a line that comes back into a chunk has several pieces there, and is read in its order."""
     way = np.array([[0.0, 0], [4, 0], [0, 1], [4, 1], [1, 1], [1, 2]])
     shapes = Shapes("polyline", way, offsets=np.array([0, 6]))
-    store = stored(tmp_path / "s", shapes, Cutting(chunk_shape=(3, 3)))
+    store = stored(tmp_path / "s", shapes, ChunkingOptions(chunk_shape=(3, 3)))
     index = store.load().levels[0].objects
     assert index is not None
     assert len(index.starts) == 5
@@ -149,7 +149,7 @@ def test_boxes(tmp_path: Path, name: str) -> None:
 def test_lines_cut_to_a_box_say_what_is_joined(tmp_path: Path) -> None:
     """Lines cut to a box have links between neighbours that are both inside."""
     way = np.array([[0.0, 0], [1, 0], [5, 0], [1, 1], [0, 1]])
-    found = stored(tmp_path / "s", Shapes("polyline", way), Cutting(chunk_shape=(3, 3))).box(
+    found = stored(tmp_path / "s", Shapes("polyline", way), ChunkingOptions(chunk_shape=(3, 3))).box(
         [-1, -1], [2, 2], whole=False
     )
     assert found.positions[found.links].tolist() == [[[0, 0], [1, 0]], [[1, 1], [0, 1]]]
@@ -159,7 +159,9 @@ def test_boxes_of_any_type(tmp_path: Path) -> None:
     """Item 13: integer positions with boxes of floats, and the reverse; also of unsigned ones and below zero."""
     whole = np.random.default_rng(0).integers(0, 100, (200, 2))
     for kind in ("uint8", "int16", "float32"):
-        store = stored(tmp_path / kind, Shapes("point_cloud", whole.astype(kind)), Cutting(chunk_shape=(7.5, 10)))
+        store = stored(
+            tmp_path / kind, Shapes("point_cloud", whole.astype(kind)), ChunkingOptions(chunk_shape=(7.5, 10))
+        )
         assert rows_of(store.box([-0.5, 10], [30.5, 60]).positions) == rows_of(
             whole[inside(whole, [-0.5, 10], [30.5, 60])]
         )
@@ -176,7 +178,7 @@ def test_positions_of_any_type(tmp_path: Path, kind: str, layout: str) -> None:
     if "int" in kind and "64" not in kind:
         values[0] = info.min, info.max
     found = stored(
-        tmp_path / "s", Shapes("point_cloud", values), Cutting(chunk_shape=(1000, 1000)), layout=layout
+        tmp_path / "s", Shapes("point_cloud", values), ChunkingOptions(chunk_shape=(1000, 1000)), layout=layout
     ).read()
     assert found.positions.dtype == np.dtype(kind)
     assert sorted(map(tuple, found.positions.tolist())) == sorted(map(tuple, values.tolist()))
@@ -208,7 +210,7 @@ def test_anything_comes_back(tmp_path: Path, data: st.DataObject, n_dims: int, k
         start = np.repeat(offsets[:-1], sizes)
         links = np.array([[i, data.draw(st.integers(int(start[i]), i - 1))] for i in child], np.int64).reshape(-1, 2)
     shapes = Shapes(kind, positions, offsets=offsets, ids=np.array(ids, np.int64), links=links)
-    cutting = Cutting(
+    cutting = ChunkingOptions(
         chunk_shape=(3.0,) * n_dims, boundary=data.draw(st.sampled_from(["explicit_links", "boundary_deduplication"]))
     )
     store = stored(tmp_path / "s", shapes, cutting, layout=data.draw(st.sampled_from(["0.7", "0.9"])))
@@ -228,13 +230,13 @@ def test_anything_comes_back(tmp_path: Path, data: st.DataObject, n_dims: int, k
 def test_only_what_is_asked_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items 23, 24, 95: an attribute that is not asked for is not touched, and of those asked only the chunks of the box."""
     seen: list[str] = []
-    original = Files.read
+    original = StoreFiles.read
 
-    def read(files: Files, key: str) -> Any:
+    def read(files: StoreFiles, key: str) -> Any:
         seen.append(key)
         return original(files, key)
 
-    monkeypatch.setattr(Files, "read", read)
+    monkeypatch.setattr(StoreFiles, "read", read)
     shapes = replace(paths(), vertex_attributes={"a": np.zeros(40), "b": np.ones(40)})
     for layout in ("0.7", "0.9"):
         store = stored(tmp_path / layout, shapes, layout=layout, **({} if layout == "0.7" else {"shards": False}))
@@ -253,7 +255,7 @@ def test_only_what_is_asked_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def shared_rows() -> Geometry:
     """Two paths that share vertices, by explicit fragments at one level (item 33)."""
     shapes = replace(paths(), positions=walk(40) + 500, groups=None, object_attributes={})
-    geometry = make_geometry(shapes, Cutting(chunk_shape=(1000.0,) * 3))
+    geometry = make_geometry(shapes, ChunkingOptions(chunk_shape=(1000.0,) * 3))
     level = geometry.levels[0]
     n = level.fragments.n_fragments if level.fragments is not None else 0
     lists = [np.array([3, 1, 3]), np.array([1, 2])] * n
@@ -284,7 +286,7 @@ def test_links_among_objects_that_share_rows(tmp_path: Path) -> None:
     """Item 33: where two meshes share vertices, each has the links among its own, and both together have them once each."""
     square = np.array([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]])
     geometry = make_geometry(
-        Shapes("mesh", square, links=np.array([[0, 1, 2], [0, 2, 3]])), Cutting(chunk_shape=(9.0,) * 3)
+        Shapes("mesh", square, links=np.array([[0, 1, 2], [0, 2, 3]])), ChunkingOptions(chunk_shape=(9.0,) * 3)
     )
     level = geometry.levels[0]
     assert level.objects is not None
@@ -306,7 +308,7 @@ def test_links_among_objects_that_share_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["0.7", "0.9"])
 def test_identity(tmp_path: Path, layout: str) -> None:
     """Item 70: one chunk, no object index, the id is the number of the fragment; also for an object without vertices."""
-    far = Cutting(chunk_shape=(1000.0,) * 3, index_convention="identity")
+    far = ChunkingOptions(chunk_shape=(1000.0,) * 3, index_convention="identity")
     shapes = replace(paths(), positions=paths().positions + 500, groups=None)
     store = stored(tmp_path / "s", shapes, far, layout=layout)
     assert not (tmp_path / "s/0/object_index").exists()
@@ -355,7 +357,7 @@ def test_boxes_that_are_none(tmp_path: Path, box: Any) -> None:
 def test_bins(tmp_path: Path) -> None:
     """Items 16, 31, 38, 96: points stand bin by bin, one fragment for each, also for an empty one, in C order."""
     points = np.array([[0.1, 0.1], [0.9, 0.9], [0.1, 0.9], [-0.1, 0.2]])
-    cutting = Cutting(chunk_shape=(1, 1), bin_shape=(0.5, 0.5))
+    cutting = ChunkingOptions(chunk_shape=(1, 1), bin_shape=(0.5, 0.5))
     store = stored(tmp_path / "s", Shapes("point_cloud", points), cutting)
     fragments = store.load().levels[0].fragments
     assert fragments is not None

@@ -23,17 +23,19 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
-from raggedatlas.vectors import draco, families, placing
-from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
+from raggedatlas.vectors import draco
+from raggedatlas.vectors import level_arrays as families
+from raggedatlas.vectors import publish as placing
+from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.fragment_index import encode_fragments
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
 from raggedatlas.vectors.manifests import encode_manifests
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
-from raggedatlas.vectors.validating.validation import validate
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.writer import write
 
-CUT = Cutting(chunk_shape=EDGE)
+CUT = ChunkingOptions(chunk_shape=EDGE)
 NAN = walk(4)
 NAN = NAN.copy()
 NAN[2, 1] = np.nan
@@ -80,20 +82,20 @@ def test_shapes_that_do_not_fit_are_refused(make: Any, says: str) -> None:
         (lambda: Shapes("polyline", walk(3), links=np.array([[0, 1]])), CUT, "no links of its own"),
         (lambda: Shapes("skeleton", walk(3), links=np.array([[1, 0], [1, 2]])), CUT, "two parents"),
         (lambda: Shapes("point_cloud", walk(3)[:, :1]), CUT, "2 or more"),
-        (cloud, Cutting(chunk_shape=(3.0, 3.0)), "3 positive numbers"),
-        (cloud, Cutting(chunk_shape=(3.0, 3.0, -1.0)), "positive"),
-        (cloud, Cutting(chunk_shape=EDGE, bin_shape=(2.0, 2.0, 2.0)), "do not divide"),
-        (cloud, Cutting(chunk_shape=EDGE, bounds=((0,) * 3, (1,) * 3)), "outside of the bounds"),
-        (cloud, Cutting(chunk_shape=EDGE, bounds=((1,) * 3, (0,) * 3)), "bounds are"),
-        (cloud, Cutting(chunk_shape=EDGE, boundary="none"), "boundary is"),
-        (cloud, Cutting(chunk_shape=EDGE, encoding="draco"), "Draco holds meshes"),
-        (cloud, Cutting(chunk_shape=(1e-18,) * 3), "use larger chunks"),
-        (paths, Cutting(chunk_shape=EDGE, index_convention="identity"), "exactly one chunk"),
-        (spots, Cutting(chunk_shape=EDGE, index_convention="identity"), "ids are 0 to B - 1"),
+        (cloud, ChunkingOptions(chunk_shape=(3.0, 3.0)), "3 positive numbers"),
+        (cloud, ChunkingOptions(chunk_shape=(3.0, 3.0, -1.0)), "positive"),
+        (cloud, ChunkingOptions(chunk_shape=EDGE, bin_shape=(2.0, 2.0, 2.0)), "do not divide"),
+        (cloud, ChunkingOptions(chunk_shape=EDGE, bounds=((0,) * 3, (1,) * 3)), "outside of the bounds"),
+        (cloud, ChunkingOptions(chunk_shape=EDGE, bounds=((1,) * 3, (0,) * 3)), "bounds are"),
+        (cloud, ChunkingOptions(chunk_shape=EDGE, boundary="none"), "boundary is"),
+        (cloud, ChunkingOptions(chunk_shape=EDGE, encoding="draco"), "Draco holds meshes"),
+        (cloud, ChunkingOptions(chunk_shape=(1e-18,) * 3), "use larger chunks"),
+        (paths, ChunkingOptions(chunk_shape=EDGE, index_convention="identity"), "exactly one chunk"),
+        (spots, ChunkingOptions(chunk_shape=EDGE, index_convention="identity"), "ids are 0 to B - 1"),
         (lambda: replace(paths(), groups=Groups(np.array([0, 1]), np.array([9]))), CUT, "names object 9"),
     ],
 )
-def test_geometry_that_cannot_be_is_refused(shapes: Any, cutting: Cutting, says: str) -> None:
+def test_geometry_that_cannot_be_is_refused(shapes: Any, cutting: ChunkingOptions, says: str) -> None:
     """Items 14, 18, 47, 51, 70, 96: NaN and infinite positions, faces out of range, bins that do not divide, and the like."""
     with pytest.raises(SourceError, match=says):
         make_geometry(shapes(), cutting)
@@ -103,12 +105,12 @@ def test_levels_that_do_not_nest_are_refused() -> None:
     """Items 96, 97: ratios of coarser levels are whole, bins divide chunks, parents are rows of the coarser level."""
     fine = paths()
     for step, says in (
-        (Coarser(fine, (2, 2)), "bin_ratio"),
-        (Coarser(fine, (2, 2, 2), chunk_ratio=(1, 1, 0)), "chunk_ratio"),
-        (Coarser(fine, (2, 2, 2), chunk_ratio=(1, 1, 1)), "do not divide"),
-        (Coarser(fine, (2, 2, 2), sparsity=0), "sparsity"),
-        (Coarser(fine, (2, 2, 2), method="x"), "method"),
-        (Coarser(fine, (2, 2, 2), parents=np.zeros(3, int)), "parents"),
+        (CoarseLevel(fine, (2, 2)), "bin_ratio"),
+        (CoarseLevel(fine, (2, 2, 2), chunk_ratio=(1, 1, 0)), "chunk_ratio"),
+        (CoarseLevel(fine, (2, 2, 2), chunk_ratio=(1, 1, 1)), "do not divide"),
+        (CoarseLevel(fine, (2, 2, 2), sparsity=0), "sparsity"),
+        (CoarseLevel(fine, (2, 2, 2), method="x"), "method"),
+        (CoarseLevel(fine, (2, 2, 2), parents=np.zeros(3, int)), "parents"),
     ):
         with pytest.raises(SourceError, match=says):
             make_geometry(fine, replace(CUT, cross_level_storage="implicit"), coarser=[step])
@@ -188,7 +190,7 @@ def test_nothing_is_written_of_what_does_not_fit(tmp_path: Path, layout: str, ch
 def test_links_across_levels_need_leave(tmp_path: Path) -> None:
     """Item 50: links across levels are refused where `cross_level_storage` is none."""
     fine = paths()
-    step = Coarser(replace(fine, groups=None), (2, 2, 2), parents=np.arange(40))
+    step = CoarseLevel(replace(fine, groups=None), (2, 2, 2), parents=np.arange(40))
     geometry = make_geometry(fine, replace(CUT, cross_level_storage="implicit"), coarser=[step])
     with pytest.raises(SourceError, match="cross_level_storage"):
         write(replace(geometry, cross_level_storage="none"), tmp_path / "s")
@@ -346,7 +348,7 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
                 write(bad, tmp_path / f"w{i}", layout=layout)
         assert not (tmp_path / f"w{i}").exists()
         with monkeypatch.context() as patched:
-            patched.setattr("raggedatlas.vectors.writing.check_geometry", lambda _: None)
+            patched.setattr("raggedatlas.vectors.writer.check_geometry", lambda _: None)
             write(bad, tmp_path / f"r{i}")
         for ask in (lambda store: store.read(), lambda store: store.objects([3])):
             with pytest.raises(
@@ -382,8 +384,10 @@ def test_links_across_chunks_keep_their_records(tmp_path: Path, name: str) -> No
     """Item 106: records of links across chunks and levels, and their attributes, are byte for byte the same after 0.7, 0.9 and 0.7."""
     makers = {"graph": graph, "mesh": mesh}
     if name == "pyramid":
-        step = Coarser(cloud(), (2, 2, 2), (2, 2, 2), parents=np.arange(40)[::-1])
-        geometry = make_geometry(cloud(), Cutting(chunk_shape=EDGE, cross_level_storage="explicit"), coarser=[step])
+        step = CoarseLevel(cloud(), (2, 2, 2), (2, 2, 2), parents=np.arange(40)[::-1])
+        geometry = make_geometry(
+            cloud(), ChunkingOptions(chunk_shape=EDGE, cross_level_storage="explicit"), coarser=[step]
+        )
     else:
         geometry = make_geometry(makers[name](), CUT)
     rng = np.random.default_rng(0)
@@ -419,7 +423,7 @@ def test_counts_of_blocks_are_checked_before_memory_is_taken(
     modes = np.where(np.arange(len(objects.modes)) == 0, 1, objects.modes).astype(np.uint8)
     counts = np.where(np.arange(len(objects.modes)) == 0, count, objects.counts)
     bad = replace(objects, modes=modes, counts=counts)
-    monkeypatch.setattr("raggedatlas.vectors.writing.check_geometry", lambda _: None)
+    monkeypatch.setattr("raggedatlas.vectors.writer.check_geometry", lambda _: None)
     write(replace(geometry, levels=(replace(level, objects=bad, fragment_attributes={}),)), tmp_path / "s")
     store = open_vectors(tmp_path / "s")
     first = int(objects.ids[0])

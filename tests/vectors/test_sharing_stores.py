@@ -12,10 +12,10 @@ import pytest
 
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.testing.geometry import ALL, EDGE
-from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
-from raggedatlas.vectors.reading import VectorStore, open_vectors
+from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
+from raggedatlas.vectors.reader import VectorStore, open_vectors
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.writer import write
 
 LAYOUTS = ("0.7", "0.9")
 Ask = Callable[[VectorStore], Shapes]
@@ -40,7 +40,7 @@ def stored(folder: Path, layout: str) -> Path:
     """Write a store of two levels."""
     fine = paths()
     coarse = Shapes("streamline", fine.positions[::2], np.array([0, 3, 4, 10, 20]), groups=fine.groups)
-    made = make_geometry(fine, Cutting(chunk_shape=EDGE), coarser=[Coarser(coarse, (2, 2, 2))])
+    made = make_geometry(fine, ChunkingOptions(chunk_shape=EDGE), coarser=[CoarseLevel(coarse, (2, 2, 2))])
     write(made, folder / layout, layout=layout)
     return folder / layout
 

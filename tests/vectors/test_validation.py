@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.testing.geometry import ALL, EDGE
-from raggedatlas.vectors import writing
-from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
+from raggedatlas.vectors import writer as writing
+from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.validating.checking import PlacedProblem
-from raggedatlas.vectors.validating.rules import DEPTH_OF, LEVELS, RULES, rules_page
-from raggedatlas.vectors.validating.validation import validate
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.validation.context import PlacedProblem
+from raggedatlas.vectors.validation.rules import DEPTH_OF, LEVELS, RULES, rules_page
+from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.writer import write
 
 ROOT = Path(__file__).parents[2]
 SEVERITIES = ("must", "should", "practice")
@@ -35,8 +35,8 @@ def pyramid() -> Geometry:
     fine = replace(ALL["spots"](), offsets=np.array([0, 5, 5, 40]), groups=None)
     kept = np.arange(0, 40, 2)
     coarse = Shapes("point_cloud", fine.positions[kept], offsets=np.array([0, 3, 3, 20]), ids=fine.ids)
-    step = Coarser(coarse, (2, 2, 2), (2, 2, 2), parents=np.arange(40) // 2)
-    made = make_geometry(fine, Cutting(chunk_shape=EDGE, cross_level_storage="explicit"), coarser=[step])
+    step = CoarseLevel(coarse, (2, 2, 2), (2, 2, 2), parents=np.arange(40) // 2)
+    made = make_geometry(fine, ChunkingOptions(chunk_shape=EDGE, cross_level_storage="explicit"), coarser=[step])
     level = replace(made.levels[1], metadata={**made.levels[1].metadata, **PRESERVED})
     return replace(made, levels=(made.levels[0], level))
 
@@ -47,18 +47,18 @@ PRESERVED = {"preserves_object_ids": True, "inherited_num_objects": 3}
 def identity() -> Geometry:
     """Lines whose ids are the numbers of their fragments."""
     shapes = Shapes("polyline", np.arange(12.0).reshape(6, 2), offsets=np.array([0, 2, 6]))
-    return make_geometry(shapes, Cutting(chunk_shape=(99, 99), index_convention="identity"))
+    return make_geometry(shapes, ChunkingOptions(chunk_shape=(99, 99), index_convention="identity"))
 
 
 STORES: dict[str, Callable[[], Geometry]] = {
-    **{name: lambda made=made: make_geometry(made(), Cutting(chunk_shape=EDGE)) for name, made in ALL.items()},
+    **{name: lambda made=made: make_geometry(made(), ChunkingOptions(chunk_shape=EDGE)) for name, made in ALL.items()},
     **{
-        f"{name}-both": lambda name=name: make_geometry(ALL[name](), Cutting(chunk_shape=EDGE, boundary="both"))
+        f"{name}-both": lambda name=name: make_geometry(ALL[name](), ChunkingOptions(chunk_shape=EDGE, boundary="both"))
         for name in ("streamline", "mesh")
     },
     "pyramid": pyramid,
     "identity": identity,
-    "bins": lambda: make_geometry(ALL["cloud"](), Cutting(chunk_shape=EDGE, bin_shape=(1.0, 1.5, 3.0))),
+    "bins": lambda: make_geometry(ALL["cloud"](), ChunkingOptions(chunk_shape=EDGE, bin_shape=(1.0, 1.5, 3.0))),
 }
 
 
@@ -178,9 +178,9 @@ def manifests(change: Callable[[bytes], bytes], which: int = 3) -> Callable[[Dam
     """Change one manifest of `paths`, and write the index again."""
 
     def damage(store: Damage) -> None:
-        from raggedatlas.vectors.blobs import offsets_of, pack
+        from raggedatlas.vectors.blobs import concat_blobs, counts_to_offsets
         from raggedatlas.vectors.manifests import encode_manifests
-        from raggedatlas.vectors.nodes import vlen_array
+        from raggedatlas.vectors.zarr_nodes import vlen_array
 
         objects = STORES["streamline"]().levels[0].objects
         assert objects is not None
@@ -188,12 +188,12 @@ def manifests(change: Callable[[bytes], bytes], which: int = 3) -> Callable[[Dam
         parts = [blobs[i].tobytes() for i in range(len(blobs))]
         parts[which] = change(parts[which])
         if store.layout == "0.9":
-            for key, pieces in vlen_array(f"{INDEX}/manifests", pack(parts), {}):
+            for key, pieces in vlen_array(f"{INDEX}/manifests", concat_blobs(parts), {}):
                 (store.folder / key).write_bytes(b"".join(pieces))
         else:
             store.bytes(f"{INDEX}/data", lambda _: b"".join(parts))
             sizes = np.array([len(part) for part in parts])
-            store.bytes(f"{INDEX}/offsets", lambda _: offsets_of(sizes)[:-1].tobytes())
+            store.bytes(f"{INDEX}/offsets", lambda _: counts_to_offsets(sizes)[:-1].tobytes())
 
     return damage
 

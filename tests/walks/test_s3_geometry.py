@@ -17,15 +17,15 @@ from raggedatlas.store.location import Location
 from raggedatlas.testing.buckets import Remote
 from raggedatlas.testing.geometry import ALL
 from raggedatlas.testing.slides import make_slide
-from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
+from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.inspection import inspect
-from raggedatlas.vectors.nodes import File
-from raggedatlas.vectors.placing import place_files
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.publish import publish_files
+from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.validating.validation import validate
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.validation.validator import validate
+from raggedatlas.vectors.writer import write
+from raggedatlas.vectors.zarr_nodes import File
 
 pytestmark = [
     pytest.mark.s3,
@@ -37,11 +37,11 @@ BOUNDARY = "segmentation_boundary"
 
 def stores() -> dict[str, Geometry]:
     """Objects with huge ids and groups, faces across chunks, and two levels with links between them."""
-    made = {name: make_geometry(ALL[name](), Cutting(chunk_shape=EDGE)) for name in ("spots", "mesh")}
+    made = {name: make_geometry(ALL[name](), ChunkingOptions(chunk_shape=EDGE)) for name in ("spots", "mesh")}
     fine = ALL["streamline"]()
     coarse = Shapes("streamline", fine.positions[::2], np.array([0, 3, 3, 4, 20]), groups=fine.groups)
-    step = Coarser(coarse, (2, 2, 2), parents=np.arange(40) // 2)
-    cutting = Cutting(chunk_shape=EDGE, cross_level_storage="explicit")
+    step = CoarseLevel(coarse, (2, 2, 2), parents=np.arange(40) // 2)
+    cutting = ChunkingOptions(chunk_shape=EDGE, cross_level_storage="explicit")
     return made | {"levels": make_geometry(replace(fine, vertex_attributes={}), cutting, coarser=[step])}
 
 
@@ -105,14 +105,14 @@ def test_many_objects_are_put_at_once_or_none_stays(remote: Remote) -> None:
 
     remote.proxy.forget()
     remote.proxy.most_at_once, remote.proxy.latency = 0, 0.01
-    place_files(root.child("whole"), files(70, fails=False), overwrite=False)
+    publish_files(root.child("whole"), files(70, fails=False), overwrite=False)
     puts = [request.path for request in remote.proxy.requests if request.method == "PUT"]
     assert len(puts) == 71
     assert puts[-1].endswith("whole/zarr.json")
     assert 1 < remote.proxy.most_at_once <= 16
     assert root.child("whole").read_bytes("0/c/69") == b"ab"
     with pytest.raises(SourceError, match="gone"):
-        place_files(root.child("torn"), files(70, fails=True), overwrite=False)
+        publish_files(root.child("torn"), files(70, fails=True), overwrite=False)
     assert not root.child("torn").exists()
     assert root.child("whole").exists()
 
@@ -147,9 +147,9 @@ def test_the_command_on_a_store_in_a_bucket(remote: Remote, tmp_path: Path) -> N
 def test_shapes_of_cells_in_a_remote_atlas(remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store here and one in a bucket go into an atlas there; `within`, `geometry`, `validate` and `drop_geometry` do what they do in a folder."""
     slide = make_slide(30, seed=3)
-    write(make_geometry(slide.outlines, Cutting(chunk_shape=(25, 25))), tmp_path / "cells.zv")
+    write(make_geometry(slide.outlines, ChunkingOptions(chunk_shape=(25, 25))), tmp_path / "cells.zv")
     spots = Location(remote.uri, remote.options).child("spots.zv")
-    write(make_geometry(slide.transcripts, Cutting(chunk_shape=(70, 70))), spots, layout="0.7")
+    write(make_geometry(slide.transcripts, ChunkingOptions(chunk_shape=(70, 70))), spots, layout="0.7")
     for key, value in remote.options.items():
         monkeypatch.setenv(key.upper(), value)
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")

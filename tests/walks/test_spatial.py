@@ -12,10 +12,10 @@ import pytest
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.ingest.transcripts import transcripts_to_counts
 from raggedatlas.testing.slides import Slide, make_slide
-from raggedatlas.vectors.building import Cutting, make_geometry
-from raggedatlas.vectors.pyramids import make_pyramid
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
+from raggedatlas.vectors.pyramid import make_pyramid
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.writer import write
 
 BOUNDARY = "segmentation_boundary"
 
@@ -25,8 +25,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a segmentation leaves: a table of counts, outlines and transcripts as stores of both layouts."""
     slide, place = make_slide(80, seed=11), tmp_path_factory.mktemp("slide")
     slide.data.write_h5ad(place / "slide.h5ad")
-    write(make_geometry(slide.outlines, Cutting(chunk_shape=(25, 25))), str(place / "cells.zv"))
-    write(make_geometry(slide.transcripts, Cutting(chunk_shape=(25, 25))), str(place / "spots.zv"), layout="0.7")
+    write(make_geometry(slide.outlines, ChunkingOptions(chunk_shape=(25, 25))), str(place / "cells.zv"))
+    write(
+        make_geometry(slide.transcripts, ChunkingOptions(chunk_shape=(25, 25))), str(place / "spots.zv"), layout="0.7"
+    )
     return place
 
 

@@ -12,7 +12,7 @@ import zarr
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
 from raggedatlas.ingest.transcripts import transcripts_to_counts
-from raggedatlas.vectors.converters.content import decoded
+from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.converters.files import read_file
 from raggedatlas.vectors.converters.stores import Conversion, convert
 from raggedatlas.vectors.shapes import Shapes
@@ -77,7 +77,7 @@ def test_a_box_gives_counts_outlines_and_transcripts_that_agree(view: AtlasView,
     row = np.repeat(np.arange(data.n_obs), points.vertex_counts)
     np.add.at(counted, (row, codes), 1)
     assert np.array_equal(data[:, genes].X.toarray(), counted)
-    assert decoded(points.vertex_attributes["cell_boundaries"]).tolist() == [names[i] for i in row]
+    assert decode_categories(points.vertex_attributes["cell_boundaries"]).tolist() == [names[i] for i in row]
     for i, name in enumerate(names):
         ring, own = _part(cells, i), _part(points, i)
         assert np.allclose(ring, shapely.get_coordinates(polygons[name]), rtol=0, atol=1e-6)
@@ -101,7 +101,7 @@ def test_transcripts_counted_are_the_shipped_expression(store: Path, spots: Shap
     twice = list(zip(shipped.obs_names[cells], counts.var_names[genes], more[cells, genes], strict=True))
     assert twice == [("94820", "POLR2J3", 1), ("95947", "FSTL3", 1), ("95956", "FBLN1", 1)]
     polygons, (names, codes) = _polygons(store, "cell_boundaries"), _genes(spots)
-    whose = decoded(spots.vertex_attributes["cell_boundaries"])
+    whose = decode_categories(spots.vertex_attributes["cell_boundaries"])
     for cell, gene, _ in twice:
         inside = shapely.contains_xy(polygons[cell], spots.positions)
         (other,) = whose[inside & (names[codes] == gene) & (whose != cell)]

@@ -28,11 +28,11 @@ from raggedatlas.query.dataset import Dataset
 from raggedatlas.testing.annotated import GENES, small_anndata
 from raggedatlas.testing.geometry import spots
 from raggedatlas.testing.modelled import write_results
-from raggedatlas.vectors.building import Cutting, make_geometry
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters.files import read_file
 from raggedatlas.vectors.converters.stores import Conversion, convert
-from raggedatlas.vectors.reading import open_vectors
-from raggedatlas.vectors.writing import write as write_vectors
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.writer import write as write_vectors
 from raggedatlas.verbs.visualize import ViewChoices
 
 
@@ -434,10 +434,10 @@ FUNCTIONS: dict[str, Call] = {
     "VectorStore.group": lambda p: (open_vectors(p.folder / "spots.zv").group, {"group": 0, "level": None}),
     "make_geometry": lambda p: (
         make_geometry,
-        {"shapes": spots(), "cutting": Cutting(), "coarser": (), "metadata": None},
+        {"shapes": spots(), "cutting": ChunkingOptions(), "coarser": (), "metadata": None},
     ),
-    "Cutting": lambda p: (
-        lambda **given: make_geometry(spots(), Cutting(**given)),
+    "ChunkingOptions": lambda p: (
+        lambda **given: make_geometry(spots(), ChunkingOptions(**given)),
         dict.fromkeys(["chunk_shape", "bin_shape", "axes", "bounds"]) | {"boundary": "both", "encoding": "raw"},
     ),
     "vectors.write": lambda p: (

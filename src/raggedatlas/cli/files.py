@@ -182,9 +182,9 @@ def _is_cxg(path: Path) -> bool:
 
 
 def _is_vectors(place: Place) -> bool:
-    from raggedatlas.vectors.detecting import is_vectors
+    from raggedatlas.vectors.detection import is_geometry_store
 
-    return is_vectors(place.location)
+    return is_geometry_store(place.location)
 
 
 def _validate_atlas(place: Place, level: AtlasLevel, at: str | None, workers: int) -> None:

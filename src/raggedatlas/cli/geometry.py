@@ -11,7 +11,7 @@ from raggedatlas.cli.parameters import Words, many, one
 from raggedatlas.cli.printing import say, show, show_json
 
 if TYPE_CHECKING:
-    from raggedatlas.vectors.coarsening.steps import Steps
+    from raggedatlas.vectors.coarsening.options import PyramidOptions
     from raggedatlas.vectors.converters.stores import Conversion
 
 ENDINGS = (
@@ -55,7 +55,7 @@ class Shaped:
 
     def conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
         """Give how to convert."""
-        from raggedatlas.vectors.building import Cutting
+        from raggedatlas.vectors.builder import ChunkingOptions
         from raggedatlas.vectors.converters.stores import Conversion
 
         options: dict[str, object] = dict(pairs(self.options, "--option"))
@@ -69,16 +69,16 @@ class Shaped:
             self.level,
             self.layout,
             self._steps(),
-            Cutting(chunk_shape=self._chunk_shape(), cross_level_storage=self.level_links),
+            ChunkingOptions(chunk_shape=self._chunk_shape(), cross_level_storage=self.level_links),
             strict,
             overwrite,
             {key: _value(text) for key, text in pairs(self.writing, "--write-option").items()},
         )
 
-    def _steps(self) -> "Steps | None":
-        from raggedatlas.vectors.coarsening.steps import Steps
+    def _steps(self) -> "PyramidOptions | None":
+        from raggedatlas.vectors.coarsening.options import PyramidOptions
 
-        return Steps(self.levels, self.factor, sparsity=self.sparsity) if self.levels else None
+        return PyramidOptions(self.levels, self.factor, sparsity=self.sparsity) if self.levels else None
 
     def _chunk_shape(self) -> tuple[float, ...] | None:
         if self.chunk_shape is None:

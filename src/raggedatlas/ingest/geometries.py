@@ -28,8 +28,8 @@ from raggedatlas.store.sql import equals, is_not_null
 from raggedatlas.store.tables import Tables
 from raggedatlas.store.trees import digest_files, list_files, read_file
 from raggedatlas.store.updating import update_columns
-from raggedatlas.vectors.placing import place_files
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.publish import publish_files
+from raggedatlas.vectors.writer import write
 
 GEOMETRY_STEPS = ("plan", "lease", "store", "columns", "pointers", "cells", "record", "done")
 """The steps of adding geometry, in order; each is told just before the next begins."""
@@ -155,7 +155,7 @@ def store_shapes(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
     if source.location is not None:
         origin = source.location
         files = [key for key, _ in list_files(origin)]
-        place_files(place, ((key, [read_file(origin, key)]) for key in files), overwrite=False)
+        publish_files(place, ((key, [read_file(origin, key)]) for key in files), overwrite=False)
     elif source.geometry is not None:
         write(source.geometry, place, layout=source.layout)
     n_files, n_bytes, digest = digest_files(place)

@@ -13,13 +13,13 @@ from raggedatlas.errors import CorruptError, NotFoundError, SourceError, ValuesE
 from raggedatlas.ingest.geometry_detecting import root_attributes
 from raggedatlas.store.location import Location
 from raggedatlas.store.trees import digest_files
-from raggedatlas.vectors.building import make_geometry
+from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.metadata import parse_root
-from raggedatlas.vectors.reading import open_vectors
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.selection import counts_to_offsets, take_attributes
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.subsets import spread, take
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.writer import write
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ def regroup(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[Shapes,
     rows = mine[np.argsort(code, kind="stable")]
     names = {} if labels is None else {owner: Attribute(labels[ids])}
     made = Shapes(
-        shapes.kind, shapes.positions[rows], spread(counts), ids,
-        vertex_attributes=take(shapes.vertex_attributes, rows), object_attributes=names,
+        shapes.kind, shapes.positions[rows], counts_to_offsets(counts), ids,
+        vertex_attributes=take_attributes(shapes.vertex_attributes, rows), object_attributes=names,
     )  # fmt: skip
     return made, shapes.n_vertices - len(mine)
 

@@ -16,9 +16,9 @@ from raggedatlas.query.plan import plan_rows
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.location import Location
-from raggedatlas.vectors.reading import VectorStore, open_vectors
-from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes, fill_of
-from raggedatlas.vectors.subsets import spread, take, take_objects
+from raggedatlas.vectors.reader import VectorStore, open_vectors
+from raggedatlas.vectors.selection import counts_to_offsets, take_attributes, take_objects
+from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes, fill_value
 
 UID, OBJECT_ID, PRESENT = "uid", "object_id", "present"
 """Object attributes that `read_shapes` adds: the cell, its object in its own store (-1 without), and whether it has one."""
@@ -151,7 +151,7 @@ def read_points(
     counts = np.bincount(which, minlength=len(ids))
     kept = {k: v for k, v in points.vertex_attributes.items() if attributes is None or k in attributes}
     return Shapes(
-        "point_cloud", points.positions[rows], spread(counts), ids, vertex_attributes=take(kept, rows)
+        "point_cloud", points.positions[rows], counts_to_offsets(counts), ids, vertex_attributes=take_attributes(kept, rows)
     )  # fmt: skip
 
 
@@ -163,15 +163,15 @@ def _spread_objects(shapes: Shapes, at: NDArray[np.int64], n: int, ids: NDArray[
     if shapes.link_offsets is not None:
         links = np.zeros(n, np.int64)
         links[at] = np.diff(shapes.link_offsets)
-        link_offsets = spread(links)
+        link_offsets = counts_to_offsets(links)
     return Shapes(
-        shapes.kind, shapes.positions, spread(counts), ids, shapes.links, link_offsets, shapes.vertex_attributes,
+        shapes.kind, shapes.positions, counts_to_offsets(counts), ids, shapes.links, link_offsets, shapes.vertex_attributes,
         shapes.link_attributes, {k: _fill(v, at, n) for k, v in shapes.object_attributes.items()},
     )  # fmt: skip
 
 
 def _fill(attribute: Attribute, at: NDArray[np.int64], n: int) -> Attribute:
-    values = np.full((n, *attribute.values.shape[1:]), fill_of(attribute.values.dtype), attribute.values.dtype)
+    values = np.full((n, *attribute.values.shape[1:]), fill_value(attribute.values.dtype), attribute.values.dtype)
     values[at] = attribute.values
     return Attribute(values, attribute.channels, metadata=attribute.metadata)
 
@@ -206,7 +206,7 @@ def _reordered(shapes: Shapes, order: NDArray[np.int64]) -> Shapes:
 
 def _joined(parts: Sequence[Shapes]) -> Shapes:
     """Put the objects of several stores after one another."""
-    base = spread(np.array([part.n_vertices for part in parts]))
+    base = counts_to_offsets(np.array([part.n_vertices for part in parts]))
     links = link_offsets = None
     grouped = [_by_object(part) for part in parts]
     if any(part.links is not None for part in parts):
@@ -220,11 +220,11 @@ def _joined(parts: Sequence[Shapes]) -> Shapes:
             np.zeros(part.n_objects, np.int64) if part.link_offsets is None else np.diff(part.link_offsets)
             for part in grouped
         ]
-        link_offsets = spread(np.concatenate(counts))
+        link_offsets = counts_to_offsets(np.concatenate(counts))
     return Shapes(
         parts[0].kind,
         np.concatenate([part.positions for part in parts]),
-        spread(np.concatenate([part.vertex_counts for part in parts])),
+        counts_to_offsets(np.concatenate([part.vertex_counts for part in parts])),
         None,
         links,
         link_offsets,
@@ -242,8 +242,8 @@ def _by_object(shapes: Shapes) -> Shapes:
     order = np.argsort(owner, kind="stable")
     return Shapes(
         shapes.kind, shapes.positions, shapes.offsets, shapes.ids, shapes.links[order],
-        spread(np.bincount(owner, minlength=shapes.n_objects)), shapes.vertex_attributes,
-        take(shapes.link_attributes, order), shapes.object_attributes,
+        counts_to_offsets(np.bincount(owner, minlength=shapes.n_objects)), shapes.vertex_attributes,
+        take_attributes(shapes.link_attributes, order), shapes.object_attributes,
     )  # fmt: skip
 
 
@@ -279,7 +279,7 @@ def _piece(
 ) -> NDArray[Any]:
     first, dtype, categories = like
     if attribute is None:
-        return np.full((n, *first.values.shape[1:]), -1 if categories is not None else fill_of(dtype), dtype)
+        return np.full((n, *first.values.shape[1:]), -1 if categories is not None else fill_value(dtype), dtype)
     if categories is None:
         return attribute.values.astype(dtype)
     place = {label: i for i, label in enumerate(categories)}

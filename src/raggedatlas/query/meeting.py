@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.vectors.selection import object_rows
 from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes
-from raggedatlas.vectors.subsets import owners
 
 Floats = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ def shapes_meet_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = Fa
     [False, True]
     """
     positions = shapes.positions[:, : len(lo)].astype(np.float64)
-    owner = owners(shapes)
+    owner = object_rows(shapes)
     met = np.zeros(len(shapes.offsets) - 1, bool)
     met[owner[((positions >= lo) & (positions <= hi)).all(axis=1)]] = True
     links, of = _links(shapes, owner, closed=closed)

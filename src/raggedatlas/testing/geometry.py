@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.building import Cutting, make_geometry
+from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Axis, Geometry
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes, as_attributes
 
@@ -103,7 +103,7 @@ def by_kind(shapes: Shapes) -> Geometry:
     """Cut shapes of three axes by the kind of each vertex too (its row modulo 3): as if it were an axis, which is then left out."""
     kinds = np.arange(shapes.n_vertices)[:, None] % 3
     led = replace(shapes, positions=np.concatenate([kinds, shapes.positions], axis=1))
-    made = make_geometry(led, Cutting(chunk_shape=(1.0, *EDGE)))
+    made = make_geometry(led, ChunkingOptions(chunk_shape=(1.0, *EDGE)))
     level = made.levels[0]
     facts = {
         "chunk_dims": ["kind", "x", "y", "z"],

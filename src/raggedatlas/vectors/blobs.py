@@ -13,7 +13,7 @@ from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.store import native
 
 Bytes = NDArray[np.uint8]
-MAGIC, VERSION, HEAD = 0x5A564647, 1, 16
+MAGIC, VERSION, HEADER_BYTES = 0x5A564647, 1, 16
 """A fragment index begins with these two, and has a head of so many bytes."""
 _FAULTS = {
     native.CUT_SHORT: "it is cut short",
@@ -50,26 +50,26 @@ class Blobs:
         return self.data[self.bounds[i] : self.bounds[i + 1]]
 
 
-def offsets_of(counts: NDArray[Any]) -> NDArray[np.int64]:
+def counts_to_offsets(counts: NDArray[Any]) -> NDArray[np.int64]:
     """Return where members begin whose lengths are `counts`: (n + 1,) int64, from 0 to their sum."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
-def runs(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
+def concat_ranges(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
     """Return ``starts[i], starts[i] + 1, ...``, `counts[i]` of them for each ``i``, one after the other.
 
     Examples
     --------
-    >>> runs(np.array([5, 0]), np.array([2, 3])).tolist()
+    >>> concat_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
-    offsets = offsets_of(counts)
+    offsets = counts_to_offsets(counts)
     return np.repeat(np.asarray(starts, np.int64) - offsets[:-1], counts) + np.arange(offsets[-1])
 
 
-def as_bytes(array: NDArray[Any]) -> Bytes:
+def to_bytes(array: NDArray[Any]) -> Bytes:
     """Return the little-endian bytes of an array, row after row."""
     flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
     return flat.view(np.uint8)
@@ -91,10 +91,10 @@ def from_bytes(data: Bytes, dtype: DTypeLike, columns: int | None = None, what: 
     return values if columns is None else values.reshape(-1, columns)
 
 
-def pack(parts: Sequence[Bytes | bytes | memoryview]) -> Blobs:
+def concat_blobs(parts: Sequence[Bytes | bytes | memoryview]) -> Blobs:
     """Put byte strings back to back."""
     data = np.frombuffer(b"".join(parts), np.uint8)  # type: ignore[arg-type] # arrays of bytes are buffers
-    return Blobs(data, offsets_of(np.fromiter((len(part) for part in parts), np.int64, len(parts))))
+    return Blobs(data, counts_to_offsets(np.fromiter((len(part) for part in parts), np.int64, len(parts))))
 
 
 def interleave(*sections: Blobs) -> Blobs:
@@ -105,10 +105,10 @@ def interleave(*sections: Blobs) -> Blobs:
         part[a:b] for starts, stops in pairwise(table) for part, a, b in zip(parts, starts, stops, strict=True) if b > a
     ]
     sizes = sum((np.diff(section.bounds) for section in sections), np.zeros(len(sections[0]), np.int64))
-    return Blobs(np.frombuffer(b"".join(pieces), np.uint8), offsets_of(sizes))
+    return Blobs(np.frombuffer(b"".join(pieces), np.uint8), counts_to_offsets(sizes))
 
 
-def sections_of(data: Bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Bytes:
+def slice_bytes(data: Bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Bytes:
     """Return byte ranges back to back; without a copy where there is one."""
     if len(starts) == 1:
         return data[int(starts[0]) : int(starts[0] + sizes[0])]
@@ -125,13 +125,13 @@ def encode_vlen(blobs: Blobs) -> bytes:
     if (sizes >= 2**32).any():
         raise SourceError("An item of a vlen-bytes chunk has 4 GiB or more; use smaller chunks.")
     out = np.empty(4 + 4 * len(blobs) + int(blobs.bounds[-1] - blobs.bounds[0]), np.uint8)
-    out[:4] = as_bytes(np.array([len(blobs)], np.uint32))
+    out[:4] = to_bytes(np.array([len(blobs)], np.uint32))
     at = 4 + blobs.bounds[:-1] - blobs.bounds[0] + 4 * np.arange(len(blobs))
     heads = at[:, None] + np.arange(4)
     is_data = np.ones(len(out), bool)
     is_data[:4] = False
     is_data[heads] = False
-    out[heads] = as_bytes(sizes.astype(np.uint32)).reshape(-1, 4)
+    out[heads] = to_bytes(sizes.astype(np.uint32)).reshape(-1, 4)
     out[is_data] = blobs.data[blobs.bounds[0] : blobs.bounds[-1]]
     return out.tobytes()
 
@@ -151,11 +151,11 @@ def decode_vlen(chunk: Bytes, what: str = "A vlen-bytes chunk") -> Blobs:
         raise CorruptError(f"{what} declares {count:,} items in {chunk.size:,} bytes; it is cut short.")
     starts, stops = np.empty(count, np.int64), np.empty(count, np.int64)
     contents = np.ascontiguousarray(chunk)
-    refuse(native.library().ra_frame_items(contents, contents.size, starts, stops, count), what)
-    return Blobs(sections_of(chunk, starts, stops - starts), offsets_of(stops - starts))
+    raise_fault(native.library().ra_frame_items(contents, contents.size, starts, stops, count), what)
+    return Blobs(slice_bytes(chunk, starts, stops - starts), counts_to_offsets(stops - starts))
 
 
-def one_item(chunk: Bytes, what: str = "A cell") -> Bytes:
+def decode_single_item(chunk: Bytes, what: str = "A cell") -> Bytes:
     """Return the item of a vlen-bytes chunk that has exactly one."""
     count, size = unpack("<II", chunk[:8].tobytes()) if chunk.size >= 8 else (0, 0)
     if count != 1:
@@ -165,7 +165,7 @@ def one_item(chunk: Bytes, what: str = "A cell") -> Bytes:
     return chunk[8:]
 
 
-def refuse(fault: int, what: str) -> None:
+def raise_fault(fault: int, what: str) -> None:
     """Raise the error of what a compiled function found, if it found any."""
     if fault:
         raise CorruptError(f"{what} does not decode: {_FAULTS[fault]}. Restore it from a copy.")
@@ -185,7 +185,7 @@ def encode_ragged(rows: Bytes, starts: NDArray[np.int64] | None = None) -> bytes
         Where each group begins in `rows`, in bytes; None: one group.
     """
     begin = np.zeros(1, np.int64) if starts is None else starts
-    return as_bytes(np.concatenate([[len(begin)], begin]).astype(np.int64)).tobytes() + rows.tobytes()
+    return to_bytes(np.concatenate([[len(begin)], begin]).astype(np.int64)).tobytes() + rows.tobytes()
 
 
 def decode_ragged(blob: Bytes, what: str = "A stream of rows") -> Blobs:
@@ -207,11 +207,11 @@ def decode_ragged(blob: Bytes, what: str = "A stream of rows") -> Blobs:
     return Blobs(data, bounds if count else np.zeros(1, np.int64))
 
 
-def ragged_blobs(rows: Blobs) -> Blobs:
+def encode_single_groups(rows: Blobs) -> Blobs:
     """Return many inline streams, each with one group of rows."""
     heads = np.zeros((len(rows), 2), np.int64)
     heads[:, 0] = 1
-    return interleave(Blobs(as_bytes(heads), np.arange(len(rows) + 1, dtype=np.int64) * 16), rows)
+    return interleave(Blobs(to_bytes(heads), np.arange(len(rows) + 1, dtype=np.int64) * 16), rows)
 
 
 # Groups (§7.4)
@@ -220,7 +220,7 @@ def ragged_blobs(rows: Blobs) -> Blobs:
 def encode_groups(offsets: NDArray[np.int64], ids: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
     """Return ``groups/data`` (a ragged stream) and its sidecar, the byte of the stream where each group begins."""
     starts = 8 * offsets[:-1]
-    return encode_ragged(as_bytes(ids), starts), starts + 8 * len(offsets)
+    return encode_ragged(to_bytes(ids), starts), starts + 8 * len(offsets)
 
 
 def decode_groups(

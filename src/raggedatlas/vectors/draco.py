@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, MissingExtraError
-from raggedatlas.vectors.blobs import Blobs, Bytes, pack
+from raggedatlas.vectors.blobs import Blobs, Bytes, concat_blobs
 from raggedatlas.vectors.geometry import Level
 
 QUANTISATION_BITS = 11
@@ -44,7 +44,7 @@ def encode_cells(level: Level, width: int | None) -> Blobs:
             faces = level.links.rows[level.links.bounds[c] : level.links.bounds[c + 1]].astype(np.uint32)
         options: dict[str, Any] = {"quantization_bits": QUANTISATION_BITS, "preserve_order": True}
         cells.append(library.encode(points, faces if faces is not None and len(faces) else None, **options))
-    return pack(cells)
+    return concat_blobs(cells)
 
 
 def encode_grid(points: NDArray[np.int32], faces: NDArray[np.int64]) -> bytes:

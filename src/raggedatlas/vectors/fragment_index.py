@@ -14,16 +14,16 @@ from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.store import native
 from raggedatlas.store.native import I64, U8, library
 from raggedatlas.vectors.blobs import (
-    HEAD,
+    HEADER_BYTES,
     MAGIC,
     VERSION,
     Blobs,
     Bytes,
-    as_bytes,
+    concat_ranges,
+    counts_to_offsets,
     from_bytes,
     interleave,
-    offsets_of,
-    runs,
+    to_bytes,
 )
 from raggedatlas.vectors.geometry import Fragments
 
@@ -38,22 +38,22 @@ def encode_fragments(fragments: Fragments) -> Blobs:
     44
     """
     n_all = np.diff(fragments.bounds)
-    kinds = offsets_of(fragments.is_range)
+    kinds = counts_to_offsets(fragments.is_range)
     n_runs = np.diff(kinds[fragments.bounds])
     heads = np.zeros((len(n_all), 4), "<u4")
     heads[:, 0], heads[:, 1], heads[:, 2], heads[:, 3] = MAGIC, VERSION, n_all, n_runs
     padded = (n_all + 63) // 64 * 64
     bits = np.zeros(padded.sum(), np.uint8)
-    bits[runs(offsets_of(padded)[:-1], n_all)] = fragments.is_range
+    bits[concat_ranges(counts_to_offsets(padded)[:-1], n_all)] = fragments.is_range
     table = np.stack([fragments.starts[fragments.is_range], fragments.counts[fragments.is_range]], axis=1)
     offsets, sizes = _list_offsets(fragments, n_all, n_all - n_runs)
-    n_rows = np.diff(offsets_of(np.where(fragments.is_range, 0, fragments.counts))[fragments.bounds])
+    n_rows = np.diff(counts_to_offsets(np.where(fragments.is_range, 0, fragments.counts))[fragments.bounds])
     return interleave(
-        Blobs(as_bytes(heads), np.arange(len(n_all) + 1, dtype=np.int64) * HEAD),
-        Blobs(np.packbits(bits, bitorder="little"), offsets_of(padded // 8)),
-        Blobs(as_bytes(table.astype(np.int64, copy=False)), offsets_of(n_runs * 16)),
-        Blobs(as_bytes(offsets), offsets_of(sizes * 4)),
-        Blobs(as_bytes(fragments.rows.astype(np.int64, copy=False)), offsets_of(n_rows * 8)),
+        Blobs(to_bytes(heads), np.arange(len(n_all) + 1, dtype=np.int64) * HEADER_BYTES),
+        Blobs(np.packbits(bits, bitorder="little"), counts_to_offsets(padded // 8)),
+        Blobs(to_bytes(table.astype(np.int64, copy=False)), counts_to_offsets(n_runs * 16)),
+        Blobs(to_bytes(offsets), counts_to_offsets(sizes * 4)),
+        Blobs(to_bytes(fragments.rows.astype(np.int64, copy=False)), counts_to_offsets(n_rows * 8)),
     )
 
 
@@ -62,9 +62,9 @@ def _list_offsets(
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return the running offsets of the explicit lists of all chunks, and how many each chunk has."""
     sizes = np.where(n_all > 0, n_lists + 1, 0)
-    begin = offsets_of(sizes)
+    begin = counts_to_offsets(sizes)
     steps = np.zeros(begin[-1], np.int64)
-    steps[runs(begin[:-1] + 1, np.where(n_all > 0, n_lists, 0))] = fragments.counts[~fragments.is_range]
+    steps[concat_ranges(begin[:-1] + 1, np.where(n_all > 0, n_lists, 0))] = fragments.counts[~fragments.is_range]
     total = np.cumsum(steps)
     some = n_all > 0
     return (total - np.repeat(total[begin[:-1][some]], sizes[some])).astype(np.uint32), sizes
@@ -83,24 +83,24 @@ def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
     counts = np.empty((2, n), np.int64)
     fault = library().ra_count_fragments(data, data.size, first, n, counts, byref(where))
     if not fault:
-        bounds = offsets_of(counts[0])
+        bounds = counts_to_offsets(counts[0])
         is_range, spans = np.empty(bounds[-1], bool), np.empty((2, bounds[-1]), np.int64)
         rows = np.empty(counts[1].sum(), np.int64)
         fault = library().ra_read_fragments(
             data, data.size, first, n, is_range.view(np.uint8), *spans, len(is_range), rows, len(rows), byref(where)
         )
     if fault:
-        raise corrupt(fault, blobs[where.value], what)
+        raise corrupt_index_error(fault, blobs[where.value], what)
     return Fragments(bounds, is_range, spans[0], spans[1], rows)
 
 
-def corrupt(fault: int, blob: Bytes, what: str) -> CorruptError:
+def corrupt_index_error(fault: int, blob: Bytes, what: str) -> CorruptError:
     """Return the error that says what a compiled function found wrong with a blob."""
     if fault == native.BAD_VERSION:
         bad = int.from_bytes(blob[4:8].tobytes(), "little")
         return CorruptError(f"{what} has version {bad & 0xFFFF} and flags {bad >> 16}; expected 1 and 0.")
     says = {
-        native.NO_HEAD: f"is shorter than its head of {HEAD} bytes",
+        native.NO_HEAD: f"is shorter than its head of {HEADER_BYTES} bytes",
         native.NO_MAGIC: "does not begin with the magic number of ZVFG",
         native.BAD_RUNS: "declares more runs than fragments",
         native.CUT_SHORT: "is cut short: its head declares more than its bytes hold",
@@ -115,7 +115,7 @@ def corrupt(fault: int, blob: Bytes, what: str) -> CorruptError:
     return CorruptError(f"{what} {says[fault]}. Restore it from a copy.")
 
 
-def locate(
+def locate_fragments(
     blob: Bytes, which: NDArray[np.int64], n_rows: int, spans: NDArray[np.int64], what: str = "A fragment index"
 ) -> None:
     """Find some fragments of one chunk; the others are not read.
@@ -138,7 +138,7 @@ def locate(
     """
     fault = library().ra_locate_fragments(blob, blob.size, which, len(which), n_rows, spans)
     if fault:
-        raise corrupt(fault, blob, what)
+        raise corrupt_index_error(fault, blob, what)
 
 
 class FragmentIndex:
@@ -159,15 +159,15 @@ class FragmentIndex:
 
     def __init__(self, blob: Bytes) -> None:
         self.blob = np.ascontiguousarray(blob)
-        locate(self.blob, np.zeros(0, np.int64), 0, np.zeros((0, 3), np.int64))
-        self.n_fragments, self.n_ranges = (int(value) for value in self.blob[8:HEAD].copy().view("<u4"))
+        locate_fragments(self.blob, np.zeros(0, np.int64), 0, np.zeros((0, 3), np.int64))
+        self.n_fragments, self.n_ranges = (int(value) for value in self.blob[8:HEADER_BYTES].copy().view("<u4"))
 
     def _span(self, f: int) -> tuple[int, int, int]:
         """Return the first row of a run or -1, the byte where a list begins, and how many rows there are."""
         if not 0 <= f < self.n_fragments:
             raise QueryError(f"There is no fragment {f}; the chunk has {self.n_fragments}.")
         spans = np.empty((1, 3), np.int64)
-        locate(self.blob, np.array([f]), np.iinfo(np.int64).max, spans)
+        locate_fragments(self.blob, np.array([f]), np.iinfo(np.int64).max, spans)
         first, byte, count = spans[0].tolist()
         return first, byte, count
 
@@ -210,19 +210,19 @@ def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArr
     return rows, counts
 
 
-def as_runs(fragments: Fragments) -> Fragments:
+def detect_runs(fragments: Fragments) -> Fragments:
     """Return the same fragments with every explicit list that is a run written as one."""
     listed = np.flatnonzero(~fragments.is_range & (fragments.counts > 0))
     if not listed.size:
         return fragments
     rows, counts = fragment_rows(fragments, listed)
-    begin = offsets_of(counts)
+    begin = counts_to_offsets(counts)
     first = rows[begin[:-1]]
-    off = rows != runs(first, counts)
-    good = np.diff(offsets_of(off)[begin]) == 0
+    off = rows != concat_ranges(first, counts)
+    good = np.diff(counts_to_offsets(off)[begin]) == 0
     is_range, starts = fragments.is_range.copy(), fragments.starts.copy()
     is_range[listed[good]], starts[listed[good]] = True, first[good]
     left = np.flatnonzero(~is_range)
     kept, lengths = fragment_rows(fragments, left)
-    starts[left] = offsets_of(lengths)[:-1]
+    starts[left] = counts_to_offsets(lengths)[:-1]
     return Fragments(fragments.bounds, is_range, starts, fragments.counts, kept)

@@ -1,7 +1,7 @@
 """What a geometry store is, in memory: `Shapes` as people have them, `Geometry` as it is cut into chunks (seed 002 §7).
 
 `Shapes` is flat and by object: what converters make and what reading gives. `Geometry` is what stands in a store, level
-by level and chunk by chunk, and is the same for both layouts. `make_geometry` (``vectors/building.py``) cuts the one into
+by level and chunk by chunk, and is the same for both layouts. `make_geometry` (``vectors/builder.py``) cuts the one into
 the other; reading joins it again. All of it are NumPy arrays; lists of lists are one flat array and its offsets: member
 ``i`` is ``flat[offsets[i]:offsets[i + 1]]``.
 """

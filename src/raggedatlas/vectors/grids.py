@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.store.native import library
 
-_MOST_CODES = 2**62
+_MAX_CODES = 2**62
 
 
 def chunk_coordinates(positions: NDArray[Any], edges: ArrayLike) -> NDArray[np.int64]:
@@ -26,11 +26,11 @@ def chunk_coordinates(positions: NDArray[Any], edges: ArrayLike) -> NDArray[np.i
     sizes = np.asarray(edges, np.float64)
     keys = np.empty(positions.shape, np.int64)
     for axis in range(positions.shape[1]):
-        keys[:, axis] = _along(positions[:, axis], float(sizes[axis]))
+        keys[:, axis] = _floor_divide(positions[:, axis], float(sizes[axis]))
     return keys
 
 
-def _along(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
+def _floor_divide(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
     """Return the chunk of each value on one axis."""
     if values.dtype.kind in "iu" and edge.is_integer() and edge < 2**63:
         whole = int(edge)
@@ -46,7 +46,7 @@ def _along(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
     return cells.astype(np.int64)
 
 
-def number_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+def encode_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Return a number for each key that rises with it (first axis first), and a number that is above all of them."""
     if not len(keys):
         return np.zeros(0, np.int64), 1
@@ -55,7 +55,7 @@ def number_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     top = 1
     for span in spans:
         top *= span
-    if top >= _MOST_CODES or min(spans) < 1:
+    if top >= _MAX_CODES or min(spans) < 1:
         codes = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
         return codes.astype(np.int64), int(codes.max()) + 1
     codes = keys[:, 0] - low[0]
@@ -76,7 +76,7 @@ def stable_order(codes: NDArray[np.int64], top: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Numbered:
+class ChunkCodes:
     """The chunks of positions, as numbers that rise with their keys.
 
     Parameters
@@ -103,7 +103,7 @@ class Numbered:
         return keys + self.low
 
 
-def number_positions(positions: NDArray[Any], edges: ArrayLike) -> Numbered:
+def encode_positions(positions: NDArray[Any], edges: ArrayLike) -> ChunkCodes:
     """Return the chunks of positions, axis by axis, so that no table of keys is made.
 
     Raises
@@ -114,43 +114,45 @@ def number_positions(positions: NDArray[Any], edges: ArrayLike) -> Numbered:
     sizes = np.asarray(edges, np.float64)
     n_dims = positions.shape[1]
     if not len(positions):
-        return Numbered(np.zeros(0, np.int64), 1, np.zeros(n_dims, np.int64), np.ones(n_dims, np.int64))
+        return ChunkCodes(np.zeros(0, np.int64), 1, np.zeros(n_dims, np.int64), np.ones(n_dims, np.int64))
     if positions.dtype in {np.dtype(np.float32), np.dtype(np.float64)}:
-        return _number_floats(np.ascontiguousarray(positions), sizes)
-    cells = [_along(positions[:, axis], float(sizes[axis])) for axis in range(n_dims)]
+        return _encode_float_positions(np.ascontiguousarray(positions), sizes)
+    cells = [_floor_divide(positions[:, axis], float(sizes[axis])) for axis in range(n_dims)]
     low = np.array([own.min() for own in cells])
-    spans, top = _spans([int(own.min()) for own in cells], [int(own.max()) for own in cells])
+    spans, top = _grid_spans([int(own.min()) for own in cells], [int(own.max()) for own in cells])
     codes = np.zeros(len(positions), np.int64)
     for axis, own in enumerate(cells):
         codes *= spans[axis]
         codes += own - low[axis]
-    return Numbered(codes, top, low, spans)
+    return ChunkCodes(codes, top, low, spans)
 
 
-def _number_floats(positions: NDArray[Any], sizes: NDArray[np.float64]) -> Numbered:
+def _encode_float_positions(positions: NDArray[Any], sizes: NDArray[np.float64]) -> ChunkCodes:
     """Return the chunks of floats, without a table of keys."""
     axes = range(positions.shape[1])
     # Axis by axis: NumPy takes thirty times as long for all at once.
     ends = np.array([[positions[:, k].min() for k in axes], [positions[:, k].max() for k in axes]], np.float64)
-    first, last = (np.array([_along(end[k : k + 1], float(sizes[k]))[0] for k in range(len(sizes))]) for end in ends)
-    spans, top = _spans(first.tolist(), last.tolist())
+    first, last = (
+        np.array([_floor_divide(end[k : k + 1], float(sizes[k]))[0] for k in range(len(sizes))]) for end in ends
+    )
+    spans, top = _grid_spans(first.tolist(), last.tolist())
     codes = np.empty(len(positions), np.int64)
     n, n_dims = positions.shape
     if library().ra_number_cells(positions, n, n_dims, positions.itemsize, sizes, first, spans, codes):
         raise ValuesError("A position is not a finite number; it lies in no chunk.")
-    return Numbered(codes, top, first, spans)
+    return ChunkCodes(codes, top, first, spans)
 
 
-def _spans(low: list[int], high: list[int]) -> tuple[NDArray[np.int64], int]:
+def _grid_spans(low: list[int], high: list[int]) -> tuple[NDArray[np.int64], int]:
     """Return how many chunks there are on each axis, and in all."""
     spans = [last - first + 1 for first, last in zip(low, high, strict=True)]
     top = math.prod(spans)
-    if top >= _MOST_CODES:
+    if top >= _MAX_CODES:
         raise ValuesError("The positions span 2**62 chunks or more; use larger chunks.")
     return np.array(spans, np.int64), top
 
 
-def changes(values: NDArray[Any]) -> NDArray[np.int64]:
+def run_starts(values: NDArray[Any]) -> NDArray[np.int64]:
     """Return where runs of equal values begin."""
     if not len(values):
         return np.zeros(0, np.int64)
@@ -173,7 +175,7 @@ class KeyIndex:
         """Return the row of each wanted key, or -1: (m,) int64."""
         if not len(self.keys) or not len(wanted):
             return np.full(len(wanted), -1, np.int64)
-        codes, _ = number_keys(np.concatenate([self.keys, wanted]))
+        codes, _ = encode_keys(np.concatenate([self.keys, wanted]))
         own, asked = codes[: len(self.keys)], codes[len(self.keys) :]
         rows = np.minimum(np.searchsorted(own, asked), len(own) - 1)
         return np.where(own[rows] == asked, rows, -1)

@@ -9,9 +9,9 @@ from raggedatlas.errors import AtlasError, NotFoundError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.inspections import Element, Inspection
 from raggedatlas.store.location import Location, store_errors
-from raggedatlas.vectors.files import Files, attributes_of, codec_names
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.metadata import Root, parse_root
+from raggedatlas.vectors.store_files import StoreFiles, codec_names, node_attributes
 
 _UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, IndexError)
 
@@ -70,8 +70,8 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     --------
     >>> import tempfile
     >>> from raggedatlas.testing.geometry import cloud
-    >>> from raggedatlas.vectors.building import make_geometry
-    >>> from raggedatlas.vectors.writing import write
+    >>> from raggedatlas.vectors.builder import make_geometry
+    >>> from raggedatlas.vectors.writer import write
     >>> folder = tempfile.mkdtemp() + "/points"
     >>> write(make_geometry(cloud()), folder)
     >>> found = inspect(folder)
@@ -79,15 +79,15 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     ('0.9', ('point_cloud',), ['0'])
     """
     place = Location.of(location)
-    files = Files(place)
+    files = StoreFiles(place)
     node = files.node("")
     if node is None:
         raise NotFoundError(f"There is no geometry store at {place.uri}: it has no zarr.json.")
-    root = parse_root(attributes_of(node), place.uri)
+    root = parse_root(node_attributes(node), place.uri)
     sizes = _sizes(place)
-    levels = tuple(_level(files, name, sizes) for name in _numbers(files))
+    levels = tuple(_level(files, name, sizes) for name in _level_names(files))
     total = sum(sizes.values())
-    top = _element("", place.name, _said(root), total, children=levels)
+    top = _element("", place.name, _root_summary(root), total, children=levels)
     axes = tuple(axis.name if axis.unit is None else f"{axis.name} ({axis.unit})" for axis in root.geometry.axes)
     geometry = root.geometry
     return VectorInspection(
@@ -103,7 +103,7 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     )
 
 
-def _numbers(files: Files) -> list[str]:
+def _level_names(files: StoreFiles) -> list[str]:
     """Return the names of levels, finest first."""
     return sorted((name for name in files.children("") if name.isdigit()), key=int)
 
@@ -120,13 +120,13 @@ def _sizes(place: Location) -> dict[str, int]:
     return {str(entry["path"]): int(entry["size"]) for entry in found}
 
 
-def _said(root: Root) -> str:
+def _root_summary(root: Root) -> str:
     """Say in one line what the root says."""
     geometry = root.geometry
     words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({_axes(geometry)})"]
-    words.append("chunks " + _times(geometry.chunk_shape))
+    words.append("chunks " + _format_edges(geometry.chunk_shape))
     if geometry.bin_shape is not None:
-        words.append("bins " + _times(geometry.bin_shape))
+        words.append("bins " + _format_edges(geometry.bin_shape))
     words.append("bounds " + " to ".join(f"({', '.join(f'{value:g}' for value in end)})" for end in geometry.bounds))
     words.append(f"links {geometry.links_convention}")
     if geometry.index_convention != "standard":
@@ -141,17 +141,17 @@ def _axes(geometry: Geometry) -> str:
     return " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
 
 
-def _times(edges: tuple[float, ...]) -> str:
+def _format_edges(edges: tuple[float, ...]) -> str:
     """Write edges."""
     return " x ".join(f"{edge:g}" for edge in edges)
 
 
-def _level(files: Files, name: str, sizes: dict[str, int]) -> Element:
+def _level(files: StoreFiles, name: str, sizes: dict[str, int]) -> Element:
     """Describe a level and the arrays in it."""
-    n_bytes = _below(sizes, name)
+    n_bytes = _size_below(sizes, name)
     try:
         node = files.node(name)
-        facts = {} if node is None else dict(attributes_of(node).get("zarr_vectors_level") or {})
+        facts = {} if node is None else dict(node_attributes(node).get("zarr_vectors_level") or {})
         words = [f"level, {int(facts.get('vertex_count') or 0):,} vertices"]
         words += [f"{key} {facts[key]}" for key in ("bin_shape", "parent_level", "coarsening_method") if facts.get(key)]
         children = tuple(_family(files, f"{name}/{own}", sizes) for own in files.children(name))
@@ -160,22 +160,22 @@ def _level(files: Files, name: str, sizes: dict[str, int]) -> Element:
     return _element(name, name, ", ".join(words), n_bytes, children=children)
 
 
-def _family(files: Files, path: str, sizes: dict[str, int]) -> Element:
+def _family(files: StoreFiles, path: str, sizes: dict[str, int]) -> Element:
     """Describe an array, or a group of arrays."""
     name = path.rsplit("/", maxsplit=1)[-1]
-    n_bytes = _below(sizes, path)
+    n_bytes = _size_below(sizes, path)
     try:
         node = files.node(path)
         if node is None:
             return _element(path, name, "folder", n_bytes, fault="it has no zarr.json")
-        block = attributes_of(node)
+        block = node_attributes(node)
         if node["node_type"] == "array":
             return _array(path, node, block, n_bytes)
         inner = files.children(path)
         chunks = [own for own in inner if own.lstrip("-")[:1].isdigit() and "." in own]
         whole = set(inner) <= {"data", "offsets", "manifests", "object_ids", "present_mask"}
         children = () if chunks or whole else tuple(_family(files, f"{path}/{own}", sizes) for own in inner)
-        said = _block_said(block, len(chunks) if chunks else None) or "group"
+        said = _array_summary(block, len(chunks) if chunks else None) or "group"
     except _UNREADABLE as error:
         return _element(path, name, "array", n_bytes, fault=str(error))
     return _element(path, name, said, n_bytes, dtype=str(block.get("dtype", "")), children=children)
@@ -188,7 +188,7 @@ def _array(path: str, node: dict[str, Any], block: dict[str, Any], n_bytes: int)
     first = codecs[0] if codecs else {}
     sharded = isinstance(first, dict) and first.get("name") == "sharding_indexed"
     names = codec_names(first["configuration"]["codecs"] if sharded else codecs)
-    said = _block_said(block, None if listed is None else len(listed)) or "array"
+    said = _array_summary(block, None if listed is None else len(listed)) or "array"
     said = f"{said}, in shards" if sharded else said
     shape = None if listed is not None else tuple(int(size) for size in node["shape"])
     dtype = str(block.get("dtype") or ("" if listed is not None else node.get("data_type", "")))
@@ -196,7 +196,7 @@ def _array(path: str, node: dict[str, Any], block: dict[str, Any], n_bytes: int)
     return _element(path, name, said, n_bytes, dtype=dtype, shape=shape, compression=" + ".join(names[1:]))
 
 
-def _block_said(block: dict[str, Any], n_chunks: int | None) -> str:
+def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
     """Say what an array says of itself."""
     words = [str(block.get("zv_array", block.get("zvf_array", "")))]
     if n_chunks is not None:
@@ -211,7 +211,7 @@ def _block_said(block: dict[str, Any], n_chunks: int | None) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _below(sizes: dict[str, int], path: str) -> int:
+def _size_below(sizes: dict[str, int], path: str) -> int:
     """Return the bytes below a path."""
     return sum(size for key, size in sizes.items() if key.startswith(f"{path}/"))
 

@@ -7,31 +7,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.blobs import as_bytes, encode_groups, encode_ragged, encode_records
-from raggedatlas.vectors.families import attribute_block, chunk_families, families_present
+from raggedatlas.vectors.blobs import encode_groups, encode_ragged, encode_records, to_bytes
 from raggedatlas.vectors.geometry import CrossLinks, Geometry, Level
-from raggedatlas.vectors.grids import changes, number_keys, stable_order
+from raggedatlas.vectors.grids import encode_keys, run_starts, stable_order
 from raggedatlas.vectors.layout_09 import delta_name
+from raggedatlas.vectors.level_arrays import attribute_metadata, chunk_arrays, present_families
 from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.metadata import level_json
-from raggedatlas.vectors.nodes import BYTES_CODEC, File, array_json, compress, compressor, group
-from raggedatlas.vectors.shapes import Attribute, Attributes, fill_of
+from raggedatlas.vectors.shapes import Attribute, Attributes, fill_value
+from raggedatlas.vectors.zarr_nodes import BYTES_CODEC, File, array_json, compress, compressor_codec, group_json
 
 
 def level_files(geometry: Geometry, k: int, compression: str | None) -> Iterator[File]:
     """Yield the files of one level."""
     level, root = geometry.levels[k], str(k)
     has_links = level.links is not None and level.encoding != "draco"  # whose cells have the faces in them
-    has_links = has_links or any(not _apart(links).all() for links in level.cross_links)
-    present = [name for name in families_present(level) if name != "links" or has_links]
-    crossing = [links for links in level.cross_links if _apart(links).any()]
+    has_links = has_links or any(not _crosses_chunks(links).all() for links in level.cross_links)
+    present = [name for name in present_families(level) if name != "links" or has_links]
+    crossing = [links for links in level.cross_links if _crosses_chunks(links).any()]
     if crossing:
         present += ["cross_chunk_links"]
-    yield group(root, level_json(level, k, present))
+    yield group_json(root, level_json(level, k, present))
     made: set[str] = set()
-    for family in chunk_families(level):
+    for family in chunk_arrays(level):
         yield from _parent_groups(root, family.path, made)
-        yield group(f"{root}/{family.path}", family.attributes)
+        yield group_json(f"{root}/{family.path}", family.attributes)
         names = [".".join(map(str, key)) for key in level.chunks.tolist()]
         for i, name in enumerate(names):
             blob = family.blobs[i]
@@ -52,11 +52,11 @@ def array_node(path: str, values: NDArray[Any], compression: str | None) -> Iter
     """Write an array of one chunk."""
     codecs: list[dict[str, Any]] = [BYTES_CODEC] if values.dtype.itemsize > 1 else [{"name": "bytes"}]
     if compression is not None:
-        codecs.append(compressor(compression, values.dtype.itemsize))
+        codecs.append(compressor_codec(compression, values.dtype.itemsize))
     chunk = [max(1, size) for size in values.shape]
     yield f"{path}/zarr.json", [array_json(values.shape, chunk, values.dtype.name, codecs, {})]
     if values.size:
-        data = as_bytes(values)
+        data = to_bytes(values)
         key = "/".join([path, "c", *("0" for _ in values.shape)])
         yield key, [compress(data.data, compression, values.dtype.itemsize)]
 
@@ -68,10 +68,10 @@ def _parent_groups(root: str, path: str, made: set[str]) -> Iterator[File]:
         parent = "/".join(parts[:i])
         if parent not in made:
             made.add(parent)
-            yield group(f"{root}/{parent}", {})
+            yield group_json(f"{root}/{parent}", {})
 
 
-def _apart(links: CrossLinks) -> NDArray[np.bool_]:
+def _crosses_chunks(links: CrossLinks) -> NDArray[np.bool_]:
     """Tell which links go to ``cross_chunk_links``: those whose ends do not have one key."""
     if links.delta == 0:
         return np.ones(links.n_links, bool)
@@ -91,7 +91,7 @@ def _cross_files(root: str, links: CrossLinks, made: set[str], compression: str 
         rows=links.rows[order],
         attributes={title: attribute.take(order) for title, attribute in links.attributes.items()},
     )
-    apart, name = _apart(links), delta_name(links.delta)
+    apart, name = _crosses_chunks(links), delta_name(links.delta)
     if apart.any():
         yield from _parent_groups(root, f"cross_chunk_links/{name}", made)
         block = {
@@ -103,15 +103,15 @@ def _cross_files(root: str, links: CrossLinks, made: set[str], compression: str 
         }
         if links.directed or links.store != "canonical":
             block |= {"directed": links.directed, "store": links.store}
-        yield group(f"{root}/cross_chunk_links/{name}", block)
+        yield group_json(f"{root}/cross_chunk_links/{name}", block)
         records = encode_records(links.chunks[apart], links.rows[apart])
         yield from array_node(f"{root}/cross_chunk_links/{name}/data", records, compression)
         for title, attribute in links.attributes.items():
             values = attribute.values[apart]
             path = f"cross_chunk_link_attributes/{title}/{name}"
             yield from _parent_groups(root, path, made)
-            own = attribute_block("cross_chunk_link_attribute", title, attribute, list(values.shape))
-            yield group(f"{root}/{path}", own | {"num_links": len(values), "level_delta": links.delta})
+            own = attribute_metadata("cross_chunk_link_attribute", title, attribute, list(values.shape))
+            yield group_json(f"{root}/{path}", own | {"num_links": len(values), "level_delta": links.delta})
             yield from array_node(f"{root}/{path}/data", values, compression)
     if not apart.all():
         yield from _level_links(root, links, np.flatnonzero(~apart), made, compression)
@@ -131,20 +131,20 @@ def _level_links(
         "dtype": "int64",
         "record_encoding": "ragged_rows",
     }
-    yield group(f"{root}/links/{name}", block)
-    codes, top = number_keys(links.chunks[inner, 0])
+    yield group_json(f"{root}/links/{name}", block)
+    codes, top = encode_keys(links.chunks[inner, 0])
     order = inner[stable_order(codes, top)]
-    first = changes(np.sort(codes))
+    first = run_starts(np.sort(codes))
     parts = [(int(a), int(b)) for a, b in zip(first, [*first[1:], len(order)], strict=True)]
     keys = [".".join(map(str, links.chunks[order[a], 0].tolist())) for a, _ in parts]
     for key, (a, b) in zip(keys, parts, strict=True):
-        stream = np.frombuffer(encode_ragged(as_bytes(links.rows[order[a:b]])), np.uint8)
+        stream = np.frombuffer(encode_ragged(to_bytes(links.rows[order[a:b]])), np.uint8)
         yield from array_node(f"{root}/links/{name}/{key}", stream, None)
     for title, attribute in links.attributes.items():
         path = f"link_attributes/{title}/{name}"
         yield from _parent_groups(root, path, made)
-        own = attribute_block("link_attribute", title, attribute, list(attribute.values.shape[1:]))
-        yield group(f"{root}/{path}", own | {"level_delta": links.delta})
+        own = attribute_metadata("link_attribute", title, attribute, list(attribute.values.shape[1:]))
+        yield group_json(f"{root}/{path}", own | {"level_delta": links.delta})
         for key, (a, b) in zip(keys, parts, strict=True):
             yield from array_node(f"{root}/{path}/{key}", attribute.values[order[a:b]], compression)
 
@@ -158,7 +158,7 @@ def _object_files(root: str, level: Level, compression: str | None) -> Iterator[
             "num_objects": objects.n_objects,
             "sid_ndim": int(objects.chunks.shape[1]),
         }
-        yield group(f"{root}/object_index", block)
+        yield group_json(f"{root}/object_index", block)
         blobs = encode_manifests(objects)
         yield from array_node(f"{root}/object_index/data", blobs.data, None)
         yield from array_node(f"{root}/object_index/offsets", blobs.bounds[:-1], None)
@@ -172,7 +172,7 @@ def _group_files(root: str, level: Level, compression: str | None) -> Iterator[F
     groups = level.groups
     if groups is None:
         return
-    yield group(f"{root}/groups", {"zv_array": "groups", "num_groups": groups.n_groups})
+    yield group_json(f"{root}/groups", {"zv_array": "groups", "num_groups": groups.n_groups})
     data, starts = encode_groups(groups.offsets, groups.ids)
     yield from array_node(f"{root}/groups/data", np.frombuffer(data, np.uint8), None)
     yield from array_node(f"{root}/groups/offsets", starts, None)
@@ -183,16 +183,16 @@ def _tables(root: str, family: str, described: tuple[str, Attributes], compressi
     """Yield attributes of objects or groups; strings as codes with their categories."""
     kind, attributes = described
     if attributes:
-        yield group(f"{root}/{family}", {})
+        yield group_json(f"{root}/{family}", {})
     for name, attribute in attributes.items():
-        made = _coded(attribute)
+        made = _encode_strings(attribute)
         values = made.values
-        block = attribute_block(kind, name, made, list(values.shape))
+        block = attribute_metadata(kind, name, made, list(values.shape))
         if made.present is not None:
             values = values.copy()
-            values[~made.present] = fill_of(values.dtype)
+            values[~made.present] = fill_value(values.dtype)
             block["has_present_mask"] = True
-        yield group(f"{root}/{family}/{name}", block)
+        yield group_json(f"{root}/{family}/{name}", block)
         yield from array_node(f"{root}/{family}/{name}/data", values, compression)
         if made.present is not None:
             yield from array_node(f"{root}/{family}/{name}/present_mask", made.present.astype(np.uint8), None)
@@ -202,7 +202,7 @@ STRINGS = "raggedatlas_strings"
 """Key that tells codes made of strings from codes that were given."""
 
 
-def _coded(attribute: Attribute) -> Attribute:
+def _encode_strings(attribute: Attribute) -> Attribute:
     """Return strings as codes, and anything else as it is."""
     if attribute.values.dtype.kind not in "UTO":
         return attribute

@@ -7,42 +7,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.blobs import Blobs, as_bytes, offsets_of, ragged_blobs
-from raggedatlas.vectors.crossing import file_links
-from raggedatlas.vectors.cutting import narrowest
-from raggedatlas.vectors.families import Family, attribute_block, chunk_families, families_present, row_blobs
+from raggedatlas.vectors.blobs import Blobs, counts_to_offsets, encode_single_groups, to_bytes
+from raggedatlas.vectors.chunking import smallest_unsigned_dtype
+from raggedatlas.vectors.cross_links_09 import encode_cross_links
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
 from raggedatlas.vectors.grids import chunk_coordinates
+from raggedatlas.vectors.level_arrays import ArrayData, attribute_metadata, chunk_arrays, encode_rows, present_families
 from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.metadata import level_chunk_shape, level_json, level_scale
-from raggedatlas.vectors.nodes import File, GridOptions, cell_array, group, small_array, vlen_array
-from raggedatlas.vectors.shapes import Attributes, Groups, fill_of
+from raggedatlas.vectors.shapes import Attributes, Groups, fill_value
+from raggedatlas.vectors.zarr_nodes import CellGridOptions, File, cell_array, group_json, small_array, vlen_array
 
-LEAST_RUN = 16
+MIN_RANGE_LENGTH = 16
 """How many consecutive ids make a group a range in ``group_ranges``."""
 
 _FRAMED = {"vertex_fragments", "link_fragments"}
 
 
-def level_files(geometry: Geometry, k: int, options: GridOptions) -> Iterator[File]:
+def level_files(geometry: Geometry, k: int, options: CellGridOptions) -> Iterator[File]:
     """Yield the files of one level; `options` say how cells are put into files, its grid is filled in here."""
     level = geometry.levels[k]
     grid = _grid_of(geometry, level, options)
     if grid.compression == "default":
         grid = replace(grid, compression=None)
     root = str(k)
-    facts = level_json(level, k, families_present(level))
-    if level.fragments is not None and _tile(level.fragments, level):
+    facts = level_json(level, k, present_families(level))
+    if level.fragments is not None and _fragments_tile(level.fragments, level):
         facts["zarr_vectors_level"]["fragments_tile"] = True
-    yield group(root, facts)
+    yield group_json(root, facts)
     made: set[str] = set()
     zero = ".".join("0" for _ in range(level.chunks.shape[1]))
-    for family in chunk_families(level):
-        path, block = _spelled(family, level, zero)
+    for family in chunk_arrays(level):
+        path, block = _layout_array(family, level, zero)
         for parent in _parents(path):
             if parent not in made and not _is_link_group(parent):
                 made.add(parent)
-                yield group(f"{root}/{parent}", {})
+                yield group_json(f"{root}/{parent}", {})
         own = replace(grid, compression=_compression(level, family, options.compression))
         yield from cell_array(f"{root}/{path}", level.chunks, family.blobs, block, own)
     yield from _link_files(geometry, k, grid, made)
@@ -50,7 +50,7 @@ def level_files(geometry: Geometry, k: int, options: GridOptions) -> Iterator[Fi
     yield from _group_files(root, level)
 
 
-def _compression(level: Level, family: Family, asked: str | None) -> str | None:
+def _compression(level: Level, family: ArrayData, asked: str | None) -> str | None:
     """Return how the chunks of a family are compressed.
 
     By default just the attributes of vertices that belong to no object are: they are read by whole chunks (those of objects by rows,
@@ -75,7 +75,7 @@ def _is_link_group(path: str) -> bool:
     return (parts[0] == "links" and len(parts) == 2) or (parts[0] == "link_attributes" and len(parts) == 3)
 
 
-def _grid_of(geometry: Geometry, level: Level, options: GridOptions) -> GridOptions:
+def _grid_of(geometry: Geometry, level: Level, options: CellGridOptions) -> CellGridOptions:
     """Return the grid of a level: from the least to the greatest chunk of bounds and data."""
     shape = level_chunk_shape(geometry, level.metadata)
     ends = chunk_coordinates(np.asarray(geometry.bounds, np.float64), shape)
@@ -86,17 +86,17 @@ def _grid_of(geometry: Geometry, level: Level, options: GridOptions) -> GridOpti
     return replace(options, origin=low, shape=high - low + 1)
 
 
-def _tile(fragments: Fragments, level: Level) -> bool:
+def _fragments_tile(fragments: Fragments, level: Level) -> bool:
     """Tell whether the fragments of every chunk are its rows in order."""
     if not fragments.is_range.all() or len(fragments.bounds) != len(level.bounds):
         return False
-    ends = offsets_of(fragments.counts)
+    ends = counts_to_offsets(fragments.counts)
     counted = np.diff(ends[fragments.bounds])
     base = np.repeat(ends[fragments.bounds[:-1]], np.diff(fragments.bounds))
     return bool((counted == np.diff(level.bounds)).all() and (fragments.starts == ends[:-1] - base).all())
 
 
-def _spelled(family: Family, level: Level, zero: str) -> tuple[str, dict[str, Any]]:
+def _layout_array(family: ArrayData, level: Level, zero: str) -> tuple[str, dict[str, Any]]:
     """Return path and attributes of a family as this layout spells them."""
     path, block = family.path, dict(family.attributes)
     if path in _FRAMED:
@@ -114,13 +114,13 @@ def _spelled(family: Family, level: Level, zero: str) -> tuple[str, dict[str, An
     return path, block
 
 
-def _link_files(geometry: Geometry, k: int, grid: GridOptions, made: set[str]) -> Iterator[File]:
+def _link_files(geometry: Geometry, k: int, grid: CellGridOptions, made: set[str]) -> Iterator[File]:
     """Yield the groups of links, and the arrays of those across chunks and levels."""
     level, root = geometry.levels[k], str(k)
     crossing = {links.delta: links for links in level.cross_links}
     deltas = sorted({*crossing, *([0] if level.links is not None else [])})
     if deltas and "links" not in made:
-        yield group(f"{root}/links", {})
+        yield group_json(f"{root}/links", {})
     names: set[str] = set()
     for delta in deltas:
         links = crossing.get(delta)
@@ -131,11 +131,11 @@ def _link_files(geometry: Geometry, k: int, grid: GridOptions, made: set[str]) -
         n_links = n_inner + (0 if links is None else links.n_links)
         n_records = n_inner
         if links is not None:
-            scales = _scale(geometry, level, k), _scale(geometry, level, k + delta)
-            segments = file_links(links.chunks, links.rows, (delta, links.directed, links.store), scales)
+            scales = _level_scale(geometry, level, k), _level_scale(geometry, level, k + delta)
+            segments = encode_cross_links(links.chunks, links.rows, (delta, links.directed, links.store), scales)
             n_records += sum(len(segment.rows) for segment in segments)
             yield from _segment_files(root, links, segments, grid)
-        yield group(
+        yield group_json(
             f"{root}/links/{delta_name(delta)}",
             {
                 "zv_array": "links_family",
@@ -151,15 +151,15 @@ def _link_files(geometry: Geometry, k: int, grid: GridOptions, made: set[str]) -
         names.update(attributes)
         for name in attributes:
             facts = {"zv_array": "link_attribute_family", "name": name, "level_delta": delta, "num_links": n_links}
-            yield group(f"{root}/link_attributes/{name}/{delta_name(delta)}", facts)
+            yield group_json(f"{root}/link_attributes/{name}/{delta_name(delta)}", facts)
     if names and "link_attributes" not in made:
-        yield group(f"{root}/link_attributes", {})
+        yield group_json(f"{root}/link_attributes", {})
     for name in sorted(names):
         if f"link_attributes/{name}" not in made:
-            yield group(f"{root}/link_attributes/{name}", {})
+            yield group_json(f"{root}/link_attributes/{name}", {})
 
 
-def _scale(geometry: Geometry, level: Level, k: int) -> Any:  # noqa: ANN401 - an array
+def _level_scale(geometry: Geometry, level: Level, k: int) -> Any:  # noqa: ANN401 - an array
     """Return the scale of a level that is there, or that of `level`."""
     metadata = geometry.levels[k].metadata if 0 <= k < len(geometry.levels) else level.metadata
     return level_scale(geometry, metadata, level.chunks.shape[1])
@@ -170,29 +170,29 @@ def delta_name(delta: int) -> str:
     return f"{delta:+d}" if delta else "0"
 
 
-def _segment_files(root: str, links: CrossLinks, segments: list[Any], grid: GridOptions) -> Iterator[File]:
+def _segment_files(root: str, links: CrossLinks, segments: list[Any], grid: CellGridOptions) -> Iterator[File]:
     """Yield the arrays of links across chunks, and of their attributes."""
-    kind = narrowest(int(links.rows.max(initial=0)) + 1)
+    kind = smallest_unsigned_dtype(int(links.rows.max(initial=0)) + 1)
     for segment in segments:
         path = f"{root}/links/{delta_name(links.delta)}/{segment.name}"
         block = {
             "zv_array": "links",
             "dtype": kind.name,
             "offsets": segment.offsets.tolist(),
-            "has_perm": segment.has_order,
+            "has_perm": segment.has_permutation,
             "link_width": links.width,
             "level_delta": links.delta,
         }
         rows = segment.rows.astype(kind)
-        blobs = ragged_blobs(row_blobs(rows, segment.bounds))
+        blobs = encode_single_groups(encode_rows(rows, segment.bounds))
         yield from cell_array(path, segment.cells, blobs, block, grid)
         for name, attribute in links.attributes.items():
             values = attribute.values[segment.record]
-            own = attribute_block("link_attribute", name, attribute, list(values.shape[1:]))
+            own = attribute_metadata("link_attribute", name, attribute, list(values.shape[1:]))
             own["row_shape"] = own.pop("shape")
             own |= {"offsets": segment.offsets.tolist(), "level_delta": links.delta}
             at = f"{root}/link_attributes/{name}/{delta_name(links.delta)}/{segment.name}"
-            yield from cell_array(at, segment.cells, row_blobs(values, segment.bounds), own, grid)
+            yield from cell_array(at, segment.cells, encode_rows(values, segment.bounds), own, grid)
 
 
 def _object_files(root: str, level: Level) -> Iterator[File]:
@@ -210,7 +210,7 @@ def _object_files(root: str, level: Level) -> Iterator[File]:
         if not objects.has_dense_ids:
             block["object_ids_sorted"] = True
             yield from small_array(f"{root}/object_index/object_ids", objects.ids, {})
-        yield group(f"{root}/object_index", block)
+        yield group_json(f"{root}/object_index", block)
         yield from vlen_array(f"{root}/object_index/manifests", encode_manifests(objects), {})
     yield from _tables(root, "object_attributes", ("object_attribute", level.object_attributes))
 
@@ -219,10 +219,10 @@ def _tables(root: str, family: str, described: tuple[str, Attributes]) -> Iterat
     """Yield attributes that are plain arrays; absent rows hold the array's fill value."""
     kind, attributes = described
     if attributes:
-        yield group(f"{root}/{family}", {})
+        yield group_json(f"{root}/{family}", {})
     for name, attribute in attributes.items():
-        block = attribute_block(kind, name, attribute, list(attribute.values.shape))
-        values, fill = attribute.values, fill_of(attribute.values.dtype)
+        block = attribute_metadata(kind, name, attribute, list(attribute.values.shape))
+        values, fill = attribute.values, fill_value(attribute.values.dtype)
         if kind == "object_attribute":
             block["fill_sentinel_meaning"] = "absent"
         if attribute.present is not None:
@@ -237,22 +237,22 @@ def _group_files(root: str, level: Level) -> Iterator[File]:
     if groups is None:
         return
     block: dict[str, Any] = {"zv_array": "groups", "num_groups": groups.n_groups}
-    run = _runs(groups)
+    run = _is_range(groups)
     firsts = groups.offsets[:-1][run]
     ranges = np.stack([groups.ids[firsts], groups.ids[groups.offsets[1:][run] - 1] + 1], axis=1)
     if run.any():
         block["group_ranges"] = dict(zip(map(str, np.flatnonzero(run).tolist()), ranges.tolist(), strict=True))
     counts = np.diff(groups.offsets)
     listed = groups.ids[~np.repeat(run, counts)]
-    blobs = Blobs(as_bytes(listed), offsets_of(np.where(run, 0, counts)) * 8)
+    blobs = Blobs(to_bytes(listed), counts_to_offsets(np.where(run, 0, counts)) * 8)
     yield from vlen_array(f"{root}/groups", blobs, block)
     yield from _tables(root, "group_attributes", ("groupings_attribute", groups.attributes))
 
 
-def _runs(groups: Groups) -> NDArray[np.bool_]:
+def _is_range(groups: Groups) -> NDArray[np.bool_]:
     """Tell which groups are consecutive ids, and so many that their two ends are written instead: (G,) bool."""
     first, counts = groups.offsets[:-1], np.diff(groups.offsets)
-    run = counts >= LEAST_RUN
+    run = counts >= MIN_RANGE_LENGTH
     broken = np.concatenate([[0], np.cumsum(np.diff(groups.ids) != 1)])
     run[run] = broken[first[run]] == broken[first[run] + counts[run] - 1]
     return np.asarray(run)

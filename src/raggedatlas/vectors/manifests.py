@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.native import I64, OUT_I64, OUT_U8, U8, Manifests, library
-from raggedatlas.vectors.blobs import Blobs, Bytes, offsets_of, refuse, runs
+from raggedatlas.vectors.blobs import Blobs, Bytes, concat_ranges, counts_to_offsets, raise_fault
 from raggedatlas.vectors.geometry import Objects
 
 SINGLE, RUN, LIST = 0, 1, 2
@@ -19,17 +19,17 @@ def encode_manifests(objects: Objects) -> Blobs:
     """Return one manifest for each object: u32 blocks, and of each int64 chunk, u8 mode, and what the mode asks."""
     body = np.where(objects.modes == LIST, 4 + 8 * objects.counts, 8 + 8 * (objects.modes == RUN))
     sizes = body + 8 * objects.chunks.shape[1] + 1
-    bounds = offsets_of(4 + np.diff(offsets_of(sizes)[objects.bounds]))
+    bounds = counts_to_offsets(4 + np.diff(counts_to_offsets(sizes)[objects.bounds]))
     out = np.empty(bounds[-1], np.uint8)
     wide = (objects.bounds, objects.chunks, objects.starts, objects.counts, objects.fragments)
     first, chunks, starts, counts, items = (np.ascontiguousarray(column, np.int64) for column in wide)
     modes = np.ascontiguousarray(objects.modes, np.uint8)
     columns = (I64, first), (I64, chunks), (U8, modes), (I64, starts), (I64, counts), (I64, items)
-    refuse(library().ra_write_manifests(byref(_described(columns)), out, out.size), "An object index")
+    raise_fault(library().ra_write_manifests(byref(_build_objects(columns)), out, out.size), "An object index")
     return Blobs(out, bounds)
 
 
-def _described(columns: Any) -> Manifests:  # noqa: ANN401  (arrays of several types)
+def _build_objects(columns: Any) -> Manifests:  # noqa: ANN401  (arrays of several types)
     """Describe checked columns of manifests, of which the second and the last tell the sizes, to compiled functions."""
     bounds, chunks, items = columns[0][1], columns[1][1], columns[-1][1]
     return Manifests(
@@ -58,7 +58,7 @@ def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objec
     data, first, n = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs)
     fault = library().ra_count_manifests(data, data.size, first, n, n_dims, totals, byref(where))
     if fault:
-        refuse(fault, f"The manifest of object {ids[where.value]}")
+        raise_fault(fault, f"The manifest of object {ids[where.value]}")
     n_blocks, n_items = totals.tolist()
     bounds, chunks, modes = (
         np.empty(n + 1, np.int64),
@@ -67,8 +67,8 @@ def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objec
     )
     starts, counts, items = (np.empty(size, np.int64) for size in (n_blocks, n_blocks, n_items))
     wide = [(OUT_I64, column) for column in (starts, counts, items)]
-    out = _described([(OUT_I64, bounds), (OUT_I64, chunks), (OUT_U8, modes), *wide])
-    refuse(library().ra_read_manifests(data, data.size, first, byref(out), byref(where)), "An object index")
+    out = _build_objects([(OUT_I64, bounds), (OUT_I64, chunks), (OUT_U8, modes), *wide])
+    raise_fault(library().ra_read_manifests(data, data.size, first, byref(out), byref(where)), "An object index")
     return Objects(ids=ids, bounds=bounds, chunks=chunks, modes=modes, starts=starts, counts=counts, fragments=items)
 
 
@@ -86,11 +86,11 @@ def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
         )
     bounds = np.zeros(n_objects + 1, np.int64)
     contents = np.ascontiguousarray(data)
-    refuse(library().ra_measure_manifests(contents, contents.size, n_dims, bounds, n_objects), "object_index/data")
+    raise_fault(library().ra_measure_manifests(contents, contents.size, n_dims, bounds, n_objects), "object_index/data")
     return Blobs(data, bounds)
 
 
-class Expanded(NamedTuple):
+class ObjectFragments(NamedTuple):
     """Fragments of objects one by one: (P,) the block of each and its chunk-local number, (B + 1,) those of each object."""
 
     blocks: NDArray[np.int64]
@@ -98,7 +98,7 @@ class Expanded(NamedTuple):
     bounds: NDArray[np.int64]
 
 
-def absent_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
+def find_missing_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which blocks name a fragment that their chunk does not have, (K,) bool, without expanding the runs.
 
     Parameters
@@ -112,13 +112,13 @@ def absent_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[np.boo
     absent = (objects.counts > 0) & ((objects.starts < 0) | (objects.starts > limits - objects.counts))
     lists = np.flatnonzero(objects.modes == LIST)
     sizes = objects.counts[lists]
-    items = objects.fragments[runs(objects.starts[lists], sizes)]
+    items = objects.fragments[concat_ranges(objects.starts[lists], sizes)]
     outside = (items < 0) | (items >= np.repeat(limits[lists], sizes))
-    absent[lists] = np.diff(offsets_of(outside)[offsets_of(sizes)]) > 0
+    absent[lists] = np.diff(counts_to_offsets(outside)[counts_to_offsets(sizes)]) > 0
     return absent
 
 
-def expand_blocks(objects: Objects, limits: NDArray[np.int64], where: str) -> Expanded:
+def expand_manifests(objects: Objects, limits: NDArray[np.int64], where: str) -> ObjectFragments:
     """Return the fragments of an object index one by one, in order of traversal.
 
     Parameters
@@ -135,25 +135,25 @@ def expand_blocks(objects: Objects, limits: NDArray[np.int64], where: str) -> Ex
     CorruptError
         If a block names a fragment that its chunk does not have.
     """
-    if absent_blocks(objects, limits).any():
+    if find_missing_blocks(objects, limits).any():
         raise CorruptError(
             f"{where}/object_index names a fragment that its chunk does not have. Restore the store from a copy."
         )
-    fragments = runs(objects.starts, objects.counts)
+    fragments = concat_ranges(objects.starts, objects.counts)
     listed = objects.modes == LIST
     if listed.any():
         explicit = np.repeat(listed, objects.counts)
         fragments[explicit] = objects.fragments[fragments[explicit]]
     blocks = np.repeat(np.arange(len(objects.starts)), objects.counts)
-    return Expanded(blocks, fragments, offsets_of(objects.counts)[objects.bounds])
+    return ObjectFragments(blocks, fragments, counts_to_offsets(objects.counts)[objects.bounds])
 
 
-def take_objects(objects: Objects, rows: NDArray[np.int64]) -> Objects:
+def take_manifests(objects: Objects, rows: NDArray[np.int64]) -> Objects:
     """Return the index of some objects, in the given order."""
     counts = np.diff(objects.bounds)[rows]
-    blocks = runs(objects.bounds[rows], counts)
+    blocks = concat_ranges(objects.bounds[rows], counts)
     starts, sizes, modes = objects.starts[blocks].copy(), objects.counts[blocks], objects.modes[blocks]
     listed = modes == LIST
-    items = objects.fragments[runs(starts[listed], sizes[listed])]
-    starts[listed] = offsets_of(sizes[listed])[:-1]
-    return Objects(objects.ids[rows], offsets_of(counts), objects.chunks[blocks], modes, starts, sizes, items)
+    items = objects.fragments[concat_ranges(starts[listed], sizes[listed])]
+    starts[listed] = counts_to_offsets(sizes[listed])[:-1]
+    return Objects(objects.ids[rows], counts_to_offsets(counts), objects.chunks[blocks], modes, starts, sizes, items)

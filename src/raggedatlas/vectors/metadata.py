@@ -133,18 +133,18 @@ def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
     unknown = sorted(set(facts.get("required_capabilities") or ()) - set(CAPABILITIES))
     if unknown:
         raise SourceError(f"{where} requires {unknown[0]!r}, which is not understood; a newer raggedatlas may read it.")
-    axes = _axes_of(attributes, len(facts["chunk_shape"]), where)
+    axes = _parse_axes(attributes, len(facts["chunk_shape"]), where)
     geometry = Geometry(
         types=tuple(str(kind) for kind in facts["geometry_types"]),
         axes=axes,
-        chunk_shape=_numbers(facts["chunk_shape"], where),
-        bounds=_bounds_of(facts["bounds"], where),
+        chunk_shape=_parse_numbers(facts["chunk_shape"], where),
+        bounds=_parse_bounds(facts["bounds"], where),
         levels=(),
-        bin_shape=None if facts.get("base_bin_shape") is None else _numbers(facts["base_bin_shape"], where),
-        links_convention=_word(facts, "links_convention", "implicit_sequential", CONVENTIONS, where),
-        index_convention=_word(facts, "object_index_convention", "standard", INDEX_CONVENTIONS, where),
-        cross_chunk=_word(facts, "cross_chunk_strategy", "explicit_links", CROSS_CHUNK, where),
-        cross_level_storage=_word(facts, "cross_level_storage", "explicit", CROSS_LEVEL, where),
+        bin_shape=None if facts.get("base_bin_shape") is None else _parse_numbers(facts["base_bin_shape"], where),
+        links_convention=_parse_choice(facts, "links_convention", "implicit_sequential", CONVENTIONS, where),
+        index_convention=_parse_choice(facts, "object_index_convention", "standard", INDEX_CONVENTIONS, where),
+        cross_chunk=_parse_choice(facts, "cross_chunk_strategy", "explicit_links", CROSS_CHUNK, where),
+        cross_level_storage=_parse_choice(facts, "cross_level_storage", "explicit", CROSS_LEVEL, where),
         cross_level_depth=int(facts.get("cross_level_depth", 1)),
         capabilities=tuple(str(token) for token in facts.get("format_capabilities") or ()),
         metadata={key: value for key, value in facts.items() if key not in _OWN_KEYS},
@@ -166,7 +166,7 @@ def parse_level(attributes: Mapping[str, Any], where: str) -> dict[str, Any]:
     return dict(facts)
 
 
-def kept_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
+def extra_level_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return a level's metadata without what its arrays say."""
     return {key: value for key, value in facts.items() if key not in _OWN_LEVEL_KEYS}
 
@@ -190,7 +190,7 @@ def with_levels(root: Root, levels: list[Level]) -> Geometry:
     return replace(root.geometry, levels=tuple(levels))
 
 
-def _axes_of(attributes: Mapping[str, Any], n_dims: int, where: str) -> tuple[Axis, ...]:
+def _parse_axes(attributes: Mapping[str, Any], n_dims: int, where: str) -> tuple[Axis, ...]:
     """Read the space axes; where none are named, x, y, z, w."""
     scales = attributes.get("multiscales") or [{}]
     try:
@@ -204,20 +204,20 @@ def _axes_of(attributes: Mapping[str, Any], n_dims: int, where: str) -> tuple[Ax
     return space or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(n_dims))
 
 
-def _numbers(values: Any, where: str) -> tuple[float, ...]:  # noqa: ANN401 - whatever JSON holds
+def _parse_numbers(values: Any, where: str) -> tuple[float, ...]:  # noqa: ANN401 - whatever JSON holds
     try:
         return tuple(float(value) for value in values)
     except (TypeError, ValueError):
         raise CorruptError(f"{where}: {values!r} is no list of numbers.") from None
 
 
-def _bounds_of(values: Any, where: str) -> tuple[tuple[float, ...], tuple[float, ...]]:  # noqa: ANN401 - whatever JSON holds
+def _parse_bounds(values: Any, where: str) -> tuple[tuple[float, ...], tuple[float, ...]]:  # noqa: ANN401 - whatever JSON holds
     if not isinstance(values, list) or len(values) != 2:
         raise CorruptError(f"{where}: bounds are {values!r}; expected least and greatest coordinates.")
-    return _numbers(values[0], where), _numbers(values[1], where)
+    return _parse_numbers(values[0], where), _parse_numbers(values[1], where)
 
 
-def _word(facts: Mapping[str, Any], key: str, default: str, known: tuple[str, ...], where: str) -> str:
+def _parse_choice(facts: Mapping[str, Any], key: str, default: str, known: tuple[str, ...], where: str) -> str:
     """Read a word of a fixed vocabulary."""
     value = facts.get(key) or default
     if value not in known:

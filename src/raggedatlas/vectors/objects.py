@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.tables import split_channels
-from raggedatlas.vectors.extras import library
+from raggedatlas.vectors.libraries import library
+from raggedatlas.vectors.selection import counts_to_offsets, object_rows, take_objects
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes
-from raggedatlas.vectors.subsets import owners, spread, take_objects
 
 PART, RING, ORDER = "part", "ring", "order"
 """Vertex attributes that say which polygon of an object, which ring of it (0 is the outer one), and where in the object a vertex stands."""
@@ -77,13 +77,13 @@ def to_networkx(shapes: Shapes) -> Any:  # noqa: ANN401  (a networkx graph)
     >>> to_networkx(path).nodes[1]
     {'x': 3, 'y': 4, 'object_id': 7, 'pos': (3, 4)}
     """
-    graph = graph_of(shapes, directed=shapes.kind == "skeleton", axes=AXES[: shapes.n_dims], numbered=True)
+    graph = build_networkx(shapes, directed=shapes.kind == "skeleton", axes=AXES[: shapes.n_dims], numbered=True)
     for node, position in enumerate(shapes.positions.tolist()):
         graph.nodes[node]["pos"] = tuple(position)
     return graph
 
 
-def graph_of(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbered: bool = False) -> Any:  # noqa: ANN401
+def build_networkx(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbered: bool = False) -> Any:  # noqa: ANN401
     """Return shapes as a networkx graph whose values are plain numbers and texts.
 
     Parameters
@@ -100,7 +100,7 @@ def graph_of(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbered: b
     if shapes.kind == "mesh":
         raise SourceError("A mesh makes no graph; expected points, lines, graphs or skeletons.")
     networkx = library("networkx")
-    links = edges_of(shapes).tolist()
+    links = vertex_edges(shapes).tolist()
     multiple = len({(a, b) if directed else (min(a, b), max(a, b)) for a, b in links}) < len(links)
     kinds = {
         (False, False): "Graph",
@@ -111,9 +111,9 @@ def graph_of(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbered: b
     graph = getattr(networkx, kinds[directed, multiple])()
     columns: dict[str, list[Any]] = {axis: shapes.positions[:, d].tolist() for d, axis in enumerate(axes)}
     for name, attribute in shapes.vertex_attributes.items():
-        columns |= _plain(name, attribute)
+        columns |= _plain_columns(name, attribute)
     if shapes.ids is not None and (numbered or shapes.ids.tolist() != [0]):
-        columns["object_id"] = shapes.ids[owners(shapes)].tolist()
+        columns["object_id"] = shapes.ids[object_rows(shapes)].tolist()
     names: list[Any] = list(range(shapes.n_vertices))
     given = columns.get(NODE, [])
     if not numbered and len({*map(str, given)}) == len(names) == len(given):
@@ -122,16 +122,16 @@ def graph_of(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbered: b
         graph.add_node(name, **{key: column[row] for key, column in columns.items() if column[row] is not None})
     between: dict[str, list[Any]] = {}
     for name, attribute in shapes.link_attributes.items():
-        between |= _plain(name, attribute)
+        between |= _plain_columns(name, attribute)
     for row, (a, b) in enumerate(links):
         graph.add_edge(names[a], names[b], **{key: column[row] for key, column in between.items()})
     return graph
 
 
-def edges_of(shapes: Shapes) -> NDArray[np.int64]:
+def vertex_edges(shapes: Shapes) -> NDArray[np.int64]:
     """Return the links as rows of vertices, those that follow from the order written out."""
     if shapes.kind in SEQUENTIAL:
-        owner = owners(shapes)
+        owner = object_rows(shapes)
         first = np.flatnonzero(owner[1:] == owner[:-1])
         return np.stack([first, first + 1], 1)
     return np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
@@ -165,17 +165,17 @@ def to_geopandas(shapes: Shapes, *, crs: Any = None) -> Any:  # noqa: ANN401  (a
     dtype: float64
     """
     geopandas = library("geopandas")
-    geometries = geometries_of(shapes)
+    geometries = shapely_geometries(shapes)
     alone = shapes.ids is None
     attributes = shapes.vertex_attributes if alone else shapes.object_attributes
     columns: dict[str, list[Any]] = {}
     for name, attribute in attributes.items():
-        columns |= _plain(name, attribute)
+        columns |= _plain_columns(name, attribute)
     index = None if alone else shapes.ids
     return geopandas.GeoDataFrame(columns, geometry=list(geometries), index=index, crs=crs)
 
 
-def geometries_of(shapes: Shapes) -> NDArray[Any]:
+def shapely_geometries(shapes: Shapes) -> NDArray[Any]:
     """Return shapely geometries, one for each object, or for each point of a cloud without objects; see `to_geopandas`."""
     if shapes.kind == "mesh" or shapes.n_dims not in (2, 3):
         raise SourceError(
@@ -186,7 +186,7 @@ def geometries_of(shapes: Shapes) -> NDArray[Any]:
     if shapes.ids is None:
         return np.asarray(shapely.points(points), object).reshape(-1)
     if {PART, RING, ORDER} <= set(shapes.vertex_attributes):
-        return _ringed(shapes, points)
+        return _polygons_of_rings(shapes, points)
     made = np.empty(shapes.n_objects, object)
     for row in range(shapes.n_objects):
         part = points[shapes.offsets[row] : shapes.offsets[row + 1]]
@@ -196,15 +196,15 @@ def geometries_of(shapes: Shapes) -> NDArray[Any]:
             closed = len(part) >= 4 and bool((part[0] == part[-1]).all())
             made[row] = shapely.Polygon(part) if closed else shapely.LineString(part if len(part) > 1 else part[:0])
         else:
-            edges = edges_of(take_objects(shapes, np.array([row])))
+            edges = vertex_edges(take_objects(shapes, np.array([row])))
             made[row] = shapely.MultiLineString(list(part[edges]))
     return made
 
 
-def _ringed(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[Any]:
+def _polygons_of_rings(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[Any]:
     """Build polygons of rings whose vertices may stand in any order."""
     shapely = library("shapely")
-    owner = owners(shapes)
+    owner = object_rows(shapes)
     part, ring, place = (shapes.vertex_attributes[name].values.astype(np.int64) for name in (PART, RING, ORDER))
     order = np.lexsort((place, ring, part, owner))
     keys = np.stack([owner[order], part[order], ring[order]], 1)
@@ -212,12 +212,12 @@ def _ringed(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[Any]:
     sizes = np.diff(np.append(starts, len(keys)))
     new = np.any(np.diff(keys[starts, :2], axis=0, prepend=-1), axis=1)
     rings = np.repeat(np.arange(len(starts)), sizes + 1)
-    bounds = spread(sizes + 1)
+    bounds = counts_to_offsets(sizes + 1)
     rows = np.arange(bounds[-1]) - bounds[rings]
     rows = np.where(rows == sizes[rings], 0, rows) + starts[rings]
     polygons = np.flatnonzero(new)
     parts = np.bincount(keys[starts[polygons], 0], minlength=shapes.n_objects)
-    offsets = (bounds, np.append(polygons, len(starts)), spread(parts))
+    offsets = (bounds, np.append(polygons, len(starts)), counts_to_offsets(parts))
     kind = shapely.GeometryType.MULTIPOLYGON
     made = np.asarray(shapely.from_ragged_array(kind, points[order][rows], offsets), object)
     for row in np.flatnonzero(parts == 1):
@@ -225,7 +225,7 @@ def _ringed(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[Any]:
     return made
 
 
-def _plain(name: str, attribute: Attribute) -> dict[str, list[Any]]:
+def _plain_columns(name: str, attribute: Attribute) -> dict[str, list[Any]]:
     """Return an attribute as lists of plain values, a list for each channel; texts in the place of codes."""
     made = {key: column.tolist() for key, column in split_channels(name, attribute)}
     if attribute.present is not None:

@@ -101,7 +101,7 @@ def as_attributes(values: Mapping[str, Any] | None) -> dict[str, Attribute]:
     }
 
 
-def joined_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dict[str, Attribute]:
+def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dict[str, Attribute]:
     """Put the rows of attributes one after the other; a part that lacks one has absent rows in their place.
 
     Parameters
@@ -117,7 +117,7 @@ def joined_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dic
         values = [
             part[name].values
             if name in part
-            else np.full((n, *first.values.shape[1:]), fill_of(first.values.dtype), first.values.dtype)
+            else np.full((n, *first.values.shape[1:]), fill_value(first.values.dtype), first.values.dtype)
             for part, n in zip(parts, counts, strict=True)
         ]
         present = np.concatenate([np.full(n, name in part) for part, n in zip(parts, counts, strict=True)])
@@ -309,7 +309,7 @@ def check_rows(attributes: Attributes, expected: int, family: str) -> None:
             )
 
 
-def fill_of(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - a value of that type
+def fill_value(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - a value of that type
     """Return what marks an absent row: NaN, the least integer, the greatest unsigned one, or an empty string."""
     if dtype.kind == "f":
         return np.nan

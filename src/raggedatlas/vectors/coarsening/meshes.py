@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.coarsening.steps import Rung, Steps, chosen_objects
-from raggedatlas.vectors.extras import library
+from raggedatlas.vectors.coarsening.options import LevelStep, PyramidOptions, select_objects
+from raggedatlas.vectors.libraries import library
+from raggedatlas.vectors.selection import counts_to_offsets, take_attributes, take_objects
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.subsets import spread, take, take_objects
 
 AGGRESSIVENESS = (7.0, 4.0, 1.0)
 """What the library is asked for, in turn, until a closed surface stays closed."""
 
-FEWEST_FACES = 4
+MIN_FACES = 4
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def decimate(points: NDArray[np.float64], faces: NDArray[np.int64], n_faces: int
     """
     fast = library("fast_simplification")
     same = Surface(points, faces, np.arange(len(points)))
-    if len(faces) <= max(n_faces, FEWEST_FACES):
+    if len(faces) <= max(n_faces, MIN_FACES):
         return same
     closed, flat = is_closed(faces), np.ptp(points, axis=0).min() == 0 if len(points) else True
     narrow = faces.astype(np.int32)
@@ -79,7 +79,7 @@ def decimate(points: NDArray[np.float64], faces: NDArray[np.int64], n_faces: int
         collapses = fast.simplify(
             points,
             narrow,
-            target_count=max(n_faces, FEWEST_FACES),
+            target_count=max(n_faces, MIN_FACES),
             agg=aggressiveness,
             return_collapses=True,
             preserve_border=bool(flat),
@@ -93,7 +93,7 @@ def decimate(points: NDArray[np.float64], faces: NDArray[np.int64], n_faces: int
     return same
 
 
-def representatives(points: NDArray[np.float64], surface: Surface) -> NDArray[np.int64]:
+def source_vertices(points: NDArray[np.float64], surface: Surface) -> NDArray[np.int64]:
     """Return for each new vertex the nearest of the old ones that it stands for, (new,)."""
     olds = np.flatnonzero(surface.mapping >= 0)
     news = surface.mapping[olds]
@@ -105,7 +105,7 @@ def representatives(points: NDArray[np.float64], surface: Surface) -> NDArray[np
     return found
 
 
-def mesh_levels(shapes: Shapes, steps: Steps) -> Iterator[Rung]:
+def mesh_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of meshes, each decimated from the one before.
 
     A new vertex has the attributes of the nearest of the vertices that it stands for; attributes of faces are not carried.
@@ -117,17 +117,17 @@ def mesh_levels(shapes: Shapes, steps: Steps) -> Iterator[Rung]:
     if shapes.n_dims > 3:
         raise SourceError(f"Meshes of {shapes.n_dims} dimensions are not decimated; expected 2 or 3.")
     objects = np.arange(len(shapes.offsets) - 1)
-    level, faces_before = shapes, _faces_of(shapes)
-    for kept in chosen_objects(shapes, steps):
+    level, faces_before = shapes, _local_faces(shapes)
+    for kept in select_objects(shapes, steps):
         alive = np.flatnonzero(kept[objects])
         surfaces = []
         for row in range(len(objects)):
             first, last = level.offsets[row], level.offsets[row + 1]
-            points = _in_space(level.positions[first:last])
+            points = _pad_to_3d(level.positions[first:last])
             faces = faces_before[row]
             wanted = int(np.ceil(len(faces) / steps.factor)) if kept[objects[row]] else len(faces)
             surfaces.append(decimate(points, faces, wanted))
-        full = _joined(level, surfaces)
+        full = _replace_meshes(level, surfaces)
         mapping = np.concatenate(
             [np.where(s.mapping >= 0, s.mapping + start, -1) for s, start in zip(surfaces, full.offsets, strict=False)]
             or [np.zeros(0, np.int64)]
@@ -141,13 +141,13 @@ def mesh_levels(shapes: Shapes, steps: Steps) -> Iterator[Rung]:
         level, objects = coarse, objects[alive]
 
 
-def _in_space(positions: NDArray[Any]) -> NDArray[np.float64]:
+def _pad_to_3d(positions: NDArray[Any]) -> NDArray[np.float64]:
     points = np.zeros((len(positions), 3))
     points[:, : positions.shape[1]] = positions
     return points
 
 
-def _faces_of(shapes: Shapes) -> list[NDArray[np.int64]]:
+def _local_faces(shapes: Shapes) -> list[NDArray[np.int64]]:
     """Return each object's faces, as rows of its own vertices."""
     faces = np.zeros((0, 3), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
     owner = np.searchsorted(shapes.offsets, faces[:, 0], side="right") - 1
@@ -156,11 +156,11 @@ def _faces_of(shapes: Shapes) -> list[NDArray[np.int64]]:
     return [part - start for part, start in zip(parts, shapes.offsets, strict=False)]
 
 
-def _joined(level: Shapes, surfaces: list[Surface]) -> Shapes:
+def _replace_meshes(level: Shapes, surfaces: list[Surface]) -> Shapes:
     """Put decimated meshes in the place of those of a level."""
-    offsets = spread(np.array([len(surface.points) for surface in surfaces], np.int64))
+    offsets = counts_to_offsets(np.array([len(surface.points) for surface in surfaces], np.int64))
     rows = [
-        representatives(_in_space(level.positions[first:last]), surface) + first
+        source_vertices(_pad_to_3d(level.positions[first:last]), surface) + first
         for surface, first, last in zip(surfaces, level.offsets, level.offsets[1:], strict=False)
     ]
     points = np.concatenate([surface.points for surface in surfaces] or [np.zeros((0, 3))])[:, : level.n_dims]
@@ -172,8 +172,8 @@ def _joined(level: Shapes, surfaces: list[Surface]) -> Shapes:
         positions=points.astype(level.positions.dtype),
         offsets=offsets,
         links=np.concatenate(faces or [np.zeros((0, 3), np.int64)]),
-        link_offsets=spread(np.array([len(surface.faces) for surface in surfaces], np.int64)),
-        vertex_attributes=take(level.vertex_attributes, np.concatenate(rows or [np.zeros(0, np.int64)])),
+        link_offsets=counts_to_offsets(np.array([len(surface.faces) for surface in surfaces], np.int64)),
+        vertex_attributes=take_attributes(level.vertex_attributes, np.concatenate(rows or [np.zeros(0, np.int64)])),
         link_attributes={},
         fragment_offsets=None,
         fragment_attributes={},

@@ -5,14 +5,20 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.coarsening.steps import Rung, Steps, chosen_objects, no_links, rungs
+from raggedatlas.vectors.coarsening.options import (
+    LevelStep,
+    PyramidOptions,
+    build_coarse_levels,
+    no_links,
+    select_objects,
+)
+from raggedatlas.vectors.selection import object_rows
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.subsets import owners
 
 CURVE_BITS = 63
 
 
-def along_curve(positions: NDArray[np.floating]) -> NDArray[np.int64]:
+def z_order_ranks(positions: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return each point's place on a Z-order curve through the box around all, (N,)."""
     n_dims = positions.shape[1]
     bits = min(CURVE_BITS // n_dims, 21)
@@ -27,23 +33,23 @@ def along_curve(positions: NDArray[np.floating]) -> NDArray[np.int64]:
     return code
 
 
-def point_levels(shapes: Shapes, steps: Steps) -> Iterator[Rung]:
+def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of a point cloud.
 
     The points of each object (of the cloud, without objects) are ordered along a Z-order curve, by chance where they share a
     place. Level k keeps every ``round(factor)**k``-th of them, beginning with the first: an even share of every region, at least
     one of each object. So a level is part of the finer one, and what a level adds to the coarser ones says all together.
     """
-    owner = owners(shapes)
+    owner = object_rows(shapes)
     chance = np.random.default_rng(steps.seed).permutation(shapes.n_vertices)
-    order = np.lexsort((chance, along_curve(shapes.positions.astype(np.float64)), owner))
+    order = np.lexsort((chance, z_order_ranks(shapes.positions.astype(np.float64)), owner))
     firsts = shapes.offsets[owner]
     stride = max(2, round(steps.factor))
     strides: list[int] = []
 
     def masks() -> Iterator[NDArray[np.bool_]]:
         rank = np.arange(len(order)) - firsts
-        for level, objects in enumerate(chosen_objects(shapes, steps), 1):
+        for level, objects in enumerate(select_objects(shapes, steps), 1):
             strides.append(stride**level)
             kept = np.zeros(len(order), bool)
             kept[order] = rank % strides[-1] == 0
@@ -55,4 +61,4 @@ def point_levels(shapes: Shapes, steps: Steps) -> Iterator[Rung]:
         stands[order] = order[firsts + rank // strides[-1] * strides[-1]]
         return stands
 
-    yield from rungs(shapes, masks(), stand_in, no_links)
+    yield from build_coarse_levels(shapes, masks(), stand_in, no_links)

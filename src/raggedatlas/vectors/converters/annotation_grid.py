@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.vectors.converters.annotation_records import pack_list
-from raggedatlas.vectors.subsets import spread
+from raggedatlas.vectors.selection import counts_to_offsets
 
 PER_CELL = 5_000
 """About how many annotations a cell of the spatial index holds."""
@@ -82,7 +82,7 @@ def _touched(
     spans = last - first + 1
     counts = np.prod(spans, axis=1).astype(np.int64)
     rows = np.repeat(np.arange(len(first)), counts)
-    within = np.arange(len(rows)) - np.repeat(spread(counts)[:-1], counts)
+    within = np.arange(len(rows)) - np.repeat(counts_to_offsets(counts)[:-1], counts)
     cells = np.empty((len(rows), len(shape)), np.int64)
     for axis in range(len(shape) - 1, -1, -1):
         cells[:, axis] = first[rows, axis] + within % spans[rows, axis]

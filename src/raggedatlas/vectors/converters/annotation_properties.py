@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.vectors.converters.annotation_records import COLOURS
-from raggedatlas.vectors.converters.content import as_codes, decoded
+from raggedatlas.vectors.converters.content import decode_categories, encode_categories
 from raggedatlas.vectors.converters.precomputed import TYPES, stored_type
 from raggedatlas.vectors.shapes import Attribute, Attributes
 
@@ -59,7 +59,7 @@ def written(attributes: Attributes) -> Iterator[tuple[str, Attribute]]:
     for name, attribute in attributes.items():
         made = attribute
         if attribute.values.dtype.kind not in "iuf":
-            made = as_codes(attribute.values.astype(object))
+            made = encode_categories(attribute.values.astype(object))
         colour = made.values.dtype == np.uint8 and made.n_channels in COLOURS.values()
         if NAME.fullmatch(name) and (colour if made.values.ndim == 2 else stored_type(made)):
             yield name, made
@@ -77,7 +77,7 @@ def as_property(name: str, attribute: Attribute) -> tuple[dict[str, Any], NDArra
         rest = {key: value for key, value in before.items() if stored == kind or not key.startswith("enum_")}
         return {**rest, "id": name, "type": stored}, attribute.values.astype(stored)
     labels = [str(label) for label in attribute.metadata["categories"]]
-    missing = [""] if any(value is None for value in decoded(attribute)) else []
+    missing = [""] if any(value is None for value in decode_categories(attribute)) else []
     codes = before.get("enum_values", ())
     if not missing and kind in TYPES and before.get("enum_labels") == labels and len(codes) == len(labels):
         return {**before, "id": name}, np.array(codes)[attribute.values].astype(kind)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.precomputed import TYPES, take_bytes
-from raggedatlas.vectors.subsets import gather_rows, spread
+from raggedatlas.vectors.selection import counts_to_offsets, gather_rows
 
 VECTORS = {"POINT": 1, "LINE": 2, "AXIS_ALIGNED_BOUNDING_BOX": 2, "ELLIPSOID": 2, "POLYLINE": None}
 """Annotation type -> how many vectors each of its annotations has; None: as many as it says, two or more."""
@@ -69,9 +69,13 @@ class Annotations:
 
     def take(self, rows: NDArray[np.int64]) -> "Annotations":
         """Return some of them, in the given order."""
-        related = tuple((spread(np.diff(ends)[rows]), flat[gather_rows(ends, rows)]) for ends, flat in self.related)
+        related = tuple(
+            (counts_to_offsets(np.diff(ends)[rows]), flat[gather_rows(ends, rows)]) for ends, flat in self.related
+        )
         vectors = self.vectors[gather_rows(self.offsets, rows)]
-        return Annotations(self.ids[rows], spread(np.diff(self.offsets)[rows]), vectors, self.values[rows], related)
+        return Annotations(
+            self.ids[rows], counts_to_offsets(np.diff(self.offsets)[rows]), vectors, self.values[rows], related
+        )
 
 
 def form_of(kind: str, rank: int, properties: Iterable[dict[str, Any]], where: str) -> Form:
@@ -113,14 +117,16 @@ def joined(parts: list[Annotations], form: Form, n_related: int = 0) -> Annotati
     counts = [np.zeros(0, np.int64), *(np.diff(part.offsets) for part in parts)]
     related = tuple(
         (
-            spread(np.concatenate([np.zeros(0, np.int64), *(np.diff(part.related[k][0]) for part in parts)])),
+            counts_to_offsets(
+                np.concatenate([np.zeros(0, np.int64), *(np.diff(part.related[k][0]) for part in parts)])
+            ),
             np.concatenate([none, *(part.related[k][1] for part in parts)]),
         )
         for k in range(n_related)
     )
     return Annotations(
         np.concatenate([none, *(part.ids for part in parts)]),
-        spread(np.concatenate(counts)),
+        counts_to_offsets(np.concatenate(counts)),
         np.concatenate([np.zeros((0, form.rank), np.float32), *(part.vectors for part in parts)]),
         np.concatenate([np.zeros(0, form.values), *(part.values for part in parts)]),
         related,
@@ -140,7 +146,7 @@ def records_of(annotations: Annotations, form: Form) -> list[bytes]:
     counts = np.diff(annotations.offsets)
     n, lead = len(counts), int(VECTORS[form.kind] is None)
     words = form.values.itemsize // 4
-    starts = spread(lead + form.rank * counts + words)
+    starts = counts_to_offsets(lead + form.rank * counts + words)
     flat = np.zeros(starts[-1], "<u4")
     if lead:
         flat[starts[:-1]] = counts
@@ -224,7 +230,7 @@ def _unpack(
         counts.append(int(n))
         places.append(flat)
     return (
-        spread(np.array(counts, np.int64)),
+        counts_to_offsets(np.array(counts, np.int64)),
         np.concatenate(places).reshape(-1, form.rank).astype(np.float32),
         values,
     ), at

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.vectors.selection import counts_to_offsets
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes, as_attributes
-from raggedatlas.vectors.subsets import spread
 
 RELATIONSHIPS = "relationships"
 """The key of a store's root that names the relationships, also those that no annotation has."""
@@ -115,7 +115,7 @@ def _lists(
     meant, named = groups
     inside = np.flatnonzero(meant[owner])
     inside = inside[np.lexsort((owner[inside], place[owner[inside]], rows[inside]))]
-    return spread(np.bincount(rows[inside], minlength=n_objects)), named[owner[inside]].astype(np.uint64)
+    return counts_to_offsets(np.bincount(rows[inside], minlength=n_objects)), named[owner[inside]].astype(np.uint64)
 
 
 def by_related(lists: Lists) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -9,16 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Content, Holding, as_codes, decoded
+from raggedatlas.vectors.converters.content import (
+    OBJECT_ID,
+    Capabilities,
+    Content,
+    decode_categories,
+    encode_categories,
+)
 from raggedatlas.vectors.converters.tables import read_text
-from raggedatlas.vectors.extras import library
-from raggedatlas.vectors.objects import ORDER, PART, RING, geometries_of
+from raggedatlas.vectors.libraries import library
+from raggedatlas.vectors.objects import ORDER, PART, RING, shapely_geometries
+from raggedatlas.vectors.selection import counts_to_offsets
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.subsets import spread
 
 OUTLINE = (PART, RING, ORDER)
 
-BOUNDARY_HOLDING = Holding(
+BOUNDARY_HOLDING = Capabilities(
     kinds=("point_cloud", "line", "polyline", "streamline", "graph", "skeleton"), dims=(2, 3), link=()
 )
 
@@ -173,7 +179,7 @@ def _codes(columns: Mapping[str, Attribute]) -> dict[str, Attribute]:
             continue
         texts = column.values.astype(object)
         texts[np.zeros(len(texts), bool) if column.present is None else ~column.present] = None
-        made[name] = as_codes(texts)
+        made[name] = encode_categories(texts)
     return made
 
 
@@ -190,7 +196,7 @@ def _polygons(
     counts = np.diff(rings) - 1  # a ring of shapely ends where it begins
     kept = np.ones(len(positions), bool)
     kept[rings[1:] - 1] = False
-    bounds = spread(counts)
+    bounds = counts_to_offsets(counts)
     n, ring_of = int(bounds[-1]), np.repeat(np.arange(len(counts)), counts)
     follow = np.arange(1, n + 1)
     follow[bounds[1:] - 1] = bounds[:-1]
@@ -243,7 +249,7 @@ def write_geoparquet(content: Content, path: Path) -> None:
 
 def features_of(shapes: Shapes) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
     """Return shapely geometries and their properties, None where there is none."""
-    geometries = geometries_of(shapes)
+    geometries = shapely_geometries(shapes)
     attributes = shapes.object_attributes if shapes.ids is not None else shapes.vertex_attributes
     columns = {name: plain_column(a) for name, a in attributes.items() if a.values.ndim == 1}
     if shapes.ids is not None and not np.array_equal(shapes.ids, np.arange(shapes.n_objects)):
@@ -253,7 +259,7 @@ def features_of(shapes: Shapes) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
 
 def plain_column(attribute: Attribute) -> NDArray[Any]:
     """Return an attribute's values, None where an object has none."""
-    values = decoded(attribute)
+    values = decode_categories(attribute)
     if values.dtype.kind == "f":
         return values.astype(object) if attribute.present is not None and not attribute.present.all() else values
     if attribute.present is None or attribute.present.all():

@@ -41,7 +41,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Holding:
+class Capabilities:
     """What a format can hold; what it cannot is reported, or refused where nothing would be left.
 
     Parameters
@@ -119,12 +119,12 @@ def is_text(attribute: Attribute) -> bool:
     return attribute.values.dtype.kind not in "iufb" or "categories" in attribute.metadata
 
 
-def as_codes(texts: NDArray[Any]) -> Attribute:
+def encode_categories(texts: NDArray[Any]) -> Attribute:
     """Return texts as codes of their sorted categories; None is -1.
 
     Examples
     --------
-    >>> made = as_codes(np.array(["b", None, "a"], object))
+    >>> made = encode_categories(np.array(["b", None, "a"], object))
     >>> made.values.tolist(), made.metadata["categories"]
     ([1, -1, 0], ['a', 'b'])
     """
@@ -137,7 +137,7 @@ def as_codes(texts: NDArray[Any]) -> Attribute:
     return Attribute(values, metadata=metadata)
 
 
-def decoded(attribute: Attribute) -> NDArray[Any]:
+def decode_categories(attribute: Attribute) -> NDArray[Any]:
     """Return the values of an attribute, codes of categories as the texts they stand for (None where there is none)."""
     if "categories" not in attribute.metadata:
         return attribute.values
@@ -146,7 +146,7 @@ def decoded(attribute: Attribute) -> NDArray[Any]:
     return categories[np.where((codes >= 0) & (codes < len(categories) - 1), codes, len(categories) - 1)]
 
 
-def grouped(kind: str, positions: NDArray[Any], owner: NDArray[Any], columns: Attributes) -> Shapes:
+def group_vertices(kind: str, positions: NDArray[Any], owner: NDArray[Any], columns: Attributes) -> Shapes:
     """Put vertices of named objects together, each object's in the order they came.
 
     Parameters

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Content, Holding, as_codes, grouped
+from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, encode_categories, group_vertices
 from raggedatlas.vectors.converters.tables import (
     axis_names,
     channel_losses,
@@ -18,11 +18,11 @@ from raggedatlas.vectors.converters.tables import (
     split_channels,
     write_table,
 )
-from raggedatlas.vectors.extras import library
-from raggedatlas.vectors.objects import AXES, NODE, graph_of
+from raggedatlas.vectors.libraries import library
+from raggedatlas.vectors.objects import AXES, NODE, build_networkx
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
-GRAPHML_HOLDING = Holding(kinds=("graph", "skeleton"), object=())
+GRAPHML_HOLDING = Capabilities(kinds=("graph", "skeleton"), object=())
 
 
 def read_graphml(path: Path) -> Content:
@@ -79,7 +79,7 @@ def graph_content(graph: Any, what: str) -> Content:  # noqa: ANN401  (a network
 def _node_names(names: list[Any]) -> Attribute:
     if all(isinstance(name, int) or (isinstance(name, str) and name.isdecimal()) for name in names):
         return Attribute(np.array([int(name) for name in names], np.int64))
-    return as_codes(np.array([str(name) for name in names], object))
+    return encode_categories(np.array([str(name) for name in names], object))
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], names: list[str], what: str) -> dict[str, Attribute]:
@@ -89,7 +89,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], names: list[str], what: str) -> 
     for key in keys:
         values = [row.get(key) for row in rows]
         if any(isinstance(value, str) for value in values):
-            made[key] = as_codes(np.array([None if v is None else str(v) for v in values], object))
+            made[key] = encode_categories(np.array([None if v is None else str(v) for v in values], object))
             continue
         if None in values:
             raise SourceError(f"{what}: {names[values.index(None)]} has no value {key!r}, which others have.")
@@ -112,7 +112,7 @@ def _by_object(
         raise SourceError(f"{what}: {OBJECT_ID} of nodes goes to {values.min()}; expected whole numbers from 0.")
     place = np.empty(len(values), np.int64)
     place[np.argsort(values, kind="stable")] = np.arange(len(values))
-    made = grouped("graph", positions, values, columns)
+    made = group_vertices("graph", positions, values, columns)
     return Shapes(
         "graph",
         made.positions,
@@ -129,7 +129,7 @@ def write_graphml(content: Content, path: Path) -> None:
     networkx = library("networkx")
     shapes = content.shapes
     directed = shapes.kind == "skeleton" or bool(content.metadata.get("directed"))
-    graph = graph_of(shapes, directed=directed, axes=axis_names(content))
+    graph = build_networkx(shapes, directed=directed, axes=axis_names(content))
     networkx.write_graphml(graph, path)
 
 

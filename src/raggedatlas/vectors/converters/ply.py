@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Content, Holding
+from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content
 from raggedatlas.vectors.converters.tables import shortest, split_channels
+from raggedatlas.vectors.selection import counts_to_offsets, object_rows
 from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes
-from raggedatlas.vectors.subsets import owners, spread
 
-PLY_HOLDING = Holding(kinds=("point_cloud", "mesh", "graph", "skeleton"), dims=(3,), object=(), strings=False)
+PLY_HOLDING = Capabilities(kinds=("point_cloud", "mesh", "graph", "skeleton"), dims=(3,), object=(), strings=False)
 
 TYPES = {
     "char": "i1",
@@ -167,7 +167,7 @@ def _by_owner(shapes: Shapes, owner: NDArray[Any], path: Path) -> Shapes:
     return Shapes(
         shapes.kind,
         shapes.positions[order],
-        spread(np.bincount(codes, minlength=len(ids))),
+        counts_to_offsets(np.bincount(codes, minlength=len(ids))),
         ids.astype(np.int64),
         links,
         vertex_attributes={name: attribute.take(order) for name, attribute in shapes.vertex_attributes.items()},
@@ -292,7 +292,7 @@ def write_ply(content: Content, path: Path, *, ascii: bool = False) -> None:
     shapes = content.shapes
     vertices = dict(zip("xyz", shapes.positions.T, strict=True))
     if shapes.ids is not None and shapes.ids.tolist() != [0]:
-        vertices[OBJECT_ID] = shapes.ids[owners(shapes)]
+        vertices[OBJECT_ID] = shapes.ids[object_rows(shapes)]
     vertices |= _columns(shapes.vertex_attributes)
     tables = [("vertex", {name: narrow(column) for name, column in vertices.items()})]
     if shapes.links is not None and shapes.kind == "mesh":

@@ -33,7 +33,7 @@ from raggedatlas.vectors.converters.annotation_relations import (
     lists_of,
     relates,
 )
-from raggedatlas.vectors.converters.content import Content, Holding
+from raggedatlas.vectors.converters.content import Capabilities, Content
 from raggedatlas.vectors.converters.precomputed import (
     read_blobs,
     read_info,
@@ -59,7 +59,7 @@ KINDS = {
 }
 """Geometry type -> annotation types that it is written as, the usual one first."""
 
-ANNOTATION_HOLDING = Holding(kinds=tuple(KINDS), link=(), groups=True)
+ANNOTATION_HOLDING = Capabilities(kinds=tuple(KINDS), link=(), groups=True)
 
 
 def read_annotations(path: Path) -> Content:

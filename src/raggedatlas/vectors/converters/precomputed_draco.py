@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SourceError
-from raggedatlas.vectors.converters.content import Content, Holding
+from raggedatlas.vectors.converters.content import Capabilities, Content
 from raggedatlas.vectors.converters.octree import Surface, parents_of, parted, z_order
 from raggedatlas.vectors.converters.precomputed import IDENTITY, Blob, read_blobs, take_bytes, write_shard
 from raggedatlas.vectors.converters.stl import rounded
 from raggedatlas.vectors.draco import decode_cell, encode_grid
+from raggedatlas.vectors.selection import counts_to_offsets, take_objects
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.subsets import spread, take_objects
 
 DRACO_TYPE = "neuroglancer_multilod_draco"
 
@@ -28,7 +28,7 @@ MOST_DEPTH = 6
 TIE = 1e-6
 """Share of a step by which what is computed may fall short of a half."""
 
-DRACO_HOLDING = Holding(kinds=("mesh",), dims=(3,), vertex=(), link=(), object=(), levels=True)
+DRACO_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), vertex=(), link=(), object=(), levels=True)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _decode(data: bytes, where: str) -> Surface:
 
 def joined_surfaces(parts: Sequence[Surface]) -> Surface:
     """Put surfaces together as they stand, with their seams."""
-    starts = spread(np.array([len(points) for points, _ in parts], np.int64))
+    starts = counts_to_offsets(np.array([len(points) for points, _ in parts], np.int64))
     points = np.concatenate([np.zeros((0, 3), np.float32), *(points for points, _ in parts)])
     faces = [part + start for (_, part), start in zip(parts, starts, strict=False)]
     return points.astype(np.float32), np.concatenate([np.zeros((0, 3), np.int64), *faces])

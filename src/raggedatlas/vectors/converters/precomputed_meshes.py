@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import Content, Holding
+from raggedatlas.vectors.converters.content import Capabilities, Content
 from raggedatlas.vectors.converters.octree import Surface
 from raggedatlas.vectors.converters.precomputed import moved, read_info, take_bytes
 from raggedatlas.vectors.converters.precomputed_draco import DRACO_TYPE, check_triangles, joined_surfaces, read_levels
 from raggedatlas.vectors.converters.precomputed_skeletons import NANOMETRES
 from raggedatlas.vectors.converters.stl import rounded
+from raggedatlas.vectors.selection import counts_to_offsets, take_objects
 from raggedatlas.vectors.shapes import Shapes
-from raggedatlas.vectors.subsets import spread, take_objects
 
 LEGACY_TYPE = "neuroglancer_legacy_mesh"
 
-MESH_HOLDING = Holding(kinds=("mesh",), dims=(3,), vertex=(), link=(), object=())
+MESH_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), vertex=(), link=(), object=())
 
 
 def read_meshes(path: Path) -> Content:
@@ -61,10 +61,10 @@ def read_meshes(path: Path) -> Content:
 
 def _shapes(meshes: dict[int, Surface], info: dict[str, Any], path: Path) -> Shapes:
     """Return surfaces as objects, with their ids."""
-    offsets = spread(np.array([len(points) for points, _ in meshes.values()]))
+    offsets = counts_to_offsets(np.array([len(points) for points, _ in meshes.values()]))
     links = [faces + start for (_, faces), start in zip(meshes.values(), offsets, strict=False)]
     positions = moved(np.concatenate([points for points, _ in meshes.values()]), info, path)
-    bounds = spread(np.array([len(part) for part in links]))
+    bounds = counts_to_offsets(np.array([len(part) for part in links]))
     return Shapes("mesh", positions, offsets, np.array([*meshes]), np.concatenate(links), bounds)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import Content, Holding
+from raggedatlas.vectors.converters.content import Capabilities, Content
 from raggedatlas.vectors.converters.precomputed import (
     IDENTITY,
     TYPES,
@@ -23,12 +23,12 @@ from raggedatlas.vectors.converters.precomputed import (
 )
 from raggedatlas.vectors.converters.stl import rounded
 from raggedatlas.vectors.geometry import Axis
+from raggedatlas.vectors.selection import counts_to_offsets, take_objects
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.subsets import spread, take_objects
 
 SKELETON_TYPE = "neuroglancer_skeletons"
 
-SKELETON_HOLDING = Holding(kinds=("skeleton", "graph"), dims=(3,), link=(), object=(), strings=False)
+SKELETON_HOLDING = Capabilities(kinds=("skeleton", "graph"), dims=(3,), link=(), object=(), strings=False)
 
 NANOMETRES = tuple(Axis(name, "nanometer") for name in "xyz")
 
@@ -61,7 +61,7 @@ def read_skeletons(path: Path) -> Content:
     parts = [_read_one(blob, columns, path) for blob in read_blobs(path, info.get("sharding"))]
     if not parts:
         raise SourceError(f"{path} holds no skeletons.")
-    offsets = spread(np.array([len(points) for _, points, _, _ in parts]))
+    offsets = counts_to_offsets(np.array([len(points) for _, points, _, _ in parts]))
     links = np.concatenate([edges + start for (_, _, edges, _), start in zip(parts, offsets, strict=False)])
     positions = moved(np.concatenate([points for _, points, _, _ in parts]), info, path)
     trees = as_trees(links, len(positions))
@@ -75,7 +75,7 @@ def read_skeletons(path: Path) -> Content:
         offsets,
         np.array([key for key, _, _, _ in parts]),
         links if trees is None else trees,
-        spread(np.array([len(edges) for _, _, edges, _ in parts])),
+        counts_to_offsets(np.array([len(edges) for _, _, edges, _ in parts])),
         attributes,
     )
     return Content(shapes, axes=NANOMETRES)

@@ -19,7 +19,7 @@ from raggedatlas.vectors.converters import (
     trx,
     wavefront,
 )
-from raggedatlas.vectors.converters.content import Content, Holding
+from raggedatlas.vectors.converters.content import Capabilities, Content
 from raggedatlas.vectors.shapes import Shapes
 
 Losses = Callable[[Shapes], Iterable[str]]
@@ -49,7 +49,7 @@ class Converter:
     endings: tuple[str, ...]
     read: Callable[..., Content]
     write: Callable[..., None]
-    holding: Holding
+    holding: Capabilities
     losses: Losses = lambda shapes: ()
 
 

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.boundaries import frame_content, shapes_of_geometries
-from raggedatlas.vectors.converters.content import Content, Holding
+from raggedatlas.vectors.converters.content import Capabilities, Content
 from raggedatlas.vectors.converters.tables import split_channels, table_content, vertex_table
-from raggedatlas.vectors.extras import library
 from raggedatlas.vectors.geometry import Axis
+from raggedatlas.vectors.libraries import library
 from raggedatlas.vectors.objects import to_geopandas
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
-SPATIALDATA_HOLDING = Holding(kinds=("point_cloud", "polyline", "graph"), dims=(2, 3), link=())
+SPATIALDATA_HOLDING = Capabilities(kinds=("point_cloud", "polyline", "graph"), dims=(2, 3), link=())
 
 KINDS = ("points", "shapes")
 SYSTEM = "global"

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
-from raggedatlas.vectors.converters.content import Content, Holding
+from raggedatlas.vectors.converters.content import Capabilities, Content
 from raggedatlas.vectors.converters.tables import number_rows, read_text
+from raggedatlas.vectors.selection import counts_to_offsets
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.subsets import spread
 
 HEADER = 84
 RECORD = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
 
-STL_HOLDING = Holding(kinds=("mesh",), dims=(3,), objects="one", vertex=(), link=("attribute",), object=())
+STL_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), objects="one", vertex=(), link=("attribute",), object=())
 
 
 def read_stl(path: Path, *, merge: bool = True) -> Content:
@@ -100,13 +100,13 @@ def _merged(corners: NDArray[Any], counts: list[int], words: dict[str, Attribute
         kept, links = first[order], rank[where.ravel()]
     else:
         kept = links = np.arange(len(corners))
-    offsets = spread(np.bincount(owner[kept], minlength=len(counts)))
+    offsets = counts_to_offsets(np.bincount(owner[kept], minlength=len(counts)))
     return Shapes(
         "mesh",
         corners[kept],
         offsets,
         links=links.reshape(-1, 3),
-        link_offsets=spread(np.array(counts)),
+        link_offsets=counts_to_offsets(np.array(counts)),
         link_attributes=words,
     )
 

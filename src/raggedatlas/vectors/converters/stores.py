@@ -9,14 +9,14 @@ from typing import Any
 from raggedatlas.errors import SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.store.location import REMOTE_SCHEMES
-from raggedatlas.vectors.building import Coarser, Cutting, make_geometry
-from raggedatlas.vectors.coarsening.steps import Steps
+from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
+from raggedatlas.vectors.coarsening.options import PyramidOptions
 from raggedatlas.vectors.converters.content import Content
 from raggedatlas.vectors.converters.files import read_file, write_file
 from raggedatlas.vectors.converters.registry import CONVERTERS
-from raggedatlas.vectors.pyramids import make_pyramid
-from raggedatlas.vectors.reading import open_vectors
-from raggedatlas.vectors.writing import write
+from raggedatlas.vectors.pyramid import make_pyramid
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.writer import write
 
 ENDING = ".zv"
 """How the names of geometry stores end, by custom of ours; what is there already is told by what is in it."""
@@ -36,9 +36,9 @@ class Conversion:
         Which level of a store becomes a file.
     layout : str
         Of a store that is written.
-    steps : Steps or None
+    steps : PyramidOptions or None
         The pyramid of a store that is written; None: none, and from store to store the levels that are there.
-    cutting : Cutting
+    cutting : ChunkingOptions
         How a store is cut.
     strict : bool
         Refuse what would lose anything.
@@ -53,8 +53,8 @@ class Conversion:
     options: dict[str, Any] = field(default_factory=dict)
     level: int | None = None
     layout: str = "0.9"
-    steps: Steps | None = None
-    cutting: Cutting = field(default_factory=Cutting)
+    steps: PyramidOptions | None = None
+    cutting: ChunkingOptions = field(default_factory=ChunkingOptions)
     strict: bool = False
     overwrite: bool = False
     writing: dict[str, Any] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def convert(
     _check_writing(how, target)
     from_store = how.read == STORE or (how.read is None and is_store(source))
     to_store = how.written == STORE or (how.written is None and is_store(target))
-    if from_store and to_store and how.steps is None and how.cutting == Cutting() and how.level is None:
+    if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
         write(open_vectors(os.fspath(source)).load(), os.fspath(target), layout=how.layout, overwrite=how.overwrite)
         return []
     content, left = _content_of_store(source, how) if from_store else (_content_of_file(source, how), [])
@@ -145,11 +145,11 @@ def write_store(content: Content, target: str | os.PathLike[str], how: Conversio
     write(geometry, os.fspath(target), layout=how.layout, overwrite=how.overwrite)
 
 
-def _given_levels(content: Content) -> tuple[Coarser, ...]:
+def _given_levels(content: Content) -> tuple[CoarseLevel, ...]:
     """Return the coarser levels that a file has, as levels of a store: each with chunks and bins of twice the edges."""
     ratios = [(2**number,) * content.shapes.n_dims for number in range(1, len(content.coarser) + 1)]
     return tuple(
-        Coarser(shapes, ratio, ratio, None, "manual", max(1, shapes.n_objects) / max(1, content.shapes.n_objects))
+        CoarseLevel(shapes, ratio, ratio, None, "manual", max(1, shapes.n_objects) / max(1, content.shapes.n_objects))
         for shapes, ratio in zip(content.coarser, ratios, strict=True)
     )
 

@@ -7,20 +7,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import Content, Holding
+from raggedatlas.vectors.converters.content import Capabilities, Content
 from raggedatlas.vectors.converters.tables import number_rows, read_text, shortest
+from raggedatlas.vectors.selection import counts_to_offsets, take_objects
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.subsets import spread, take_objects
 
 COLUMNS = 7
 """Sample, type, x, y, z, radius, parent."""
 
 TYPE, RADIUS, SAMPLE = "swc_type", "radius", "swc_id"
 
-SWC_HOLDING = Holding(
+SWC_HOLDING = Capabilities(
     kinds=("skeleton",), dims=(3,), objects="one", vertex=(TYPE, RADIUS, SAMPLE), link=(), object=("header", "name")
 )
-SWC_FOLDER_HOLDING = Holding(
+SWC_FOLDER_HOLDING = Capabilities(
     kinds=("skeleton",), dims=(3,), vertex=(TYPE, RADIUS, SAMPLE), link=(), object=("header", "name")
 )
 
@@ -48,7 +48,7 @@ def read_swc(path: Path) -> Content:
     if not files:
         raise SourceError(f"{path} holds no .swc files.")
     trees = [_read_tree(file) for file in files]
-    offsets = spread(np.array([len(tree[0]) for tree in trees]))
+    offsets = counts_to_offsets(np.array([len(tree[0]) for tree in trees]))
     names = [file.stem for file in files]
     numbers = all(name.isdecimal() and int(name) < 2**63 for name in names) and len({*map(int, names)}) == len(names)
     links = [np.stack([child, parent], 1) + start for (_, child, parent, _), start in zip(trees, offsets, strict=False)]
@@ -62,7 +62,7 @@ def read_swc(path: Path) -> Content:
         offsets,
         np.array([int(name) for name in names], np.int64) if numbers else np.arange(len(names)),
         np.concatenate(links),
-        spread(np.array([len(part) for part in links])),
+        counts_to_offsets(np.array([len(part) for part in links])),
         {
             TYPE: Attribute(values[:, 1].astype(np.int32)),
             RADIUS: Attribute(values[:, 5]),

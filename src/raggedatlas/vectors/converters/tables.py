@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import (
     OBJECT_ID,
+    Capabilities,
     Content,
-    Holding,
-    as_codes,
-    decoded,
-    grouped,
+    decode_categories,
+    encode_categories,
+    group_vertices,
     is_text,
 )
 from raggedatlas.vectors.geometry import Axis
+from raggedatlas.vectors.selection import object_rows
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.subsets import owners
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +34,8 @@ AXIS_NAMES = (
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
-TABLE_HOLDING = Holding(links=False, object=())
-XYZ_HOLDING = Holding(kinds=("point_cloud",), links=False, objects="one", object=(), strings=False)
+TABLE_HOLDING = Capabilities(links=False, object=())
+XYZ_HOLDING = Capabilities(kinds=("point_cloud",), links=False, objects="one", object=(), strings=False)
 
 
 def read_table(path: Path, *, axes: Sequence[str] | None = None, objects: str | None = None) -> Content:
@@ -78,7 +78,7 @@ def table_content(
     if owner is None:
         return Content(Shapes("point_cloud", positions, vertex_attributes=columns), axes=made_axes, left=left)
     whose = _owners(table, owner, what)
-    return Content(grouped("point_cloud", positions, whose, columns), axes=made_axes, left=left)
+    return Content(group_vertices("point_cloud", positions, whose, columns), axes=made_axes, left=left)
 
 
 def write_table(content: Content, path: Path) -> None:
@@ -100,7 +100,7 @@ def vertex_table(content: Content) -> "pa.Table":
     shapes = content.shapes
     columns = dict(zip(axis_names(content), shapes.positions.T, strict=False))
     if shapes.ids is not None:
-        columns[OBJECT_ID] = shapes.ids[owners(shapes)]
+        columns[OBJECT_ID] = shapes.ids[object_rows(shapes)]
     made = {name: pa.array(np.ascontiguousarray(column)) for name, column in columns.items()}
     for name, attribute in shapes.vertex_attributes.items():
         names = attribute.metadata.get("categories")
@@ -125,7 +125,7 @@ def _dictionary(attribute: Attribute) -> "pa.DictionaryArray":
 def split_channels(name: str, attribute: Attribute) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yield an attribute's columns, texts in the place of codes."""
     if attribute.values.ndim == 1:
-        yield name, decoded(attribute)
+        yield name, decode_categories(attribute)
         return
     for k in range(attribute.n_channels):
         yield f"{name}.{attribute.channels[k] if attribute.channels else k}", attribute.values[:, k]
@@ -321,7 +321,7 @@ def _attribute(table: "pa.Table", name: str, what: str) -> Attribute:
         if found is not None:
             return found
         column = column.cast(kind.value_type)
-    return as_codes(np.array(column.cast(pa.string()).to_pylist(), object))
+    return encode_categories(np.array(column.cast(pa.string()).to_pylist(), object))
 
 
 def _categories(column: "pa.ChunkedArray") -> Attribute | None:

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Content, Holding, is_text
+from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, is_text
 from raggedatlas.vectors.converters.stl import rounded
 from raggedatlas.vectors.converters.trx import MILLIMETRES, TRACTOGRAM
-from raggedatlas.vectors.extras import library
+from raggedatlas.vectors.libraries import library
+from raggedatlas.vectors.selection import counts_to_offsets
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Shapes
-from raggedatlas.vectors.subsets import spread
 
-TRK_HOLDING = Holding(kinds=SEQUENTIAL, dims=(3,), link=(), strings=False)
-TCK_HOLDING = Holding(kinds=SEQUENTIAL, dims=(3,), objects="anonymous", vertex=(), link=(), object=())
+TRK_HOLDING = Capabilities(kinds=SEQUENTIAL, dims=(3,), link=(), strings=False)
+TCK_HOLDING = Capabilities(kinds=SEQUENTIAL, dims=(3,), objects="anonymous", vertex=(), link=(), object=())
 
 NAME_BYTES = 18
 """How long the name of a value may be in TRK: 20 bytes, two for its channels."""
@@ -64,7 +64,9 @@ def read_tractogram(path: Path) -> Content:
     ids = np.arange(len(counts))
     if OBJECT_ID in objects:
         ids = objects.pop(OBJECT_ID).values.astype(np.int64)
-    shapes = Shapes("streamline", positions, spread(counts), ids, vertex_attributes=vertex, object_attributes=objects)
+    shapes = Shapes(
+        "streamline", positions, counts_to_offsets(counts), ids, vertex_attributes=vertex, object_attributes=objects
+    )
     metadata = {}
     if path.suffix == ".trk":
         image = {

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Content, Holding, is_text
+from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content, is_text
 from raggedatlas.vectors.geometry import Axis
+from raggedatlas.vectors.selection import counts_to_offsets
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Groups, Shapes
-from raggedatlas.vectors.subsets import spread
 
 TRACTOGRAM = "tractogram"
 """Key of the metadata: ``voxel_to_rasmm`` (4 x 4) and ``dimensions`` (3) of the image the lines were drawn on."""
 
-TRX_HOLDING = Holding(kinds=SEQUENTIAL, dims=(3,), link=(), strings=False, groups=True)
+TRX_HOLDING = Capabilities(kinds=SEQUENTIAL, dims=(3,), link=(), strings=False, groups=True)
 
 MILLIMETRES = tuple(Axis(name, "millimeter") for name in "xyz")
 
@@ -151,7 +151,7 @@ def _groups(found: Mapping[str, NDArray[Any]], ids: NDArray[np.int64], path: Pat
             values.setdefault(words[2].split(".")[0], {})[words[1]] = value.ravel()
     attributes |= {key: _group_column(key, rows, list(members), path) for key, rows in values.items()}
     flat = np.concatenate(list(members.values()))
-    return Groups(spread(np.array([len(rows) for rows in members.values()])), ids[flat], attributes)
+    return Groups(counts_to_offsets(np.array([len(rows) for rows in members.values()])), ids[flat], attributes)
 
 
 def _group_column(name: str, rows: Mapping[str, NDArray[Any]], groups: list[str], path: Path) -> Attribute:

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.content import OBJECT_ID, Content, Holding
+from raggedatlas.vectors.converters.content import OBJECT_ID, Capabilities, Content
 from raggedatlas.vectors.converters.tables import read_text, shortest
+from raggedatlas.vectors.selection import counts_to_offsets
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.subsets import spread
 
 COLOR, NORMAL, TEXTURE = "color", "normal", "uv"
 
-OBJ_HOLDING = Holding(kinds=("mesh",), dims=(3,), vertex=(COLOR, NORMAL, TEXTURE), link=(), object=("name",))
+OBJ_HOLDING = Capabilities(kinds=("mesh",), dims=(3,), vertex=(COLOR, NORMAL, TEXTURE), link=(), object=("name",))
 
 
 @dataclass
@@ -133,10 +133,10 @@ def _content(pieces: Pieces) -> Content:
     else:
         keys, links = np.unique(owner[:, None] * len(vertices) + first, return_inverse=True)
         rows, links = keys % len(vertices), links.reshape(first.shape)
-        offsets = spread(np.bincount(keys // len(vertices), minlength=len(pieces.names))[used])
+        offsets = counts_to_offsets(np.bincount(keys // len(vertices), minlength=len(pieces.names))[used])
         order = np.argsort(owner, kind="stable")
         links, corners = links[order], corners[order]
-        link_offsets = spread(np.bincount(owner, minlength=len(pieces.names))[used])
+        link_offsets = counts_to_offsets(np.bincount(owner, minlength=len(pieces.names))[used])
     names = [pieces.names[k] for k in used]
     attributes, left = _corner_attributes(pieces, corners, links, len(rows))
     if vertices.shape[1] >= 6:

@@ -1,0 +1,403 @@
+"""Byte strings in Zarr arrays: one for each cell of a grid, or many in a row; read without zarr-python."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, LimitError, SourceError
+from raggedatlas.store.limits import MAX_SHARD_CHUNKS, check_chunk_bytes, check_shapes, product
+from raggedatlas.store.shards import RecentlyUsed, Shard, fetch_chunks, fetch_index, map_shard
+from raggedatlas.store.threads import map_requests
+from raggedatlas.vectors.blobs import Blobs, Bytes, concat_blobs, counts_to_offsets, decode_single_item, decode_vlen
+from raggedatlas.vectors.grids import KeyIndex
+from raggedatlas.vectors.store_files import (
+    SUPPORTED_CODECS,
+    StoreFiles,
+    codec_names,
+    decompress,
+    node_attributes,
+    read_small_array,
+)
+
+_DICT_LOOKUP_LIMIT = 64
+_CACHED_CHUNKS = 256
+"""Decoded chunks of byte strings in a row that stay at hand."""
+
+
+class ChunkArray(Protocol):
+    """One array of a level that has a byte string for each chunk, in either layout."""
+
+    attributes: dict[str, Any]
+
+    @property
+    def keys(self) -> NDArray[np.int64]:
+        """Chunks with data, ascending: (n, K)."""
+        ...
+
+    def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
+        """Return the bytes of some chunks; None where there are none."""
+        ...
+
+
+class KeyLookup:
+    """A table of chunk keys that finds few of them by a dictionary and many by one search.
+
+    Parameters
+    ----------
+    keys : (n, K) int64
+        Ascending.
+    """
+
+    def __init__(self, keys: NDArray[np.int64]) -> None:
+        self.keys = keys
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, ...], int]:
+        return {tuple(key): i for i, key in enumerate(self.keys.tolist())}
+
+    def find(self, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the row of each key, or -1."""
+        if len(wanted) > _DICT_LOOKUP_LIMIT:
+            return KeyIndex(self.keys).find(wanted)
+        rows = self._rows
+        return np.array([rows.get(tuple(key), -1) for key in wanted.tolist()], np.int64)
+
+
+def parse_keys(names: Sequence[str], where: str) -> NDArray[np.int64]:
+    """Return dotted keys as (n, K) int64, ascending.
+
+    Raises
+    ------
+    CorruptError
+        If one is no list of whole numbers, or they have different lengths.
+    """
+    if not names:
+        return np.zeros((0, 0), np.int64)
+    n_parts = names[0].count(".") + 1
+    try:
+        flat = np.array(".".join(names).split("."), dtype=np.int64)
+        keys = flat.reshape(len(names), n_parts)
+    except ValueError:
+        raise CorruptError(f"{where} has a chunk key that is no list of whole numbers.") from None
+    if n_parts > 1 and any(name.count(".") + 1 != n_parts for name in names):
+        raise CorruptError(f"{where} has chunk keys of different lengths.")
+    return keys[np.lexsort(keys.T[::-1])]
+
+
+@dataclass(frozen=True)
+class _Pipeline:
+    """How chunks of an array lie in files: inner and outer chunk, compressors of the inner one, or only zarr-python knows."""
+
+    shape: tuple[int, ...]
+    inner: tuple[int, ...]
+    outer: tuple[int, ...]
+    is_sharded: bool
+    compressors: list[str]
+    is_foreign: bool
+    separator: str
+
+
+def _parse_pipeline(node: dict[str, Any], where: str) -> _Pipeline:
+    """Read how an array of byte strings is stored."""
+    kind = node.get("data_type")
+    name = kind.get("name") if isinstance(kind, dict) else kind
+    if node.get("node_type") != "array" or name not in {"variable_length_bytes", "bytes", "string"}:
+        raise CorruptError(f"{where} is no array of byte strings.")
+    shape = tuple(int(size) for size in node["shape"])
+    outer = tuple(int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"])
+    codecs, inner, is_sharded, at_end = node["codecs"], outer, False, True
+    if codecs and isinstance(codecs[0], dict) and codecs[0].get("name") == "sharding_indexed":
+        settings = codecs[0]["configuration"]
+        inner = tuple(int(size) for size in settings["chunk_shape"])
+        at_end = settings.get("index_location", "end") == "end"
+        at_end &= codec_names(settings.get("index_codecs") or []) == ["bytes", "crc32c"]
+        is_sharded, at_end = True, at_end and len(codecs) == 1
+        codecs = settings["codecs"]
+    check_shapes(where, shape, inner, outer if is_sharded else None)
+    names = codec_names(codecs)
+    known = names[:1] in (["vlen-bytes"], ["vlen-utf8"]) and set(names[1:]) <= SUPPORTED_CODECS and at_end
+    encoding = node.get("chunk_key_encoding") or {}
+    separator = (encoding.get("configuration") or {}).get("separator", "/")
+    known &= encoding.get("name", "default") == "default"
+    return _Pipeline(shape, inner, outer, is_sharded, names[1:], not known, separator)
+
+
+class _InnerChunks:
+    """The encoded inner chunks of an array."""
+
+    def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
+        self.files, self.path = files, path
+        self.where = f"{files.root}/{path}"
+        self.pipeline = _parse_pipeline(node, self.where)
+        per_shard = [o // i for o, i in zip(self.pipeline.outer, self.pipeline.inner, strict=True)]
+        self.per_shard = np.array(per_shard, np.int64)
+        self.n_slots = product(per_shard)
+        self.strides = np.array([product(per_shard[i + 1 :]) for i in range(len(per_shard))], np.int64)
+        self._is_one_shard = all(a <= b for a, b in zip(self.pipeline.shape, self.pipeline.outer, strict=True))
+
+    def read(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
+        """Return the decompressed bytes of inner chunks, (m, rank) by number; None where they are not stored."""
+        if not self.pipeline.is_sharded:
+            keys = [self._key(tuple(chunk)) for chunk in chunks.tolist()]
+            raw = (
+                list(map(self.files.read, keys))
+                if self.files.location.is_local
+                else map_requests(self.files.read, keys)
+            )
+        else:
+            raw = self._from_shards(chunks)
+        names = self.pipeline.compressors
+        if not names:
+            return raw
+        return [None if data is None else decompress(data, names, self.where) for data in raw]
+
+    def _key(self, chunk: tuple[int, ...]) -> str:
+        return f"{self.path}/" + self.pipeline.separator.join(["c", *map(str, chunk)])
+
+    def _from_shards(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
+        """Look chunks up in the indexes of their shards."""
+        found: list[Bytes | None] = [None] * len(chunks)
+        slots, members_of = self._places(chunks)
+        for owner, members in members_of.items():
+            shard = self._shard(owner)
+            if shard is None:
+                continue
+            spans = shard.index[slots[members]]
+            if shard.data is not None:
+                data = shard.data
+                for i, (start, size) in zip(members, spans.tolist(), strict=True):
+                    if size >= 0:
+                        found[i] = data[start : start + size]
+                continue
+            stored = [k for k, size in enumerate(spans[:, 1].tolist()) if size >= 0]
+            pieces = fetch_chunks(self.files.location, self._key(owner), shard, spans[stored])
+            for k, piece in zip(stored, pieces, strict=True):
+                found[members[k]] = piece
+        return found
+
+    def _places(self, chunks: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[tuple[int, ...], list[int]]]:
+        """Return the slot of each chunk in its shard, and which chunks each shard has."""
+        if self._is_one_shard:
+            return chunks @ self.strides, {(0,) * len(self.strides): list(range(len(chunks)))}
+        owners = chunks // self.per_shard
+        members: dict[tuple[int, ...], list[int]] = {}
+        for i, owner in enumerate(map(tuple, owners.tolist())):
+            members.setdefault(owner, []).append(i)
+        return (chunks - owners * self.per_shard) @ self.strides, members
+
+    def _shard(self, owner: tuple[int, ...]) -> Shard | None:
+        """Return an open shard, or None where none is stored."""
+        key = self._key(owner)
+        if not self.files.location.is_local:
+            try:
+                return fetch_index(self.files.location, key, self.n_slots)
+            except CorruptError as error:
+                if "is missing" in str(error):
+                    return None
+                raise
+        file = f"{self.files.root}/{key}"
+        try:
+            return map_shard(file, self.n_slots)
+        except CorruptError:
+            if not Path(file).exists():
+                return None
+            raise
+
+
+class CellArray:
+    """A family of layout 0.9: a byte string in each cell of a grid.
+
+    Parameters
+    ----------
+    files : Files
+        The store.
+    path : str
+        The array.
+    node : dict
+        Its metadata.
+    """
+
+    def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
+        self.attributes = node_attributes(node)
+        self._chunks = _InnerChunks(files, path, node)
+        rank = len(self._chunks.pipeline.shape)
+        self.origin = np.array(self.attributes.get("chunk_grid_origin") or [0] * rank, np.int64)
+        if self.origin.shape != (rank,) or set(self._chunks.pipeline.inner) != {1}:
+            raise CorruptError(f"{self._chunks.where} has an origin or cells that do not fit its {rank} axes.")
+        self._shape = np.array(self._chunks.pipeline.shape, np.uint64)
+
+    @cached_property
+    def keys(self) -> NDArray[np.int64]:
+        """Chunks with data, ascending."""
+        names = self.attributes.get("nonempty_chunks")
+        if names is None:
+            raise SourceError(
+                f"{self._chunks.where} does not list its chunks; only arrays with 'nonempty_chunks' are read."
+            )
+        keys = parse_keys(names, self._chunks.where)
+        keys = keys if len(keys) else np.zeros((0, len(self.origin)), np.int64)
+        cells = keys - self.origin if keys.shape[1] == len(self.origin) else np.full((1, 1), -1)
+        if (cells < 0).any() or (len(cells) and (cells.view(np.uint64) >= self._shape[: cells.shape[1]]).any()):
+            raise CorruptError(f"{self._chunks.where} lists a chunk outside of its grid.")
+        return keys
+
+    def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
+        """Return the byte strings of some cells; None where there are none."""
+        cells = keys - self.origin
+        beyond = cells.view(np.uint64) >= self._shape  # a negative number is then greater than any
+        if beyond.any():
+            outside = beyond.any(axis=1)
+            found: list[Bytes | None] = [None] * len(keys)
+            inside = np.flatnonzero(~outside)
+            for i, data in zip(inside.tolist(), self.read(keys[inside]), strict=True):
+                found[i] = data
+            return found
+        if self._chunks.pipeline.is_foreign:
+            array = self._chunks.files.foreign(self._chunks.path)
+            values = [array[tuple(slice(i, i + 1) for i in cell)].reshape(-1)[0] for cell in cells.tolist()]
+            raw = [np.frombuffer(bytes(value), np.uint8) for value in values]
+            return [data if data.size else None for data in raw]
+        where = self._chunks.where
+        return [None if chunk is None else decode_single_item(chunk, where) for chunk in self._chunks.read(cells)]
+
+
+class VlenArray:
+    """Byte strings in a row: manifests, groups, texts.
+
+    Parameters
+    ----------
+    files : Files
+        The store.
+    path : str
+        The array.
+    node : dict
+        Its metadata.
+    """
+
+    def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
+        self.attributes = node_attributes(node)
+        self._chunks = _InnerChunks(files, path, node)
+        if len(self._chunks.pipeline.shape) != 1:
+            raise CorruptError(f"{self._chunks.where} has the shape {self._chunks.pipeline.shape}; expected one axis.")
+        self.n_items = self._chunks.pipeline.shape[0]
+        self._inner = min(self._chunks.pipeline.inner[0], max(1, self.n_items))
+        # an item takes four bytes or more in its chunk, so both limits bound what the declared shape may cost
+        check_chunk_bytes(self._chunks.where, 4 * self._inner)
+        if self.n_items > MAX_SHARD_CHUNKS * self._inner:
+            raise LimitError(
+                f"{self._chunks.where} declares {self.n_items:,} items in chunks of {self._inner:,}; expected at most "
+                f"{MAX_SHARD_CHUNKS:,} chunks. Write it again with larger chunks."
+            )
+        self._decoded: RecentlyUsed[Blobs] = RecentlyUsed(_CACHED_CHUNKS)
+
+    def read(self, rows: NDArray[np.int64] | None = None) -> Blobs:
+        """Return some items in the given order, or all of them."""
+        if self._chunks.pipeline.is_foreign:
+            array = self._chunks.files.foreign(self._chunks.path)
+            every = concat_blobs([bytes(item) for item in np.asarray(array[...]).tolist()])
+            return every if rows is None else concat_blobs([every[i].tobytes() for i in rows.tolist()])
+        inner = self._inner
+        if rows is None:
+            parts = [self._decode(i) for i in range(-(-self.n_items // inner))]
+            sizes = np.concatenate([np.diff(part.bounds) for part in parts]) if parts else np.zeros(0, np.int64)
+            data = np.concatenate([part.data for part in parts]) if parts else np.zeros(0, np.uint8)
+            return _first_blobs(Blobs(data, counts_to_offsets(sizes)), self.n_items)
+        chunks = {i: self._decode(i) for i in sorted(set((rows // inner).tolist()))}
+        return concat_blobs([chunks[row // inner][row % inner] for row in rows.tolist()])
+
+    def _decode(self, chunk: int) -> Blobs:
+        """Return the items of one inner chunk; kept for the next time."""
+        known = self._decoded.get(chunk)
+        if known is not None:
+            return known
+        (raw,) = self._chunks.read(np.array([[chunk]], np.int64))
+        inner = self._inner
+        if raw is None:
+            found = Blobs(np.zeros(0, np.uint8), np.zeros(inner + 1, np.int64))
+        else:
+            found = decode_vlen(raw, self._chunks.where)
+        if len(found) < min(inner, self.n_items - chunk * inner):
+            raise CorruptError(f"{self._chunks.where} has a chunk of {len(found)} items; expected {inner}.")
+        self._decoded.put(chunk, found)
+        return found
+
+
+def _first_blobs(blobs: Blobs, n: int) -> Blobs:
+    """Return the first `n` byte strings."""
+    return Blobs(blobs.data, blobs.bounds[: n + 1])
+
+
+class ChunkGroup:
+    """A family of layout 0.7: a group with an array for each chunk.
+
+    Parameters
+    ----------
+    files : Files
+        The store.
+    path : str
+        The group.
+    node : dict
+        Its metadata.
+    """
+
+    def __init__(self, files: StoreFiles, path: str, node: dict[str, Any]) -> None:
+        self.attributes = node_attributes(node)
+        self._files, self._path = files, path
+
+    @cached_property
+    def keys(self) -> NDArray[np.int64]:
+        """Chunks with data, ascending."""
+        names = self._files.children(self._path)
+        return parse_keys([name for name in names if name[-1].isdigit() and name[0] in "-0123456789"], self._path)
+
+    def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
+        """Return the values of some chunks as bytes; None where there are none."""
+        paths = [f"{self._path}/{'.'.join(map(str, key))}" for key in keys.tolist()]
+        if self._files.location.is_local:
+            return [read_small_array(self._files, path) for path in paths]
+        return map_requests(lambda path: read_small_array(self._files, path), paths)
+
+
+def read_table(files: StoreFiles, path: str) -> NDArray[Any] | None:
+    """Return a plain array of numbers or strings, whole, or None where there is none."""
+    node = files.node(path)
+    if node is None:
+        return None
+    shape = tuple(int(size) for size in node["shape"])
+    kind = node.get("data_type")
+    if kind == "string" and len(shape) == 1:
+        texts = VlenArray(files, path, node).read()
+        return np.array([texts[i].tobytes().decode() for i in range(len(texts))], dtype=str).reshape(shape)
+    codec_names(node["codecs"])
+    simple = isinstance(kind, str) and node["codecs"][0].get("name") == "bytes" and len(shape) >= 1
+    if simple and shape[0] <= int(node["chunk_grid"]["configuration"]["chunk_shape"][0]):
+        found = _read_single_chunk(files, path, node)
+        if found is not None:
+            return found
+    values = np.asarray(files.foreign(path)[...])
+    return values if values.dtype.kind not in "UTO" else values.astype(str)
+
+
+def _read_single_chunk(files: StoreFiles, path: str, node: dict[str, Any]) -> NDArray[Any] | None:
+    """Return an array that lies in one chunk of plain, maybe compressed, little-endian numbers; None where it does not."""
+    names = codec_names(node["codecs"])
+    shape = [int(size) for size in node["shape"]]
+    chunk = [int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"]]
+    endian = (node["codecs"][0].get("configuration") or {}).get("endian", "little")
+    if set(names[1:]) - SUPPORTED_CODECS or endian != "little" or chunk[1:] != shape[1:]:
+        return None
+    dtype = np.dtype(str(node["data_type"])).newbyteorder("<")
+    raw = files.read("/".join([path, "c", *("0" for _ in shape)])) if shape[0] else np.zeros(0, np.uint8)
+    if raw is None:
+        return None
+    if not shape[0]:
+        return np.zeros(shape, dtype)
+    data = decompress(raw, names[1:], f"{files.root}/{path}")
+    if data.size != product(chunk) * dtype.itemsize:
+        raise CorruptError(f"{files.root}/{path} has a chunk of {data.size:,} bytes; it was cut short.")
+    return np.ascontiguousarray(data).view(dtype).reshape(chunk)[: shape[0]]

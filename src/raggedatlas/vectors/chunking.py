@@ -1,0 +1,431 @@
+"""Cutting shapes into the chunks of one level: one floor-divide, one stable sort, and the borders of runs."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.vectors.blobs import concat_ranges, counts_to_offsets
+from raggedatlas.vectors.geometry import CrossLinks, Fragments, Level, Links, Objects
+from raggedatlas.vectors.grids import (
+    ChunkCodes,
+    KeyIndex,
+    bins_per_chunk,
+    chunk_coordinates,
+    encode_positions,
+    run_starts,
+    stable_order,
+)
+from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Shapes
+
+OWNER_ATTRIBUTE = "object_id"
+"""The fragment attribute that names the object of each fragment."""
+
+NO_OWNER = -1
+"""The owner of a fragment that belongs to no object."""
+
+ORDERED_KINDS = (*SEQUENTIAL, "skeleton")
+"""Kinds whose vertices come back in their order: a fragment for each run of vertices in one chunk."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How a level is cut.
+
+    Parameters
+    ----------
+    chunk_shape : tuple of float
+        Edges of a chunk.
+    bin_shape : tuple of float or None
+        Edges of a bin; None: as a chunk.
+    boundary : str
+        Policy for links across chunks.
+    identity : bool
+        Whether the object id is the number of the fragment.
+    """
+
+    chunk_shape: tuple[float, ...]
+    bin_shape: tuple[float, ...] | None = None
+    boundary: str = "explicit_links"
+    identity: bool = False
+
+
+@dataclass(frozen=True)
+class ChunkedLevel:
+    """A level, and where each vertex went.
+
+    level; source: (N',) the vertex of each stored row; repeated: (n, 2) the last of them, which stand in a second chunk: vertex, stored row.
+    """
+
+    level: Level
+    source: NDArray[np.int64]
+    repeated: NDArray[np.int64]
+
+    @cached_property
+    def where(self) -> NDArray[np.int64]:
+        """The stored row of each vertex."""
+        n = len(self.source) - len(self.repeated)
+        first = np.ones(len(self.source), bool)
+        first[self.repeated[:, 1]] = False
+        rows = np.empty(n, np.int64)
+        rows[self.source[first]] = np.flatnonzero(first)
+        return rows
+
+    @cached_property
+    def _chunk_of_row(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(len(self.level.chunks)), np.diff(self.level.bounds))
+
+    def place(self, vertices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the chunk of the level and the row in it of some vertices."""
+        return self.split(self.where[vertices])
+
+    def split(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return chunk and row in it of stored rows."""
+        chunk = self._chunk_of_row[rows]
+        return chunk, rows - self.level.bounds[chunk]
+
+
+@dataclass(frozen=True)
+class _StoredOrder:
+    """Vertices and fragments in their stored order.
+
+    source: (N',) the vertex of each row; keys, bounds: the chunks; first, counts: (F,) rows of each fragment; chunk, owner: (F,) its chunk
+    and object; path_order: (F,) its rank in the order of traversal; repeated: as in `ChunkedLevel`.
+    """
+
+    source: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    first: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    chunk: NDArray[np.int64]
+    owner: NDArray[np.int64]
+    path_order: NDArray[np.int64]
+    repeated: NDArray[np.int64]
+
+
+def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
+    """Cut shapes into one level.
+
+    Raises
+    ------
+    SourceError
+        If the identity convention is asked for and there is more than one chunk, or the bins do not divide the chunks.
+    """
+    if grid.identity:
+        shapes = _sort_by_id(shapes)
+    chunks = encode_positions(shapes.positions, grid.chunk_shape)
+    if shapes.ids is None:
+        return _chunk_points(shapes, grid, chunks)
+    owner = vertex_owners(shapes)
+    if shapes.kind in ORDERED_KINDS:
+        begins = _mark_run_starts(shapes, chunks.codes, owner)
+        by_run = grid.boundary == "explicit_links"
+        stored = _store_runs(chunks, owner, begins) if by_run else _store(shapes, chunks, owner, np.cumsum(begins) - 1)
+    else:
+        stored = _store(shapes, chunks, owner, owner, seams=grid.boundary != "explicit_links")
+    fragments, index = _build_fragments(shapes, grid, stored)
+    level = Level(
+        chunks=stored.keys,
+        bounds=stored.bounds,
+        positions=np.take(shapes.positions, stored.source, axis=0),
+        fragments=fragments,
+        objects=None if grid.identity else index,
+        vertex_attributes=_take_attributes(shapes.vertex_attributes, stored.source),
+        fragment_attributes={}
+        if grid.identity
+        else {OWNER_ATTRIBUTE: Attribute(np.append(shapes.ids, NO_OWNER)[stored.owner])},
+        object_attributes=_take_attributes(shapes.object_attributes, np.argsort(shapes.ids)),
+        groups=shapes.groups,
+    )
+    made = ChunkedLevel(level, stored.source, stored.repeated)
+    return replace(made, level=_add_links(shapes, grid, made, stored))
+
+
+def _object_ids(shapes: Shapes) -> NDArray[np.int64]:
+    """Return the ids of the objects, none where there are none."""
+    return np.zeros(0, np.int64) if shapes.ids is None else shapes.ids
+
+
+def vertex_owners(shapes: Shapes) -> NDArray[np.int64]:
+    """Return the object of each vertex, B for those that belong to none: (N,) int64."""
+    loose = shapes.n_vertices - int(shapes.offsets[-1])
+    counts = np.append(shapes.vertex_counts, loose) if shapes.n_objects else np.array([shapes.n_vertices])
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def _sort_by_id(shapes: Shapes) -> Shapes:
+    """Return the same shapes with their objects by ascending id, which must be 0 to B - 1."""
+    ids = shapes.ids
+    if ids is None or not np.array_equal(np.sort(ids), np.arange(shapes.n_objects)):
+        raise SourceError("The identity convention needs objects whose ids are 0 to B - 1.")
+    if shapes.offsets[-1] != shapes.n_vertices:
+        raise SourceError("The identity convention needs every vertex to belong to an object.")
+    order = np.argsort(ids)
+    vertices = concat_ranges(shapes.offsets[order], shapes.vertex_counts[order])
+    place = np.empty_like(vertices)
+    place[vertices] = np.arange(len(vertices))
+    return replace(
+        shapes,
+        positions=shapes.positions[vertices],
+        offsets=counts_to_offsets(shapes.vertex_counts[order]),
+        ids=ids[order],
+        links=None if shapes.links is None else place[shapes.links],
+        link_offsets=None,
+        vertex_attributes=_take_attributes(shapes.vertex_attributes, vertices),
+        object_attributes=_take_attributes(shapes.object_attributes, order),
+    )
+
+
+def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLevel:
+    """Cut points without objects: bin by bin in each chunk, one fragment for each bin, also for an empty one."""
+    codes, top, n_bins = chunks.codes, chunks.top, 1
+    if grid.bin_shape is not None:
+        ratio = bins_per_chunk(grid.chunk_shape, grid.bin_shape)
+        n_bins = int(np.prod(ratio))
+        inside = chunk_coordinates(shapes.positions, grid.bin_shape) - chunks.keys(codes) * ratio
+        inner = np.ravel_multi_index(tuple(np.clip(inside, 0, ratio - 1).T), tuple(ratio.tolist()))
+        if top * n_bins >= 2**62:
+            raise SourceError(f"Chunks of {n_bins} bins are too many for so wide a store; use larger bins or chunks.")
+        codes, top = codes * n_bins + inner, top * n_bins
+    order = stable_order(codes, top)
+    sorted_codes = codes[order]
+    first = run_starts(sorted_codes // n_bins if n_bins > 1 else sorted_codes)
+    bounds = np.append(first, len(order))
+    counts = np.diff(bounds)
+    if n_bins > 1:
+        chunk = np.repeat(np.arange(len(first)), counts)
+        counts = np.bincount(chunk * n_bins + sorted_codes % n_bins, minlength=len(first) * n_bins).astype(np.int64)
+    starts = counts_to_offsets(counts)[:-1] - np.repeat(bounds[:-1], n_bins)
+    fragment_bounds = np.arange(len(first) + 1, dtype=np.int64) * n_bins
+    fragments = Fragments(fragment_bounds, np.ones(len(counts), bool), starts, counts, np.zeros(0, np.int64))
+    level = Level(
+        chunks=chunks.keys(sorted_codes[first] // n_bins),
+        bounds=bounds,
+        positions=np.take(shapes.positions, order, axis=0),
+        fragments=fragments,
+        vertex_attributes=_take_attributes(shapes.vertex_attributes, order),
+    )
+    return ChunkedLevel(level, order, np.zeros((0, 2), np.int64))
+
+
+def _mark_run_starts(shapes: Shapes, codes: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tell which vertices begin a run: vertices of one object that follow each other in one chunk; so does a root of a tree."""
+    begins = np.ones(len(codes), bool)
+    np.not_equal(codes[1:], codes[:-1], out=begins[1:])
+    begins[1:] |= owner[1:] != owner[:-1]
+    if shapes.kind == "skeleton" and shapes.links is not None:
+        roots = np.ones(len(codes), bool)
+        roots[shapes.links[:, 0]] = False
+        begins |= roots
+    return begins
+
+
+def _store_runs(chunks: ChunkCodes, owner: NDArray[np.int64], begins: NDArray[np.bool_]) -> _StoredOrder:
+    """Sort whole runs by chunk, which are far fewer than vertices."""
+    first = np.flatnonzero(begins)
+    counts = np.diff(np.append(first, len(begins)))
+    codes = chunks.codes[first]
+    order = stable_order(codes, chunks.top)
+    sizes = counts[order]
+    rows = counts_to_offsets(sizes)
+    new = run_starts(codes[order])
+    chunk = np.repeat(np.arange(len(new)), np.diff(np.append(new, len(order))))
+    return _StoredOrder(
+        source=concat_ranges(first[order], sizes),
+        keys=chunks.keys(codes[order[new]]),
+        bounds=np.append(rows[:-1][new], rows[-1]),
+        first=rows[:-1],
+        counts=sizes,
+        chunk=chunk,
+        owner=owner[first[order]],
+        path_order=order,
+        repeated=np.zeros((0, 2), np.int64),
+    )
+
+
+def _store(
+    shapes: Shapes, chunks: ChunkCodes, owner: NDArray[np.int64], piece: NDArray[np.int64], *, seams: bool = True
+) -> _StoredOrder:
+    """Sort vertices by chunk, and within it by piece; with repeated ends where the policy asks for them."""
+    codes, source, n = chunks.codes, np.arange(shapes.n_vertices), shapes.n_vertices
+    if seams:
+        ends = _find_repeated_ends(shapes, codes, piece)
+        source = np.concatenate([source, ends[:, 0]])
+        codes = np.concatenate([codes, codes[ends[:, 1]]])
+        piece = np.concatenate([piece, piece[ends[:, 1]] if shapes.kind in ORDERED_KINDS else piece[ends[:, 0]]])
+        by_piece = stable_order(piece, int(piece.max(initial=0)) + 1)
+        order = by_piece[stable_order(codes[by_piece], chunks.top)]
+    else:
+        order = stable_order(codes, chunks.top)
+    sorted_codes, pieces = codes[order], piece[order]
+    begins = np.ones(len(order), bool)
+    np.not_equal(sorted_codes[1:], sorted_codes[:-1], out=begins[1:])
+    new = np.flatnonzero(begins)
+    begins[1:] |= pieces[1:] != pieces[:-1]
+    first = np.flatnonzero(begins)
+    rows = np.flatnonzero(order >= n) if seams else np.zeros(0, np.int64)
+    source = source[order]
+    return _StoredOrder(
+        source=source,
+        keys=chunks.keys(sorted_codes[new]),
+        bounds=np.append(new, len(order)),
+        first=first,
+        counts=np.diff(np.append(first, len(order))),
+        chunk=np.searchsorted(new, first, side="right") - 1,
+        owner=owner[source[first]],
+        path_order=pieces[first] if shapes.kind in ORDERED_KINDS else np.arange(len(first)),
+        repeated=np.stack([source[rows], rows], axis=1),
+    )
+
+
+def _find_repeated_ends(shapes: Shapes, codes: NDArray[np.int64], piece: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the vertices to repeat, each beside a vertex in whose chunk it is repeated: (n, 2)."""
+    if shapes.kind in SEQUENTIAL:
+        ends = np.flatnonzero(piece[1:] != piece[:-1])
+        owner = vertex_owners(shapes)
+        ends = ends[owner[ends] == owner[ends + 1]]
+        return np.stack([ends + 1, ends], axis=1)
+    if shapes.links is None:
+        return np.zeros((0, 2), np.int64)
+    near = np.repeat(shapes.links[:, :1], shapes.links.shape[1] - 1, axis=1).reshape(-1).astype(np.int64)
+    far = shapes.links[:, 1:].reshape(-1).astype(np.int64)
+    apart = codes[near] != codes[far]
+    near, far = near[apart], far[apart]
+    _, kept = np.unique(np.stack([far, codes[near]], axis=1), axis=0, return_index=True)
+    return np.stack([far[kept], near[kept]], axis=1)
+
+
+def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[Fragments, Objects]:
+    """Return the fragments and the object index."""
+    ids, none = _object_ids(shapes), np.zeros(0, np.int64)
+    if grid.identity:
+        if len(stored.keys) > 1:
+            raise SourceError(f"The identity convention needs exactly one chunk; there are {len(stored.keys)}.")
+        if len(stored.first) != np.count_nonzero(shapes.vertex_counts):
+            raise SourceError("The identity convention needs one fragment for each object; a skeleton here has more.")
+        each = shapes.vertex_counts
+        fragments = Fragments(np.array([0, len(each)]), np.ones(len(each), bool), shapes.offsets[:-1], each, none)
+        empty = np.zeros((0, shapes.n_dims), np.int64)
+        return fragments, Objects(none, np.zeros(1, np.int64), empty, none.astype(np.uint8), none, none, none)
+    n = len(stored.first)
+    bounds = np.searchsorted(stored.chunk, np.arange(len(stored.keys) + 1)).astype(np.int64)
+    starts = stored.first - stored.bounds[stored.chunk]
+    fragments = Fragments(bounds, np.ones(n, bool), starts, stored.counts, none)
+    rank = np.full(len(ids) + 1, len(ids), np.int64)
+    rank[np.argsort(ids)] = np.arange(len(ids))
+    place = rank[stored.owner]
+    by_path_order = stable_order(stored.path_order, int(stored.path_order.max(initial=0)) + 1)
+    order = by_path_order[stable_order(place[by_path_order], len(ids) + 1)]
+    sizes = np.bincount(place, minlength=len(ids))[: len(ids)].astype(np.int64)
+    order = order[: sizes.sum()]
+    index = Objects(
+        ids=np.sort(ids),
+        bounds=counts_to_offsets(sizes),
+        chunks=np.take(stored.keys, stored.chunk[order], axis=0),
+        modes=np.zeros(len(order), np.uint8),
+        starts=(np.arange(n) - bounds[stored.chunk])[order],
+        counts=np.ones(len(order), np.int64),
+        fragments=none,
+    )
+    return fragments, index
+
+
+def _add_links(shapes: Shapes, grid: Grid, made: ChunkedLevel, stored: _StoredOrder) -> Level:
+    """Return the level with its links: within chunks, and across them."""
+    level = made.level
+    if shapes.kind in SEQUENTIAL:
+        return level if grid.boundary == "boundary_deduplication" else _add_sequence_links(level, stored, grid)
+    if shapes.links is None:
+        return level
+    ends = shapes.links.astype(np.int64)
+    chunk, row = made.place(ends)
+    apart = (chunk != chunk[:, :1]).any(axis=1)
+    row = _repeated_rows(made, ends, chunk, row)
+    fragment_of = np.repeat(np.arange(len(stored.first)), stored.counts)
+    owner = fragment_of[made.where[ends[:, :2]]] if not grid.identity else vertex_owners(shapes)[ends[:, :2]]
+    inner = np.ones(len(ends), bool) if grid.boundary != "explicit_links" else ~apart
+    if omits_parent_links(shapes, grid):
+        inner &= (owner[:, 0] != owner[:, 1]) | (row[:, 0] != row[:, 1] + 1)
+    level = replace(level, links=_inner_links(level, (chunk[:, 0], row, owner[:, 0]), shapes, inner))
+    if grid.boundary == "boundary_deduplication":
+        return level
+    return _add_cross_links(level, made, ends[apart], _take_attributes(shapes.link_attributes, np.flatnonzero(apart)))
+
+
+def _add_sequence_links(level: Level, stored: _StoredOrder, grid: Grid) -> Level:
+    """Add the steps of lines from one piece to the next, which are links across chunks."""
+    by_path_order = stable_order(stored.path_order, int(stored.path_order.max(initial=0)) + 1)
+    owner = stored.owner[by_path_order]
+    at = np.flatnonzero(owner[1:] == owner[:-1])
+    if not len(at):
+        return level
+    before, after = by_path_order[at], by_path_order[at + 1]
+    last = stored.first[before] + stored.counts[before] - (2 if grid.boundary == "both" else 1)
+    ends = np.stack([last, stored.first[after]], axis=1)
+    chunk = np.stack([stored.chunk[before], stored.chunk[after]], axis=1)
+    links = CrossLinks(0, np.take(level.chunks, chunk, axis=0), ends - level.bounds[chunk])
+    return replace(level, cross_links=(*level.cross_links, links))
+
+
+def omits_parent_links(shapes: Shapes, grid: Grid) -> bool:
+    """Tell whether links between neighbours are left out: in skeletons whose links have no attributes."""
+    return shapes.kind == "skeleton" and not shapes.link_attributes and grid.boundary == "explicit_links"
+
+
+def _repeated_rows(
+    made: ChunkedLevel, ends: NDArray[np.int64], chunk: NDArray[np.int64], row: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return rows of ends in the chunk of their first end, where they are repeated if they lie elsewhere."""
+    if not len(made.repeated):
+        return row
+    chunks, rows_there = made.split(made.repeated[:, 1])
+    order = np.lexsort((chunks, made.repeated[:, 0]))
+    far = chunk != chunk[:, :1]
+    wanted = np.stack([ends[far], np.broadcast_to(chunk[:, :1], chunk.shape)[far]], axis=1)
+    found = KeyIndex(np.stack([made.repeated[:, 0], chunks], axis=1)[order]).find(wanted)
+    rows = row.copy()
+    rows[far] = rows_there[order[found]]
+    return rows
+
+
+def _inner_links(
+    level: Level, where: tuple[NDArray[np.int64], ...], shapes: Shapes, stored: NDArray[np.bool_]
+) -> Links:
+    """Sort the links within chunks by the fragment of their first end, in the narrowest type that holds their rows."""
+    chunk, row, fragment = (part[stored] for part in where)
+    fragments = level.fragments
+    assert fragments is not None
+    order = stable_order(fragment, fragments.n_fragments)
+    counts = np.bincount(fragment, minlength=fragments.n_fragments).astype(np.int64)
+    bounds = np.searchsorted(chunk[order], np.arange(len(level.chunks) + 1)).astype(np.int64)
+    starts = counts_to_offsets(counts)[:-1] - np.repeat(bounds[:-1], np.diff(fragments.bounds))
+    own = Fragments(fragments.bounds, np.ones(len(counts), bool), starts, counts, np.zeros(0, np.int64))
+    attributes = _take_attributes(shapes.link_attributes, np.flatnonzero(stored)[order])
+    most = int(np.diff(level.bounds).max(initial=0))
+    return Links(bounds, row[order].astype(smallest_unsigned_dtype(most)), own, attributes)
+
+
+def smallest_unsigned_dtype(n_rows: int) -> np.dtype[Any]:
+    """Return the narrowest type for rows of chunks with at most `n_rows` vertices (§7.5)."""
+    for kind in (np.uint8, np.uint16, np.uint32):
+        if n_rows <= int(np.iinfo(kind).max) + 1:
+            return np.dtype(kind)
+    return np.dtype(np.int64)
+
+
+def _add_cross_links(level: Level, made: ChunkedLevel, ends: NDArray[np.int64], attributes: Attributes) -> Level:
+    """Add links whose ends lie in several chunks."""
+    if not len(ends):
+        return level
+    chunk, row = made.place(ends)
+    links = CrossLinks(0, level.chunks[chunk], row, attributes=attributes)
+    return replace(level, cross_links=(*level.cross_links, links))
+
+
+def _take_attributes(attributes: Attributes, rows: NDArray[np.int64]) -> dict[str, Attribute]:
+    """Return attributes for some rows."""
+    return {name: attribute.take(rows) for name, attribute in attributes.items()}

@@ -1,0 +1,404 @@
+"""One level of an open store: its arrays, chunk by chunk, in either layout."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, SourceError
+from raggedatlas.vectors.blobs import Bytes, concat_blobs, counts_to_offsets, from_bytes
+from raggedatlas.vectors.chunk_arrays import CellArray, ChunkArray, ChunkGroup, KeyLookup
+from raggedatlas.vectors.fragment_index import decode_fragments
+from raggedatlas.vectors.geometry import Fragments, Geometry, Level, Links
+from raggedatlas.vectors.metadata import extra_level_metadata, level_chunk_shape, parse_level
+from raggedatlas.vectors.partition_attribute import read_partition_attribute
+from raggedatlas.vectors.shapes import Attribute
+from raggedatlas.vectors.store_files import StoreFiles, node_attributes
+
+_BLOCK_KEYS = {
+    *("zv_array", "zvf_array", "name", "dtype", "shape", "row_shape", "channel_names", "nonempty_chunks"),
+    *(
+        "chunk_grid_origin",
+        "offsets",
+        "level_delta",
+        "has_perm",
+        "num_links",
+        "fill_sentinel_meaning",
+        "has_present_mask",
+    ),
+}
+"""Keys of an attribute's block that its array or place says already."""
+
+AttributeFilter = Callable[[str], bool]
+
+
+def all_attributes(_: str) -> bool:
+    """Want every attribute."""
+    return True
+
+
+def attribute_filter(names: Sequence[str] | None) -> AttributeFilter:
+    """Return what tells whether an attribute is asked for."""
+    return all_attributes if names is None else set(names).__contains__
+
+
+class LevelReader:
+    """The arrays of one level.
+
+    Parameters
+    ----------
+    files : Files
+        The store.
+    root : Geometry
+        What the root says, without levels.
+    layout : str
+        ``"0.7"`` or ``"0.9"``.
+    number : int
+        Which level.
+
+    Raises
+    ------
+    SourceError
+        If its arrays are of another generation than the root says, or older than those that are read.
+    """
+
+    def __init__(self, files: StoreFiles, root: Geometry, layout: str, number: int) -> None:
+        self.files, self.root, self.layout, self.number = files, root, layout, number
+        self.where = f"{files.root}/{number}"
+        node = files.node(str(number))
+        if node is None:
+            raise CorruptError(f"{self.where} is missing.")
+        self.facts = parse_level(node_attributes(node), self.where)
+        self.chunk_shape = level_chunk_shape(root, self.facts)
+        self._families: dict[str, ChunkArray | None] = {}
+        self.vertices = self._vertices()
+
+    def _vertices(self) -> ChunkArray | None:
+        """Open the vertices, and refuse what is not of the generation that the root names."""
+        node = self.files.node(f"{self.number}/vertices")
+        if node is None:
+            if self.files.node(f"{self.number}/vertex_group_offsets") is not None or self.facts.get("vertex_count"):
+                raise CorruptError(
+                    f"{self.where} declares {self.facts.get('vertex_count')} vertices, but has no array of them."
+                )
+            return None
+        expected = "group" if self.layout == "0.7" else "array"
+        if node.get("node_type") != expected:
+            raise SourceError(
+                f"{self.where} mixes two generations: the root says {self.layout}, but its vertices are "
+                f"{'an' if expected == 'group' else 'no'} array. Write the store again from its source."
+            )
+        if self.layout == "0.7" and self.files.node(f"{self.number}/vertex_group_offsets") is not None:
+            raise SourceError(
+                f"{self.where} has 'vertex_group_offsets', which zarr-vectors before 0.6 wrote; write the store again."
+            )
+        family = self.family("vertices")
+        if family is not None and not len(family.keys) and self.facts.get("vertex_count"):
+            raise CorruptError(f"{self.where} declares {self.facts['vertex_count']} vertices, but lists no chunk.")
+        return family
+
+    def family(self, path: str) -> ChunkArray | None:
+        """Return a family of the level, or None where it has none."""
+        if path not in self._families:
+            full = f"{self.number}/{path}"
+            node = self.files.node(full)
+            made: ChunkArray | None = None
+            if node is not None:
+                made = CellArray(self.files, full, node) if self.layout == "0.9" else ChunkGroup(self.files, full, node)
+            self._families[path] = made
+        return self._families[path]
+
+    def names(self, family: str) -> list[str]:
+        """Return the names of the attributes of a family."""
+        return self.files.children(f"{self.number}/{family}")
+
+    @cached_property
+    def n_vertices(self) -> int:
+        """How many vertices the level says it has."""
+        return int(self.facts.get("vertex_count") or 0)
+
+    @cached_property
+    def keys(self) -> KeyLookup:
+        """The chunks with vertices."""
+        width = len(self.chunk_shape)
+        return KeyLookup(self.vertices.keys if self.vertices is not None else np.zeros((0, width), np.int64))
+
+    @cached_property
+    def links_path(self) -> str:
+        """Where the links within chunks lie."""
+        if self.layout == "0.7":
+            return "links/0"
+        node = self.files.node(f"{self.number}/links/0")
+        width = int(node_attributes(node).get("link_width", 2)) if node is not None else 2
+        zero = ".".join("0" for _ in range(self.keys.keys.shape[1]))
+        return "links/0/" + ("_".join([zero] * (width - 1)) or "self")
+
+    @cached_property
+    def link_width(self) -> int | None:
+        """How many ends a link has, or None where no links are stored."""
+        for path in ("links/0", "cross_chunk_links/0"):
+            node = self.files.node(f"{self.number}/{path}")
+            if node is not None and "link_width" in node_attributes(node):
+                return int(node_attributes(node)["link_width"])
+        return None
+
+    @property
+    def is_draco(self) -> bool:
+        """Whether vertices are stored as Draco."""
+        return self.vertices is not None and self.vertices.attributes.get("encoding", "raw") == "draco"
+
+    @property
+    def tiles(self) -> bool:
+        """Whether the level says that its fragments are its rows in order."""
+        return bool(self.facts.get("fragments_tile"))
+
+    def load(
+        self,
+        rows: NDArray[np.int64],
+        wanted: AttributeFilter = all_attributes,
+        parts: Sequence[str] = ("fragments", "links"),
+    ) -> Level:
+        """Return some chunks as a level: vertices, their attributes, and of fragments and links what `parts` names.
+
+        Parameters
+        ----------
+        rows : (n,) int64
+            Which of the chunks `keys`, ascending.
+        wanted : callable
+            Tells by its name whether an attribute is asked for.
+        parts : sequence of str
+            ``"fragments"`` and ``"links"``.
+        """
+        keys = self.keys.keys[rows]
+        positions, bounds, faces = self._positions(keys)
+        fragments = self._fragments(keys, np.diff(bounds)) if "fragments" in parts else None
+        links = self._links(keys, faces, wanted) if "links" in parts else None
+        n_fragments = None if fragments is None else fragments.bounds
+        return Level(
+            chunks=keys,
+            bounds=bounds,
+            positions=positions,
+            fragments=fragments,
+            links=links,
+            vertex_attributes=self._attributes("vertex_attributes", keys, bounds, wanted),
+            fragment_attributes={}
+            if n_fragments is None
+            else self._attributes("fragment_attributes", keys, n_fragments, wanted),
+            encoding="draco" if self.is_draco else "raw",
+            metadata=extra_level_metadata(self.facts),
+        )
+
+    def _positions(
+        self, keys: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.int64], list[NDArray[np.int64]] | None]:
+        """Return positions and bounds of chunks, and the faces that stand in Draco cells."""
+        n_dims = len(self.root.axes)
+        if self.vertices is None:
+            return np.zeros((0, n_dims), np.float32), np.zeros(len(keys) + 1, np.int64), None
+        raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in self.vertices.read(keys)]
+        dtype = declared_dtype(self.vertices.attributes, f"{self.where}/vertices")
+        if self.is_draco:
+            from raggedatlas.vectors.draco import decode_cell
+
+            decoded = [decode_cell(blob, f"{self.where}/vertices") for blob in raw]
+            bounds = counts_to_offsets(np.array([len(points) for points, _ in decoded], np.int64))
+            found = np.concatenate([points for points, _ in decoded]) if decoded else np.zeros((0, n_dims), np.float32)
+            return found.astype(dtype), bounds, [faces for _, faces in decoded]
+        size = dtype.itemsize * n_dims
+        counts = np.array([blob.size for blob in raw], np.int64)
+        if (counts % size).any():
+            bad = keys[int(np.flatnonzero(counts % size)[0])]
+            raise CorruptError(
+                f"{self.where}/vertices, chunk {bad.tolist()}: {counts[counts % size > 0][0]} bytes are no rows of {size}."
+            )
+        return from_bytes(concat_bytes(raw), dtype, n_dims), counts_to_offsets(counts // size), None
+
+    def _fragments(self, keys: NDArray[np.int64], sizes: NDArray[np.int64]) -> Fragments:
+        """Return the vertex fragments of chunks; where none are stored, a chunk is one."""
+        family = self.family("vertex_fragments")
+        return self._index(family, keys, sizes, "vertex_fragments")
+
+    def _index(
+        self, family: ChunkArray | None, keys: NDArray[np.int64], sizes: NDArray[np.int64], name: str
+    ) -> Fragments:
+        """Decode a fragment index, and refuse rows that the chunks do not have."""
+        if family is None:
+            ones = np.ones(len(keys), bool)
+            return Fragments(
+                np.arange(len(keys) + 1), ones, np.zeros(len(keys), np.int64), sizes, np.zeros(0, np.int64)
+            )
+        blobs = concat_blobs([EMPTY_INDEX if blob is None or not blob.size else blob for blob in family.read(keys)])
+        found = decode_fragments(blobs, f"{self.where}/{name}")
+        limit = np.repeat(sizes, np.diff(found.bounds))
+        listed = np.repeat(limit[~found.is_range], found.counts[~found.is_range])
+        beyond = (found.counts > limit) | (found.starts > limit - found.counts)
+        if (beyond & found.is_range).any() or (found.rows >= listed).any():
+            raise CorruptError(f"{self.where}/{name} names a row that its chunk does not have. Restore it from a copy.")
+        return found
+
+    def _links(
+        self, keys: NDArray[np.int64], faces: list[NDArray[np.int64]] | None, wanted: AttributeFilter
+    ) -> Links | None:
+        """Return the links within chunks."""
+        family = self.family(self.links_path)
+        if faces is not None and family is None:
+            bounds = counts_to_offsets(np.array([len(part) for part in faces], np.int64))
+            rows = np.concatenate(faces) if faces else np.zeros((0, 3), np.int64)
+            return Links(bounds, rows, attributes=self._attributes("link_attributes", keys, bounds, wanted))
+        if family is None or self.link_width is None:
+            return None
+        dtype = declared_dtype(family.attributes, f"{self.where}/links")
+        raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(keys)]
+        size = dtype.itemsize * self.link_width
+        counts = np.array([blob.size for blob in raw], np.int64)
+        if (counts % size).any():
+            raise CorruptError(f"{self.where}/links has a chunk that is no whole number of links of {size} bytes.")
+        bounds = counts_to_offsets(counts // size)
+        own = self.family("link_fragments")
+        parts = None if own is None else self._index(own, keys, np.diff(bounds), "link_fragments")
+        rows = from_bytes(concat_bytes(raw), dtype, self.link_width)
+        return Links(bounds, rows, parts, self._attributes("link_attributes", keys, bounds, wanted))
+
+    def _attributes(
+        self, group: str, keys: NDArray[np.int64], bounds: NDArray[np.int64], wanted: AttributeFilter
+    ) -> dict[str, Attribute]:
+        """Return the attributes of chunks that are asked for; only their arrays are read."""
+        made = {}
+        tail = self.links_path.removeprefix("links") if group == "link_attributes" else ""
+        for name in filter(wanted, self.attribute_names(group)):
+            family = self.family(f"{group}/{name}{tail}")
+            if family is None:
+                continue
+            where = f"{self.where}/{group}/{name}"
+            raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(keys)]
+            made[name] = decode_attribute(family.attributes, raw, np.diff(bounds), where)
+        return made
+
+    def read_partition_attribute(
+        self, keys: NDArray[np.int64], counts: NDArray[np.int64], wanted: AttributeFilter
+    ) -> dict[str, Attribute]:
+        """Return the attribute by which chunks are also cut, if it is asked for and stands in no array."""
+        name = str(self.facts.get("chunk_attribute_name") or "")
+        if not name or not wanted(name) or name in self.attribute_names("vertex_attributes"):
+            return {}
+        return read_partition_attribute(self.facts, keys, counts, len(self.root.axes), self.where)
+
+    def attribute_names(self, group: str) -> list[str]:
+        """Return the names of the attributes of a family; listed once."""
+        if group not in self._listed:
+            self._listed[group] = self.names(group)
+        return self._listed[group]
+
+    @cached_property
+    def _listed(self) -> dict[str, list[str]]:
+        return {}
+
+
+EMPTY_INDEX: Bytes = np.frombuffer(b"GFVZ\1\0\0\0" + bytes(8), np.uint8)
+"""The fragment index of a chunk without fragments."""
+
+
+def declared_dtype(attributes: Mapping[str, Any], where: str, *, texts: bool = False) -> np.dtype[Any]:
+    """Return the declared element type, little-endian; with `texts` also a NumPy type of strings of one length."""
+    name = attributes.get("dtype")
+    try:
+        found = np.dtype(str(name))
+    except TypeError:
+        found = np.dtype("O")
+    if not (found.kind in "iuf" or (texts and found.kind in "US" and found.itemsize)):
+        raise CorruptError(f"{where} declares the type {name!r}; expected integers or floats.")
+    return found.newbyteorder("<")
+
+
+@dataclass(frozen=True)
+class AttributeStorage:
+    """How the rows of an attribute are stored.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of a value.
+    columns : int or None
+        Values of a row; None: one, and the attribute has one axis.
+    channels : tuple of str
+        Their names, if they have some.
+    extra : dict
+        What the block says beyond its array and name.
+    """
+
+    dtype: np.dtype[Any]
+    columns: int | None
+    channels: tuple[str, ...]
+    extra: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.itemsize * (self.columns or 1)
+
+    def attribute(self, data: Bytes) -> Attribute:
+        """Return rows as an attribute; strings become codes and their categories, as `Attribute` has them."""
+        values = from_bytes(data, self.dtype, self.columns)
+        if self.dtype.kind not in "US":
+            return Attribute(values, self.channels, None, self.extra)
+        try:
+            categories, codes = np.unique(values.astype(str), return_inverse=True)
+            labels = categories.tolist()
+        except (ValueError, UnicodeDecodeError) as error:
+            raise CorruptError(f"A text attribute does not decode: {error}. Restore the store from a copy.") from error
+        coded = {"encoding": "dictionary", "categories": labels, "ordered": False}
+        return Attribute(codes.reshape(values.shape).astype(np.int32), self.channels, None, {**self.extra, **coded})
+
+
+def attribute_storage(
+    block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArray[np.int64], where: str
+) -> AttributeStorage:
+    """Return how an attribute is stored, after checking it against the bytes of chunks.
+
+    zarr-vectors 0.9.2 declares rows of one value (``"row_shape": []``) also for attributes of several columns, and 0.2.0 declares no
+    shape; the columns then follow from the bytes, if every chunk has the same number of them.
+
+    Raises
+    ------
+    CorruptError
+        If a chunk does not have one row for each vertex, fragment or link.
+    """
+    dtype = declared_dtype(block, where, texts=True)
+    counts = np.array([blob.size for blob in raw], np.int64)
+    shape = block.get("row_shape", block.get("shape"))
+    channels = tuple(str(name) for name in block.get("channel_names") or ())
+    columns: int | None = None
+    if shape:
+        columns = int(np.prod(shape))
+    elif len(channels) > 1:
+        columns = len(channels)
+    else:
+        total, found = int(rows.sum()), int(counts.sum()) // dtype.itemsize
+        columns = found // total if total and found > total and found % total == 0 else None
+    form = AttributeStorage(dtype, columns, channels if len(channels) == (columns or 1) else (), extra_metadata(block))
+    if (counts != rows * form.size).any():
+        bad = int(np.flatnonzero(counts != rows * form.size)[0])
+        raise CorruptError(
+            f"{where} has {counts[bad] / form.size:g} rows in a chunk where {rows[bad]} were expected. Restore it from a copy."
+        )
+    return form
+
+
+def decode_attribute(block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArray[np.int64], where: str) -> Attribute:
+    """Return the rows of an attribute from the bytes of chunks, checked as `attribute_storage` does."""
+    return attribute_storage(block, raw, rows, where).attribute(concat_bytes(raw))
+
+
+def extra_metadata(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an attribute's block says beyond its array and name."""
+    return {key: value for key, value in block.items() if key not in _BLOCK_KEYS}
+
+
+def concat_bytes(parts: Sequence[Bytes]) -> Bytes:
+    """Put bytes one after the other; without a copy where there is but one part."""
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)

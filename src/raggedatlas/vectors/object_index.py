@@ -1,0 +1,273 @@
+"""The object index, groups and tables of objects of one level of an open store."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, NotFoundError, SourceError
+from raggedatlas.vectors.blobs import Blobs, counts_to_offsets, decode_groups, from_bytes
+from raggedatlas.vectors.chunk_arrays import VlenArray, read_table
+from raggedatlas.vectors.geometry import Objects
+from raggedatlas.vectors.layout_07 import STRINGS
+from raggedatlas.vectors.level_reader import LevelReader, extra_metadata
+from raggedatlas.vectors.manifests import decode_manifests, split_manifests, take_manifests
+from raggedatlas.vectors.shapes import Attribute, Groups
+from raggedatlas.vectors.store_files import node_attributes, read_small_array
+
+
+class ObjectIndex:
+    """Which objects a level has, and where their fragments lie.
+
+    Parameters
+    ----------
+    level : LevelReader
+        The level.
+    """
+
+    def __init__(self, level: LevelReader) -> None:
+        self.level = level
+        self.path = f"{level.number}/object_index"
+        node = level.files.node(self.path)
+        self.block: dict[str, Any] = {} if node is None else node_attributes(node)
+        self.is_there = node is not None
+        layout = str(self.block.get("layout", ""))
+        if layout not in {"", "vlen_manifests_v1", "vlen_manifests_v2"}:
+            raise SourceError(f"{level.where}/object_index has the layout {layout!r}; versions 1 and 2 are read.")
+
+    @cached_property
+    def n_dims(self) -> int:
+        """How many coordinates a chunk has in a manifest."""
+        width = self.level.keys.keys.shape[1] or len(self.level.chunk_shape)
+        n_dims = self.block.get("sid_ndim") or width
+        if n_dims != width:
+            raise CorruptError(
+                f"{self.level.where}/object_index declares sid_ndim {n_dims!r}; expected {width}, as chunk keys have."
+            )
+        return width
+
+    @cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """Ids of all objects, ascending: (B,) int64."""
+        stored = self._stored_ids
+        return np.arange(self.n_objects) if stored is None else np.sort(stored)
+
+    @cached_property
+    def _stored_ids(self) -> NDArray[np.int64] | None:
+        """Ids in the order of the manifests, where they are not row numbers."""
+        found = read_table(self.level.files, f"{self.path}/object_ids") if self.is_there else None
+        if found is None:
+            return None
+        ids = found.astype(np.int64)
+        if len(ids) != self.n_objects or len(np.unique(ids)) != len(ids):
+            raise CorruptError(
+                f"{self.level.where}/object_index/object_ids does not hold {self.n_objects} different ids."
+            )
+        return ids
+
+    @cached_property
+    def _order(self) -> NDArray[np.int64] | None:
+        """The manifest of each object by ascending id, where they stand in another order."""
+        stored = self._stored_ids
+        if stored is None or (np.diff(stored) > 0).all():
+            return None
+        return np.argsort(stored)
+
+    @cached_property
+    def n_objects(self) -> int:
+        """How many objects there are."""
+        declared = self.block.get("num_objects", 0 if self.items is None else self.items.n_items)
+        if type(declared) is not int or declared < 0 or (self.items is not None and declared != self.items.n_items):
+            stored = "" if self.items is None else f" and holds {self.items.n_items} manifests"
+            raise CorruptError(
+                f"{self.level.where}/object_index declares {declared!r} objects{stored}. Restore the store from a copy."
+            )
+        return declared
+
+    @cached_property
+    def items(self) -> VlenArray | None:
+        """The manifests as an array of byte strings, where they are one."""
+        path = f"{self.path}/manifests"
+        node = self.level.files.node(path) if self.is_there else None
+        return None if node is None else VlenArray(self.level.files, path, node)
+
+    @cached_property
+    def _flat(self) -> Blobs:
+        """The manifests of ``object_index/data``, cut by the sidecar or by scanning them."""
+        data = read_small_array(self.level.files, f"{self.path}/data")
+        if data is None:
+            if self.n_objects:
+                raise CorruptError(
+                    f"{self.level.where}/object_index declares {self.n_objects} objects, but has no manifests."
+                )
+            return Blobs(np.zeros(0, np.uint8), np.zeros(1, np.int64))
+        starts = read_small_array(self.level.files, f"{self.path}/offsets")
+        if starts is None:
+            return split_manifests(data, self.n_dims, self.n_objects)
+        bounds = np.append(from_bytes(starts, np.int64), data.size)
+        if len(bounds) != self.n_objects + 1 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
+            raise CorruptError(f"{self.level.where}/object_index/offsets does not cut {self.n_objects} manifests.")
+        return Blobs(data, bounds)
+
+    @cached_property
+    def every(self) -> Objects:
+        """The whole index."""
+        blobs = self._flat if self.items is None else self.items.read()
+        if self._order is not None:
+            blobs = _take_blobs(blobs, self._order)
+        return decode_manifests(blobs, self.n_dims, self.ids)
+
+    def rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where objects stand in the index.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no object of such an id.
+        """
+        if self._stored_ids is None:
+            rows, good = ids, (ids >= 0) & (ids < self.n_objects)
+        else:
+            rows = np.minimum(np.searchsorted(self.ids, ids), max(len(self.ids) - 1, 0))
+            good = self.ids[rows] == ids if len(self.ids) else np.zeros(len(ids), bool)
+        if not good.all():
+            raise NotFoundError(
+                f"There is no object {ids[~good][0]} in {self.level.where}; it has {self.n_objects:,} objects."
+            )
+        return rows
+
+    def take(self, ids: NDArray[np.int64]) -> Objects:
+        """Return the index of some objects, in the given order; only their manifests are read."""
+        rows = self.rows_of(ids)
+        at = rows if self._order is None else self._order[rows]
+        blobs = _take_blobs(self._flat, at) if self.items is None else self.items.read(at)
+        return decode_manifests(blobs, self.n_dims, ids)
+
+    @cached_property
+    def by_chunk(self) -> tuple[NDArray[np.int64], Objects]:
+        """All blocks in the order of their chunks.
+
+        The row of each block's chunk among those of the level (-1: absent), and an index whose entries are one block each, with the
+        id of its object.
+        """
+        every = self.every
+        chunk = self.level.keys.find(every.chunks)
+        order = np.argsort(chunk, kind="stable")
+        ids = np.repeat(every.ids, np.diff(every.bounds))
+        alone = replace(every, ids=ids, bounds=np.arange(len(ids) + 1))
+        return chunk[order], take_manifests(alone, order)
+
+
+def _take_blobs(blobs: Blobs, rows: NDArray[np.int64]) -> Blobs:
+    """Return some byte strings, in the given order."""
+    from raggedatlas.vectors.blobs import slice_bytes
+
+    starts, sizes = blobs.bounds[rows], np.diff(blobs.bounds)[rows]
+    return Blobs(slice_bytes(blobs.data, starts, sizes), counts_to_offsets(sizes))
+
+
+def read_groups(level: LevelReader) -> Groups | None:
+    """Return the groups of a level, or None where it has none."""
+    path = f"{level.number}/groups"
+    node = level.files.node(path)
+    if node is None:
+        return None
+    block = node_attributes(node)
+    if level.layout == "0.9":
+        offsets, ids = _expand_ranged_groups(VlenArray(level.files, path, node).read(), block, level)
+    else:
+        data = read_small_array(level.files, f"{path}/data")
+        starts = read_small_array(level.files, f"{path}/offsets")
+        found = np.zeros(0, np.uint8) if data is None else data
+        begin = None if starts is None else from_bytes(starts, np.int64)
+        offsets, ids = decode_groups(found, begin, int(block.get("num_groups", 0)))
+    return Groups(offsets, ids, read_tables(level, "group_attributes"))
+
+
+def _expand_ranged_groups(
+    blobs: Blobs, block: Mapping[str, Any], level: LevelReader
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return groups of layout 0.9, those that are runs of ids written out."""
+    where = level.where
+    if not blobs.data.size % 8 and not block.get("group_ranges"):
+        return blobs.bounds // 8, from_bytes(blobs.data, np.int64, what=f"{where}/groups")
+    parts = [from_bytes(blobs[i], np.int64, what=f"{where}/groups") for i in range(len(blobs))]
+    n_objects = _max_objects(level)
+    for group, (start, stop) in (block.get("group_ranges") or {}).items():
+        if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop) <= int(start) + n_objects:
+            raise CorruptError(
+                f"{where}/groups has a range {start} to {stop} for group {group}; expected groups 0 to {len(parts) - 1} and at "
+                f"most {n_objects:,} objects. Restore the store from a copy."
+            )
+        parts[int(group)] = np.arange(int(start), int(stop))
+    return counts_to_offsets(np.array([len(part) for part in parts], np.int64)), np.concatenate(parts)
+
+
+def _max_objects(level: LevelReader) -> int:
+    """Return how many objects a level may have: those of its index, or, without one, a fragment each, of at least one vertex."""
+    index = ObjectIndex(level)
+    return index.n_objects if index.is_there else level.n_vertices
+
+
+def read_tables(level: LevelReader, family: str) -> dict[str, Attribute]:
+    """Return the attributes of objects or groups."""
+    made = {}
+    for name in level.attribute_names(family):
+        attribute = read_table_attribute(level, family, name)
+        if attribute is not None:
+            made[name] = attribute
+    return made
+
+
+def read_table_attribute(level: LevelReader, family: str, name: str) -> Attribute | None:
+    """Return one attribute of objects or groups."""
+    path = f"{level.number}/{family}/{name}"
+    node = level.files.node(path)
+    if node is None:
+        return None
+    block = node_attributes(node)
+    channels = tuple(str(channel) for channel in block.get("channel_names") or ())
+    if node["node_type"] == "array":
+        values = read_table(level.files, path)
+        if values is None:
+            return None
+        present = None
+        if block.get("fill_sentinel_meaning") == "absent":
+            present = _present_rows(values, node.get("fill_value"))
+        return Attribute(values, channels, present, extra_metadata(block))
+    raw = read_small_array(level.files, f"{path}/data")
+    if raw is None:
+        return None
+    dtype = str(block.get("dtype"))
+    shape = block.get("shape") or [-1]
+    columns = int(np.prod(shape[1:])) if len(shape) > 1 else None
+    values = from_bytes(raw, np.dtype(dtype).newbyteorder("<"), columns, f"{level.where}/{family}/{name}")
+    mask = read_small_array(level.files, f"{path}/present_mask") if block.get("has_present_mask") else None
+    attribute = Attribute(values, channels, None if mask is None else mask.astype(bool), extra_metadata(block))
+    return _decode_categories(attribute) if block.get(STRINGS) else attribute
+
+
+def _decode_categories(attribute: Attribute) -> Attribute:
+    """Return codes as the strings of which they were made."""
+    kept = {key: value for key, value in attribute.metadata.items() if key not in _CODED}
+    categories = np.array([*attribute.metadata["categories"], ""], dtype=str)
+    codes = attribute.values
+    if attribute.present is not None:
+        codes = np.where(attribute.present if codes.ndim == 1 else attribute.present[:, None], codes, -1)
+    return Attribute(categories[codes], attribute.channels, attribute.present, kept)
+
+
+_CODED = {"encoding", "categories", "ordered", STRINGS}
+
+
+def _present_rows(values: NDArray[Any], fill: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - whatever JSON holds
+    """Return which rows do not hold the fill value throughout; None where all do not."""
+    if values.dtype.kind == "f":
+        absent = np.isnan(values) if fill in {"NaN", None} else values == float(fill)
+    else:
+        absent = values == np.asarray(fill).astype(values.dtype)
+    rows = ~absent.reshape(len(values), -1).all(axis=1) if len(values) else np.zeros(0, bool)
+    return None if rows.all() else rows

@@ -1,0 +1,240 @@
+"""Checks of links across chunks and levels, in either layout."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.vectors.blobs import Bytes, counts_to_offsets, decode_ragged, decode_records, from_bytes
+from raggedatlas.vectors.chunk_arrays import ChunkArray, KeyLookup
+from raggedatlas.vectors.cross_links_09 import OffsetSegment, decode_cross_links, has_permutation, parse_segment
+from raggedatlas.vectors.metadata import level_scale
+from raggedatlas.vectors.store_files import read_small_array
+from raggedatlas.vectors.validation.array_metadata import DELTA, is_numeric
+from raggedatlas.vectors.validation.chunk_checks import batches, walk_column
+from raggedatlas.vectors.validation.context import CheckLocation, LevelSummary, ValidationContext
+
+
+def check_cross_links(checking: ValidationContext, seen: LevelSummary) -> None:
+    """Check all links of a level but those within chunks."""
+    deltas: set[int] = set()
+    top = checking.children(CheckLocation(seen.number))
+    for name in ("links", "cross_chunk_links"):
+        for spelled in checking.children(CheckLocation(seen.number, name)) if name in top else ():
+            if not DELTA.fullmatch(spelled):
+                continue
+            place, delta = CheckLocation(seen.number, f"{name}/{spelled}"), int(spelled)
+            if delta:
+                deltas.add(delta)
+                _check_target(checking, place, seen.number + delta)
+            with checking.guarded("V064", place):
+                if name == "cross_chunk_links":
+                    _check_records(checking, place, (seen, delta))
+                elif checking.layout == "0.9":
+                    _check_family(checking, place, (seen, delta))
+                elif delta:
+                    _check_streams(checking, place, (seen, delta))
+    _check_policy(checking, CheckLocation(seen.number), deltas)
+
+
+def _check_policy(checking: ValidationContext, place: CheckLocation, deltas: set[int]) -> None:
+    """Check that the root announces links across levels."""
+    root = checking.root
+    if root is None or not deltas:
+        return
+    if root.cross_level_storage == "none":
+        checking.report("V050", place, f"it has links to level {place.resolution} {min(deltas):+d}; storage is 'none'.")
+    if "multiscale_links" not in root.capabilities:
+        checking.report("V079", place, "it has links across levels, which the root does not announce.")
+
+
+def _check_target(checking: ValidationContext, place: CheckLocation, number: int) -> None:
+    """Check that the other level is there."""
+    if number not in checking.levels:
+        checking.report("V058", place, f"it links to level {number}, which is not there.")
+
+
+def _check_ends(
+    checking: ValidationContext,
+    place: CheckLocation,
+    ends: tuple[NDArray[np.int64], NDArray[np.int64]],
+    of: tuple[LevelSummary, int],
+) -> None:
+    """Check that every end of some links names a chunk and a row that there are."""
+    chunks, rows = ends
+    seen, delta = of
+    other = checking.levels.get(seen.number + delta)
+    for end in range(chunks.shape[1]):
+        level = seen if end == 0 else other
+        if level is None or level.keys.shape[1] != chunks.shape[2]:
+            continue
+        at = KeyLookup(level.keys).find(np.ascontiguousarray(chunks[:, end]))
+        limit = np.append(level.vertices, 0)[at]
+        bad = np.flatnonzero(((rows[:, end] < 0) | (rows[:, end] >= limit)) & (limit >= 0))
+        if bad.size:
+            i = int(bad[0])
+            what = "which is not there" if at[i] < 0 else f"which has {limit[i]} vertices"
+            key = ".".join(map(str, chunks[i, end].tolist()))
+            text = f"{bad.size:,} links name what is not there, e.g. row {rows[i, end]} of chunk {key}, {what}."
+            checking.report("V080", place, text)
+    if delta == 0 and chunks.shape[1] > 1:
+        same = (chunks == chunks[:, :1]).all(axis=(1, 2))
+        if same.any():
+            checking.report("V081", place, f"{np.count_nonzero(same):,} links have all their ends in one chunk.")
+
+
+def _check_records(checking: ValidationContext, place: CheckLocation, of: tuple[LevelSummary, int]) -> None:
+    """Check the records of layout 0.7, and their attributes."""
+    seen = of[0]
+    block = checking.block(place)
+    for key in ("level_delta", "link_width", "num_links", "sid_ndim"):
+        if not isinstance(block.get(key), int):
+            checking.report("V076", place, f"{key} is {block.get(key)!r}; expected a whole number.")
+            return
+    if block["level_delta"] != of[1]:
+        checking.report("V076", place, f"level_delta is {block['level_delta']}; the folder is {of[1]:+d}.")
+    width, n_dims, n_links = block["link_width"], block["sid_ndim"], block["num_links"]
+    raw = read_small_array(checking.files, f"{place.path}/data")
+    size, expected = (0 if raw is None else raw.size), 8 * width * (n_dims + 1) * n_links
+    if size != expected:
+        checking.report("V076", place, f"{size:,} bytes are stored; {n_links:,} links need {expected:,}.")
+        return
+    if raw is not None and size:
+        _check_ends(checking, place, decode_records(raw, width, n_dims, place.path), of)
+    delta = place.family.rsplit("/", maxsplit=1)[-1]
+    family = CheckLocation(seen.number, "cross_chunk_link_attributes")
+    for name in checking.children(family) if family.family in checking.children(CheckLocation(seen.number)) else ():
+        own = CheckLocation(seen.number, f"{family.family}/{name}/{delta}")
+        with checking.guarded("V000", own):
+            _check_column(checking, own, n_links)
+
+
+def _check_column(checking: ValidationContext, place: CheckLocation, n_links: int) -> None:
+    """Check the rows of one attribute of records."""
+    block = checking.block(place)
+    raw = read_small_array(checking.files, f"{place.path}/data")
+    if raw is None or not is_numeric(block.get("dtype")):
+        return
+    columns = int(np.prod((block.get("shape") or [1])[1:], dtype=np.int64))
+    size = np.dtype(str(block["dtype"])).itemsize * columns
+    if raw.size != size * n_links:
+        checking.report("V088", place, f"it has {raw.size / max(size, 1):g} rows, where {n_links:,} belong.")
+
+
+def _check_streams(checking: ValidationContext, place: CheckLocation, of: tuple[LevelSummary, int]) -> None:
+    """Check links across levels that stand in the chunk of their first end in layout 0.7, in either encoding."""
+    family = checking.open(place)
+    if family is None:
+        return
+    seen, block = of[0], family.attributes
+    width, found = int(block.get("link_width", 2)), 0
+    keys = checking.keys(family, place, seen.keys.shape[1])
+    counts = np.full(len(keys), -1, np.int64)
+    for part in batches(keys):
+        for i, blob in enumerate(checking.read(family, keys[part], place), part.start):
+            if blob is None:
+                continue
+            with checking.guarded("V064", place.at(keys[i])):
+                chunks, rows = _stream_ends(blob, (keys[i], width), block)
+                counts[i] = len(rows)
+                found += len(rows)
+                _check_ends(checking, place.at(keys[i]), (chunks, rows), of)
+    if isinstance(block.get("num_links"), int) and block["num_links"] != found and (counts >= 0).all():
+        checking.report("V055", place, f"num_links is {block['num_links']}; the chunks hold {found}.")
+    _check_attributes(checking, place, (keys, counts))
+
+
+def _stream_ends(
+    blob: Bytes,
+    at: tuple[NDArray[np.int64], int],
+    block: dict[str, Any],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ends of the links of one chunk."""
+    key, width = at
+    if block.get("record_encoding") == "endpoints_v1":
+        return decode_records(blob, width, len(key), "a chunk")
+    stream = decode_ragged(blob, "a chunk").data if blob.size else blob
+    rows = from_bytes(stream, str(block.get("dtype", "int64")), width).astype(np.int64)
+    return np.broadcast_to(key, (len(rows), width, len(key))), rows
+
+
+def _check_attributes(
+    checking: ValidationContext, place: CheckLocation, of: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> None:
+    """Check the attributes of links that stand in cells: `of` are the chunks and their links."""
+    number = place.resolution
+    if "link_attributes" not in checking.children(CheckLocation(number)):
+        return
+    for name in checking.children(CheckLocation(number, "link_attributes")):
+        own = CheckLocation(number, f"link_attributes/{name}/" + place.family.split("/", 1)[1])
+        family = checking.open(own)
+        if family is not None:
+            walk_column(checking, own, family, ("V082", *of))
+
+
+def _check_family(checking: ValidationContext, place: CheckLocation, of: tuple[LevelSummary, int]) -> None:
+    """Check the arrays of layout 0.9 but for that of links within chunks, and count all links."""
+    seen, delta = of
+    block = checking.block(place)
+    width, n_parts = block.get("link_width"), int(block.get("sid_ndim") or seen.keys.shape[1])
+    if block.get("zv_array") != "links_family":
+        checking.report("V002", place, f"zv_array is {block.get('zv_array')!r}; expected 'links_family'.")
+    if not isinstance(width, int) or width < 1:
+        return
+    found, whole = 0, True
+    if delta == 0 and checking.block(CheckLocation(seen.number, "vertices")).get("encoding") == "draco":
+        found, whole = int(seen.links.clip(0).sum()), bool((seen.links >= 0).all())
+    for name in checking.children(place):
+        own = CheckLocation(seen.number, f"{place.family}/{name}")
+        with checking.guarded("V048", own):
+            offsets = parse_segment(name, width, n_parts)
+            if delta == 0 and not offsets.any():
+                found += int(seen.links.clip(0).sum())
+                whole &= bool((seen.links >= 0).all())
+                continue
+            family = checking.open(own)
+            if family is not None:
+                counts = _check_segment(checking, own, (family, offsets), of)
+                found += int(counts.clip(0).sum())
+                whole &= bool((counts >= 0).all())
+    declared = block.get("num_links")
+    if whole and isinstance(declared, int) and declared != found and block.get("store", "canonical") == "canonical":
+        checking.report("V055", place, f"num_links is {declared}; its arrays hold {found}.")
+
+
+def _check_segment(
+    checking: ValidationContext,
+    place: CheckLocation,
+    described: tuple[ChunkArray, NDArray[np.int64]],
+    of: tuple[LevelSummary, int],
+) -> NDArray[np.int64]:
+    """Check the links of one set of offsets; return how many each cell has, -1 where that could not be told."""
+    family, offsets = described
+    seen, delta = of
+    policy = checking.block(CheckLocation(seen.number, "/".join(place.family.split("/")[:2])))
+    directed, store = bool(policy.get("directed", False)), str(policy.get("store", "canonical"))
+    ordered = bool(family.attributes.get("has_perm", has_permutation(offsets, delta, directed=directed, store=store)))
+    keys = checking.keys(family, place, seen.keys.shape[1])
+    counts = np.full(len(keys), -1, np.int64)
+    if not is_numeric(family.attributes.get("dtype")) or checking.root is None:
+        return counts
+    other = checking.levels.get(seen.number + delta, seen)
+    scales = tuple(level_scale(checking.root, level.facts, keys.shape[1]) for level in (seen, other))
+    for part in batches(keys):
+        for i, blob in enumerate(checking.read(family, keys[part], place), part.start):
+            here = place.at(keys[i])
+            if here in checking.unread:
+                continue
+            with checking.guarded("V064", here):
+                stream = decode_ragged(blob, "a cell").data if blob is not None and blob.size else np.zeros(0, np.uint8)
+                rows = from_bytes(stream, str(family.attributes["dtype"]), len(offsets) + 1 + ordered, "a cell")
+                counts[i] = len(rows)
+                whole = np.arange(len(rows))
+                cells = keys[i : i + 1]
+                segment = OffsetSegment(
+                    offsets, cells, counts_to_offsets(np.array([len(rows)])), rows.astype(np.int64), whole, ordered
+                )
+                _check_ends(checking, here, decode_cross_links(segment, (scales[0], scales[1]), "a cell"), of)
+    _check_attributes(checking, replace(place), (keys, counts))
+    return counts

@@ -1,0 +1,254 @@
+"""Zarr v3 nodes as files: groups, plain arrays, arrays of byte strings, sharded grids of cells."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import SourceError
+from raggedatlas.store.shards import compose_index
+from raggedatlas.vectors.blobs import Blobs, concat_blobs, counts_to_offsets, encode_vlen, to_bytes
+
+File: TypeAlias = tuple[str, Sequence[bytes | memoryview]]
+"""A key and the pieces of its content."""
+
+BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
+ZSTD_CODEC = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
+VLEN_CODEC = {"name": "vlen-bytes", "configuration": {}}
+_BLOSC = {"blosc": "zstd", "lz4": "lz4"}
+"""What Blosc packs the shuffled bytes with."""
+COMPRESSORS = ("zstd", *_BLOSC)
+MAX_SHARD_SLOTS = 4096
+"""Cells in a shard."""
+_ROWS = 65_536
+_MANIFESTS = 128
+
+
+@dataclass(frozen=True)
+class CellGridOptions:
+    """How cells are put into files.
+
+    Parameters
+    ----------
+    origin : (K,) int64
+        The chunk key of the first cell.
+    shape : (K,) int64
+        How many cells there are on each axis.
+    shards : bool
+        Whether many cells share a file.
+    compression : str or None
+        Of `COMPRESSORS`. ``"default"``: `layout_09` chooses for each array.
+    """
+
+    origin: NDArray[np.int64]
+    shape: NDArray[np.int64]
+    shards: bool = True
+    compression: str | None = None
+
+
+def to_json(value: Mapping[str, Any]) -> bytes:
+    """Return metadata as JSON; NaN and infinities are refused, as no JSON reader takes them."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+def group_json(path: str, attributes: Mapping[str, Any]) -> File:
+    """Return a group's ``zarr.json``."""
+    key = f"{path}/zarr.json" if path else "zarr.json"
+    return key, [to_json({"zarr_format": 3, "node_type": "group", "attributes": attributes})]
+
+
+def array_json(
+    shape: Sequence[int],
+    chunks: Sequence[int],
+    data_type: str,
+    codecs: Sequence[Mapping[str, Any]],
+    attributes: Mapping[str, Any],
+    fill: Any = 0,  # noqa: ANN401 - a value of the type
+) -> bytes:
+    """Return an array's ``zarr.json``."""
+    return to_json(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [int(size) for size in shape],
+            "data_type": data_type,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [int(size) for size in chunks]}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": fill,
+            "codecs": list(codecs),
+            "attributes": attributes,
+            "storage_transformers": [],
+        }
+    )
+
+
+def compressor_codec(name: str, itemsize: int) -> dict[str, Any]:
+    """Return one of `COMPRESSORS` as a codec of values of so many bytes."""
+    if name == "zstd":
+        return ZSTD_CODEC
+    own = {"typesize": itemsize, "cname": _BLOSC[name], "clevel": 5, "shuffle": "shuffle", "blocksize": 0}
+    return {"name": "blosc", "configuration": own}
+
+
+def compress(data: bytes | memoryview, name: str | None, itemsize: int) -> bytes | memoryview:
+    """Return bytes compressed as `compressor_codec` says, or as they are."""
+    if name is None:
+        return data
+    from numcodecs import blosc, zstd
+
+    if name == "zstd":
+        return bytes(zstd.compress(data, 0))
+    return bytes(blosc.compress(bytes(data), _BLOSC[name].encode(), 5, blosc.SHUFFLE, typesize=itemsize))
+
+
+def small_array(path: str, values: NDArray[Any], attributes: Mapping[str, Any], fill: Any = 0) -> Iterator[File]:  # noqa: ANN401
+    """Write a plain array of numbers or strings in chunks of 65,536 rows, compressed by zstd."""
+    rows = max(1, min(len(values), _ROWS))
+    chunk = (rows, *values.shape[1:])
+    is_text = values.dtype.kind in "UTO"
+    kind = "string" if is_text else values.dtype.name
+    first = {"name": "vlen-utf8", "configuration": {}} if is_text else BYTES_CODEC
+    if not is_text and isinstance(fill, float) and np.isnan(fill):
+        fill = "NaN"
+    yield f"{path}/zarr.json", [array_json(values.shape, chunk, kind, [first, ZSTD_CODEC], attributes, fill)]
+    for i in range(-(-len(values) // rows)):
+        part = values[i * rows : (i + 1) * rows]
+        short = rows - len(part)
+        if is_text:
+            texts = [str(text).encode() for text in part.reshape(-1).tolist()] + [b""] * short * part[0].size
+            raw = encode_vlen(concat_blobs(texts))
+        else:
+            marker = np.nan if fill == "NaN" else fill
+            padded = np.concatenate([part, np.full((short, *part.shape[1:]), marker, part.dtype)]) if short else part
+            raw = to_bytes(padded).tobytes()
+        key = "/".join([path, "c", str(i), *("0" for _ in values.shape[1:])])
+        yield key, [compress(raw, "zstd", 1)]
+
+
+def vlen_array(path: str, blobs: Blobs, attributes: Mapping[str, Any]) -> Iterator[File]:
+    """Write byte strings as one sharded array; each inner chunk has 128 of them, so that one is had without the others."""
+    inner = min(_MANIFESTS, max(1, len(blobs)))
+    n_inner = -(-len(blobs) // inner)
+    shard = inner * max(1, n_inner)
+    codecs = [sharding_codec([inner], [VLEN_CODEC, ZSTD_CODEC])]
+    yield f"{path}/zarr.json", [array_json([len(blobs)], [shard], "variable_length_bytes", codecs, attributes, "")]
+    if not len(blobs):
+        return
+    chunks = []
+    for i in range(n_inner):
+        bounds = blobs.bounds[i * inner : (i + 1) * inner + 1]
+        bounds = np.concatenate([bounds, np.full(inner + 1 - len(bounds), bounds[-1])])
+        part = Blobs(blobs.data[bounds[0] : bounds[-1]], bounds - bounds[0])
+        chunks.append(compress(encode_vlen(part), "zstd", 1))
+    sizes = np.array([len(chunk) for chunk in chunks], np.int64)
+    index = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
+    yield f"{path}/c/0", [*chunks, compose_index(index)]
+
+
+def sharding_codec(inner: Sequence[int], codecs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sharding codec: chunks of `inner`, an index at the end with its crc32c."""
+    return {
+        "name": "sharding_indexed",
+        "configuration": {
+            "chunk_shape": [int(size) for size in inner],
+            "codecs": list(codecs),
+            "index_codecs": [BYTES_CODEC, {"name": "crc32c"}],
+            "index_location": "end",
+        },
+    }
+
+
+def cell_array(
+    path: str, keys: NDArray[np.int64], blobs: Blobs, attributes: Mapping[str, Any], grid: CellGridOptions
+) -> Iterator[File]:
+    """Write an array with one byte string in each cell of a grid (layout 0.9); empty strings are left out.
+
+    Parameters
+    ----------
+    path : str
+        Where the array lies.
+    keys : (n, K) int64
+        Chunk keys, ascending.
+    blobs : Blobs
+        One for each key.
+    attributes : mapping
+        What the array says of itself; the keys of cells and the origin are added.
+    grid : GridOptions
+        Origin, shape and files.
+    """
+    some = np.diff(blobs.bounds) > 0
+    names = [".".join(map(str, key)) for key in keys[some].tolist()]
+    own: dict[str, Any] = {"nonempty_chunks": names}
+    if grid.origin.any():
+        own["chunk_grid_origin"] = grid.origin.tolist()
+    itemsize = np.dtype(attributes.get("dtype", "uint8")).itemsize
+    inner = [VLEN_CODEC] if grid.compression is None else [VLEN_CODEC, compressor_codec(grid.compression, itemsize)]
+    ones = [1] * len(grid.shape)
+    shard = shard_shape(grid.shape) if grid.shards else np.array(ones)
+    codecs = [sharding_codec(ones, inner)] if grid.shards else inner
+    meta = array_json(grid.shape.tolist(), shard.tolist(), "variable_length_bytes", codecs, {**own, **attributes}, "")
+    yield f"{path}/zarr.json", [meta]
+    cells = keys[some] - grid.origin
+    starts, stops = blobs.bounds[:-1][some], blobs.bounds[1:][some]
+    if not grid.shards:
+        heads = cell_headers(stops - starts)
+        data = blobs.data.data
+        for i, cell in enumerate(cells.tolist()):
+            pieces = [heads[8 * i : 8 * i + 8], data[starts[i] : stops[i]]]
+            whole = pieces if grid.compression is None else [compress(b"".join(pieces), grid.compression, itemsize)]
+            yield "/".join([path, "c", *map(str, cell)]), whole
+        return
+    yield from _shards(path, cells, (starts, stops), blobs, (shard, grid.compression, itemsize))
+
+
+def shard_shape(shape: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many cells a shard spans on each axis: all, or halves of the longest axis until there are 4,096 at most."""
+    spans = np.maximum(shape, 1)
+    while float(np.prod(spans.astype(np.float64))) > MAX_SHARD_SLOTS:
+        longest = int(np.argmax(spans))
+        spans[longest] = (spans[longest] + 1) // 2
+    return spans
+
+
+def cell_headers(sizes: NDArray[np.int64]) -> memoryview:
+    """Return the eight bytes before each cell's string: u32 1, u32 length."""
+    if (sizes >= 2**32).any():
+        raise SourceError("A chunk has 4 GiB or more in one array; use smaller chunks.")
+    heads = np.ones((len(sizes), 2), "<u4")
+    heads[:, 1] = sizes
+    return to_bytes(heads).data
+
+
+def _shards(
+    path: str,
+    cells: NDArray[np.int64],
+    spans: tuple[NDArray[np.int64], NDArray[np.int64]],
+    blobs: Blobs,
+    options: tuple[NDArray[np.int64], str | None, int],
+) -> Iterator[File]:
+    """Compose shards in memory, each written once."""
+    shard, compression, itemsize = options
+    slots = (
+        np.ravel_multi_index(tuple((cells % shard).T), tuple(shard.tolist())) if len(cells) else np.zeros(0, np.int64)
+    )
+    owners, owner = np.unique(cells // shard, axis=0, return_inverse=True)
+    order = np.lexsort((slots, owner.reshape(-1)))
+    bounds = np.searchsorted(owner.reshape(-1)[order], np.arange(len(owners) + 1)).tolist()
+    heads, data = cell_headers(spans[1] - spans[0]), blobs.data.data
+    for coordinates, (a, b) in zip(owners.tolist(), pairwise(bounds), strict=True):
+        mine = order[a:b]
+        begin, end = spans[0][mine].tolist(), spans[1][mine].tolist()
+        pieces: list[bytes | memoryview] = []
+        for i, low, high in zip(mine.tolist(), begin, end, strict=True):
+            pieces += (heads[8 * i : 8 * i + 8], data[low:high])
+        sizes = 8 + spans[1][mine] - spans[0][mine]
+        if compression is not None:
+            pieces = [compress(b"".join(pieces[k : k + 2]), compression, itemsize) for k in range(0, len(pieces), 2)]
+            sizes = np.array([len(piece) for piece in pieces], np.int64)
+        index = np.full((int(np.prod(shard)), 2), -1, np.int64)
+        index[slots[mine]] = np.stack([counts_to_offsets(sizes)[:-1], sizes], axis=1)
+        yield "/".join([path, "c", *map(str, coordinates)]), [*pieces, compose_index(index)]

@@ -16,7 +16,7 @@ from raggedatlas.catalog import checks, leases, snapshots, upkeep
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.errors import CorruptError, NotFoundError
-from raggedatlas.store.groups import create_group, read_group_attributes, write_group_attributes
+from raggedatlas.store.arrays import create_group, read_group_attributes, write_group_attributes
 from raggedatlas.testing.atlases import SPACE, write_dataset
 
 Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]

@@ -15,7 +15,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.ingest import csc
 from raggedatlas.store.arrays import ArraySpec
-from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.store.read import ArrayReader, read_slice
 
 
 def make(n: int, m: int, density: float, seed: int) -> ad.AnnData:

@@ -34,9 +34,8 @@ from raggedatlas.ingest.geometry_detecting import is_geometry
 from raggedatlas.ingest.geometry_source import object_bounds
 from raggedatlas.model.pointers import GeometryPointer, PointerKind, pointer_columns, pointer_field
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.store.groups import write_group_attributes
-from raggedatlas.store.location import Location
-from raggedatlas.store.trees import list_files, read_file
+from raggedatlas.store.arrays import write_group_attributes
+from raggedatlas.store.location import Location, list_files, read_file
 from raggedatlas.testing.slides import Slide, make_slide
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.selection import take_objects

@@ -25,7 +25,7 @@ from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixInfo
 from raggedatlas.model.records import DATASETS_SCHEMA
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
-from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.testing.anndatas import assert_same
 
 GENES = ["rare", "common", "absent", "half", "also_half"]

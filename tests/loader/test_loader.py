@@ -20,8 +20,8 @@ from raggedatlas import CellDataset, Loader
 from raggedatlas.errors import CorruptError, MissingExtraError, QueryError, StoreError
 from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.making import BatchMaker
-from raggedatlas.loader.prefetch import run_ahead
 from raggedatlas.loader.torch import require_torch
+from raggedatlas.store.runtime import prefetch_map
 
 
 def values(batch: TrainingBatch) -> Any:
@@ -29,7 +29,7 @@ def values(batch: TrainingBatch) -> Any:
 
 
 def threads_alive() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("raggedatlas-loader")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("raggedatlas-prefetch")]
 
 
 @pytest.mark.parametrize("as_", ["csr", "dense"])
@@ -204,7 +204,7 @@ def test_work_runs_ahead_by_a_bounded_number() -> None:
     """No more results are begun than were handed over and may be ahead."""
     begun: list[int] = []
     handed = 0
-    for item in run_ahead(lambda n: begun.append(n) or n, range(40), threads=2, ahead=3):
+    for item in prefetch_map(lambda n: begun.append(n) or n, range(40), threads=2, depth=3):
         handed += 1
         assert item == handed - 1
         assert len(begun) <= handed + 3

@@ -15,7 +15,7 @@ from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.loader.columns import obs_column
 from raggedatlas.loader.forms import cut_rows, dense_layers
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.store.rings import BufferRing
+from raggedatlas.store.runtime import BufferPool
 
 
 def block_of(dense: Any, rng: np.random.Generator) -> CsrBlock:
@@ -33,7 +33,7 @@ def test_rows_survive_cutting_and_densifying(seed: int, n_rows: int, n_cols: int
     rng = np.random.default_rng(seed)
     dense = rng.poisson(0.7, (n_rows, n_cols)).astype(np.uint16)
     start, stop = sorted(rng.integers(0, n_rows + 1, 2).tolist())
-    made = dense_layers(cut_rows(block_of(dense, rng), start, stop), np.dtype(np.float32), BufferRing(2))
+    made = dense_layers(cut_rows(block_of(dense, rng), start, stop), np.dtype(np.float32), BufferPool(2))
     np.testing.assert_array_equal(made["counts"], dense[start:stop])
     np.testing.assert_array_equal(made["twice"], dense[start:stop] * 2.0)
 
@@ -42,8 +42,8 @@ def test_rows_survive_cutting_and_densifying(seed: int, n_rows: int, n_cols: int
 def test_held_batches_do_not_change(small: Any, as_: Any, monkeypatch: Any) -> None:
     """A batch that is kept stays as it was, however many follow; memory that is let go is used again."""
     lent: list[Any] = []
-    take = BufferRing.take
-    monkeypatch.setattr(BufferRing, "take", lambda ring, n, dtype: lent.append(n) or take(ring, n + 2**16, dtype)[:n])
+    take = BufferPool.take
+    monkeypatch.setattr(BufferPool, "take", lambda pool, n, dtype: lent.append(n) or take(pool, n + 2**16, dtype)[:n])
     loader = Loader(small.query, 8, as_=as_, buffers=2, threads=2)
     for batch in [*loader, *loader]:
         values = batch.X.toarray() if as_ == "csr" else batch.X

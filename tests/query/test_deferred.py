@@ -14,7 +14,7 @@ from raggedatlas.query.deferred import DeferredTable
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.store.filters import col
-from raggedatlas.store.table_rows import ROW_ID, TableRows, walk
+from raggedatlas.store.tables import ROW_ID, TableRows, walk
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(

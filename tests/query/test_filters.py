@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import QueryError
 from raggedatlas.query.query import Query
-from raggedatlas.store.conditions import as_filter, to_sql
 from raggedatlas.store.filters import Columns, col
 from raggedatlas.store.sql import Target, compare, quote_identifier, quote_literal
+from raggedatlas.store.sql_parser import as_filter, to_sql
 
 pytestmark = pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
 

@@ -19,8 +19,8 @@ from raggedatlas.model.batch import CsrBlock
 from raggedatlas.query.columns import prefer_columns
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.read import PartReader, SpaceReader
-from raggedatlas.store.encoders import PROFILES
-from raggedatlas.store.rings import BufferRing
+from raggedatlas.store.codecs import PROFILES
+from raggedatlas.store.runtime import BufferPool
 
 N_CELLS, N_GENES = 700, (120, 90)
 
@@ -82,8 +82,8 @@ def test_any_rows_in_any_order(view: ra.AtlasView, data: st.DataObject) -> None:
     plan = plan_read((query.features(wanted) if wanted else query).spec, query.catalog)
     space = plan.single()
     rows = np.array(data.draw(st.lists(st.integers(0, plan.n_cells - 1), max_size=60)), np.int64)
-    ring = data.draw(st.sampled_from([None, BufferRing(2)]))
-    reader = SpaceReader(space, threads=data.draw(st.integers(1, 2)), ring=ring)
+    pool = data.draw(st.sampled_from([None, BufferPool(2)]))
+    reader = SpaceReader(space, threads=data.draw(st.integers(1, 2)), pool=pool)
     block = reader.read(rows, sort=data.draw(st.booleans()))
     assert isinstance(block, CsrBlock)
     names = [feature.rsplit(":", 1)[-1] for feature in view.query().to_anndata().var_names]
@@ -99,8 +99,8 @@ def test_held_results_never_change(view: ra.AtlasView) -> None:
     """Memory is used again only when nothing looks at it: a held batch, or a view of one, stays as it was."""
     query = view.query()
     space = plan_read(query.spec, query.catalog).single()
-    ring = BufferRing(4)
-    reader = SpaceReader(space, ring=ring)
+    pool = BufferPool(4)
+    reader = SpaceReader(space, pool=pool)
     rows = np.resize(np.arange(N_CELLS), 4000)
     first = reader.read(rows)
     assert isinstance(first, CsrBlock)
@@ -110,7 +110,7 @@ def test_held_results_never_change(view: ra.AtlasView) -> None:
         reader.read(np.roll(rows, shift))
     assert np.array_equal(part, copy)
     del part
-    assert bool(ring.free) == (query.catalog.codec() != "archive")  # which is read in another way
+    assert bool(pool.free) == (query.catalog.codec() != "archive")  # which is read in another way
 
 
 def test_threads_change_nothing(view: ra.AtlasView) -> None:

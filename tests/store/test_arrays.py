@@ -15,13 +15,13 @@ from raggedatlas.errors import CorruptError, LimitError, NameRefusedError, NotFo
 from raggedatlas.store.arrays import (
     ArraySpec,
     ArrayWriter,
+    create_group,
+    read_group_attributes,
+    write_group_attributes,
 )
-from raggedatlas.store.checksums import extend_checksum
-from raggedatlas.store.codecs import DTYPES, is_exact
-from raggedatlas.store.encoders import array_codecs
-from raggedatlas.store.groups import create_group, read_group_attributes, write_group_attributes
+from raggedatlas.store.codecs import DTYPES, array_codecs, extend_checksum, is_exact
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader, read_slice, verify
+from raggedatlas.store.read import ArrayReader, read_slice, verify
 
 WIDENINGS = [(a, b) for a in DTYPES for b in DTYPES if a != b and is_exact(a, b)]
 

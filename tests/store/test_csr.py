@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.store.csr import count_columns, count_kept, map_rows, remap_csr, sorting_order
 from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, I64, REPEATED, UNSORTED, Columns, csr_of, library
+from raggedatlas.store.sparse import count_columns, count_kept, map_rows, remap_csr, sorting_order
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import CorruptError, StoreError
-from raggedatlas.store import disk_cache, shards
+from raggedatlas.store import disk_cache, read
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.disk_cache import SUBFOLDER, DiskCache, parse_size
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader, read_rows, read_slice, verify
+from raggedatlas.store.read import ArrayReader, read_rows, read_slice, verify
 
 pytestmark = pytest.mark.s3
 N = 4000
@@ -35,7 +35,7 @@ def cached(location: Location, folder: Path, size: str = "10GB") -> Location:
 
 def fresh(reader: ArrayReader) -> ArrayReader:
     """Give the reader as another process has it: no index is known."""
-    shards._INDEXES.entries.clear()
+    read._INDEXES.entries.clear()
     return reader
 
 

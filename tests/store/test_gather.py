@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import assemble_csr
 from raggedatlas.store.arrays import ArrayWriter
-from raggedatlas.store.gather import RowGatherer, RowGroup
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader
-from raggedatlas.store.rings import BufferRing
+from raggedatlas.store.read import ArrayReader
+from raggedatlas.store.runtime import BufferPool
+from raggedatlas.store.sparse import RowGatherer, RowGroup
 
 N_COLUMNS = 3000
 
@@ -109,9 +109,9 @@ def test_results_are_taken_without_a_copy() -> None:
     """A SciPy matrix lies on the memory of a result, fresh or reused, and is what its constructor makes."""
     import scipy.sparse as sp
 
-    ring = BufferRing(2)
+    pool = BufferPool(2)
     for _ in range(3):
-        indices, values = ring.take(60_000, np.dtype(np.int32)), ring.take(60_000, np.dtype(np.uint16))
+        indices, values = pool.take(60_000, np.dtype(np.int32)), pool.take(60_000, np.dtype(np.uint16))
         indices[:] = np.tile(np.arange(600), 100)
         values[:] = 1
         indptr = np.arange(0, 60_001, 600)

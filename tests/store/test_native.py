@@ -68,7 +68,7 @@ def test_a_missing_library_says_how_to_build_it(content: bytes | None, tmp_path:
 def test_the_environment_forces_a_level(wanted: str) -> None:
     """RAGGEDATLAS_SIMD chooses a level; one that is none is refused with those there are."""
     done = run_python(
-        "from raggedatlas.store.checksums import crc32c; print(crc32c(b'123456789'))", RAGGEDATLAS_SIMD=wanted
+        "from raggedatlas.store.codecs import crc32c; print(crc32c(b'123456789'))", RAGGEDATLAS_SIMD=wanted
     )
     if wanted == "baseline":
         assert done.stdout.strip() == str(0xE3069283)

@@ -14,11 +14,17 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SchemaError
 from raggedatlas.store.arrays import ArrayWriter
-from raggedatlas.store.codecs import decode_packed
-from raggedatlas.store.encoders import PROFILES, PackedEncoder, array_codecs, encode_packed_chunk, encode_run
+from raggedatlas.store.codecs import (
+    PROFILES,
+    PackedEncoder,
+    array_codecs,
+    decode_packed,
+    encode_packed,
+    encode_packed_chunk,
+    encode_run,
+)
 from raggedatlas.store.location import Location
-from raggedatlas.store.packing import encode_packed
-from raggedatlas.store.ranges import ArrayReader, read_ranges, verify
+from raggedatlas.store.read import ArrayReader, read_ranges, verify
 
 DTYPES = ("u1", "u2", "u4", "u8")
 

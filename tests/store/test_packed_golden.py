@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import raggedatlas
-from raggedatlas.store.packing import encode_packed
+from raggedatlas.store.codecs import encode_packed
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = list(

@@ -15,7 +15,7 @@ if os.getuid() == 0:  # root may write everywhere, unless it gives that up
     assert ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
 import raggedatlas
 assert raggedatlas.__file__.startswith(sys.argv[1]), raggedatlas.__file__
-from raggedatlas.store.checksums import crc32c
+from raggedatlas.store.codecs import crc32c
 assert crc32c(b"123456789") == 0xE3069283
 import raggedatlas.vectors.fragment_index
 from raggedatlas.testing.annotated import small_anndata

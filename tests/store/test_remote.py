@@ -7,10 +7,9 @@ import pytest
 import zarr
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
-from raggedatlas.store.groups import create_group
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader, read_ranges, read_slice, verify
+from raggedatlas.store.read import ArrayReader, read_ranges, read_slice, verify
 
 pytestmark = pytest.mark.s3
 N = 2000

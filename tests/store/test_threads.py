@@ -1,4 +1,4 @@
-"""Threads: work shared in order, errors and all; reading ahead, never more than one too early, and no thread left behind."""
+"""Threads: work shared in order, errors and all; prefetching, never more than one too early, and no thread left behind."""
 
 import threading
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from raggedatlas.errors import ValuesError
-from raggedatlas.store.threads import DECODE_THREADS, ahead, map_decode
+from raggedatlas.store.runtime import DECODE_THREADS, map_decode, prefetch
 
 
 def counted(n: int, made: list[int]) -> Iterator[int]:
@@ -19,7 +19,7 @@ def counted(n: int, made: list[int]) -> Iterator[int]:
 def test_items_come_in_order_and_one_early(n: int) -> None:
     """All items come, those that count as false too; while one is used at most the next has been asked for."""
     made: list[int] = []
-    for i in ahead(counted(n, made)):
+    for i in prefetch(counted(n, made)):
         assert i in (len(made) - 1, len(made) - 2)
     assert made == list(range(n))
 
@@ -33,7 +33,7 @@ def test_the_next_item_is_made_meanwhile() -> None:
         begun.set()
         yield 2
 
-    for item in ahead(items()):
+    for item in prefetch(items()):
         assert item == 2 or begun.wait(10)
 
 
@@ -44,7 +44,7 @@ def test_errors_come_when_it_is_their_turn() -> None:
         yield 1
         raise ValueError("the second")
 
-    walk = ahead(items())
+    walk = prefetch(items())
     assert next(walk) == 1
     with pytest.raises(ValueError, match="the second"):
         next(walk)
@@ -61,7 +61,7 @@ def test_what_is_under_way_ends_before_an_early_end() -> None:
         assert not closed
         yield 2
 
-    walk = ahead(items())
+    walk = prefetch(items())
     assert next(walk) == 1
     walk.close()
     running = busy.is_set()

@@ -20,7 +20,7 @@ from raggedatlas.errors import CorruptError, StoreError
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.testing.annotated import GENES, small_anndata
 from raggedatlas.testing.mutations import digest, run_campaign
 

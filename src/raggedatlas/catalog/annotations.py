@@ -14,8 +14,7 @@ from raggedatlas.model.columns import column_stacks
 from raggedatlas.model.frames import ColumnFacts, facts_of
 from raggedatlas.model.reports import UpkeepReport
 from raggedatlas.store.sql import all_of, is_not_null, is_null
-from raggedatlas.store.tables import Tables
-from raggedatlas.store.updating import update_columns
+from raggedatlas.store.tables import Tables, update_columns
 
 
 def read_annotations(catalog: Catalog) -> list[AnnotationRecord]:

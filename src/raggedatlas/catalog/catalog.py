@@ -15,7 +15,7 @@ from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, VERSIONS_SCHEMA, AtlasVersionRecord, PurgeMark
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import BUILT_IN, FeatureSpace, known_spaces
-from raggedatlas.store.encoders import chunk_encoder
+from raggedatlas.store.codecs import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.tables import Tables
 

@@ -13,7 +13,7 @@ from raggedatlas.model.entries import read_json
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader
+from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.tables import Tables
 
 PURGED_KEY = "raggedatlas.purged"

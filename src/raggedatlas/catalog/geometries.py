@@ -20,8 +20,7 @@ from raggedatlas.model.geometries import GEOMETRY_SCHEMA, GeometryRecord
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.reports import UpkeepReport
 from raggedatlas.store.sql import is_not_null
-from raggedatlas.store.tables import Tables
-from raggedatlas.store.updating import update_columns
+from raggedatlas.store.tables import Tables, update_columns
 
 ENTRIES = Entries(GEOMETRY, GeometryRecord, GEOMETRY_SCHEMA)
 

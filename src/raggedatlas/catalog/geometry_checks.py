@@ -14,9 +14,8 @@ from raggedatlas.errors import AtlasError
 from raggedatlas.model.geometries import GeometryRecord
 from raggedatlas.model.pointers import AXES, pointer_columns
 from raggedatlas.model.reports import Problem
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import Location, digest_files
 from raggedatlas.store.sql import equals
-from raggedatlas.store.trees import digest_files
 
 _AGAIN = "Drop it with drop_geometry({name!r}) and add it again, or restore() a snapshot."
 

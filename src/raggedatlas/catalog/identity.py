@@ -25,7 +25,7 @@ from raggedatlas.errors import ConflictError, CorruptError, FeatureError, StoreE
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.reports import Problem
-from raggedatlas.store.table_rows import CHANGED_AT
+from raggedatlas.store.tables import CHANGED_AT
 
 IDENTITY_SCHEMA = pa.schema(
     [

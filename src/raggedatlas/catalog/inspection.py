@@ -12,10 +12,9 @@ from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, DatasetRecord
 from raggedatlas.model.reports import Problem
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.store.arrays import ArraySpec, is_described
-from raggedatlas.store.groups import read_group_attributes
+from raggedatlas.store.arrays import ArraySpec, is_described, read_group_attributes
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader, iterate_slices, read_bounds, read_slice, verify
+from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify
 from raggedatlas.store.sql import equals
 
 _BACK = "Put the arrays back from a copy, or drop the dataset and add it again."

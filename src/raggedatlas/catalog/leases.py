@@ -11,7 +11,7 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import utc_now
-from raggedatlas.store.groups import create_group, read_group_attributes, write_group_attributes
+from raggedatlas.store.arrays import create_group, read_group_attributes, write_group_attributes
 from raggedatlas.store.location import Location
 
 GRACE = timedelta(hours=1)

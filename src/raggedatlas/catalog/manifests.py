@@ -16,10 +16,9 @@ from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import Problem
 from raggedatlas.store.executors import Workers, in_order, run_tasks
-from raggedatlas.store.location import Location
+from raggedatlas.store.location import Location, digest_file
+from raggedatlas.store.runtime import map_requests
 from raggedatlas.store.tables import Tables
-from raggedatlas.store.threads import map_requests
-from raggedatlas.store.trees import digest_file
 
 _COPY = "Restore the file from a copy of the atlas, or go back to a sound snapshot with restore()."
 _NEXT = "The next snapshot() records the hashes of what it reaches."

@@ -14,7 +14,7 @@ from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import ConflictError
 from raggedatlas.model.results import ResultRecord, results_to_table
 from raggedatlas.store.arrays import ArrayWriter
-from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.sql import all_of, equals, is_not_null
 from raggedatlas.store.tables import Tables
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.deflate import shuffle
 from raggedatlas.formats.fsync import PageFlusher
-from raggedatlas.store.runs import ChunkRun
-from raggedatlas.store.shards import compose_shard
-from raggedatlas.store.threads import DECODE_THREADS, map_decode
+from raggedatlas.store.arrays import compose_shard
+from raggedatlas.store.codecs import EncodedChunks
+from raggedatlas.store.runtime import DECODE_THREADS, map_decode
 
 BATCH_BYTES = 4 << 20
 """Chunks of at least this size together are compressed at once."""
@@ -217,7 +217,9 @@ class ShardAppender(Appender):
             place = (self._n_files, *(0 for _ in self._chunk_shape[1:]))
             path = self._folder / self.array.metadata.encode_chunk_key(place)
             path.parent.mkdir(parents=True, exist_ok=True)
-            pieces = compose_shard([ChunkRun.of(c) for c in chunks], self._per_file) if self._sharded else chunks
+            pieces = (
+                compose_shard([EncodedChunks.single(c) for c in chunks], self._per_file) if self._sharded else chunks
+            )
             with path.open("wb") as file:
                 file.writelines(pieces)
             self._n_files += 1

@@ -17,7 +17,7 @@ from raggedatlas.formats.element_writer import (
     write_member,
 )
 from raggedatlas.model.tables import Column, ColumnTable, Texts
-from raggedatlas.store.allocators import give_back
+from raggedatlas.store.runtime import release_unused_memory
 
 TEXT_ENCODING = {"encoding-type": "string-array", "encoding-version": "0.2.0"}
 
@@ -62,7 +62,7 @@ def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, An
     for column, name in zip((table.index, *table.columns), (index, *names), strict=True):
         _write_column(made, (name, f"{path}/{name}"), column, options, is_index=column is table.index)
         if len(table) > COLUMN_CHUNK:
-            give_back()
+            release_unused_memory()
 
 
 def _write_column(

@@ -23,7 +23,7 @@ from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import MatrixInfo, Sink, Source, SourceSchema
 from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.model.tables import Column, ColumnTable
-from raggedatlas.store.csr import remap_csr
+from raggedatlas.store.sparse import remap_csr
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, SourceError
-from raggedatlas.store.guards import guarded_zarr_store
+from raggedatlas.store.untrusted import guarded_zarr_store
 
 MAX_CHUNK = 1 << 30
 """Most bytes that one chunk may decode to: a chunk is decoded whole, however few of its rows are asked for."""

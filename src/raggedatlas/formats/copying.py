@@ -24,7 +24,7 @@ from raggedatlas.formats.subset import find_features, hstack_blocks, select_rows
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import MatrixInfo, Sink, SinkMatrix, Source
 from raggedatlas.model.tables import ColumnTable
-from raggedatlas.store.allocators import give_back
+from raggedatlas.store.runtime import release_unused_memory
 
 Rows = NDArray[np.int64] | None
 
@@ -345,7 +345,7 @@ def _pour(
                 at += block.n_rows
                 if mine is None or len(mine):
                     sink.write(key, subset_block(block, mine, columns))
-        give_back()
+        release_unused_memory()
         progress(key, stop, height)
 
 

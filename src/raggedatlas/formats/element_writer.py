@@ -12,7 +12,7 @@ from raggedatlas.errors import SchemaError
 from raggedatlas.formats.containers import unknown_encoding
 from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.tables import TEXT_ROWS
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 COLUMN_CHUNK = TEXT_ROWS
 """Rows per chunk of the columns of a table; shorter ones are one chunk."""

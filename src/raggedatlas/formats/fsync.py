@@ -4,7 +4,7 @@ import os
 from concurrent.futures import Future
 from pathlib import Path
 
-from raggedatlas.store.threads import beside
+from raggedatlas.store.runtime import submit
 
 STEP_BYTES = 128 << 20
 """New bytes after which they are sent to the disk."""
@@ -36,7 +36,7 @@ class PageFlusher:
         if self._waiting >= STEP_BYTES and (self._running is None or self._running.done()):
             self._settle()
             self._waiting = 0
-            self._running = beside(_send, self.file)
+            self._running = submit(_send, self.file)
 
     def finish(self, header: bytes = b"") -> None:
         """Put a header at the front, wait until all of the file is on the disk, and let go of it.

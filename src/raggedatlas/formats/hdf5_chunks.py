@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.deflate import inflate, unshuffle
-from raggedatlas.store.rings import shared_ring
-from raggedatlas.store.threads import DECODE_THREADS, map_decode
+from raggedatlas.store.runtime import DECODE_THREADS, map_decode, shared_pool
 
 SMALLEST = 1 << 12
 """Chunks of fewer bytes are left to HDF5's library, whose loop over them is cheaper than ours."""
@@ -71,7 +70,7 @@ class Hdf5ChunkReader:
         self._whole_rows = self._across == 1 and self.shape[1:] == chunks[1:]
         self._held: tuple[int, NDArray[Any]] | None = None
         self._descriptor = -1
-        self._ring = shared_ring()
+        self._ring = shared_pool()
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
         """Return rows ``[start, stop)`` in the type that the file has.

@@ -9,7 +9,7 @@ from raggedatlas.errors import MissingExtraError
 from raggedatlas.formats.modalities import MOD, Modality, select_modalities, split_modalities
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import Source
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, SourceError
 from raggedatlas.model.tables import Column, ColumnTable, Texts
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:
     from anndata import AnnData

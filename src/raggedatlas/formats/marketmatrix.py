@@ -15,7 +15,7 @@ from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, MatrixLocation
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixForm
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 TEXT = 8 << 20
 """Bytes of text parsed at once."""

@@ -14,7 +14,7 @@ from raggedatlas.formats.array_writers import Appender, ChunkAppender, Contiguou
 from raggedatlas.formats.columns import write_any
 from raggedatlas.formats.compression import compression_of, require_plugin
 from raggedatlas.formats.fsync import PageFlusher
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 CHUNK = 1 << 16
 """Elements per chunk of HDF5 data and of the inner chunks of a Zarr shard."""

@@ -15,10 +15,10 @@ from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
 from raggedatlas.model.ids import column_name
 from raggedatlas.model.tables import ColumnTable
-from raggedatlas.store.conditions import as_filter, to_sql
-from raggedatlas.store.csr import remap_csr
 from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
 from raggedatlas.store.location import Location
+from raggedatlas.store.sparse import remap_csr
+from raggedatlas.store.sql_parser import as_filter, to_sql
 from raggedatlas.store.tables import Tables
 
 CELL_NAME = "cell_name"

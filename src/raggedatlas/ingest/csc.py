@@ -19,13 +19,12 @@ from raggedatlas.catalog.datasets import array_readers, find_dataset
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
-from raggedatlas.store.arrays import ArrayWriter
-from raggedatlas.store.csr import count_columns
+from raggedatlas.store.arrays import ArrayWriter, create_group
 from raggedatlas.store.executors import Workers, in_order, run_tasks
-from raggedatlas.store.groups import create_group
 from raggedatlas.store.native import library
-from raggedatlas.store.overlap import WriteBehind, read_ahead
-from raggedatlas.store.ranges import ArrayReader, read_bounds, read_slice
+from raggedatlas.store.read import ArrayReader, read_bounds, read_slice
+from raggedatlas.store.runtime import BackgroundWriter, prefetch
+from raggedatlas.store.sparse import count_columns
 from raggedatlas.store.sql import equals
 
 BAND_BYTES = 192 * 2**20
@@ -155,7 +154,7 @@ def _copy_group(catalog: Catalog, record: DatasetRecord, layers: Sequence[str] |
         made["csc/indptr"].append(bounds)
     writers = {path: writer(path, dtype) for path, dtype in kinds.items()}
     bands = _bands(bounds, BAND_BYTES // sum(dtype.itemsize for dtype in kinds.values()))
-    with WriteBehind() as later:
+    with BackgroundWriter() as later:
         for band, entries in _by_band(matrix, bands):
             starts = bounds[band.first : band.last + 1] - bounds[band.first]
             columns = starts[:-1][starts[1:] > starts[:-1]]
@@ -252,7 +251,7 @@ def _by_band(matrix: _Matrix, bands: Sequence[Band]) -> Iterator[tuple[Band, Ite
     """Give each band its entries, in the order of the rows; those of several bands wait in temporary files."""
     if len(bands) < 2:
         for band in bands:
-            with contextlib.closing(read_ahead(matrix.entries())) as entries:
+            with contextlib.closing(prefetch(matrix.entries())) as entries:
                 yield band, entries
         return
     band_of = np.repeat(np.arange(len(bands), dtype=np.uint32), [band.last - band.first for band in bands])
@@ -261,7 +260,7 @@ def _by_band(matrix: _Matrix, bands: Sequence[Band]) -> Iterator[tuple[Band, Ite
         files = [Path(folder) / str(i) for i in range(len(bands))]
         lengths: list[list[int]] = [[] for _ in bands]
         kinds: list[np.dtype[Any]] = []
-        ahead = stack.enter_context(contextlib.closing(read_ahead(matrix.entries())))
+        ahead = stack.enter_context(contextlib.closing(prefetch(matrix.entries())))
         for columns, arrays in ahead:
             kinds = [columns.dtype, *(a.dtype for a in arrays)]
             edges, parted = _sorted(band_of[columns], [columns, *arrays], len(bands))

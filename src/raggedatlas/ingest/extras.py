@@ -17,8 +17,7 @@ from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import facts_of
 from raggedatlas.model.records import ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.reports import ColumnReport
-from raggedatlas.store.arrays import ArraySpec, ArrayWriter
-from raggedatlas.store.groups import create_group
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
 
 SIDES = ("obsm", "varm", "obsp", "varp", "uns", "raw/varm")
 """Groups whose members `extras=` chooses among; the tables of cells and features are always kept."""

@@ -24,10 +24,9 @@ from raggedatlas.ingest.options import Progress, bar, no_progress
 from raggedatlas.model.geometries import GeometryRecord, GeometryReport
 from raggedatlas.model.pointers import AXES, GeometryPointer, PointerKind, pointer_field
 from raggedatlas.model.records import DatasetRecord
+from raggedatlas.store.location import digest_files, list_files, read_file
 from raggedatlas.store.sql import equals, is_not_null
-from raggedatlas.store.tables import Tables
-from raggedatlas.store.trees import digest_files, list_files, read_file
-from raggedatlas.store.updating import update_columns
+from raggedatlas.store.tables import Tables, update_columns
 from raggedatlas.vectors.publish import publish_files
 from raggedatlas.vectors.writer import write
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, SourceError, ValuesError
 from raggedatlas.ingest.geometry_detecting import root_attributes
-from raggedatlas.store.location import Location
-from raggedatlas.store.trees import digest_files
+from raggedatlas.store.location import Location, digest_files
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.metadata import parse_root

@@ -23,13 +23,10 @@ from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import COLUMNS
-from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.arrays import ArrayWriter, create_group
 from raggedatlas.store.codecs import is_exact
-from raggedatlas.store.groups import create_group
 from raggedatlas.store.native import BAD_COLUMN, csr_of, library
-from raggedatlas.store.overlap import WriteBehind, read_ahead
-from raggedatlas.store.rings import BufferRing, shared_ring
-from raggedatlas.store.threads import DECODE_THREADS, map_decode
+from raggedatlas.store.runtime import DECODE_THREADS, BackgroundWriter, BufferPool, map_decode, prefetch, shared_pool
 
 DEPTH = 2
 """Blocks that may wait between two steps of the pipeline."""
@@ -160,7 +157,7 @@ def _write(
     written = WrittenGroup(group, path)
     layers = [_LayerWriter(source, p, group, options) for p in group.layers]
     with contextlib.ExitStack() as steps:
-        send, append, later = (steps.enter_context(WriteBehind(DEPTH)) for _ in range(3))
+        send, append, later = (steps.enter_context(BackgroundWriter(DEPTH)) for _ in range(3))
         arrays = None if options.dry_run else _Arrays(catalog, path, group, send)
         written.indptr = _stream(source, written, layers, (arrays, append, later), (options, progress, state))
         _judge(layers, group, taken)
@@ -172,8 +169,8 @@ def _write(
         left = steps.pop_all()
 
     def close() -> None:
-        later.settle()
-        append.settle()
+        later.join()
+        append.join()
         _close(written, layers, arrays)
 
     return Unfinished(written, left, close)
@@ -181,7 +178,7 @@ def _write(
 
 def _stream(
     source: Source, written: WrittenGroup, layers: list[_LayerWriter],
-    pipeline: tuple["_Arrays | None", WriteBehind, WriteBehind],
+    pipeline: tuple["_Arrays | None", BackgroundWriter, BackgroundWriter],
     told: tuple[IngestOptions, Progress, tuple[set[str], Mapping[str, _Form], ContentHash | None]],
 ) -> NDArray[np.int64] | None:  # fmt: skip
     """Read and judge block after block and send them on; return the bounds of the rows' entries, None for dense groups."""
@@ -190,7 +187,7 @@ def _stream(
     group = written.group
     sparse = group.space.kind is PointerKind.SPARSE
     bounds = [np.zeros(1, np.int64)]
-    steps = read_ahead(_steps(source, [p.info for p in group.layers]), DEPTH)
+    steps = prefetch(_steps(source, [p.info for p in group.layers]), DEPTH)
     with contextlib.closing(steps):
         for blocks in steps:
             ready: Sequence[Block] = _aligned(blocks, written, options) if sparse else [to_dense(b) for b in blocks]
@@ -212,14 +209,14 @@ def _stream(
 class _Arrays:
     """The arrays of a group that is being written."""
 
-    def __init__(self, catalog: Catalog, path: str, group: GroupPlan, send: WriteBehind) -> None:
+    def __init__(self, catalog: Catalog, path: str, group: GroupPlan, send: BackgroundWriter) -> None:
         self.catalog, self.group, self.send = catalog, group, send
         sparse = group.space.kind is PointerKind.SPARSE
         self.layers_path = f"{path}/csr/layers" if sparse else f"{path}/layers"
         facts = {"feature_space": group.space.name, "kind": group.space.kind.value}
         create_group(catalog.arrays, path, {"raggedatlas": facts})
         create_group(catalog.arrays, self.layers_path)
-        self.ring = shared_ring()
+        self.pool = shared_pool()
         self.indices = self.writer(f"{path}/csr/indices", np.uint32) if sparse else None
 
     def writer(self, path: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
@@ -247,7 +244,7 @@ class _Arrays:
         fitted = [(block.layers["values"], dtype) for block, (_, dtype) in zip(blocks, layers, strict=True)]
         columns = rows = None
         if self.indices is not None and isinstance(blocks[0], CsrBlock):
-            columns, values = in_stored_order(blocks[0], fitted, self.group.columns, self.ring)
+            columns, values = in_stored_order(blocks[0], fitted, self.group.columns, self.pool)
             bounds = blocks[0].indptr
             rows = bounds[:-1][bounds[1:] > bounds[:-1]]
         else:
@@ -299,7 +296,7 @@ def in_stored_order(
     block: CsrBlock,
     layers: Sequence[tuple[NDArray[Any], DTypeLike]],
     columns: NDArray[np.int64] | None,
-    ring: BufferRing | None = None,
+    pool: BufferPool | None = None,
 ) -> tuple[NDArray[np.uint32], list[NDArray[Any]]]:
     """Renumber the columns of some rows, sort each row by the new numbers, and give each layer its stored dtype.
 
@@ -311,7 +308,7 @@ def in_stored_order(
         Values, and a dtype that holds them all exactly.
     columns : (n_cols,) int64 or None
         Stored column of every column; None changes nothing.
-    ring : BufferRing, optional
+    pool : BufferPool, optional
         Where the memory of the result comes from; fresh memory without one.
 
     Returns
@@ -333,16 +330,16 @@ def in_stored_order(
     if columns is None:
         return block.indices, [np.ascontiguousarray(values, dtype=dtype) for values, dtype in layers]
     places = columns.astype(np.uint32)
-    ring = ring or BufferRing(0)
-    moved = ring.take(block.indices.size, np.dtype(np.uint32))
-    stored = [ring.take(block.indices.size, np.dtype(dtype)) for _, dtype in layers]
+    pool = pool or BufferPool(0)
+    moved = pool.take(block.indices.size, np.dtype(np.uint32))
+    stored = [pool.take(block.indices.size, np.dtype(dtype)) for _, dtype in layers]
 
     def place(span: tuple[int, int]) -> None:
         indptr = block.indptr[span[0] : span[1] + 1]
         part = slice(int(indptr[0]), int(indptr[-1]))
         rows, where = csr_of(indptr - indptr[0], block.indices[part]), c_int64()
         for (values, _), out in zip(layers, stored, strict=True):
-            fitted, words = _placeable(values[part], out.dtype, ring), np.zeros(places.size // 64 + 1, np.uint64)
+            fitted, words = _placeable(values[part], out.dtype, pool), np.zeros(places.size // 64 + 1, np.uint64)
             fault = library().ra_place_rows(
                 byref(rows), fitted, fitted.dtype.kind == "f", places, places.size, words,
                 np.empty(64 * words.size, out.dtype), moved[part], out[part], out.itemsize, byref(where),
@@ -363,13 +360,13 @@ def in_stored_order(
     return moved, stored
 
 
-def _placeable(values: NDArray[Any], dtype: np.dtype[Any], ring: BufferRing) -> NDArray[Any]:
+def _placeable(values: NDArray[Any], dtype: np.dtype[Any], pool: BufferPool) -> NDArray[Any]:
     """Give values as `ra_place_rows` takes them: floats as they are where they shall become integers, else their bits in the stored dtype."""
     if values.dtype == np.float32 and dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
         return values
     if values.dtype == dtype:
         return as_bits(values)
-    fitted = ring.take(values.size, dtype)
+    fitted = pool.take(values.size, dtype)
     fitted[:] = values
     return as_bits(fitted)
 

@@ -17,7 +17,7 @@ from raggedatlas.ingest.values import to_csr
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.store.csr import count_columns
+from raggedatlas.store.sparse import count_columns
 
 SAMPLE_ENTRIES = 4 * 2**20
 """About how many entries are looked at (four times as many numbers of a dense matrix); a smaller matrix is read whole."""

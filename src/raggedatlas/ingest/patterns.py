@@ -13,7 +13,7 @@ from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import FACTS_KEY
 from raggedatlas.store.native import library
-from raggedatlas.store.threads import beside
+from raggedatlas.store.runtime import submit
 
 BLOCK_BYTES = 32 * 2**20
 """About how many bytes of values and indices one step holds; the bound on an `add`'s working memory is a small multiple.
@@ -101,7 +101,7 @@ class ContentHash:
     def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
         """Start with what is known before the values, on another thread."""
         self._lengths, self._columns, self._values = Stream(), Stream(), Stream()
-        self._names = beside(_hash_names, (cells, features))
+        self._names = submit(_hash_names, (cells, features))
 
     def update(self, block: Block) -> None:
         """Add the next rows, in canonical form, with the layer ``"values"``."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.ingest.result_plan import ResultPlan
 from raggedatlas.model.results import IndexFacts, ResultRecord
-from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.store.storage_errors import lance_errors
 
 if TYPE_CHECKING:
     import lance

@@ -22,8 +22,7 @@ from raggedatlas.ingest.written import specs_json
 from raggedatlas.model.pointers import PointerKind, pointer_field
 from raggedatlas.model.reports import ResultReport
 from raggedatlas.model.results import VALUES, ResultRecord, mark, result_columns
-from raggedatlas.store.arrays import ArrayWriter
-from raggedatlas.store.groups import create_group
+from raggedatlas.store.arrays import ArrayWriter, create_group
 from raggedatlas.store.tables import Tables
 
 __all__ = ["RESULT_STEPS", "add_results", "is_results"]

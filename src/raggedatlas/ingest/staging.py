@@ -32,7 +32,7 @@ from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.store.location import Location
-from raggedatlas.store.overlap import WriteBehind
+from raggedatlas.store.runtime import BackgroundWriter
 from raggedatlas.store.sql import equals
 
 
@@ -348,7 +348,7 @@ def stage(
         try:
             progress("lease", 0, 1)
             take_lease(catalog, plan.uid, owner)
-            with meanwhile, WriteBehind() as aside:
+            with meanwhile, BackgroundWriter() as aside:
                 aside(partial(_write_frames, catalog, plan, frames))
                 content_hash = _write_groups(catalog, source, plan, (options, progress), unfinished)
             progress("arrays", 1, 1)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, SourceError, ValuesError
 from raggedatlas.ingest.passes import dense_to_csr, scan_floats, scan_whole
 from raggedatlas.model.batch import Block, CsrBlock
-from raggedatlas.store.csr import sorting_order
 from raggedatlas.store.native import BAD_BOUNDS, GOOD, csr_of, library
+from raggedatlas.store.sparse import sorting_order
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
 SIGNED = (np.int8, np.int16, np.int32, np.int64)

@@ -34,7 +34,7 @@ from raggedatlas.model.pointers import pointer_field
 from raggedatlas.model.records import DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import IngestReport
 from raggedatlas.store.executors import Workers
-from raggedatlas.store.overlap import WriteBehind
+from raggedatlas.store.runtime import BackgroundWriter
 from raggedatlas.store.sql import equals
 
 COMMIT_CELLS = 500_000
@@ -257,7 +257,7 @@ def _commit(
     widen(catalog, [c.column for s in staged for c in s.plan.columns], list({p.name: p for p in pointers}.values()))
     progress("columns", 1, 1)
     # Cells on one thread, features and layouts on this one: neither needs the other, and nobody looks at them before the records.
-    with WriteBehind() as meanwhile:
+    with BackgroundWriter() as meanwhile:
         meanwhile(partial(_write_cells, catalog, staged, further))
         for groups in by_space.values():
             _register(catalog, groups)

@@ -16,7 +16,7 @@ from raggedatlas.loader.plan import plan_batches
 from raggedatlas.loader.torch import require_torch, this_worker
 from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
-from raggedatlas.store.threads import DECODE_THREADS
+from raggedatlas.store.runtime import DECODE_THREADS
 
 
 @checked

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from raggedatlas.loader import torch as tensors
 from raggedatlas.loader.batch import TensorBlock
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.store.csr import refuse_rows
 from raggedatlas.store.native import csr_of, library
-from raggedatlas.store.rings import BufferRing
+from raggedatlas.store.runtime import BufferPool
+from raggedatlas.store.sparse import refuse_rows
 
 Formed = CsrBlock | DenseBlock | TensorBlock
 
@@ -28,7 +28,7 @@ def cut_rows(block: Block, start: int, stop: int) -> Block:
     return CsrBlock(block.indptr[start : stop + 1] - first, block.indices[first:last], layers, block.n_cols)
 
 
-def dense_layers(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) -> dict[str, NDArray[Any]]:
+def dense_layers(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> dict[str, NDArray[Any]]:
     """Make every layer a dense array.
 
     Returns
@@ -40,7 +40,7 @@ def dense_layers(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) ->
     found = {}
     for layer, values in block.layers.items():
         entries = np.ascontiguousarray(_cast(values, dtype))
-        memory = ring.take(block.n_rows * block.n_cols, entries.dtype)
+        memory = pool.take(block.n_rows * block.n_cols, entries.dtype)
         found[layer] = memory.reshape(block.n_rows, block.n_cols)
         rows, where = csr_of(block.indptr, block.indices), c_int64()
         fault = library().ra_write_dense(
@@ -50,7 +50,7 @@ def dense_layers(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) ->
     return found
 
 
-def _as_stored(block: Block, dtype: np.dtype[Any] | None, _: BufferRing) -> Formed:
+def _as_stored(block: Block, dtype: np.dtype[Any] | None, _: BufferPool) -> Formed:
     if dtype is None:
         return block
     layers = {layer: _cast(values, dtype) for layer, values in block.layers.items()}
@@ -59,18 +59,18 @@ def _as_stored(block: Block, dtype: np.dtype[Any] | None, _: BufferRing) -> Form
     return CsrBlock(block.indptr, block.indices, layers, block.n_cols)
 
 
-def _as_dense(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) -> Formed:
-    return DenseBlock(dense_layers(block, dtype, ring))
+def _as_dense(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
+    return DenseBlock(dense_layers(block, dtype, pool))
 
 
-def _as_tensors(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) -> Formed:
+def _as_tensors(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
     if isinstance(block, DenseBlock):
-        return _as_dense_tensors(block, dtype, ring)
+        return _as_dense_tensors(block, dtype, pool)
     return TensorBlock({layer: tensors.sparse_tensor(block, _cast(v, dtype)) for layer, v in block.layers.items()})
 
 
-def _as_dense_tensors(block: Block, dtype: np.dtype[Any] | None, ring: BufferRing) -> Formed:
-    layers = dense_layers(block, dtype, ring)
+def _as_dense_tensors(block: Block, dtype: np.dtype[Any] | None, pool: BufferPool) -> Formed:
+    layers = dense_layers(block, dtype, pool)
     return TensorBlock({layer: tensors.as_tensor(values) for layer, values in layers.items()})
 
 
@@ -78,7 +78,7 @@ def _cast(values: NDArray[Any], dtype: np.dtype[Any] | None) -> NDArray[Any]:
     return values if dtype is None else values.astype(dtype, copy=False)
 
 
-FORMS: dict[str, Callable[[Block, np.dtype[Any] | None, BufferRing], Formed]] = {
+FORMS: dict[str, Callable[[Block, np.dtype[Any] | None, BufferPool], Formed]] = {
     "csr": _as_stored,
     "dense": _as_dense,
     "torch": _as_tensors,

@@ -15,11 +15,10 @@ from raggedatlas.loader.making import BatchMaker, BatchPlan, refuse_fork
 from raggedatlas.loader.options import Form, LoaderChoices, split_choices
 from raggedatlas.loader.order import Share, Shuffle, count_batches, epoch_batches, read_units, worker_batches
 from raggedatlas.loader.plan import plan_batches, plan_order, plan_part
-from raggedatlas.loader.prefetch import run_ahead
 from raggedatlas.loader.torch import check_device, move_ahead, torch_dataset
 from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
-from raggedatlas.store.threads import DECODE_THREADS
+from raggedatlas.store.runtime import DECODE_THREADS, prefetch_map
 
 _READ_ROWS = 1024
 """About how many cells one read takes where batches are smaller, so that small batches cost no more per cell."""
@@ -288,7 +287,7 @@ class Loader:
         each = max(1, len(own) // max(1, len(units)))
         ahead = max(1, threads) if options.prefetch is None else -(-options.prefetch // each)
         maker = self._maker = self._maker or BatchMaker(self._plan)
-        read = run_ahead(lambda unit: maker.make(own.span(*unit)), units, threads, ahead)
+        read = prefetch_map(lambda unit: maker.make(own.span(*unit)), units, threads=threads, depth=ahead)
         for made in read:
             yield from made
 

@@ -19,7 +19,7 @@ from raggedatlas.loader.reading import CellReader
 from raggedatlas.loader.torch import as_tensor
 from raggedatlas.model.batch import Block
 from raggedatlas.query.parts import SpacePlan
-from raggedatlas.store.rings import BufferRing
+from raggedatlas.store.runtime import BufferPool
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class BatchMaker:
 
     def __init__(self, plan: BatchPlan, threads: int = 1) -> None:
         self._plan = plan
-        self._ring = BufferRing(plan.options.buffers)
+        self._ring = BufferPool(plan.options.buffers)
         self._reader = CellReader(plan.spaces, threads, self._ring)
         self._form = FORMS[plan.options.as_]
         # sparse tensors have to be sorted, dense ones need not

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from raggedatlas.model.batch import Block
 from raggedatlas.query.parts import SpacePlan
 from raggedatlas.query.read import SpaceReader
-from raggedatlas.store.rings import BufferRing
+from raggedatlas.store.runtime import BufferPool
 
 
 class CellReader:
@@ -20,12 +20,12 @@ class CellReader:
         What to read.
     threads : int
         Threads of one read.
-    ring : BufferRing
+    pool : BufferPool
         Where the memory of sparse rows comes from.
     """
 
-    def __init__(self, spaces: Mapping[str, SpacePlan], threads: int, ring: BufferRing) -> None:
-        self._readers = {name: SpaceReader(space, threads, ring) for name, space in spaces.items()}
+    def __init__(self, spaces: Mapping[str, SpacePlan], threads: int, pool: BufferPool) -> None:
+        self._readers = {name: SpaceReader(space, threads, pool) for name, space in spaces.items()}
 
     def read(self, rows: NDArray[np.int64], *, sort: bool) -> dict[str, Block]:
         """Read some cells of every space, in the order given; rows may repeat.

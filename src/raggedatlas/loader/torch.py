@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:
     from raggedatlas.loader.batch import TrainingBatch

@@ -21,12 +21,12 @@ from raggedatlas.query.plan import plan_read, plan_rows
 from raggedatlas.query.read import BlockTask, PartReader, block_tasks
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
-from raggedatlas.store.conditions import as_filter
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns, warn_of_unknown
 from raggedatlas.store.location import Location
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 from raggedatlas.store.sql import in_list
+from raggedatlas.store.sql_parser import as_filter
 
 if TYPE_CHECKING:
     import anndata as ad

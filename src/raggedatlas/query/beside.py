@@ -22,7 +22,7 @@ from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan
 from raggedatlas.query.plan import join_dtypes
 from raggedatlas.store.arrays import ArraySpec
-from raggedatlas.store.ranges import ArrayReader
+from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.sql import in_list
 
 OBSM = "obsm/"

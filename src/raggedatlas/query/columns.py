@@ -13,8 +13,8 @@ from raggedatlas.model.batch import CsrBlock
 from raggedatlas.query.merging import add_merged
 from raggedatlas.query.parts import ColumnCopy, PartPlan, SpacePlan
 from raggedatlas.store.native import I64, REPEATED, Columns, library
-from raggedatlas.store.ranges import ArrayReader, is_packed, read_bounds, read_ranges
-from raggedatlas.store.threads import map_groups
+from raggedatlas.store.read import ArrayReader, is_packed, read_bounds, read_ranges
+from raggedatlas.store.runtime import map_groups
 
 _PACKED_BLOCK = 256
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS
-from raggedatlas.store.table_rows import ROW_ID, walk
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import ROW_ID, Tables, walk
 
 Rows = range | NDArray[np.uint64]
 """Row ids of the cell table; mostly they are all of a range."""

@@ -11,7 +11,7 @@ from raggedatlas.query.parts import PartPlan, SpacePlan
 from raggedatlas.query.plan import identified, plan_read
 from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
-from raggedatlas.store.conditions import to_sql
+from raggedatlas.store.sql_parser import to_sql
 
 _SHOWN = 5
 """How many names are listed."""

@@ -24,11 +24,9 @@ from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.plan import modalities, plan_read
 from raggedatlas.query.read import PartReader, block_tasks
 from raggedatlas.query.spec import QuerySpec
-from raggedatlas.store.allocators import give_back
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location
-from raggedatlas.store.rings import BufferRing
-from raggedatlas.store.threads import ahead
+from raggedatlas.store.runtime import BufferPool, prefetch, release_unused_memory
 
 MULTIMODAL = ".h5mu"
 
@@ -89,14 +87,14 @@ def write(
         )
     for space in plan.spaces.values():
         refuse_arrays(space, str(path))
-    give_back()
+    release_unused_memory()
     reading = None if executor is None else (executor, catalog.location)
     sink = open_sink(path, **options)
     try:
         streams = (_begin_mudata if multimodal else _begin_space)(sink, plan, catalog)
         # The tables are written; their memory is let go of before the values take theirs.
         del plan
-        give_back()
+        release_unused_memory()
         for stream in streams:
             _write_values(sink, stream, reading)
         return sink.commit()
@@ -191,11 +189,11 @@ def _write_values(sink: Sink, stream: _Stream, reading: Reading) -> None:
 
 
 def _blocks(space: SpacePlan, part: PartPlan, reading: Reading) -> Iterator[Block]:
-    reader = PartReader(space, part, ring=BufferRing())
+    reader = PartReader(space, part, pool=BufferPool())
     if reading is not None and not reader.columns_read():
         tasks = (task for _, task in block_tasks(space, part, STEP_BYTES))
         return in_order(run_tasks(tasks, reading[0], place=reading[1], in_flight=BLOCKS_AHEAD))
-    return (block for _, block in ahead(reader.read_blocks(n_bytes=STEP_BYTES)))
+    return (block for _, block in prefetch(reader.read_blocks(n_bytes=STEP_BYTES)))
 
 
 def _single(block: Block, layer: str) -> Block:

@@ -14,7 +14,7 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.parts import ColumnCopy, GroupPlan, PartPlan
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader
+from raggedatlas.store.read import ArrayReader
 
 USUAL_SPACE = "gene_expression"
 """The feature space that is read where a query names none."""

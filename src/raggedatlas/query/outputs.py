@@ -20,8 +20,7 @@ from raggedatlas.query.beside import joined_colors, joined_obsm
 from raggedatlas.query.frames import layout_column, obs_frame, var_frame
 from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.read import PartReader, row_blocks
-from raggedatlas.store.quiet import warnings_as
-from raggedatlas.store.threads import beside
+from raggedatlas.store.runtime import submit, warnings_as
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -188,7 +187,7 @@ def make_anndata(
 def _anndata(plan: ReadPlan, members: Mapping[str, SpacePlan], catalog: Catalog) -> "ad.AnnData":
     space = plan.single()
     refuse_arrays(space, "AnnData")
-    frame = beside(partial(obs_of, plan), space)
+    frame = submit(partial(obs_of, plan), space)
     layers: dict[str, Any] = {}
     for part in space.parts:
         layers |= _matrices(space, part)

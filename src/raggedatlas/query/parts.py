@@ -13,7 +13,7 @@ from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader, read_rows
+from raggedatlas.store.read import ArrayReader, read_rows
 
 
 @dataclass(frozen=True)

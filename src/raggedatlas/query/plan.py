@@ -30,9 +30,9 @@ from raggedatlas.query.results import held_plan, result_modalities, vector_resul
 from raggedatlas.query.rows import Cells, arrange, known_columns, metadata_names, needed_columns, read_cells
 from raggedatlas.query.search import rank_cells, search_columns
 from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
-from raggedatlas.store.conditions import to_sql
 from raggedatlas.store.filters import Columns, calling_level
-from raggedatlas.store.table_rows import ROW_ID
+from raggedatlas.store.sql_parser import to_sql
+from raggedatlas.store.tables import ROW_ID
 
 _DATASET_TYPE = pa.dictionary(pa.int32(), pa.string())
 

@@ -32,9 +32,9 @@ from raggedatlas.query.spec import (
     count_of,
     listed_names,
 )
-from raggedatlas.store.conditions import as_filter, to_sql
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.sql import all_of, is_not_null
+from raggedatlas.store.sql_parser import as_filter, to_sql
 
 if TYPE_CHECKING:
     pass

@@ -13,12 +13,10 @@ from raggedatlas.model.results import VALUES
 from raggedatlas.query.columns import prefer_columns, read_columns
 from raggedatlas.query.merging import add_merged
 from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan, rows_of
-from raggedatlas.store.csr import count_kept, map_rows, refuse_rows, sorting_order
-from raggedatlas.store.gather import RowGatherer, RowGroup, can_gather
 from raggedatlas.store.native import GOOD
-from raggedatlas.store.ranges import ArrayReader, read_ranges
-from raggedatlas.store.rings import BufferRing
-from raggedatlas.store.threads import DECODE_THREADS, map_groups
+from raggedatlas.store.read import ArrayReader, read_ranges
+from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_groups
+from raggedatlas.store.sparse import RowGatherer, RowGroup, can_gather, count_kept, map_rows, refuse_rows, sorting_order
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -54,12 +52,12 @@ class PartReader:
         From a plan.
     threads : int
         Threads of one call; the result does not depend on them.
-    ring : BufferRing, optional
+    pool : BufferPool, optional
         Where the memory of results comes from.
     """
 
     def __init__(
-        self, space: SpacePlan, part: PartPlan, threads: int = DECODE_THREADS, ring: BufferRing | None = None
+        self, space: SpacePlan, part: PartPlan, threads: int = DECODE_THREADS, pool: BufferPool | None = None
     ) -> None:
         self.space, self.part, self.threads = space, part, threads
         self._gatherers: dict[str, RowGatherer] = {}
@@ -71,7 +69,7 @@ class PartReader:
             if len(found) < len(groups) or not can_gather(found, space.dtypes[layer]):
                 self._gatherers = {}
                 return
-            self._gatherers[layer] = RowGatherer(found, space.n_read, space.dtypes[layer], threads=threads, ring=ring)
+            self._gatherers[layer] = RowGatherer(found, space.n_read, space.dtypes[layer], threads=threads, pool=pool)
 
     @property
     def is_exact(self) -> bool:
@@ -174,9 +172,9 @@ def block_tasks(
 class SpaceReader:
     """Reads the cells of one space, all its parts put together; see `PartReader` for the parameters."""
 
-    def __init__(self, space: SpacePlan, threads: int = DECODE_THREADS, ring: BufferRing | None = None) -> None:
+    def __init__(self, space: SpacePlan, threads: int = DECODE_THREADS, pool: BufferPool | None = None) -> None:
         self.space = space
-        self.parts = [PartReader(space, part, threads, ring) for part in space.parts]
+        self.parts = [PartReader(space, part, threads, pool) for part in space.parts]
 
     def read(self, rows: NDArray[np.int64], *, sort: bool = True) -> Block:
         """Read some cells in the order given; see `PartReader.read`. Several parts are always sorted."""

@@ -19,8 +19,8 @@ from raggedatlas.model.contracts import NO_MATRIX, MatrixForm
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
 from raggedatlas.model.tables import ColumnTable, arrow_table
-from raggedatlas.store.csr import remap_csr
-from raggedatlas.store.ranges import ArrayReader, read_all, read_bounds, read_slice
+from raggedatlas.store.read import ArrayReader, read_all, read_bounds, read_slice
+from raggedatlas.store.sparse import remap_csr
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,10 +20,10 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.results import result_columns
 from raggedatlas.query.layers import USUAL_SPACE, CellPointers, pointer_of
 from raggedatlas.query.spec import QuerySpec, Sample
-from raggedatlas.store.allocators import give_back
-from raggedatlas.store.conditions import to_sql
 from raggedatlas.store.filters import Columns, warn_of_unknown
-from raggedatlas.store.table_rows import ROW_ID, walk
+from raggedatlas.store.runtime import release_unused_memory
+from raggedatlas.store.sql_parser import to_sql
+from raggedatlas.store.tables import ROW_ID, walk
 
 _NAMES, _DATASET_UID = ("uid", "cell_name"), "dataset_uid"
 
@@ -173,7 +173,7 @@ def read_cells(
     warn_of_unknown(spec.filters, columns, partial(_texts, catalog, columns) if not len(codes) else lambda _: None)
     code = codes.to_numpy().astype(np.int32, copy=False)
     del codes
-    give_back()
+    release_unused_memory()
     return Cells(table, code, columns.datasets, pa.table({}))
 
 

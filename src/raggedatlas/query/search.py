@@ -17,10 +17,10 @@ from raggedatlas.query.layers import Modality, choose_layers, plan_parts
 from raggedatlas.query.results import vector_results, vectors_of
 from raggedatlas.query.rows import Cells, read_cells
 from raggedatlas.query.spec import QuerySpec, Search
-from raggedatlas.store.conditions import as_filter, to_sql
 from raggedatlas.store.filters import Columns
-from raggedatlas.store.ranges import read_rows
+from raggedatlas.store.read import read_rows
 from raggedatlas.store.sql import all_of, in_list
+from raggedatlas.store.sql_parser import as_filter, to_sql
 from raggedatlas.store.tables import filter_errors
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from raggedatlas.results.config import read_config
 from raggedatlas.results.factories import load_results_dataset
 from raggedatlas.results.folder import CONFIG_FILE, DATABASE, is_committed, open_table, results_location
 from raggedatlas.results.schema import OBJECT_ID, read_columns
-from raggedatlas.store.checksums import file_digest
-from raggedatlas.store.lance_errors import lance_errors
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.location import file_digest
+from raggedatlas.store.runtime import warnings_as
+from raggedatlas.store.storage_errors import lance_errors
 
 if TYPE_CHECKING:
     import lance

@@ -16,8 +16,7 @@ from raggedatlas.results.folder import (
     stored_files,
     table_path,
 )
-from raggedatlas.store.checksums import file_digest
-from raggedatlas.store.location import store_errors
+from raggedatlas.store.location import file_digest, store_errors
 
 if TYPE_CHECKING:
     import lance

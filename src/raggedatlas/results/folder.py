@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import ConflictError, NotFoundError, StoreError
-from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import ConflictError
-from raggedatlas.store.checksums import file_digest
-from raggedatlas.store.lance_errors import lance_errors
-from raggedatlas.store.location import store_errors
-from raggedatlas.store.table_rows import FILE_FORMAT
+from raggedatlas.store.location import file_digest, store_errors
+from raggedatlas.store.storage_errors import lance_errors
+from raggedatlas.store.tables import FILE_FORMAT
 
 if TYPE_CHECKING:
     import lance

@@ -22,7 +22,7 @@ from raggedatlas.results.requests import merged, read_group
 from raggedatlas.results.schema import OBJECT_ID
 from raggedatlas.results.tensors import as_ids, as_numpy
 from raggedatlas.results.torch import as_tensor, dataset_class
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 _OPEN_FILES = 64
 

@@ -12,7 +12,7 @@ from raggedatlas.errors import CorruptError
 from raggedatlas.results.folder import removed_on_error
 from raggedatlas.results.fragments import Fragment
 from raggedatlas.results.schema import ResultColumn
-from raggedatlas.store.checksums import file_digest
+from raggedatlas.store.location import file_digest
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,87 @@
-"""Zarr v3 arrays: what one is, and writing one as a stream."""
+"""Zarr v3 arrays and groups: their metadata, the limits on what metadata may declare, and writing arrays as a stream."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from raggedatlas.errors import AtlasError, CorruptError, SchemaError, StoreError
-from raggedatlas.store.checksums import extend_checksum
+from raggedatlas.errors import AtlasError, CorruptError, LimitError, SchemaError, StoreError
 from raggedatlas.store.codecs import (
     DTYPES,
+    NO_BREAKS,
     ChunkDecoder,
+    EncodedChunks,
+    Piece,
+    Stored,
     chunk_decoder,
+    chunk_encoder,
     codecs_json,
+    count_chunks,
+    encode_run,
+    extend_checksum,
+    has_checksum,
     is_exact,
     refuse_unknown_codecs,
+    split_chunks,
+    with_checksum,
 )
-from raggedatlas.store.encoders import NO_BREAKS, chunk_encoder, encode_run
-from raggedatlas.store.files import Piece
-from raggedatlas.store.groups import create_group
-from raggedatlas.store.limits import check_chunk_bytes, check_shapes, product
 from raggedatlas.store.location import Location
-from raggedatlas.store.overlap import WriteBehind
-from raggedatlas.store.runs import ChunkRun, count_chunks, cut_runs
-from raggedatlas.store.shards import compose_shard, index_bytes, parse_index, shard_key
+from raggedatlas.store.runtime import BackgroundWriter
+
+MAX_CHUNK_BYTES = 512 * 2**20
+MAX_SHARD_CHUNKS = 2**22
+MAX_RANK = 32
+
+
+def product(sizes: Iterable[int]) -> int:
+    """Multiply integers without overflow."""
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def check_shapes(
+    path: str, shape: tuple[int, ...], chunk: tuple[int, ...], shard: tuple[int, ...] | None = None
+) -> None:
+    """Refuse shapes that are no shapes, do not fit each other, or need an absurd shard index.
+
+    Raises
+    ------
+    CorruptError, LimitError
+    """
+    for sizes, least in ((shape, 0), (chunk, 1), (shard if shard is not None else chunk, 1)):
+        whole = all(type(size) is int and size >= least for size in sizes)
+        if not whole or len(sizes) != len(shape):
+            raise CorruptError(f"{path} declares the shape {shape} with chunks {chunk} and shards {shard}.")
+    if not 1 <= len(shape) <= MAX_RANK or product(shape) >= 2**60:
+        raise LimitError(
+            f"{path} declares the shape {shape}; expected 1 to {MAX_RANK} axes and less than 2**60 elements."
+        )
+    if shard is None:
+        return
+    if any(outer % inner for outer, inner in zip(shard, chunk, strict=True)):
+        raise CorruptError(f"{path} declares shards {shard} that are no multiples of its chunks {chunk}.")
+    if product(shard) // product(chunk) > MAX_SHARD_CHUNKS:
+        raise LimitError(f"{path} declares shards {shard} of more than {MAX_SHARD_CHUNKS:,} chunks {chunk}.")
+
+
+def check_chunk_bytes(path: str, n_bytes: int) -> None:
+    """Refuse chunks that decode to more than `MAX_CHUNK_BYTES`.
+
+    Raises
+    ------
+    LimitError
+    """
+    if n_bytes > MAX_CHUNK_BYTES:
+        raise LimitError(
+            f"{path} declares chunks of {n_bytes:,} bytes; at most {MAX_CHUNK_BYTES:,} are read. "
+            "Write it again with smaller chunks."
+        )
+
 
 _ROW_CHUNK_BYTES = 64 * 2**10
 _INDEX_CODECS: list[dict[str, Any]] = [
@@ -297,7 +353,7 @@ class ArrayWriter:
         chunk_rows: int | None = None,
         shard_rows: int | None = None,
     ) -> None:
-        self._send: WriteBehind | None = None
+        self._send: BackgroundWriter | None = None
         self.target = location.child(*path.split("/"))
         if location.is_local:
             self.target.checked_path()
@@ -314,19 +370,19 @@ class ArrayWriter:
         self.shard_rows = -(-wanted // self.chunk_rows) * self.chunk_rows
         self.n_rows = 0
         self.n_shards = 0
-        self._runs: list[ChunkRun] = []
+        self._runs: list[EncodedChunks] = []
         self._rest = self._rest.astype(self.dtype)
         self._breaks = NO_BREAKS
         self._crc = 0
         self._open = True
         self._spec(self.chunk_rows, self.shard_rows)
 
-    def behind(self, send: WriteBehind) -> Self:
+    def behind(self, send: BackgroundWriter) -> Self:
         """Have shards and metadata written while the next are made; they are there when the context of `send` ends.
 
         Parameters
         ----------
-        send : WriteBehind
+        send : BackgroundWriter
             Used from the thread that appends and closes.
 
         Returns
@@ -393,7 +449,7 @@ class ArrayWriter:
         if not is_exact(self.dtype, new):
             raise SchemaError(f"{self.path} holds {self.dtype}; {new} cannot hold all its values. Choose a wider type.")
         if self._send is not None:
-            self._send.settle()
+            self._send.join()
         before = self._spec(self.chunk_rows, self.shard_rows)
         runs, self._runs = self._runs, []
         self._set_dtype(new)
@@ -459,11 +515,11 @@ class ArrayWriter:
         self._rest = values[full:].copy()
         self._breaks = breaks[np.searchsorted(breaks, full) :] - full
         while count_chunks(self._runs) >= per_shard:
-            self._runs, later = cut_runs(self._runs, per_shard)
+            self._runs, later = split_chunks(self._runs, per_shard)
             self._flush()
             self._runs = later
 
-    def _encode(self, values: NDArray[Any], breaks: NDArray[np.int64] = NO_BREAKS) -> list[ChunkRun]:
+    def _encode(self, values: NDArray[Any], breaks: NDArray[np.int64] = NO_BREAKS) -> list[EncodedChunks]:
         """Encode whole chunks of rows; the first ones decide whether differences are stored."""
         if not self._judged and len(values):
             self.encoder = chunk_encoder(self.profile, self.dtype, values[: self.chunk_rows])
@@ -476,7 +532,7 @@ class ArrayWriter:
         self.n_shards += 1
         self._runs = []
 
-    def _put_shard(self, shard: int, runs: list[ChunkRun]) -> None:
+    def _put_shard(self, shard: int, runs: list[EncodedChunks]) -> None:
         """Write one shard in one piece."""
         n_slots, key = self.shard_rows // self.chunk_rows, shard_key(self.row_shape, shard)
         self._write(lambda: self.target.write_bytes(key, compose_shard(runs, n_slots)))
@@ -507,3 +563,138 @@ class ArrayWriter:
             codecs=codecs_json(self.encoder.codecs()),
             fill_value=json.dumps([0.0, 0.0] if isinstance(zero, complex) else zero),
         )
+
+
+ABSENT = np.iinfo(np.uint64).max
+
+
+def shard_key(row_shape: tuple[int, ...], shard: int) -> str:
+    """Return the key of a shard below its array (Zarr v3, default chunk keys)."""
+    return "/".join(["c", str(shard), *("0" for _ in row_shape)])
+
+
+def index_bytes(n_chunks: int) -> int:
+    """Return the size of a shard index: two uint64 a chunk and a crc32c."""
+    return 16 * n_chunks + 4
+
+
+def compose_shard(runs: Sequence[EncodedChunks], n_slots: int) -> list[Piece]:
+    """Give the pieces of one shard of `n_slots` chunks: the encoded chunks, and their index with its crc32c."""
+    sizes = np.concatenate([np.diff(run.ends, prepend=0) for run in runs])
+    index = np.full((n_slots, 2), -1, dtype=np.int64)
+    index[: len(sizes)] = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
+    return [*(run.data for run in runs), compose_index(index)]
+
+
+def compose_index(index: NDArray[np.int64]) -> bytes:
+    """Make the bytes of a shard index, the inverse of `parse_index`.
+
+    Parameters
+    ----------
+    index : (n_chunks, 2) int64
+        Offset and size of every chunk; size -1 where the chunk is not stored.
+    """
+    entries = index.astype("<u8")
+    entries[index[:, 1] < 0] = ABSENT
+    table = entries.tobytes()
+    return with_checksum(table)
+
+
+def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
+    """Read a shard index and check it against its checksum and the size of the shard.
+
+    Parameters
+    ----------
+    tail : bytes-like
+        The last `index_bytes` bytes of the shard.
+    shard_size : int
+        Bytes of the whole shard.
+    where : str
+        The shard's name for messages.
+
+    Returns
+    -------
+    (n_chunks, 2) int64
+        Offset and size of every chunk; size -1 where the chunk is not stored.
+
+    Raises
+    ------
+    CorruptError
+        If the checksum does not match or a chunk lies outside the shard.
+    """
+    data = np.frombuffer(tail, dtype=np.uint8)
+    if not has_checksum(data):
+        raise CorruptError(f"The index of shard {where} does not match its crc32c; restore the file from a copy.")
+    entries = data[:-4].view("<u8").reshape(-1, 2)
+    absent = (entries == ABSENT).all(axis=1)
+    room = shard_size - data.size
+    stored = entries[~absent]
+    if ((stored > room) | (stored.sum(axis=1, keepdims=True) > room)).any():
+        raise CorruptError(
+            f"The index of shard {where} points outside its {shard_size:,} bytes; restore the file from a copy."
+        )
+    index: NDArray[np.int64] = entries.astype(np.int64)
+    index[absent] = 0, -1
+    return index
+
+
+def create_group(location: Location, path: str, attributes: Mapping[str, Any] | None = None) -> None:
+    """Write the metadata of a Zarr v3 group and of the groups above it, where they are missing.
+
+    Parameters
+    ----------
+    location : Location
+        The Zarr store.
+    path : str
+        Slash-separated path of the group; the empty string is the root.
+    attributes : mapping, optional
+        Attributes of the group itself; they replace those of a group that is there already.
+
+    Raises
+    ------
+    NameRefusedError
+        If a part of the path is not a plain name.
+    """
+    parts = path.split("/") if path else []
+    location.child(*parts)
+    for n in range(len(parts) + (attributes is None)):
+        location.ensure_bytes("/".join([*parts[:n], "zarr.json"]), _group_metadata({}))
+    if attributes is not None:
+        write_group_attributes(location, path, attributes)
+
+
+def write_group_attributes(location: Location, path: str, attributes: Mapping[str, Any]) -> None:
+    """Write the metadata of one group with these attributes, replacing what was there."""
+    location.write_bytes(f"{path}/zarr.json" if path else "zarr.json", _group_metadata(attributes))
+
+
+def read_group_attributes(location: Location, path: str) -> dict[str, Any]:
+    """Read the attributes of one group.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such group.
+    CorruptError
+        If its metadata is not that of a Zarr v3 group.
+    """
+    text = location.read_bytes(f"{path}/zarr.json" if path else "zarr.json")
+    try:
+        metadata = json.loads(text)
+        if metadata["node_type"] != "group":
+            raise CorruptError(f"{location.uri}/{path} is not a group but a {metadata['node_type']}.")
+        unknown = sorted(set(metadata) - {"zarr_format", "node_type", "attributes", "consolidated_metadata"})
+        if metadata["zarr_format"] != 3 or unknown:
+            raise CorruptError(
+                f"{location.uri}/{path}/zarr.json is not Zarr v3 group metadata: format {metadata['zarr_format']}, keys {unknown}."
+            )
+        return dict(metadata.get("attributes") or {})
+    except CorruptError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(f"{location.uri}/{path}/zarr.json is not Zarr v3 group metadata: {error!r}.") from error
+
+
+def _group_metadata(attributes: Mapping[str, Any]) -> bytes:
+    """Return the ``zarr.json`` of a group."""
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}, indent=2).encode()

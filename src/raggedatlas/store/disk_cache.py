@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import StoreError
-from raggedatlas.store.checksums import has_checksum
+from raggedatlas.store.codecs import has_checksum
 
 CACHE_OPTIONS = ("cache_dir", "cache_size")
 """Storage options of the cache: where it lies, and how many bytes it may take."""

@@ -27,8 +27,8 @@ from uuid import uuid4
 
 from raggedatlas.errors import ArgumentError, AtlasError, WorkersError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.failures import plain_reason
 from raggedatlas.store.location import Location
+from raggedatlas.store.storage_errors import plain_reason
 
 T = TypeVar("T")
 

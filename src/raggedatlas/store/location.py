@@ -1,9 +1,11 @@
 """A location: a local folder or an object-store prefix, and the plain calls on bytes below it."""
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
+import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +17,10 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from raggedatlas.errors import MissingFileError, NameRefusedError, NotFoundError, StoreError
+from raggedatlas.store.codecs import Buffers, Piece
 from raggedatlas.store.disk_cache import CACHE_OPTIONS, DiskCache, parse_size
-from raggedatlas.store.failures import failure, is_missing_bucket, plain_reason
-from raggedatlas.store.files import Buffers, joined, write_file
+from raggedatlas.store.runtime import LRUCache
+from raggedatlas.store.storage_errors import failure, is_missing_bucket, plain_reason
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -523,3 +526,217 @@ def _open_remote(location: Location) -> "ObjectStore":
     client = {"allow_http": given["allow_http"].lower() in _TRUE} if "allow_http" in given else None
     with store_errors(f"open {location.uri}"):
         return cast("ObjectStore", make(bucket, prefix=location.prefix or None, client_options=client, **options))
+
+
+_MOST_PIECES = 1024
+"""Pieces of one call of ``writev``; systems take no more."""
+
+
+def joined(data: Buffers) -> bytes:
+    """Give bytes in one piece."""
+    return b"".join(data) if isinstance(data, list) else bytes(data)
+
+
+def _write_pieces(file: Path, pieces: list[Piece]) -> None:
+    """Write a file from many pieces: to join them would take fresh memory, and the interpreter's lock all the while."""
+    if not hasattr(os, "writev"):
+        file.write_bytes(joined(pieces))
+        return
+    with file.open("wb", buffering=0) as opened:
+        waiting = [memoryview(piece) for piece in pieces]
+        while waiting:
+            written, done = os.writev(opened.fileno(), waiting[:_MOST_PIECES]), 0
+            while done < len(waiting) and written >= len(waiting[done]):
+                written -= len(waiting[done])
+                done += 1
+            waiting = waiting[done:]
+            if written:
+                waiting[0] = waiting[0][written:]
+
+
+def write_file(file: Path, data: Buffers, *, only_if_absent: bool) -> bool:
+    """Write a local file by a temporary neighbour and a rename (or a hard link for create-if-absent)."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_dir() or (file.exists() and not stat.S_ISREG(file.lstat().st_mode)):
+        raise StoreError(f"{file} is not a plain file and is not overwritten.")
+    if only_if_absent and file.exists():
+        return file.read_bytes() == joined(data)
+    temporary = file.with_name(f".{file.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        if isinstance(data, list):
+            _write_pieces(temporary, data)
+        else:
+            temporary.write_bytes(data)
+        if not only_if_absent:
+            temporary.replace(file)
+            return True
+        try:
+            file.hardlink_to(temporary)
+        except FileExistsError:
+            return file.read_bytes() == joined(data)
+        return True
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_PIECE = 2**20
+"""Bytes of a file that are hashed at once."""
+
+
+def list_files(location: Location) -> list[tuple[str, int]]:
+    """List every file below a location, whatever its name: (key, bytes), sorted.
+
+    Raises
+    ------
+    StoreError
+        If one of them is a symlink or no plain file.
+    """
+    return sorted(_walk(location))
+
+
+def read_file(location: Location, key: str) -> bytes:
+    """Read one of the files that `list_files` lists.
+
+    Raises
+    ------
+    NotFoundError
+        If it is gone.
+    """
+    try:
+        with store_errors(f"read {location.uri}/{key}"):
+            if location.is_local:
+                return Path(location.checked_path(), key).read_bytes()
+            import obstore
+
+            return bytes(obstore.get(location.store(), key).bytes())
+    except FileNotFoundError:
+        raise NotFoundError(f"There is no {key!r} in {location.uri}.") from None
+
+
+def digest_file(location: Location, key: str) -> tuple[int, str]:
+    """Read one file in pieces, and give its bytes and its SHA-256.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    StoreError
+        If it cannot be read, or is a symlink.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> place = Location(tempfile.mkdtemp())
+    >>> _ = place.write_bytes("a", b"123")
+    >>> digest_file(place, "a")[1][:8]
+    'a665a459'
+    """
+    file = location.child(*key.split("/"))
+    content, n_bytes = hashlib.sha256(), 0
+    try:
+        with store_errors(f"read {file.uri}"):
+            if location.is_local:
+                with file.checked_path().open("rb") as opened:
+                    while piece := opened.read(_PIECE):
+                        content.update(piece)
+                        n_bytes += len(piece)
+            else:
+                import obstore
+
+                for fetched in obstore.get(location.store(), key).stream(min_chunk_size=_PIECE):
+                    content.update(memoryview(fetched))
+                    n_bytes += len(fetched)
+    except FileNotFoundError:
+        raise NotFoundError(f"There is no {key!r} in {location.uri}.") from None
+    return n_bytes, content.hexdigest()
+
+
+def digest_files(location: Location) -> tuple[int, int, str]:
+    """Read every file and give their number, their bytes, and a SHA-256 over names and contents.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> place = Location(tempfile.mkdtemp())
+    >>> _ = place.write_bytes("a/b", b"123")
+    >>> digest_files(place)[:2]
+    (1, 3)
+    """
+    content = hashlib.sha256()
+    n_bytes = 0
+    files = list_files(location)
+    for key, _ in files:
+        data = read_file(location, key)
+        n_bytes += len(data)
+        content.update(f"{key}\0{len(data)}\0".encode())
+        content.update(hashlib.sha256(data).digest())
+    return len(files), n_bytes, content.hexdigest()
+
+
+_SEEN: LRUCache[tuple[int, list[str]]] = LRUCache(4096)
+"""Folder -> when it was changed last, and the folders in it, as they were when it was found to hold no symlink."""
+
+
+def refuse_symlinks(location: Location) -> None:
+    """Refuse a local tree that holds a symlink; folders that have not changed since are not listed again.
+
+    Raises
+    ------
+    StoreError
+        Naming the symlink.
+    """
+    if location.is_local:
+        with store_errors(f"list {location.uri}"), contextlib.suppress(FileNotFoundError):
+            _refuse_links(str(location.checked_path()))
+
+
+def _refuse_links(folder: str) -> None:
+    changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - at every opening of a table
+    known = _SEEN.get(folder)
+    if known is None or known[0] != changed:
+        inside = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    refuse_symlink(Path(entry.path))
+                if entry.is_dir(follow_symlinks=False):
+                    inside.append(entry.path)
+        known = (changed, inside)
+        _SEEN.put(folder, known)
+    for path in known[1]:
+        with contextlib.suppress(FileNotFoundError):
+            _refuse_links(path)
+
+
+def _walk(location: Location) -> Iterator[tuple[str, int]]:
+    if not location.is_local:
+        yield from ((key, size) for key, size, _ in location._objects())
+        return
+    root = location.checked_path()
+    for folder, folders, names in os.walk(root):
+        for name in [*folders, *names]:
+            file = Path(folder, name)
+            if file.is_symlink() or not (file.is_file() or name in folders):
+                raise StoreError(f"{file} is no plain file; a store that is copied holds files and folders alone.")
+        for name in names:
+            file = Path(folder, name)
+            yield file.relative_to(root).as_posix(), file.stat().st_size
+
+
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file in hex.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such file.
+    StoreError
+        If it cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise NotFoundError(f"There is no file {os.fspath(path)}.") from error
+    except OSError as error:
+        raise StoreError(f"{os.fspath(path)} cannot be read: {error.strerror or error}.") from error

@@ -14,8 +14,7 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
 
 from raggedatlas.errors import CorruptError, SchemaError
-from raggedatlas.store.codecs import PACKED, decode_packed
-from raggedatlas.store.packing import encode_packed
+from raggedatlas.store.codecs import PACKED, decode_packed, encode_packed
 
 
 @dataclass(frozen=True)

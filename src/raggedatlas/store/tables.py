@@ -1,19 +1,504 @@
-"""The one seam to Lance tables: their rows (`TableRows`), filled columns, tags, compaction, indexes, clean-up."""
+"""Rows of Lance tables: create, read in row order, append, merge, delete, overwrite under a check."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from raggedatlas.errors import ConflictError, CorruptError, DuplicateError
-from raggedatlas.store.failures import lance_kind
-from raggedatlas.store.lance_errors import lance_errors
-from raggedatlas.store.table_rows import TableRows, filter_errors, plain
+from raggedatlas.errors import (
+    AtlasError,
+    ConflictError,
+    CorruptError,
+    DuplicateError,
+    NotFoundError,
+    QueryError,
+    StoreError,
+)
+from raggedatlas.model.ids import check_name
+from raggedatlas.store.location import Location, refuse_symlinks
+from raggedatlas.store.sql import in_list, parenthesized
+from raggedatlas.store.storage_errors import (
+    LANCE_ERRORS,
+    failure,
+    is_io,
+    is_panic,
+    lance_errors,
+    lance_kind,
+    panicked,
+    plain_reason,
+)
 
 if TYPE_CHECKING:
     import lance
+
+T = TypeVar("T")
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+ROW_ID = "_rowid"
+"""Column of the stable row ids."""
+
+CHANGED_AT = "_row_last_updated_at_version"
+"""Column of the version that last wrote a row; compaction does not change it."""
+
+FILE_FORMAT: Literal["2.2"] = "2.2"
+"""Lance file format that both pylance and lancedb read (decided in the design)."""
+
+_ATTEMPTS = 40
+
+_WALK_BUFFER = 8 << 20
+"""Bytes that `walk` may have read and not yet decoded."""
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The tables of one atlas, at their tip or pinned to one snapshot.
+
+    Parameters
+    ----------
+    location : Location
+        The folder ``lance_db``.
+    pinned : mapping of str to int, or None
+        Table name -> Lance version; None reads and writes the tip.
+    """
+
+    location: Location
+    pinned: Mapping[str, int] | None = None
+    _opened: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave open handles behind when pickled."""
+        return {"location": self.location, "pinned": self.pinned, "_opened": {}}
+
+    def uri(self, name: str) -> str:
+        """Give the address of a table."""
+        return f"{self.location.lance_uri()}/{check_name(name, 'table')}.lance"
+
+    def names(self) -> list[str]:
+        """List the tables that exist, sorted."""
+        if self.pinned is not None:
+            return sorted(self.pinned)
+        return sorted(n.removesuffix(".lance") for n in self.location.list_children() if n.endswith(".lance"))
+
+    def open(self, name: str) -> "lance.LanceDataset":
+        """Open a table: at its pinned version (kept open), or at its newest.
+
+        Raises
+        ------
+        NotFoundError
+            If the table, or the pinned version of it, is not there.
+        """
+        import lance
+
+        if name in self._opened:
+            opened: lance.LanceDataset = self._opened[name]
+            return opened
+        version = None if self.pinned is None else self.pinned.get(name)
+        if self.pinned is not None and version is None:
+            raise NotFoundError(f"The snapshot has no table {name!r}; it names {sorted(self.pinned)}.")
+        refuse_symlinks(self.location.child(f"{name}.lance"))
+        try:
+            with lance_errors(self.uri(name)):
+                table = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
+        except NotFoundError as error:
+            at = "" if version is None else f" at version {version}"
+            raise NotFoundError(
+                f"There is no table {name!r}{at} in {self.location.uri}; check the address, or run validate() and repair()."
+            ) from error
+        if self.pinned is not None:
+            self._opened[name] = table
+        return table
+
+    def has(self, name: str) -> bool:
+        """Tell whether a table exists."""
+        try:
+            self.open(name)
+        except NotFoundError:
+            return False
+        return True
+
+    def versions(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the versions of those of some tables that exist, in their order.
+
+        One listing spares the requests of opening tables that are not there; those that are listed are opened, because a process
+        that died while it created one leaves a folder without a table.
+        """
+        listed = set(self.names())
+        found: dict[str, int] = {}
+        for name in names:
+            with contextlib.suppress(NotFoundError):
+                if name in listed:
+                    found[name] = self.version(name)
+        return found
+
+    def create(self, name: str, schema: pa.Schema) -> None:
+        """Create an empty table; one that is there already with these columns and no rows is taken over.
+
+        Raises
+        ------
+        StoreError
+            If a table of that name holds rows or other columns.
+        """
+        import lance
+
+        try:
+            with lance_errors(self.uri(name)):
+                lance.write_dataset(
+                    schema.empty_table(),
+                    self.uri(name),
+                    schema=schema,
+                    mode="create",
+                    storage_options=self.location.lance_options(),
+                    data_storage_version=FILE_FORMAT,
+                    enable_stable_row_ids=True,
+                )
+        except StoreError as error:
+            if error.__cause__ is None or lance_kind(error.__cause__) != "exists":
+                raise
+            there = self.open(name)
+            if there.count_rows() or there.schema.names != schema.names:
+                raise
+
+    def schema(self, name: str) -> pa.Schema:
+        """Give a table's schema with its field metadata."""
+        with lance_errors(self.uri(name)):
+            return self.open(name).schema
+
+    def version(self, name: str) -> int:
+        """Give the version of a table that `open` opens."""
+        return int(self.open(name).version)
+
+    def count(self, name: str, where: str | None = None) -> int:
+        """Count rows.
+
+        Raises
+        ------
+        QueryError
+            If `where` does not parse or names an unknown column.
+        """
+        table = self.open(name)
+        with filter_errors(where, table):
+            return int(table.count_rows(filter=parenthesized(where)))
+
+    def read(
+        self, name: str, columns: Sequence[str] | None = None, where: str | None = None, *, row_ids: bool = False
+    ) -> pa.Table:
+        """Read rows in table order: the order in which they were first added, whatever compaction did since.
+
+        Parameters
+        ----------
+        name : str
+            Table.
+        columns : sequence of str, or None
+            Columns to read, in this order; None reads all.
+        where : str or None
+            SQL filter.
+        row_ids : bool
+            Whether to keep the column ``_rowid`` of stable row ids.
+
+        Raises
+        ------
+        QueryError
+            If `where` does not parse or names an unknown column.
+        """
+        table = self.open(name)
+        with filter_errors(where, table):
+            rows = table.to_table(
+                columns=None if columns is None else list(columns), filter=parenthesized(where), with_row_id=True
+            )
+        check_rows(rows, table.uri)
+        ids = rows.column("_rowid").to_numpy()
+        rows = rows if row_ids else rows.drop_columns(["_rowid"])
+        if len(ids) > 1 and not bool(np.all(ids[1:] > ids[:-1])):
+            rows = rows.take(pa.array(np.argsort(ids, kind="stable")))
+        return rows
+
+    def batches(self, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Walk over some columns of all rows, a bounded number of rows at a time."""
+        with lance_errors(self.uri(name)):
+            for batch in self.open(name).to_batches(columns=list(columns)):
+                yield check_rows(batch, self.uri(name))
+
+    def append(self, name: str, rows: pa.Table) -> int:
+        """Add rows in one commit, and return the version it made."""
+        import lance
+
+        if rows.num_rows == 0:
+            return self.version(name)
+
+        def drop_absent() -> bool:
+            """Leave out columns without values that another writer has dropped since the rows were made."""
+            nonlocal rows
+            there = self.schema(name).names
+            gone = [c for c in rows.column_names if c not in there and rows.column(c).null_count == rows.num_rows]
+            rows = rows.drop_columns(gone)
+            return bool(gone)
+
+        def once() -> int:
+            try:
+                done = lance.write_dataset(
+                    plain(rows), self.uri(name), mode="append", storage_options=self.location.lance_options(),
+                    data_storage_version=FILE_FORMAT,
+                )  # fmt: skip
+            except OSError as error:
+                if lance_kind(error) == "schema" and drop_absent():
+                    raise ConflictError(f"A column of {self.uri(name)} was dropped meanwhile.") from error
+                raise
+            return int(done.version)
+
+        return self.retry(name, once)
+
+    def merge(
+        self,
+        name: str,
+        on: Sequence[str],
+        rows: pa.Table,
+        *,
+        update: bool,
+        retry: bool = True,
+        read_version: int | None = None,
+    ) -> int:
+        """Insert the rows whose key is new, and with `update` overwrite those whose key is there, in one commit.
+
+        Parameters
+        ----------
+        name : str
+            Table.
+        on : sequence of str
+            Key columns.
+        rows : pyarrow.Table
+            New rows.
+        update : bool
+            Whether to overwrite.
+        retry : bool
+            Whether to run again after a lost race; without, the caller does so with rows read afresh.
+        read_version : int or None
+            The version that `rows` were made from: whatever was committed to them since is a lost race. None takes the newest.
+
+        Returns
+        -------
+        int
+            Number of rows inserted.
+        """
+
+        def once() -> int:
+            import lance
+
+            target = self.open(name) if read_version is None else lance.dataset(
+                self.uri(name), version=read_version, storage_options=self.location.lance_options()
+            )  # fmt: skip
+            # With an index on the key, Lance commits no note of the inserted keys, and two writers may insert the same one.
+            merge = (
+                target.merge_insert(list(on))
+                .when_not_matched_insert_all()
+                .use_index(use_index=False)
+                .conflict_retries(0)
+            )
+            stats = (merge.when_matched_update_all() if update else merge).execute(plain(rows))
+            return int(stats["num_inserted_rows"])
+
+        if rows.num_rows == 0:
+            return 0
+        if retry:
+            return self.retry(name, once)
+        with lance_errors(self.uri(name)):
+            return once()
+
+    def delete_rows(self, name: str, row_ids: NDArray[np.uint64]) -> None:
+        """Delete rows by their stable row ids, in one commit."""
+        if len(row_ids):
+            where = in_list(ROW_ID, row_ids.tolist())
+            self.retry(name, lambda: self.open(name).delete(where))
+
+    def delete(self, name: str, where: str) -> int:
+        """Delete rows in one commit, and return how many."""
+
+        def once() -> int:
+            table = self.open(name)
+            n = int(table.count_rows(filter=where))
+            if n:
+                table.delete(where)
+            return n
+
+        return self.retry(name, once)
+
+    def add_columns(self, name: str, fields: Sequence[pa.Field]) -> None:
+        """Add the columns that the table lacks, null in every row; columns that another writer added meanwhile are taken as they are."""
+
+        def once() -> None:
+            table = self.open(name)
+            missing = [f.with_nullable(nullable=True) for f in fields if f.name not in table.schema.names]
+            if missing:
+                table.add_columns(pa.schema(missing))
+
+        self.retry(name, once)
+
+    def update_field_metadata(
+        self, name: str, change: Callable[[pa.Schema], Mapping[str, Mapping[bytes, bytes]]]
+    ) -> None:
+        """Change field metadata by a function of the current schema, again if another writer came between."""
+
+        def once() -> None:
+            table = self.open(name)
+            updates = change(table.schema)
+            if updates:
+                table.update_field_metadata(
+                    {column: {k.decode(): v.decode() for k, v in facts.items()} for column, facts in updates.items()}
+                )
+
+        self.retry(name, once)
+
+    def overwrite_if(self, name: str, rows: pa.Table, read_version: int) -> bool:
+        """Replace all rows if nobody has committed since `read_version`; tell whether that was so."""
+        import lance
+
+        uri, options = self.uri(name), self.location.lance_options()
+        with lance_errors(uri):
+            # Not "append": the rows may have a column that the table, which an older version made, has not.
+            fragments = lance.fragment.write_fragments(
+                rows, uri, mode="overwrite", storage_options=options, data_storage_version=FILE_FORMAT,
+                enable_stable_row_ids=True,
+            )  # fmt: skip
+        operation = lance.LanceOperation.Overwrite(rows.schema, fragments)
+        try:
+            with lance_errors(uri):
+                lance.LanceDataset.commit(
+                    uri,
+                    operation,
+                    read_version=read_version,
+                    max_retries=0,
+                    storage_options=options,
+                    enable_stable_row_ids=True,
+                )
+        except ConflictError:
+            return False
+        return True
+
+    def retry(self, name: str, action: Callable[[], T]) -> T:
+        """Run an action again while it loses races against other writers.
+
+        Raises
+        ------
+        ConflictError
+            When it has lost too often.
+        """
+        chance = random.Random()
+        for attempt in range(_ATTEMPTS):
+            try:
+                with lance_errors(self.uri(name)):
+                    return action()
+            except ConflictError:
+                time.sleep(chance.uniform(0, min(1.0, 0.02 * 2**attempt)))
+        raise ConflictError(
+            f"Other writers kept changing table {name!r} of {self.location.uri} while this call tried {_ATTEMPTS} times; "
+            "nothing of it is visible. Run it again."
+        )
+
+    def metadata(self, name: str) -> dict[str, str]:
+        """Read the table's own key-value metadata."""
+        with lance_errors(self.uri(name)):
+            return dict(self.open(name).metadata)
+
+    def update_metadata(self, name: str, values: Mapping[str, str]) -> None:
+        """Change keys of the table's own key-value metadata."""
+        self.retry(name, lambda: self.open(name).update_metadata(dict(values)))
+
+    def update_metadata_if(self, name: str, values: Mapping[str, str], read_version: int) -> bool:
+        """Change keys of the table's metadata if nobody has changed them since `read_version`; tell whether that was so."""
+        import lance
+
+        try:
+            with lance_errors(self.uri(name)):
+                table = lance.dataset(
+                    self.uri(name), version=read_version, storage_options=self.location.lance_options()
+                )
+                table.update_metadata(dict(values))
+        except ConflictError:
+            return False
+        return True
+
+
+def walk(tables: TableRows, name: str, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
+    """Walk over some columns of rows as they are stored, and their `ROW_ID`, in as little memory as that takes.
+
+    Parameters and errors are those of `TableRows.read`. Rows come in the order of the files, which is table order until some
+    were updated.
+    """
+    table = tables.open(name)
+    with filter_errors(where, table):
+        # Reading far ahead, and in buffers of a size for object stores, would take more than all that is kept of a column.
+        for batch in table.scanner(
+            columns=list(columns),
+            filter=parenthesized(where),
+            with_row_id=True,
+            batch_readahead=2,
+            fragment_readahead=1,
+            io_buffer_size=_WALK_BUFFER,
+            scan_in_order=True,
+        ).to_batches():
+            yield check_rows(batch, table.uri)
+
+
+def check_rows(rows: Rows, place: str) -> Rows:
+    """Return rows that Lance gave, once Arrow has found them valid: offsets within their buffers, and text in UTF-8.
+
+    Lance checks neither, and what reads such a column later could leave its memory.
+
+    Raises
+    ------
+    CorruptError
+        If they are not.
+    """
+    try:
+        rows.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise CorruptError(
+            f"The rows of {place} are damaged ({reason}); run validate('deep'), and restore the atlas from a copy."
+        ) from error
+    return rows
+
+
+def plain(rows: pa.Table) -> pa.Table:
+    """Cast dictionary columns to their values: narrow dictionaries do not survive compaction in Lance.
+
+    Examples
+    --------
+    >>> plain(pa.table({"t": pa.array(["B", "T"]).dictionary_encode()})).schema.field("t").type
+    DataType(string)
+    """
+    for i, column in enumerate(rows.schema):
+        if pa.types.is_dictionary(column.type):
+            value = column.with_type(column.type.value_type)
+            rows = rows.set_column(i, value, rows.column(i).cast(value.type))
+    return rows
+
+
+@contextlib.contextmanager
+def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[None]:
+    """Turn errors of a filter into `QueryError`, which lists the columns there are."""
+    try:
+        yield
+    except AtlasError:
+        raise
+    except BaseException as error:
+        if is_panic(error):
+            raise panicked(table.uri, error) from error
+        if not isinstance(error, LANCE_ERRORS):
+            raise
+        if where is None or is_io(error):
+            raise StoreError(f"{table.uri}: {failure(error)}") from error
+        reason = plain_reason(error).removeprefix("Invalid user input: ")
+        with lance_errors(table.uri):  # the schema of a damaged table may not read either
+            names = table.schema.names
+        raise QueryError(f"The filter {where!r} cannot be used: {reason}. Columns are {names}.") from error
+
 
 __all__ = ["Tables", "filter_errors", "plain"]
 
@@ -275,3 +760,38 @@ class Tables(TableRows):
 
 def _indices(table: "lance.LanceDataset") -> list[dict[str, Any]]:
     return [{"name": i.name, "fields": [str(f) for f in i.field_names]} for i in table.describe_indices()]
+
+
+def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_version: int) -> None:
+    """Overwrite some columns of the rows whose key is given, in one commit; rows whose key is not there are no matter.
+
+    Row ids, and so the order of the table, stay.
+
+    Parameters
+    ----------
+    tables : Tables
+        At the tip.
+    name : str
+        Table.
+    key : str
+        Column by which rows are told.
+    rows : pyarrow.Table
+        The key and the columns.
+    read_version : int
+        The version that `rows` were made from: whatever was committed to the same rows since is a lost race.
+
+    Raises
+    ------
+    ConflictError
+        If another writer changed the same rows; nothing is written then.
+    """
+    import lance
+
+    from raggedatlas.store.storage_errors import lance_errors
+
+    uri = tables.uri(name)
+    with lance_errors(uri):
+        target = lance.dataset(uri, version=read_version, storage_options=tables.location.lance_options())
+        target.merge_insert([key]).when_matched_update_all().use_index(use_index=False).conflict_retries(0).execute(
+            rows
+        )

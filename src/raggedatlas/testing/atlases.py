@@ -19,8 +19,7 @@ from raggedatlas.model.frames import ColumnFacts
 from raggedatlas.model.ids import feature_uids, new_uid, new_uids
 from raggedatlas.model.pointers import PointerKind, SparseZarrPointer, pointer_field
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.store.arrays import ArrayWriter
-from raggedatlas.store.groups import create_group
+from raggedatlas.store.arrays import ArrayWriter, create_group
 
 SPACE = "gene_expression"
 Step = Literal["lease", "arrays", "features", "layout", "columns", "cells", "record"]

@@ -243,7 +243,7 @@ def _change_cell(table: str, path: Path, chance: random.Random) -> str:
 def _change_array(path: Path, chance: random.Random) -> str:
     from raggedatlas.catalog.datasets import array_readers, read_records
     from raggedatlas.store.arrays import ArrayWriter
-    from raggedatlas.store.ranges import read_all
+    from raggedatlas.store.read import read_all
 
     catalog = _catalog(path)
     record = chance.choice([record for record in read_records(catalog) if record.array_specs])

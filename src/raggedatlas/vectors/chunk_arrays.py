@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, SourceError
-from raggedatlas.store.limits import MAX_SHARD_CHUNKS, check_chunk_bytes, check_shapes, product
-from raggedatlas.store.shards import RecentlyUsed, Shard, fetch_chunks, fetch_index, map_shard
-from raggedatlas.store.threads import map_requests
+from raggedatlas.store.arrays import MAX_SHARD_CHUNKS, check_chunk_bytes, check_shapes, product
+from raggedatlas.store.read import Shard, fetch_chunks, fetch_index, map_shard
+from raggedatlas.store.runtime import LRUCache, map_requests
 from raggedatlas.vectors.blobs import Blobs, Bytes, concat_blobs, counts_to_offsets, decode_single_item, decode_vlen
 from raggedatlas.vectors.grids import KeyIndex
 from raggedatlas.vectors.store_files import (
@@ -293,7 +293,7 @@ class VlenArray:
                 f"{self._chunks.where} declares {self.n_items:,} items in chunks of {self._inner:,}; expected at most "
                 f"{MAX_SHARD_CHUNKS:,} chunks. Write it again with larger chunks."
             )
-        self._decoded: RecentlyUsed[Blobs] = RecentlyUsed(_CACHED_CHUNKS)
+        self._decoded: LRUCache[Blobs] = LRUCache(_CACHED_CHUNKS)
 
     def read(self, rows: NDArray[np.int64] | None = None) -> Blobs:
         """Return some items in the given order, or all of them."""

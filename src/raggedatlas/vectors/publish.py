@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from raggedatlas.errors import DuplicateError, NameRefusedError
 from raggedatlas.store.location import Location, store_errors
-from raggedatlas.store.shards import forget_indexes
-from raggedatlas.store.threads import map_requests
+from raggedatlas.store.read import forget_indexes
+from raggedatlas.store.runtime import map_requests
 from raggedatlas.vectors.zarr_nodes import File
 
 _PUT_BATCH = 64

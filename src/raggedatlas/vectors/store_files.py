@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.store.checksums import has_checksum
-from raggedatlas.store.codecs import blosc_declared_bytes, refuse_unknown_codecs, zstd_declared_bytes
-from raggedatlas.store.limits import check_chunk_bytes
+from raggedatlas.store.arrays import check_chunk_bytes
+from raggedatlas.store.codecs import blosc_declared_bytes, has_checksum, refuse_unknown_codecs, zstd_declared_bytes
 from raggedatlas.store.location import Location, store_errors
 from raggedatlas.vectors.blobs import Bytes, to_bytes
 
@@ -79,7 +78,7 @@ class StoreFiles:
         """Return an array by zarr-python, for pipelines that are not read here."""
         import zarr
 
-        from raggedatlas.store.guards import guarded_zarr_store
+        from raggedatlas.store.untrusted import guarded_zarr_store
 
         return zarr.open_array(guarded_zarr_store(self.location.zarr_store()), path=path, mode="r")
 

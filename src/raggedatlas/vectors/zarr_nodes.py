@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.store.shards import compose_index
+from raggedatlas.store.arrays import compose_index
 from raggedatlas.vectors.blobs import Blobs, concat_blobs, counts_to_offsets, encode_vlen, to_bytes
 
 File: TypeAlias = tuple[str, Sequence[bytes | memoryview]]

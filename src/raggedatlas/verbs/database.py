@@ -15,7 +15,7 @@ from raggedatlas.results.convert import convert_results
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table
 from raggedatlas.results.schema import DATA, OBJECT_ID
-from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact, without_own
 from raggedatlas.verbs.running import Progress, silent
 from raggedatlas.verbs.vectors import open_results

@@ -15,7 +15,7 @@ from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table
 from raggedatlas.results.schema import DATA
-from raggedatlas.store.lance_errors import lance_errors
+from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.verbs.database import index_of, search_index
 from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact, without_own
 from raggedatlas.verbs.vectors import getter_of, open_results

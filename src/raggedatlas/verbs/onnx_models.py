@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.results.schema import DATA
-from raggedatlas.store.checksums import file_digest
+from raggedatlas.store.location import file_digest
 from raggedatlas.verbs.models import Model
 
 VALUES = "X"

@@ -12,7 +12,7 @@ from raggedatlas.errors import LimitError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
-from raggedatlas.store.checksums import file_digest
+from raggedatlas.store.location import file_digest
 from raggedatlas.verbs.principal import PcaModel, check_seed, fit_pca, load_pca
 from raggedatlas.verbs.running import Progress, silent
 from raggedatlas.verbs.umap_models import UmapModel, UmapSettings, fit_umap, load_umap

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import MissingExtraError, QueryError, SourceError
-from raggedatlas.store.checksums import file_digest
+from raggedatlas.store.location import file_digest
 
 _SAFE = ".safetensors"
 _STATE = "state_dict"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError, SourceError
 from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable, unknown_encoding
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 Reader = Callable[[Container, str], Any]
 

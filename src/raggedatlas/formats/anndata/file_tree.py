@@ -22,7 +22,7 @@ from raggedatlas.formats.containers import (
     readable,
 )
 from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 StoreKind = Literal["hdf5", "zarr"]
 Kind = Literal["bool", "integer", "real", "complex", "text", "bytes", "record", "other", "nothing"]

@@ -16,7 +16,7 @@ from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, unknown_encoding
 from raggedatlas.formats.output_files import writable
 from raggedatlas.model.problems import Depth, Problem
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 MOST_ROUNDS = 10
 """A mend can bring another problem to light; so often is the copy looked through again."""
@@ -143,7 +143,7 @@ def _opened_for_writing(hidden: Path) -> Iterator[Node]:
         return
     import zarr
 
-    from raggedatlas.store.guards import guarded_zarr_store
+    from raggedatlas.store.untrusted import guarded_zarr_store
 
     consolidated = _unconsolidated(hidden)
     store = guarded_zarr_store(zarr.storage.LocalStore(hidden))

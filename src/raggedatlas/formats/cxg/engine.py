@@ -9,7 +9,7 @@ from typing import Any
 
 from raggedatlas.errors import AtlasError, MissingExtraError, SourceError, StoreError
 from raggedatlas.formats.cxg.soundness import refuse_wild_sizes
-from raggedatlas.store.threads import DECODE_THREADS
+from raggedatlas.store.runtime import DECODE_THREADS
 
 BUFFER_BYTES = 1 << 20
 """What a read takes per attribute to begin with; point reads are several times slower with the library's 10 MB."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.formats.cxg.engine import answering
-from raggedatlas.store.allocators import give_back
+from raggedatlas.store.runtime import release_unused_memory
 
 SPOOL_ROWS = 1 << 17
 """Tables of up to so many rows stay in memory: what is encoded of them takes some ten megabytes a column."""
@@ -96,7 +96,7 @@ class Spool:
                     n_rows += len(part)
                 if writer is not None:
                     writer.close()
-        give_back()
+        release_unused_memory()
         return Spooled(path, n_rows, dtype)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import QueryError, StoreError
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 from raggedatlas.verbs.viewer.columns import Column
 from raggedatlas.verbs.viewer.page import refuse_existing
 from raggedatlas.verbs.viewer.palette import category_colors, read_colors

@@ -14,9 +14,8 @@ import pytest
 
 import raggedatlas as ra
 from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, StoreError
-from raggedatlas.store.failures import failure, plain_reason
-from raggedatlas.store.lance_errors import lance_errors
 from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.storage_errors import failure, lance_errors, plain_reason
 from raggedatlas.store.tables import Tables, filter_errors
 
 RUST = ", /build/lance/rust/lance-io/src/object_store.rs:1576:42"

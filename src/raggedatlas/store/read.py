@@ -1,6 +1,9 @@
-"""Batched reads of stored arrays: many row ranges in one call, every touched chunk decoded once."""
+"""Shards as bytes: encoded chunks, their index, and the two ways to look one up (memory map, byte ranges)."""
 
 import ctypes
+import mmap
+import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -12,15 +15,214 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from raggedatlas.errors import CorruptError, LimitError, SchemaError
-from raggedatlas.store.arrays import ArraySpec
-from raggedatlas.store.checksums import extend_checksum
-from raggedatlas.store.codecs import ChunkDecoder
-from raggedatlas.store.limits import product
-from raggedatlas.store.location import Location
+from raggedatlas.store.arrays import ArraySpec, compose_index, index_bytes, parse_index, product, shard_key
+from raggedatlas.store.codecs import (
+    ChunkDecoder,
+    extend_checksum,
+)
+from raggedatlas.store.location import Location, list_files, refuse_symlink, store_errors
 from raggedatlas.store.native import BLOSC, FAULTS, GOOD, I64, OTHER_FRAME, PACKED, PLAIN, U64, Chunks, Pieces, library
-from raggedatlas.store.shards import Shard, fetch_chunks, fetch_index, map_shard, shard_key
-from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_requests
-from raggedatlas.store.trees import list_files
+from raggedatlas.store.runtime import DECODE_THREADS, LRUCache, map_decode, map_requests
+
+_MAPS_KEPT = 256
+_INDEXES_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One stored shard: its index, its size, and its bytes where they are mapped.
+
+    Parameters
+    ----------
+    index : (n_chunks, 2) int64
+        Offset and size of every chunk; size -1 where the chunk is not stored.
+    size : int
+        Bytes of the whole shard.
+    data : (size,) uint8 or None
+        The mapped bytes of a local shard.
+    stamp : tuple
+        What tells that the file has changed since.
+    """
+
+    index: NDArray[np.int64]
+    size: int
+    data: NDArray[np.uint8] | None = None
+    stamp: tuple[int, ...] = ()
+
+
+_MAPS: LRUCache[Shard] = LRUCache(_MAPS_KEPT)
+_INDEXES: LRUCache[Shard] = LRUCache(_INDEXES_KEPT)
+_FETCHING: LRUCache[threading.Lock] = LRUCache(_INDEXES_KEPT)
+
+
+def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) -> Shard:
+    """Map a local shard and read its index; kept among the 256 used last while the file does not change.
+
+    Parameters
+    ----------
+    file : Path or str
+        Of the shard; a str is looked up faster.
+    n_chunks : int
+        How many chunks it has room for.
+    within : Path or None
+        A folder below which neither the file nor a folder above it may be a symlink.
+
+    Raises
+    ------
+    CorruptError
+        If the file is missing, too short, or its index is wrong.
+    StoreError
+        If it is reached by a symlink below `within`.
+    """
+    try:
+        info = os.stat(file)  # noqa: PTH116 - at every read of a shard
+    except FileNotFoundError:
+        raise CorruptError(f"The shard {file} is missing; restore it from a copy or drop its dataset.") from None
+    stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+    known = _MAPS.get(str(file))
+    if known is not None and known.stamp == stamp:
+        return known
+    if within is not None:
+        for part in (Path(file), *Path(file).parents):
+            if part == within:
+                break
+            refuse_symlink(part)
+    with store_errors(f"map {file}"), Path(file).open("rb") as handle:
+        size = os.fstat(handle.fileno()).st_size
+        if size < index_bytes(n_chunks):
+            raise _cut_short(str(file), size, n_chunks)
+        data = np.frombuffer(mmap.mmap(handle.fileno(), size, access=mmap.ACCESS_READ), dtype=np.uint8)
+    shard = Shard(parse_index(data[size - index_bytes(n_chunks) :], size, str(file)), size, data, stamp)
+    _MAPS.put(str(file), shard)
+    return shard
+
+
+def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
+    """Fetch the index of a remote shard in one request; kept among the 4,096 used last, and in the disk cache if there is one.
+
+    Raises
+    ------
+    CorruptError
+        If the shard is missing, too short, or its index is wrong.
+    """
+    own = (f"{location.uri}/{key}", *location.storage_options.items())
+    # One thread asks, the others that want the same index wait for it.
+    with _FETCHING.setdefault(own, threading.Lock()):
+        known = _INDEXES.get(own) or _fetch_index(location, key, n_chunks)
+        _INDEXES.put(own, known)
+    return known
+
+
+def forget_indexes(location: Location) -> None:
+    """Forget the indexes of all remote shards below a location, as something else is written there."""
+    with _INDEXES.lock:
+        for own in [
+            key for key in _INDEXES.entries if isinstance(key, tuple) and str(key[0]).startswith(f"{location.uri}/")
+        ]:
+            del _INDEXES.entries[own]
+
+
+def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
+    """Fetch the index of a remote shard from the disk cache, or else from the store."""
+    name = f"{location.uri}/{key}"
+    known = _held_index(location, name, n_chunks)
+    if known is not None:
+        return known
+    try:
+        tail, size = _fetch_tail(location, key, index_bytes(n_chunks))
+    except FileNotFoundError:
+        raise CorruptError(f"The shard {name} is missing; restore it from a copy or drop its dataset.") from None
+    if size < index_bytes(n_chunks):
+        raise _cut_short(name, size, n_chunks)
+    return Shard(parse_index(tail, size, name), size)
+
+
+def fetch_chunks(location: Location, key: str, shard: Shard, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    """Fetch stored chunks of one remote shard, from the disk cache where they are held; near ones share a request.
+
+    Parameters
+    ----------
+    location : Location
+        The array.
+    key : str
+        Key of the shard.
+    shard : Shard
+        What `fetch_index` gave.
+    index : (k, 2) int64
+        Offset and size of the wanted chunks.
+
+    Returns
+    -------
+    list of k uint8 arrays
+    """
+    cache, name = location.disk_cache, _cache_name(location, f"{location.uri}/{key}")
+    held = [None] * len(index) if cache is None else cache.read_chunks(name, index, shard.size)
+    missing = np.array([i for i, data in enumerate(held) if data is None], np.int64)
+    fetched = _get_ranges(location, key, index[missing]) if missing.size else []
+    if cache is not None and fetched:
+        cache.write_chunks(name, index[missing], fetched, shard.size, compose_index(shard.index))
+    more = iter(fetched)
+    return [next(more) if data is None else data for data in held]
+
+
+def _held_index(location: Location, name: str, n_chunks: int) -> Shard | None:
+    """Look a shard index up in the disk cache; what is wrong there is removed."""
+    cache = location.disk_cache
+    found = None if cache is None else cache.read_tail(_cache_name(location, name), index_bytes(n_chunks))
+    if cache is None or found is None:
+        return None
+    try:
+        return Shard(parse_index(*found, name), found[1])
+    except CorruptError:
+        cache.forget(_cache_name(location, name))
+        return None
+
+
+def _cache_name(location: Location, name: str) -> str:
+    """Tell a shard from one of the same address on another server."""
+    return f"{location.storage_options.get('aws_endpoint', '')} {name}"
+
+
+def _get_ranges(location: Location, key: str, index: NDArray[np.int64]) -> list[NDArray[np.uint8]]:
+    """Request byte ranges of one object."""
+    import obstore
+
+    starts, ends = index[:, 0], index.sum(axis=1)
+    try:
+        with store_errors(f"read {location.uri}/{key}"):
+            found = obstore.get_ranges(location.store(), key, starts=starts.tolist(), ends=ends.tolist())
+    except FileNotFoundError:
+        raise CorruptError(f"The shard {location.uri}/{key} is missing; restore it from a copy.") from None
+    return [np.frombuffer(memoryview(item), dtype=np.uint8) for item in found]
+
+
+def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]:
+    """Return the last bytes of a remote object and its size; one request where the store knows suffix ranges."""
+    import obstore
+    from obstore.exceptions import BaseError
+
+    store = location.store()
+    with store_errors(f"read {location.uri}/{key}"):
+        if not location.uri.startswith("az://"):
+            try:
+                found = obstore.get(store, key, options={"range": {"suffix": n_bytes}})
+                return bytes(found.bytes()), int(found.meta["size"])
+            except BaseError as error:
+                if isinstance(error, FileNotFoundError):
+                    raise
+        size = int(obstore.head(store, key)["size"])
+        if size < n_bytes:
+            return b"", size
+        return bytes(obstore.get_range(store, key, start=size - n_bytes, end=size)), size
+
+
+def _cut_short(name: str, size: int, n_chunks: int) -> CorruptError:
+    """Say that a shard is too short for its index."""
+    return CorruptError(
+        f"The shard {name} has {size:,} bytes and no room for its index of {index_bytes(n_chunks):,}; "
+        "it was cut short. Restore it from a copy or drop its dataset."
+    )
+
 
 WAVE_BYTES = 64 * 2**20
 _LARGE_BYTES = 256 * 2**20

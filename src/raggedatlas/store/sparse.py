@@ -1,9 +1,11 @@
-"""Rows of many ragged groups in one call: chunk tables, threads, and reused memory around the compiled loop."""
+"""Rows of sparse matrices: renumber their columns, sort them, count them. The loops are in ``native/csr.c``."""
 
 import ctypes
 import threading
 from collections.abc import Sequence
+from ctypes import byref, c_int64
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +13,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.errors import CorruptError, SchemaError
 from raggedatlas.store.native import (
+    BAD_BOUNDS,
+    BAD_COLUMN,
     CHECKED,
     FAULTS,
     GOOD,
@@ -32,13 +36,235 @@ from raggedatlas.store.native import (
     Result,
     Room,
     Rows,
+    csr_of,
     library,
 )  # fmt: skip
-from raggedatlas.store.ranges import ArrayReader, bad_chunk, fetch_frames, is_packed, native_kind
-from raggedatlas.store.rings import BufferRing
-from raggedatlas.store.threads import DECODE_THREADS, map_decode, map_groups
+from raggedatlas.store.read import ArrayReader, bad_chunk, fetch_frames, is_packed, native_kind
+from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_decode, map_groups
 
-_ENTRIES_PER_THREAD = 2**19
+_ENTRIES_PER_THREAD = 2**18
+"""Fewer are mapped before another thread has begun."""
+
+
+def count_columns(indices: NDArray[Any], n_columns: int) -> NDArray[np.int64]:
+    """Count how often every column is named.
+
+    Parameters
+    ----------
+    indices : (nnz,) integers
+        Columns; those outside ``0..n_columns - 1`` are not counted.
+    n_columns : int
+        Number of columns.
+
+    Returns
+    -------
+    (n_columns,) int64
+
+    Examples
+    --------
+    >>> count_columns(np.array([1, 1, 7, -1]), 3)
+    array([0, 2, 0])
+    """
+    counts = np.zeros(n_columns, np.int64)
+    columns = np.ascontiguousarray(indices)
+    library().ra_count_columns(columns, columns.size, columns.itemsize, counts, n_columns)
+    return counts
+
+
+def count_kept(
+    indptr: NDArray[np.int64], indices: NDArray[Any], column_map: NDArray[Any], what: str
+) -> NDArray[np.int64]:
+    """Count the entries of every row whose column is kept.
+
+    Parameters
+    ----------
+    indptr : (n_rows + 1,) int64
+        Row bounds; need not start at 0.
+    indices : (nnz,) integers
+        Columns as stored.
+    column_map : (n_columns,) int32 or int64
+        New column of every old one, or -1 where it is left out.
+    what : str
+        What has the columns, for messages.
+
+    Returns
+    -------
+    (n_rows,) int64
+
+    Raises
+    ------
+    CorruptError
+        If the bounds fall or go beyond the entries, or a column is beyond the map.
+    """
+    counts, where = np.zeros(len(indptr) - 1, np.int64), c_int64()
+    rows = csr_of(indptr, indices)
+    fault = library().ra_count_kept(byref(rows), column_map, len(column_map), column_map.itemsize, counts, byref(where))
+    refuse_rows(fault, what, where.value, len(column_map))
+    return counts
+
+
+def refuse_rows(fault: int, what: str, row: int | None, n_columns: int) -> None:
+    """Raise the error of a compiled function over rows.
+
+    Raises
+    ------
+    CorruptError
+        If bounds fall or go beyond the entries, a column is beyond the last, or a row names one twice.
+    """
+    says = {
+        BAD_BOUNDS: "has bounds that fall or go beyond its entries",
+        BAD_COLUMN: f"names a column that it has not got: there are {n_columns:,}",
+        REPEATED: "names a column twice",
+    }
+    if fault in says:
+        which = "a row" if row is None else f"row {row:,}"
+        raise CorruptError(f"{what}: {which} {says[fault]}; run validate('deep').")
+
+
+def map_rows(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    column_map: NDArray[Any],
+    n_columns: int,
+    targets: NDArray[np.int64],
+    out: NDArray[Any],
+    at: NDArray[np.int64],
+    offset: int = 0,
+) -> int:
+    """Write the new columns of every row, ascending, and where each entry came from; on several threads where it pays.
+
+    Parameters
+    ----------
+    indptr : (n_rows + 1,) int64
+        Row bounds.
+    indices : (nnz,) integers
+        Columns as stored, in any order.
+    column_map : (n_stored,) int32 or int64
+        New column of every old one, or -1 where it is left out; of the dtype of `out`.
+    n_columns : int
+        How many new columns there are.
+    targets : (n_rows,) int64
+        First output entry of every row.
+    out, at : (n_out,) arrays
+        Columns; and positions in `indices`, plus `offset`.
+    offset : int
+        Added to the positions.
+
+    Returns
+    -------
+    int
+        GOOD, UNSORTED where a row had to be sorted, or a fault: REPEATED, BAD_COLUMN, BAD_BOUNDS.
+    """
+
+    def fill(span: tuple[int, int]) -> int:
+        first, last = span
+        rows = csr_of(indptr[first : last + 1], indices)
+        words, slots = np.zeros(n_columns // 64 + 1, np.uint64), np.empty(n_columns, np.int64)
+        return int(
+            library().ra_map_rows(
+                byref(rows), column_map, len(column_map), column_map.itemsize, targets[first:last], offset, out, at,
+                len(at), words, slots, n_columns,
+            )
+        )  # fmt: skip
+
+    found = map_decode(fill, _spans(indptr))
+    faults = [state for state in found if state in (REPEATED, BAD_COLUMN, BAD_BOUNDS)]
+    return faults[0] if faults else max(found, default=GOOD)
+
+
+def _spans(indptr: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Cut rows into runs of about equally many entries, one for each thread where there are enough."""
+    first, last = int(indptr[0]), int(indptr[-1])
+    n = min(DECODE_THREADS, 1 + (last - first) // _ENTRIES_PER_THREAD)
+    cuts = np.searchsorted(indptr, np.linspace(first, last, max(n, 1) + 1)[1:-1])
+    edges = [0, *cuts.tolist(), len(indptr) - 1]
+    return [(low, high) for low, high in pairwise(edges) if high > low]
+
+
+def remap_csr(
+    indptr: NDArray[np.int64],
+    indices: NDArray[Any],
+    values: NDArray[Any],
+    column_map: NDArray[np.int64],
+    n_out: int,
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    """Send the columns of CSR rows through a map, drop those mapped to -1, and sort every row.
+
+    Parameters
+    ----------
+    indptr : (n_rows + 1,) int64
+        Row bounds, starting at 0.
+    indices : (nnz,) integers
+        Column of every value, in any order.
+    values : (nnz,) any fixed-size dtype
+        The values.
+    column_map : (n_columns,) int64
+        New column of every old one, or -1 to drop it.
+    n_out : int
+        Number of new columns; columns are int32 where that is enough, else int64.
+
+    Returns
+    -------
+    (indptr, indices, values)
+        int64 bounds, int32 or int64 columns, values of the same dtype. Entries of equal column keep their order.
+
+    Raises
+    ------
+    CorruptError
+        If the bounds fall or go beyond the entries, or a column is beyond `column_map` or maps beyond `n_out`.
+    """
+    places = column_map.astype(np.int32 if n_out <= np.iinfo(np.int32).max else np.int64)
+    bounds = np.zeros(len(indptr), np.int64)
+    np.cumsum(count_kept(indptr, indices, places, "A sparse matrix"), out=bounds[1:])
+    out, at, moved = (np.empty(bounds[-1], dtype) for dtype in (places.dtype, np.int64, values.dtype))
+    fault = map_rows(indptr, indices, places, n_out, bounds[:-1], out, at)
+    if fault == REPEATED:
+        at = _stable_order(indptr, places[indices])
+        return bounds, places[indices[at]], values[at]
+    refuse_rows(fault, "A sparse matrix with new columns", None, n_out)
+    # each place is within; "clip" alone needs no second buffer
+    return bounds, out, np.take(values, at, out=moved, mode="clip")
+
+
+def sorting_order(indptr: NDArray[np.int64], indices: NDArray[Any], n_columns: int) -> NDArray[np.int64]:
+    """Find the order that sorts the entries of every row by column; equal columns keep their order.
+
+    Parameters
+    ----------
+    indptr : (n_rows + 1,) int64
+        Row bounds, starting at 0.
+    indices : (nnz,) integers
+        Columns.
+    n_columns : int
+        Number of columns.
+
+    Returns
+    -------
+    (nnz,) int64
+        ``indices[order]`` ascends in every row.
+
+    Raises
+    ------
+    CorruptError
+        If the bounds fall or go beyond the entries, or a column is beyond the last.
+
+    Examples
+    --------
+    >>> sorting_order(np.array([0, 2, 4]), np.array([5, 3, 1, 1]), 6)
+    array([1, 0, 2, 3])
+    """
+    return remap_csr(indptr, indices, np.arange(len(indices)), np.arange(n_columns), n_columns)[2]
+
+
+def _stable_order(indptr: NDArray[np.int64], columns: NDArray[Any]) -> NDArray[np.int64]:
+    """Order the entries with columns of 0 or more by row and column; they are few, or a file is odd, where this is called."""
+    kept = np.flatnonzero(columns >= 0)
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    order: NDArray[np.int64] = kept[np.lexsort((columns[kept], rows[kept]))]
+    return order
+
+
+_GATHER_ENTRIES_PER_THREAD = 2**19
 _SEARCH_BELOW = 32
 _BEYOND = 16
 _MAP_TYPES = (I32, I64, U8, U32, I32, I64)
@@ -188,7 +414,7 @@ class RowGatherer:
         Of the result's values.
     threads : int
         Threads of one call; the result does not depend on them.
-    ring : BufferRing, optional
+    pool : BufferPool, optional
         Where the memory of results comes from; fresh memory without one.
 
     Raises
@@ -204,10 +430,10 @@ class RowGatherer:
         dtype: np.dtype[Any],
         *,
         threads: int = DECODE_THREADS,
-        ring: BufferRing | None = None,
+        pool: BufferPool | None = None,
     ) -> None:
         self.n_cols, self.dtype, self.threads = n_cols, dtype, threads
-        self.ring = ring or BufferRing(0)
+        self.pool = pool or BufferPool(0)
         for group in groups:
             if group.columns.spec.n_rows != group.values.spec.n_rows:
                 raise CorruptError(f"{group.columns.name} and {group.values.name} differ in length; run validate().")
@@ -277,7 +503,7 @@ class RowGatherer:
             frames = [table.frames_of(*touched) for table in (self.columns, self.values)]
         plain = self.complete and not sort
         total = int(at[-1])
-        indices, values = self.ring.take(total, _INT32), self.ring.take(total, self.dtype)
+        indices, values = self.pool.take(total, _INT32), self.pool.take(total, self.dtype)
         counts = None if plain else np.zeros(n, np.int64)
         out = Result(
             OUT_I32.address(indices), OUT.address(values), 0 if counts is None else OUT_I64.address(counts), total, self.n_cols,
@@ -285,7 +511,7 @@ class RowGatherer:
         )  # fmt: skip
         rows = (group, start, end, at)
         work = total if plain else int((end[order] - start[order]).sum())
-        if found and (self.threads == 1 or work < 2 * _ENTRIES_PER_THREAD):
+        if found and (self.threads == 1 or work < 2 * _GATHER_ENTRIES_PER_THREAD):
             self._run(order, rows, frames, out, longest)
         elif found:
             map_decode(
@@ -357,7 +583,7 @@ class RowGatherer:
 def _cut(order: NDArray[np.int64], lengths: NDArray[np.int64], threads: int) -> list[NDArray[np.int64]]:
     """Cut ordered rows into runs of about equally many entries, one for each thread where there are enough."""
     total = np.cumsum(lengths[order])
-    n = min(threads, 1 + int(total[-1]) // _ENTRIES_PER_THREAD)
+    n = min(threads, 1 + int(total[-1]) // _GATHER_ENTRIES_PER_THREAD)
     cuts = np.searchsorted(total, np.linspace(0, int(total[-1]), n + 1)[1:-1])
     return [run for run in np.split(order, cuts) if run.size]
 

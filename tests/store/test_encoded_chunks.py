@@ -4,17 +4,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.store.runs import ChunkRun, count_chunks, cut_runs
-from raggedatlas.store.shards import compose_shard, index_bytes, parse_index
+from raggedatlas.store.arrays import compose_shard, index_bytes, parse_index
+from raggedatlas.store.codecs import EncodedChunks, count_chunks, split_chunks
 
 CHUNKS = st.lists(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=5), min_size=1, max_size=6)
 
 
-def run_of(chunks: list[bytes]) -> ChunkRun:
-    return ChunkRun(memoryview(b"".join(chunks)), np.cumsum([len(chunk) for chunk in chunks]))
+def run_of(chunks: list[bytes]) -> EncodedChunks:
+    return EncodedChunks(memoryview(b"".join(chunks)), np.cumsum([len(chunk) for chunk in chunks]))
 
 
-def listed(runs: list[ChunkRun]) -> list[bytes]:
+def listed(runs: list[EncodedChunks]) -> list[bytes]:
     return [bytes(chunk) for run in runs for chunk in run.chunks()]
 
 
@@ -23,7 +23,7 @@ def test_runs_parted_anywhere_hold_the_same_chunks(groups, data) -> None:  # noq
     """The first n chunks stand before the cut and the others behind it, for every n from none to all."""
     runs, flat = [run_of(chunks) for chunks in groups], [chunk for chunks in groups for chunk in chunks]
     n = data.draw(st.integers(0, len(flat)))
-    before, after = cut_runs(runs, n)
+    before, after = split_chunks(runs, n)
     assert (count_chunks(before), count_chunks(after)) == (n, len(flat) - n)
     assert (listed(before), listed(after)) == (flat[:n], flat[n:])
 

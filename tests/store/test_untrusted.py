@@ -14,10 +14,9 @@ import zarr
 from numcodecs import blosc, lz4, zstd
 
 from raggedatlas.errors import AtlasError, CorruptError, LimitError, SourceError
-from raggedatlas.store.codecs import refuse_unknown_codecs, zstd_declared_bytes
-from raggedatlas.store.guards import StoredArray, check_array_metadata, check_frames, guarded_zarr_store
-from raggedatlas.store.runs import ChunkRun
-from raggedatlas.store.shards import compose_shard
+from raggedatlas.store.arrays import compose_shard
+from raggedatlas.store.codecs import EncodedChunks, refuse_unknown_codecs, zstd_declared_bytes
+from raggedatlas.store.untrusted import StoredArray, check_array_metadata, check_frames, guarded_zarr_store
 
 ZEROS = bytes(2**22)
 BOMBS: dict[str, Callable[[bytes], bytes]] = {
@@ -122,7 +121,9 @@ def test_bombs_are_refused_and_honest_frames_pass(name: str) -> None:
     check_frames(StoredArray("x", len(ZEROS), (name,)), bomb)
     with pytest.raises(CorruptError, match=f"{name} frame"):
         check_frames(StoredArray("x", 2**12, (name,)), bomb)
-    shard = b"".join(compose_shard([ChunkRun.of(BOMBS[name](bytes(64))), ChunkRun.of(bomb.tobytes())], 4))
+    shard = b"".join(
+        compose_shard([EncodedChunks.single(BOMBS[name](bytes(64))), EncodedChunks.single(bomb.tobytes())], 4)
+    )
     with pytest.raises(CorruptError, match=f"{name} frame"):
         check_frames(StoredArray("x", 2**12, (name,), slots=4), np.frombuffer(shard, np.uint8))
     with pytest.raises(CorruptError):
@@ -174,7 +175,7 @@ def test_guarded_stores_refuse_bombs(tmp_path: Path, shards: tuple[int, ...] | N
     array = zarr.create_array(store, shape=(40,), chunks=(10,), shards=shards, dtype="int64", fill_value=-1)
     array[:] = np.arange(40)
     bomb = zstd.compress(ZEROS, 1)
-    chunk = b"".join(compose_shard([ChunkRun.of(bomb)] * 4, 4)) if shards else bomb
+    chunk = b"".join(compose_shard([EncodedChunks.single(bomb)] * 4, 4)) if shards else bomb
     for file in (tmp_path / "c").iterdir():
         file.write_bytes(chunk)
     guarded = zarr.open_array(guarded_zarr_store(store), mode="r")

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from raggedatlas.errors import StoreError
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.location import Location
-from raggedatlas.store.overlap import WriteBehind, read_ahead
-from raggedatlas.store.ranges import ArrayReader, read_slice
+from raggedatlas.store.read import ArrayReader, read_slice
+from raggedatlas.store.runtime import BackgroundWriter, prefetch
 
 
 @given(n=st.integers(0, 9), depth=st.integers(1, 4))
 def test_every_step_and_job_comes_once_and_in_order(n: int, depth: int) -> None:
     """However many may wait, steps come in order and jobs are done in order, all before the end of the context."""
     done: list[int] = []
-    with WriteBehind(depth) as later:
-        for step in read_ahead(iter(range(n)), depth):
+    with BackgroundWriter(depth) as later:
+        for step in prefetch(iter(range(n)), depth):
             later(lambda step=step: done.append(step))
     assert done == list(range(n))
 
@@ -32,7 +32,7 @@ def test_no_more_jobs_wait_than_allowed(depth: int) -> None:
     given_over: list[int] = []
 
     def caller() -> None:
-        with WriteBehind(depth) as later:
+        with BackgroundWriter(depth) as later:
             for i in range(depth + 1):
                 later(gate.wait)
                 given_over.append(i)
@@ -49,23 +49,23 @@ def test_no_more_jobs_wait_than_allowed(depth: int) -> None:
     assert given_over == list(range(depth + 1))
 
 
-@pytest.mark.parametrize("where", ["call", "settle", "end"])
+@pytest.mark.parametrize("where", ["call", "join", "end"])
 def test_no_job_is_begun_after_one_that_failed(where: str) -> None:
-    """The error of a job comes at the next call that has to wait, at `settle`, or at the end; jobs behind it are not begun."""
+    """The error of a job comes at the next call that has to wait, at `join`, or at the end; jobs behind it are not begun."""
     done: list[int] = []
 
     def fail() -> None:
         raise StoreError("the disk is full")
 
     def run() -> None:
-        with WriteBehind(2) as later:
+        with BackgroundWriter(2) as later:
             later(fail)
             later(lambda: done.append(1))
             if where == "call":
                 later(lambda: done.append(2))
                 done.append(3)
-            elif where == "settle":
-                later.settle()
+            elif where == "join":
+                later.join()
                 done.append(3)
 
     with pytest.raises(StoreError, match="disk is full"):
@@ -83,7 +83,7 @@ def test_an_error_of_the_caller_ends_what_waits() -> None:
         done.append("first")
 
     def run() -> None:
-        with WriteBehind(3) as later:
+        with BackgroundWriter(3) as later:
             later(first)
             later(lambda: done.append("second"))
             assert begun.wait(10)
@@ -107,7 +107,7 @@ def test_an_early_end_reads_no_further() -> None:
         made.append("further")
         yield 2
 
-    walk = read_ahead(steps(), 3)
+    walk = prefetch(steps(), 3)
     assert next(walk) == 0
     threading.Timer(0.05, gate.set).start()
     walk.close()
@@ -122,7 +122,7 @@ def test_an_array_written_behind_is_the_array(
     files = []
     for behind in (True, False):
         folder = tmp_path_factory.mktemp("sent")
-        with WriteBehind(2) as send:
+        with BackgroundWriter(2) as send:
             writer = ArrayWriter(
                 Location(str(folder)), "a/b", "uint8", profile="packed", chunk_rows=8, shard_rows=16
             )  # fmt: skip

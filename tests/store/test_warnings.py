@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from raggedatlas.store.quiet import warnings_as
+from raggedatlas.store.runtime import warnings_as
 
 
 def test_threads_leave_the_filters_as_they_were() -> None:

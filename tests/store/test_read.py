@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, LimitError, SchemaError
-from raggedatlas.store import ranges
+from raggedatlas.store import read
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.location import Location
-from raggedatlas.store.ranges import ArrayReader, iterate_slices, read_ranges, read_rows, read_slice, verify
+from raggedatlas.store.read import ArrayReader, iterate_slices, read_ranges, read_rows, read_slice, verify
 
 N = 1000
 
@@ -69,8 +69,8 @@ def test_ranges_are_those_of_numpy(flat, asked, threads, wave, which) -> None:  
     starts, ends = [a for a, _ in asked], [b for _, b in asked]
     expected = np.concatenate([values[a:b] for a, b in asked] or [values[:0]])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "WAVE_BYTES", wave)
-        patch.setattr(ranges, "_CHUNKS_PER_TASK", 1)
+        patch.setattr(read, "WAVE_BYTES", wave)
+        patch.setattr(read, "_CHUNKS_PER_TASK", 1)
         np.testing.assert_array_equal(read_ranges(reader, starts, ends), expected)
         assert verify(reader)[0] == []
 
@@ -207,15 +207,14 @@ def test_a_frame_that_declares_more_is_refused(local: Location) -> None:
     import google_crc32c
     from numcodecs import blosc, zstd
 
-    from raggedatlas.store.codecs import ChunkDecoder
-    from raggedatlas.store.runs import ChunkRun
-    from raggedatlas.store.shards import compose_shard
+    from raggedatlas.store.arrays import compose_shard
+    from raggedatlas.store.codecs import ChunkDecoder, EncodedChunks
 
     reader = write(local, np.arange(16, dtype="uint32"), shard_rows=16)
     bomb = np.zeros(2**24, "uint8")
     frame = blosc.compress(bomb, b"lz4", 5, 1)
     sealed = frame + int(google_crc32c.value(frame)).to_bytes(4, "little")
-    (local.path / "x" / "c" / "0").write_bytes(b"".join(compose_shard([ChunkRun.of(sealed)], 1)))
+    (local.path / "x" / "c" / "0").write_bytes(b"".join(compose_shard([EncodedChunks.single(sealed)], 1)))
     with pytest.raises(CorruptError, match="does not have the size"):
         read_slice(reader, 0, 16)
     out = np.empty(16, "uint32")

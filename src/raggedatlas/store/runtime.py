@@ -1,0 +1,403 @@
+"""What runs in the background and what is shared by a process: thread pools, pipelines, reused memory, warning filters."""
+
+import ctypes
+import os
+import threading
+import warnings
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import cache
+from itertools import repeat
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+A = TypeVar("A")
+B = TypeVar("B")
+V = TypeVar("V")
+
+DECODE_THREADS = min(4, os.cpu_count() or 1)
+REQUEST_THREADS = 16
+
+SHARED_BYTES = 2**28
+"""Free memory that the shared pool holds at most: about what one `add` uses at once, so that none is allocated twice."""
+
+SHARED_BUFFERS = 48
+"""Free buffers that the shared pool holds at most."""
+
+
+@cache
+def _pool(pid: int, kind: str) -> ThreadPoolExecutor:
+    """Return the thread pool of a kind; a forked child has another pid and so its own pools."""
+    size = max(1, DECODE_THREADS - 1) if kind == "decode" else REQUEST_THREADS
+    return ThreadPoolExecutor(size, thread_name_prefix=f"raggedatlas-{kind}")
+
+
+def map_decode(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Apply `function` to every item on the calling thread and the decoding threads, together as many as cores.
+
+    Every thread takes the next item when it has finished one, so calls may be nested. The error of the first failed item is
+    raised after all items have been processed.
+    """
+    if len(items) == 1:
+        return [function(items[0])]
+    outcomes: list[Future[B]] = [Future() for _ in items]
+    waiting = deque(zip(outcomes, items, strict=True))
+    helpers = [
+        _pool(os.getpid(), "decode").submit(_work, function, waiting)
+        for _ in range(min(DECODE_THREADS, len(items)) - 1)
+    ]
+    _work(function, waiting)
+    for helper in helpers:
+        # A helper that has not started would find nothing to do; waiting for it could deadlock nested calls.
+        if not helper.cancel():
+            helper.result()
+    return [outcome.result() for outcome in outcomes]
+
+
+def _work(function: Callable[[A], B], waiting: "deque[tuple[Future[B], A]]") -> None:
+    """Process items until none is left."""
+    while True:
+        try:
+            outcome, item = waiting.popleft()
+        except IndexError:
+            return
+        try:
+            outcome.set_result(function(item))
+        except Exception as error:  # noqa: BLE001  (the caller raises it)
+            outcome.set_exception(error)
+
+
+def map_requests(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Apply `function` to every item on the threads that wait for object stores, at most 16 at once."""
+    return _map("requests", function, items)
+
+
+def map_groups(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Apply `function` to every item on separate threads, at most 16 at once; it may use the other pools."""
+    return _map("groups", function, items)
+
+
+def submit(function: Callable[[A], B], item: A) -> "Future[B]":
+    """Apply `function` on another thread while the caller continues; it must not use the threads of `map_groups`."""
+    return _pool(os.getpid(), "groups").submit(function, item)
+
+
+def _map(kind: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """Apply `function` to items in order; the first error is raised after all have ended."""
+    if len(items) <= 1:
+        return [function(item) for item in items]
+    futures = [_pool(os.getpid(), kind).submit(function, item) for item in items]
+    errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None:
+            raise error
+    return [future.result() for future in futures]
+
+
+def prefetch(items: Iterable[A], depth: int = 1) -> Generator[A, None, None]:
+    """Iterate while the next items are produced on a background thread.
+
+    Close the generator (`contextlib.closing`) where the iteration may end early; an item in production is waited for.
+
+    Parameters
+    ----------
+    items : iterable
+        Used from the background thread alone. What it raises is raised here, in its turn.
+    depth : int
+        How many items may be ready before the caller asks for them.
+
+    Examples
+    --------
+    >>> list(prefetch("abc"))
+    ['a', 'b', 'c']
+    """
+    iterator = iter(items)
+    with closing(prefetch_map(lambda _: _take_one(iterator), repeat(None), threads=1, depth=depth)) as taken:
+        for item in taken:
+            if not item:
+                return
+            yield item[0]
+
+
+def prefetch_map(
+    function: Callable[[A], B], items: Iterable[A], *, threads: int, depth: int
+) -> Generator[B, None, None]:
+    """Apply `function` to items on background threads, a bounded number ahead, and yield the results in order.
+
+    Parameters
+    ----------
+    function : callable
+        Runs on any of the threads.
+    items : iterable
+        Iterated on the caller's thread.
+    threads : int
+        How many threads; 0 computes on the caller's thread on demand.
+    depth : int
+        Results that are finished or being computed beyond the one handed over.
+
+    Raises
+    ------
+    Exception
+        What `function` raised, when its turn comes; nothing is started after it.
+
+    Examples
+    --------
+    >>> list(prefetch_map(abs, [-3, 1, -2], threads=2, depth=2))
+    [3, 1, 2]
+    """
+    if threads == 0:
+        yield from map(function, items)
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="raggedatlas-prefetch")
+    waiting: deque[Future[B]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > depth:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _take_one(iterator: Iterator[A]) -> tuple[A, ...]:
+    """Return the next item in a tuple, or () at the end: a future cannot raise StopIteration, and an item may be falsy."""
+    for item in iterator:
+        return (item,)
+    return ()
+
+
+class BackgroundWriter:
+    """Runs jobs one after the other on one background thread while the caller prepares the next.
+
+    Leaving the context waits for all jobs and raises the error of a failed one. If the context is left with an error, the
+    running job is waited for, the others are cancelled, and their errors are dropped.
+
+    Parameters
+    ----------
+    depth : int
+        How many jobs may be unfinished.
+
+    Examples
+    --------
+    >>> done = []
+    >>> with BackgroundWriter() as write:
+    ...     for i in range(3):
+    ...         write(lambda i=i: done.append(i))
+    >>> done
+    [0, 1, 2]
+    """
+
+    def __init__(self, depth: int = 1) -> None:
+        self._depth = depth
+        self._running: deque[Future[None]] = deque()
+        self._failed = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raggedatlas-write")
+
+    def __enter__(self) -> Self:
+        """Start without a job."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for all jobs, or after an error for the running one."""
+        try:
+            if kind is None:
+                self.join()
+        finally:
+            self._failed = True
+            self._pool.shutdown(cancel_futures=True)
+
+    def __call__(self, job: Callable[[], object]) -> None:
+        """Queue a job; block until the oldest has finished where `depth` jobs are unfinished.
+
+        Raises
+        ------
+        Exception
+            What an earlier job raised; no job is started after it.
+        """
+        if len(self._running) == self._depth:
+            self._running.popleft().result()
+        self._running.append(self._pool.submit(self._run, job))
+
+    def join(self) -> None:
+        """Wait until all jobs have finished.
+
+        Raises
+        ------
+        Exception
+            What a job raised.
+        """
+        while self._running:
+            self._running.popleft().result()
+
+    def _run(self, job: Callable[[], object]) -> None:
+        if self._failed:
+            return
+        try:
+            job()
+        except BaseException:
+            self._failed = True
+            raise
+
+
+class LRUCache(Generic[V]):
+    """A thread-safe dictionary that keeps the most recently used entries."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.lock = threading.Lock()
+        self.entries: OrderedDict[object, V] = OrderedDict()
+
+    def get(self, key: object) -> V | None:
+        """Return an entry and mark it as used, or return None."""
+        with self.lock:
+            if key not in self.entries:
+                return None
+            self.entries.move_to_end(key)
+            return self.entries[key]
+
+    def put(self, key: object, value: V) -> None:
+        """Store an entry and evict the oldest ones beyond the size."""
+        with self.lock:
+            self.entries[key] = value
+            self.entries.move_to_end(key)
+            while len(self.entries) > self.size:
+                self.entries.popitem(last=False)
+
+    def setdefault(self, key: object, value: V) -> V:
+        """Return the entry of a key; store `value` if there is none."""
+        with self.lock:
+            current = self.entries.setdefault(key, value)
+        self.put(key, current)
+        return current
+
+
+class BufferPool:
+    """Memory of results that is reused once no array refers to it.
+
+    An array from `take` owns its memory as long as it or any view of it lives, so a batch that is kept never changes; only
+    released memory is handed out again. Fresh memory costs a page fault per 4 KiB, which takes as long as reading.
+
+    Parameters
+    ----------
+    n_kept : int
+        How many free buffers are kept; 0 disables reuse.
+    most_bytes : int, optional
+        Limit on the bytes of all free buffers.
+    """
+
+    def __init__(self, n_kept: int = 8, most_bytes: int | None = None) -> None:
+        self.n_kept, self.most_bytes = n_kept, most_bytes
+        # An array may be finalized inside `take`, on the same thread, so the lock is reentrant.
+        self.lock = threading.RLock()
+        self.free: list[NDArray[np.uint8]] = []
+
+    def take(self, n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an uninitialized (n,) array."""
+        n_bytes = n * dtype.itemsize
+        if not self.n_kept or n_bytes < 2**16:
+            return np.empty(n, dtype)
+        with self.lock:
+            fit = [i for i, item in enumerate(self.free) if n_bytes <= item.size <= 4 * n_bytes]
+            memory = self.free.pop(min(fit, key=lambda i: self.free[i].size)) if fit else None
+        if memory is None:
+            memory = np.empty(n_bytes + n_bytes // 8, np.uint8)
+        # Chains of `base` end at the array made by frombuffer; once it is gone, nothing can refer to the memory. The owner has
+        # exactly the size of the result, because SciPy copies arrays that are a small part of their base.
+        owner = np.frombuffer(memoryview(memory.data), dtype, n)
+        weakref.finalize(owner, self._release, memory).atexit = False
+        return owner.view()
+
+    def _release(self, memory: NDArray[np.uint8]) -> None:
+        """Keep released memory for reuse."""
+        with self.lock:
+            n_bytes = sum(item.size for item in self.free) + memory.size
+            if len(self.free) < self.n_kept and (self.most_bytes is None or n_bytes <= self.most_bytes):
+                self.free.append(memory)
+
+
+_shared: weakref.WeakValueDictionary[str, BufferPool] = weakref.WeakValueDictionary()
+_sharing = threading.Lock()
+
+
+def shared_pool() -> BufferPool:
+    """Return the pool shared by everything that processes large blocks at the same time; it lives while one of them does.
+
+    Examples
+    --------
+    >>> pool = shared_pool()
+    >>> shared_pool() is pool
+    True
+    """
+    with _sharing:
+        pool = _shared.get("blocks")
+        if pool is None:
+            pool = _shared["blocks"] = BufferPool(SHARED_BUFFERS, SHARED_BYTES)
+        return pool
+
+
+_WARNING_FILTERS = threading.RLock()
+
+
+@contextmanager
+def warnings_as(
+    action: Literal["ignore", "error"], category: type[Warning] = Warning, message: str = ""
+) -> Iterator[None]:
+    """Ignore warnings, or raise them as errors, inside the context.
+
+    Python has one list of warning filters for all threads: two threads that changed it at the same time would restore each
+    other's, permanently. So only one thread at a time may be inside.
+
+    Parameters
+    ----------
+    action : {"ignore", "error"}
+        What happens to a warning.
+    category : type
+        Which warnings.
+    message : str
+        Regular expression that matches the beginning of their message.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings_as("ignore"):
+    ...     warnings.warn("nobody reads this", stacklevel=1)
+    """
+    with _WARNING_FILTERS, warnings.catch_warnings():
+        warnings.filterwarnings(action, message, category)
+        yield
+
+
+def release_unused_memory() -> None:
+    """Return freed memory of Arrow's pool, and of the C library where it supports that, to the system.
+
+    Reading a long column leaves many small freed blocks, which the C library keeps for the thread that allocated them; other
+    threads would allocate new memory instead of reusing it.
+
+    Examples
+    --------
+    >>> release_unused_memory()
+    """
+    pa.default_memory_pool().release_unused()
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Any:  # noqa: ANN401  (a foreign function)
+    """Return `malloc_trim` of glibc, or None with another C library."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None

@@ -119,8 +119,7 @@ class Ours:
         return store.objects([i])
 
     def decode(self) -> float:
-        from raggedatlas.vectors.blobs import Blobs
-        from raggedatlas.vectors.fragment_index import decode_fragments, fragment_rows
+        from raggedatlas.vectors.storage.codecs import Blobs, decode_fragments, fragment_rows
 
         blob = index_of_lists()
         blobs, which = Blobs(blob, np.array([0, blob.size])), np.arange(4096)

@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 
 import raggedatlas as ra
 from raggedatlas.query.query import Query
-from raggedatlas.vectors.converters.files import read_file
+from raggedatlas.vectors.converters.convert import read_file
 from raggedatlas.vectors.shapes import Shapes
 
 DATA = Path(__file__).parent.parent / "tests" / "data" / "xenium_breast.zip"

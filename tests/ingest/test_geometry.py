@@ -38,8 +38,7 @@ from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_file
 from raggedatlas.testing.slides import Slide, make_slide
 from raggedatlas.vectors.builder import make_geometry
-from raggedatlas.vectors.selection import take_objects
-from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.vectors.shapes import Shapes, take_objects
 from raggedatlas.vectors.writer import write
 
 BOUNDARY = "segmentation_boundary"

@@ -9,9 +9,9 @@ import pytest
 from raggedatlas.errors import CorruptError
 from raggedatlas.testing.geometry import by_kind, corners_of, rows_of, walk
 from raggedatlas.vectors.converters.content import decode_categories
-from raggedatlas.vectors.partition_attribute import read_partition_attribute
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.storage.level_reader import read_partition_attribute
 from raggedatlas.vectors.validation.validator import validate
 from raggedatlas.vectors.writer import write
 

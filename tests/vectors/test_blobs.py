@@ -8,39 +8,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, QueryError
-from raggedatlas.vectors.blobs import (
+from raggedatlas.vectors.geometry import Fragments, Objects
+from raggedatlas.vectors.storage.codecs import (
     Blobs,
+    FragmentIndex,
     concat_blobs,
     concat_ranges,
     counts_to_offsets,
+    decode_fragments,
     decode_groups,
+    decode_manifests,
     decode_ragged,
     decode_records,
     decode_single_item,
     decode_vlen,
+    detect_runs,
+    encode_fragments,
     encode_groups,
+    encode_manifests,
     encode_ragged,
     encode_records,
     encode_single_groups,
     encode_vlen,
+    expand_manifests,
+    fragment_rows,
     from_bytes,
     interleave,
-    to_bytes,
-)
-from raggedatlas.vectors.fragment_index import (
-    FragmentIndex,
-    decode_fragments,
-    detect_runs,
-    encode_fragments,
-    fragment_rows,
-)
-from raggedatlas.vectors.geometry import Fragments, Objects
-from raggedatlas.vectors.manifests import (
-    decode_manifests,
-    encode_manifests,
-    expand_manifests,
     split_manifests,
     take_manifests,
+    to_bytes,
 )
 
 FEW = settings(max_examples=60, deadline=None)

@@ -8,11 +8,21 @@ import pytest
 from raggedatlas.errors import AtlasError, CorruptError, ValuesError
 from raggedatlas.store.native import BAD_BOUNDS, BAD_SIZE, BEYOND, I64, OUTSIDE, U8, Fragments, library
 from raggedatlas.vectors import geometry
-from raggedatlas.vectors.blobs import Blobs, Bytes, counts_to_offsets, decode_vlen, encode_vlen
-from raggedatlas.vectors.coarsening.lines import vertex_tolerances
-from raggedatlas.vectors.fragment_index import decode_fragments, encode_fragments, locate_fragments
 from raggedatlas.vectors.grids import chunk_coordinates, encode_positions
-from raggedatlas.vectors.manifests import decode_manifests, encode_manifests, split_manifests
+from raggedatlas.vectors.pyramid import vertex_tolerances
+from raggedatlas.vectors.storage.codecs import (
+    Blobs,
+    Bytes,
+    counts_to_offsets,
+    decode_fragments,
+    decode_manifests,
+    decode_vlen,
+    encode_fragments,
+    encode_manifests,
+    encode_vlen,
+    locate_fragments,
+    split_manifests,
+)
 
 RNG = np.random.default_rng
 

@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import AtlasError, SourceError, ValuesError
 from raggedatlas.vectors.builder import ChunkingOptions
-from raggedatlas.vectors.converters.annotation_grid import PER_CELL
-from raggedatlas.vectors.converters.annotation_records import VECTORS
-from raggedatlas.vectors.converters.annotation_relations import groups_of
+from raggedatlas.vectors.converters.annotation_codec import PER_CELL, VECTORS
 from raggedatlas.vectors.converters.content import Content, decode_categories
-from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.convert import Conversion, convert, plan_losses, read_file, write_file
 from raggedatlas.vectors.converters.precomputed import read_blobs
-from raggedatlas.vectors.converters.stores import Conversion, convert
+from raggedatlas.vectors.converters.precomputed_annotations import groups_of
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
 

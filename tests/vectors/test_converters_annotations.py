@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.annotation_grid import PER_CELL
+from raggedatlas.vectors.converters.annotation_codec import PER_CELL
 from raggedatlas.vectors.converters.content import Content, decode_categories
-from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.convert import plan_losses, read_file, write_file
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
 

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.boundaries import shapes_of_geometries
 from raggedatlas.vectors.converters.content import Content, decode_categories
-from raggedatlas.vectors.converters.files import detect, plan_losses, read_file, write_file
-from raggedatlas.vectors.objects import shapely_geometries, to_geopandas
-from raggedatlas.vectors.selection import take_objects
-from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.converters.convert import detect, plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.geospatial import shapes_of_geometries
+from raggedatlas.vectors.converters.interop import shapely_geometries, to_geopandas
+from raggedatlas.vectors.shapes import Attribute, Shapes, take_objects
 
 SQUARE = shapely.Polygon([(0, 0), (2, 0), (2, 2), (0, 0)])
 HOLED = shapely.Polygon([(0, 0), (9, 0), (9, 9), (0, 9)], [[(1, 1), (2, 1), (2, 2)], [(4, 4), (5, 4), (5, 5), (4, 5)]])

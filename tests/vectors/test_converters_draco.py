@@ -19,16 +19,13 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.coarsening.options import PyramidOptions
 from raggedatlas.vectors.converters.content import Content
-from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
-from raggedatlas.vectors.converters.octree import cut_at, z_order
+from raggedatlas.vectors.converters.convert import Conversion, convert, plan_losses, read_file, write_file
 from raggedatlas.vectors.converters.precomputed import read_blobs, read_info
-from raggedatlas.vectors.converters.stores import Conversion, convert
-from raggedatlas.vectors.pyramid import make_pyramid
+from raggedatlas.vectors.converters.precomputed_meshes import cut_at, z_order
+from raggedatlas.vectors.pyramid import PyramidOptions, make_pyramid
 from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.selection import take_objects
-from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.vectors.shapes import Shapes, take_objects
 from raggedatlas.vectors.writer import write
 
 FORMAT = "precomputed-draco"

@@ -9,9 +9,9 @@ import pytest
 import trimesh
 
 from raggedatlas.errors import MissingExtraError, SourceError
-from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.convert import plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.interop import to_trimesh
 from raggedatlas.vectors.converters.precomputed import write_shard
-from raggedatlas.vectors.objects import to_trimesh
 from raggedatlas.vectors.shapes import Shapes
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError
-from raggedatlas.vectors.converters.files import detect, plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.convert import detect, plan_losses, read_file, write_file
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
 TREE = "# a neuron\n1 1 0 0 0 5.5 -1\n2 3 1 0 0 0.5 1\n5 3 2 0.1 0 0.25 2\n3 4 2 1 0 0.5 2\n"

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as stnp
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import decode_categories
-from raggedatlas.vectors.converters.files import read_file, write_file
+from raggedatlas.vectors.converters.convert import read_file, write_file
 from raggedatlas.vectors.converters.tables import table_content
 from raggedatlas.vectors.shapes import Attribute, Shapes
 

@@ -16,14 +16,12 @@ from typer.testing import CliRunner
 from raggedatlas.cli.verbs import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError
 from raggedatlas.vectors.builder import ChunkingOptions
-from raggedatlas.vectors.coarsening.options import PyramidOptions
-from raggedatlas.vectors.converters.boundaries import shapes_of_geometries
 from raggedatlas.vectors.converters.content import Content, decode_categories
-from raggedatlas.vectors.converters.files import read_file, write_file
-from raggedatlas.vectors.converters.registry import CONVERTERS
-from raggedatlas.vectors.converters.stores import Conversion, convert, is_store
-from raggedatlas.vectors.libraries import LIBRARIES, library
-from raggedatlas.vectors.objects import shapely_geometries, to_networkx, to_trimesh
+from raggedatlas.vectors.converters.convert import CONVERTERS, Conversion, convert, is_store, read_file, write_file
+from raggedatlas.vectors.converters.geospatial import shapes_of_geometries
+from raggedatlas.vectors.converters.interop import shapely_geometries, to_networkx, to_trimesh
+from raggedatlas.vectors.libraries import LIBRARIES, load_library
+from raggedatlas.vectors.pyramid import PyramidOptions
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
@@ -227,7 +225,7 @@ def test_each_library_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPat
     for name in LIBRARIES:
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=r"pip install 'raggedatlas\[geometry\]'"):
-            library(name)
+            load_library(name)
 
 
 def test_shapes_as_objects_of_other_libraries() -> None:

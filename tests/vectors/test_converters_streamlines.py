@@ -11,7 +11,7 @@ from nibabel.streamlines import ArraySequence, Tractogram
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.content import Content
-from raggedatlas.vectors.converters.files import plan_losses, read_file, write_file
+from raggedatlas.vectors.converters.convert import plan_losses, read_file, write_file
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
 
 AFFINE = np.array([[2, 0, 0, -10], [0, 2, 0, 5], [0, 0, 3, 1], [0, 0, 0, 1]], np.float32)

@@ -11,7 +11,7 @@ from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.testing.geometry import ALL, EDGE
 from raggedatlas.vectors import inspect
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.detection import is_geometry_store
+from raggedatlas.vectors.inspection import is_geometry_store
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.writer import write
 

@@ -13,16 +13,14 @@ import zarr
 
 from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
-from raggedatlas.vectors.blobs import encode_ragged, to_bytes
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
-from raggedatlas.vectors.fragment_index import FragmentIndex
 from raggedatlas.vectors.geometry import CrossLinks, Geometry
-from raggedatlas.vectors.layout_07 import array_node
-from raggedatlas.vectors.publish import _write_pieces
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
-from raggedatlas.vectors.writer import write
-from raggedatlas.vectors.zarr_nodes import group_json
+from raggedatlas.vectors.storage.codecs import FragmentIndex, encode_ragged, to_bytes
+from raggedatlas.vectors.storage.layout_07 import array_node
+from raggedatlas.vectors.storage.zarr_writer import group_json
+from raggedatlas.vectors.writer import _write_pieces, write
 
 CUT = ChunkingOptions(chunk_shape=EDGE)
 

@@ -14,22 +14,20 @@ import zarr
 from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.cross_links_09 import (
+from raggedatlas.vectors.geometry import CrossLinks
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.vectors.storage.codecs import FragmentIndex, encode_manifests
+from raggedatlas.vectors.storage.cross_links import (
     OffsetSegment,
     decode_cross_links,
     encode_cross_links,
     parse_segment,
     segment_name,
 )
-from raggedatlas.vectors.fragment_index import FragmentIndex
-from raggedatlas.vectors.geometry import CrossLinks
-from raggedatlas.vectors.manifests import encode_manifests
-from raggedatlas.vectors.publish import _write_pieces
-from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.vectors.storage.zarr_writer import group_json, shard_shape, small_array, vlen_array
 from raggedatlas.vectors.validation.validator import validate
-from raggedatlas.vectors.writer import write
-from raggedatlas.vectors.zarr_nodes import group_json, shard_shape, small_array, vlen_array
+from raggedatlas.vectors.writer import _write_pieces, write
 
 CUT = ChunkingOptions(chunk_shape=EDGE)
 
@@ -211,7 +209,7 @@ def test_both_versions_of_the_index(tmp_path: Path) -> None:
     write(geometry, tmp_path / "s")
     store, blobs = tmp_path / "s", encode_manifests(objects)
     turned = [2, 0, 1]
-    from raggedatlas.vectors.blobs import concat_blobs
+    from raggedatlas.vectors.storage.codecs import concat_blobs
 
     put(
         store,

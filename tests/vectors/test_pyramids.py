@@ -13,13 +13,9 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
-from raggedatlas.vectors.coarsening.meshes import decimate, is_closed
-from raggedatlas.vectors.coarsening.options import PyramidOptions
-from raggedatlas.vectors.coarsening.points import z_order_ranks
-from raggedatlas.vectors.pyramid import make_pyramid
+from raggedatlas.vectors.pyramid import PyramidOptions, decimate, is_closed, make_pyramid, z_order_ranks
 from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.selection import counts_to_offsets, object_rows
-from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.vectors.shapes import Attribute, Groups, Shapes, counts_to_offsets, object_rows
 from raggedatlas.vectors.writer import write
 
 KINDS = ["point_cloud", "line", "polyline", "streamline", "graph", "skeleton"]

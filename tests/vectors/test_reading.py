@@ -33,7 +33,7 @@ from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import Fragments, Geometry
 from raggedatlas.vectors.reader import VectorStore, open_vectors
 from raggedatlas.vectors.shapes import POSITION_TYPES, Shapes
-from raggedatlas.vectors.store_files import StoreFiles
+from raggedatlas.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.vectors.writer import write
 
 CUT = ChunkingOptions(chunk_shape=EDGE)

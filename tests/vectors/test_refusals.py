@@ -23,15 +23,14 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
-from raggedatlas.vectors import draco
-from raggedatlas.vectors import level_arrays as families
-from raggedatlas.vectors import publish as placing
+from raggedatlas.vectors import writer as placing
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
-from raggedatlas.vectors.fragment_index import encode_fragments
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
-from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes
+from raggedatlas.vectors.storage import codecs as draco
+from raggedatlas.vectors.storage import zarr_writer as families
+from raggedatlas.vectors.storage.codecs import encode_fragments, encode_manifests
 from raggedatlas.vectors.validation.validator import validate
 from raggedatlas.vectors.writer import write
 
@@ -508,7 +507,7 @@ def test_draco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Any:
         raise MissingExtraError("pip install 'raggedatlas[draco]'")
 
-    monkeypatch.setattr(draco, "_library", missing)
+    monkeypatch.setattr(draco, "_draco_library", missing)
     with pytest.raises(MissingExtraError, match="draco"):
         open_vectors(tmp_path / "0.9").read()
 

@@ -178,9 +178,8 @@ def manifests(change: Callable[[bytes], bytes], which: int = 3) -> Callable[[Dam
     """Change one manifest of `paths`, and write the index again."""
 
     def damage(store: Damage) -> None:
-        from raggedatlas.vectors.blobs import concat_blobs, counts_to_offsets
-        from raggedatlas.vectors.manifests import encode_manifests
-        from raggedatlas.vectors.zarr_nodes import vlen_array
+        from raggedatlas.vectors.storage.codecs import concat_blobs, counts_to_offsets, encode_manifests
+        from raggedatlas.vectors.storage.zarr_writer import vlen_array
 
         objects = STORES["streamline"]().levels[0].objects
         assert objects is not None

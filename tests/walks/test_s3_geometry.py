@@ -20,12 +20,11 @@ from raggedatlas.testing.slides import make_slide
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.inspection import inspect
-from raggedatlas.vectors.publish import publish_files
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.storage.zarr_writer import File
 from raggedatlas.vectors.validation.validator import validate
-from raggedatlas.vectors.writer import write
-from raggedatlas.vectors.zarr_nodes import File
+from raggedatlas.vectors.writer import publish_files, write
 
 pytestmark = [
     pytest.mark.s3,

@@ -13,8 +13,7 @@ import zarr
 from raggedatlas.atlas import AtlasView, RaggedAtlas
 from raggedatlas.ingest.transcripts import transcripts_to_counts
 from raggedatlas.vectors.converters.content import decode_categories
-from raggedatlas.vectors.converters.files import read_file
-from raggedatlas.vectors.converters.stores import Conversion, convert
+from raggedatlas.vectors.converters.convert import Conversion, convert, read_file
 from raggedatlas.vectors.shapes import Shapes
 
 DATA = Path(__file__).parent.parent / "data"

@@ -29,8 +29,7 @@ from raggedatlas.testing.annotated import GENES, small_anndata
 from raggedatlas.testing.geometry import spots
 from raggedatlas.testing.modelled import write_results
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
-from raggedatlas.vectors.converters.files import read_file
-from raggedatlas.vectors.converters.stores import Conversion, convert
+from raggedatlas.vectors.converters.convert import Conversion, convert, read_file
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.writer import write as write_vectors
 from raggedatlas.verbs.visualize import ViewChoices

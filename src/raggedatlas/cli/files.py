@@ -182,7 +182,7 @@ def _is_cxg(path: Path) -> bool:
 
 
 def _is_vectors(place: Place) -> bool:
-    from raggedatlas.vectors.detection import is_geometry_store
+    from raggedatlas.vectors.inspection import is_geometry_store
 
     return is_geometry_store(place.location)
 

@@ -11,8 +11,8 @@ from raggedatlas.cli.parameters import Words, many, one
 from raggedatlas.cli.printing import say, show, show_json
 
 if TYPE_CHECKING:
-    from raggedatlas.vectors.coarsening.options import PyramidOptions
-    from raggedatlas.vectors.converters.stores import Conversion
+    from raggedatlas.vectors.converters.convert import Conversion
+    from raggedatlas.vectors.pyramid import PyramidOptions
 
 ENDINGS = (
     ".zv", ".csv", ".tsv", ".parquet", ".xyz", ".swc", ".obj", ".ply", ".stl", ".trx", ".trk", ".tck", ".graphml",
@@ -56,7 +56,7 @@ class Shaped:
     def conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
         """Give how to convert."""
         from raggedatlas.vectors.builder import ChunkingOptions
-        from raggedatlas.vectors.converters.stores import Conversion
+        from raggedatlas.vectors.converters.convert import Conversion
 
         options: dict[str, object] = dict(pairs(self.options, "--option"))
         for key in ("axes", "columns"):
@@ -76,7 +76,7 @@ class Shaped:
         )
 
     def _steps(self) -> "PyramidOptions | None":
-        from raggedatlas.vectors.coarsening.options import PyramidOptions
+        from raggedatlas.vectors.pyramid import PyramidOptions
 
         return PyramidOptions(self.levels, self.factor, sparsity=self.sparsity) if self.levels else None
 
@@ -104,14 +104,14 @@ def is_geometry(source: str, target: str, shaped: Shaped) -> bool:
         return True
     if not (Path(source) / "zarr.json").is_file():
         return False
-    from raggedatlas.vectors.converters.stores import is_store
+    from raggedatlas.vectors.converters.convert import is_store
 
     return is_store(source)
 
 
 def convert_geometry(source: str, target: str, how: "Conversion", *, as_json: bool) -> None:
     """Convert, and tell what was lost."""
-    from raggedatlas.vectors.converters.stores import convert
+    from raggedatlas.vectors.converters.convert import convert
 
     losses = convert(source, target, how)
     if as_json:

@@ -27,8 +27,7 @@ from raggedatlas.model.records import DatasetRecord
 from raggedatlas.store.location import digest_files, list_files, read_file
 from raggedatlas.store.sql import equals, is_not_null
 from raggedatlas.store.tables import Tables, update_columns
-from raggedatlas.vectors.publish import publish_files
-from raggedatlas.vectors.writer import write
+from raggedatlas.vectors.writer import publish_files, write
 
 GEOMETRY_STEPS = ("plan", "lease", "store", "columns", "pointers", "cells", "record", "done")
 """The steps of adding geometry, in order; each is told just before the next begins."""

@@ -16,8 +16,7 @@ from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.metadata import parse_root
 from raggedatlas.vectors.reader import open_vectors
-from raggedatlas.vectors.selection import counts_to_offsets, take_attributes
-from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.shapes import Attribute, Shapes, counts_to_offsets, take_attributes
 from raggedatlas.vectors.writer import write
 
 

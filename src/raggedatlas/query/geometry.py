@@ -17,8 +17,15 @@ from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.location import Location
 from raggedatlas.vectors.reader import VectorStore, open_vectors
-from raggedatlas.vectors.selection import counts_to_offsets, take_attributes, take_objects
-from raggedatlas.vectors.shapes import Attribute, Attributes, Shapes, fill_value
+from raggedatlas.vectors.shapes import (
+    Attribute,
+    Attributes,
+    Shapes,
+    counts_to_offsets,
+    fill_value,
+    take_attributes,
+    take_objects,
+)
 
 UID, OBJECT_ID, PRESENT = "uid", "object_id", "present"
 """Object attributes that `read_shapes` adds: the cell, its object in its own store (-1 without), and whether it has one."""

@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.selection import object_rows
-from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes
+from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes, object_rows
 
 Floats = NDArray[np.float64]
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError, ValuesError
 from raggedatlas.model.arguments import checked
-from raggedatlas.vectors.blobs import counts_to_offsets
 from raggedatlas.vectors.chunking import ChunkedLevel, Grid, chunk_shapes, omits_parent_links
 from raggedatlas.vectors.geometry import (
     CROSS_CHUNK,
@@ -23,6 +22,7 @@ from raggedatlas.vectors.geometry import (
 )
 from raggedatlas.vectors.grids import bins_per_chunk, check_edges
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes, fill_value
+from raggedatlas.vectors.storage.codecs import counts_to_offsets
 
 _VERTICES_PER_CHUNK = 16_384
 

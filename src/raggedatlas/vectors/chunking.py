@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.blobs import concat_ranges, counts_to_offsets
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Level, Links, Objects
 from raggedatlas.vectors.grids import (
     ChunkCodes,
@@ -20,6 +19,7 @@ from raggedatlas.vectors.grids import (
     stable_order,
 )
 from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Shapes
+from raggedatlas.vectors.storage.codecs import concat_ranges, counts_to_offsets
 
 OWNER_ATTRIBUTE = "object_id"
 """The fragment attribute that names the object of each fragment."""

@@ -11,7 +11,7 @@ from raggedatlas.model.inspections import Element, Inspection
 from raggedatlas.store.location import Location, store_errors
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.metadata import Root, parse_root
-from raggedatlas.vectors.store_files import StoreFiles, codec_names, node_attributes
+from raggedatlas.vectors.storage.zarr_reader import StoreFiles, codec_names, node_attributes
 
 _UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, IndexError)
 
@@ -244,3 +244,32 @@ def _element(
         fault,
         children,
     )
+
+
+def is_geometry_store(place: Location | str | os.PathLike[str]) -> bool:
+    """Tell whether a folder or an object-store prefix holds a geometry store, also one whose metadata are damaged.
+
+    Parameters
+    ----------
+    place : Location, str or path
+        A `Location` where credentials are needed.
+
+    Raises
+    ------
+    StoreError
+        If an object store cannot be asked.
+
+    Examples
+    --------
+    >>> is_geometry_store("tests/data")
+    False
+    """
+    found = Location.of(place)
+    try:
+        return b'"zarr_vectors"' in found.read_bytes("zarr.json")
+    except NotFoundError:
+        return False
+    except (AtlasError, OSError):
+        if found.is_local:
+            return False
+        raise

@@ -16,7 +16,7 @@ LIBRARIES = {
 """Module -> what it is for."""
 
 
-def library(name: str) -> Any:  # noqa: ANN401  (a module)
+def load_library(name: str) -> Any:  # noqa: ANN401  (a module)
     """Import a library of the extra ``geometry``.
 
     Parameters

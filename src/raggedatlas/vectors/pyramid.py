@@ -1,15 +1,549 @@
 """Pyramids: coarser levels of shapes, object by object and with the same ids (seed 002 §7.6; levels, chapter 9)."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
+from raggedatlas.store.native import library
 from raggedatlas.vectors.builder import CoarseLevel
-from raggedatlas.vectors.coarsening.lines import line_levels
-from raggedatlas.vectors.coarsening.meshes import mesh_levels
-from raggedatlas.vectors.coarsening.options import LevelStep, PyramidOptions
-from raggedatlas.vectors.coarsening.paths import graph_levels
-from raggedatlas.vectors.coarsening.points import point_levels
-from raggedatlas.vectors.shapes import Shapes
+from raggedatlas.vectors.libraries import load_library
+from raggedatlas.vectors.shapes import (
+    Shapes,
+    counts_to_offsets,
+    object_rows,
+    take_attributes,
+    take_objects,
+    take_vertices,
+)
+from raggedatlas.vectors.storage.codecs import raise_fault
+
+KEEP = ("random", "largest")
+
+LevelStep = tuple[Shapes, NDArray[np.int64]]
+"""The shapes of a level, and for each vertex of the next finer one the row that stands for it, or -1."""
+
+LinkBuilder = Callable[[NDArray[np.bool_]], NDArray[Any] | None]
+ParentFinder = Callable[[NDArray[np.bool_]], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class PyramidOptions:
+    """How a pyramid is made.
+
+    Parameters
+    ----------
+    n_levels : int
+        How many levels are coarser than the finest.
+    factor : float
+        Each level has about so many times fewer vertices than the one before (of the objects it keeps), above 1.
+    bin_ratio : tuple of D ints or None
+        How many bins of the finer level one bin spans on each axis; None: the D-th root of `factor`, rounded, at least 2.
+    tolerances : tuple of floats or None
+        Lines, skeletons and graphs: what Douglas and Peucker's algorithm may move a line at each coarser level, world
+        units, rising. None: as `factor` asks.
+    sparsity : float
+        Share of the objects of a level that the next one keeps, in (0, 1].
+    keep : str
+        Which: ``"random"``, or ``"largest"``, those with most vertices.
+    seed : int
+        Of all that is left to chance; equal seeds give equal pyramids.
+
+    Examples
+    --------
+    >>> PyramidOptions(n_levels=3, factor=4).bins(2)
+    (2, 2)
+    """
+
+    n_levels: int = 2
+    factor: float = 8.0
+    bin_ratio: tuple[int, ...] | None = None
+    tolerances: tuple[float, ...] | None = None
+    sparsity: float = 1.0
+    keep: str = "random"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no pyramid."""
+        rising = self.tolerances is None or (
+            len(self.tolerances) == self.n_levels and bool(np.all(np.diff([0, *self.tolerances]) >= 0))
+        )
+        for fits, what in (
+            (self.n_levels >= 0, f"n_levels is {self.n_levels}; expected 0 or more"),
+            (self.factor > 1, f"factor is {self.factor}; expected more than 1"),
+            (0 < self.sparsity <= 1, f"sparsity is {self.sparsity}; expected more than 0, at most 1"),
+            (self.keep in KEEP, f"keep is {self.keep!r}; expected one of {', '.join(KEEP)}"),
+            (rising, f"tolerances are {self.tolerances}; expected {self.n_levels}, not negative, never falling"),
+            (self.bin_ratio is None or min(self.bin_ratio) >= 1, f"bin_ratio is {self.bin_ratio}; expected 1 or more"),
+        ):
+            if not fits:
+                raise SourceError(f"No pyramid can be made: {what}.")
+
+    def bins(self, n_dims: int) -> tuple[int, ...]:
+        """Return how many bins of the finer level one bin spans on each axis."""
+        if self.bin_ratio is not None:
+            return tuple(int(ratio) for ratio in self.bin_ratio)
+        return (max(2, round(self.factor ** (1 / n_dims))),) * n_dims
+
+
+def select_objects(shapes: Shapes, steps: PyramidOptions) -> list[NDArray[np.bool_]]:
+    """Return, for each coarser level, which objects it keeps; each level keeps some of those of the one before."""
+    n_objects = len(shapes.offsets) - 1
+    order = np.random.default_rng(steps.seed).permutation(n_objects)
+    if steps.keep == "largest":
+        order = order[np.argsort(-np.diff(shapes.offsets)[order], kind="stable")]
+    made = []
+    for level in range(1, steps.n_levels + 1):
+        kept = np.zeros(n_objects, bool)
+        kept[order[: int(np.ceil(n_objects * steps.sparsity**level - 1e-9))]] = True
+        made.append(kept)
+    return made
+
+
+def masks_from_weights(
+    shapes: Shapes, weights: NDArray[np.float64], steps: PyramidOptions
+) -> Iterator[NDArray[np.bool_]]:
+    """Yield which vertices each level keeps by their weights: those above a tolerance, or so many as `factor` asks.
+
+    Vertices that weigh nothing go at the first step, those that weigh infinity stay as long as their object.
+    """
+    owner, bar = object_rows(shapes), 0.0
+    for level, objects in enumerate(select_objects(shapes, steps)):
+        alive = objects[owner]
+        if steps.tolerances is not None:
+            yield alive & (weights > steps.tolerances[level])
+            continue
+        there = weights[alive]
+        wanted = int(np.ceil(len(there) / steps.factor ** (level + 1)))
+        if 0 < wanted < len(there):
+            bar = max(bar, float(np.partition(there, len(there) - wanted)[len(there) - wanted]))
+        yield alive & (weights >= bar) & (weights > 0)
+
+
+def build_coarse_levels(
+    shapes: Shapes, kept: Iterator[NDArray[np.bool_]], stand_in: ParentFinder, relink: LinkBuilder
+) -> Iterator[LevelStep]:
+    """Yield the levels whose vertices are some of those of the finest.
+
+    Parameters
+    ----------
+    shapes : Shapes
+        The finest level.
+    kept : iterator of (N,) bool
+        Which of its vertices each level keeps.
+    stand_in : callable
+        For what is kept, the vertex that stands for each vertex; anything where its object is gone.
+    relink : callable
+        For what is kept, the links between kept vertices.
+    """
+    owner, finer = object_rows(shapes), np.arange(shapes.n_vertices)
+    for mask in kept:
+        places = np.cumsum(mask) - 1
+        stands = stand_in(mask)
+        found = np.where(mask[stands] & (owner[stands] == owner), places[stands], -1)
+        level = take_vertices(shapes, mask, relink(mask))
+        gone = np.diff(shapes.offsets) > 0
+        gone &= np.bincount(owner[mask], minlength=len(gone)) == 0
+        if shapes.ids is not None and gone.any():
+            level = take_objects(level, np.flatnonzero(~gone))
+        yield level, found[finer]
+        finer = np.flatnonzero(mask)
+
+
+def no_links(kept: NDArray[np.bool_]) -> None:
+    """Return the links of what has none."""
+    del kept
+
+
+def nearest_kept(points: NDArray[np.float64], kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return, for each vertex of a sequence, the kept one before or behind it that lies nearer.
+
+    Where none is before, or none behind, the other is taken; without any, the vertex itself.
+    """
+    n = len(kept)
+    rows = np.arange(n)
+    before = np.maximum.accumulate(np.where(kept, rows, -1)) if n else rows
+    behind = np.minimum.accumulate(np.where(kept, rows, n)[::-1])[::-1] if n else rows
+    before, behind = np.where(before < 0, behind, before), np.where(behind >= n, before, behind)
+    before, behind = np.where(before >= n, rows, before), np.where(behind < 0, rows, behind)
+    behind = np.where(behind >= n, rows, behind)
+    gaps = [((points - points[other]) ** 2).sum(1) for other in (before, behind)]
+    return np.where(gaps[0] <= gaps[1], before, behind)
+
+
+CURVE_BITS = 63
+
+
+def z_order_ranks(positions: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return each point's place on a Z-order curve through the box around all, (N,)."""
+    n_dims = positions.shape[1]
+    bits = min(CURVE_BITS // n_dims, 21)
+    low = positions.min(0) if len(positions) else np.zeros(n_dims)
+    width = positions.max(0) - low if len(positions) else np.ones(n_dims)
+    scale = (2**bits - 1) / np.where(width > 0, width, 1)
+    cells = ((positions - low) * scale).astype(np.int64)
+    code = np.zeros(len(positions), np.int64)
+    for bit in range(bits):
+        for d in range(n_dims):
+            code |= (cells[:, d] >> bit & 1) << (bit * n_dims + d)
+    return code
+
+
+def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
+    """Yield coarser levels of a point cloud.
+
+    The points of each object (of the cloud, without objects) are ordered along a Z-order curve, by chance where they share a
+    place. Level k keeps every ``round(factor)**k``-th of them, beginning with the first: an even share of every region, at least
+    one of each object. So a level is part of the finer one, and what a level adds to the coarser ones says all together.
+    """
+    owner = object_rows(shapes)
+    chance = np.random.default_rng(steps.seed).permutation(shapes.n_vertices)
+    order = np.lexsort((chance, z_order_ranks(shapes.positions.astype(np.float64)), owner))
+    firsts = shapes.offsets[owner]
+    stride = max(2, round(steps.factor))
+    strides: list[int] = []
+
+    def masks() -> Iterator[NDArray[np.bool_]]:
+        rank = np.arange(len(order)) - firsts
+        for level, objects in enumerate(select_objects(shapes, steps), 1):
+            strides.append(stride**level)
+            kept = np.zeros(len(order), bool)
+            kept[order] = rank % strides[-1] == 0
+            yield kept & objects[owner]
+
+    def stand_in(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+        rank = np.arange(len(kept)) - firsts
+        stands = np.empty(len(kept), np.int64)
+        stands[order] = order[firsts + rank // strides[-1] * strides[-1]]
+        return stands
+
+    yield from build_coarse_levels(shapes, masks(), stand_in, no_links)
+
+
+def vertex_tolerances(positions: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return for each vertex the largest tolerance at which Douglas and Peucker's algorithm keeps it; ends infinity.
+
+    Parameters
+    ----------
+    positions : (N, D) array
+        Vertices of lines, line after line.
+    offsets : (lines + 1,) int64
+        Where lines begin.
+
+    Examples
+    --------
+    >>> vertex_tolerances(np.array([[0, 0], [1, 3], [2, 0]]), np.array([0, 3])).tolist()
+    [inf, 3.0, inf]
+    """
+    weights, points = np.zeros(len(positions)), np.ascontiguousarray(positions, np.float64)
+    room = int(np.diff(offsets).max(initial=0)) + 1
+    pieces, bounds = np.empty((room, 2), np.int64), np.empty(room)
+    fault = library().ra_weigh_lines(
+        points, *points.shape, offsets.astype(np.int64), len(offsets) - 1, weights, pieces, bounds, room
+    )
+    raise_fault(fault, "A line")
+    return weights
+
+
+def keep_heaviest(weights: NDArray[np.float64], offsets: NDArray[np.int64], needed: NDArray[np.int64]) -> None:
+    """Make the heaviest inner vertices of each line stay: `needed` of them, as far as there are so many."""
+    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    inner = np.flatnonzero(np.isfinite(weights) & (needed[owner] > 0))
+    order = inner[np.lexsort((-weights[inner], owner[inner]))]
+    first = np.flatnonzero(np.diff(owner[order], prepend=-1))
+    rank = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    weights[order[rank < needed[owner[order]]]] = np.inf
+
+
+def line_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
+    """Yield coarser levels of lines, polylines and streamlines.
+
+    Vertices are kept as they are, with their attributes; both ends always, and of a line whose ends lie in one place (a ring)
+    also the two that matter most.
+    """
+    weights = vertex_tolerances(shapes.positions, shapes.offsets)
+    counts = np.diff(shapes.offsets)
+    needed = np.zeros(len(counts), np.int64)
+    long = np.flatnonzero(counts > 3)
+    closed = (shapes.positions[shapes.offsets[long]] == shapes.positions[shapes.offsets[long + 1] - 1]).all(1)
+    needed[long[closed]] = 2
+    keep_heaviest(weights, shapes.offsets, needed)
+    points = shapes.positions.astype(np.float64)
+    yield from build_coarse_levels(
+        shapes, masks_from_weights(shapes, weights, steps), lambda kept: nearest_kept(points, kept), no_links
+    )
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The unbranched runs of a graph.
+
+    Parameters
+    ----------
+    members : (T,) int64
+        Vertices, run after run, both ends included.
+    offsets : (chains + 1,) int64
+        Where runs begin.
+    forward : (chains,) bool
+        Whether links point along the run, or against it.
+    """
+
+    members: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    forward: NDArray[np.bool_]
+
+
+def find_paths(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) -> Paths:
+    """Cut a graph at its fixed vertices into unbranched runs; rings without one are cut at their lowest vertex.
+
+    Parameters
+    ----------
+    links : (M, 2) integers
+        Edges.
+    n_vertices : int
+        How many vertices.
+    fixed : (N,) bool
+        Where runs end; all vertices that do not have two edges must be among them.
+    """
+    links = links.astype(np.int64).reshape(-1, 2)
+    n_links = len(links)
+    near, far = links.T.ravel(), links[:, ::-1].T.ravel()
+    order = np.argsort(near, kind="stable")
+    adjacency = np.stack([far[order], order % max(n_links, 1)], 1)
+    bounds = counts_to_offsets(np.bincount(near, minlength=n_vertices))
+    members, ends = np.empty(2 * n_links, np.int64), np.empty((n_links, 2), np.int64)
+    n_chains, fixed = np.zeros(1, np.int64), np.ascontiguousarray(fixed).view(np.uint8)
+    fault = library().ra_walk_chains(
+        adjacency, n_links, bounds, fixed, n_vertices, np.zeros(n_links, np.uint8), members, ends, n_chains
+    )
+    raise_fault(fault, "A graph")
+    ends = ends[: n_chains[0]]
+    offsets = np.concatenate([[0], ends[:, 0]]).astype(np.int64)
+    members = members[: offsets[-1]]
+    return Paths(members, offsets, links[ends[:, 1], 0] == members[offsets[:-1]])
+
+
+def fixed_vertices(shapes: Shapes, links: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which vertices stay: branch points, ends, lone vertices, ends of loops, and the roots of skeletons."""
+    degree = np.bincount(links.ravel(), minlength=shapes.n_vertices)
+    fixed: NDArray[np.bool_] = degree != 2
+    fixed[links[links[:, 0] == links[:, 1], 0]] = True
+    if shapes.kind == "skeleton":
+        has_parent = np.zeros(shapes.n_vertices, bool)
+        has_parent[links[:, 0]] = True
+        fixed |= ~has_parent
+    return fixed
+
+
+def required_inner_vertices(chains: Paths) -> NDArray[np.int64]:
+    """Return how many inner vertices each run must keep so that no loop and no parallel run is lost."""
+    ends = np.sort(np.stack([chains.members[chains.offsets[:-1]], chains.members[chains.offsets[1:] - 1]], 1), 1)
+    _, which, counts = np.unique(ends, axis=0, return_inverse=True, return_counts=True)
+    return np.where(ends[:, 0] == ends[:, 1], 2, np.where(counts[which.ravel()] > 1, 1, 0))
+
+
+def graph_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
+    """Yield coarser levels of graphs and skeletons.
+
+    Branch points, ends, lone vertices and roots stay. The runs between them are simplified by Douglas and Peucker's algorithm;
+    a loop keeps two inner vertices and parallel runs one each, so that components, branches and loops are as many as before. A
+    new link points as the links did that it stands for; attributes of links are not carried, as links are merged.
+    """
+    links = np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
+    if links.shape[1] != 2:
+        raise SourceError(f"Links of a {shapes.kind} have {links.shape[1]} ends; expected 2.")
+    chains = find_paths(links, shapes.n_vertices, fixed_vertices(shapes, links))
+    points = shapes.positions.astype(np.float64)
+    along = vertex_tolerances(points[chains.members], chains.offsets)
+    keep_heaviest(along, chains.offsets, required_inner_vertices(chains))
+    weights = np.full(shapes.n_vertices, np.inf)
+    weights[chains.members] = along
+    chain = np.repeat(np.arange(len(chains.forward)), np.diff(chains.offsets))
+
+    def stand_in(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+        stands = np.arange(len(kept))
+        stands[chains.members] = chains.members[nearest_kept(points[chains.members], kept[chains.members])]
+        return stands
+
+    def relink(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+        rows = np.flatnonzero(kept[chains.members])
+        joined = chain[rows[:-1]] == chain[rows[1:]]
+        near, far = chains.members[rows[:-1][joined]], chains.members[rows[1:][joined]]
+        forward = chains.forward[chain[rows[:-1][joined]]]
+        return np.stack([np.where(forward, near, far), np.where(forward, far, near)], 1)
+
+    yield from build_coarse_levels(shapes, masks_from_weights(shapes, weights, steps), stand_in, relink)
+
+
+AGGRESSIVENESS = (7.0, 4.0, 1.0)
+"""What the library is asked for, in turn, until a closed surface stays closed."""
+
+MIN_FACES = 4
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One mesh: vertices, faces, and which old vertex each new one takes its values from.
+
+    Parameters
+    ----------
+    points : (n, 3) float64
+        Vertices.
+    faces : (m, 3) int64
+        Their rows.
+    mapping : (old,) int64
+        For each old vertex the new one that stands for it, or -1.
+    """
+
+    points: NDArray[np.float64]
+    faces: NDArray[np.int64]
+    mapping: NDArray[np.int64]
+
+
+def is_closed(faces: NDArray[Any]) -> bool:
+    """Tell whether every edge belongs to exactly two faces.
+
+    Examples
+    --------
+    >>> is_closed(np.array([[0, 1, 2], [0, 3, 1], [0, 2, 3], [1, 3, 2]]))
+    True
+    """
+    edges = np.sort(faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2), 1)
+    return bool((np.unique(edges, axis=0, return_counts=True)[1] == 2).all()) and len(faces) > 0
+
+
+def decimate(points: NDArray[np.float64], faces: NDArray[np.int64], n_faces: int) -> Surface:
+    """Return a mesh with about `n_faces` faces, inside the box of the old one; closed if the old one was.
+
+    Where the library cannot keep a closed surface closed, or finds no fewer faces, the mesh stays as it is.
+
+    Parameters
+    ----------
+    points : (n, 3) float64
+        Vertices.
+    faces : (m, 3) int64
+        Their rows.
+    n_faces : int
+        How many faces are wanted.
+
+    Raises
+    ------
+    MissingExtraError
+        Without fast-simplification.
+    """
+    fast = load_library("fast_simplification")
+    same = Surface(points, faces, np.arange(len(points)))
+    if len(faces) <= max(n_faces, MIN_FACES):
+        return same
+    closed, flat = is_closed(faces), np.ptp(points, axis=0).min() == 0 if len(points) else True
+    narrow = faces.astype(np.int32)
+    for aggressiveness in AGGRESSIVENESS:
+        collapses = fast.simplify(
+            points,
+            narrow,
+            target_count=max(n_faces, MIN_FACES),
+            agg=aggressiveness,
+            return_collapses=True,
+            preserve_border=bool(flat),
+        )[2]
+        if not len(collapses):
+            return same
+        made, left, mapping = fast.replay_simplification(points, narrow, collapses)
+        if len(left) and (not closed or is_closed(left)):
+            inside = np.clip(made, points.min(0), points.max(0))
+            return Surface(inside, left.astype(np.int64), mapping.astype(np.int64))
+    return same
+
+
+def source_vertices(points: NDArray[np.float64], surface: Surface) -> NDArray[np.int64]:
+    """Return for each new vertex the nearest of the old ones that it stands for, (new,)."""
+    olds = np.flatnonzero(surface.mapping >= 0)
+    news = surface.mapping[olds]
+    gaps = ((points[olds] - surface.points[news]) ** 2).sum(1)
+    order = np.lexsort((gaps, news))
+    found = np.zeros(len(surface.points), np.int64)
+    values, first = np.unique(news[order], return_index=True)
+    found[values] = olds[order[first]]
+    return found
+
+
+def mesh_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
+    """Yield coarser levels of meshes, each decimated from the one before.
+
+    A new vertex has the attributes of the nearest of the vertices that it stands for; attributes of faces are not carried.
+    """
+    if shapes.links is not None and shapes.links.shape[1] != 3:
+        raise SourceError(
+            f"Faces have {shapes.links.shape[1]} corners; only triangles are decimated. Cut them into triangles first."
+        )
+    if shapes.n_dims > 3:
+        raise SourceError(f"Meshes of {shapes.n_dims} dimensions are not decimated; expected 2 or 3.")
+    objects = np.arange(len(shapes.offsets) - 1)
+    level, faces_before = shapes, _local_faces(shapes)
+    for kept in select_objects(shapes, steps):
+        alive = np.flatnonzero(kept[objects])
+        surfaces = []
+        for row in range(len(objects)):
+            first, last = level.offsets[row], level.offsets[row + 1]
+            points = _pad_to_3d(level.positions[first:last])
+            faces = faces_before[row]
+            wanted = int(np.ceil(len(faces) / steps.factor)) if kept[objects[row]] else len(faces)
+            surfaces.append(decimate(points, faces, wanted))
+        full = _replace_meshes(level, surfaces)
+        mapping = np.concatenate(
+            [np.where(s.mapping >= 0, s.mapping + start, -1) for s, start in zip(surfaces, full.offsets, strict=False)]
+            or [np.zeros(0, np.int64)]
+        )
+        coarse = take_objects(full, alive)
+        place = np.full(full.n_vertices + 1, -1, np.int64)
+        rows = np.repeat(full.offsets[:-1][alive] - coarse.offsets[:-1], np.diff(coarse.offsets))
+        place[rows + np.arange(coarse.n_vertices)] = np.arange(coarse.n_vertices)
+        yield coarse, place[mapping]
+        faces_before = [surfaces[row].faces for row in alive]
+        level, objects = coarse, objects[alive]
+
+
+def _pad_to_3d(positions: NDArray[Any]) -> NDArray[np.float64]:
+    points = np.zeros((len(positions), 3))
+    points[:, : positions.shape[1]] = positions
+    return points
+
+
+def _local_faces(shapes: Shapes) -> list[NDArray[np.int64]]:
+    """Return each object's faces, as rows of its own vertices."""
+    faces = np.zeros((0, 3), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
+    owner = np.searchsorted(shapes.offsets, faces[:, 0], side="right") - 1
+    order = np.argsort(owner, kind="stable")
+    parts = np.split(faces[order], np.cumsum(np.bincount(owner, minlength=len(shapes.offsets) - 1))[:-1])
+    return [part - start for part, start in zip(parts, shapes.offsets, strict=False)]
+
+
+def _replace_meshes(level: Shapes, surfaces: list[Surface]) -> Shapes:
+    """Put decimated meshes in the place of those of a level."""
+    offsets = counts_to_offsets(np.array([len(surface.points) for surface in surfaces], np.int64))
+    rows = [
+        source_vertices(_pad_to_3d(level.positions[first:last]), surface) + first
+        for surface, first, last in zip(surfaces, level.offsets, level.offsets[1:], strict=False)
+    ]
+    points = np.concatenate([surface.points for surface in surfaces] or [np.zeros((0, 3))])[:, : level.n_dims]
+    if level.positions.dtype.kind in "iu":
+        points = np.rint(points)
+    faces = [surface.faces + start for surface, start in zip(surfaces, offsets, strict=False)]
+    return replace(
+        level,
+        positions=points.astype(level.positions.dtype),
+        offsets=offsets,
+        links=np.concatenate(faces or [np.zeros((0, 3), np.int64)]),
+        link_offsets=counts_to_offsets(np.array([len(surface.faces) for surface in surfaces], np.int64)),
+        vertex_attributes=take_attributes(level.vertex_attributes, np.concatenate(rows or [np.zeros(0, np.int64)])),
+        link_attributes={},
+        fragment_offsets=None,
+        fragment_attributes={},
+    )
+
 
 COARSENERS: dict[str, Callable[[Shapes, PyramidOptions], Iterator[LevelStep]]] = {
     "point_cloud": point_levels,

@@ -1,22 +1,378 @@
 """Writing a geometry store: staged beside its place, moved there when it is whole."""
 
+import contextlib
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
+from numpy.typing import NDArray
 
-from raggedatlas.errors import DuplicateError
+from raggedatlas.errors import DuplicateError, NameRefusedError, SourceError, ValuesError
 from raggedatlas.model.arguments import checked
-from raggedatlas.store.location import Location
-from raggedatlas.vectors import layout_07, layout_09
+from raggedatlas.store.location import Location, store_errors
+from raggedatlas.store.read import forget_indexes
+from raggedatlas.store.runtime import map_requests
 from raggedatlas.vectors.builder import check_choice
-from raggedatlas.vectors.geometry import Geometry
-from raggedatlas.vectors.geometry_checks import check_geometry
-from raggedatlas.vectors.local_links import merge_local_links
+from raggedatlas.vectors.chunking import smallest_unsigned_dtype
+from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, Objects
+from raggedatlas.vectors.grids import KeyIndex
 from raggedatlas.vectors.metadata import root_json
-from raggedatlas.vectors.publish import publish_files
-from raggedatlas.vectors.zarr_nodes import COMPRESSORS, CellGridOptions, File, group_json
+from raggedatlas.vectors.shapes import POSITION_TYPES, Attributes, check_rows, concat_attributes
+from raggedatlas.vectors.storage import layout_07, layout_09
+from raggedatlas.vectors.storage.codecs import LIST, counts_to_offsets, find_missing_blocks, fragment_rows
+from raggedatlas.vectors.storage.zarr_writer import COMPRESSORS, CellGridOptions, File, group_json
+
+_PUT_BATCH = 64
+_PUT_BATCH_BYTES = 64 << 20
+"""How many objects, and bytes of them, are put together: memory is bounded by these."""
+
+
+def publish_files(location: Location, files: Iterable[File], *, overwrite: bool) -> None:
+    """Write files below a location so that readers see all of them or none.
+
+    A local folder is staged beside its place and moved there. In an object store the root's ``zarr.json`` is written last,
+    and what was written is removed again if something fails.
+
+    Raises
+    ------
+    DuplicateError
+        If something is there and `overwrite` is not asked.
+    StoreError
+        If the place cannot be written.
+    """
+    if not overwrite and location.exists():
+        raise DuplicateError(
+            f"There is something at {location.uri} already; choose another place, or pass overwrite=True."
+        )
+    if location.is_local:
+        _publish_local(location, files)
+    else:
+        _publish_remote(location, files)
+
+
+def _publish_local(location: Location, files: Iterable[File]) -> None:
+    """Stage a folder, and move it to its name."""
+    target = location.checked_path()
+    mark = uuid4().hex[:8]
+    stage, old = (target.with_name(f".{target.name}.{mark}.{end}") for end in ("tmp", "old"))
+    with store_errors(f"write {location.uri}"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write_all(stage, files)
+            if target.exists():
+                target.rename(old)
+            stage.rename(target)
+        except BaseException:
+            if old.exists() and not target.exists():
+                old.rename(target)
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_all(stage: Path, files: Iterable[File]) -> None:
+    """Write files below a fresh folder."""
+    stage.mkdir()
+    made: set[str] = set()
+    for key, pieces in files:
+        path = f"{stage}/{validate_key(key)}"
+        folder = path.rpartition("/")[0]
+        if folder not in made:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            made.add(folder)
+        with open(path, "xb", buffering=0) as file:  # noqa: PTH123 - thousands of them
+            _write_pieces(file.fileno(), pieces)
+
+
+def _write_pieces(descriptor: int, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write pieces one after the other, many in one call."""
+    waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
+    at = 0
+    while at < len(waiting):
+        written = os.writev(descriptor, waiting[at : at + 512])
+        while at < len(waiting) and written >= len(waiting[at]):
+            written -= len(waiting[at])
+            at += 1
+        if written:
+            waiting[at] = waiting[at][written:]
+
+
+def _publish_remote(location: Location, files: Iterable[File]) -> None:
+    """Put objects, the root's metadata last; a store that was there loses its root first."""
+    import obstore
+
+    store = location.store()
+    last: bytes | None = None
+    waiting: list[tuple[str, bytes]] = []
+
+    def put(waiting: list[tuple[str, bytes]]) -> None:
+        map_requests(lambda item: obstore.put(store, *item), waiting)
+        waiting.clear()
+
+    if location.exists():
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(store, "zarr.json")
+        location.delete_prefix()
+        forget_indexes(location)
+    try:
+        with store_errors(f"write {location.uri}"):
+            for key, pieces in files:
+                data = b"".join(pieces)
+                if key == "zarr.json":
+                    last = data
+                    continue
+                waiting.append((validate_key(key), data))
+                if len(waiting) == _PUT_BATCH or sum(len(data) for _, data in waiting) >= _PUT_BATCH_BYTES:
+                    put(waiting)
+            put(waiting)
+            if last is not None:
+                obstore.put(store, "zarr.json", last)
+    except BaseException:
+        location.delete_prefix()
+        raise
+
+
+def validate_key(key: str) -> str:
+    """Return a key after refusing parts that could leave the store."""
+    for part in key.split("/"):
+        if (
+            not part
+            or part.startswith(".")
+            or part in {".", ".."}
+            or any(ord(sign) < 32 or sign in '\\:*?"<>|' for sign in part)
+        ):
+            raise NameRefusedError(
+                f"{part!r} may not become part of a path in a store; expected a name without slashes, colons, quotes, "
+                "question marks, stars or control characters that does not begin with a dot."
+            )
+    return key
+
+
+def check_geometry(geometry: Geometry) -> None:
+    """Refuse a geometry whose arrays do not fit together.
+
+    Raises
+    ------
+    SourceError
+        Naming the level and the array.
+    ValuesError
+        If a position is not finite.
+    """
+    if not geometry.levels:
+        raise SourceError("A geometry store has one level or more.")
+    for k, level in enumerate(geometry.levels):
+        _check_level(level, f"Level {k}", geometry.n_dims)
+        deltas = [links.delta for links in level.cross_links]
+        if len(set(deltas)) < len(deltas):
+            raise SourceError(
+                f"Level {k} has links across chunks twice for one of the differences {deltas}; join them."
+            )
+        for links in level.cross_links:
+            if not 0 <= k + links.delta < len(geometry.levels):
+                raise SourceError(f"Level {k} has links to level {k + links.delta}, which is not there.")
+            if links.delta and geometry.cross_level_storage == "none":
+                raise SourceError(f"Level {k} has links across levels, but cross_level_storage is 'none'.")
+            _check_ends(geometry, k, links)
+    one_chunk = all(len(level.chunks) <= 1 for level in geometry.levels)
+    if geometry.index_convention == "identity" and not one_chunk:
+        raise SourceError("The identity convention needs exactly one chunk; write an object index.")
+
+
+def _check_level(level: Level, where: str, n_dims: int) -> None:
+    """Check the arrays of one level."""
+    positions = level.positions
+    if positions.ndim != 2 or positions.shape[1] != n_dims or positions.dtype.name not in POSITION_TYPES:
+        raise SourceError(
+            f"{where}: positions are {positions.dtype} of the shape {positions.shape}; expected (N, {n_dims})."
+        )
+    if positions.dtype.kind == "f" and not np.isfinite(positions).all():
+        raise ValuesError(f"{where}: a position is not finite.")
+    _check_bounds(level.bounds, len(level.chunks), len(positions), f"{where}: vertices")
+    if len(level.chunks) > 1 and not _is_ascending(level.chunks):
+        raise SourceError(f"{where}: chunk keys do not ascend.")
+    check_rows(level.vertex_attributes, len(positions), "vertex")
+    sizes = np.diff(level.bounds)
+    if level.fragments is not None:
+        _check_fragments(level.fragments, sizes, f"{where}: vertex_fragments")
+        check_rows(level.fragment_attributes, level.fragments.n_fragments, "fragment")
+    links = level.links
+    if links is not None:
+        _check_bounds(links.bounds, len(level.chunks), len(links.rows), f"{where}: links")
+        limit = np.repeat(sizes, np.diff(links.bounds))
+        if ((links.rows < 0) | (links.rows >= limit[:, None])).any():
+            raise SourceError(f"{where}: a link names a row that its chunk does not have.")
+        check_rows(links.attributes, len(links.rows), "link")
+        if links.fragments is not None:
+            _check_fragments(links.fragments, np.diff(links.bounds), f"{where}: link_fragments")
+    if level.objects is not None:
+        check_rows(level.object_attributes, level.objects.n_objects, "object")
+        _check_objects(level, level.objects, where)
+    if level.groups is not None:
+        check_rows(level.groups.attributes, level.groups.n_groups, "group")
+    _check_names(level)
+
+
+def _check_objects(level: Level, objects: Objects, where: str) -> None:
+    """Refuse an object index that names chunks or fragments that are not there."""
+    n_blocks, n_parts = len(objects.starts), level.chunks.shape[1]
+    _check_bounds(objects.bounds, objects.n_objects, n_blocks, f"{where}: object index")
+    lengths = {len(objects.modes), len(objects.counts), len(objects.chunks)}
+    if lengths != {n_blocks} or objects.chunks.shape[1:] != (n_parts,):
+        raise SourceError(
+            f"{where}: the object index has {n_blocks} starts, and chunks of the shape {objects.chunks.shape}; expected modes, counts "
+            f"and chunks for each, of {n_parts} parts."
+        )
+    listed = objects.modes == LIST
+    if (objects.modes > LIST).any() or (objects.counts < 0).any() or (objects.starts < 0).any():
+        raise SourceError(f"{where}: the object index has an unknown mode, or a negative start or count.")
+    if (objects.starts[listed] > len(objects.fragments) - objects.counts[listed]).any():
+        raise SourceError(f"{where}: a list of the object index goes beyond the fragments that are given.")
+    at = KeyIndex(level.chunks).find(objects.chunks) if len(level.chunks) else np.full(n_blocks, -1)
+    ones = np.ones(len(level.chunks), np.int64)
+    sizes = ones if level.fragments is None else np.diff(level.fragments.bounds)
+    bad = np.flatnonzero(find_missing_blocks(objects, np.append(sizes, 0)[at]))
+    if bad.size:
+        owner = objects.ids[np.searchsorted(objects.bounds, bad[0], side="right") - 1]
+        raise SourceError(
+            f"{where}: object {owner} names a fragment of chunk {objects.chunks[bad[0]].tolist()} that is not there; expected one of "
+            f"the {np.append(sizes, 0)[at[bad[0]]]} fragments of that chunk."
+        )
+
+
+def _check_names(level: Level) -> None:
+    """Refuse names of attributes that may not become part of a path."""
+    families: list[Attributes] = [level.vertex_attributes, level.fragment_attributes, level.object_attributes]
+    families += [links.attributes for links in (level.links, *level.cross_links) if links is not None]
+    if level.groups is not None:
+        families.append(level.groups.attributes)
+    for names in families:
+        for name in names:
+            validate_key(name.replace("/", "\\"))
+
+
+def _check_ends(geometry: Geometry, k: int, links: CrossLinks) -> None:
+    """Refuse links across chunks whose arrays do not go together, or that name a chunk or a row that is not there."""
+    level = geometry.levels[k]
+    n_parts = level.chunks.shape[1]
+    if links.rows.ndim != 2 or links.chunks.shape != (*links.rows.shape, n_parts):
+        raise SourceError(
+            f"Level {k}: links across chunks have rows of the shape {links.rows.shape} and chunks of {links.chunks.shape}; "
+            f"expected (links, ends) and (links, ends, {n_parts})."
+        )
+    check_rows(links.attributes, links.n_links, "cross-chunk link")
+    for end in range(links.width):
+        target = level if end == 0 else geometry.levels[k + links.delta]
+        place = KeyIndex(target.chunks).find(links.chunks[:, end])
+        rows = links.rows[:, end]
+        sizes = np.append(np.diff(target.bounds), 0)
+        if ((place < 0) | (rows < 0) | (rows >= sizes[place])).any():
+            raise SourceError(f"Level {k}: a link across chunks names a chunk or a row that is not there.")
+
+
+def _check_bounds(bounds: NDArray[np.int64], n_chunks: int, total: int, what: str) -> None:
+    """Refuse bounds that do not go from 0 to the number of rows."""
+    fits = len(bounds) == n_chunks + 1 and bounds[0] == 0 and bounds[-1] == total and (np.diff(bounds) >= 0).all()
+    if not fits:
+        raise SourceError(f"{what}: bounds do not cut {total} rows into {n_chunks} chunks.")
+
+
+def _check_fragments(fragments: Fragments, sizes: NDArray[np.int64], what: str) -> None:
+    """Refuse fragments with rows that their chunk does not have."""
+    _check_bounds(fragments.bounds, len(sizes), fragments.n_fragments, what)
+    if (fragments.starts < 0).any() or (fragments.counts < 0).any():
+        raise SourceError(f"{what}: a start or a count is negative.")
+    limit = np.repeat(sizes, np.diff(fragments.bounds))
+    ends = fragments.starts + fragments.counts
+    if (ends[fragments.is_range] > limit[fragments.is_range]).any():
+        raise SourceError(f"{what}: a run goes beyond the rows of its chunk.")
+    listed = np.flatnonzero(~fragments.is_range)
+    if (ends[listed] > len(fragments.rows)).any():
+        raise SourceError(f"{what}: a list goes beyond the rows that are given.")
+    rows, counts = fragment_rows(fragments, listed)
+    if ((rows < 0) | (rows >= np.repeat(limit[listed], counts))).any():
+        raise SourceError(f"{what}: a list names a row that its chunk does not have.")
+
+
+def _is_ascending(keys: NDArray[np.int64]) -> bool:
+    """Tell whether keys ascend, first part first, each once."""
+    steps = np.diff(keys, axis=0)
+    first = (steps != 0).argmax(axis=1)
+    return bool((steps[np.arange(len(steps)), first] > 0).all())
+
+
+def merge_local_links(level: Level) -> Level:
+    """Return a level whose links of delta 0 across chunks have ends in several chunks.
+
+    Raises
+    ------
+    SourceError
+        If links within chunks have another number of ends than those across them.
+    """
+    crossing = next((links for links in level.cross_links if links.delta == 0), None)
+    if crossing is None:
+        return level
+    apart = (crossing.chunks != crossing.chunks[:, :1]).any(axis=(1, 2))
+    if apart.all():
+        return level
+    others = tuple(links for links in level.cross_links if links.delta)
+    left = () if not apart.any() else (_select_links(crossing, np.flatnonzero(apart)),)
+    return replace(
+        level,
+        links=_append_local_links(level, _select_links(crossing, np.flatnonzero(~apart))),
+        cross_links=(*left, *others),
+    )
+
+
+def _select_links(links: CrossLinks, which: NDArray[np.int64]) -> CrossLinks:
+    """Return some of the links."""
+    attributes = {name: attribute.take(which) for name, attribute in links.attributes.items()}
+    return replace(links, chunks=links.chunks[which], rows=links.rows[which], attributes=attributes)
+
+
+def _append_local_links(level: Level, more: CrossLinks) -> Links:
+    """Return the links within chunks with these among them, sorted by the fragment of their first end."""
+    chunk = KeyIndex(level.chunks).find(more.chunks[:, 0])
+    own = level.links
+    rows, places, attributes, counts = [more.rows], [chunk], [more.attributes], [more.n_links]
+    if own is not None:
+        if own.width != more.width:
+            raise SourceError(
+                f"Links within chunks have {own.width} ends, those across them {more.width}; expected the same."
+            )
+        rows.insert(0, own.rows.astype(np.int64))
+        places.insert(0, np.repeat(np.arange(len(level.chunks)), np.diff(own.bounds)))
+        attributes.insert(0, own.attributes)
+        counts.insert(0, len(own.rows))
+    ends, chunk = np.concatenate(rows), np.concatenate(places)
+    values: Attributes = concat_attributes(attributes, counts)
+    fragments = level.fragments
+    if fragments is None:
+        ones = np.arange(len(level.chunks) + 1)
+        fragments = Fragments(ones, np.ones(len(ones) - 1, bool), 0 * ones[1:], np.diff(level.bounds), ones[:0])
+    owner = _vertex_fragments(level, fragments)[level.bounds[chunk] + ends[:, 0]]
+    order = np.lexsort((owner, chunk))
+    bounds = np.searchsorted(chunk[order], np.arange(len(level.chunks) + 1)).astype(np.int64)
+    sizes = np.bincount(owner, minlength=fragments.n_fragments).astype(np.int64)
+    starts = counts_to_offsets(sizes)[:-1] - np.repeat(bounds[:-1], np.diff(fragments.bounds))
+    parts = Fragments(fragments.bounds, np.ones(len(sizes), bool), starts, sizes, np.zeros(0, np.int64))
+    kind = smallest_unsigned_dtype(int(np.diff(level.bounds).max(initial=0)))
+    return Links(bounds, ends[order].astype(kind), parts, {name: value.take(order) for name, value in values.items()})
+
+
+def _vertex_fragments(level: Level, fragments: Fragments) -> NDArray[np.int64]:
+    """Return the first fragment of each vertex; that of its chunk where it is in none."""
+    every = np.arange(fragments.n_fragments)
+    local, counts = fragment_rows(fragments, every)
+    chunk = np.repeat(np.arange(len(level.chunks)), np.diff(fragments.bounds))
+    rows = local + np.repeat(level.bounds[chunk], counts)
+    owner = np.repeat(fragments.bounds[:-1], np.diff(level.bounds))
+    owner[rows[::-1]] = np.repeat(every, counts)[::-1]
+    return owner
+
 
 LAYOUTS = ("0.9", "0.7")
 

@@ -18,8 +18,7 @@ from raggedatlas.vectors.converters.content import (
     is_text,
 )
 from raggedatlas.vectors.geometry import Axis
-from raggedatlas.vectors.selection import object_rows
-from raggedatlas.vectors.shapes import Attribute, Shapes
+from raggedatlas.vectors.shapes import Attribute, Shapes, object_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,26 +1,206 @@
 """Checks of what stands in chunks: vertices, fragments, links, and their attributes, a few chunks at a time."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.blobs import Bytes
-from raggedatlas.vectors.chunk_arrays import ChunkArray, KeyLookup
 from raggedatlas.vectors.chunking import smallest_unsigned_dtype
 from raggedatlas.vectors.geometry import Fragments
-from raggedatlas.vectors.grids import chunk_coordinates
+from raggedatlas.vectors.grids import bins_per_chunk, chunk_coordinates
 from raggedatlas.vectors.metadata import level_chunk_shape
-from raggedatlas.vectors.validation.array_metadata import is_numeric, is_text
-from raggedatlas.vectors.validation.bin_checks import Bins, check_bin_positions, check_fragments, level_bins
-from raggedatlas.vectors.validation.context import STEP, CheckLocation, LevelSummary, ValidationContext
-from raggedatlas.vectors.validation.fragment_checks import (
-    covers_once,
-    decode_fragment_indexes,
-    names_missing_rows,
-    tiles,
+from raggedatlas.vectors.storage.codecs import (
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Blobs,
+    Bytes,
+    concat_blobs,
+    concat_ranges,
+    decode_fragments,
 )
+from raggedatlas.vectors.storage.level_reader import EMPTY_INDEX
+from raggedatlas.vectors.storage.zarr_reader import ChunkArray, KeyLookup
+from raggedatlas.vectors.validation.context import DAMAGE, STEP, CheckLocation, LevelSummary, ValidationContext
+from raggedatlas.vectors.validation.metadata_checks import divides, is_numeric, is_text
+
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The bins of a level.
+
+    Parameters
+    ----------
+    edges : (D,) float64
+        Of a bin.
+    ratio : (D,) int64
+        How many a chunk has on each axis; fragment ``k`` of a chunk is bin ``k``, last axis fastest.
+    """
+
+    edges: NDArray[np.float64]
+    ratio: NDArray[np.int64]
+
+    @property
+    def n(self) -> int:
+        """How many bins a chunk has."""
+        return int(np.prod(self.ratio))
+
+
+def level_bins(checking: ValidationContext, seen: LevelSummary) -> Bins | None:
+    """Return the bins of points without objects; None for anything else, and where a chunk is one bin."""
+    root = checking.root
+    if root is None or root.types != ("point_cloud",) or root.index_convention == "identity":
+        return None
+    if checking.node(CheckLocation(seen.number, "object_index")) is not None:
+        return None
+    with checking.guarded("V100", CheckLocation(seen.number)):
+        edges = level_chunk_shape(root, seen.facts)
+        bins = seen.facts.get("bin_shape") if seen.number else root.bin_shape
+        if bins is not None and divides(bins, edges):
+            made = Bins(np.asarray(bins, np.float64), bins_per_chunk(edges, tuple(bins)))
+            return made if made.n > 1 else None
+    return None
+
+
+def check_fragments(checking: ValidationContext, place: CheckLocation, found: Fragments, bins: Bins) -> None:
+    """Check that a chunk has no more fragments than bins."""
+    if found.n_fragments > bins.n:
+        checking.report("V113", place, f"it has {found.n_fragments:,} fragments, and {bins.n:,} bins.")
+
+
+def check_bin_positions(
+    checking: ValidationContext, place: CheckLocation, points: NDArray[Any], of: tuple[Fragments, Bins]
+) -> None:
+    """Check that the vertices of each fragment of a chunk lie in its bin, but for rounding."""
+    found, bins = of
+    if found.n_fragments != bins.n or not found.is_range.all():
+        return
+    key = np.asarray(place.chunk)[-points.shape[1] :]
+    number = np.repeat(np.arange(bins.n), found.counts)
+    own = points[concat_ranges(found.starts, found.counts)].astype(np.float64)
+    low = (key * bins.ratio + np.stack(np.unravel_index(number, tuple(bins.ratio)), axis=1)) * bins.edges
+    slack = _TOLERANCE * np.maximum(np.abs(low), bins.edges)
+    out = ((own < low - slack) | (own > low + bins.edges + slack)).any(axis=1)
+    if out.any():
+        first = int(np.flatnonzero(out)[0])
+        text = f"{np.count_nonzero(out):,} vertices lie outside of their bin, e.g. {own[first].tolist()} of bin {number[first]}."
+        checking.report("V114", place, text)
+
+
+def decode_fragment_indexes(
+    checking: ValidationContext, place: CheckLocation, keys: NDArray[np.int64], raw: list[Bytes | None]
+) -> list[Fragments | None]:
+    """Return the fragments of each chunk; None, which is told, where a blob does not decode."""
+    blobs = [EMPTY_INDEX if blob is None or not blob.size else blob for blob in raw]
+    try:
+        together = decode_fragments(concat_blobs(blobs))
+    except DAMAGE:
+        return [_decode(checking, place.at(key), blob) for key, blob in zip(keys, blobs, strict=True)]
+    return [_chunk_fragments(together, c) for c in range(len(blobs))]
+
+
+def _chunk_fragments(fragments: Fragments, c: int) -> Fragments:
+    """Return the fragments of one chunk; explicit lists keep their place in all rows."""
+    a, b = int(fragments.bounds[c]), int(fragments.bounds[c + 1])
+    part = slice(a, b)
+    return Fragments(
+        *(
+            np.array([0, b - a]),
+            fragments.is_range[part],
+            fragments.starts[part],
+            fragments.counts[part],
+            fragments.rows,
+        )
+    )
+
+
+def _decode(checking: ValidationContext, place: CheckLocation, blob: Bytes) -> Fragments | None:
+    """Decode one blob; what is wrong with it is told by the rule that it breaks."""
+    fault = find_fault(blob)
+    if fault is not None:
+        checking.report(fault[0], place, fault[1])
+        return None
+    with checking.guarded("V041", place):
+        return decode_fragments(Blobs(blob, np.array([0, blob.size])))
+    return None
+
+
+def find_fault(blob: Bytes) -> tuple[str, str] | None:
+    """Return the rule that a blob breaks and what was found; None where it decodes."""
+    if blob.size < HEADER_BYTES:
+        return "V026", f"it has {blob.size} bytes; its head alone has {HEADER_BYTES}."
+    magic, packed, n_all, n_runs = (int(value) for value in np.ascontiguousarray(blob[:HEADER_BYTES]).view("<u4"))
+    if (magic, packed) != (MAGIC, VERSION):
+        text = f"it begins with {magic:#010x}, version {packed & 0xFFFF}, flags {packed >> 16}"
+        return "V026", f"{text}; expected {MAGIC:#010x}, 1, 0."
+    if n_runs > n_all:
+        return "V027", f"it declares {n_runs} runs among {n_all} fragments."
+    if not n_all:
+        return None if blob.size == HEADER_BYTES else ("V031", f"without fragments it has {blob.size} bytes.")
+    padded = (n_all + 63) // 64 * 8
+    n_lists = n_all - n_runs
+    at_rows = HEADER_BYTES + padded + 16 * n_runs + 4 * (n_lists + 1)
+    if blob.size < at_rows:
+        return "V041", f"it has {blob.size} bytes; {n_all} fragments, {n_runs} of them runs, need {at_rows} or more."
+    bits = np.unpackbits(blob[HEADER_BYTES : HEADER_BYTES + padded], bitorder="little")
+    if bits[n_all:].any():
+        return "V028", "bits behind the last fragment are set."
+    if int(bits.sum()) != n_runs:
+        return "V027", f"{int(bits.sum())} bits are set, and {n_runs} runs declared."
+    return _fault_of_lists(blob, at_rows, n_lists)
+
+
+def _fault_of_lists(blob: Bytes, at_rows: int, n_lists: int) -> tuple[str, str] | None:
+    """Check offsets, the number of rows, and signs."""
+    offsets = np.ascontiguousarray(blob[at_rows - 4 * (n_lists + 1) : at_rows]).view("<u4").astype(np.int64)
+    if offsets[0] != 0 or (np.diff(offsets) < 0).any():
+        return "V030", f"its offsets are {offsets[:8].tolist()}."
+    if blob.size != at_rows + 8 * int(offsets[-1]):
+        return "V041", f"it has {blob.size} bytes; its explicit fragments ask for {at_rows + 8 * int(offsets[-1])}."
+    return None
+
+
+def names_missing_rows(fragments: Fragments, n_rows: int) -> bool:
+    """Tell whether a fragment names a row at or beyond `n_rows`, or a negative one."""
+    runs = fragments.is_range
+    starts, counts = fragments.starts[runs], fragments.counts[runs]
+    if ((starts < 0) | (counts < 0) | (starts > n_rows) | (counts > n_rows - starts)).any():
+        return True
+    listed = _listed(fragments)
+    return bool(listed.size) and bool(((listed < 0) | (listed >= n_rows)).any())
+
+
+def _listed(fragments: Fragments) -> NDArray[np.int64]:
+    """Return the rows of all explicit fragments of a chunk."""
+    lists = np.flatnonzero(~fragments.is_range)
+    if not lists.size:
+        return np.zeros(0, np.int64)
+    first, last = int(lists[0]), int(lists[-1])
+    return fragments.rows[fragments.starts[first] : fragments.starts[last] + fragments.counts[last]]
+
+
+def covers_once(fragments: Fragments, n_rows: int) -> bool:
+    """Tell whether fragments, whose rows are there, hold every row once."""
+    steps = np.zeros(n_rows + 1, np.int64)
+    runs = fragments.is_range
+    np.add.at(steps, fragments.starts[runs], 1)
+    np.add.at(steps, fragments.starts[runs] + fragments.counts[runs], -1)
+    times = np.cumsum(steps)[:-1]
+    np.add.at(times, _listed(fragments), 1)
+    return bool((times == 1).all())
+
+
+def tiles(fragments: Fragments, n_rows: int) -> bool:
+    """Tell whether fragments are the rows of a chunk in order."""
+    ends = np.cumsum(fragments.counts)
+    return bool(fragments.is_range.all() and (fragments.starts == ends - fragments.counts).all()) and n_rows == (
+        int(ends[-1]) if len(ends) else 0
+    )
+
 
 _ONE_FRAGMENT = 1
 
@@ -106,7 +286,7 @@ def _points_of(
 ) -> tuple[NDArray[Any], int] | None:
     """Return the positions of a chunk, and how many faces stand with them; None, which is told, where they are not whole rows."""
     if family.attributes.get("encoding") == "draco":
-        from raggedatlas.vectors.draco import decode_cell
+        from raggedatlas.vectors.storage.codecs import decode_cell
 
         points, faces = decode_cell(blob, place.path)
         return points, len(faces)
@@ -153,7 +333,7 @@ def _position_checker(checking: ValidationContext, seen: LevelSummary) -> Callab
 
 def _quantisation_step(points: NDArray[Any]) -> float:
     """Return how far the vertices of a Draco cell may lie from where they were: one step of its widest axis."""
-    from raggedatlas.vectors.draco import QUANTISATION_BITS
+    from raggedatlas.vectors.storage.codecs import QUANTISATION_BITS
 
     return float(np.ptp(points, axis=0).max()) / (2**QUANTISATION_BITS - 1) if len(points) else 0.0
 
@@ -369,3 +549,31 @@ def _check_partition(
         return
     if names_missing_rows(found, n_links) or not covers_once(found, n_links):
         checking.report("V054", place, f"its fragments do not hold each of {n_links:,} links once.")
+
+
+_ENDS = {"mesh": 3, "graph": 2, "skeleton": 1}
+
+
+def check_kind(checking: ValidationContext, seen: LevelSummary) -> None:
+    """Check the links of a level against type and convention."""
+    root = checking.root
+    if root is None:
+        return
+    inner, cross = CheckLocation(seen.number, "links/0"), CheckLocation(seen.number, "cross_chunk_links/0")
+    n_inner = int(seen.links.clip(0).sum())
+    blocks = [checking.block(place) for place in (inner, cross) if checking.node(place) is not None]
+    widths = [block["link_width"] for block in blocks if isinstance(block.get("link_width"), int)]
+    for kind in root.types:
+        for width in widths:
+            if width < _ENDS.get(kind, 0) and len(root.types) == 1:
+                checking.report(
+                    "V056", inner, f"its links have {width} ends; those of a {kind} have {_ENDS[kind]} or more."
+                )
+    if root.types == ("point_cloud",) and n_inner:
+        checking.report("V056", inner, f"a point cloud has {n_inner:,} links.", "practice")
+    if root.links_convention == "implicit_sequential" and n_inner and set(root.types) != {"point_cloud"}:
+        checking.report("V060", inner, f"{n_inner:,} links are stored, though they follow from the order of vertices.")
+    linked = {"mesh", "graph"} & set(root.types)
+    if root.links_convention == "explicit" and linked and not blocks and not n_inner and seen.widest > 1:
+        text = f"no links are stored, though they are explicit and a {min(linked)} has fragments of {seen.widest} vertices."
+        checking.report("V049", CheckLocation(seen.number), text)

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from raggedatlas.errors import AtlasError
 from raggedatlas.model.problems import Level as Severity
 from raggedatlas.model.problems import Problem
-from raggedatlas.vectors.blobs import Bytes
-from raggedatlas.vectors.chunk_arrays import CellArray, ChunkArray, ChunkGroup
 from raggedatlas.vectors.geometry import Geometry
-from raggedatlas.vectors.store_files import StoreFiles, node_attributes
+from raggedatlas.vectors.storage.codecs import Bytes
+from raggedatlas.vectors.storage.zarr_reader import CellArray, ChunkArray, ChunkGroup, StoreFiles, node_attributes
 from raggedatlas.vectors.validation.rules import DEPTH_OF, RULES
 
 DAMAGE = (

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.blobs import Bytes, counts_to_offsets, decode_ragged, decode_records, from_bytes
-from raggedatlas.vectors.chunk_arrays import ChunkArray, KeyLookup
-from raggedatlas.vectors.cross_links_09 import OffsetSegment, decode_cross_links, has_permutation, parse_segment
 from raggedatlas.vectors.metadata import level_scale
-from raggedatlas.vectors.store_files import read_small_array
-from raggedatlas.vectors.validation.array_metadata import DELTA, is_numeric
+from raggedatlas.vectors.storage.codecs import Bytes, counts_to_offsets, decode_ragged, decode_records, from_bytes
+from raggedatlas.vectors.storage.cross_links import OffsetSegment, decode_cross_links, has_permutation, parse_segment
+from raggedatlas.vectors.storage.zarr_reader import ChunkArray, KeyLookup, read_small_array
 from raggedatlas.vectors.validation.chunk_checks import batches, walk_column
 from raggedatlas.vectors.validation.context import CheckLocation, LevelSummary, ValidationContext
+from raggedatlas.vectors.validation.metadata_checks import DELTA, is_numeric
 
 
 def check_cross_links(checking: ValidationContext, seen: LevelSummary) -> None:

@@ -6,13 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.vectors.blobs import Blobs, decode_groups, from_bytes
-from raggedatlas.vectors.chunk_arrays import KeyLookup, VlenArray, read_table
 from raggedatlas.vectors.geometry import Objects
-from raggedatlas.vectors.manifests import decode_manifests, find_missing_blocks, split_manifests
-from raggedatlas.vectors.store_files import read_small_array
-from raggedatlas.vectors.validation.array_metadata import check_bytes, check_channels, is_numeric, is_text
+from raggedatlas.vectors.storage.codecs import (
+    Blobs,
+    decode_groups,
+    decode_manifests,
+    find_missing_blocks,
+    from_bytes,
+    split_manifests,
+)
+from raggedatlas.vectors.storage.zarr_reader import KeyLookup, VlenArray, read_small_array, read_table
 from raggedatlas.vectors.validation.context import DAMAGE, CheckLocation, LevelSummary, ValidationContext
+from raggedatlas.vectors.validation.metadata_checks import check_bytes, check_channels, is_numeric, is_text
 
 _ROWS = 16_384
 _LAYOUTS = ("", "vlen_manifests_v1", "vlen_manifests_v2")

@@ -6,15 +6,17 @@ from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.problems import Problem
 from raggedatlas.store.location import Location
-from raggedatlas.vectors.store_files import StoreFiles
-from raggedatlas.vectors.validation.array_metadata import check_array_metadata
-from raggedatlas.vectors.validation.chunk_checks import walk_level
+from raggedatlas.vectors.storage.zarr_reader import StoreFiles
+from raggedatlas.vectors.validation.chunk_checks import check_kind, walk_level
 from raggedatlas.vectors.validation.context import CheckLocation, ValidationContext
 from raggedatlas.vectors.validation.cross_link_checks import check_cross_links
-from raggedatlas.vectors.validation.level_metadata import check_level_metadata, check_pyramid
-from raggedatlas.vectors.validation.link_conventions import check_kind
+from raggedatlas.vectors.validation.metadata_checks import (
+    check_array_metadata,
+    check_level_metadata,
+    check_pyramid,
+    check_root,
+)
 from raggedatlas.vectors.validation.object_checks import check_objects
-from raggedatlas.vectors.validation.root_metadata import check_root
 from raggedatlas.vectors.validation.rules import LEVELS, RULES
 
 

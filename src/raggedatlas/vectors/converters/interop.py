@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.vectors.converters.tables import split_channels
-from raggedatlas.vectors.libraries import library
-from raggedatlas.vectors.selection import counts_to_offsets, object_rows, take_objects
-from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes
+from raggedatlas.vectors.libraries import load_library
+from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes, counts_to_offsets, object_rows, take_objects
 
 PART, RING, ORDER = "part", "ring", "order"
 """Vertex attributes that say which polygon of an object, which ring of it (0 is the outer one), and where in the object a vertex stands."""
@@ -44,7 +43,7 @@ def to_trimesh(shapes: Shapes) -> dict[int, Any]:
     """
     if shapes.kind != "mesh" or shapes.n_dims != 3 or (shapes.links is not None and shapes.links.shape[1] != 3):
         raise SourceError(f"A {shapes.kind} of {shapes.n_dims} axes makes no trimesh; expected triangles in 3-D.")
-    trimesh = library("trimesh")
+    trimesh = load_library("trimesh")
     made = {}
     for row, number in enumerate(np.asarray(shapes.ids).tolist()):
         one = take_objects(shapes, np.array([row]))
@@ -99,7 +98,7 @@ def build_networkx(shapes: Shapes, *, directed: bool, axes: Sequence[str], numbe
     """
     if shapes.kind == "mesh":
         raise SourceError("A mesh makes no graph; expected points, lines, graphs or skeletons.")
-    networkx = library("networkx")
+    networkx = load_library("networkx")
     links = vertex_edges(shapes).tolist()
     multiple = len({(a, b) if directed else (min(a, b), max(a, b)) for a, b in links}) < len(links)
     kinds = {
@@ -164,7 +163,7 @@ def to_geopandas(shapes: Shapes, *, crs: Any = None) -> Any:  # noqa: ANN401  (a
     7    2.0
     dtype: float64
     """
-    geopandas = library("geopandas")
+    geopandas = load_library("geopandas")
     geometries = shapely_geometries(shapes)
     alone = shapes.ids is None
     attributes = shapes.vertex_attributes if alone else shapes.object_attributes
@@ -181,7 +180,7 @@ def shapely_geometries(shapes: Shapes) -> NDArray[Any]:
         raise SourceError(
             f"A {shapes.kind} of {shapes.n_dims} axes makes no geometry of shapely; expected lines or points."
         )
-    shapely = library("shapely")
+    shapely = load_library("shapely")
     points = np.asarray(shapes.positions, np.float64)
     if shapes.ids is None:
         return np.asarray(shapely.points(points), object).reshape(-1)
@@ -203,7 +202,7 @@ def shapely_geometries(shapes: Shapes) -> NDArray[Any]:
 
 def _polygons_of_rings(shapes: Shapes, points: NDArray[np.float64]) -> NDArray[Any]:
     """Build polygons of rings whose vertices may stand in any order."""
-    shapely = library("shapely")
+    shapely = load_library("shapely")
     owner = object_rows(shapes)
     part, ring, place = (shapes.vertex_attributes[name].values.astype(np.int64) for name in (PART, RING, ORDER))
     order = np.lexsort((place, ring, part, owner))

@@ -9,14 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, SourceError
-from raggedatlas.vectors.blobs import Blobs, counts_to_offsets, decode_groups, from_bytes
-from raggedatlas.vectors.chunk_arrays import VlenArray, read_table
 from raggedatlas.vectors.geometry import Objects
-from raggedatlas.vectors.layout_07 import STRINGS
-from raggedatlas.vectors.level_reader import LevelReader, extra_metadata
-from raggedatlas.vectors.manifests import decode_manifests, split_manifests, take_manifests
 from raggedatlas.vectors.shapes import Attribute, Groups
-from raggedatlas.vectors.store_files import node_attributes, read_small_array
+from raggedatlas.vectors.storage.codecs import (
+    Blobs,
+    counts_to_offsets,
+    decode_groups,
+    decode_manifests,
+    from_bytes,
+    split_manifests,
+    take_manifests,
+)
+from raggedatlas.vectors.storage.layout_07 import STRINGS
+from raggedatlas.vectors.storage.level_reader import LevelReader, extra_metadata
+from raggedatlas.vectors.storage.zarr_reader import VlenArray, node_attributes, read_small_array, read_table
 
 
 class ObjectIndex:
@@ -163,7 +169,7 @@ class ObjectIndex:
 
 def _take_blobs(blobs: Blobs, rows: NDArray[np.int64]) -> Blobs:
     """Return some byte strings, in the given order."""
-    from raggedatlas.vectors.blobs import slice_bytes
+    from raggedatlas.vectors.storage.codecs import slice_bytes
 
     starts, sizes = blobs.bounds[rows], np.diff(blobs.bounds)[rows]
     return Blobs(slice_bytes(blobs.data, starts, sizes), counts_to_offsets(sizes))

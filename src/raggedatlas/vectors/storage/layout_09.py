@@ -7,16 +7,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.blobs import Blobs, counts_to_offsets, encode_single_groups, to_bytes
 from raggedatlas.vectors.chunking import smallest_unsigned_dtype
-from raggedatlas.vectors.cross_links_09 import encode_cross_links
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
 from raggedatlas.vectors.grids import chunk_coordinates
-from raggedatlas.vectors.level_arrays import ArrayData, attribute_metadata, chunk_arrays, encode_rows, present_families
-from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.metadata import level_chunk_shape, level_json, level_scale
 from raggedatlas.vectors.shapes import Attributes, Groups, fill_value
-from raggedatlas.vectors.zarr_nodes import CellGridOptions, File, cell_array, group_json, small_array, vlen_array
+from raggedatlas.vectors.storage.codecs import (
+    Blobs,
+    counts_to_offsets,
+    encode_manifests,
+    encode_single_groups,
+    to_bytes,
+)
+from raggedatlas.vectors.storage.cross_links import encode_cross_links
+from raggedatlas.vectors.storage.zarr_writer import (
+    ArrayData,
+    CellGridOptions,
+    File,
+    attribute_metadata,
+    cell_array,
+    chunk_arrays,
+    encode_rows,
+    group_json,
+    present_families,
+    small_array,
+    vlen_array,
+)
 
 MIN_RANGE_LENGTH = 16
 """How many consecutive ids make a group a range in ``group_ranges``."""

@@ -1,16 +1,19 @@
 """The bytes of Neuroglancer's annotations: places, values and ids of all five types, one at a time or in lists."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.vectors.converters.precomputed import TYPES, take_bytes
-from raggedatlas.vectors.selection import counts_to_offsets, gather_rows
+from raggedatlas.vectors.converters.content import decode_categories, encode_categories
+from raggedatlas.vectors.converters.precomputed import TYPES, stored_type, take_bytes
+from raggedatlas.vectors.shapes import Attribute, Attributes, counts_to_offsets, gather_rows
 
 VECTORS = {"POINT": 1, "LINE": 2, "AXIS_ALIGNED_BOUNDING_BOX": 2, "ELLIPSOID": 2, "POLYLINE": None}
 """Annotation type -> how many vectors each of its annotations has; None: as many as it says, two or more."""
@@ -234,3 +237,161 @@ def _unpack(
         np.concatenate(places).reshape(-1, form.rank).astype(np.float32),
         values,
     ), at
+
+
+PROPERTY = "annotation_property"
+"""The key of an attribute's metadata with what its property says beside its name and type."""
+
+NAME = re.compile(r"[a-z][a-zA-Z0-9_]*")
+"""Names that properties may have."""
+
+
+def as_attribute(values: NDArray[Any], said: dict[str, Any], taken: set[str]) -> tuple[str, Attribute]:
+    """Return the name and values of a property; what it says beside its name and type is kept as metadata.
+
+    Parameters
+    ----------
+    values : (N,) structured array
+        With a field of its name.
+    said : dict
+        What the info says of it.
+    taken : set of str
+        Names that mean something else in the geometry; a property of such a name gets a ``_`` behind it, and its own back on writing.
+    """
+    name = str(said["id"])
+    title = name
+    while title in taken or (title != name and title in (values.dtype.names or ())):
+        title += "_"
+    rest = {key: value for key, value in said.items() if key != "id" or title != name}
+    metadata: dict[str, Any] = {PROPERTY: rest} if len(rest) > 1 else {}
+    column = values[name].astype(values[name].dtype.newbyteorder("="))
+    if said["type"] in COLOURS:
+        return title, Attribute(column, ("red", "green", "blue", "alpha")[: COLOURS[said["type"]]], metadata=metadata)
+    labels, codes = said.get("enum_labels"), said.get("enum_values")
+    if not labels or not codes or len(labels) != len(codes) or not np.isin(column, codes).all():
+        return title, Attribute(column, metadata=metadata)
+    order = np.argsort(codes, kind="stable")
+    found = order[np.searchsorted(np.array(codes)[order], column)]
+    metadata |= {
+        "encoding": "dictionary",
+        "categories": [str(label) for label in labels],
+        "ordered": False,
+        "_FillValue": -1,
+    }
+    return title, Attribute(found.astype(np.int32), metadata=metadata)
+
+
+def written(attributes: Attributes) -> Iterator[tuple[str, Attribute]]:
+    """Yield the attributes that the format holds; texts as codes."""
+    for name, attribute in attributes.items():
+        made = attribute
+        if attribute.values.dtype.kind not in "iuf":
+            made = encode_categories(attribute.values.astype(object))
+        colour = made.values.dtype == np.uint8 and made.n_channels in COLOURS.values()
+        if NAME.fullmatch(name) and (colour if made.values.ndim == 2 else stored_type(made)):
+            yield name, made
+
+
+def as_property(name: str, attribute: Attribute) -> tuple[dict[str, Any], NDArray[Any]]:
+    """Return what the info says of one of the `written` attributes, and its values."""
+    before = dict(attribute.metadata.get(PROPERTY, {}))
+    name = str(before.pop("id", name))
+    if attribute.values.ndim == 2:
+        return {**before, "id": name, "type": "rgb" if attribute.n_channels == 3 else "rgba"}, attribute.values
+    kind = str(before.get("type"))
+    if "categories" not in attribute.metadata:
+        stored = str(stored_type(attribute))
+        rest = {key: value for key, value in before.items() if stored == kind or not key.startswith("enum_")}
+        return {**rest, "id": name, "type": stored}, attribute.values.astype(stored)
+    labels = [str(label) for label in attribute.metadata["categories"]]
+    missing = [""] if any(value is None for value in decode_categories(attribute)) else []
+    codes = before.get("enum_values", ())
+    if not missing and kind in TYPES and before.get("enum_labels") == labels and len(codes) == len(labels):
+        return {**before, "id": name}, np.array(codes)[attribute.values].astype(kind)
+    rest = {key: value for key, value in before.items() if not key.startswith("enum_")}
+    values = np.where(attribute.values < 0, len(labels), attribute.values).astype(np.int32)
+    every = {"enum_values": [*range(len(labels) + len(missing))], "enum_labels": labels + missing}
+    return {**rest, "id": name, "type": "int32", **every}, values
+
+
+PER_CELL = 5_000
+"""About how many annotations a cell of the spatial index holds."""
+
+MOST_SPREAD, MOST_BITS = 8, 48
+"""Cells become no finer where an annotation lies in so many of them, or their numbers have so many bits."""
+
+Boxes = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def write_cells(
+    path: Path, annotations: tuple[NDArray[np.uint64], list[bytes]], boxes: Boxes, bounds: Boxes
+) -> list[dict[str, Any]]:
+    """Write the spatial index; each annotation stands on one level, in all cells that its box touches.
+
+    Parameters
+    ----------
+    path : Path
+        The folder of the annotations; a folder for each level is made in it.
+    annotations : ((N,) uint64, list of N bytes)
+        Ids and records.
+    boxes : ((N, D) float64, (N, D) float64)
+        Least and greatest coordinates of each.
+    bounds : ((D,) float64, (D,) float64)
+        Of all of them; the grid fills them.
+
+    Returns
+    -------
+    list of dict
+        What the info says of each level.
+    """
+    ids, records = annotations
+    low, high = bounds
+    left = np.random.default_rng(0).permutation(len(ids))
+    shape = np.ones(len(low), np.int64)
+    levels: list[dict[str, Any]] = []
+    while len(left) or not levels:
+        size = (high - low) / shape
+        first, last = (np.clip(((corner[left] - low) / size).astype(np.int64), 0, shape - 1) for corner in boxes)
+        taken = left[: _how_many(first, last, shape)]
+        key = f"spatial{len(levels)}"
+        (path / key).mkdir()
+        codes, rows = _touched(first[: len(taken)], last[: len(taken)], shape)
+        cells, starts = np.unique(codes, return_index=True)
+        limit = 1
+        for cell, members in zip(cells, np.split(taken[rows], starts[1:]), strict=False):
+            name = "_".join(map(str, np.unravel_index(cell, tuple(shape))))
+            (path / key / name).write_bytes(pack_list(ids, records, members))
+            limit = max(limit, len(members))
+        levels.append({"key": key, "grid_shape": shape.tolist(), "chunk_size": size.tolist(), "limit": limit})
+        left = left[len(taken) :]
+        shape = np.where(size >= size.max() / 2, shape * 2, shape)
+    return levels
+
+
+def _how_many(first: NDArray[np.int64], last: NDArray[np.int64], shape: NDArray[np.int64]) -> int:
+    """Return how many of the annotations that are left stand on a level: all, where finer cells would not help."""
+    if not len(first):
+        return 0
+    codes = np.ravel_multi_index(tuple(first.T), tuple(shape))
+    most = int(np.unique(codes, return_counts=True)[1].max())
+    spreads = float(np.prod(last - first + 1, axis=1).mean())
+    if most <= PER_CELL or spreads > MOST_SPREAD or np.log2(shape).sum() >= MOST_BITS:
+        return len(first)
+    return int(len(first) * PER_CELL / most)
+
+
+def _touched(
+    first: NDArray[np.int64], last: NDArray[np.int64], shape: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return codes of the cells that boxes of cells touch, ascending, and the row of the box at each."""
+    spans = last - first + 1
+    counts = np.prod(spans, axis=1).astype(np.int64)
+    rows = np.repeat(np.arange(len(first)), counts)
+    within = np.arange(len(rows)) - np.repeat(counts_to_offsets(counts)[:-1], counts)
+    cells = np.empty((len(rows), len(shape)), np.int64)
+    for axis in range(len(shape) - 1, -1, -1):
+        cells[:, axis] = first[rows, axis] + within % spans[rows, axis]
+        within //= spans[rows, axis]
+    codes = np.asarray(np.ravel_multi_index(tuple(cells.T), tuple(shape)), np.int64)
+    order = np.argsort(codes, kind="stable")
+    return codes[order], rows[order]

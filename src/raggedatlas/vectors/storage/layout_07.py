@@ -7,15 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.vectors.blobs import encode_groups, encode_ragged, encode_records, to_bytes
 from raggedatlas.vectors.geometry import CrossLinks, Geometry, Level
 from raggedatlas.vectors.grids import encode_keys, run_starts, stable_order
-from raggedatlas.vectors.layout_09 import delta_name
-from raggedatlas.vectors.level_arrays import attribute_metadata, chunk_arrays, present_families
-from raggedatlas.vectors.manifests import encode_manifests
 from raggedatlas.vectors.metadata import level_json
 from raggedatlas.vectors.shapes import Attribute, Attributes, fill_value
-from raggedatlas.vectors.zarr_nodes import BYTES_CODEC, File, array_json, compress, compressor_codec, group_json
+from raggedatlas.vectors.storage.codecs import encode_groups, encode_manifests, encode_ragged, encode_records, to_bytes
+from raggedatlas.vectors.storage.layout_09 import delta_name
+from raggedatlas.vectors.storage.zarr_writer import (
+    BYTES_CODEC,
+    File,
+    array_json,
+    attribute_metadata,
+    chunk_arrays,
+    compress,
+    compressor_codec,
+    group_json,
+    present_families,
+)
 
 
 def level_files(geometry: Geometry, k: int, compression: str | None) -> Iterator[File]:

@@ -1,1 +1,0 @@
-"""How each geometry type becomes coarser: points, lines, graphs and skeletons, meshes."""

@@ -1,0 +1,636 @@
+"""Any file of geometry, read and written by what it is."""
+
+import inspect
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from raggedatlas.errors import AtlasError, DuplicateError, NotFoundError, SourceError, StoreError
+from raggedatlas.model.arguments import checked
+from raggedatlas.store.location import REMOTE_SCHEMES
+from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
+from raggedatlas.vectors.converters import (
+    geospatial,
+    graphs,
+    meshes,
+    precomputed,
+    precomputed_annotations,
+    precomputed_meshes,
+    streamlines,
+    tables,
+)
+from raggedatlas.vectors.converters.content import Capabilities, Content, check_content
+from raggedatlas.vectors.converters.geospatial import is_spatialdata
+from raggedatlas.vectors.converters.interop import ORDER, PART, RING
+from raggedatlas.vectors.converters.precomputed import SKELETON_TYPE, read_info
+from raggedatlas.vectors.converters.precomputed_annotations import ANNOTATION_TYPE
+from raggedatlas.vectors.converters.precomputed_meshes import DRACO_TYPE, LEGACY_TYPE
+from raggedatlas.vectors.pyramid import PyramidOptions, make_pyramid
+from raggedatlas.vectors.reader import open_vectors
+from raggedatlas.vectors.shapes import SEQUENTIAL, Shapes
+from raggedatlas.vectors.writer import write
+
+Losses = Callable[[Shapes], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Converter:
+    """A file format of geometry.
+
+    Parameters
+    ----------
+    what : str
+        In a few words.
+    endings : tuple of str
+        Of its files; none for folders that are told by what is in them.
+    read : callable
+        ``read(path, **options) -> Content``.
+    write : callable
+        ``write(content, path, **options)``, to a path where nothing is.
+    holding : Holding
+        What it can hold.
+    losses : callable
+        What else is lost of shapes.
+    """
+
+    what: str
+    endings: tuple[str, ...]
+    read: Callable[..., Content]
+    write: Callable[..., None]
+    holding: Capabilities
+    losses: Losses = lambda shapes: ()
+
+
+CONVERTERS: dict[str, Converter] = {
+    "csv": Converter(
+        "points as a table with a header",
+        (".csv", ".tsv"),
+        tables.read_table,
+        tables.write_table,
+        tables.TABLE_HOLDING,
+        tables.channel_losses,
+    ),
+    "parquet": Converter(
+        "points as Parquet",
+        (".parquet",),
+        tables.read_table,
+        tables.write_table,
+        tables.TABLE_HOLDING,
+        tables.channel_losses,
+    ),
+    "xyz": Converter(
+        "points as lines of numbers",
+        (".xyz",),
+        tables.read_xyz,
+        tables.write_xyz,
+        tables.XYZ_HOLDING,
+        tables.channel_losses,
+    ),
+    "swc": Converter("a neuron as SWC", (".swc",), graphs.read_swc, graphs.write_swc, graphs.SWC_HOLDING),
+    "swc-folder": Converter(
+        "neurons as a folder of SWC files", (), graphs.read_swc, graphs.write_swc_folder, graphs.SWC_FOLDER_HOLDING
+    ),
+    "obj": Converter("meshes as Wavefront OBJ", (".obj",), meshes.read_obj, meshes.write_obj, meshes.OBJ_HOLDING),
+    "ply": Converter(
+        "points, meshes or graphs as PLY",
+        (".ply",),
+        meshes.read_ply,
+        meshes.write_ply,
+        meshes.PLY_HOLDING,
+        meshes.ply_losses,
+    ),
+    "stl": Converter(
+        "meshes as STL", (".stl",), meshes.read_stl, meshes.write_stl, meshes.STL_HOLDING, meshes.stl_losses
+    ),
+    "trx": Converter(
+        "streamlines as TRX",
+        (".trx",),
+        streamlines.read_trx,
+        streamlines.write_trx,
+        streamlines.TRX_HOLDING,
+        streamlines.trx_losses,
+    ),
+    "trk": Converter(
+        "streamlines of TrackVis",
+        (".trk",),
+        streamlines.read_tractogram,
+        streamlines.write_tractogram,
+        streamlines.TRK_HOLDING,
+        streamlines.trk_losses,
+    ),
+    "tck": Converter(
+        "streamlines of MRtrix",
+        (".tck",),
+        streamlines.read_tractogram,
+        streamlines.write_tractogram,
+        streamlines.TCK_HOLDING,
+        streamlines.tck_losses,
+    ),
+    "graphml": Converter(
+        "a graph as GraphML",
+        (".graphml",),
+        graphs.read_graphml,
+        graphs.write_graphml,
+        graphs.GRAPHML_HOLDING,
+        graphs.graph_losses,
+    ),
+    "edgelist": Converter(
+        "a graph as an edge list and a table of nodes",
+        (".edgelist",),
+        graphs.read_edges,
+        graphs.write_edges,
+        graphs.GRAPHML_HOLDING,
+        graphs.graph_losses,
+    ),
+    "geojson": Converter(
+        "boundaries, lines or points as GeoJSON",
+        (".geojson",),
+        geospatial.read_geojson,
+        geospatial.write_geojson,
+        geospatial.BOUNDARY_HOLDING,
+        geospatial.boundary_losses,
+    ),
+    "geoparquet": Converter(
+        "boundaries, lines or points as GeoParquet",
+        (".geoparquet",),
+        geospatial.read_geoparquet,
+        geospatial.write_geoparquet,
+        geospatial.BOUNDARY_HOLDING,
+        geospatial.boundary_losses,
+    ),
+    "precomputed-skeletons": Converter(
+        "Neuroglancer skeletons",
+        (),
+        precomputed.read_skeletons,
+        precomputed.write_skeletons,
+        precomputed.SKELETON_HOLDING,
+        precomputed.skeleton_losses,
+    ),
+    "precomputed-meshes": Converter(
+        "Neuroglancer meshes",
+        (),
+        precomputed_meshes.read_meshes,
+        precomputed_meshes.write_meshes,
+        precomputed_meshes.MESH_HOLDING,
+        precomputed_meshes.mesh_losses,
+    ),
+    "precomputed-draco": Converter(
+        "Neuroglancer meshes of several levels of detail, in Draco",
+        (),
+        precomputed_meshes.read_meshes,
+        precomputed_meshes.write_draco_meshes,
+        precomputed_meshes.DRACO_HOLDING,
+        precomputed_meshes.draco_losses,
+    ),
+    "precomputed-annotations": Converter(
+        "Neuroglancer annotations",
+        (),
+        precomputed_annotations.read_annotations,
+        precomputed_annotations.write_annotations,
+        precomputed_annotations.ANNOTATION_HOLDING,
+        precomputed_annotations.annotation_losses,
+    ),
+    "spatialdata": Converter(
+        "points or shapes of a SpatialData store",
+        (),
+        geospatial.read_spatialdata,
+        geospatial.write_spatialdata,
+        geospatial.SPATIALDATA_HOLDING,
+        geospatial.spatialdata_losses,
+    ),
+}
+"""Name -> converter."""
+
+ENDINGS = {ending: name for name, converter in CONVERTERS.items() for ending in converter.endings}
+"""Ending -> name."""
+
+
+SCHEME = "precomputed://"
+"""How Neuroglancer spells folders in its own formats; may stand before a path."""
+
+INFO_TYPES = {
+    SKELETON_TYPE: "precomputed-skeletons",
+    LEGACY_TYPE: "precomputed-meshes",
+    DRACO_TYPE: "precomputed-draco",
+    ANNOTATION_TYPE: "precomputed-annotations",
+}
+"""``@type`` of an info -> converter."""
+
+BY_KIND = {
+    "skeleton": "precomputed-skeletons",
+    "graph": "precomputed-skeletons",
+    "mesh": "precomputed-meshes",
+    "point_cloud": "precomputed-annotations",
+    "line": "precomputed-annotations",
+    "polyline": "precomputed-annotations",
+}
+"""Geometry type -> which precomputed format holds it."""
+
+ROUNDED = "rounded: "
+"""How a loss begins that ``strict`` lets pass: digits that the format's own width takes."""
+
+
+def detect(path: str | os.PathLike[str]) -> str:
+    """Say which converter reads a path: by its ending, or by what a folder holds.
+
+    Raises
+    ------
+    NotFoundError
+        If it does not exist.
+    SourceError
+        If it is of no known kind; with the kinds that are.
+    """
+    file = _path(path)
+    if not file.exists():
+        raise NotFoundError(f"There is no file or folder {file}; check the path.")
+    found = _folder_kind(file) if file.is_dir() else _file_kind(file)
+    if found is None:
+        raise SourceError(f"{file} is of no kind of geometry that is read; {supported()} are.")
+    return found
+
+
+def supported() -> str:
+    """Return the endings and folders that are read, as a text."""
+    folders = [name for name, converter in CONVERTERS.items() if not converter.endings]
+    return f"{', '.join(ENDINGS)} and folders of the kinds {', '.join(folders)}"
+
+
+def _file_kind(file: Path) -> str | None:
+    name = ENDINGS.get(file.suffix.lower())
+    if name == "parquet" and _has_geometry(file):
+        return "geoparquet"
+    return name
+
+
+def _has_geometry(file: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as papq
+
+    try:
+        return b"geo" in (papq.read_schema(file).metadata or {})
+    except (pa.ArrowInvalid, OSError) as error:
+        raise SourceError(f"{file} is no Parquet file that can be read: {error}.") from None
+
+
+def _folder_kind(folder: Path) -> str | None:
+    if (folder / "info").is_file():
+        return INFO_TYPES.get(str(read_info(folder).get("@type")))
+    if is_spatialdata(folder):
+        return "spatialdata"
+    names = [found.name for found in folder.iterdir() if not found.name.startswith(".")]
+    if "header.json" in names:
+        return "trx"
+    if any(name.endswith(".swc") for name in names):
+        return "swc-folder"
+    return "precomputed-meshes" if any(name.endswith(":0") for name in names) else None
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    return Path(os.fspath(path).removeprefix(SCHEME))
+
+
+@checked
+def read_file(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Content:  # noqa: ANN401
+    """Read a file or folder of geometry.
+
+    Parameters
+    ----------
+    path : path
+        The file or folder.
+    format : str or None
+        Name of a converter; None: by ending or content (`detect`).
+    **options
+        Of the format, e.g. ``axes=`` and ``objects=`` for tables, ``element=`` for SpatialData.
+
+    Returns
+    -------
+    Content
+        Shapes, what is said of the whole, and what is not taken.
+
+    Raises
+    ------
+    NotFoundError
+        If it does not exist.
+    SourceError
+        If it is of no known kind, damaged, or the options mean nothing; `ValuesError` for positions that are not finite.
+    MissingExtraError
+        Without the library that the format needs.
+    """
+    name = _known(format) if format is not None else detect(path)
+    file = _path(path)
+    if not file.exists():
+        raise NotFoundError(f"There is no file or folder {file}; check the path.")
+    _check_options(CONVERTERS[name].read, name, options)
+    with _file_errors(f"read {file}"):
+        content = CONVERTERS[name].read(file, **options)
+    check_content(content.shapes, str(file))
+    return content
+
+
+def plan_losses(content: Content | Shapes, name: str) -> list[str]:
+    """Say what would be lost by writing in a format; an empty list if nothing would.
+
+    Parameters
+    ----------
+    content : Content or Shapes
+        What is to be written.
+    name : str
+        Name of the converter.
+
+    Raises
+    ------
+    SourceError
+        If the format cannot draw it at all.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> points = Shapes("point_cloud", np.zeros((2, 3)), vertex_attributes={"gene": np.array([1, 2])})
+    >>> plan_losses(points, "geojson")
+    []
+    """
+    shapes = content if isinstance(content, Shapes) else content.shapes
+    converter = CONVERTERS[_known(name)]
+    converter.holding.check(shapes, name)
+    found = [*converter.holding.losses(shapes), *converter.losses(shapes)]
+    if isinstance(content, Content) and content.coarser and not converter.holding.levels:
+        found.append(f"levels: {len(content.coarser)} coarser ones are left out")
+    return list(dict.fromkeys(found))
+
+
+@checked
+def write_file(
+    content: Content | Shapes,
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    strict: bool = False,
+    overwrite: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> list[str]:
+    """Write shapes in a file format; the file or folder appears when it is whole.
+
+    Parameters
+    ----------
+    content : Content or Shapes
+        What to write.
+    path : path
+        Where; its ending says the format, as does ``precomputed://`` before it.
+    format : str or None
+        Name of a converter, where the path does not say it.
+    strict : bool
+        Refuse what would lose anything (but digits by the format's own width).
+    overwrite : bool
+        Whether what is there is replaced.
+    **options
+        Of the format, e.g. ``ascii=True`` for PLY.
+
+    Returns
+    -------
+    list of str
+        What the format does not hold, one line each.
+
+    Raises
+    ------
+    DuplicateError
+        If something is there already.
+    SourceError
+        If the format cannot draw it, or `strict` and something would be lost.
+    """
+    made = content if isinstance(content, Content) else Content(content)
+    file = _path(path)
+    name = _known(format) if format is not None else _by_path(path, made.shapes)
+    check_content(made.shapes, "What is to be written")
+    losses = plan_losses(made, name)
+    refused = [loss for loss in losses if not loss.startswith(ROUNDED)]
+    if strict and refused:
+        raise SourceError(
+            f"{file} would not hold all: {'; '.join(refused)}. Leave these out first, or write without strict."
+        )
+    _check_options(CONVERTERS[name].write, name, options)
+    if file.exists() and not overwrite:
+        raise DuplicateError(f"{file} exists already; ask for overwriting, or choose another path.")
+    with _file_errors(f"write {file}"):
+        _write_aside(CONVERTERS[name], made, file, options, overwrite=overwrite)
+    return losses
+
+
+@contextmanager
+def _file_errors(what: str) -> Iterator[None]:
+    """Turn errors of the operating system into `StoreError`; errors raised on purpose pass."""
+    try:
+        yield
+    except AtlasError:
+        raise
+    except OSError as error:
+        raise StoreError(f"Could not {what}: {error}") from error
+
+
+def _write_aside(
+    converter: Converter, content: Content, file: Path, options: dict[str, Any], *, overwrite: bool
+) -> None:
+    """Write into a hidden folder beside the target, and move what came of it."""
+    if not file.parent.is_dir():
+        raise NotFoundError(f"There is no folder {file.parent} to write {file.name} into; make it first.")
+    aside = file.parent / f".{uuid4().hex}.partial"
+    aside.mkdir()
+    try:
+        converter.write(content, aside / file.name, **options)
+        for made in sorted(aside.iterdir(), key=lambda made: made.name == file.name):
+            target = file.parent / made.name
+            if target.exists() and not overwrite:
+                raise DuplicateError(f"{target} exists already; ask for overwriting, or choose another path.")
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            made.replace(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _by_path(path: str | os.PathLike[str], shapes: Shapes) -> str:
+    text = os.fspath(path)
+    if text.startswith(SCHEME) or Path(text).suffix == ".precomputed":
+        if shapes.kind not in BY_KIND:
+            raise SourceError(f"Neuroglancer's formats hold no {shapes.kind}; they hold {', '.join(BY_KIND)}.")
+        return BY_KIND[shapes.kind]
+    name = ENDINGS.get(Path(text).suffix.lower())
+    if name is None:
+        raise SourceError(
+            f"{path} has the ending {Path(text).suffix!r}; {', '.join(ENDINGS)} can be written. "
+            f"For a folder name the format: format= of {', '.join(n for n, c in CONVERTERS.items() if not c.endings)}."
+        )
+    # a table of vertices would be read as points; format="parquet" still asks for one
+    outlines = shapes.kind in SEQUENTIAL or {PART, RING, ORDER} <= set(shapes.vertex_attributes)
+    return "geoparquet" if name == "parquet" and outlines and shapes.n_dims in (2, 3) else name
+
+
+def _known(name: str) -> str:
+    if name not in CONVERTERS:
+        raise SourceError(f"There is no format {name!r}; expected one of {', '.join(CONVERTERS)}.")
+    return name
+
+
+def _check_options(function: Callable[..., Any], name: str, options: dict[str, Any]) -> None:
+    known = [key for key, value in inspect.signature(function).parameters.items() if value.kind is value.KEYWORD_ONLY]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise SourceError(
+            f"The options {', '.join(unknown)} mean nothing for {name}; it takes {', '.join(known) or 'none'}."
+        )
+
+
+ENDING = ".zv"
+"""How the names of geometry stores end, by custom of ours; what is there already is told by what is in it."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How something is converted.
+
+    Parameters
+    ----------
+    read, written : str or None
+        Names of the formats of the source and of the target, where paths do not say them; ``"store"`` is a geometry store.
+    options : mapping
+        Of the reader of a file.
+    level : int
+        Which level of a store becomes a file.
+    layout : str
+        Of a store that is written.
+    steps : PyramidOptions or None
+        The pyramid of a store that is written; None: none, and from store to store the levels that are there.
+    cutting : ChunkingOptions
+        How a store is cut.
+    strict : bool
+        Refuse what would lose anything.
+    overwrite : bool
+        Whether what is there is replaced.
+    writing : mapping
+        Options of the writer of a file.
+    """
+
+    read: str | None = None
+    written: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    level: int | None = None
+    layout: str = "0.9"
+    steps: PyramidOptions | None = None
+    cutting: ChunkingOptions = field(default_factory=ChunkingOptions)
+    strict: bool = False
+    overwrite: bool = False
+    writing: dict[str, Any] = field(default_factory=dict)
+
+
+STORE = "store"
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a path is a geometry store, or is named as one: it ends in ``.zv``, or what is there says so."""
+    text = os.fspath(path)
+    if text.rstrip("/").endswith(ENDING):
+        return True
+    node = Path(text) / "zarr.json"
+    if text.startswith(tuple(f"{scheme}://" for scheme in REMOTE_SCHEMES)) or not node.is_file():
+        return False
+    try:
+        return "zarr_vectors" in json.loads(node.read_text(encoding="utf-8")).get("attributes", {})
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+@checked
+def convert(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], how: Conversion = Conversion()
+) -> list[str]:
+    """Convert a file or store of geometry into another; the target appears when it is whole.
+
+    Parameters
+    ----------
+    source, target : path
+        Files or folders of any format in `raggedatlas.vectors.converters.convert.CONVERTERS`, or geometry stores; stores also on
+        object stores.
+    how : Conversion
+        What paths do not say.
+
+    Returns
+    -------
+    list of str
+        What of the source is not in the target, one line each.
+
+    Raises
+    ------
+    NotFoundError, DuplicateError
+        If there is no source, or a target already.
+    SourceError
+        If something cannot be read or drawn, or `how.strict` and something would be lost.
+    MissingExtraError
+        Without the library that a format needs.
+    """
+    _check_writing(how, target)
+    from_store = how.read == STORE or (how.read is None and is_store(source))
+    to_store = how.written == STORE or (how.written is None and is_store(target))
+    if from_store and to_store and how.steps is None and how.cutting == ChunkingOptions() and how.level is None:
+        write(open_vectors(os.fspath(source)).load(), os.fspath(target), layout=how.layout, overwrite=how.overwrite)
+        return []
+    content, left = _content_of_store(source, how) if from_store else (_content_of_file(source, how), [])
+    told = [*left, *content.left]
+    if how.strict and told:
+        raise SourceError(
+            f"{source} would not come through whole: {'; '.join(told)}. Convert without strict to leave these out."
+        )
+    if not to_store:
+        if how.steps is not None and how.written in CONVERTERS and CONVERTERS[how.written].holding.levels:
+            content = replace(content, coarser=tuple(step.shapes for step in make_pyramid(content.shapes, how.steps)))
+        asked: dict[str, Any] = {"format": how.written, "strict": how.strict, "overwrite": how.overwrite}
+        return told + write_file(content, target, **asked, **how.writing)
+    write_store(content, target, how)
+    return told
+
+
+def _check_writing(how: Conversion, target: str | os.PathLike[str]) -> None:
+    """Refuse options of a writer where a store is written, and those that have a place of their own."""
+    own = sorted({"format", "overwrite", "strict"} & set(how.writing))
+    if own:
+        raise SourceError(f"The options {', '.join(own)} are none of a writer; say them of the conversion itself.")
+    if how.writing and (how.written == STORE or (how.written is None and is_store(target))):
+        raise SourceError(f"The options {', '.join(sorted(how.writing))} mean nothing for writing a geometry store.")
+
+
+def write_store(content: Content, target: str | os.PathLike[str], how: Conversion = Conversion()) -> None:
+    """Write what a file says as a geometry store, with a pyramid if `how.steps` asks for one."""
+    cutting, shapes = how.cutting, content.shapes
+    if cutting.axes is None and content.axes is not None and len(content.axes) == content.shapes.n_dims:
+        cutting = replace(cutting, axes=content.axes)
+    coarser = _given_levels(content) if how.steps is None else make_pyramid(shapes, how.steps)
+    geometry = make_geometry(shapes, cutting, coarser=coarser, metadata=dict(content.metadata))
+    write(geometry, os.fspath(target), layout=how.layout, overwrite=how.overwrite)
+
+
+def _given_levels(content: Content) -> tuple[CoarseLevel, ...]:
+    """Return the coarser levels that a file has, as levels of a store: each with chunks and bins of twice the edges."""
+    ratios = [(2**number,) * content.shapes.n_dims for number in range(1, len(content.coarser) + 1)]
+    return tuple(
+        CoarseLevel(shapes, ratio, ratio, None, "manual", max(1, shapes.n_objects) / max(1, content.shapes.n_objects))
+        for shapes, ratio in zip(content.coarser, ratios, strict=True)
+    )
+
+
+def _content_of_file(source: str | os.PathLike[str], how: Conversion) -> Content:
+    return read_file(source, format=how.read, **how.options)
+
+
+def _content_of_store(source: str | os.PathLike[str], how: Conversion) -> tuple[Content, list[str]]:
+    if how.options:
+        raise SourceError(f"The options {', '.join(sorted(how.options))} mean nothing for a geometry store.")
+    store = open_vectors(os.fspath(source))
+    content = Content(store.read(level=how.level or 0), dict(store.geometry.metadata), store.geometry.axes)
+    others = store.n_levels - 1
+    if how.level is None and how.written in CONVERTERS and CONVERTERS[how.written].holding.levels:
+        return replace(content, coarser=tuple(store.read(level=level) for level in range(1, others + 1))), []
+    return content, [f"levels: {others} coarser ones are left out"] if others and how.level is None else []

@@ -1,0 +1,692 @@
+"""Bytes of many lists at once: blobs back to back, vlen-bytes chunks, groups, ragged rows, link records (seed 002 §7.3-7.7)."""
+
+from collections.abc import Sequence
+from ctypes import byref, c_int64
+from dataclasses import dataclass
+from itertools import pairwise
+from struct import unpack
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from raggedatlas.errors import CorruptError, MissingExtraError, QueryError, SourceError
+from raggedatlas.store import native
+from raggedatlas.store.native import I64, OUT_I64, OUT_U8, U8, Manifests, library
+from raggedatlas.vectors.geometry import Fragments, Level, Objects
+
+Bytes = NDArray[np.uint8]
+MAGIC, VERSION, HEADER_BYTES = 0x5A564647, 1, 16
+"""A fragment index begins with these two, and has a head of so many bytes."""
+_FAULTS = {
+    native.CUT_SHORT: "it is cut short",
+    native.TRAILING: "bytes follow its end",
+    native.BAD_MODE: "it holds an unknown mode",
+    native.NEGATIVE: "it holds a negative number",
+    native.BAD_BOUNDS: "it names what is not there",
+    native.OUTSIDE: "it goes on where nothing is",
+    native.BAD_SIZE: "it is larger than its numbers can tell",
+}
+
+
+@dataclass(frozen=True)
+class Blobs:
+    """Byte strings, back to back.
+
+    Parameters
+    ----------
+    data : (n_bytes,) uint8
+        All bytes.
+    bounds : (n + 1,) int64
+        Blob ``i`` is ``data[bounds[i]:bounds[i + 1]]``.
+    """
+
+    data: Bytes
+    bounds: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """How many blobs there are."""
+        return len(self.bounds) - 1
+
+    def __getitem__(self, i: int) -> Bytes:
+        """Return one blob."""
+        return self.data[self.bounds[i] : self.bounds[i + 1]]
+
+
+def counts_to_offsets(counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where members begin whose lengths are `counts`: (n + 1,) int64, from 0 to their sum."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def concat_ranges(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Return ``starts[i], starts[i] + 1, ...``, `counts[i]` of them for each ``i``, one after the other.
+
+    Examples
+    --------
+    >>> concat_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    offsets = counts_to_offsets(counts)
+    return np.repeat(np.asarray(starts, np.int64) - offsets[:-1], counts) + np.arange(offsets[-1])
+
+
+def to_bytes(array: NDArray[Any]) -> Bytes:
+    """Return the little-endian bytes of an array, row after row."""
+    flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+    return flat.view(np.uint8)
+
+
+def from_bytes(data: Bytes, dtype: DTypeLike, columns: int | None = None, what: str = "A chunk") -> NDArray[Any]:
+    """Return bytes as values, or as rows of `columns` values.
+
+    Raises
+    ------
+    CorruptError
+        If the bytes are no whole number of rows.
+    """
+    kind = np.dtype(dtype).newbyteorder("<")
+    size = kind.itemsize * (columns or 1)
+    if data.size % size:
+        raise CorruptError(f"{what} has {data.size:,} bytes; expected whole rows of {size}. Restore it from a copy.")
+    values = np.ascontiguousarray(data).view(kind)
+    return values if columns is None else values.reshape(-1, columns)
+
+
+def concat_blobs(parts: Sequence[Bytes | bytes | memoryview]) -> Blobs:
+    """Put byte strings back to back."""
+    data = np.frombuffer(b"".join(parts), np.uint8)  # type: ignore[arg-type] # arrays of bytes are buffers
+    return Blobs(data, counts_to_offsets(np.fromiter((len(part) for part in parts), np.int64, len(parts))))
+
+
+def interleave(*sections: Blobs) -> Blobs:
+    """Join the first blobs of all sections, then the second ones, and so on."""
+    parts = [section.data.data for section in sections]
+    table = np.stack([section.bounds for section in sections], axis=1).tolist()
+    pieces = [
+        part[a:b] for starts, stops in pairwise(table) for part, a, b in zip(parts, starts, stops, strict=True) if b > a
+    ]
+    sizes = sum((np.diff(section.bounds) for section in sections), np.zeros(len(sections[0]), np.int64))
+    return Blobs(np.frombuffer(b"".join(pieces), np.uint8), counts_to_offsets(sizes))
+
+
+def slice_bytes(data: Bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Bytes:
+    """Return byte ranges back to back; without a copy where there is one."""
+    if len(starts) == 1:
+        return data[int(starts[0]) : int(starts[0] + sizes[0])]
+    pieces = [data[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
+    return np.concatenate(pieces) if pieces else data[:0]
+
+
+# vlen-bytes
+
+
+def encode_vlen(blobs: Blobs) -> bytes:
+    """Return a chunk of Zarr's ``vlen-bytes`` codec: u32 count, then u32 length and bytes of each item."""
+    sizes = np.diff(blobs.bounds)
+    if (sizes >= 2**32).any():
+        raise SourceError("An item of a vlen-bytes chunk has 4 GiB or more; use smaller chunks.")
+    out = np.empty(4 + 4 * len(blobs) + int(blobs.bounds[-1] - blobs.bounds[0]), np.uint8)
+    out[:4] = to_bytes(np.array([len(blobs)], np.uint32))
+    at = 4 + blobs.bounds[:-1] - blobs.bounds[0] + 4 * np.arange(len(blobs))
+    heads = at[:, None] + np.arange(4)
+    is_data = np.ones(len(out), bool)
+    is_data[:4] = False
+    is_data[heads] = False
+    out[heads] = to_bytes(sizes.astype(np.uint32)).reshape(-1, 4)
+    out[is_data] = blobs.data[blobs.bounds[0] : blobs.bounds[-1]]
+    return out.tobytes()
+
+
+def decode_vlen(chunk: Bytes, what: str = "A vlen-bytes chunk") -> Blobs:
+    """Return the items of a vlen-bytes chunk, each with the four bytes of its length cut away.
+
+    Raises
+    ------
+    CorruptError
+        If it is cut short, or goes on after its last item.
+    """
+    if chunk.size < 4:
+        raise CorruptError(f"{what} has {chunk.size} bytes; expected at least 4.")
+    count = int(chunk[:4].view("<u4")[0]) if chunk.flags.c_contiguous else int.from_bytes(chunk[:4].tobytes(), "little")
+    if count > (chunk.size - 4) // 4:
+        raise CorruptError(f"{what} declares {count:,} items in {chunk.size:,} bytes; it is cut short.")
+    starts, stops = np.empty(count, np.int64), np.empty(count, np.int64)
+    contents = np.ascontiguousarray(chunk)
+    raise_fault(native.library().ra_frame_items(contents, contents.size, starts, stops, count), what)
+    return Blobs(slice_bytes(chunk, starts, stops - starts), counts_to_offsets(stops - starts))
+
+
+def decode_single_item(chunk: Bytes, what: str = "A cell") -> Bytes:
+    """Return the item of a vlen-bytes chunk that has exactly one."""
+    count, size = unpack("<II", chunk[:8].tobytes()) if chunk.size >= 8 else (0, 0)
+    if count != 1:
+        raise CorruptError(f"{what} is no vlen-bytes chunk of one item.")
+    if size != chunk.size - 8:
+        raise CorruptError(f"{what} declares another length than its {chunk.size - 8:,} bytes; it is cut short.")
+    return chunk[8:]
+
+
+def raise_fault(fault: int, what: str) -> None:
+    """Raise the error of what a compiled function found, if it found any."""
+    if fault:
+        raise CorruptError(f"{what} does not decode: {_FAULTS[fault]}. Restore it from a copy.")
+
+
+# Ragged rows: i64 K, i64 offset of each group of rows relative to the first, rows (§7.4, §7.5)
+
+
+def encode_ragged(rows: Bytes, starts: NDArray[np.int64] | None = None) -> bytes:
+    """Return an inline stream: how many groups of rows, the byte where each begins, the bytes of the rows.
+
+    Parameters
+    ----------
+    rows : (n_bytes,) uint8
+        Rows of all groups.
+    starts : (K,) int64 or None
+        Where each group begins in `rows`, in bytes; None: one group.
+    """
+    begin = np.zeros(1, np.int64) if starts is None else starts
+    return to_bytes(np.concatenate([[len(begin)], begin]).astype(np.int64)).tobytes() + rows.tobytes()
+
+
+def decode_ragged(blob: Bytes, what: str = "A stream of rows") -> Blobs:
+    """Return the groups of rows of an inline stream, as bytes.
+
+    Raises
+    ------
+    CorruptError
+        If a number is negative, the offsets fall or point outside.
+    """
+    count = int(from_bytes(blob[:8], np.int64, what=what)[0]) if blob.size >= 8 else -1
+    if count < 0 or 8 * (count + 1) > blob.size:
+        raise CorruptError(f"{what} declares {count:,} groups of rows in {blob.size:,} bytes. Restore it from a copy.")
+    begin = from_bytes(blob[8 : 8 * (count + 1)], np.int64)
+    data = blob[8 * (count + 1) :]
+    bounds = np.concatenate([begin, [data.size]])
+    if (count == 0 and data.size) or (count and begin[0] != 0) or (np.diff(bounds) < 0).any():
+        raise CorruptError(f"{what} has offsets that fall or point outside of it. Restore it from a copy.")
+    return Blobs(data, bounds if count else np.zeros(1, np.int64))
+
+
+def encode_single_groups(rows: Blobs) -> Blobs:
+    """Return many inline streams, each with one group of rows."""
+    heads = np.zeros((len(rows), 2), np.int64)
+    heads[:, 0] = 1
+    return interleave(Blobs(to_bytes(heads), np.arange(len(rows) + 1, dtype=np.int64) * 16), rows)
+
+
+# Groups (§7.4)
+
+
+def encode_groups(offsets: NDArray[np.int64], ids: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
+    """Return ``groups/data`` (a ragged stream) and its sidecar, the byte of the stream where each group begins."""
+    starts = 8 * offsets[:-1]
+    return encode_ragged(to_bytes(ids), starts), starts + 8 * len(offsets)
+
+
+def decode_groups(
+    data: Bytes, starts: NDArray[np.int64] | None, n_groups: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return offsets (G + 1,) and ids of groups, from either spelling.
+
+    Parameters
+    ----------
+    data : (n_bytes,) uint8
+        A ragged stream, or bare ids.
+    starts : (G,) int64 or None
+        The sidecar: with bare ids the first is 0. None: `data` is a ragged stream.
+    n_groups : int
+        How many groups the attributes declare.
+    """
+    if starts is None or (len(starts) and starts[0] != 0):
+        groups = decode_ragged(data, "groups/data")
+        ids, offsets = from_bytes(groups.data, np.int64, what="groups/data"), groups.bounds // 8
+    else:
+        ids, offsets = from_bytes(data, np.int64, what="groups/data"), np.append(starts, data.size) // 8
+    if len(offsets) - 1 != n_groups or (np.diff(offsets) < 0).any() or offsets[-1] != len(ids):
+        raise CorruptError(
+            f"groups/data does not hold the {n_groups} groups that are declared. Restore it from a copy."
+        )
+    return offsets, ids
+
+
+# Records of links (§7.5, §7.7)
+
+
+def encode_records(chunks: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return records of ends as (M, L, D + 1) int64: the chunk of each end and its row."""
+    return np.concatenate([chunks, rows[:, :, None]], axis=2).astype(np.int64, copy=False)
+
+
+def decode_records(data: Bytes, width: int, n_dims: int, what: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return chunks (M, L, D) and rows (M, L) of records.
+
+    Raises
+    ------
+    CorruptError
+        If the bytes are no whole number of records, or a row is negative.
+    """
+    table = from_bytes(data, np.int64, width * (n_dims + 1), what).reshape(-1, width, n_dims + 1)
+    if (table[:, :, -1] < 0).any():
+        raise CorruptError(f"{what} holds a negative row. Restore it from a copy.")
+    return table[:, :, :-1], table[:, :, -1]
+
+
+def encode_fragments(fragments: Fragments) -> Blobs:
+    """Return one blob for each chunk.
+
+    Examples
+    --------
+    >>> one = Fragments(np.array([0, 1]), np.array([True]), np.array([0]), np.array([3]), np.zeros(0, np.int64))
+    >>> len(encode_fragments(one)[0])
+    44
+    """
+    n_all = np.diff(fragments.bounds)
+    kinds = counts_to_offsets(fragments.is_range)
+    n_runs = np.diff(kinds[fragments.bounds])
+    heads = np.zeros((len(n_all), 4), "<u4")
+    heads[:, 0], heads[:, 1], heads[:, 2], heads[:, 3] = MAGIC, VERSION, n_all, n_runs
+    padded = (n_all + 63) // 64 * 64
+    bits = np.zeros(padded.sum(), np.uint8)
+    bits[concat_ranges(counts_to_offsets(padded)[:-1], n_all)] = fragments.is_range
+    table = np.stack([fragments.starts[fragments.is_range], fragments.counts[fragments.is_range]], axis=1)
+    offsets, sizes = _list_offsets(fragments, n_all, n_all - n_runs)
+    n_rows = np.diff(counts_to_offsets(np.where(fragments.is_range, 0, fragments.counts))[fragments.bounds])
+    return interleave(
+        Blobs(to_bytes(heads), np.arange(len(n_all) + 1, dtype=np.int64) * HEADER_BYTES),
+        Blobs(np.packbits(bits, bitorder="little"), counts_to_offsets(padded // 8)),
+        Blobs(to_bytes(table.astype(np.int64, copy=False)), counts_to_offsets(n_runs * 16)),
+        Blobs(to_bytes(offsets), counts_to_offsets(sizes * 4)),
+        Blobs(to_bytes(fragments.rows.astype(np.int64, copy=False)), counts_to_offsets(n_rows * 8)),
+    )
+
+
+def _list_offsets(
+    fragments: Fragments, n_all: NDArray[np.int64], n_lists: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Return the running offsets of the explicit lists of all chunks, and how many each chunk has."""
+    sizes = np.where(n_all > 0, n_lists + 1, 0)
+    begin = counts_to_offsets(sizes)
+    steps = np.zeros(begin[-1], np.int64)
+    steps[concat_ranges(begin[:-1] + 1, np.where(n_all > 0, n_lists, 0))] = fragments.counts[~fragments.is_range]
+    total = np.cumsum(steps)
+    some = n_all > 0
+    return (total - np.repeat(total[begin[:-1][some]], sizes[some])).astype(np.uint32), sizes
+
+
+def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
+    """Return the fragments of many chunks; every blob is checked first.
+
+    Raises
+    ------
+    CorruptError
+        If magic, version or flags are wrong, a count does not agree with the bitmap or the bytes at hand, offsets fall, or a number is
+        negative.
+    """
+    data, first, n, where = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs), c_int64()
+    counts = np.empty((2, n), np.int64)
+    fault = library().ra_count_fragments(data, data.size, first, n, counts, byref(where))
+    if not fault:
+        bounds = counts_to_offsets(counts[0])
+        is_range, spans = np.empty(bounds[-1], bool), np.empty((2, bounds[-1]), np.int64)
+        rows = np.empty(counts[1].sum(), np.int64)
+        fault = library().ra_read_fragments(
+            data, data.size, first, n, is_range.view(np.uint8), *spans, len(is_range), rows, len(rows), byref(where)
+        )
+    if fault:
+        raise corrupt_index_error(fault, blobs[where.value], what)
+    return Fragments(bounds, is_range, spans[0], spans[1], rows)
+
+
+def corrupt_index_error(fault: int, blob: Bytes, what: str) -> CorruptError:
+    """Return the error that says what a compiled function found wrong with a blob."""
+    if fault == native.BAD_VERSION:
+        bad = int.from_bytes(blob[4:8].tobytes(), "little")
+        return CorruptError(f"{what} has version {bad & 0xFFFF} and flags {bad >> 16}; expected 1 and 0.")
+    says = {
+        native.NO_HEAD: f"is shorter than its head of {HEADER_BYTES} bytes",
+        native.NO_MAGIC: "does not begin with the magic number of ZVFG",
+        native.BAD_RUNS: "declares more runs than fragments",
+        native.CUT_SHORT: "is cut short: its head declares more than its bytes hold",
+        native.BAD_BITS: "has a bitmap that does not have as many bits as the head declares runs",
+        native.BAD_LISTS: "has other bytes than its explicit lists need",
+        native.BAD_OFFSETS: "has offsets that fall or do not begin at 0",
+        native.NEGATIVE: "holds a negative start, count or row",
+        native.BEYOND: "names a row that its chunk does not have",
+        native.MISSING: "is asked for a fragment that its chunk does not have",
+        native.BAD_BOUNDS: "lies beyond the bytes at hand",
+    }
+    return CorruptError(f"{what} {says[fault]}. Restore it from a copy.")
+
+
+def locate_fragments(
+    blob: Bytes, which: NDArray[np.int64], n_rows: int, spans: NDArray[np.int64], what: str = "A fragment index"
+) -> None:
+    """Find some fragments of one chunk; the others are not read.
+
+    Parameters
+    ----------
+    blob : (n_bytes,) uint8
+        A ZVFG blob.
+    which : (P,) int64
+        Fragments, ascending; the chunk has them all.
+    n_rows : int
+        How many rows the chunk has.
+    spans : (P, 3) int64
+        Filled with the first row of a run, or -1; the byte of the blob where a list begins; how many rows.
+
+    Raises
+    ------
+    CorruptError
+        If what was read of the blob is wrong, a run goes beyond the rows, or there is no such fragment.
+    """
+    fault = library().ra_locate_fragments(blob, blob.size, which, len(which), n_rows, spans)
+    if fault:
+        raise corrupt_index_error(fault, blob, what)
+
+
+class FragmentIndex:
+    """Random access to the fragments of one chunk; nothing is decoded before it is asked for.
+
+    Parameters
+    ----------
+    blob : (n_bytes,) uint8
+        A ZVFG blob.
+
+    Examples
+    --------
+    >>> one = Fragments(np.array([0, 1]), np.array([True]), np.array([2]), np.array([3]), np.zeros(0, np.int64))
+    >>> index = FragmentIndex(encode_fragments(one)[0])
+    >>> index.is_range(0), index.range(0), index.indices(0).tolist()
+    (True, (2, 3), [2, 3, 4])
+    """
+
+    def __init__(self, blob: Bytes) -> None:
+        self.blob = np.ascontiguousarray(blob)
+        locate_fragments(self.blob, np.zeros(0, np.int64), 0, np.zeros((0, 3), np.int64))
+        self.n_fragments, self.n_ranges = (int(value) for value in self.blob[8:HEADER_BYTES].copy().view("<u4"))
+
+    def _span(self, f: int) -> tuple[int, int, int]:
+        """Return the first row of a run or -1, the byte where a list begins, and how many rows there are."""
+        if not 0 <= f < self.n_fragments:
+            raise QueryError(f"There is no fragment {f}; the chunk has {self.n_fragments}.")
+        spans = np.empty((1, 3), np.int64)
+        locate_fragments(self.blob, np.array([f]), np.iinfo(np.int64).max, spans)
+        first, byte, count = spans[0].tolist()
+        return first, byte, count
+
+    def is_range(self, f: int) -> bool:
+        """Tell whether fragment `f` is a run."""
+        return self._span(f)[0] >= 0
+
+    def range(self, f: int) -> tuple[int, int]:
+        """Return start and count of a run; `QueryError` for an explicit list."""
+        first, _, count = self._span(f)
+        if first < 0:
+            raise QueryError(f"Fragment {f} is an explicit list and no run; ask for its indices.")
+        return first, count
+
+    def indices(self, f: int) -> NDArray[np.int64]:
+        """Return the rows of a fragment, runs written out."""
+        first, byte, count = self._span(f)
+        if first >= 0:
+            return np.arange(first, first + count)
+        return from_bytes(self.blob[byte : byte + 8 * count], np.int64)
+
+
+def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the chunk-local rows of some fragments, one after the other, and how many each has.
+
+    Raises
+    ------
+    CorruptError
+        If a fragment is asked for that is not there, or a list goes beyond the rows that are.
+    """
+    counts = fragments.counts[which]
+    rows = np.empty(counts.sum(), np.int64)
+    kinds = np.ascontiguousarray(fragments.is_range).view(np.uint8)
+    starts, sizes, listed = map(np.ascontiguousarray, (fragments.starts, fragments.counts, fragments.rows))
+    known = native.Fragments(
+        U8.address(kinds), I64.address(starts), I64.address(sizes), len(kinds), I64.address(listed), len(listed)
+    )
+    if library().ra_expand_fragments(byref(known), np.ascontiguousarray(which), len(which), rows, len(rows)):
+        raise CorruptError("A list of fragments names one that is not there. Restore the store from a copy.")
+    return rows, counts
+
+
+def detect_runs(fragments: Fragments) -> Fragments:
+    """Return the same fragments with every explicit list that is a run written as one."""
+    listed = np.flatnonzero(~fragments.is_range & (fragments.counts > 0))
+    if not listed.size:
+        return fragments
+    rows, counts = fragment_rows(fragments, listed)
+    begin = counts_to_offsets(counts)
+    first = rows[begin[:-1]]
+    off = rows != concat_ranges(first, counts)
+    good = np.diff(counts_to_offsets(off)[begin]) == 0
+    is_range, starts = fragments.is_range.copy(), fragments.starts.copy()
+    is_range[listed[good]], starts[listed[good]] = True, first[good]
+    left = np.flatnonzero(~is_range)
+    kept, lengths = fragment_rows(fragments, left)
+    starts[left] = counts_to_offsets(lengths)[:-1]
+    return Fragments(fragments.bounds, is_range, starts, fragments.counts, kept)
+
+
+SINGLE, RUN, LIST = 0, 1, 2
+"""Modes of a block."""
+
+
+def encode_manifests(objects: Objects) -> Blobs:
+    """Return one manifest for each object: u32 blocks, and of each int64 chunk, u8 mode, and what the mode asks."""
+    body = np.where(objects.modes == LIST, 4 + 8 * objects.counts, 8 + 8 * (objects.modes == RUN))
+    sizes = body + 8 * objects.chunks.shape[1] + 1
+    bounds = counts_to_offsets(4 + np.diff(counts_to_offsets(sizes)[objects.bounds]))
+    out = np.empty(bounds[-1], np.uint8)
+    wide = (objects.bounds, objects.chunks, objects.starts, objects.counts, objects.fragments)
+    first, chunks, starts, counts, items = (np.ascontiguousarray(column, np.int64) for column in wide)
+    modes = np.ascontiguousarray(objects.modes, np.uint8)
+    columns = (I64, first), (I64, chunks), (U8, modes), (I64, starts), (I64, counts), (I64, items)
+    raise_fault(library().ra_write_manifests(byref(_build_objects(columns)), out, out.size), "An object index")
+    return Blobs(out, bounds)
+
+
+def _build_objects(columns: Any) -> Manifests:  # noqa: ANN401  (arrays of several types)
+    """Describe checked columns of manifests, of which the second and the last tell the sizes, to compiled functions."""
+    bounds, chunks, items = columns[0][1], columns[1][1], columns[-1][1]
+    return Manifests(
+        *(kind.address(column) for kind, column in columns), len(bounds) - 1, chunks.shape[1], len(chunks), len(items)
+    )
+
+
+def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objects:
+    """Return the object index of manifests.
+
+    Parameters
+    ----------
+    blobs : Blobs
+        One manifest for each object.
+    n_dims : int
+        How many coordinates a chunk has.
+    ids : (n,) int64
+        Ids of the objects.
+
+    Raises
+    ------
+    CorruptError
+        If a manifest has an unknown mode, is cut short, goes on after its end, or holds a negative number.
+    """
+    totals, where = np.zeros(2, np.int64), c_int64()
+    data, first, n = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs)
+    fault = library().ra_count_manifests(data, data.size, first, n, n_dims, totals, byref(where))
+    if fault:
+        raise_fault(fault, f"The manifest of object {ids[where.value]}")
+    n_blocks, n_items = totals.tolist()
+    bounds, chunks, modes = (
+        np.empty(n + 1, np.int64),
+        np.empty((n_blocks, n_dims), np.int64),
+        np.empty(n_blocks, np.uint8),
+    )
+    starts, counts, items = (np.empty(size, np.int64) for size in (n_blocks, n_blocks, n_items))
+    wide = [(OUT_I64, column) for column in (starts, counts, items)]
+    out = _build_objects([(OUT_I64, bounds), (OUT_I64, chunks), (OUT_U8, modes), *wide])
+    raise_fault(library().ra_read_manifests(data, data.size, first, byref(out), byref(where)), "An object index")
+    return Objects(ids=ids, bounds=bounds, chunks=chunks, modes=modes, starts=starts, counts=counts, fragments=items)
+
+
+def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
+    """Find the manifests that stand back to back in ``object_index/data``.
+
+    Raises
+    ------
+    CorruptError
+        If there are not exactly `n_objects`.
+    """
+    if n_objects < 0 or 4 * n_objects > data.size:
+        raise CorruptError(
+            f"object_index/data has {data.size:,} bytes, too few for {n_objects:,} manifests; it was cut short."
+        )
+    bounds = np.zeros(n_objects + 1, np.int64)
+    contents = np.ascontiguousarray(data)
+    raise_fault(library().ra_measure_manifests(contents, contents.size, n_dims, bounds, n_objects), "object_index/data")
+    return Blobs(data, bounds)
+
+
+class ObjectFragments(NamedTuple):
+    """Fragments of objects one by one: (P,) the block of each and its chunk-local number, (B + 1,) those of each object."""
+
+    blocks: NDArray[np.int64]
+    fragments: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+
+
+def find_missing_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which blocks name a fragment that their chunk does not have, (K,) bool, without expanding the runs.
+
+    Parameters
+    ----------
+    objects : Objects
+        The index.
+    limits : (K,) int64
+        How many fragments the chunk of each block has; 0 for a chunk that is not there.
+    """
+    # compared by subtraction, because start + count may exceed int64
+    absent = (objects.counts > 0) & ((objects.starts < 0) | (objects.starts > limits - objects.counts))
+    lists = np.flatnonzero(objects.modes == LIST)
+    sizes = objects.counts[lists]
+    items = objects.fragments[concat_ranges(objects.starts[lists], sizes)]
+    outside = (items < 0) | (items >= np.repeat(limits[lists], sizes))
+    absent[lists] = np.diff(counts_to_offsets(outside)[counts_to_offsets(sizes)]) > 0
+    return absent
+
+
+def expand_manifests(objects: Objects, limits: NDArray[np.int64], where: str) -> ObjectFragments:
+    """Return the fragments of an object index one by one, in order of traversal.
+
+    Parameters
+    ----------
+    objects : Objects
+        The index.
+    limits : (K,) int64
+        How many fragments the chunk of each block has. The counts of a damaged index are compared with it before memory is allocated.
+    where : str
+        The level, for the message.
+
+    Raises
+    ------
+    CorruptError
+        If a block names a fragment that its chunk does not have.
+    """
+    if find_missing_blocks(objects, limits).any():
+        raise CorruptError(
+            f"{where}/object_index names a fragment that its chunk does not have. Restore the store from a copy."
+        )
+    fragments = concat_ranges(objects.starts, objects.counts)
+    listed = objects.modes == LIST
+    if listed.any():
+        explicit = np.repeat(listed, objects.counts)
+        fragments[explicit] = objects.fragments[fragments[explicit]]
+    blocks = np.repeat(np.arange(len(objects.starts)), objects.counts)
+    return ObjectFragments(blocks, fragments, counts_to_offsets(objects.counts)[objects.bounds])
+
+
+def take_manifests(objects: Objects, rows: NDArray[np.int64]) -> Objects:
+    """Return the index of some objects, in the given order."""
+    counts = np.diff(objects.bounds)[rows]
+    blocks = concat_ranges(objects.bounds[rows], counts)
+    starts, sizes, modes = objects.starts[blocks].copy(), objects.counts[blocks], objects.modes[blocks]
+    listed = modes == LIST
+    items = objects.fragments[concat_ranges(starts[listed], sizes[listed])]
+    starts[listed] = counts_to_offsets(sizes[listed])[:-1]
+    return Objects(objects.ids[rows], counts_to_offsets(counts), objects.chunks[blocks], modes, starts, sizes, items)
+
+
+QUANTISATION_BITS = 11
+"""Positions are rounded to this many bits of the chunk's extent, as the peers do."""
+
+
+def _draco_library() -> Any:  # noqa: ANN401 - a module
+    try:
+        import DracoPy
+    except ImportError as error:
+        raise MissingExtraError(
+            "This store holds meshes in Draco, which needs DracoPy: pip install 'raggedatlas[draco]'."
+        ) from error
+    return DracoPy
+
+
+def encode_cells(level: Level, width: int | None) -> Blobs:
+    """Return one Draco bit stream for each chunk; vertices and faces keep their order.
+
+    Raises
+    ------
+    MissingExtraError
+        Without DracoPy.
+    CorruptError
+        If the links are no triangles.
+    """
+    library = _draco_library()
+    if width not in (None, 3):
+        raise CorruptError(f"Draco holds triangles; these links have {width} ends. Use the encoding 'raw'.")
+    cells = []
+    for c in range(len(level.chunks)):
+        points = level.positions[level.bounds[c] : level.bounds[c + 1]].astype(np.float32)
+        faces = None
+        if level.links is not None:
+            faces = level.links.rows[level.links.bounds[c] : level.links.bounds[c + 1]].astype(np.uint32)
+        options: dict[str, Any] = {"quantization_bits": QUANTISATION_BITS, "preserve_order": True}
+        cells.append(library.encode(points, faces if faces is not None and len(faces) else None, **options))
+    return concat_blobs(cells)
+
+
+def encode_grid(points: NDArray[np.int32], faces: NDArray[np.int64]) -> bytes:
+    """Return a Draco bit stream of triangles whose positions are whole numbers, (N, 3), which it keeps as they are, in their order.
+
+    Raises
+    ------
+    MissingExtraError
+        Without DracoPy.
+    """
+    options: dict[str, Any] = {"quantization_bits": 0, "preserve_order": True}
+    return bytes(_draco_library().encode(points, faces.astype(np.uint32), **options))
+
+
+def decode_cell(blob: Bytes, what: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return vertices (N, 3) and faces (M, 3) of a Draco bit stream.
+
+    Raises
+    ------
+    MissingExtraError
+        Without DracoPy.
+    CorruptError
+        If it does not decode.
+    """
+    library = _draco_library()
+    try:
+        found = library.decode(blob.tobytes())
+    except (ValueError, RuntimeError, library.FileTypeException) as error:
+        raise CorruptError(f"{what} does not decode as Draco: {error}") from error
+    faces = getattr(found, "faces", None)
+    points = np.asarray(found.points, np.float32).reshape(-1, 3)
+    return points, np.zeros((0, 3), np.int64) if faces is None else np.asarray(faces, np.int64).reshape(-1, 3)

@@ -29,8 +29,8 @@ import numpy as np
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import inspect, validate
-from raggedatlas.formats.cxg.engine import open_array, open_tiledb
 from raggedatlas.formats.cxg.source import cxg_source
+from raggedatlas.formats.cxg.tiledb_arrays import import_tiledb, open_array
 from raggedatlas.formats.in_memory import as_anndata
 from raggedatlas.formats.modalities import split_modalities
 from raggedatlas.formats.registry import open_sink
@@ -132,7 +132,7 @@ def campaign(
         One for each number.
     """
     forking = multiprocessing.get_context("fork")
-    open_tiledb()
+    import_tiledb()
     known: dict[Path, str] = {}
     for number in numbers:
         path = sound[number % len(sound)]

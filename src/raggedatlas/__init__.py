@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from raggedatlas.model.spaces import FeatureSpace, register_space
     from raggedatlas.query.query import Query
     from raggedatlas.results.convert import convert_results
-    from raggedatlas.results.dataset import ResultDataset
-    from raggedatlas.results.factories import create_results_writer, load_results_dataset
-    from raggedatlas.results.inference import InferenceDataSet
-    from raggedatlas.results.parts import ResultPart
+    from raggedatlas.results.dataset import ResultDataset, load_results_dataset
+    from raggedatlas.results.npy_results import InferenceDataSet
     from raggedatlas.results.provider import DataProvider
-    from raggedatlas.results.writer import ResultDatasetWriter
+    from raggedatlas.results.writer import ResultDatasetWriter, ResultPart, create_results_writer
     from raggedatlas.store.executors import Workers
     from raggedatlas.store.filters import col
 
@@ -55,7 +53,7 @@ _HOMES = {
     "FeatureSpace": "raggedatlas.model.spaces",
     "GeometryPointer": "raggedatlas.model.pointers",
     "HoxBaseSchema": "raggedatlas.model.schemas",
-    "InferenceDataSet": "raggedatlas.results.inference",
+    "InferenceDataSet": "raggedatlas.results.npy_results",
     "Loader": "raggedatlas.loader.loader",
     "PointerField": "raggedatlas.model.schemas",
     "PointerKind": "raggedatlas.model.pointers",
@@ -63,15 +61,15 @@ _HOMES = {
     "RaggedAtlas": "raggedatlas.atlas",
     "ResultDataset": "raggedatlas.results.dataset",
     "ResultDatasetWriter": "raggedatlas.results.writer",
-    "ResultPart": "raggedatlas.results.parts",
+    "ResultPart": "raggedatlas.results.writer",
     "SparseZarrPointer": "raggedatlas.model.pointers",
     "Workers": "raggedatlas.store.executors",
     "col": "raggedatlas.store.filters",
     "concat": "raggedatlas.formats.concat",
     "convert_results": "raggedatlas.results.convert",
     "copy": "raggedatlas.formats.copying",
-    "create_results_writer": "raggedatlas.results.factories",
-    "load_results_dataset": "raggedatlas.results.factories",
+    "create_results_writer": "raggedatlas.results.writer",
+    "load_results_dataset": "raggedatlas.results.dataset",
     "make_transcripts": "raggedatlas.ingest.transcripts",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",

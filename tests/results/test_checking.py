@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import raggedatlas as ra
 from raggedatlas.cli.verbs import app
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
-from raggedatlas.results.checking import validate_results
-from raggedatlas.results.checksums import CHECKSUMS
+from raggedatlas.results.folder import CHECKSUMS
+from raggedatlas.results.validation import validate_results
 from raggedatlas.verbs import save_to_database
 
 N = 300

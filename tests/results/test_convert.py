@@ -23,7 +23,7 @@ from raggedatlas.errors import (
     SourceError,
     StoreError,
 )
-from raggedatlas.results import convert, fragments, npy
+from raggedatlas.results import convert, fragments, npy_results
 from raggedatlas.testing.npy_runs import npy_run
 
 
@@ -208,7 +208,7 @@ def test_a_wrong_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_long_index_is_walked_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C62, C63: an index of many blocks is counted, and ids that stand twice across two blocks are found."""
-    monkeypatch.setattr(npy, "_BLOCK", 3)
+    monkeypatch.setattr(npy_results, "_BLOCK", 3)
     folder, ids, _ = run_of(tmp_path / "a")
     convert_results(folder)
     assert list(ResultDataset({}, folder).ids()) == [str(each) for each in ids]
@@ -238,7 +238,7 @@ def test_large_batches_are_walked_in_pieces(tmp_path: Path, monkeypatch: pytest.
 def test_what_is_read_back_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C62: files are read back in pieces of bounded size, whole or some rows of them: Lance alone would hold as much as memory does."""
     values = bits("float64", (3000, 64))
-    monkeypatch.setattr(fragments, "MOST_ROWS", 1100)
+    monkeypatch.setattr(fragments, "MAX_ROWS", 1100)
     monkeypatch.setattr(fragments, "_READ_BYTES", 50_000)
     rows = np.arange(5, 3000, 7)
     with ResultDatasetWriter(tmp_path) as writer:

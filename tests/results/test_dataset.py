@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raggedatlas.results.dataset
-import raggedatlas.results.pages
+import raggedatlas.results.row_readers
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, RowIndexError, RowTypeError
-from raggedatlas.results.registry import HyraxDataset
-from raggedatlas.results.torch import find_torch
+from raggedatlas.results.data_request import HyraxDataset
+from raggedatlas.results.tensors import import_torch
 
 N = 23
 VALUES = np.random.default_rng(0).standard_normal((N, 2, 3)).astype(np.float32)
@@ -46,8 +46,8 @@ def dataset(folder: Path, request: pytest.FixtureRequest) -> Any:
 
 
 def same(found: Any, expected: Any) -> bool:
-    if find_torch() is not None:
-        assert type(found) is find_torch().Tensor
+    if import_torch() is not None:
+        assert type(found) is import_torch().Tensor
     found = np.asarray(found)
     return bool(found.shape == expected.shape and found.dtype == expected.dtype and np.array_equal(found, expected))
 
@@ -57,8 +57,8 @@ def test_made_by_place_or_name(folder: Path) -> None:
     for made in (ResultDataset({"a": 1}, str(folder)), ResultDataset(config={"a": 1}, data_location=folder)):
         assert (made.config, len(made)) == ({"a": 1}, N)
     assert issubclass(ResultDataset, HyraxDataset)
-    if find_torch() is not None:
-        assert issubclass(ResultDataset, find_torch().utils.data.Dataset)
+    if import_torch() is not None:
+        assert issubclass(ResultDataset, import_torch().utils.data.Dataset)
     assert list(inspect.signature(ResultDataset).parameters)[:2] == ["config", "data_location"]
     assert not {"verb", "original_config", "original_dataset", "metadata"} & {
         *dir(ResultDataset), *inspect.signature(ResultDataset).parameters,
@@ -281,11 +281,11 @@ def test_pages_that_are_not_as_told_are_not_mapped(folder: Path, monkeypatch: py
     """C42: another layout in the file's description, or rows that differ from Lance's, and Lance reads them."""
     made = ResultDataset({}, folder)
     assert made.is_mapped()
-    monkeypatch.setattr(raggedatlas.results.pages, "_agrees", lambda *_: False)
+    monkeypatch.setattr(raggedatlas.results.row_readers, "_agrees", lambda *_: False)
     assert not made.is_mapped()
     assert same(made[[5, 1]], VALUES[[5, 1]])
     monkeypatch.undo()
-    monkeypatch.setattr(raggedatlas.results.pages, "_PLAIN_PAGE", "{n_rows}{n_values}{bits}{row_bits}")
+    monkeypatch.setattr(raggedatlas.results.row_readers, "_PLAIN_PAGE", "{n_rows}{n_values}{bits}{row_bits}")
     assert not made.is_mapped()
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-import raggedatlas.results.inference
+import raggedatlas.results.npy_results
 from raggedatlas import (
     InferenceDataSet,
     ResultDataset,
@@ -18,9 +18,9 @@ from raggedatlas import (
     load_results_dataset,
 )
 from raggedatlas.errors import CorruptError, NotFoundError, RowIndexError, RowTypeError, SourceError
-from raggedatlas.results.discovery import find_results
-from raggedatlas.results.registry import HyraxDataset
-from raggedatlas.results.torch import find_torch
+from raggedatlas.results.data_request import HyraxDataset
+from raggedatlas.results.folder import find_results
+from raggedatlas.results.tensors import import_torch
 from raggedatlas.testing.npy_runs import npy_run
 
 GENERATIONS = ["0.2", "0.3", "0.6"]
@@ -63,12 +63,12 @@ def test_all_generations_read_alike(run: Path) -> None:
     assert made.get_object_id(np.array([1, 1])).tolist() == ["4", "4"]
     assert np.asarray(made[[]]).shape == (0, 2, 3)
     assert np.asarray(made[np.array([1])]).shape == (1, 2, 3)
-    if find_torch() is not None:
-        assert isinstance(made[0], find_torch().Tensor)
+    if import_torch() is not None:
+        assert isinstance(made[0], import_torch().Tensor)
     walked = list(made.iter_batches(4))
     assert np.concatenate([ids for ids, _ in walked]).tolist() == list(made.ids())
     assert np.array_equal(np.concatenate([values for _, values in walked]), VALUES[BY_ID])
-    assert "lance" not in inspect.getsource(raggedatlas.results.inference).lower().replace("balance", "").replace(
+    assert "lance" not in inspect.getsource(raggedatlas.results.npy_results).lower().replace("balance", "").replace(
         "as they were before lance", ""
     )
 

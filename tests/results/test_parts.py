@@ -24,7 +24,7 @@ from raggedatlas.errors import (
     ReadOnlyError,
     SourceError,
 )
-from raggedatlas.results.parts import ResultPart
+from raggedatlas.results.writer import ResultPart
 from raggedatlas.testing.processes import started
 
 CHILD = (
@@ -97,7 +97,7 @@ def test_unfinished_parts_are_waited_for(tmp_path: Path) -> None:
         writer.commit()
     abandoned = parts[0].writer()
     abandoned.write_batch(["lost"], np.zeros((1, 2)))
-    abandoned._writing().roll()
+    abandoned._open_files().finish_file()
     filled(parts[0], "a")
     filled(parts[2], "c")
     writer.commit()

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from raggedatlas import DataProvider, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, RowIndexError, SourceError
-from raggedatlas.results.nans import NanMode
-from raggedatlas.results.provider import prepare
-from raggedatlas.results.registry import HyraxDataset
+from raggedatlas.results.data_request import HyraxDataset
+from raggedatlas.results.provider import NanMode, prepare
 from raggedatlas.testing.npy_runs import npy_run
 
 N = 30

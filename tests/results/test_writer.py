@@ -30,7 +30,7 @@ from raggedatlas.errors import (
     SourceError,
     StoreError,
 )
-from raggedatlas.results import batches, duplicates, fragments
+from raggedatlas.results import batch_writer, fragments
 
 DTYPES = ["float16", "float32", "float64", "bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))]
 
@@ -244,7 +244,7 @@ def test_bad_batches_change_nothing(tmp_path: Path, ids: Any, data: Any, message
 
 def test_ids_that_share_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids are compared themselves where their hashes meet, so that no result is refused by chance."""
-    monkeypatch.setattr(duplicates, "hash", len, raising=False)
+    monkeypatch.setattr(batch_writer, "hash", len, raising=False)
     with ResultDatasetWriter(tmp_path) as writer:
         for name in ("a", "b", "c"):
             writer.write_batch([name], [np.zeros(2)])
@@ -257,12 +257,12 @@ def test_ids_that_share_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.
 def test_known_hashes_are_met(batches: list[list[int]], longest: int) -> None:
     """A hash is met exactly if it was added before, however the runs were merged or put into files."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "LONGEST", longest)
+        patch.setattr(batch_writer, "MAX_RUN", longest)
         compare_with_a_set(batches)
 
 
 def compare_with_a_set(batches: list[list[int]]) -> None:
-    seen, known = duplicates.SeenIds(), set[int]()
+    seen, known = batch_writer.IdHashSet(), set[int]()
     for batch in batches:
         hashes = np.array(sorted(batch), np.int64)
         assert seen.meets(hashes) == bool(known & set(batch))
@@ -315,7 +315,7 @@ def test_many_batches_are_one_commit(tmp_path: Path) -> None:
 
 def test_files_are_rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C05, C22: a batch may fill one file and begin the next; rows and their order are as without."""
-    monkeypatch.setattr(fragments, "MOST_ROWS", 10)
+    monkeypatch.setattr(fragments, "MAX_ROWS", 10)
     values = any_bits("float32", (37, 3))
     dataset = written(tmp_path, values[:25], values[25:])
     assert len(list((tmp_path / "lance_db/results.lance/data").iterdir())) == 4
@@ -418,8 +418,8 @@ def test_an_error_in_the_block_leaves_nothing(tmp_path: Path) -> None:
 INTERRUPTED = """
 import os, sys, numpy as np
 from raggedatlas import ResultDatasetWriter
-from raggedatlas.results import batches
-batches.CHECKPOINT_SECONDS = batches.CHECKPOINT_SHARE = 0.0
+from raggedatlas.results import batch_writer
+batch_writer.CHECKPOINT_SECONDS = batch_writer.CHECKPOINT_SHARE = 0.0
 writer = ResultDatasetWriter(sys.argv[1], overwrite=True, facts={"model": "m"})
 for i in range(3):
     writer.write_batch([f"{i:03d}"], np.full((1, 2), i, np.float64))
@@ -478,8 +478,8 @@ def test_another_run_is_not_taken_up(tmp_path: Path) -> None:
 
 def test_an_error_keeps_what_was_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a run has noted something, an error in the block loses no finished batch; abort() removes all."""
-    monkeypatch.setattr(batches, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(batches, "CHECKPOINT_SHARE", 0.0)
+    monkeypatch.setattr(batch_writer, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(batch_writer, "CHECKPOINT_SHARE", 0.0)
 
     def run(n: int, *, resume: bool) -> None:
         with ResultDatasetWriter(tmp_path, resume=resume) as writer:
@@ -617,8 +617,8 @@ def test_a_full_disk_is_a_store_error_wherever_a_writer_meets_it(
         writer.commit()
     writer.abort()
 
-    monkeypatch.setattr(duplicates, "LONGEST", 2)
-    monkeypatch.setattr(duplicates.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(batch_writer, "MAX_RUN", 2)
+    monkeypatch.setattr(batch_writer.tempfile, "TemporaryFile", full)
     writer = ResultDatasetWriter(tmp_path / "hashes")
     with pytest.raises(StoreError, match="No space left"):
         writer.write_batch(["a", "b", "c"], np.ones((3, 2), np.float32))

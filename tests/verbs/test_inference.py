@@ -17,7 +17,7 @@ import pytest
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
-from raggedatlas.results import batches, duplicates
+from raggedatlas.results import batch_writer
 from raggedatlas.testing.processes import dask_workers, started
 from raggedatlas.verbs import infer, infer_part
 from raggedatlas.verbs.runs import new_run
@@ -255,8 +255,8 @@ def counting(calls: list[int], *, fail_after: int | None = None) -> Callable[[An
 @pytest.mark.parametrize("n_parts", [1, 2])
 def test_an_interrupted_run_goes_on(n_parts: int, small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With resume, cells that were computed are not computed again, in one process or in parts; the table is that of one run."""
-    monkeypatch.setattr(batches, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(batches, "CHECKPOINT_SHARE", 0.0)
+    monkeypatch.setattr(batch_writer, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(batch_writer, "CHECKPOINT_SHARE", 0.0)
     first: list[int] = []
     second: list[int] = []
     choices: dict[str, Any] = {"batch_size": 10, "n_parts": n_parts}
@@ -335,10 +335,10 @@ def test_a_full_disk_is_an_error_of_ours(small: Any, tmp_path: Path, monkeypatch
 
     places = [
         (Path, "mkdir"), (Path, "write_text"), (os, "open"), (Path, "replace"),
-        (duplicates.tempfile, "TemporaryFile"), ("lance.file.LanceFileWriter", "write_batch"), ("lance.file.LanceFileWriter", "close"),
+        (batch_writer.tempfile, "TemporaryFile"), ("lance.file.LanceFileWriter", "write_batch"), ("lance.file.LanceFileWriter", "close"),
     ]  # fmt: skip
-    monkeypatch.setattr(duplicates, "LONGEST", 1)
-    monkeypatch.setattr(batches, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(batch_writer, "MAX_RUN", 1)
+    monkeypatch.setattr(batch_writer, "CHECKPOINT_SECONDS", 0.0)
     for number, (owner, name) in enumerate(places):
         folder = tmp_path / str(number)
         with monkeypatch.context() as patch:
@@ -407,9 +407,9 @@ def test_ranks_of_a_process_group_share_a_run(small: Any, tmp_path: Path) -> Non
 
 def test_runs_are_named_by_time_and_verb(tmp_path: Path) -> None:
     """C58: the folder of a run is named as the search for the newest run expects it."""
-    from raggedatlas.results.discovery import newest_run
+    from raggedatlas.results.folder import find_newest_run
 
     made = new_run(tmp_path, "infer")
     made.mkdir()
-    assert newest_run(tmp_path, "infer") == made
-    assert newest_run(tmp_path, "test") is None
+    assert find_newest_run(tmp_path, "infer") == made
+    assert find_newest_run(tmp_path, "test") is None

@@ -19,8 +19,8 @@ import raggedatlas as ra
 from raggedatlas.catalog.catalog import CELLS as CELL_TABLE
 from raggedatlas.cli.verbs import app
 from raggedatlas.errors import DuplicateError, FeatureError, NotFoundError, QueryError
+from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.dataset import ResultDataset
-from raggedatlas.results.registry import HyraxDataset
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.verbs.viewer.exports import CELLS, CONFIG
 from raggedatlas.verbs.viewer.scene import Look, make_scene, match_ids

@@ -15,7 +15,7 @@ from raggedatlas.cli.printing import progress, show, show_json
 from raggedatlas.cli.query import Overwrite
 
 if TYPE_CHECKING:
-    from raggedatlas.formats.cxg.losses import Loss
+    from raggedatlas.formats.cxg.options import ConversionLoss
     from raggedatlas.model.contracts import Sink
 
 NONE = "none"
@@ -115,9 +115,9 @@ def convert(
     from raggedatlas.formats.copying import copy, is_multimodal
     from raggedatlas.formats.registry import open_source
 
-    losses: list[Loss] = []
+    losses: list[ConversionLoss] = []
 
-    def told(found: "tuple[Loss, ...]") -> None:
+    def told(found: "tuple[ConversionLoss, ...]") -> None:
         losses.extend(found)
         if not as_json:
             tell_losses(found)

@@ -12,7 +12,7 @@ from raggedatlas.cli.parameters import Strict, Words, many, one
 from raggedatlas.cli.printing import say
 
 if TYPE_CHECKING:
-    from raggedatlas.formats.cxg.losses import Loss
+    from raggedatlas.formats.cxg.options import ConversionLoss
 
 ENDING = ".cxg"
 
@@ -92,7 +92,7 @@ class AsCxg:
         typer.Option(help="Integers beyond 32 bits, which a .cxg does not hold.", show_default="refuse"),
     ] = None
 
-    def options(self, target: str, told: Callable[[tuple["Loss", ...]], None]) -> dict[str, Any]:
+    def options(self, target: str, told: Callable[[tuple["ConversionLoss", ...]], None]) -> dict[str, Any]:
         """Give the options of `open_sink` for a target.
 
         Parameters
@@ -130,7 +130,7 @@ class AsCxg:
         return embedder(self.compute_embedding.value)
 
 
-def tell_losses(losses: tuple["Loss", ...]) -> None:
+def tell_losses(losses: tuple["ConversionLoss", ...]) -> None:
     """Say on stderr, line by line, what a CXG does not hold."""
     for loss in losses:
         say(str(loss))

@@ -112,7 +112,7 @@ def _is_results(place: Place) -> bool:
 
 
 def _validate_results(place: Place, level: AnyLevel | None, at: str | None, fix: Path | None) -> None:
-    from raggedatlas.results.checking import validate_results
+    from raggedatlas.results.validation import validate_results
 
     chosen = level or "deep"
     if chosen not in RESULT_LEVELS:
@@ -176,7 +176,7 @@ def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
 
 
 def _is_cxg(path: Path) -> bool:
-    from raggedatlas.formats.cxg.detecting import is_cxg
+    from raggedatlas.formats.cxg.inspection import is_cxg
 
     return path.suffix == ".cxg" or is_cxg(path)
 

@@ -55,9 +55,9 @@ class Fitted:
 
     def open(self, source: str, selection: Selection) -> "str | Query":
         """Tell results from an atlas; the selection is for the cells of an atlas."""
-        from raggedatlas.results.folder import INDEX_FILE, is_begun
+        from raggedatlas.results.folder import INDEX_FILE, has_table
 
-        if is_begun(Path(source)) or (Path(source) / INDEX_FILE).is_file():
+        if has_table(Path(source)) or (Path(source) / INDEX_FILE).is_file():
             if selection != Selection():
                 raise typer.BadParameter(f"{source} holds results, of which every row is taken", param_hint="--where")
             return source

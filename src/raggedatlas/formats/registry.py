@@ -9,7 +9,7 @@ from raggedatlas.errors import NotFoundError, SourceError, StoreError
 from raggedatlas.formats.anndata.sink import h5ad_sink, h5mu_sink, zarr_sink
 from raggedatlas.formats.anndata.source import group_source, h5ad_source, object_source, zarr_source
 from raggedatlas.formats.containers import attribute, is_zip, open_hdf5, readable
-from raggedatlas.formats.cxg.detecting import is_cxg
+from raggedatlas.formats.cxg.inspection import is_cxg
 from raggedatlas.formats.cxg.sink import cxg_sink
 from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.marketmatrix import find_part

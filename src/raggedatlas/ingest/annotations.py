@@ -30,7 +30,7 @@ from raggedatlas.model.ids import check_length, column_name, new_uid, uid_number
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
 from raggedatlas.model.results import result_columns
-from raggedatlas.results.identifiers import Ids
+from raggedatlas.results.row_readers import ObjectIds
 from raggedatlas.store.tables import Tables
 
 On = Literal["uid", "cell_name"]
@@ -215,8 +215,8 @@ class _Vectors:
     def __repr__(self) -> str:
         return f"obsm[{self.key!r}]"
 
-    def ids(self) -> Ids:
-        return Ids(self._uids)
+    def ids(self) -> ObjectIds:
+        return ObjectIds(self._uids)
 
     def get_data(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         return self._values[rows]

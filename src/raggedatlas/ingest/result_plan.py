@@ -23,13 +23,11 @@ from raggedatlas.model.columns import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_length, new_uid
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.results import Kind, ResultRecord, result_columns
-from raggedatlas.results.checking import refuse_damaged
-from raggedatlas.results.config import read_config
-from raggedatlas.results.dataset import ResultDataset
-from raggedatlas.results.factories import load_results_dataset
-from raggedatlas.results.folder import DATABASE, TABLE
-from raggedatlas.results.inference import InferenceDataSet
+from raggedatlas.results.dataset import ResultDataset, load_results_dataset
+from raggedatlas.results.folder import DATABASE, TABLE, read_config
+from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.results.schema import DATA
+from raggedatlas.results.validation import require_intact
 from raggedatlas.store.location import Location
 
 BLOCK_ROWS = 8192
@@ -128,7 +126,7 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
     _check_options(options)
     dataset = load_results_dataset({}, source) if isinstance(source, str | os.PathLike) else source
     if isinstance(dataset, ResultDataset) and dataset.location.is_local:
-        refuse_damaged(dataset.location.path)
+        require_intact(dataset.location.path)
     name = _checked_name(catalog, options.name, dataset)
     there = next((record for record in read_results(catalog) if record.name == name), None)
     if there is not None and options.on_duplicate == "error":

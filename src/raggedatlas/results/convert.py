@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
-from raggedatlas.results.npy import NpyResults
-from raggedatlas.results.rows import flat_rows
+from raggedatlas.results.npy_results import NpyResults
+from raggedatlas.results.row_readers import to_matrix
 from raggedatlas.results.schema import DATA, OBJECT_ID, ResultColumn
 from raggedatlas.results.writer import ResultDatasetWriter
 
@@ -175,7 +175,7 @@ class _Rows:
             assert self._rest is not None
             piece, self._rest = self._rest.slice(0, n - len(names)), self._rest.slice(n - len(names))
             names += piece.column(OBJECT_ID).to_pylist()
-            values.append(flat_rows(piece.column(DATA), self._column))
+            values.append(to_matrix(piece.column(DATA), self._column))
         return names, np.concatenate(values)
 
     def left(self) -> bool:

@@ -11,23 +11,30 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.model.arguments import brief, checked
+from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.folder import (
     DATABASE,
-    is_begun,
+    find_results,
+    has_table,
     is_committed,
     open_table,
-    replaced_text,
+    replaced_message,
     result_errors,
     results_location,
     table_path,
 )
-from raggedatlas.results.identifiers import Ids, indexed_rows
-from raggedatlas.results.indexing import as_rows
-from raggedatlas.results.pages import map_rows, mapping_allowed
-from raggedatlas.results.registry import HyraxDataset
-from raggedatlas.results.rows import Rows, TakenRows, rows_in_memory
-from raggedatlas.results.schema import DATA, OBJECT_ID, ResultColumn, read_columns, table_facts
-from raggedatlas.results.torch import as_tensor, dataset_class, samples_of
+from raggedatlas.results.npy_results import InferenceDataSet, has_npy_results
+from raggedatlas.results.row_readers import (
+    LanceRowReader,
+    ObjectIds,
+    RowReader,
+    array_reader,
+    is_mapping_enabled,
+    lookup_rows,
+    map_column,
+)
+from raggedatlas.results.schema import DATA, OBJECT_ID, ResultColumn, read_columns, read_facts
+from raggedatlas.results.tensors import as_rows, as_tensor, torch_dataset_class, unstack
 from raggedatlas.store.location import Location
 
 if TYPE_CHECKING:
@@ -37,7 +44,7 @@ _SMALL = 64 * 2**20
 _ITERATED = 1024
 
 
-class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
+class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
     """The results of one run, at the version of their table that was opened: rows in the order they were written.
 
     Where PyTorch is installed this is one of its map-style datasets and rows are tensors; elsewhere they are arrays.
@@ -99,8 +106,8 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
         self.columns = read_columns(self._table.schema, self._place.uri)
         self._n_rows = int(self._table.count_rows())
         self._column = self.columns[0]
-        self._row_sources: dict[str, Rows] = {}
-        self._first: Rows | None = None
+        self._row_sources: dict[str, RowReader] = {}
+        self._first: RowReader | None = None
 
     def _open(self, version: int | None) -> "lance.LanceDataset":
         if version is not None and version < 1:
@@ -113,7 +120,7 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
             newest = int(open_table(self._place).version)
             if newest <= version:
                 raise
-            raise NotFoundError(replaced_text(self._place.uri, version, newest)) from error
+            raise NotFoundError(replaced_message(self._place.uri, version, newest)) from error
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
@@ -133,7 +140,7 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
     @property
     def facts(self) -> dict[str, str]:
         """What the writer noted about the table, e.g. which model made it."""
-        return table_facts(self._table.schema)
+        return read_facts(self._table.schema)
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -153,12 +160,12 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Copy several rows at once, as a list of tensors: how PyTorch's DataLoader asks."""
-        return samples_of(self[indices])
+        return unstack(self[indices])
 
     def __iter__(self) -> Iterator[Any]:
         """Walk over the tensors of all rows."""
         for _, values in self.iter_batches(_ITERATED, ids=False):
-            yield from samples_of(as_tensor(values))
+            yield from unstack(as_tensor(values))
 
     def get_data(self, idx: Any) -> NDArray[Any]:  # noqa: ANN401
         """Copy the same as ``dataset[idx]``, as NumPy array."""
@@ -179,9 +186,9 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
             return self._ids[int(rows[0])].as_py()
         return self._ids.take(pa.array(rows)).to_numpy(zero_copy_only=False)
 
-    def ids(self) -> Ids:
+    def ids(self) -> ObjectIds:
         """Give the ids in row order; only their column is read."""
-        return Ids(self._ids)
+        return ObjectIds(self._ids)
 
     def find_indexed(self, ids: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Find the rows of a few ids by the table's index; None without one, or where all ids are in memory already.
@@ -194,7 +201,7 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
         if "_ids" in self.__dict__ or not ids:
             return None
         with result_errors(self._table):
-            return indexed_rows(self._table, ids)
+            return lookup_rows(self._table, ids)
 
     def read_batch(self, rows: NDArray[np.int64], fields: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Read several fields of several rows.
@@ -342,26 +349,26 @@ class ResultDataset(HyraxDataset, dataset_class()):  # type: ignore[misc]
             f"{self._place.uri} has no output {name!r}; it has {[column.name for column in self.columns]}."
         )
 
-    def _source(self, column: ResultColumn) -> Rows:
+    def _source(self, column: ResultColumn) -> RowReader:
         """Choose how the rows of a column are read, when the first of them is asked for."""
         if column.name not in self._row_sources:
             self._row_sources[column.name] = self._maps(column) or self._through_lance(column)
             self._first = self._row_sources.get(self._column.name)
         return self._row_sources[column.name]
 
-    def _maps(self, column: ResultColumn) -> Rows | None:
-        if not (self._mapped and self._place.is_local and mapping_allowed()):
+    def _maps(self, column: ResultColumn) -> RowReader | None:
+        if not (self._mapped and self._place.is_local and is_mapping_enabled()):
             return None
-        return map_rows(self._table, column, table_path(self._place.path))
+        return map_column(self._table, column, table_path(self._place.path))
 
-    def _through_lance(self, column: ResultColumn) -> Rows:
+    def _through_lance(self, column: ResultColumn) -> RowReader:
         """Read a small column whole, and take the rows of a large one when they are asked for."""
-        taken = TakenRows(self._table, column, self._n_rows)
+        taken = LanceRowReader(self._table, column, self._n_rows)
         if self._n_rows == 0 or self._n_rows * column.n_bytes > _SMALL or not self._mapped:
             return taken
         values = np.empty((self._n_rows, column.n_values), column.dtype)
         taken.span(0, values)
-        return rows_in_memory(values)
+        return array_reader(values)
 
     @cached_property
     def _ids(self) -> pa.Array:
@@ -379,7 +386,7 @@ def _refuse_missing(folder: Any) -> None:  # noqa: ANN401
         raise NotFoundError(f"There is no result folder {folder}; check the path.")
     if is_committed(folder):
         return
-    if is_begun(folder):
+    if has_table(folder):
         raise NotFoundError(
             f"{folder} holds incomplete results: a run began to write {DATABASE} and did not commit. Run it again into this "
             "folder, which removes what is left of it."
@@ -387,4 +394,56 @@ def _refuse_missing(folder: Any) -> None:  # noqa: ANN401
     raise NotFoundError(
         f"{folder} holds no results in {DATABASE}; a run without any batch writes none, and .npy results are converted by "
         "convert_results or read by InferenceDataSet."
+    )
+
+
+@checked
+def load_results_dataset(
+    config: Mapping[str, Any], results_dir: str | os.PathLike[str] | None = None, verb: str | None = None
+) -> ResultDataset | InferenceDataSet:
+    """Open results, whichever way they are stored.
+
+    Parameters
+    ----------
+    config : mapping
+        Configuration.
+    results_dir : str, path or None
+        Result folder; None takes the one that the configuration names, or the newest of `verb` (`find_results`).
+    verb : str or None
+        Kind of run to look for; None looks for ``infer``.
+
+    Returns
+    -------
+    ResultDataset or InferenceDataSet
+        The Lance table where one was committed, else the ``.npy`` files, also beside a table that was never committed.
+
+    Raises
+    ------
+    NotFoundError
+        If there are neither, or only what an unfinished run left.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> folder = tempfile.mkdtemp()
+    >>> from raggedatlas import create_results_writer
+    >>> with create_results_writer(folder) as writer:
+    ...     writer.write_batch(["a"], np.zeros((1, 3)))
+    >>> load_results_dataset({}, folder).get_data(0)
+    array([0., 0., 0.])
+    """
+    if isinstance(results_dir, str) and "://" in results_dir:
+        return ResultDataset(config, results_dir)
+    folder = find_results(config, results_dir, verb)
+    if is_committed(folder):
+        return ResultDataset(config, folder)
+    if has_npy_results(folder):
+        return InferenceDataSet(config, folder)
+    if has_table(folder):
+        raise NotFoundError(
+            f"{folder} holds incomplete results: a run began to write {DATABASE} and did not commit. Run it again into this folder."
+        )
+    raise NotFoundError(
+        f"{folder} holds no results: neither a table in {DATABASE} nor .npy files. Run the model first."
     )

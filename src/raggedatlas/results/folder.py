@@ -2,15 +2,19 @@
 
 import contextlib
 import errno
+import json
 import os
-from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raggedatlas.errors import ConflictError, NotFoundError, StoreError
-from raggedatlas.store.location import Location, store_errors
+from raggedatlas.errors import ConflictError, CorruptError, NotFoundError, SourceError, StoreError
+from raggedatlas.store.location import Location, file_digest, store_errors
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
 
@@ -49,7 +53,7 @@ def is_committed(result_dir: Path) -> bool:
     return any((table_path(result_dir) / "_versions").glob("*.manifest"))
 
 
-def is_begun(result_dir: Path) -> bool:
+def has_table(result_dir: Path) -> bool:
     """Tell whether a run has begun to write here, committed or not."""
     return table_path(result_dir).is_dir()
 
@@ -73,7 +77,7 @@ def open_table(location: Location, version: int | None = None) -> "lance.LanceDa
     return Tables(location.child(DATABASE), pinned).open(TABLE)
 
 
-def stored_files(table: "lance.LanceDataset") -> set[str]:
+def list_data_files(table: "lance.LanceDataset") -> set[str]:
     """Name the data files that any version of a table needs."""
     import lance
 
@@ -128,11 +132,11 @@ def result_errors(table: "lance.LanceDataset") -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             newest = lance.dataset(table.uri)
             if table.version not in {entry["version"] for entry in newest.versions()}:
-                raise NotFoundError(replaced_text(table.uri, int(table.version), int(newest.version))) from error
+                raise NotFoundError(replaced_message(table.uri, int(table.version), int(newest.version))) from error
         raise
 
 
-def replaced_text(uri: str, version: int, newest: int) -> str:
+def replaced_message(uri: str, version: int, newest: int) -> str:
     """Say that a version of results is gone."""
     return (
         f"Version {version} of the results in {uri} was replaced by version {newest} and has been removed; open the results again. "
@@ -140,7 +144,7 @@ def replaced_text(uri: str, version: int, newest: int) -> str:
     )
 
 
-def make_folder(folder: Path) -> list[Path]:
+def create_folder(folder: Path) -> list[Path]:
     """Make a folder with its parents, and name those that were not there, the innermost first.
 
     Raises
@@ -154,7 +158,7 @@ def make_folder(folder: Path) -> list[Path]:
     return missing
 
 
-def remove_empty(folders: list[Path]) -> None:
+def remove_empty_folders(folders: list[Path]) -> None:
     """Remove folders that were made for nothing, the innermost first."""
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -220,7 +224,7 @@ class WriteLock:
 
 
 @contextlib.contextmanager
-def removed_on_error(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Give a name beside a file to write to; it takes the file's place at the end, or goes with an error.
 
     Raises
@@ -235,3 +239,236 @@ def removed_on_error(path: Path) -> Iterator[Path]:
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
+
+
+CHECKSUMS = "checksums.json"
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a file was when it was written.
+
+    Parameters
+    ----------
+    n_bytes : int
+        Its size.
+    sha256 : str
+        Of its bytes, in hex.
+    """
+
+    n_bytes: int
+    sha256: str
+
+
+def record_checksums(result_dir: Path, digests: Mapping[str, str] | None = None) -> None:
+    """Record the files of a committed table; files never change, so known records are kept.
+
+    Parameters
+    ----------
+    result_dir : pathlib.Path
+        Result folder; nobody else may write to it.
+    digests : mapping of str to str, or None
+        Name of a data file -> its SHA-256, where that is known.
+
+    Raises
+    ------
+    StoreError
+        If the disk refuses.
+    """
+    table = open_table(results_location(result_dir))
+    known = read_checksums(result_dir) or {}
+    found: dict[str, FileRecord] = {}
+    for path in [*list_table_files(table, result_dir), result_dir / CONFIG_FILE]:
+        if not path.is_file():
+            continue
+        name = path.relative_to(result_dir).as_posix()
+        size = path.stat().st_size
+        if name in known and path.name != CONFIG_FILE:
+            found[name] = known[name]
+        else:
+            found[name] = FileRecord(size, (digests or {}).get(path.name) or file_digest(path))
+    text = json.dumps({name: [record.n_bytes, record.sha256] for name, record in sorted(found.items())}, indent=0)
+    path = result_dir / DATABASE / CHECKSUMS
+    with store_errors(f"write {path}"), atomic_write(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def read_checksums(result_dir: Path) -> dict[str, FileRecord] | None:
+    """Read what was recorded: path within the folder -> size and SHA-256; None for results written before there were records.
+
+    Raises
+    ------
+    CorruptError
+        If the records do not read.
+    """
+    path = result_dir / DATABASE / CHECKSUMS
+    if not path.is_file():
+        return None
+    try:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): FileRecord(int(size), str(digest)) for name, (size, digest) in recorded.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CorruptError(f"{path} does not read: {error}.") from error
+
+
+def list_table_files(table: "lance.LanceDataset", result_dir: Path) -> list[Path]:
+    """List the files that a reader of any version of the table may need."""
+    folder = table_path(result_dir)
+    data = [folder / "data" / name for name in sorted(list_data_files(table))]
+    manifests = sorted((folder / "_versions").glob("*.manifest"))
+    others = [path for kind in ("_indices", "_deletions") for path in sorted((folder / kind).rglob("*"))]
+    return [*data, *manifests, *(path for path in others if path.is_file())]
+
+
+_UNKNOWN = "# The configuration of the original dataset was not told to the writer of these results.\n"
+
+
+def config_text(result_dir: Path, config: Mapping[str, Any] | None, dataset: Any, *, replace: bool) -> str | None:  # noqa: ANN401
+    """Give what the file is to hold, or None where there is one already that is to stay.
+
+    Parameters
+    ----------
+    result_dir : pathlib.Path
+        Result folder.
+    config : mapping or None
+        The configuration.
+    dataset : object or None
+        Where it is None: an object with the attribute ``original_config``, or ``data_location`` with such a file in it, or
+        ``config``, asked in this order. So a chain of runs keeps the configuration of the first data.
+    replace : bool
+        Whether a file that is there is replaced by a known configuration.
+
+    Raises
+    ------
+    SourceError
+        For a configuration that TOML cannot hold.
+    """
+    text = to_toml(config) if config is not None else _text_of(dataset)
+    if (result_dir / CONFIG_FILE).exists() and not (replace and text is not None):
+        return None
+    return _UNKNOWN if text is None else text
+
+
+def write_config(result_dir: Path, text: str | None) -> None:
+    """Write what `config_text` gives, in one step."""
+    if text is not None:
+        with atomic_write(result_dir / CONFIG_FILE) as beside:
+            beside.write_text(text, encoding="utf-8")
+
+
+def _text_of(dataset: Any) -> str | None:  # noqa: ANN401
+    if dataset is None:
+        return None
+    config = getattr(dataset, "original_config", None)
+    if config is None:
+        location = getattr(dataset, "data_location", None)
+        if isinstance(location, str | os.PathLike) and (Path(location) / CONFIG_FILE).is_file():
+            return (Path(location) / CONFIG_FILE).read_text(encoding="utf-8")
+        config = getattr(dataset, "config", None)
+    return to_toml(config) if isinstance(config, Mapping) else None
+
+
+def read_config(result_dir: Path) -> dict[str, Any]:
+    """Read the configuration of the original dataset; empty where there is none.
+
+    Raises
+    ------
+    CorruptError
+        If the file is no TOML.
+    """
+    path = result_dir / CONFIG_FILE
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CorruptError(f"{path} is no TOML: {error}.") from error
+
+
+def to_toml(config: Mapping[str, Any]) -> str:
+    """Write a configuration as TOML; entries that are None are left out, as TOML has no word for them.
+
+    Raises
+    ------
+    SourceError
+        For a value that TOML cannot hold.
+
+    Examples
+    --------
+    >>> print(to_toml({"a": 1, "b": {"c": 0.5, "d": None}}))
+    a = 1
+    <BLANKLINE>
+    [b]
+    c = 0.5
+    <BLANKLINE>
+    """
+    import tomli_w
+
+    return tomli_w.dumps(_plain(config, ()))
+
+
+def _plain(value: Any, names: tuple[str, ...]) -> Any:  # noqa: ANN401
+    """Return a value in the types that TOML has; NumPy's, paths, sets and other sequences become those."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, (*names, str(key))) for key, each in value.items() if each is not None}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, bool | int | float | str | datetime | date | time):
+        return value
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
+        return [_plain(each, names) for each in value if each is not None]
+    raise SourceError(f"The configuration's {'.'.join(names)} is a {type(value).__name__}, which TOML cannot hold.")
+
+
+_RUN = re.compile(r"(\d{8})-(\d{6})-(.+)-[\w-]{4}")
+_ROOT = "./results"
+
+
+def find_results(
+    config: Mapping[str, Any], results_dir: str | os.PathLike[str] | None = None, verb: str | None = None
+) -> Path:
+    """Find a result folder; only verbs and factories search, a dataset is told its place.
+
+    Parameters
+    ----------
+    config : mapping
+        Configuration: ``results.inference_dir`` names a folder, ``general.results_dir`` the root of all runs (``./results``).
+    results_dir : str, path or None
+        The folder, if it is known.
+    verb : str or None
+        Kind of run to look for; None looks for ``infer``.
+
+    Returns
+    -------
+    pathlib.Path
+        What was told; else what the configuration names; else the newest ``<YYYYMMDD>-<HHMMSS>-<verb>-<four letters>``.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such folder.
+    """
+    named = results_dir if results_dir is not None else config.get("results", {}).get("inference_dir")
+    if named:
+        folder = Path(named).expanduser()
+        if not folder.is_dir():
+            raise NotFoundError(f"There is no result folder {folder}; check the path.")
+        return folder
+    wanted = verb or "infer"
+    root = Path(config.get("general", {}).get("results_dir") or _ROOT).expanduser()
+    found = find_newest_run(root, wanted)
+    if found is None:
+        raise NotFoundError(
+            f"There is no run of {wanted} in {root}; run it first, or name its folder by results_dir or results.inference_dir."
+        )
+    return found
+
+
+def find_newest_run(root: Path, verb: str) -> Path | None:
+    """Find the newest run of a verb; None where there is none. Of two in one second the last by name is taken."""
+    runs = [
+        (hit[1], hit[2], path.name, path)
+        for path in (root.iterdir() if root.is_dir() else ())
+        if (hit := _RUN.fullmatch(path.name)) and hit[3] == verb and path.is_dir()
+    ]
+    return max(runs)[-1] if runs else None

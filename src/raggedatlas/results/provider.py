@@ -4,7 +4,8 @@ Joins are computed once, in memory and for whole columns; nothing is cached in t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +14,19 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
+from raggedatlas.results.data_request import (
+    DatasetRequest,
+    HyraxDataset,
+    field_names,
+    find_class,
+    merge_config,
+    parse_group,
+)
 from raggedatlas.results.dataset import ResultDataset
-from raggedatlas.results.identifiers import Ids
-from raggedatlas.results.indexing import as_rows
-from raggedatlas.results.inference import InferenceDataSet
-from raggedatlas.results.nans import NanMode
-from raggedatlas.results.registry import HyraxDataset, field_names, find_class
-from raggedatlas.results.requests import DatasetRequest, merged, read_group
+from raggedatlas.results.npy_results import InferenceDataSet
+from raggedatlas.results.row_readers import ObjectIds
 from raggedatlas.results.schema import OBJECT_ID
-from raggedatlas.results.tensors import as_ids
-from raggedatlas.results.torch import dataset_class
+from raggedatlas.results.tensors import as_ids, as_rows, torch_dataset_class
 
 Sample = dict[str, Any]
 
@@ -30,7 +34,7 @@ _MATCHED = "{}__matched"
 _KNOWN = (ResultDataset, InferenceDataSet)
 
 
-class Joined:
+class JoinedDataset:
     """One dataset of a group: which fields of it are wanted, and which of its rows belongs to which of the primary one's.
 
     Parameters
@@ -55,7 +59,7 @@ class Joined:
                 own.setdefault("data_set", {})[key] = value
             else:
                 own[key] = value
-        self.dataset: Any = made(config=merged(config, own), data_location=request.data_location)
+        self.dataset: Any = made(config=merge_config(config, own), data_location=request.data_location)
         self.available = field_names(self.dataset)
         self.fields = self.available if request.fields is None else request.fields
         needed = (*self.fields, *(each for each in (request.primary_id_field, request.join_field) if each))
@@ -68,7 +72,7 @@ class Joined:
 
     def column(self, name: str) -> pa.Array:
         """Read one field of all rows, as text."""
-        if name == OBJECT_ID and isinstance(ids := getattr(self.dataset, "ids", lambda: None)(), Ids):
+        if name == OBJECT_ID and isinstance(ids := getattr(self.dataset, "ids", lambda: None)(), ObjectIds):
             return ids.to_arrow().cast(pa.large_string())
         values = [sample[name] for sample in self.samples(np.arange(len(self.dataset)), (name,))]
         return pa.array(as_ids(values, 0), pa.large_string())
@@ -142,7 +146,7 @@ class Joined:
 
 
 @checked
-class DataProvider(dataset_class()):  # type: ignore[misc]
+class DataProvider(torch_dataset_class()):  # type: ignore[misc]
     """The datasets of one group of a ``data_request``, as one dataset whose samples have what each of them has.
 
     Parameters
@@ -185,8 +189,8 @@ class DataProvider(dataset_class()):  # type: ignore[misc]
         self.config = config
         self.data_request = request
         self._nan = NanMode.of(config)
-        requests = read_group(request)
-        self.datasets = {each.name: Joined(each, config) for each in requests}
+        requests = parse_group(request)
+        self.datasets = {each.name: JoinedDataset(each, config) for each in requests}
         self.primary = next(self.datasets[each.name] for each in requests if each.primary_id_field)
         self._ids = self.primary.column(str(self.primary.request.primary_id_field))
         for each in self.datasets.values():
@@ -285,9 +289,9 @@ class DataProvider(dataset_class()):  # type: ignore[misc]
         found: str = self._ids[int(rows[0])].as_py()
         return found
 
-    def ids(self) -> Ids:
+    def ids(self) -> ObjectIds:
         """Give the ids of the primary dataset in row order."""
-        return Ids(self._ids)
+        return ObjectIds(self._ids)
 
     def fields(self) -> dict[str, list[str]]:
         """Name the fields that each dataset has, whether they are asked for or not."""
@@ -329,3 +333,71 @@ def prepare(config: Mapping[str, Any]) -> dict[str, DataProvider]:
             "The configuration has no data_request; name datasets, e.g. under [data_request.infer.results]."
         )
     return {name: DataProvider(config, group) for name, group in groups.items()}
+
+
+@dataclass(frozen=True)
+class NanMode:
+    """How NaN is treated.
+
+    Parameters
+    ----------
+    mode : {False, "zero", "quantile"}
+        False leaves them.
+    quantile : float
+        Between 0 and 1; of the row's other values.
+
+    Raises
+    ------
+    QueryError
+        For another mode, or a quantile outside.
+    """
+
+    mode: Literal["zero", "quantile"] | Literal[False] = False
+    quantile: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not."""
+        if self.mode not in (False, "zero", "quantile"):
+            raise QueryError(f"nan_mode is {self.mode!r}; expected false, 'zero' or 'quantile'.")
+        if not 0 <= self.quantile <= 1:
+            raise QueryError(f"nan_quantile is {self.quantile}; expected a number from 0 to 1.")
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "NanMode":
+        """Take ``data_set.nan_mode`` and ``data_set.nan_quantile`` of a configuration."""
+        told = config.get("data_set", {})
+        return cls(told.get("nan_mode") or False, float(told.get("nan_quantile", 0.05)))
+
+    def fill(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Fill the NaN of a batch.
+
+        Parameters
+        ----------
+        values : (k, ...) array
+            Left as it is; arrays of other dtypes than floats come back unchanged.
+
+        Returns
+        -------
+        (k, ...) array
+            Filled; a row that has nothing but NaN is filled by zero.
+
+        Examples
+        --------
+        >>> NanMode("quantile", 0.5).fill(np.array([[1.0, np.nan, 3.0], [np.nan] * 3]))
+        array([[1., 2., 3.],
+               [0., 0., 0.]])
+        """
+        if self.mode is False or values.dtype.kind != "f" or not len(values):
+            return values
+        missing = np.isnan(values)
+        if not missing.any():
+            return values
+        if self.mode == "zero":
+            return np.where(missing, values.dtype.type(0), values)
+        rows = np.flatnonzero(missing.reshape(len(values), -1).any(axis=1))
+        out = values.copy()
+        for row in rows:
+            here = missing[row]
+            known = values[row][~here]
+            out[row][here] = np.quantile(known, self.quantile) if known.size else 0
+        return out

@@ -151,7 +151,7 @@ def read_columns(schema: pa.Schema, place: str) -> tuple[ResultColumn, ...]:
     return tuple(sorted(columns, key=lambda column: column.name != DATA))
 
 
-def table_facts(schema: pa.Schema) -> dict[str, str]:
+def read_facts(schema: pa.Schema) -> dict[str, str]:
     """Give a table's metadata without what describes its columns."""
     names = {*schema.names, _SHAPE, _DTYPE}
     return {key: value for key, value in _texts(schema.metadata).items() if key not in names}

@@ -1,37 +1,174 @@
-"""Writing results: data files batch by batch, and one commit at the end (seed 003, step 1)."""
+"""Results written by several processes: each writes a part, and one commit makes all of them one table."""
 
 import contextlib
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from raggedatlas.errors import ConflictError, DuplicateError, QueryError, ReadOnlyError
+from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, ReadOnlyError, StoreError
 from raggedatlas.model.arguments import checked
-from raggedatlas.results.batches import BatchWriter
-from raggedatlas.results.checksums import record_checksums
-from raggedatlas.results.config import config_text, write_config
+from raggedatlas.results.batch_writer import BatchWriter
 from raggedatlas.results.folder import (
     DATABASE,
     GRACE,
     WriteLock,
+    config_text,
+    create_folder,
     is_committed,
-    make_folder,
+    list_data_files,
     open_table,
-    remove_empty,
+    record_checksums,
+    remove_empty_folders,
     remove_old_versions,
     results_location,
-    stored_files,
+    write_config,
 )
-from raggedatlas.results.fragments import Fragment, commit_fragments
-from raggedatlas.results.parts import PARTS, ResultPart, missing_parts
-from raggedatlas.results.receipts import Receipt, check_files, read_receipt, write_receipt
+from raggedatlas.results.fragments import (
+    Fragment,
+    RunManifest,
+    commit_fragments,
+    read_manifest,
+    verify_files,
+    write_manifest,
+)
 from raggedatlas.results.schema import results_schema
 from raggedatlas.store.location import store_errors
+
+PARTS = ".parts"
+
+
+@dataclass(frozen=True)
+class ResultPart:
+    """A share of one run that another process may write; it travels by pickle (see `ResultDatasetWriter.parts`).
+
+    Parameters
+    ----------
+    result_dir : str
+        Result folder, by the same path on every machine.
+    run : str
+        Which run it belongs to.
+    number : int
+        Which part, from 0; rows of the table stand in the order of the parts.
+    """
+
+    result_dir: str
+    run: str
+    number: int
+
+    @property
+    def folder(self) -> Path:
+        """Where the parts of the run tell what they wrote; it is there as long as the run."""
+        return Path(self.result_dir) / DATABASE / PARTS / self.run
+
+    @property
+    def receipt(self) -> Path:
+        """The file that says what the part wrote; it is there once the part is finished."""
+        return self.folder / f"{self.number}.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file that says what is finished of the part while it is written."""
+        return self.folder / f"{self.number}.partial"
+
+    def writer(self) -> "ResultPartWriter":
+        """Begin to write, in the process that this part is for."""
+        return ResultPartWriter(self)
+
+
+class ResultPartWriter(BatchWriter):
+    """Writes one part of a run, in a process of its own; nothing is visible before the run's writer commits.
+
+    Parameters
+    ----------
+    part : ResultPart
+        Which part.
+
+    Raises
+    ------
+    NotFoundError
+        If the run has ended.
+    DuplicateError
+        If the part is written already.
+
+    Examples
+    --------
+    >>> with part.writer() as writer:  # doctest: +SKIP
+    ...     writer.write_batch(ids, values)
+    """
+
+    def __init__(self, part: ResultPart) -> None:
+        super().__init__(Path(part.result_dir), {}, part.checkpoint)
+        self.part = part
+        self._refuse_ended()
+        if part.receipt.exists():
+            raise DuplicateError(self._twice())
+        begun = read_manifest(part.checkpoint)
+        if begun is not None:
+            self._resume_from(begun)
+
+    def commit(self) -> None:
+        """Finish the part: say which files it wrote; a second call does nothing.
+
+        Raises
+        ------
+        ReadOnlyError
+            After `abort`.
+        NotFoundError
+            If the run has ended meanwhile; the files are removed.
+        DuplicateError
+            If another process has written the same part.
+        """
+        if self._state == "finished":
+            return
+        if self._state != "open":
+            raise ReadOnlyError(f"Part {self.part.number} of the results in {self.result_dir} was given up.")
+        self._refuse_ended()
+        receipt = RunManifest(self.columns, tuple(self._finish_files()))
+        beside = self.part.receipt.with_name(f".{self.part.number}.{os.getpid()}")
+        try:
+            with store_errors(f"write {self.part.receipt}"):
+                beside.write_text(receipt.to_json(), encoding="utf-8")
+            # unlike a renaming, a link never takes the place of another receipt
+            os.link(beside, self.part.receipt)
+        except FileExistsError as error:
+            self.abort()
+            raise DuplicateError(self._twice()) from error
+        except FileNotFoundError as error:
+            self.abort()
+            raise NotFoundError(self._ended()) from error
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{self.part.receipt} cannot be written: {error.strerror or error}.") from error
+        finally:
+            beside.unlink(missing_ok=True)
+        self.part.checkpoint.unlink(missing_ok=True)
+        self._state = "finished"
+
+    def _refuse_ended(self) -> None:
+        if not self.part.folder.is_dir():
+            self.abort()
+            raise NotFoundError(self._ended())
+
+    def _ended(self) -> str:
+        return (
+            f"Part {self.part.number} belongs to a run into {self.result_dir} that has ended; its writer was committed or given "
+            "up, or this machine does not see the folder."
+        )
+
+    def _twice(self) -> str:
+        return f"Part {self.part.number} of the results in {self.result_dir} is written already; each part is written once."
+
+
+def unfinished_parts(parts: list[ResultPart]) -> list[int]:
+    """Number the parts that are not finished."""
+    return [part.number for part in parts if not part.receipt.is_file()]
+
 
 CHECKPOINT = ".checkpoint"
 """File in the database folder that notes what is finished of a run that goes on."""
@@ -112,25 +249,25 @@ class ResultDatasetWriter(BatchWriter):
         self.original_dataset: Any = None
         self._parts: list[ResultPart] = []
         self._grace = grace
-        self._begun = Receipt(facts=self.facts)
-        self._made = make_folder(self.result_dir / DATABASE)
+        self._manifest = RunManifest(facts=self.facts)
+        self._made = create_folder(self.result_dir / DATABASE)
         self._replaced: int | None = None
         try:
             self._lock = WriteLock(self.result_dir / DATABASE)
         except BaseException:
-            remove_empty(self._made)
+            remove_empty_folders(self._made)
             raise
         try:
-            noted = read_receipt(self._checkpoint) if resume else None
+            noted = read_manifest(self._checkpoint) if resume else None
             self._check_place(noted, overwrite=overwrite)
             if noted is not None:
-                self._begun = noted
-                self._take_up(noted)
+                self._manifest = noted
+                self._resume_from(noted)
         except BaseException:
             self._release()
             raise
 
-    def _check_place(self, noted: Receipt | None, *, overwrite: bool) -> None:
+    def _check_place(self, noted: RunManifest | None, *, overwrite: bool) -> None:
         """Refuse to write over results unasked, or to mix two runs; remove what dead writers left."""
         table = open_table(results_location(self.result_dir)) if is_committed(self.result_dir) else None
         if table is not None and not overwrite:
@@ -145,9 +282,9 @@ class ResultDatasetWriter(BatchWriter):
                     f"{self.facts.get(name)!r}; results of both cannot be mixed. Begin anew, without resume."
                 )
         self._replaced = None if table is None else int(table.version)
-        self._remove_strays(noted)
+        self._remove_unused_files(noted)
 
-    def _remove_strays(self, noted: Receipt | None = None) -> None:
+    def _remove_unused_files(self, noted: RunManifest | None = None) -> None:
         """Remove what no reader can hold: files that no version of the table and no noted run needs, and versions replaced long ago."""
         if not self._lock.exclusive:
             return
@@ -155,28 +292,28 @@ class ResultDatasetWriter(BatchWriter):
         if is_committed(self.result_dir):
             table = open_table(results_location(self.result_dir))
             remove_old_versions(table, self._grace)
-            needed = stored_files(table)
+            needed = list_data_files(table)
         if noted is None:
             self._checkpoint.unlink(missing_ok=True)
             shutil.rmtree(self.result_dir / DATABASE / PARTS, ignore_errors=True)
         else:
-            needed |= {each.name for each in noted.fragments} | self._named_by_parts(noted)
+            needed |= {each.name for each in noted.fragments} | self._files_of_parts(noted)
         data = self._table / "data"
         for path in data.iterdir() if data.is_dir() else ():
             if path.name not in needed:
                 path.unlink(missing_ok=True)
 
-    def _named_by_parts(self, noted: Receipt) -> set[str]:
+    def _files_of_parts(self, noted: RunManifest) -> set[str]:
         """Name the files of the parts of an interrupted run."""
         parts = self._numbered(noted.run, noted.n_parts) if noted.run else []
-        receipts = [read_receipt(path) for part in parts for path in (part.receipt, part.checkpoint)]
+        receipts = [read_manifest(path) for part in parts for path in (part.receipt, part.checkpoint)]
         return {each.name for receipt in receipts if receipt is not None for each in receipt.fragments}
 
     def _numbered(self, run: str, n: int, first: int = 0) -> list[ResultPart]:
         return [ResultPart(str(self.result_dir.absolute()), run, first + k) for k in range(n)]
 
-    def _noted(self, fragments: tuple[Fragment, ...]) -> Receipt:
-        return replace(self._begun, columns=self.columns, fragments=fragments)
+    def _make_manifest(self, fragments: tuple[Fragment, ...]) -> RunManifest:
+        return replace(self._manifest, columns=self.columns, fragments=fragments)
 
     @property
     def is_saved(self) -> bool:
@@ -188,7 +325,7 @@ class ResultDatasetWriter(BatchWriter):
     @property
     def n_parts(self) -> int:
         """How many parts the interrupted run has that is gone on with; 0 where it was not shared."""
-        return self._begun.n_parts
+        return self._manifest.n_parts
 
     def parts(self, n: int) -> list[ResultPart]:
         """Share the run among processes: each writes one part, and `commit` of this writer makes all visible at once.
@@ -222,22 +359,22 @@ class ResultDatasetWriter(BatchWriter):
         self._refuse_ended()
         if n < 1:
             raise QueryError(f"{n} parts are asked for; a run has at least one.")
-        if self._begun.run and not self._parts:
-            if n != self._begun.n_parts:
+        if self._manifest.run and not self._parts:
+            if n != self._manifest.n_parts:
                 raise QueryError(
-                    f"The run that was interrupted in {self.result_dir} has {self._begun.n_parts} parts, and {n} are asked for; ask for "
+                    f"The run that was interrupted in {self.result_dir} has {self._manifest.n_parts} parts, and {n} are asked for; ask for "
                     "as many, or begin anew, without resume."
                 )
-            self._parts = self._numbered(self._begun.run, n)
+            self._parts = self._numbered(self._manifest.run, n)
             return list(self._parts)
         run = self._parts[0].run if self._parts else uuid4().hex
         made = self._numbered(run, n, len(self._parts))
         with store_errors(f"make {made[0].folder}"):
             made[0].folder.mkdir(parents=True, exist_ok=True)
         self._parts += made
-        self._begun = replace(self._begun, run=run, n_parts=len(self._parts))
+        self._manifest = replace(self._manifest, run=run, n_parts=len(self._parts))
         own = () if self._files is None else self._files.fragments[: self._n_saved]
-        write_receipt(self._checkpoint, self._noted((*self._resumed, *own)))
+        write_manifest(self._checkpoint, self._make_manifest((*self._resumed, *own)))
         return made
 
     def _refuse_ended(self) -> None:
@@ -246,7 +383,7 @@ class ResultDatasetWriter(BatchWriter):
 
     def _collect(self) -> None:
         """Take the files of all parts, and refuse ids that two of them have."""
-        missing = missing_parts(self._parts)
+        missing = unfinished_parts(self._parts)
         if missing:
             raise ConflictError(
                 f"Parts {missing} of the results in {self.result_dir} are not finished; wait for their processes, and commit then. "
@@ -254,21 +391,21 @@ class ResultDatasetWriter(BatchWriter):
             )
         try:
             for part in self._parts:
-                receipt = read_receipt(part.receipt)
+                receipt = read_manifest(part.receipt)
                 if receipt is not None and receipt.columns:
-                    check_files(receipt, self._table / "data", f"Part {part.number}")
+                    verify_files(receipt, self._table / "data", f"Part {part.number}")
                     self._add(receipt, f"Part {part.number}")
         except BaseException:
             self.abort()
             raise
 
-    def _add(self, receipt: Receipt, what: str) -> None:
+    def _add(self, receipt: RunManifest, what: str) -> None:
         """Add the files of one part."""
         if not receipt.fragments:
             self._columns = self._columns or receipt.columns
             return
-        self._settle(receipt.columns, what)
-        self._note_ids(receipt.fragments, what)
+        self._check_columns(receipt.columns, what)
+        self._register_ids(receipt.fragments, what)
         self._added += receipt.fragments
         self._n_rows += receipt.n_rows
 
@@ -305,7 +442,7 @@ class ResultDatasetWriter(BatchWriter):
         try:
             if replaced:
                 write_config(self.result_dir, config)
-            self._remove_strays()
+            self._remove_unused_files()
             if is_committed(self.result_dir):
                 record_checksums(self.result_dir, {each.name: each.sha256 for each in fragments})
         finally:
@@ -314,7 +451,7 @@ class ResultDatasetWriter(BatchWriter):
     def _release(self) -> None:
         """Let others write, and leave no empty folder."""
         self._lock.release()
-        remove_empty([self._table / "data", self._table, self._table.parent, *self._made])
+        remove_empty_folders([self._table / "data", self._table, self._table.parent, *self._made])
 
     def commit(self) -> None:
         """Do what `write_index` does, under the other name that the seed has for it."""
@@ -327,9 +464,27 @@ class ResultDatasetWriter(BatchWriter):
         super().abort()
         with contextlib.suppress(OSError):
             if self._parts:
-                self._remove_strays()
+                self._remove_unused_files()
         self._release()
 
     def _fail(self) -> None:
         super()._fail()
         self._release()
+
+
+@checked
+def create_results_writer(result_dir: str | os.PathLike[str]) -> ResultDatasetWriter:
+    """Make the writer of new results, which are always a Lance table.
+
+    Parameters
+    ----------
+    result_dir : str or path
+        Result folder.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> create_results_writer(tempfile.mkdtemp()).columns
+    ()
+    """
+    return ResultDatasetWriter(result_dir)

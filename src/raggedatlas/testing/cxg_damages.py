@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raggedatlas.formats.cxg.engine import context, open_tiledb
+from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb
 from raggedatlas.testing.cxgs import (
     EMBEDDINGS,
     N_OBS,
@@ -182,7 +182,7 @@ def _part(name: str, *starts: int) -> Change:
     """Write only some rows of an array, two from each start."""
 
     def change(path: Path) -> None:
-        tiledb = open_tiledb()
+        tiledb = import_tiledb()
         with tiledb.open(str(path / name), ctx=context()) as array:
             schema = array.schema
         old = [schema.domain.dim(i) for i in range(schema.domain.ndim)]
@@ -205,13 +205,13 @@ def _part(name: str, *starts: int) -> Change:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    with open_tiledb().open(str(path), ctx=context()) as array:
+    with import_tiledb().open(str(path), ctx=context()) as array:
         return dict(array.meta.items())
 
 
 def _sparse_frame(table: str) -> Change:
     def change(path: Path) -> None:
-        tiledb, meta = open_tiledb(), _metadata(path / table)
+        tiledb, meta = import_tiledb(), _metadata(path / table)
         n = N_OBS if table == "obs" else N_VAR
         axis = tiledb.Dim("__dim_0", domain=(0, n - 1), tile=n, dtype=np.uint32, ctx=context())
         create(path / table, [axis], [tiledb.Attr("name_0", dtype="U", var=True, ctx=context())], sparse=True)
@@ -223,7 +223,7 @@ def _sparse_frame(table: str) -> Change:
 
 
 def _two_values(path: Path) -> None:
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     axes = [
         tiledb.Dim(n, domain=(0, s - 1), tile=s, dtype=np.uint32, ctx=context()) for n, s in (("obs", 6), ("var", 5))
     ]
@@ -233,7 +233,7 @@ def _two_values(path: Path) -> None:
 
 
 def _several_per_row(path: Path) -> None:
-    tiledb, meta = open_tiledb(), _metadata(path / "obs")
+    tiledb, meta = import_tiledb(), _metadata(path / "obs")
     axis = tiledb.Dim("__dim_0", domain=(0, N_OBS - 1), tile=N_OBS, dtype=np.uint32, ctx=context())
     pair = np.dtype([("", np.int32), ("", np.int32)])
     create(
@@ -247,7 +247,7 @@ def _several_per_row(path: Path) -> None:
 
 
 def _large_tile(path: Path) -> None:
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     axes = [
         tiledb.Dim(f"__dim_{i}", domain=(0, n - 1), tile=t, dtype=np.uint32, ctx=context())
         for i, (n, t) in enumerate(((N_OBS, N_OBS), (8_000_000, 8_000_000)))

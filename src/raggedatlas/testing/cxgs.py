@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
+from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 
 Form = Literal["split", "dense", "sparse", "old", "unnamed"]
 FORMS: tuple[Form, ...] = ("split", "dense", "sparse", "old", "unnamed")
@@ -163,12 +163,12 @@ def write_matrix(path: Path, form: Form) -> None:
 
 def make_group(path: Path) -> None:
     """Make a TileDB group."""
-    open_tiledb().group_create(str(path), ctx=context())
+    import_tiledb().group_create(str(path), ctx=context())
 
 
 def write_frame(path: Path, columns: Mapping[str, NDArray[Any]], hints: Any) -> None:  # noqa: ANN401  (any JSON)
     """Write a table in the place of whatever is there, with its ``cxg_schema`` unless that is None."""
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     n = len(next(iter(columns.values())))
     attributes = [
         tiledb.Attr(
@@ -193,7 +193,7 @@ def write_dense(
     start: int = 0,
 ) -> None:
     """Write a dense array in the place of whatever is there."""
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     axes = [_dim(name, n, dim_dtype, start) for name, n in zip(names, values.shape, strict=False)]
     create(path, axes, [tiledb.Attr(attribute, dtype=values.dtype, ctx=context())])
     with open_array(path, "w") as array:
@@ -202,7 +202,7 @@ def write_dense(
 
 def write_half(path: Path, axis: str, n: int, entries: tuple[NDArray[Any], ...], **options: Any) -> None:  # noqa: ANN401
     """Write `Xr` or `Xc`: places along the axis, along the other, and values."""
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     places, others, values = entries
     other = options.pop("other", "var" if axis == "obs" else "obs")
     attributes = [
@@ -216,7 +216,7 @@ def write_half(path: Path, axis: str, n: int, entries: tuple[NDArray[Any], ...],
 
 def write_sparse(path: Path, entries: tuple[NDArray[Any], ...]) -> None:
     """Write `X` with two sparse axes: cells, features, values."""
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     rows, columns, values = entries
     attributes = [tiledb.Attr("", dtype=values.dtype, ctx=context())]
     axes = [_dim("obs", N_OBS), _dim("var", N_VAR)]
@@ -227,7 +227,7 @@ def write_sparse(path: Path, entries: tuple[NDArray[Any], ...]) -> None:
 
 def create(path: Path, axes: Sequence[Any], attributes: Sequence[Any], **options: Any) -> None:  # noqa: ANN401
     """Make an array in the place of whatever is there."""
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     shutil.rmtree(path, ignore_errors=True)
     schema = tiledb.ArraySchema(tiledb.Domain(*axes, ctx=context()), attrs=list(attributes), ctx=context(), **options)
     tiledb.Array.create(str(path), schema, ctx=context())
@@ -252,5 +252,5 @@ def set_hints(path: Path, name: str, **hints: Any) -> None:  # noqa: ANN401
 
 
 def _dim(name: str, n: int, dtype: Any = np.uint32, start: int = 0) -> Any:  # noqa: ANN401
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     return tiledb.Dim(name, domain=(start, start + n - 1), tile=min(n, 1000), dtype=dtype, ctx=context())

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
-from raggedatlas.results.checksums import record_checksums
 from raggedatlas.results.convert import convert_results
 from raggedatlas.results.dataset import ResultDataset
-from raggedatlas.results.folder import open_table
+from raggedatlas.results.folder import open_table, record_checksums
 from raggedatlas.results.schema import DATA, OBJECT_ID
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.verbs.nearest import Nearest, check_metric, nearest_exact, without_own

@@ -10,7 +10,7 @@ from raggedatlas.model.arguments import checked
 from raggedatlas.verbs.principal import check_seed
 
 if TYPE_CHECKING:
-    from raggedatlas.formats.cxg.embeddings import Embedder
+    from raggedatlas.formats.cxg.options import Embedder
 
 N_COMPONENTS = 30
 """Principal components that a UMAP is made of."""
@@ -46,7 +46,7 @@ def embedder(
     >>> embedder("umap").name
     'umap'
     """
-    from raggedatlas.formats.cxg.embeddings import PCA, Embedder
+    from raggedatlas.formats.cxg.options import PCA, Embedder
 
     check_seed(seed)
     if method == PCA.name:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
-from raggedatlas.results.folder import removed_on_error
+from raggedatlas.results.folder import atomic_write
 
 EXACT_WIDTH = 2048
 """Up to so many columns the covariance is decomposed whole; beyond, its range is found by random projections."""
@@ -80,7 +80,7 @@ class PcaModel:
 
     def save(self, path: Path) -> None:
         """Write the model; a file that is there is replaced whole."""
-        with removed_on_error(path) as beside, beside.open("wb") as file:
+        with atomic_write(path) as beside, beside.open("wb") as file:
             np.savez(file, allow_pickle=False, **{each.name: getattr(self, each.name) for each in fields(self)})
 
 

@@ -19,7 +19,7 @@ from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.options import Form
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
-from raggedatlas.results.batches import BatchWriter
+from raggedatlas.results.batch_writer import BatchWriter
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.schema import OBJECT_ID
 from raggedatlas.results.tensors import as_outputs

@@ -56,7 +56,7 @@ def is_served(path: str | Path) -> bool:
     ... )
     (True, False)
     """
-    from raggedatlas.formats.cxg.detecting import detect
+    from raggedatlas.formats.cxg.inspection import detect
     from raggedatlas.formats.cxg.schema import VERSIONS
 
     found = detect(path)
@@ -93,7 +93,7 @@ def prepare(
         If the target exists.
     """
     from raggedatlas.formats.copying import copy
-    from raggedatlas.formats.cxg.detecting import is_cxg
+    from raggedatlas.formats.cxg.inspection import is_cxg
     from raggedatlas.formats.registry import open_sink
     from raggedatlas.query.query import Query
 

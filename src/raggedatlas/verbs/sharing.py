@@ -14,7 +14,7 @@ from raggedatlas.loader.loader import Loader
 from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
-from raggedatlas.results.parts import ResultPart
+from raggedatlas.results.writer import ResultPart
 from raggedatlas.store.executors import Workers, run_tasks, spawned
 from raggedatlas.store.location import Location
 from raggedatlas.verbs.models import ModelSource

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, MissingExtraError, NotFoundError, QueryError
-from raggedatlas.results.folder import removed_on_error
+from raggedatlas.results.folder import atomic_write
 from raggedatlas.verbs.principal import check_seed
 
 METRICS = ("euclidean", "cosine", "manhattan", "correlation", "chebyshev")
@@ -118,7 +118,7 @@ class UmapModel:
     def save(self, path: Path) -> None:
         """Write the model; a file that is there is replaced whole."""
         told = np.array(json.dumps(asdict(self.settings)))
-        with removed_on_error(path) as beside, beside.open("wb") as file:
+        with atomic_write(path) as beside, beside.open("wb") as file:
             np.savez(file, allow_pickle=False, settings=told, sample=self.sample, layout=self.layout)
 
 

@@ -15,7 +15,7 @@ from raggedatlas import RaggedAtlas
 from raggedatlas.cli.verbs import app
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.cxg.detecting import detect
+from raggedatlas.formats.cxg.inspection import detect
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.testing import cxgs
 from raggedatlas.testing.annotated import small_anndata

@@ -18,8 +18,8 @@ pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 import raggedatlas as ra
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg import validate
-from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
-from raggedatlas.formats.cxg.naming import count_shared
+from raggedatlas.formats.cxg.table_encoder import count_duplicates
+from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.testing.cxgs import EMBEDDINGS, N_OBS, VALUES, Form, create, set_hints, set_meta, write_cxg
 from raggedatlas.testing.processes import started
 
@@ -160,7 +160,7 @@ def again(path: Path, rows: tuple[int, ...]) -> None:
     dims = [schema.domain.dim(i) for i in range(schema.domain.ndim)]
     tiles = [1, *(int(d.tile) for d in dims[1:])]
     axes = [
-        open_tiledb().Dim(d.name, domain=d.domain, tile=tile, dtype=d.dtype, ctx=context())
+        import_tiledb().Dim(d.name, domain=d.domain, tile=tile, dtype=d.dtype, ctx=context())
         for d, tile in zip(dims, tiles, strict=True)
     ]
     create(path, axes, [schema.attr(i) for i in range(schema.nattr)])
@@ -230,8 +230,8 @@ def test_shared_names_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     """However many names are held at once, the same number of them is shared."""
     names = np.array([f"n{i % 70}" for i in range(100)], object)
     for most in (1, 30, 1000):
-        monkeypatch.setattr("raggedatlas.formats.cxg.naming.MOST_HASHED", most)
-        assert count_shared(lambda: [names[:33], names[33:]], len(names)) == 30
+        monkeypatch.setattr("raggedatlas.formats.cxg.table_encoder.MAX_HASHES", most)
+        assert count_duplicates(lambda: [names[:33], names[33:]], len(names)) == 30
 
 
 def test_fragments_that_cut_an_array_finely_are_told_by_their_bounds(
@@ -241,7 +241,7 @@ def test_fragments_that_cut_an_array_finely_are_told_by_their_bounds(
     path = write_cxg(tmp_path / "x.cxg", "dense")
     again(path / "X", (0, 4))
     assert "C14" in {p.rule for p in validate(path)}
-    monkeypatch.setattr("raggedatlas.formats.cxg.arrays.MOST_BOXES", 1)
+    monkeypatch.setattr("raggedatlas.formats.cxg.tiledb_arrays.MAX_BOXES", 1)
     assert "C14" not in {p.rule for p in validate(path)}
     again(path / "X", (0, 2))
     assert "C14" in {p.rule for p in validate(path)}

@@ -11,8 +11,8 @@ import scipy.sparse as sp
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.cxg.colors import as_hex
-from raggedatlas.formats.cxg.losses import Loss
+from raggedatlas.formats.cxg.options import ConversionLoss
+from raggedatlas.formats.cxg.unstructured import as_hex
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import DenseBlock
 from raggedatlas.testing.cxgs import write_cxg
@@ -40,9 +40,9 @@ def plain(**obs: Any) -> ad.AnnData:
 
 def told(given: Any, path: Path, **options: Any) -> dict[str, str]:
     """Write, and return what was told: key -> fate."""
-    heard: list[tuple[Loss, ...]] = []
+    heard: list[tuple[ConversionLoss, ...]] = []
 
-    def hear(losses: tuple[Loss, ...]) -> None:
+    def hear(losses: tuple[ConversionLoss, ...]) -> None:
         assert not path.exists()
         heard.append(losses)
 
@@ -93,7 +93,7 @@ def test_what_has_no_place_is_listed(tmp_path: Path, stored: bool) -> None:
         given = tmp_path / "a.h5ad"
     sink = open_sink(tmp_path / "a.cxg")
     copy(given, sink)
-    losses: tuple[Loss, ...] = sink.losses  # type: ignore[attr-defined]
+    losses: tuple[ConversionLoss, ...] = sink.losses  # type: ignore[attr-defined]
     assert {loss.key for loss in losses if loss.fate == "lost"} == LOST
     fates = [loss.fate for loss in losses]
     assert fates == sorted(fates, key=["lost", "changed", "rounded", "converted"].index)

@@ -16,9 +16,9 @@ import scipy.sparse as sp
 from raggedatlas.errors import FeatureError, MissingExtraError, NotFoundError, SourceError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import validate
-from raggedatlas.formats.cxg.detecting import detect, is_cxg, kind_of
-from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
+from raggedatlas.formats.cxg.inspection import detect, is_cxg, tiledb_kind
 from raggedatlas.formats.cxg.source import cxg_source
+from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.in_memory import as_anndata
 from raggedatlas.formats.modalities import split_modalities
 from raggedatlas.formats.registry import detect as detect_format
@@ -111,7 +111,7 @@ def test_blocks_of_columns_are_bounded(tmp_path: Path, form: Any, monkeypatch: p
     """A block of columns has as many as the mean of them says, one at least, whatever the layout."""
     source = cxg_source(write_cxg(tmp_path / "a.cxg", form))
     for size, most in ((1, 1), (100, 4)):
-        monkeypatch.setattr("raggedatlas.formats.cxg.reading.BLOCK_BYTES", size)
+        monkeypatch.setattr("raggedatlas.formats.cxg.matrix_reader.BLOCK_BYTES", size)
         widths = [values.shape[1] for _, values in source.column_blocks()]
         assert sum(widths) == 5
         assert max(widths) <= most
@@ -201,7 +201,7 @@ def test_colours_have_two_spellings(cxg: Path, spelled: str) -> None:
 
 def test_everything_else_is_carried_through(cxg: Path, tmp_path: Path) -> None:
     """Gene sets, coverage, unknown arrays, groups and metadata, and embeddings in 64 bits go through AnnData, and are put back."""
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     sets = {"s": {"geneset_name": "s", "genes": [{"gene_symbol": "LYZ", "gene_description": ""}]}}
     cxgs.set_meta(cxg / "obs", genesets=json.dumps(sets), more="text")
     cxgs.set_meta(
@@ -248,7 +248,7 @@ def test_everything_else_is_carried_through(cxg: Path, tmp_path: Path) -> None:
 
 def test_uns_may_be_a_group(cxg: Path) -> None:
     """Metadata and arrays of a group uns are read like metadata of an array."""
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     shutil.rmtree(cxg / "uns")
     cxgs.make_group(cxg / "uns")
     with tiledb.Group(str(cxg / "uns"), "w", ctx=context()) as group:
@@ -414,7 +414,7 @@ def test_what_is_no_cxg_is_told(tmp_path: Path, cxg: Path) -> None:
         cxg_source(tmp_path / "empty")
     with pytest.raises(SourceError, match=r"^C01: "):
         cxg_source(cxg / "obs")
-    assert (kind_of(cxg), kind_of(cxg / "obs"), kind_of(tmp_path)) == ("group", "array", None)
+    assert (tiledb_kind(cxg), tiledb_kind(cxg / "obs"), tiledb_kind(tmp_path)) == ("group", "array", None)
     for mark in ("__tiledb_group.tdb", "__group"):
         place = cxg / mark
         place.unlink() if place.is_file() else shutil.rmtree(place)
@@ -432,7 +432,7 @@ def test_the_extra_is_named(cxg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_unknown_arrays_are_left_out_and_told(cxg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays beyond the limit are not read, and the source says so."""
     cxgs.write_dense(cxg / "scores", np.arange(6.0))
-    monkeypatch.setattr("raggedatlas.formats.cxg.source.MOST_EXTRA_BYTES", 10)
+    monkeypatch.setattr("raggedatlas.formats.cxg.source.MAX_EXTRA_BYTES", 10)
     source = open_source(cxg)
     assert "more than are carried" in source.describe().left_out["scores"]
     source.close()

@@ -17,8 +17,13 @@ pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg import validate
-from raggedatlas.formats.cxg.engine import open_array
-from raggedatlas.formats.cxg.soundness import LARGEST_CHUNK, file_names, refuse_broken_texts, refuse_wild_sizes
+from raggedatlas.formats.cxg.tiledb_arrays import (
+    MAX_CHUNK_BYTES,
+    attribute_files,
+    check_file_sizes,
+    check_text_offsets,
+    open_array,
+)
 from raggedatlas.formats.registry import open_source
 from raggedatlas.testing import cxgs
 from raggedatlas.testing.cxgs import FORMS, N_OBS, Form, write_cxg
@@ -64,7 +69,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "no parts": (GOOD[:24] + bytes(4) + GOOD[28:], "described wrongly"),
     "parts that do not fill it": (GOOD[:32] + struct.pack("<I", 3) + GOOD[36:], "do not fill"),
     "a short description": (GOOD[:16] + struct.pack("<I", 4) + GOOD[20:], "described wrongly"),
-    "a huge chunk": (GOOD[:8] + struct.pack("<I", LARGEST_CHUNK + 8) + GOOD[12:], "more bytes than it has"),
+    "a huge chunk": (GOOD[:8] + struct.pack("<I", MAX_CHUNK_BYTES + 8) + GOOD[12:], "more bytes than it has"),
     "a chunk beyond the file": (GOOD[:12] + struct.pack("<I", 2**31) + GOOD[16:], "more bytes than it has"),
     "more chunks": (struct.pack("<Q", 2**60) + GOOD[8:], "cut short"),
     "half of a header": (GOOD[:10], "cut short"),
@@ -102,7 +107,7 @@ def test_bounds_that_are_sound_are_read(tmp_path: Path) -> None:
     # Without a filter they can be judged all the same.
     bounds_of(path / "obs").write_bytes(unpacked(changed(-1, 100)))
     with open_array(path / "obs") as array, pytest.raises(SourceError, match="beyond its texts"):
-        refuse_broken_texts(path / "obs", array.schema)
+        check_text_offsets(path / "obs", array.schema)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -110,15 +115,15 @@ def test_sound_arrays_pass(form: Form, tmp_path: Path) -> None:
     """No array of any form is refused, and a damaged column leaves the others to be read."""
     path = write_cxg(tmp_path / "x.cxg", form)
     for name in ("obs", "var"):
-        refuse_wild_sizes(path / name)
+        check_file_sizes(path / name)
         with open_array(path / name) as array:
-            refuse_broken_texts(path / name, array.schema)
+            check_text_offsets(path / name, array.schema)
     bounds_of(path / "obs", "a2").write_bytes(b"\1")
     with open_array(path / "obs") as array:
-        assert file_names(array.schema, "sample") == ("a2", "sample")
-        refuse_broken_texts(path / "obs", array.schema, file_names(array.schema, "name_0"))
+        assert attribute_files(array.schema, "sample") == ("a2", "sample")
+        check_text_offsets(path / "obs", array.schema, attribute_files(array.schema, "name_0"))
         with pytest.raises(SourceError, match="cut short"):
-            refuse_broken_texts(path / "obs", array.schema, file_names(array.schema, "sample"))
+            check_text_offsets(path / "obs", array.schema, attribute_files(array.schema, "sample"))
 
 
 def test_names_of_old_files_are_not_mistaken(tmp_path: Path) -> None:
@@ -132,10 +137,10 @@ def test_names_of_old_files_are_not_mistaken(tmp_path: Path) -> None:
     fragment.rename(old)
     for new, name in (("a0", "n"), ("a1", "n_var"), ("a2", "t"), ("a2_var", "t_var")):
         (old / f"{new}.tdb").rename(old / f"{name}.tdb")
-    refuse_broken_texts(path, schema)
+    check_text_offsets(path, schema)
     (old / "t.tdb").write_bytes(packed(np.array([0, 9, 9])))
     with pytest.raises(SourceError, match=r"t\.tdb has bounds"):
-        refuse_broken_texts(path, schema)
+        check_text_offsets(path, schema)
 
 
 @given(st.lists(st.text(max_size=4), min_size=1, max_size=40), st.integers(1, 90))
@@ -146,7 +151,7 @@ def test_any_texts_pass(tmp_path_factory: pytest.TempPathFactory, texts: list[st
     values = pd.Series([text.replace("\0", "") for text in texts] * times, dtype=object).to_numpy()
     cxgs.write_frame(path, {"a": values, "b": values[::-1].copy()}, None)
     with open_array(path) as array:
-        refuse_broken_texts(path, array.schema)
+        check_text_offsets(path, array.schema)
         assert np.asarray(array.query(attrs=["b"])[:]["b"]).astype(object).tolist() == values[::-1].tolist()
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SourceError, StoreError
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.cxg.columns import Manner, stored_table
-from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
-from raggedatlas.formats.cxg.spool import BATCH_ROWS, Spool
-from raggedatlas.formats.cxg.validation import validate
+from raggedatlas.formats.cxg.checks import validate
+from raggedatlas.formats.cxg.spool import BATCH_ROWS, ColumnSpill
+from raggedatlas.formats.cxg.table_encoder import EncodingOptions, encode_table
+from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.tables import Column, ColumnTable, Texts
 
@@ -66,11 +66,11 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every table for a long one: text comes in blocks, columns wait in files, a band has one tile."""
-    for module in ("formats.anndata.frames", "formats.cxg.frames", "model.tables"):
+    for module in ("formats.anndata.frames", "formats.cxg.table_reader", "model.tables"):
         monkeypatch.setattr(f"raggedatlas.{module}.TEXT_ROWS", 500)
-    monkeypatch.setattr("raggedatlas.formats.cxg.sink.SPOOL_ROWS", 500)
+    monkeypatch.setattr("raggedatlas.formats.cxg.sink.SPILL_ROWS", 500)
     monkeypatch.setattr("raggedatlas.formats.cxg.spool.BATCH_ROWS", 300)
-    monkeypatch.setattr("raggedatlas.formats.cxg.writers.TABLE_BYTES", 1)
+    monkeypatch.setattr("raggedatlas.formats.cxg.array_writer.TABLE_BYTES", 1)
 
 
 def contents(path: Path) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def contents(path: Path) -> dict[str, Any]:
 
 
 def fragments(path: Path) -> int:
-    return len(open_tiledb().array_fragments(str(path), ctx=context()))
+    return len(import_tiledb().array_fragments(str(path), ctx=context()))
 
 
 def write(what: Any, path: Path, **options: Any) -> Path:
@@ -159,7 +159,7 @@ def test_damage_found_by_column_leaves_nothing(tmp_path: Path, stored: Path) -> 
 def test_many_bands_become_one_fragment(tmp_path: Path, stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table in more fragments than readers like is consolidated, and holds the same."""
     first = write(stored, tmp_path / "bands.cxg")
-    monkeypatch.setattr("raggedatlas.formats.cxg.writers.MOST_FRAGMENTS", 2)
+    monkeypatch.setattr("raggedatlas.formats.cxg.array_writer.MAX_FRAGMENTS", 2)
     second = write(stored, tmp_path / "one.cxg")
     assert (fragments(first / "obs"), fragments(second / "obs")) == (3, 1)
     assert contents(first / "obs") == contents(second / "obs")
@@ -193,16 +193,16 @@ def test_a_refusal_leaves_no_column_behind(tmp_path: Path, stored: Path) -> None
         write(stored, tmp_path / "out" / "x.cxg", profile="0.2.0", strict=True)
     texts = Texts(2, lambda: iter([np.array(["a"], object), np.array(["\ud800"], object)]))
     table = ColumnTable(2, Column(None, lambda: pd.Index(["a", "b"])), (Column("t", lambda: texts),))
-    for spool in (None, Spool(tmp_path / "spool")):
+    for spool in (None, ColumnSpill(tmp_path / "spool")):
         with pytest.raises(SourceError, match="C28: obs column 't' has text that is no Unicode"):
-            stored_table(table, Manner(), spool=spool)
+            encode_table(table, EncodingOptions(), spool=spool)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:
     """Where columns cannot be put, the refusal names the place and the way out."""
     with pytest.raises(StoreError, match="check the folder"):
-        Spool(tmp_path / "absent" / "spool").keep([np.zeros(3)])
+        ColumnSpill(tmp_path / "absent" / "spool").keep([np.zeros(3)])
 
 
 @given(
@@ -213,7 +213,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 def test_text_comes_back_by_rows(tmp_path_factory: pytest.TempPathFactory, parts: Any, start: int, stop: int) -> None:
     """Any rows of text that was put away in any parts are those that were put away: empty ones and NUL too."""
     arrays = [np.array([*part, None], object)[:-1] for part in parts]
-    kept = Spool(tmp_path_factory.mktemp("spool")).keep(arrays)
+    kept = ColumnSpill(tmp_path_factory.mktemp("spool")).keep(arrays)
     whole = [text for part in parts for text in part]
     assert len(kept) == len(whole)
     assert (kept[start:stop].tolist() if whole else []) == whole[start:stop]
@@ -223,7 +223,7 @@ def test_text_comes_back_by_rows(tmp_path_factory: pytest.TempPathFactory, parts
 def test_numbers_come_back_to_the_last_bit(tmp_path: Path, dtype: str) -> None:
     """Numbers of every type that a table has come back with their type and bits, across batches."""
     values = np.random.default_rng(0).integers(0, 255, 4 * (BATCH_ROWS + 10), np.uint8).view(dtype)
-    kept = Spool(tmp_path / "spool").keep([values])
+    kept = ColumnSpill(tmp_path / "spool").keep([values])
     for rows in (slice(0, len(values)), slice(5, 9), slice(len(values) - 3, None)):
         assert kept[rows].dtype == values.dtype
         assert kept[rows].tobytes() == values[rows].tobytes()

@@ -13,7 +13,7 @@ pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 
 import raggedatlas as ra
 from raggedatlas.formats.cxg import validate
-from raggedatlas.formats.cxg.engine import open_array
+from raggedatlas.formats.cxg.tiledb_arrays import open_array
 from raggedatlas.testing.cxgs import LIBRARIES
 
 SCALES = {

@@ -15,7 +15,7 @@ pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 from raggedatlas.errors import ArgumentError, NotFoundError
 from raggedatlas.formats.cxg import RULES, validate
 from raggedatlas.formats.cxg import checks_values as values_module
-from raggedatlas.formats.cxg.engine import open_array
+from raggedatlas.formats.cxg.tiledb_arrays import open_array
 from raggedatlas.testing import cxgs
 from raggedatlas.testing.cxg_damages import DAMAGES, Damage
 from raggedatlas.testing.cxgs import FORMS, Form, write_cxg
@@ -108,7 +108,7 @@ def test_blocks_do_not_matter(block: int, tmp_path: Path, monkeypatch: pytest.Mo
     ):
         cxgs.write_half(path / name, axis, n, (*places, values))
     twice = 300 - len(set(zip(rows.tolist(), columns.tolist(), strict=True)))
-    whole = values_module.triples
+    whole = values_module.iter_entries
 
     def in_blocks(*given: object) -> object:
         for cells, features, found in whole(*given):  # type: ignore[arg-type]
@@ -179,5 +179,5 @@ def test_a_row_larger_than_the_buffers_is_read(tmp_path: Path, monkeypatch: pyte
         array[np.zeros(2, np.uint32)] = {"": np.ones(2, np.float32), "obs": np.array([5, n - 1], np.uint32)}
     told = [p.message for p in validate(path, "full") if p.rule == "C20"]
     assert told == ["2 values are there again, the first at cell 5, feature 0."]
-    monkeypatch.setattr(values_module, "MOST_IDLE", -1)
+    monkeypatch.setattr(values_module, "MAX_EMPTY_READS", -1)
     assert [p.path for p in validate(path, "full") if p.rule == "C00"] == ["Xr", "Xc"]

@@ -13,10 +13,11 @@ import scipy.sparse as sp
 
 from raggedatlas.errors import DuplicateError, QueryError, SchemaError, SourceError, StoreError, ValuesError
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.cxg import engine, writers
-from raggedatlas.formats.cxg.detecting import detect
-from raggedatlas.formats.cxg.embeddings import Embedder, principal_components
-from raggedatlas.formats.cxg.engine import context, open_array, open_tiledb
+from raggedatlas.formats.cxg import array_writer, tiledb_arrays
+from raggedatlas.formats.cxg.inspection import detect
+from raggedatlas.formats.cxg.options import Embedder
+from raggedatlas.formats.cxg.sink import principal_components
+from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import SinkMatrix
@@ -50,7 +51,7 @@ def write(given: Any, path: Path, **options: Any) -> Path:
 TIES = {"Xc": lambda entry: (entry[1], entry[0])}
 
 
-def triples(path: Path) -> list[tuple[int, int, float]]:
+def iter_entries(path: Path) -> list[tuple[int, int, float]]:
     """Read all entries of a sparse array in the order of its fragments.
 
     Releases that give no way to write in order leave the order of entries with one coordinate open; those are sorted here.
@@ -61,7 +62,7 @@ def triples(path: Path) -> list[tuple[int, int, float]]:
     if not other:
         return []
     entries = list(zip(found["obs"].tolist(), found["var"].tolist(), found[""].tolist(), strict=True))
-    return entries if engine.low_level() is not None else sorted(entries, key=TIES.get(path.name))
+    return entries if tiledb_arrays.low_level_module() is not None else sorted(entries, key=TIES.get(path.name))
 
 
 def schema_of(path: Path) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def test_the_arrays_of_each_profile(tmp_path: Path, wide: ad.AnnData, profile: A
     assert sorted([*found, *(f"emb/{name}" for name in detect(made).embeddings)]) == sorted(expected)
     for name, schema in expected.items():
         assert schema_of(made / name) == schema, name
-        assert len(open_tiledb().array_fragments(str(made / name), ctx=context())) == 1, name
+        assert len(import_tiledb().array_fragments(str(made / name), ctx=context())) == 1, name
 
 
 @pytest.mark.parametrize("profile", ["0.3.0", "0.2.0"])
@@ -298,7 +299,7 @@ def test_both_halves_hold_the_same_entries_in_order(tmp_path: Path, wide: ad.Ann
     given.X.indices[: given.X.indptr[1]] = given.X.indices[: given.X.indptr[1]][::-1]
     given.X.has_sorted_indices = False
     made = write(given, tmp_path / "a.cxg")
-    by_row, by_column = triples(made / "Xr"), triples(made / "Xc")
+    by_row, by_column = iter_entries(made / "Xr"), iter_entries(made / "Xc")
     expected = sp.csr_matrix(given.X, copy=True)
     expected.eliminate_zeros()
     expected.sort_indices()
@@ -318,7 +319,7 @@ def test_small_runs_give_the_same_arrays(
     monkeypatch.setattr("raggedatlas.formats.cxg.sorting.RUN_ENTRIES", run)
     parts = write(given, tmp_path / "b.cxg", profile=profile)
     for name in ("Xr", "Xc") if profile == "0.3.0" else ("X",):
-        assert triples(parts / name) == triples(whole / name)
+        assert iter_entries(parts / name) == iter_entries(whole / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.cxg", "b.cxg"]
 
 
@@ -331,26 +332,26 @@ def test_the_public_call_writes_the_same(
     given = wide[:60].copy()
     fast = write(given, tmp_path / "a.cxg", profile=profile)
     if missing == "module":
-        monkeypatch.delattr(open_tiledb().libtiledb, "LayoutType", raising=False)
-        assert engine.low_level() is None
+        monkeypatch.delattr(import_tiledb().libtiledb, "LayoutType", raising=False)
+        assert tiledb_arrays.low_level_module() is None
         monkeypatch.undo()
-        monkeypatch.setattr(writers, "low_level", lambda: None)
+        monkeypatch.setattr(array_writer, "low_level_module", lambda: None)
     else:
-        monkeypatch.setattr(writers, "_global_query", lambda _: [][:].no_such_name)
+        monkeypatch.setattr(array_writer, "_global_query", lambda _: [][:].no_such_name)
     slow = write(given, tmp_path / "b.cxg", profile=profile)
     for name in ("Xr", "Xc") if profile == "0.3.0" else ("X",):
-        assert sorted(triples(slow / name)) == sorted(triples(fast / name))
-        assert len(open_tiledb().array_fragments(str(slow / name), ctx=context())) == 1
+        assert sorted(iter_entries(slow / name)) == sorted(iter_entries(fast / name))
+        assert len(import_tiledb().array_fragments(str(slow / name), ctx=context())) == 1
 
 
 def test_dense_arrays_in_many_bands_are_joined(
     tmp_path: Path, wide: ad.AnnData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bands of a dense matrix that make too many fragments become one, and hold the same."""
-    monkeypatch.setattr(writers, "BAND_BYTES", 256 * M * 4)
-    monkeypatch.setattr(writers, "MOST_FRAGMENTS", 2)
+    monkeypatch.setattr(array_writer, "BAND_BYTES", 256 * M * 4)
+    monkeypatch.setattr(array_writer, "MAX_FRAGMENTS", 2)
     made = write(wide, tmp_path / "a.cxg", layout="dense")
-    assert len(open_tiledb().array_fragments(str(made / "X"), ctx=context())) == 1
+    assert len(import_tiledb().array_fragments(str(made / "X"), ctx=context())) == 1
     with open_array(made / "X") as array:
         np.testing.assert_array_equal(array[:][""] if isinstance(array[:], dict) else array[:], wide.X.toarray())
 

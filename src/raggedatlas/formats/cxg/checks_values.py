@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.cxg.arrays import StoredArray
-from raggedatlas.formats.cxg.checking import Checking
-from raggedatlas.formats.cxg.engine import BUFFER_BYTES, answering, open_array, query_of
+from raggedatlas.formats.cxg.rules import Checker
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, SHIFT, VAR, XC, XR, X
+from raggedatlas.formats.cxg.tiledb_arrays import BUFFER_BYTES, ArrayInfo, open_array, query_attributes, tiledb_errors
 
 STEP_BYTES = 16 << 20
 """A block of a dense array takes about this much."""
@@ -25,7 +24,7 @@ _SHIFTS = tuple(np.uint64(one) for one in (32, 30, 27, 31))
 _EXACT_BITS = 53
 """Integers of so many bits are exact as float64."""
 
-MOST_IDLE = 100
+MAX_EMPTY_READS = 100
 """Empty answers in a row after which a read is given up."""
 
 Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
@@ -33,7 +32,7 @@ Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
 
 
 @dataclass(slots=True)
-class Tally:
+class EntryCounts:
     """What one walk over a sparse matrix found.
 
     Parameters
@@ -59,26 +58,26 @@ class Tally:
     places: dict[str, str] = field(default_factory=dict)
 
 
-def check_values(checking: Checking) -> None:
+def check_values(checker: Checker) -> None:
     """Check all values: C06, C07, C19, C20, C24, C44, C45; unreadable ones are told by C00."""
-    for name in checking.embeddings:
-        found = checking.arrays[name]
+    for name in checker.embeddings:
+        found = checker.arrays[name]
         if found.is_readable and len(found.axes) == 2 and _is_real(found):
-            with checking.guarded(name):
-                _read_embedding(checking, name, found)
-    shift = checking.arrays.get(SHIFT)
+            with checker.catch_damage(name):
+                _read_embedding(checker, name, found)
+    shift = checker.arrays.get(SHIFT)
     if shift is not None and shift.is_readable and len(shift.axes) == 1 and _is_real(shift):
-        with checking.guarded(SHIFT):
-            _read_shift(checking, shift)
-    _read_matrix(checking)
+        with checker.catch_damage(SHIFT):
+            _read_shift(checker, shift)
+    _read_matrix(checker)
 
 
-def _is_real(found: StoredArray) -> bool:
+def _is_real(found: ArrayInfo) -> bool:
     values = found.attribute(ANONYMOUS)
     return values is not None and values.is_number
 
 
-def bands(checking: Checking, name: str, found: StoredArray) -> Iterator[tuple[int, NDArray[Any]]]:
+def iter_bands(checker: Checker, name: str, found: ArrayInfo) -> Iterator[tuple[int, NDArray[Any]]]:
     """Read a dense array of two axes in bands of rows.
 
     Yields
@@ -91,71 +90,71 @@ def bands(checking: Checking, name: str, found: StoredArray) -> Iterator[tuple[i
     attribute = found.attribute(ANONYMOUS)
     width = max(1, found.shape[1] * (attribute.dtype.itemsize if attribute is not None else 1))
     height = max(found.tile[0], STEP_BYTES // width // found.tile[0] * found.tile[0])
-    with open_array(checking.path / name) as array:
-        reader = query_of(array, ANONYMOUS)
+    with open_array(checker.path / name) as array:
+        reader = query_attributes(array, ANONYMOUS)
         for start in range(0, found.shape[0], height):
             read = reader[start : min(start + height, found.shape[0])]
             yield start, np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
 
 
-def _read_embedding(checking: Checking, name: str, found: StoredArray) -> None:
+def _read_embedding(checker: Checker, name: str, found: ArrayInfo) -> None:
     infinite, known, first = 0, 0, ""
-    for start, values in bands(checking, name, found):
+    for start, values in iter_bands(checker, name, found):
         bad = np.isinf(values)
         known += int(np.count_nonzero(~np.isnan(values)))
         if not first and bad.any():
             first = f"cell {start + int(np.argwhere(bad)[0][0]):,}"
         infinite += int(np.count_nonzero(bad))
     if infinite:
-        checking.report("C24", name, f"{infinite:,} coordinates are infinite, the first of {first}.")
+        checker.report("C24", name, f"{infinite:,} coordinates are infinite, the first of {first}.")
     if not known:
-        checking.report("C24", name, "every coordinate is missing.")
+        checker.report("C24", name, "every coordinate is missing.")
 
 
-def _read_shift(checking: Checking, found: StoredArray) -> None:
-    with open_array(checking.path / SHIFT) as array:
+def _read_shift(checker: Checker, found: ArrayInfo) -> None:
+    with open_array(checker.path / SHIFT) as array:
         read = array[:]
     values = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
-        checking.report(
+        checker.report(
             "C44", SHIFT, f"{len(bad):,} of {found.shape[0]:,} are not finite, the first of feature {bad[0]:,}."
         )
     elif not values.any():
-        checking.report("C45", SHIFT, "it is zero for every feature.")
+        checker.report("C45", SHIFT, "it is zero for every feature.")
 
 
-def _read_matrix(checking: Checking) -> None:
-    x, shape = checking.arrays.get(X), _real_shape(checking)
+def _read_matrix(checker: Checker) -> None:
+    x, shape = checker.arrays.get(X), _real_shape(checker)
     if x is not None and len(x.axes) == 2 and _is_real(x):
-        with checking.guarded(X):
+        with checker.catch_damage(X):
             if not x.sparse and x.is_readable:
-                _read_dense(checking, x)
+                _read_dense(checker, x)
             elif x.sparse and shape is not None:
-                _tell(checking, X, _tallied(checking, X, shape))
+                _tell(checker, X, _tallied(checker, X, shape))
     tallies = {}
     for name, along in ((XR, "var"), (XC, "obs")):
-        found = checking.arrays.get(name)
+        found = checker.arrays.get(name)
         fits = found is not None and found.sparse and len(found.axes) == 1 and found.attribute(along) is not None
         if found is not None and fits and _is_real(found) and shape is not None:
-            with checking.guarded(name):
-                tallies[name] = _tallied(checking, name, shape)
-                _tell(checking, name, tallies[name])
+            with checker.catch_damage(name):
+                tallies[name] = _tallied(checker, name, shape)
+                _tell(checker, name, tallies[name])
     if len(tallies) == 2:
-        _compare(checking, tallies[XR], tallies[XC])
+        _compare(checker, tallies[XR], tallies[XC])
 
 
-def _real_shape(checking: Checking) -> tuple[int, int] | None:
+def _real_shape(checker: Checker) -> tuple[int, int] | None:
     """Give the numbers of cells and features, where tables of such a length are really there: memory is taken by them."""
-    frames = [checking.arrays.get(name) for name in (OBS, VAR)]
+    frames = [checker.arrays.get(name) for name in (OBS, VAR)]
     sizes = [frame.shape[0] for frame in frames if frame is not None and len(frame.axes) == 1 and frame.is_readable]
     return (sizes[0], sizes[1]) if len(sizes) == 2 else None
 
 
-def _read_dense(checking: Checking, found: StoredArray) -> None:
+def _read_dense(checker: Checker, found: ArrayInfo) -> None:
     n = odd = 0
     first = ""
-    for start, values in bands(checking, X, found):
+    for start, values in iter_bands(checker, X, found):
         n += int(np.count_nonzero(values))
         infinite = ~np.isfinite(values)
         if not first and infinite.any():
@@ -163,47 +162,47 @@ def _read_dense(checking: Checking, found: StoredArray) -> None:
             first = f"cell {start + int(row):,}, feature {int(column):,}"
         odd += int(np.count_nonzero(infinite))
     if odd:
-        checking.report("C07", X, _odd_text(odd, first))
+        checker.report("C07", X, _odd_text(odd, first))
     share = n / max(1, found.shape[0] * found.shape[1])
     if share < SPARSEST:
-        checking.report("C06", X, f"it is dense, and {share:.1%} of its values are not zero.")
+        checker.report("C06", X, f"it is dense, and {share:.1%} of its values are not zero.")
 
 
 def _odd_text(n: int, first: str) -> str:
     return f"{n:,} of its values are NaN or infinite, the first at {first}."
 
 
-def triples(checking: Checking, name: str) -> Iterator[Block]:
+def iter_entries(checker: Checker, name: str) -> Iterator[Block]:
     """Read a sparse matrix of either layout in TileDB's global order, in blocks that its buffers bound.
 
     Entries of one row of `Xr`, or of one place of `X`, follow each other.
     """
-    axes = checking.arrays[name].axes
+    axes = checker.arrays[name].axes
     # Axes are taken by place: what they are called is of no meaning.
     keys = {X: (axes[0].name, axes[-1].name), XR: (axes[0].name, "var"), XC: ("obs", axes[0].name)}[name]
-    path = checking.path / name
+    path = checker.path / name
     with open_array(path) as array:
         # In global order a read goes on in the middle of a row that is larger than its buffers; in row order it never would.
         query = array.query(order="G", return_incomplete=True)
         # The rest is read inside of a generator, where the errors of the caller must not be taken for TileDB's.
         walk, idle = iter(query.multi_index[:]), 0
         while True:
-            with answering(path):
+            with tiledb_errors(path):
                 block = next(walk, None)
             if block is None:
                 return
             idle = 0 if len(block[ANONYMOUS]) else idle + 1
-            if idle > MOST_IDLE:
+            if idle > MAX_EMPTY_READS:
                 raise SourceError(
                     f"C00: {path} cannot be read in pieces of {BUFFER_BYTES:,} bytes; fetch or write it again."
                 )
             yield block[keys[0]].astype(np.int64), block[keys[1]].astype(np.int64), block[ANONYMOUS]
 
 
-def _tallied(checking: Checking, name: str, shape: tuple[int, int]) -> Tally:
-    tally = Tally(shape, np.zeros(shape[0]), np.zeros(shape[1]))
+def _tallied(checker: Checker, name: str, shape: tuple[int, int]) -> EntryCounts:
+    tally = EntryCounts(shape, np.zeros(shape[0]), np.zeros(shape[1]))
     carried: tuple[NDArray[np.int64], NDArray[np.int64]] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
-    for read in triples(checking, name):
+    for read in iter_entries(checker, name):
         block = _within(tally, read)
         digests = _digests(block, max(shape))
         tally.cells += np.bincount(block[0], digests, minlength=shape[0])
@@ -213,7 +212,7 @@ def _tallied(checking: Checking, name: str, shape: tuple[int, int]) -> Tally:
     return tally
 
 
-def _within(tally: Tally, block: Block) -> Block:
+def _within(tally: EntryCounts, block: Block) -> Block:
     """Count entries, and leave out those beyond an axis."""
     cells, features, values = block
     inside = (cells >= 0) & (cells < tally.shape[0]) & (features >= 0) & (features < tally.shape[1])
@@ -224,7 +223,9 @@ def _within(tally: Tally, block: Block) -> Block:
     return block if inside.all() else (cells[inside], features[inside], values[inside])
 
 
-def _count(tally: Tally, what: str, which: NDArray[np.bool_], at: tuple[NDArray[np.int64], NDArray[np.int64]]) -> None:
+def _count(
+    tally: EntryCounts, what: str, which: NDArray[np.bool_], at: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> None:
     n = int(np.count_nonzero(which))
     if n:
         i = int(np.argmax(which))
@@ -233,7 +234,7 @@ def _count(tally: Tally, what: str, which: NDArray[np.bool_], at: tuple[NDArray[
 
 
 def _look_twice(
-    tally: Tally,
+    tally: EntryCounts,
     carried: tuple[NDArray[np.int64], NDArray[np.int64]],
     block: tuple[NDArray[np.int64], NDArray[np.int64]],
     *,
@@ -272,26 +273,26 @@ def _digests(block: Block, longest: int) -> NDArray[np.float64]:
     return (mixed & np.uint64((1 << bits) - 1)).astype(np.float64)
 
 
-def _tell(checking: Checking, name: str, tally: Tally) -> None:
+def _tell(checker: Checker, name: str, tally: EntryCounts) -> None:
     if tally.outside:
-        checking.report(
+        checker.report(
             "C20", name, f"{tally.outside:,} values are beyond an axis, the first at {tally.places['outside']}."
         )
     if tally.twice:
-        checking.report("C20", name, f"{tally.twice:,} values are there again, the first at {tally.places['twice']}.")
+        checker.report("C20", name, f"{tally.twice:,} values are there again, the first at {tally.places['twice']}.")
     if tally.zeros:
-        checking.report(
+        checker.report(
             "C20", name, f"{tally.zeros:,} of its values are zero, the first at {tally.places['zeros']}.", "practice",
             "Leave zeros out.",
         )  # fmt: skip
     if tally.odd and name != XC:
-        checking.report("C07", name, _odd_text(tally.odd, tally.places["odd"]))
+        checker.report("C07", name, _odd_text(tally.odd, tally.places["odd"]))
     share = tally.n / max(1, tally.shape[0] * tally.shape[1])
     if name != XC and share > DENSEST:
-        checking.report("C06", name, f"it is sparse, and {share:.1%} of its values are not zero.")
+        checker.report("C06", name, f"it is sparse, and {share:.1%} of its values are not zero.")
 
 
-def _compare(checking: Checking, by_cell: Tally, by_feature: Tally) -> None:
+def _compare(checker: Checker, by_cell: EntryCounts, by_feature: EntryCounts) -> None:
     cells = np.flatnonzero(by_cell.cells != by_feature.cells)
     features = np.flatnonzero(by_cell.features != by_feature.features)
     if not len(cells) and not len(features) and by_cell.n == by_feature.n:
@@ -299,4 +300,4 @@ def _compare(checking: Checking, by_cell: Tally, by_feature: Tally) -> None:
     counts = f"{by_cell.n:,} and {by_feature.n:,} values"
     where = f", {len(cells):,} cells and {len(features):,} features differ" if len(cells) or len(features) else ""
     first = f", the first cell {cells[0]:,}, the first feature {features[0]:,}" if len(cells) and len(features) else ""
-    checking.report("C19", XC, f"{XR} and {XC} have {counts}{where}{first}.")
+    checker.report("C19", XC, f"{XR} and {XC} have {counts}{where}{first}.")

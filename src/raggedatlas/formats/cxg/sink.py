@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError, ValuesError
-from raggedatlas.formats.cxg.carried import write_carried
-from raggedatlas.formats.cxg.columns import Manner, Table, stored_table
-from raggedatlas.formats.cxg.contents import Contents, contents_of, shown_feature
-from raggedatlas.formats.cxg.embeddings import OBSM, cxg_name, is_embedding, is_path_name, principal_components
-from raggedatlas.formats.cxg.engine import answering
-from raggedatlas.formats.cxg.losses import STRICT, Loss, sorted_losses
-from raggedatlas.formats.cxg.matrices import MatrixWriter
-from raggedatlas.formats.cxg.naming import distinct_names
-from raggedatlas.formats.cxg.options import CxgOptions
+from raggedatlas.formats.cxg.array_writer import (
+    DenseBandWriter,
+    create_group,
+    embedding_spec,
+    write_extra_arrays,
+    write_metadata_array,
+    write_table,
+)
+from raggedatlas.formats.cxg.matrix_writer import MatrixWriter
+from raggedatlas.formats.cxg.options import (
+    OBSM,
+    STRICT_KINDS,
+    ConversionLoss,
+    CxgOptions,
+    embedding_name,
+    is_embedding,
+    is_path_name,
+    sort_losses,
+)
 from raggedatlas.formats.cxg.schema import EMB, FEATURE_NAME, GROUP_METADATA, OBS, UNS, VAR
 from raggedatlas.formats.cxg.source import obsm_name
-from raggedatlas.formats.cxg.spool import SPOOL_ROWS, Spool
-from raggedatlas.formats.cxg.writers import DenseBands, create_group, embedding_form, write_holder, write_table
+from raggedatlas.formats.cxg.spool import SPILL_ROWS, ColumnSpill
+from raggedatlas.formats.cxg.table_encoder import EncodingOptions, Table, encode_table, make_names_unique
+from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
+from raggedatlas.formats.cxg.unstructured import CxgMetadata, collect_metadata, stored_var_index
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import SinkMatrix
 
@@ -84,14 +96,14 @@ class CxgSink:
 
     def __init__(self, path: Path, options: CxgOptions) -> None:
         self.path, self.options = path, options
-        self.losses: tuple[Loss, ...] = ()
-        self._noted: list[Loss] = []
+        self.losses: tuple[ConversionLoss, ...] = ()
+        self._noted: list[ConversionLoss] = []
         self._matrices: dict[str, SinkMatrix] = {}
         self._considered: set[str] = set()
         self._frames: dict[str, Any] = {}
         self._uns: dict[str, Any] = {}
         self._tables: tuple[Table, Table] | None = None
-        self._contents: Contents | None = None
+        self._contents: CxgMetadata | None = None
         self._main: MatrixWriter | None = None
         self._embeddings: dict[str, _EmbeddingWriter] = {}
         if not options.overwrite:
@@ -100,7 +112,7 @@ class CxgSink:
             raise StoreError(f"C01: {path} cannot be written: there is no folder {path.parent}; make it first.")
         self._work = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
         self._folder = self._work / "cxg"
-        with answering(path, writes=True):
+        with tiledb_errors(path, writes=True):
             _remove_abandoned(path.parent)
             self._work.mkdir()
             self._lock: int | None = _locked(self._work)
@@ -132,10 +144,10 @@ class CxgSink:
             return True
         if head == "obsm" and rest:
             if key not in self._considered:
-                self._noted.append(Loss(key, "lost", _NO_EMBEDDING))
+                self._noted.append(ConversionLoss(key, "lost", _NO_EMBEDDING))
             return key in self._matrices
         what = _ONE_MATRIX if head in ("X", "layers", "raw") else "a CXG has no place for it"
-        self._noted.append(Loss("raw" if head == "raw" else key, "lost", what))
+        self._noted.append(ConversionLoss("raw" if head == "raw" else key, "lost", what))
         return False
 
     def write(self, key: str, block: Block) -> None:
@@ -153,7 +165,7 @@ class CxgSink:
             assert self._main is not None
             self._main.append(block)
         elif key in self._matrices:
-            self._embeddings[cxg_name(key.removeprefix(OBSM))].append(block)
+            self._embeddings[embedding_name(key.removeprefix(OBSM))].append(block)
 
     def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
         """Take a whole element; all come before the rows of matrices.
@@ -194,17 +206,17 @@ class CxgSink:
         assert self._contents is not None
         self._main.finish()
         _check_rows(self.options.x, self._main.n_rows, self._main.shape[0])
-        self._tell_odd(self._main)
+        self._report_nonfinite(self._main)
         for writer in self._embeddings.values():
             writer.finish()
         self._compute()
         obs, var = self._tables
         write_table(self._folder / OBS, obs, self._contents.obs)
         write_table(self._folder / VAR, var, self._contents.var)
-        write_holder(self._folder / GROUP_METADATA, self._contents.group)
+        write_metadata_array(self._folder / GROUP_METADATA, self._contents.group)
         if self._contents.uns:
-            write_holder(self._folder / UNS, self._contents.uns)
-        write_carried(self._folder, self._contents.arrays)
+            write_metadata_array(self._folder / UNS, self._contents.uns)
+        write_extra_arrays(self._folder, self._contents.arrays)
         self._publish()
         return str(self.path)
 
@@ -231,14 +243,14 @@ class CxgSink:
             why = "not among embeddings="
         elif chosen is None and not is_embedding(name, matrix.shape[1], matrix.dtype):
             why = "embeddings are called spatial or X_<name>, or have 2 or 3 columns; embeddings= takes others"
-        elif not is_path_name(cxg_name(name)):
+        elif not is_path_name(embedding_name(name)):
             why = "no embedding can have that name; rename it"
         else:
             self._matrices[matrix.key] = matrix
             if matrix.dtype not in (np.float32, np.float64):
-                self._noted.append(Loss(matrix.key, "converted", f"{matrix.dtype} is written as float32"))
+                self._noted.append(ConversionLoss(matrix.key, "converted", f"{matrix.dtype} is written as float32"))
             return
-        self._noted.append(Loss(matrix.key, "lost", why))
+        self._noted.append(ConversionLoss(matrix.key, "lost", why))
 
     def _start(self) -> None:
         """Decide everything that needs no values, tell what is lost, and make the arrays."""
@@ -261,16 +273,16 @@ class CxgSink:
         self._noted += (
             []
             if x.dtype.kind != "f" or x.dtype.itemsize <= 4
-            else [Loss(x.key, "rounded", "float64 is written as float32")]
+            else [ConversionLoss(x.key, "rounded", "float64 is written as float32")]
         )
         self._noted += (
             []
             if x.dtype in (np.float32, np.float64)
-            else [Loss(x.key, "converted", f"{x.dtype} is written as float32")]
+            else [ConversionLoss(x.key, "converted", f"{x.dtype} is written as float32")]
         )
         tables = self._encode()
-        contents = contents_of(self._uns, tables[0], self.options)
-        self.losses = sorted_losses([*self._noted, *tables[0].losses, *tables[1].losses, *contents.losses])
+        contents = collect_metadata(self._uns, tables[0], self.options)
+        self.losses = sort_losses([*self._noted, *tables[0].losses, *tables[1].losses, *contents.losses])
         self._refuse_strictly()
         if self.options.on_losses is not None:
             self.options.on_losses(self.losses)
@@ -280,27 +292,29 @@ class CxgSink:
             self._embeddings[name] = _EmbeddingWriter(self._folder / EMB / name, self._matrices[key], shape[0])
 
     def _encode(self) -> tuple[Table, Table]:
-        manner = Manner(OBS, self.options.profile, self.options.sort_categories, self.options.wide_integers)
+        manner = EncodingOptions(OBS, self.options.profile, self.options.sort_categories, self.options.wide_integers)
         var = self._frames[VAR]
-        shown = self.options.var_index or shown_feature(self._uns)
+        shown = self.options.var_index or stored_var_index(self._uns)
         if self.options.var_index is not None and shown not in var.columns:
             raise SourceError(
                 f"C30: var has no column {shown!r} to show features by; it has {[str(c) for c in var.columns][:20]}."
             )
         if self.options.var_index is not None and FEATURE_NAME not in var.columns and not var[shown].is_unique:
-            self._noted.append(Loss(f"var/{FEATURE_NAME}", "converted", f"made of {shown}, whose names are shared"))
-            var, shown = var.assign(**{FEATURE_NAME: distinct_names(var[shown])}), FEATURE_NAME
+            self._noted.append(
+                ConversionLoss(f"var/{FEATURE_NAME}", "converted", f"made of {shown}, whose names are shared")
+            )
+            var, shown = var.assign(**{FEATURE_NAME: make_names_unique(var[shown])}), FEATURE_NAME
         if shown is None and FEATURE_NAME in var.columns:
             names = var[FEATURE_NAME]
             shown = FEATURE_NAME if names.is_unique and not names.isna().any() else None
         shown = shown if shown in var.columns else None
         obs = self._frames[OBS]
-        spool = Spool(self._work / "cells") if len(obs) > SPOOL_ROWS else None
-        return stored_table(obs, manner, spool=spool), stored_table(var, replace(manner, axis=VAR), shown)
+        spool = ColumnSpill(self._work / "cells") if len(obs) > SPILL_ROWS else None
+        return encode_table(obs, manner, spool=spool), encode_table(var, replace(manner, axis=VAR), shown)
 
     def _embedding_names(self) -> dict[str, str]:
         keys = [key for key in self._matrices if key.startswith(OBSM)]
-        names = {key: cxg_name(key.removeprefix(OBSM)) for key in keys}
+        names = {key: embedding_name(key.removeprefix(OBSM)) for key in keys}
         twice = [key for key, name in names.items() if list(names.values()).count(name) > 1]
         if twice:
             raise SourceError(
@@ -314,25 +328,27 @@ class CxgSink:
         for key, name in names.items():
             back = obsm_name(name, list(names.values()))
             if f"{OBSM}{back}" != key:
-                self._noted.append(Loss(key, "converted", f"it is written as {name!r}, and comes back as {back!r}"))
+                self._noted.append(
+                    ConversionLoss(key, "converted", f"it is written as {name!r}, and comes back as {back!r}")
+                )
         return names
 
     def _refuse_strictly(self) -> None:
-        bad = [loss for loss in self.losses if loss.fate in STRICT]
+        bad = [loss for loss in self.losses if loss.fate in STRICT_KINDS]
         if self.options.strict and bad:
             said = "; ".join(str(loss) for loss in bad[:8]) + ("" if len(bad) <= 8 else f"; and {len(bad) - 8:,} more")
             raise SourceError(
                 f"A CXG does not hold all of it, and strict was asked: {said}. Leave these out first, or do not ask for strict."
             )
 
-    def _tell_odd(self, main: MatrixWriter) -> None:
+    def _report_nonfinite(self, main: MatrixWriter) -> None:
         """Note NaN and infinite values of the matrix, which are known when all of it is read."""
-        if main.first_odd is None:
+        if main.first_nonfinite is None:
             return
-        row, column = main.first_odd
-        what = f"{main.n_odd:,} values are NaN or infinite, the first of cell {row:,}, feature {column:,}; viewers compute no differences of such features"
-        told = (Loss(self.options.x, "kept", what),)
-        self.losses = sorted_losses([*self.losses, *told])
+        row, column = main.first_nonfinite
+        what = f"{main.n_nonfinite:,} values are NaN or infinite, the first of cell {row:,}, feature {column:,}; viewers compute no differences of such features"
+        told = (ConversionLoss(self.options.x, "kept", what),)
+        self.losses = sort_losses([*self.losses, *told])
         if self.options.on_losses is not None:
             self.options.on_losses(told)
 
@@ -351,7 +367,7 @@ class CxgSink:
 
     def _publish(self) -> None:
         old = self._work / REPLACED
-        with answering(self.path, writes=True):
+        with tiledb_errors(self.path, writes=True):
             if self.options.overwrite and self.path.exists():
                 self.path.rename(old)
             else:
@@ -375,7 +391,7 @@ class _EmbeddingWriter:
             raise SourceError(
                 f"C23: {matrix.key} has {matrix.shape[0]:,} rows, and there are {n_cells:,} cells; write it again."
             )
-        self._bands = DenseBands(path, embedding_form((matrix.shape[0], matrix.shape[1]), str(dtype)))
+        self._bands = DenseBandWriter(path, embedding_spec((matrix.shape[0], matrix.shape[1]), str(dtype)))
         self._dtype, self._n, self._all_missing, self._rows = dtype, n_cells, True, 0
 
     def append(self, block: Block) -> None:
@@ -446,6 +462,108 @@ def _refuse_existing(path: Path) -> None:
         raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True to replace it.")
 
 
-def _others(noted: list[Loss]) -> str:
+def _others(noted: list[ConversionLoss]) -> str:
     keys = [loss.key for loss in noted if loss.fate == "lost"]
     return f"There are {keys[:10]}." if keys else ""
+
+
+_OVERSAMPLED = 10
+
+
+_POWERS = 4
+
+
+_SCALED_TO = 1e4
+
+
+def principal_components(
+    blocks: Callable[[], Iterator[Block]], shape: tuple[int, int], n_components: int, seed: int = 0
+) -> NDArray[np.float32]:
+    """Find principal components by walking over the rows a few times; counts are scaled to 10,000 a cell and logged.
+
+    Parameters
+    ----------
+    blocks : callable
+        Each call walks over all rows, in blocks with the layer ``"values"``.
+    shape : tuple of int
+        ``(n_cells, n_features)``.
+    n_components : int
+        How many; where there are fewer, the rest is 0.
+    seed : int
+        Of the random projections; the same seed gives the same components.
+
+    Returns
+    -------
+    (n_cells, n_components) float32
+        Of each component, the entry that is largest in size is positive.
+
+    Notes
+    -----
+    Memory: ``n_components + 10`` float64 per cell and per feature, twice, and a block.
+    """
+    matrix = _Centred(blocks, shape)
+    size = min(n_components + _OVERSAMPLED, *shape)
+    found = np.zeros((shape[0], n_components), np.float32)
+    if size < 1:
+        return found
+    basis = np.linalg.qr(matrix.forward(np.random.default_rng(seed).standard_normal((shape[1], size))))[0]
+    for _ in range(_POWERS):
+        basis = np.linalg.qr(matrix.forward(np.linalg.qr(matrix.backward(basis))[0]))[0]
+    left, lengths, _ = np.linalg.svd(matrix.backward(basis).T, full_matrices=False)
+    n = min(n_components, len(lengths))
+    scores = (basis @ left[:, :n]) * lengths[:n]
+    largest = np.take_along_axis(scores, np.abs(scores).argmax(axis=0)[None, :], axis=0)
+    found[:, :n] = scores * np.where(largest < 0, -1.0, 1.0)
+    return found
+
+
+class _Centred:
+    """A matrix that is walked over, logged where it holds counts, minus the means of its columns."""
+
+    def __init__(self, blocks: Callable[[], Iterator[Block]], shape: tuple[int, int]) -> None:
+        self._blocks, self._shape = blocks, shape
+        self._counts = all(_is_counts(block.layers["values"]) for block in blocks())
+        total = np.zeros(shape[1])
+        for part in self._parts():
+            total += np.asarray(part.sum(axis=0)).reshape(-1)
+        self._mean = total / shape[0]
+
+    def forward(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
+        out = np.empty((self._shape[0], found.shape[1]))
+        row = 0
+        for part in self._parts():
+            out[row : row + part.shape[0]] = part @ found
+            row += part.shape[0]
+        out -= self._mean @ found
+        return out
+
+    def backward(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
+        out = np.zeros((self._shape[1], found.shape[1]))
+        row = 0
+        for part in self._parts():
+            out += part.T @ found[row : row + part.shape[0]]
+            row += part.shape[0]
+        out -= np.outer(self._mean, found.sum(axis=0))
+        return out
+
+    def _parts(self) -> Iterator[Any]:
+        from scipy.sparse import csr_array
+
+        for block in self._blocks():
+            values = np.nan_to_num(block.layers["values"].astype(np.float64), posinf=0, neginf=0)
+            if isinstance(block, CsrBlock):
+                rows = np.repeat(np.arange(block.n_rows), np.diff(block.indptr))
+                totals: NDArray[np.float64] = np.bincount(rows, values, block.n_rows).astype(np.float64)
+                scaled = self._scaled(values, totals[rows])
+                yield csr_array((scaled, block.indices, block.indptr), shape=(block.n_rows, block.n_cols))
+            else:
+                yield self._scaled(values, values.sum(axis=1, keepdims=True))
+
+    def _scaled(self, values: NDArray[np.float64], totals: NDArray[np.float64]) -> NDArray[np.float64]:
+        if not self._counts:
+            return values
+        return np.log1p(values * _SCALED_TO / np.where(totals > 0, totals, 1.0))
+
+
+def _is_counts(values: NDArray[Any]) -> bool:
+    return bool(np.all(values >= 0)) and bool(np.all(values == np.floor(values)))

@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
-from raggedatlas.formats.cxg.columns import label_of
-from raggedatlas.formats.cxg.detecting import Detection, detect, kind_of, list_members, require
-from raggedatlas.formats.cxg.engine import answering, open_array
-from raggedatlas.formats.cxg.frames import open_table, parsed, read_column, read_frame, stored_frame
-from raggedatlas.formats.cxg.reading import DenseArray, Opened, ShiftedRows, SparseRows, columns_a_block, read_columns
+from raggedatlas.formats.cxg.inspection import Detection, detect, list_members, require_readable, tiledb_kind
+from raggedatlas.formats.cxg.matrix_reader import (
+    DenseArray,
+    LazyArray,
+    ShiftedRowReader,
+    SparseRowReader,
+    columns_per_block,
+    read_columns,
+)
 from raggedatlas.formats.cxg.schema import (
     ANONYMOUS,
     COLORS,
@@ -39,11 +43,27 @@ from raggedatlas.formats.cxg.schema import (
     XR,
     X,
 )
-from raggedatlas.formats.cxg.soundness import refuse_broken_texts
-from raggedatlas.formats.cxg.unstructured import read_unstructured, rich
+from raggedatlas.formats.cxg.table_encoder import label_of
+from raggedatlas.formats.cxg.table_reader import (
+    open_column_table,
+    parse_object,
+    read_column,
+    read_dataframe,
+    read_table_info,
+)
+from raggedatlas.formats.cxg.tiledb_arrays import (
+    absolute_uri,
+    check_file_sizes,
+    check_text_offsets,
+    context,
+    import_tiledb,
+    open_array,
+    tiledb_errors,
+)
+from raggedatlas.formats.cxg.unstructured import from_json, restore_arrays
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
 
-MOST_EXTRA_BYTES = 256 << 20
+MAX_EXTRA_BYTES = 256 << 20
 """Arrays that the format does not name are carried along up to this size on disk."""
 
 
@@ -79,7 +99,7 @@ def cxg_source(
     (2638, 2)
     """
     found = detect(path)
-    version = require(found, version, allow_unknown=allow_unknown)
+    version = require_readable(found, version, allow_unknown=allow_unknown)
     return CxgSource(found, version, uns=uns)
 
 
@@ -98,7 +118,7 @@ class CxgSource(CompositeSource):
 
     def __init__(self, found: Detection, version: str, *, uns: bool) -> None:
         self.found = found
-        self._stored = _Stored(found, version, uns=uns)
+        self._stored = _CxgReader(found, version, uns=uns)
         super().__init__(self._stored.parts(), name=found.path.stem, uri=str(found.path), format="cxg")
 
     def columns(self, wanted: Sequence[int] | Sequence[str]) -> Any:  # noqa: ANN401
@@ -160,19 +180,19 @@ class CxgSource(CompositeSource):
         """
         n_cells, n = self._stored.shape
         if step is None:
-            step = columns_a_block(self.found.path, n_cells, n, shifted=self._stored.shift is not None)
+            step = columns_per_block(self.found.path, n_cells, n, shifted=self._stored.shift is not None)
         if step < 1:
             raise SourceError(f"step is {step}; a block has one feature or more.")
         for first in range(0, n, step):
             yield first, read_columns(self.found.path, range(first, min(first + step, n)), self._stored.shift)
 
 
-class _Stored:
+class _CxgReader:
     """What stands in the folder, as parts."""
 
     def __init__(self, found: Detection, version: str, *, uns: bool) -> None:
         self.found, self.path, self.version = found, found.path, version
-        self.obs, self.var = stored_frame(self.path / OBS), stored_frame(self.path / VAR)
+        self.obs, self.var = read_table_info(self.path / OBS), read_table_info(self.path / VAR)
         self.shape = (self.obs.n_rows, self.var.n_rows)
         self.left_out: dict[str, str] = {}
         self.shift = self._shift()
@@ -181,16 +201,16 @@ class _Stored:
 
     def parts(self) -> SourceParts:
         matrices = [MatrixPart.of("X", self._rows(), VAR, self._space()), *self._embeddings()]
-        features = {VAR: partial(read_frame, self.var)}
+        features = {VAR: partial(read_dataframe, self.var)}
         elements = {f"uns/{key}": read for key, read in self._unstructured().items()}
         return SourceParts(
             self.shape[0],
-            partial(read_frame, self.obs),
+            partial(read_dataframe, self.obs),
             tuple(matrices),
             features,
             self.left_out,
             elements=elements,
-            tables={OBS: partial(open_table, self.obs)},
+            tables={OBS: partial(open_column_table, self.obs)},
         )
 
     def numbers(self, names: list[str]) -> list[int]:
@@ -217,25 +237,25 @@ class _Stored:
     def _rows(self) -> RowReader:
         if self.found.layout == "split":
             return self._split()
-        opened = Opened(self.path / X)
-        extents = opened.extents()
+        opened = LazyArray(self.path / X)
+        extents = opened.shape()
         if extents != self.shape:
             raise SourceError(_unfit(self.path, X, extents, self.shape))
         if self.found.layout == "dense":
             return DenseRows(DenseArray(opened, "C14"), self._place(X))
-        rows = SparseRows(opened, self.shape, "C40")
-        return rows if self.shift is None else ShiftedRows(rows, self.shift)
+        rows = SparseRowReader(opened, self.shape, "C40")
+        return rows if self.shift is None else ShiftedRowReader(rows, self.shift)
 
-    def _split(self) -> SparseRows:
-        by_row, by_column = Opened(self.path / XR), Opened(self.path / XC)
+    def _split(self) -> SparseRowReader:
+        by_row, by_column = LazyArray(self.path / XR), LazyArray(self.path / XC)
         try:
             for opened, n, name in ((by_row, self.shape[0], XR), (by_column, self.shape[1], XC)):
-                if opened.extents() != (n,):
-                    raise SourceError(_unfit(self.path, name, opened.extents(), (n,)))
+                if opened.shape() != (n,):
+                    raise SourceError(_unfit(self.path, name, opened.shape(), (n,)))
             by_row.attribute(VAR, "C15")
             by_column.attribute(ANONYMOUS, "C16")
             by_column.attribute(OBS, "C16")
-            return SparseRows(by_row, self.shape, "C15")
+            return SparseRowReader(by_row, self.shape, "C15")
         finally:
             by_column.close()
 
@@ -243,11 +263,11 @@ class _Stored:
         """Read what columns were shifted by; None where by nothing."""
         if self.found.members.get(SHIFT) != "array" or self.found.layout != "sparse":
             return None
-        opened = Opened(self.path / SHIFT)
+        opened = LazyArray(self.path / SHIFT)
         try:
             opened.attribute(ANONYMOUS, "C43")
-            opened.require_whole()
-            with answering(opened.path):
+            opened.require_fully_written()
+            with tiledb_errors(opened.path):
                 read = opened.array[:]
         finally:
             opened.close()
@@ -266,8 +286,8 @@ class _Stored:
     def _embeddings(self) -> list[MatrixPart]:
         made = []
         for name in self.found.embeddings:
-            opened = Opened(self.path / EMB / name)
-            extents = opened.extents()
+            opened = LazyArray(self.path / EMB / name)
+            extents = opened.shape()
             if len(extents) != 2 or extents[1] < 2 or opened.array.schema.sparse:
                 raise SourceError(
                     f"C23: {opened.path} is no dense array of cells by two or more coordinates but of {extents}; write the CXG again."
@@ -287,7 +307,7 @@ class _Stored:
             more = {k: _shown(v) for k, v in frame.metadata.items() if k != GENESETS}
             if GENESETS in frame.metadata:
                 if frame is self.obs:
-                    found[GENESETS] = json.dumps(parsed(frame.path, GENESETS, frame.metadata[GENESETS], "C30"))
+                    found[GENESETS] = json.dumps(parse_object(frame.path, GENESETS, frame.metadata[GENESETS], "C30"))
                 else:
                     more[GENESETS] = _shown(frame.metadata[GENESETS])
             side |= {key: more} if more else {}
@@ -314,16 +334,18 @@ class _Stored:
     def _said(self, group: Mapping[str, Any], side: dict[str, Any]) -> dict[str, Any]:
         at = self.path / GROUP_METADATA
         properties, colors, corpora = (
-            parsed(at, key, group.get(key, "{}"), rule)
+            parse_object(at, key, group.get(key, "{}"), rule)
             for key, rule in ((PROPERTIES, "C51"), (COLORS, "C53"), (CORPORA, "C60"))
         )
-        found = {key: rich(value) for key, value in corpora.items() if value is not None}
+        found = {key: restore_arrays(value) for key, value in corpora.items() if value is not None}
         # Since 0.2.0 the title of the properties may be the name of the file that was uploaded.
         if found.get("title") is None or (self.version in TITLED_BY_PROPERTIES and properties.get("title") is not None):
             found |= {"title": properties["title"]} if properties.get("title") is not None else {}
         elif properties.get("title") not in (None, found["title"]):
             side["properties"] = {"title": properties["title"]}
-        about = {key: rich(value) for key, value in properties.items() if key != "title" and value is not None}
+        about = {
+            key: restore_arrays(value) for key, value in properties.items() if key != "title" and value is not None
+        }
         known = (VERSION, PROPERTIES, COLORS, CORPORA)
         more = {key: _shown(value) for key, value in group.items() if key not in known}
         side |= {"properties": {**side.get("properties", {}), **about}} if about else {}
@@ -361,7 +383,7 @@ class _Stored:
             if name not in (COVERAGE, *self.found.extras):
                 continue
             size = sum(file.stat().st_size for file in (self.path / name).rglob("*") if file.is_file())
-            if size > MOST_EXTRA_BYTES:
+            if size > MAX_EXTRA_BYTES:
                 self.left_out[name] = f"{size:,} bytes, more than are carried along"
             else:
                 readers[name] = partial(_extra, self.path / name)
@@ -403,14 +425,14 @@ def _side(side: Mapping[str, Any], arrays: Mapping[str, Callable[[], Any]]) -> d
 
 def _extra(path: Path) -> dict[str, Any]:
     """Read an array, or all of a group, that the format does not name; ``metadata`` is JSON."""
-    if kind_of(path) != "array":
+    if tiledb_kind(path) != "array":
         return {name: _extra(path / name) for name in list_members(path)}
     import pandas as pd
 
     with open_array(path) as array:
         sparse, meta = bool(array.schema.sparse), {k: _shown(v) for k, v in array.meta.items()}
         axes = [_axis(array.schema.domain.dim(i)) for i in range(array.schema.domain.ndim)]
-        refuse_broken_texts(path, array.schema)
+        check_text_offsets(path, array.schema)
         read = array[:]
     made: dict[str, Any] = {}
     if sparse or (isinstance(read, dict) and set(read) != {ANONYMOUS}):
@@ -451,3 +473,48 @@ def _texts_of(values: NDArray[Any]) -> NDArray[Any]:
     return np.array(
         [v.decode("utf-8", errors="replace") if isinstance(v, bytes) else v for v in values.tolist()], object
     )
+
+
+def read_unstructured(path: Path) -> dict[str, Any]:
+    """Read ``uns``, whether its values are metadata of an array, as in all files that are known, or of a group.
+
+    Parameters
+    ----------
+    path : Path
+        The array or group.
+
+    Returns
+    -------
+    dict of str to any
+        JSON is parsed; arrays of a group are read whole.
+
+    Raises
+    ------
+    SourceError
+        C27 for bytes, which may be pickled and so could run code if they were read; C00 for damage.
+    """
+    if tiledb_kind(path) == "array":
+        with open_array(path) as array:
+            stored = dict(array.meta.items())
+    else:
+        tiledb = import_tiledb()
+        with tiledb_errors(path):
+            check_file_sizes(path)
+        with tiledb_errors(path), tiledb.Group(absolute_uri(path), "r", ctx=context()) as group:
+            stored = dict(group.meta.items())
+    found = {key: _value(path, key, value) for key, value in stored.items()}
+    for name, kind in list_members(path).items():
+        if kind == "array":
+            with open_array(path / name) as array:
+                check_text_offsets(path / name, array.schema)
+                found[name] = np.asarray(array[:]) if not array.schema.sparse else dict(array[:])
+    return found
+
+
+def _value(path: Path, key: str, value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, bytes):
+        raise SourceError(
+            f"C27: {path}: the value of {key!r} is bytes, which some old writers pickled; reading that could run code of a stranger. "
+            "Have it written as JSON, or leave uns out with uns=False (raggedatlas convert --no-uns)."
+        )
+    return from_json(value) if isinstance(value, str) else value

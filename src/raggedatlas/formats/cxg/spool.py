@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.formats.cxg.engine import answering
+from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
 from raggedatlas.store.runtime import release_unused_memory
 
-SPOOL_ROWS = 1 << 17
+SPILL_ROWS = 1 << 17
 """Tables of up to so many rows stay in memory: what is encoded of them takes some ten megabytes a column."""
 
 BATCH_ROWS = 1 << 14
@@ -20,7 +20,7 @@ BATCH_ROWS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
-class Spooled:
+class SpilledColumn:
     """A column in a file, of which rows are read when they are asked for.
 
     Parameters
@@ -43,13 +43,13 @@ class Spooled:
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """Read consecutive rows, (k,) of its dtype."""
         start, stop, _ = rows.indices(self.n_rows)
-        with answering(self.path, writes=True), pa.memory_map(str(self.path)) as file:
+        with tiledb_errors(self.path, writes=True), pa.memory_map(str(self.path)) as file:
             found = pa.ipc.open_file(file).read_all().column(0).slice(start, stop - start)
             values: NDArray[Any] = found.to_numpy().astype(self.dtype)
             return values
 
 
-class Spool:
+class ColumnSpill:
     """Puts columns into files of a folder; whoever owns the folder removes it.
 
     Parameters
@@ -60,7 +60,7 @@ class Spool:
     Examples
     --------
     >>> import tempfile
-    >>> kept = Spool(Path(tempfile.mkdtemp())).keep([np.array(["a", "b"], object), np.array(["c"], object)])
+    >>> kept = ColumnSpill(Path(tempfile.mkdtemp())).keep([np.array(["a", "b"], object), np.array(["c"], object)])
     >>> len(kept), kept[1:3].tolist()
     (3, ['b', 'c'])
     """
@@ -68,7 +68,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self._folder, self._n_columns = folder, 0
 
-    def keep(self, parts: Iterable[NDArray[Any]]) -> Spooled:
+    def keep(self, parts: Iterable[NDArray[Any]]) -> SpilledColumn:
         """Write a column and forget it.
 
         Parameters
@@ -84,7 +84,7 @@ class Spool:
         path = self._folder / f"{self._n_columns}.arrow"
         self._n_columns += 1
         writer, n_rows, dtype = None, 0, np.dtype(object)
-        with answering(path, writes=True):
+        with tiledb_errors(path, writes=True):
             self._folder.mkdir(exist_ok=True)
             with pa.OSFile(str(path), "wb") as file:
                 for part in _batches(parts):
@@ -97,7 +97,7 @@ class Spool:
                 if writer is not None:
                     writer.close()
         release_unused_memory()
-        return Spooled(path, n_rows, dtype)
+        return SpilledColumn(path, n_rows, dtype)
 
 
 def _batches(parts: Iterable[NDArray[Any]]) -> Iterable[NDArray[Any]]:

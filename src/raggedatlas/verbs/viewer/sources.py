@@ -31,7 +31,7 @@ from raggedatlas.query.query import Query
 from raggedatlas.query.results import vector_results, vectors_of
 from raggedatlas.query.rows import known_columns
 from raggedatlas.results.dataset import ResultDataset
-from raggedatlas.results.inference import InferenceDataSet
+from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.store.location import Location
 from raggedatlas.verbs.viewer.palette import is_color
 from raggedatlas.verbs.viewer.scene import Genes, Look, Scene, make_scene, match_ids

@@ -1,9 +1,10 @@
 """Batches of results on their way into data files: checked against the first of them, written, and not visible yet."""
 
 import contextlib
+import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,12 +14,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, ReadOnlyError, SourceError
-from raggedatlas.results.duplicates import SeenIds, hashes_of
 from raggedatlas.results.folder import DATABASE, table_path
-from raggedatlas.results.fragments import Fragment, FragmentWriter, read_batches
-from raggedatlas.results.receipts import Receipt, check_files, write_receipt
+from raggedatlas.results.fragments import (
+    Fragment,
+    FragmentWriter,
+    RunManifest,
+    read_batches,
+    verify_files,
+    write_manifest,
+)
 from raggedatlas.results.schema import OBJECT_ID, ResultColumn, results_schema
 from raggedatlas.results.tensors import as_ids, as_outputs
+from raggedatlas.store.location import store_errors
 
 CHECKPOINT_SECONDS = 60.0
 """A run that takes longer finishes its files now and then, and notes them, so that it can be taken up again."""
@@ -49,9 +56,9 @@ class BatchWriter(ABC):
         self._resumed: tuple[Fragment, ...] = ()
         self._added: list[Fragment] = []
         self._checkpoint = checkpoint
-        self._began = self._saved_at = time.monotonic()
+        self._started_at = self._saved_at = time.monotonic()
         self._n_saved = 0
-        self._seen = SeenIds(result_dir / DATABASE)
+        self._seen = IdHashSet(result_dir / DATABASE)
         self._n_batches = self._n_rows = 0
         self._state = "open"
 
@@ -95,13 +102,13 @@ class BatchWriter(ABC):
         if len(ids) != n:
             raise SourceError(f"Batch {number}: {len(ids)} ids, but the model gave {n} rows; each row needs its id.")
         if n or (self._columns is None and _shape_told(data)):
-            self._settle(_columns_of(outputs, number), f"Batch {number}")
+            self._check_columns(_columns_of(outputs, number), f"Batch {number}")
         if n:
             self._write(ids, outputs, f"Batch {number}")
         self._n_batches += 1
         self._n_rows += n
 
-    def _settle(self, found: tuple[ResultColumn, ...], what: str) -> None:
+    def _check_columns(self, found: tuple[ResultColumn, ...], what: str) -> None:
         """Take the table's columns from the first batch, and compare those of later ones with them."""
         if self._files is None and not self._added and not self._resumed:
             # an empty batch says what a table without rows looks like, but does not bind the first that has rows
@@ -123,15 +130,15 @@ class BatchWriter(ABC):
 
     def _write(self, ids: list[str], outputs: Mapping[str, NDArray[Any]], what: str) -> None:
         """Refuse ids that are known, and write."""
-        batch, hashes = _record_batch(ids, outputs, self.columns), hashes_of(ids)
-        if self._seen.meets(hashes):
+        batch, hashes = _record_batch(ids, outputs, self.columns), hash_ids(ids)
+        if self._seen.may_contain(hashes):
             self._refuse_known(ids, what)
         try:
-            files = self._writing()
+            files = self._open_files()
             files.write(batch)
             self._seen.add(hashes)
             if time.monotonic() - self._saved_at >= max(
-                CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (self._saved_at - self._began)
+                CHECKPOINT_SECONDS, CHECKPOINT_SHARE * (self._saved_at - self._started_at)
             ):
                 self._save(files)
         except BaseException:
@@ -142,19 +149,19 @@ class BatchWriter(ABC):
     def _save(self, files: FragmentWriter) -> None:
         """Finish the file that is being written, and note all that is finished."""
         finished = files.finish()
-        write_receipt(self._checkpoint, self._noted((*self._resumed, *finished)))
+        write_manifest(self._checkpoint, self._make_manifest((*self._resumed, *finished)))
         self._n_saved, self._saved_at = len(finished), time.monotonic()
 
-    def _noted(self, fragments: tuple[Fragment, ...]) -> Receipt:
+    def _make_manifest(self, fragments: tuple[Fragment, ...]) -> RunManifest:
         """Say what is finished of this run."""
-        return Receipt(self.columns, fragments)
+        return RunManifest(self.columns, fragments)
 
     @property
     def is_saved(self) -> bool:
         """Whether a part of the run is noted, from which another can go on."""
         return self._checkpoint.is_file()
 
-    def _take_up(self, receipt: Receipt) -> None:
+    def _resume_from(self, receipt: RunManifest) -> None:
         """Go on from what an interrupted run had finished.
 
         Raises
@@ -162,17 +169,17 @@ class BatchWriter(ABC):
         CorruptError
             If a file of it is damaged.
         """
-        check_files(receipt, self._table / "data", "The interrupted run", deep=True)
+        verify_files(receipt, self._table / "data", "The interrupted run", deep=True)
         self._columns, self._resumed, self._n_rows = receipt.columns or None, receipt.fragments, receipt.n_rows
-        self._note_ids(receipt.fragments, "The interrupted run")
+        self._register_ids(receipt.fragments, "The interrupted run")
 
-    def _note_ids(self, fragments: tuple[Fragment, ...], what: str) -> None:
+    def _register_ids(self, fragments: tuple[Fragment, ...], what: str) -> None:
         """Remember the ids of finished files, and refuse those that are known."""
         first = 0
         for batch in read_batches(self._table / "data", fragments, [OBJECT_ID]):
             ids: list[str] = batch.column(0).to_pylist()
-            hashes = hashes_of(ids)
-            if self._seen.meets(hashes):
+            hashes = hash_ids(ids)
+            if self._seen.may_contain(hashes):
                 self._refuse_known(ids, what, first)
             self._seen.add(hashes)
             first += len(ids)
@@ -187,7 +194,7 @@ class BatchWriter(ABC):
                 )
             written.add(each)
 
-    def _writing(self) -> FragmentWriter:
+    def _open_files(self) -> FragmentWriter:
         if self._files is None:
             self._files = FragmentWriter(self._table / "data", results_schema(self.columns, self.facts))
         return self._files
@@ -283,3 +290,67 @@ def _record_batch(
         values = pa.array(outputs[column.name].reshape(-1))
         stored.append(pa.FixedSizeListArray.from_arrays(values, type=schema.field(column.name).type))
     return pa.RecordBatch.from_arrays(stored, schema=schema)
+
+
+MAX_RUN = 2**20
+"""Hashes of a run in memory; longer ones are put into a file and are not merged any more."""
+
+_RATIO = 8
+
+
+class IdHashSet:
+    """The hashes of all ids so far, in few sorted runs; each run in memory is much longer than the next.
+
+    Parameters
+    ----------
+    folder : pathlib.Path or None
+        Where long runs are put, into files without a name, which go with the process; None takes the system's place.
+
+    Examples
+    --------
+    >>> seen = IdHashSet()
+    >>> seen.add(hash_ids(["a", "b"]))
+    >>> seen.meets(hashes_of(["c", "a"])), seen.meets(hash_ids(["c", "d"])), len(seen)
+    (True, False, 2)
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._runs: list[NDArray[np.int64]] = []
+        self._stored: list[NDArray[np.int64]] = []
+
+    def __len__(self) -> int:
+        """Count the ids."""
+        return sum(map(len, (*self._stored, *self._runs)))
+
+    def may_contain(self, hashes: NDArray[np.int64]) -> bool:
+        """Tell whether sorted hashes hold one twice, or one that is known: the ids themselves are to be compared then."""
+        if bool(np.any(hashes[1:] == hashes[:-1])):
+            return True
+        return any(
+            bool(np.any(run[np.minimum(np.searchsorted(run, hashes), len(run) - 1)] == hashes))
+            for run in (*self._stored, *self._runs)
+        )
+
+    def add(self, hashes: NDArray[np.int64]) -> None:
+        """Remember sorted hashes, merging runs that are not much longer than the next."""
+        self._runs.append(hashes)
+        while len(self._runs) > 1 and len(self._runs[-1]) * _RATIO >= len(self._runs[-2]):
+            merged = np.concatenate([self._runs.pop(), self._runs.pop()])
+            # a stable sort merges two sorted runs in one pass
+            merged.sort(kind="stable")
+            self._runs.append(merged)
+        if len(self._runs[0]) >= MAX_RUN:
+            self._stored.append(self._store(self._runs.pop(0)))
+
+    def _store(self, run: NDArray[np.int64]) -> NDArray[np.int64]:
+        with store_errors(f"write into {self._folder}"), tempfile.TemporaryFile(dir=self._folder) as file:
+            run.tofile(file)
+            file.flush()
+            # the mapping keeps the file
+            return np.memmap(file, np.int64, "r", shape=run.shape)
+
+
+def hash_ids(ids: Sequence[str]) -> NDArray[np.int64]:
+    """Hash ids, sorted; equal ids have equal hashes within one process."""
+    return np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))

@@ -1,13 +1,91 @@
-"""What a data request asks for: datasets by name, their fields, and which of them says who is who (seed 003, steps 2 and 7)."""
+"""Datasets that a data request can name: one class to derive from, and the registry that deriving fills."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from raggedatlas.errors import QueryError
+from raggedatlas.errors import NotFoundError, QueryError, SchemaError
 from raggedatlas.results.schema import OBJECT_ID
+
+
+class HyraxDataset:
+    """A dataset that a data request can name by its class (seed 003, steps 2 and 5).
+
+    A subclass has ``__len__``, is made as ``cls(config=..., data_location=...)``, and every method ``get_<field>(row)`` of it
+    is a field. Where it also has ``read_batch(rows, fields)``, whole batches are read through that.
+
+    Parameters
+    ----------
+    config : mapping
+        Configuration, kept as `config`.
+
+    Examples
+    --------
+    >>> class Ones(HyraxDataset):
+    ...     def __len__(self) -> int:
+    ...         return 2
+    >>> HyraxDataset.registry["Ones"] is Ones
+    True
+    """
+
+    registry: ClassVar[dict[str, type["HyraxDataset"]]] = {}
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def __init_subclass__(cls, **options: Any) -> None:  # noqa: ANN401
+        """Enter the class under its name; the last of a name counts."""
+        super().__init_subclass__(**options)
+        if not hasattr(cls, "__len__"):
+            raise SchemaError(f"Dataset class {cls.__name__} has no __len__; a dataset says how many objects it has.")
+        HyraxDataset.registry[cls.__name__] = cls
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration that the dataset was made with."""
+        return self._config
+
+
+def field_names(dataset: object) -> tuple[str, ...]:
+    """Name the fields of a dataset: what its methods ``get_<field>`` are called after, sorted."""
+    return tuple(sorted(name.removeprefix("get_") for name in dir(dataset) if name.startswith("get_")))
+
+
+def find_class(name: str, known: Iterable[type] = ()) -> type[Any]:
+    """Find a dataset class by its name, or by the path it is imported from.
+
+    Parameters
+    ----------
+    name : str
+        ``"ResultDataset"``, or e.g. ``"my_package.datasets.Images"``.
+    known : iterable of type
+        Further classes.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    """
+    from importlib import import_module
+
+    classes = {**HyraxDataset.registry, **{each.__name__: each for each in known}}
+    if name in classes:
+        return classes[name]
+    module, _, last = name.rpartition(".")
+    if module:
+        try:
+            found = getattr(import_module(module), last, None)
+        except ImportError as error:
+            raise NotFoundError(f"There is no dataset class {name!r}: {error}.") from error
+        if isinstance(found, type):
+            return found
+    raise NotFoundError(
+        f"There is no dataset class {name!r}; known are {', '.join(sorted(classes))}. Others are named by where they are "
+        "imported from, e.g. 'my_package.datasets.Images'."
+    )
+
 
 _KEYS = {"dataset_class", "data_location", "fields", "primary_id_field", "join_field", "dataset_config"}
 
@@ -43,7 +121,7 @@ class DatasetRequest:
     dataset_config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_group(group: Any) -> tuple[DatasetRequest, ...]:  # noqa: ANN401  (whatever a configuration holds)
+def parse_group(group: Any) -> tuple[DatasetRequest, ...]:  # noqa: ANN401  (whatever a configuration holds)
     """Check a group of a data request.
 
     Parameters
@@ -64,7 +142,7 @@ def read_group(group: Any) -> tuple[DatasetRequest, ...]:  # noqa: ANN401  (what
 
     Examples
     --------
-    >>> read_group({"a": {"dataset_class": "ResultDataset", "data_location": "s3://b/run"}})[0].primary_id_field
+    >>> parse_group({"a": {"dataset_class": "ResultDataset", "data_location": "s3://b/run"}})[0].primary_id_field
     'object_id'
     """
     if not isinstance(group, Mapping) or not group:
@@ -105,11 +183,11 @@ def _read_one(name: str, definition: Any) -> DatasetRequest:  # noqa: ANN401
     location = told.get("data_location")
     return DatasetRequest(
         **{**told, "name": name, "fields": None if fields is None else tuple(fields),
-           "data_location": None if location is None else absolute(location)}
+           "data_location": None if location is None else absolute_location(location)}
     )  # fmt: skip
 
 
-def absolute(location: str | os.PathLike[str]) -> str:
+def absolute_location(location: str | os.PathLike[str]) -> str:
     """Make a path absolute; a URL stays as it is.
 
     Examples
@@ -121,7 +199,7 @@ def absolute(location: str | os.PathLike[str]) -> str:
     return text if "://" in text else str(Path(text).expanduser().absolute())
 
 
-def merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merge_config(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Lay one configuration over another, table by table; neither is changed.
 
     Examples
@@ -132,5 +210,5 @@ def merged(base: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     made = dict(base)
     for key, value in above.items():
         below = made.get(key)
-        made[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        made[key] = merge_config(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return made

@@ -8,10 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.cxg.arrays import is_whole
-from raggedatlas.formats.cxg.engine import answering, attribute_names, context, open_tiledb, query_of, uri_of
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
-from raggedatlas.formats.cxg.soundness import refuse_wild_sizes
+from raggedatlas.formats.cxg.tiledb_arrays import (
+    absolute_uri,
+    attribute_names,
+    check_file_sizes,
+    context,
+    import_tiledb,
+    is_fully_written,
+    query_attributes,
+    tiledb_errors,
+)
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import MatrixForm
@@ -20,7 +27,7 @@ ENTRY_BYTES = 16
 """What an entry takes while it is read: two coordinates, a value, and its place in the order."""
 
 
-class Opened:
+class LazyArray:
     """An array that is opened when it is first read.
 
     Parameters
@@ -37,9 +44,9 @@ class Opened:
     def array(self) -> Any:  # noqa: ANN401
         """The TileDB array."""
         if self._array is None:
-            with answering(self.path):
-                refuse_wild_sizes(self.path)
-                self._array = open_tiledb().open(uri_of(self.path), "r", ctx=context())
+            with tiledb_errors(self.path):
+                check_file_sizes(self.path)
+                self._array = import_tiledb().open(absolute_uri(self.path), "r", ctx=context())
         return self._array
 
     def close(self) -> None:
@@ -48,7 +55,7 @@ class Opened:
             self._array.close()
             self._array = None
 
-    def extents(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         """Return the lengths of its axes.
 
         Raises
@@ -87,7 +94,7 @@ class Opened:
             )
         return dtype
 
-    def require_whole(self) -> None:
+    def require_fully_written(self) -> None:
         """Refuse a dense array that is not written as a whole.
 
         Raises
@@ -95,16 +102,16 @@ class Opened:
         SourceError
             C00, since its other values would be read as fill values.
         """
-        if not is_whole(self.path, self.array.schema):
+        if not is_fully_written(self.path, self.array.schema):
             raise SourceError(
-                f"C00: {self.path} is declared with the shape {self.extents()}, and not all of it is written; it is incomplete. Fetch or "
+                f"C00: {self.path} is declared with the shape {self.shape()}, and not all of it is written; it is incomplete. Fetch or "
                 "write the CXG again."
             )
 
     def n_cells(self) -> int | None:
         """Count what is stored, without reading it; None where fragments may overlap."""
-        with answering(self.path):
-            found = open_tiledb().array_fragments(uri_of(self.path), ctx=context())
+        with tiledb_errors(self.path):
+            found = import_tiledb().array_fragments(absolute_uri(self.path), ctx=context())
             return int(sum(found.cell_num)) if len(found) else 0
 
     def stored(self, first: int, stop: int, *, along: int = 0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -117,7 +124,7 @@ class Opened:
         """
         return self._entries(slice(first, stop), along, inclusive=False)
 
-    def stored_at(
+    def read_points(
         self, places: NDArray[np.int64], *, along: int = 0
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Read the entries at some coordinates of one axis, as `stored` does."""
@@ -130,20 +137,20 @@ class Opened:
         ranges[along] = wanted
         others = [name for i, name in enumerate(names) if i != along]
         taken = [name for name in attribute_names(schema) if name in (ANONYMOUS, OBS, VAR)]
-        with answering(self.path):
-            query = query_of(self.array, *taken, dims=names, order="U")
+        with tiledb_errors(self.path):
+            query = query_attributes(self.array, *taken, dims=names, order="U")
             reader = query.multi_index if inclusive else query
             found = reader[tuple(ranges) if len(ranges) > 1 else ranges[0]]
         other = found[others[0]] if others else found[next(name for name in taken if name)]
         return found[names[along]], other, found[ANONYMOUS]
 
 
-class SparseRows:
+class SparseRowReader:
     """A sparse matrix by rows, from ``Xr`` or from ``X`` of two dimensions.
 
     Parameters
     ----------
-    opened : Opened
+    opened : LazyArray
         The array; coordinates on its first axis are cells.
     shape : tuple of int
         ``(n_cells, n_features)``.
@@ -153,7 +160,7 @@ class SparseRows:
 
     form: MatrixForm = "csr"
 
-    def __init__(self, opened: Opened, shape: tuple[int, int], rule: str) -> None:
+    def __init__(self, opened: LazyArray, shape: tuple[int, int], rule: str) -> None:
         self._opened = opened
         self.shape: tuple[int, ...] = shape
         self.dtype = opened.attribute(ANONYMOUS, rule)
@@ -167,7 +174,9 @@ class SparseRows:
     def read(self, start: int, stop: int) -> CsrBlock:
         """Read rows ``[start, stop)``; entries of a row come by feature."""
         major, minor, values = self._opened.stored(start, stop)
-        indptr, minor, values = compressed(self._opened.path, (major, minor, values), (start, stop), self.shape[1])
+        indptr, minor, values = compress_entries(
+            self._opened.path, (major, minor, values), (start, stop), self.shape[1]
+        )
         return CsrBlock(indptr, minor, {"values": values}, self.shape[1])
 
     def close(self) -> None:
@@ -175,7 +184,7 @@ class SparseRows:
         self._opened.close()
 
 
-class ShiftedRows:
+class ShiftedRowReader:
     """A sparse matrix whose columns were shifted, as the dense matrix that it stands for.
 
     Parameters
@@ -189,7 +198,7 @@ class ShiftedRows:
     form: MatrixForm = "dense"
     n_entries: int | None = None
 
-    def __init__(self, rows: SparseRows, shift: NDArray[Any]) -> None:
+    def __init__(self, rows: SparseRowReader, shift: NDArray[Any]) -> None:
         self._rows, self._shift = rows, shift.astype(np.float64)
         self.shape, self.dtype = rows.shape, rows.dtype
 
@@ -215,26 +224,26 @@ class DenseArray:
 
     Parameters
     ----------
-    opened : Opened
+    opened : LazyArray
         Of two dimensions.
     rule : str
         By which a missing attribute is refused.
     """
 
-    def __init__(self, opened: Opened, rule: str) -> None:
+    def __init__(self, opened: LazyArray, rule: str) -> None:
         self._opened = opened
-        self.shape = opened.extents()
+        self.shape = opened.shape()
         self.dtype = opened.attribute(ANONYMOUS, rule)
-        opened.require_whole()
+        opened.require_fully_written()
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """Read some rows."""
-        with answering(self._opened.path):
-            read = query_of(self._opened.array, ANONYMOUS)[rows, :]
+        with tiledb_errors(self._opened.path):
+            read = query_attributes(self._opened.array, ANONYMOUS)[rows, :]
             return np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
 
 
-def compressed(
+def compress_entries(
     path: Path,
     entries: tuple[NDArray[Any], NDArray[Any], NDArray[Any]],
     extent: tuple[int, int],
@@ -285,7 +294,7 @@ def compressed(
     return indptr, minor.astype(np.int32 if n_minor < 2**31 else np.int64), values
 
 
-def columns_a_block(folder: Path, n_rows: int, n_columns: int, *, shifted: bool) -> int:
+def columns_per_block(folder: Path, n_rows: int, n_columns: int, *, shifted: bool) -> int:
     """Say how many columns of a CXG's matrix take about as much as a block of rows does.
 
     Parameters
@@ -298,7 +307,7 @@ def columns_a_block(folder: Path, n_rows: int, n_columns: int, *, shifted: bool)
         Whether columns are dense because they were shifted.
     """
     split = (folder / XC).is_dir() and (folder / XR).is_dir()
-    opened = Opened(folder / (XC if split else X))
+    opened = LazyArray(folder / (XC if split else X))
     try:
         sparse = opened.array.schema.sparse and not shifted
         each = ENTRY_BYTES * (opened.n_cells() or 0) // n_columns if sparse else 8 * n_rows
@@ -317,7 +326,7 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
     columns : sequence of int
         Which ones, in the order of the result.
     shift : (n_features,) array, optional
-        As of `ShiftedRows`.
+        As of `ShiftedRowReader`.
 
     Returns
     -------
@@ -325,19 +334,19 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
         ``(n_cells, n_columns)``; an array where the matrix is dense or shifted.
     """
     split = (folder / XC).is_dir() and (folder / XR).is_dir()
-    opened = Opened(folder / (XC if split else X))
+    opened = LazyArray(folder / (XC if split else X))
     try:
         distinct = np.unique(np.asarray(columns, np.int64))
         if not split and not opened.array.schema.sparse:
             return _dense_columns(opened, distinct)[:, np.searchsorted(distinct, columns)]
-        n_rows = Opened(folder / XR).extents()[0] if split else opened.extents()[0]
+        n_rows = LazyArray(folder / XR).shape()[0] if split else opened.shape()[0]
         try:
             made = _columns_at_once(opened, distinct, n_rows, along=0 if split else 1)
         except SourceError:
             # Alone, a column that is at fault is named by its own number.
             for column in distinct.tolist():
                 entries = opened.stored(column, column + 1, along=0 if split else 1)
-                compressed(opened.path, entries, (column, column + 1), n_rows)
+                compress_entries(opened.path, entries, (column, column + 1), n_rows)
             raise
         made = made[:, np.searchsorted(distinct, columns)] if list(columns) != distinct.tolist() else made
         return made if shift is None else made.toarray() + shift[list(columns)].astype(made.dtype)
@@ -345,24 +354,24 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
         opened.close()
 
 
-def _dense_columns(opened: Opened, columns: NDArray[np.int64]) -> NDArray[Any]:
+def _dense_columns(opened: LazyArray, columns: NDArray[np.int64]) -> NDArray[Any]:
     """Read distinct, ascending columns in one query, so that a tile which holds several is decoded once."""
     if not len(columns):
-        return np.empty((opened.extents()[0], 0), opened.attribute(ANONYMOUS, "C14"))
+        return np.empty((opened.shape()[0], 0), opened.attribute(ANONYMOUS, "C14"))
     breaks = np.flatnonzero(np.diff(columns) != 1) + 1
     runs = [slice(int(run[0]), int(run[-1])) for run in np.split(columns, breaks)]
-    with answering(opened.path):
-        read: NDArray[Any] = query_of(opened.array, ANONYMOUS).multi_index[:, runs][ANONYMOUS]
+    with tiledb_errors(opened.path):
+        read: NDArray[Any] = query_attributes(opened.array, ANONYMOUS).multi_index[:, runs][ANONYMOUS]
     return read
 
 
-def _columns_at_once(opened: Opened, columns: NDArray[np.int64], n_rows: int, *, along: int) -> Any:  # noqa: ANN401
+def _columns_at_once(opened: LazyArray, columns: NDArray[np.int64], n_rows: int, *, along: int) -> Any:  # noqa: ANN401
     """Read distinct, ascending columns in one query, so that a tile which holds several is decoded once."""
     from scipy.sparse import csc_matrix
 
     if not len(columns):
         return csc_matrix((n_rows, 0), dtype=opened.attribute(ANONYMOUS, "C14"))
-    major, minor, values = opened.stored_at(columns, along=along)
+    major, minor, values = opened.read_points(columns, along=along)
     ranks = np.searchsorted(columns, major)
-    indptr, minor, values = compressed(opened.path, (ranks, minor, values), (0, len(columns)), n_rows)
+    indptr, minor, values = compress_entries(opened.path, (ranks, minor, values), (0, len(columns)), n_rows)
     return csc_matrix((values, minor, indptr), (n_rows, len(columns)))

@@ -1,6 +1,6 @@
 """Columns of tables as a CXG holds them: 32-bit numbers, text, bytes for booleans, codes for categories; and their hints."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.cxg.losses import Loss
-from raggedatlas.formats.cxg.naming import count_shared
+from raggedatlas.formats.cxg.options import ConversionLoss
 from raggedatlas.formats.cxg.schema import IN_TISSUE, INDEX, MISSING_TEXT, OBS, TRUTHS, VAR, Profile
-from raggedatlas.formats.cxg.spool import BATCH_ROWS, Spool, Spooled
+from raggedatlas.formats.cxg.spool import BATCH_ROWS, ColumnSpill, SpilledColumn
 from raggedatlas.model.tables import Column as Given
 from raggedatlas.model.tables import ColumnTable, Texts
 
@@ -23,8 +22,8 @@ INT32 = np.iinfo(np.int32)
 EXACT_IN_FLOAT32 = 2**24
 """Integers up to this size are held exactly by float32."""
 
-MOST_CATEGORIES = 1000
-SHARE_OF_CATEGORIES = 0.75
+MAX_CATEGORIES = 1000
+MAX_CATEGORY_SHARE = 0.75
 """More categories than both are written as text: viewers list none of so many, and the hints would be as long as the column."""
 
 _ROWS = {OBS: "cells", VAR: "features"}
@@ -38,14 +37,14 @@ class Column:
     ----------
     name : str
         Of the attribute.
-    values : (n,) array or Spooled
+    values : (n,) array or SpilledColumn
         Text as objects; a long column waits in a file, of which slices are arrays.
     hint : dict
         As it stands in the hints.
     """
 
     name: str
-    values: NDArray[Any] | Spooled
+    values: NDArray[Any] | SpilledColumn
     hint: dict[str, Any]
 
 
@@ -69,7 +68,7 @@ class Table:
 
     columns: tuple[Column, ...]
     index: str
-    losses: tuple[Loss, ...]
+    losses: tuple[ConversionLoss, ...]
     labels: dict[str, list[str]]
     names: dict[str, str]
 
@@ -79,7 +78,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class EncodingOptions:
     """How columns are written.
 
     Parameters
@@ -105,8 +104,11 @@ class Manner:
         return self.axis == OBS and self.profile == "0.3.0"
 
 
-def stored_table(
-    frame: "pd.DataFrame | ColumnTable", manner: Manner, shown: str | None = None, spool: Spool | None = None
+def encode_table(
+    frame: "pd.DataFrame | ColumnTable",
+    manner: EncodingOptions,
+    shown: str | None = None,
+    spool: ColumnSpill | None = None,
 ) -> Table:
     """Turn a frame into what a CXG holds, one column after the other.
 
@@ -114,11 +116,11 @@ def stored_table(
     ----------
     frame : pandas.DataFrame or ColumnTable
         Cells or features.
-    manner : Manner
+    manner : EncodingOptions
         How.
     shown : str, optional
         The column that viewers take for the index; the index itself where it is None.
-    spool : Spool, optional
+    spool : ColumnSpill, optional
         Where columns wait; they stay in memory where it is None.
 
     Raises
@@ -129,7 +131,7 @@ def stored_table(
     Examples
     --------
     >>> import pandas as pd
-    >>> table = stored_table(pd.DataFrame({"n": [1, 2]}, index=["a", "b"]), Manner())
+    >>> table = encode_table(pd.DataFrame({"n": [1, 2]}, index=["a", "b"]), EncodingOptions())
     >>> table.hints()
     {'index': 'name_0', 'name_0': {'type': 'string'}, 'n': {'type': 'int32'}}
     """
@@ -151,14 +153,14 @@ def stored_table(
     for stored in columns:
         if stored.name not in (at, shown_as) or stored.values.dtype != object:
             continue
-        shared = count_shared(partial(_batches, stored.values), len(stored.values))
+        shared = count_duplicates(partial(_batches, stored.values), len(stored.values))
         if shared:
             what = f"{shared:,} of its names occur before; viewers show one of the {_ROWS[manner.axis]} of a name"
             encoder.note("index" if stored.name == at else stored.name, "kept", what)
     return Table(tuple(columns), shown_as, tuple(encoder.losses), labels, own)
 
 
-def _batches(values: NDArray[Any] | Spooled) -> Iterator[NDArray[Any]]:
+def _batches(values: NDArray[Any] | SpilledColumn) -> Iterator[NDArray[Any]]:
     for start in range(0, len(values), BATCH_ROWS):
         yield values[start : start + BATCH_ROWS]
 
@@ -173,7 +175,7 @@ def _column_of(frame: "pd.DataFrame", i: int) -> "pd.Series[Any]":
     return frame.iloc[:, i]
 
 
-def _names(axis: str, given: list[str]) -> tuple[list[str], list[Loss]]:
+def _names(axis: str, given: list[str]) -> tuple[list[str], list[ConversionLoss]]:
     """Rename what cannot be the name of an attribute, or would be taken for a hint."""
     names: list[str] = []
     losses = []
@@ -185,7 +187,9 @@ def _names(axis: str, given: list[str]) -> tuple[list[str], list[Loss]]:
             plain += "_"
         if plain != name:
             losses.append(
-                Loss(f"{axis}/{name}", "converted", f"a CXG has no column of that name; it is written as {plain!r}")
+                ConversionLoss(
+                    f"{axis}/{name}", "converted", f"a CXG has no column of that name; it is written as {plain!r}"
+                )
             )
         names.append(plain)
     return names, losses
@@ -203,12 +207,12 @@ def _index_name(name: Any, taken: Collection[str]) -> str:  # noqa: ANN401
 class _Encoder:
     """Encodes columns one after the other, and notes what changes."""
 
-    def __init__(self, manner: Manner, losses: list[Loss], spool: Spool | None = None) -> None:
+    def __init__(self, manner: EncodingOptions, losses: list[ConversionLoss], spool: ColumnSpill | None = None) -> None:
         self.manner, self.losses, self._spool = manner, losses, spool
         self.labels: dict[str, list[str]] = {}
 
     def note(self, name: str, fate: Any, what: str) -> None:  # noqa: ANN401
-        self.losses.append(Loss(f"{self.manner.axis}/{name}", fate, what))
+        self.losses.append(ConversionLoss(f"{self.manner.axis}/{name}", fate, what))
 
     def index(self, name: str, given: Given) -> Column:
         import pandas as pd
@@ -229,7 +233,7 @@ class _Encoder:
         return None if made is None else self._put_away(made)
 
     def _put_away(self, made: Column) -> Column:
-        if self._spool is None or isinstance(made.values, Spooled):
+        if self._spool is None or isinstance(made.values, SpilledColumn):
             return made
         return replace(made, values=self._spool.keep([made.values]))
 
@@ -364,7 +368,7 @@ class _Encoder:
             found = pd.Categorical.from_codes(found.codes, categories=pd.Index(labels, dtype=object))
         if self.manner.sort_categories:
             found = found.reorder_categories(sorted(found.categories))
-        if len(found.categories) > max(MOST_CATEGORIES, SHARE_OF_CATEGORIES * len(series)):
+        if len(found.categories) > max(MAX_CATEGORIES, MAX_CATEGORY_SHARE * len(series)):
             self.note(name, "converted", f"its {len(found.categories):,} categories are written as text")
             del self.labels[name]
             return self._text(name, pd.Series(found.astype(object)))
@@ -419,3 +423,63 @@ def label_of(value: Any) -> str:  # noqa: ANN401
 
 def _text(value: Any) -> str:  # noqa: ANN401
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
+
+
+MAX_HASHES = 1 << 23
+"""Names whose hashes are held at once; they take 8 bytes each, and twice that while they are sorted."""
+
+
+def count_duplicates(blocks: Callable[[], Iterable[NDArray[Any]]], n: int) -> int:
+    """Count the names that occur before, by hashes of 64 bits, in bounded memory.
+
+    Parameters
+    ----------
+    blocks : callable
+        Each call walks over all names, as (k,) arrays of text; called once for each `MAX_HASHES` names.
+    n : int
+        How many names there are.
+
+    Examples
+    --------
+    >>> count_duplicates(lambda: [np.array(["a", "b"], object), np.array(["a", "a"], object)], 4)
+    2
+    """
+    import pandas as pd
+
+    n_parts, shared = np.uint64(1 + n // MAX_HASHES), 0
+    for part in range(int(n_parts)):
+        hashes = (pd.util.hash_array(block.astype(object), categorize=False) for block in blocks())
+        found = np.concatenate([np.empty(0, np.uint64), *(each[each % n_parts == part] for each in hashes)])
+        found.sort()
+        shared += int(np.count_nonzero(found[1:] == found[:-1]))
+    return shared
+
+
+def make_names_unique(names: "pd.Series[Any]") -> "list[str]":
+    """Give each feature a name of its own: the one it has, with the feature's id where others have it too; the id where it has none.
+
+    Parameters
+    ----------
+    names : pandas.Series
+        Text, indexed by id.
+
+    Returns
+    -------
+    list of str
+        In the same order; unique where ids are.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> make_names_unique(pd.Series(["CD3D", "TBCE", "TBCE", None], index=["a", "b", "c", "d"]))
+    ['CD3D', 'TBCE (b)', 'TBCE (c)', 'd']
+    """
+    texts = ["" if missing else str(name) for name, missing in zip(names, names.isna(), strict=True)]
+    taken: dict[str, int] = {}
+    for text in texts:
+        taken[text] = taken.get(text, 0) + 1
+    ids = map(str, names.index)
+    return [
+        text if text and taken[text] == 1 else f"{text} ({one})" if text else one
+        for text, one in zip(texts, ids, strict=True)
+    ]

@@ -8,11 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import ValuesError
+from raggedatlas.formats.cxg.array_writer import (
+    SPARSE_TILE,
+    DenseBandWriter,
+    matrix_spec,
+    open_sparse_writer,
+    split_spec,
+)
+from raggedatlas.formats.cxg.matrix_reader import DenseArray, LazyArray, SparseRowReader
 from raggedatlas.formats.cxg.options import CxgOptions
-from raggedatlas.formats.cxg.reading import DenseArray, Opened, SparseRows
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
 from raggedatlas.formats.cxg.sorting import ColumnSort, merged
-from raggedatlas.formats.cxg.writers import SPARSE_TILE, DenseBands, entries_writer, matrix_form, split_form
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 
@@ -20,7 +26,7 @@ READ_ENTRIES = 1 << 21
 """Rows of about so many entries are read back at once."""
 
 
-class Laid(Protocol):
+class LayoutWriter(Protocol):
     """A matrix in one layout, in the making."""
 
     def append(self, block: CsrBlock) -> None:
@@ -56,9 +62,9 @@ class MatrixWriter:
 
     Attributes
     ----------
-    n_odd : int
+    n_nonfinite : int
         How many values are NaN or infinite.
-    first_odd : tuple of int, optional
+    first_nonfinite : tuple of int, optional
         Cell and feature of the first of them.
     """
 
@@ -67,10 +73,10 @@ class MatrixWriter:
     ) -> None:
         self._folder, self._work, self.shape = folder, work, shape
         self._n_entries, self._options = n_entries, options
-        self._laid: Laid | None = None
+        self._laid: LayoutWriter | None = None
         self.n_rows = 0
-        self.n_odd = 0
-        self.first_odd: tuple[int, int] | None = None
+        self.n_nonfinite = 0
+        self.first_nonfinite: tuple[int, int] | None = None
 
     def append(self, block: Block) -> None:
         """Take rows.
@@ -80,19 +86,19 @@ class MatrixWriter:
         ValuesError
             C03 for a value that float32 does not hold.
         """
-        tidy = tidied(block, self.n_rows)
+        tidy = normalize_block(block, self.n_rows)
         if self._laid is None:
             self._laid = self._lay(len(tidy.indices), tidy.n_rows)
-        self._count_odd(tidy)
+        self._count_nonfinite(tidy)
         self._laid.append(tidy)
         self.n_rows += tidy.n_rows
 
-    def _count_odd(self, block: CsrBlock) -> None:
+    def _count_nonfinite(self, block: CsrBlock) -> None:
         odd = np.flatnonzero(~np.isfinite(block.layers["values"]))
-        if len(odd) and self.first_odd is None:
+        if len(odd) and self.first_nonfinite is None:
             row = int(np.searchsorted(block.indptr, odd[0], side="right")) - 1
-            self.first_odd = (self.n_rows + row, int(block.indices[odd[0]]))
-        self.n_odd += len(odd)
+            self.first_nonfinite = (self.n_rows + row, int(block.indices[odd[0]]))
+        self.n_nonfinite += len(odd)
 
     def finish(self) -> None:
         """Write what is left."""
@@ -117,7 +123,7 @@ class MatrixWriter:
         finally:
             reader.close()
 
-    def _lay(self, n_entries: int, n_rows: int) -> Laid:
+    def _lay(self, n_entries: int, n_rows: int) -> LayoutWriter:
         whole = self.shape[0] * self.shape[1]
         known = self._n_entries is not None
         share = 100 * self._n_entries / whole if self._n_entries is not None else 0.0
@@ -127,15 +133,15 @@ class MatrixWriter:
             share < self._options.sparse_below if self._options.layout == "auto" else self._options.layout == "sparse"
         )
         if not sparse:
-            return _Dense(self._folder, self.shape)
-        maker = _Split if self._options.profile == "0.3.0" else _Tiled
+            return _DenseLayout(self._folder, self.shape)
+        maker = _SplitLayout if self._options.profile == "0.3.0" else _TiledLayout
         return maker(self._folder, self._work, self.shape)
 
 
-class _Dense:
+class _DenseLayout:
     def __init__(self, folder: Path, shape: tuple[int, int]) -> None:
         self._path = folder / X
-        self._bands = DenseBands(self._path, matrix_form(shape, sparse=False))
+        self._bands = DenseBandWriter(self._path, matrix_spec(shape, sparse=False))
 
     def append(self, block: CsrBlock) -> None:
         values = block.layers["values"]
@@ -155,15 +161,15 @@ class _Dense:
         """Nothing is open."""
 
     def rows(self) -> RowReader:
-        return DenseRows(DenseArray(Opened(self._path), "C14"), MatrixLocation(str(self._path), X, str))
+        return DenseRows(DenseArray(LazyArray(self._path), "C14"), MatrixLocation(str(self._path), X, str))
 
 
-class _Split:
+class _SplitLayout:
     """``Xr`` as rows come, and ``Xc`` of their entries sorted."""
 
     def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
         self._folder, self._shape, self._row = folder, shape, 0
-        self._by_row = entries_writer(folder / XR, split_form(OBS, shape[0], VAR))
+        self._by_row = open_sparse_writer(folder / XR, split_spec(OBS, shape[0], VAR))
         self._sort = ColumnSort(shape[1], work)
 
     def append(self, block: CsrBlock) -> None:
@@ -175,7 +181,7 @@ class _Split:
 
     def finish(self) -> None:
         self._by_row.close()
-        by_column = entries_writer(self._folder / XC, split_form(VAR, self._shape[1], OBS))
+        by_column = open_sparse_writer(self._folder / XC, split_spec(VAR, self._shape[1], OBS))
         try:
             for first, bounds, pieces in self._sort.bands():
                 rows, values = merged(bounds, pieces)
@@ -193,15 +199,15 @@ class _Split:
         self._sort.close()
 
     def rows(self) -> RowReader:
-        return SparseRows(Opened(self._folder / XR), self._shape, "C15")
+        return SparseRowReader(LazyArray(self._folder / XR), self._shape, "C15")
 
 
-class _Tiled:
+class _TiledLayout:
     """``X`` of two dimensions: tile by tile down each band of columns, so that a feature lies in few of them."""
 
     def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
         self._path, self._shape, self._row = folder / X, shape, 0
-        self._entries = entries_writer(self._path, matrix_form(shape, sparse=True))
+        self._entries = open_sparse_writer(self._path, matrix_spec(shape, sparse=True))
         self._sort = ColumnSort(shape[1], work)
 
     def append(self, block: CsrBlock) -> None:
@@ -234,14 +240,14 @@ class _Tiled:
         self._sort.close()
 
     def rows(self) -> RowReader:
-        return SparseRows(Opened(self._path), self._shape, "C40")
+        return SparseRowReader(LazyArray(self._path), self._shape, "C40")
 
 
 def _row_numbers(block: CsrBlock, first: int) -> NDArray[np.uint32]:
     return np.repeat(np.arange(first, first + block.n_rows, dtype=np.uint32), np.diff(block.indptr))
 
 
-def tidied(block: Block, first: int) -> CsrBlock:
+def normalize_block(block: Block, first: int) -> CsrBlock:
     """Make rows fit to be written: float32, no zeros, by column, repeated entries summed.
 
     Parameters

@@ -10,9 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.formats.cxg.columns import Table
-from raggedatlas.formats.cxg.engine import answering, context, low_level, open_array, open_tiledb, uri_of
-from raggedatlas.formats.cxg.schema import ANONYMOUS, HINTS, OBS, VAR
+from raggedatlas.formats.cxg.options import is_path_name
+from raggedatlas.formats.cxg.schema import ANONYMOUS, COVERAGE, HINTS, MEMBERS, OBS, VAR
+from raggedatlas.formats.cxg.table_encoder import Table
+from raggedatlas.formats.cxg.tiledb_arrays import (
+    absolute_uri,
+    context,
+    import_tiledb,
+    low_level_module,
+    open_array,
+    tiledb_errors,
+)
 
 ZSTD_LEVEL = 3
 """Level 22, which others use, takes some 75 times as long for an eighth less."""
@@ -31,7 +39,7 @@ BAND_BYTES = 64 << 20
 TABLE_BYTES, TEXT_BYTES = 32 << 20, 128
 """Rows of a table that are written at once take about this much, where one text takes so much as Python's string."""
 
-MOST_FRAGMENTS = 32
+MAX_FRAGMENTS = 32
 """A dense array in more fragments is consolidated at the end."""
 
 
@@ -71,12 +79,12 @@ class Form:
 TEXT = "text"
 
 
-def split_form(name: str, n: int, other: str) -> Form:
+def split_spec(name: str, n: int, other: str) -> Form:
     """Return the form of ``Xr`` (by ``obs``) or ``Xc`` (by ``var``): a value and the place on the other axis for every entry."""
     return Form((Axis(name, n, min(n, ROW_TILE), shuffled=True),), {ANONYMOUS: "float32", other: "uint32"}, sparse=True)
 
 
-def matrix_form(shape: tuple[int, int], *, sparse: bool) -> Form:
+def matrix_spec(shape: tuple[int, int], *, sparse: bool) -> Form:
     """Return the form of ``X``."""
     tiles = SPARSE_TILE if sparse else MATRIX_TILE
     axes = tuple(
@@ -85,25 +93,25 @@ def matrix_form(shape: tuple[int, int], *, sparse: bool) -> Form:
     return Form(axes, {ANONYMOUS: "float32"}, sparse=sparse, by_columns=sparse)
 
 
-def embedding_form(shape: tuple[int, int], dtype: str) -> Form:
+def embedding_spec(shape: tuple[int, int], dtype: str) -> Form:
     """Return the form of an embedding."""
     axes = tuple(Axis(f"__dim_{i}", n, min(n, TABLE_TILE)) for i, n in enumerate(shape))
     return Form(axes, {ANONYMOUS: dtype})
 
 
-def table_form(n: int, attributes: Mapping[str, str]) -> Form:
+def table_spec(n: int, attributes: Mapping[str, str]) -> Form:
     """Return the form of a table."""
     return Form((Axis("__dim_0", n, min(n, TABLE_TILE)),), attributes)
 
 
-def holder_form() -> Form:
+def metadata_array_spec() -> Form:
     """Return the form of what only holds metadata."""
     return Form((Axis("__dim_0", 1, 1, dtype="uint64"),), {ANONYMOUS: "float64"})
 
 
 def filters(*, shuffled: bool = False) -> Any:  # noqa: ANN401  (a tiledb.FilterList)
     """Return the filters of values, in the order of writing; the last one finds flipped bits when they are read."""
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     first = [tiledb.ByteShuffleFilter()] if shuffled else []
     return tiledb.FilterList([*first, tiledb.ZstdFilter(level=ZSTD_LEVEL), tiledb.ChecksumMD5Filter()])
 
@@ -116,9 +124,9 @@ def create(path: Path, form: Form) -> None:
     StoreError
         If the place refuses.
     """
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     packed, shuffled = filters(), filters(shuffled=True)
-    with answering(path, writes=True):
+    with tiledb_errors(path, writes=True):
         axes = [
             tiledb.Dim(
                 axis.name,
@@ -149,14 +157,14 @@ def create(path: Path, form: Form) -> None:
             allows_duplicates=form.sparse,
             ctx=context(),
         )
-        tiledb.Array.create(uri_of(path), schema, ctx=context())
+        tiledb.Array.create(absolute_uri(path), schema, ctx=context())
 
 
 def create_group(path: Path) -> None:
     """Make a group; its members are found by looking into it."""
-    tiledb = open_tiledb()
-    with answering(path, writes=True):
-        tiledb.group_create(uri_of(path), ctx=context())
+    tiledb = import_tiledb()
+    with tiledb_errors(path, writes=True):
+        tiledb.group_create(absolute_uri(path), ctx=context())
 
 
 def write_metadata(path: Path, values: Mapping[str, Any]) -> None:
@@ -171,7 +179,7 @@ def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
     """Write a table of cells or features with its hints and further metadata, in bands of whole tiles."""
     attributes = {c.name: TEXT if c.values.dtype == object else str(c.values.dtype) for c in table.columns}
     n_rows = len(table.columns[0].values)
-    create(path, table_form(n_rows, attributes))
+    create(path, table_spec(n_rows, attributes))
     width = sum(
         TEXT_BYTES if column.values.dtype == object else column.values.dtype.itemsize for column in table.columns
     )
@@ -183,19 +191,19 @@ def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
         array.meta[HINTS] = json.dumps(table.hints())
         for key, value in metadata.items():
             array.meta[key] = value
-    consolidate(path, MOST_FRAGMENTS)
+    consolidate(path, MAX_FRAGMENTS)
 
 
-def write_holder(path: Path, metadata: Mapping[str, Any]) -> None:
+def write_metadata_array(path: Path, metadata: Mapping[str, Any]) -> None:
     """Write an array that holds metadata: one cell, as all real files have."""
-    create(path, holder_form())
+    create(path, metadata_array_spec())
     with open_array(path, "w") as array:
         array[:] = np.zeros(1)
         for key, value in metadata.items():
             array.meta[key] = value
 
 
-class Entries(Protocol):
+class SparseWriter(Protocol):
     """Takes the cells of a sparse array in the order of its tiles."""
 
     def write(self, parts: Mapping[str, NDArray[Any]]) -> None:
@@ -211,20 +219,20 @@ class Entries(Protocol):
         ...
 
 
-def entries_writer(path: Path, form: Form) -> Entries:
+def open_sparse_writer(path: Path, form: Form) -> SparseWriter:
     """Make a sparse array, and return what writes its cells in order.
 
     The library's low-level query writes them as they come, as one fragment; where its private names are gone, each block is
     sorted and written by the public call, and fragments are consolidated at the end, which takes several times as long.
     """
     create(path, form)
-    if low_level() is not None:
+    if low_level_module() is not None:
         with suppress(AttributeError, TypeError):
-            return OrderedEntries(path)
-    return SortedEntries(path, tuple(axis.name for axis in form.axes))
+            return GlobalOrderWriter(path)
+    return UnorderedWriter(path, tuple(axis.name for axis in form.axes))
 
 
-class OrderedEntries:
+class GlobalOrderWriter:
     """Writes cells in global order, as one fragment.
 
     Parameters
@@ -235,7 +243,7 @@ class OrderedEntries:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with answering(path, writes=True):
+        with tiledb_errors(path, writes=True):
             self._array, self._query = _global_query(path)
         self._begun = False
 
@@ -243,7 +251,7 @@ class OrderedEntries:
         """Append cells; they come in the order of tiles, and go on where the last ones ended."""
         if not len(next(iter(parts.values()))):
             return
-        with answering(self._path, writes=True):
+        with tiledb_errors(self._path, writes=True):
             self._begun = True
             held = {name: np.ascontiguousarray(values) for name, values in parts.items()}
             for name, values in held.items():
@@ -252,7 +260,7 @@ class OrderedEntries:
 
     def close(self) -> None:
         """Finish the fragment."""
-        with answering(self._path, writes=True):
+        with tiledb_errors(self._path, writes=True):
             if self._begun:
                 self._query.finalize()
             self.abort()
@@ -264,15 +272,15 @@ class OrderedEntries:
 
 
 def _global_query(path: Path) -> tuple[Any, Any]:
-    engine = low_level()
-    array = open_tiledb().open(uri_of(path), "w", ctx=context())
+    engine = low_level_module()
+    array = import_tiledb().open(absolute_uri(path), "w", ctx=context())
     # The handle below the public array; releases that had none were it themselves.
     query = engine.Query(array.ctx, getattr(array, "array", array), engine.QueryType.WRITE)
     query.layout = engine.LayoutType.GLOBAL_ORDER
     return array, query
 
 
-class SortedEntries:
+class UnorderedWriter:
     """Writes cells by the public call, a fragment for each block, and consolidates them.
 
     Parameters
@@ -304,9 +312,9 @@ class SortedEntries:
 
 def consolidate(path: Path, most: int) -> None:
     """Join the fragments of an array if they are more than so many."""
-    tiledb = open_tiledb()
-    with answering(path, writes=True):
-        if len(tiledb.array_fragments(uri_of(path), ctx=context())) <= most:
+    tiledb = import_tiledb()
+    with tiledb_errors(path, writes=True):
+        if len(tiledb.array_fragments(absolute_uri(path), ctx=context())) <= most:
             return
         config = tiledb.Config(
             {
@@ -315,11 +323,11 @@ def consolidate(path: Path, most: int) -> None:
                 "sm.consolidation.buffer_size": str(BAND_BYTES),
             }
         )
-        tiledb.consolidate(uri_of(path), config=config, ctx=context())
-        tiledb.vacuum(uri_of(path), ctx=context())
+        tiledb.consolidate(absolute_uri(path), config=config, ctx=context())
+        tiledb.vacuum(absolute_uri(path), ctx=context())
 
 
-class DenseBands:
+class DenseBandWriter:
     """Writes the rows of a dense array from above, in bands of whole tiles.
 
     Parameters
@@ -354,7 +362,7 @@ class DenseBands:
     def close(self) -> None:
         """Write what is held, and join the fragments."""
         self._flush()
-        consolidate(self._path, MOST_FRAGMENTS)
+        consolidate(self._path, MAX_FRAGMENTS)
 
     def _flush(self) -> None:
         if self._held:
@@ -365,7 +373,7 @@ class DenseBands:
             self._band[:] = 0
 
 
-def write_scattered(path: Path, frame: Any, axes: list[dict[str, Any]]) -> None:  # noqa: ANN401  (a pandas frame)
+def write_sparse_table(path: Path, frame: Any, axes: list[dict[str, Any]]) -> None:  # noqa: ANN401  (a pandas frame)
     """Write a sparse array whose cells are the rows of a table: a column for each axis, the others its values.
 
     Parameters
@@ -377,11 +385,11 @@ def write_scattered(path: Path, frame: Any, axes: list[dict[str, Any]]) -> None:
     axes : list of dict
         ``name`` and ``dtype`` of each axis, and ``domain`` and ``tile`` unless it is of text.
     """
-    tiledb = open_tiledb()
+    tiledb = import_tiledb()
     names = [axis["name"] for axis in axes]
     values = {str(name): frame[name].to_numpy() for name in frame.columns if name not in names}
     packed = filters()
-    with answering(path, writes=True):
+    with tiledb_errors(path, writes=True):
         made = [
             tiledb.Dim(
                 axis["name"],
@@ -407,8 +415,62 @@ def write_scattered(path: Path, frame: Any, axes: list[dict[str, Any]]) -> None:
             allows_duplicates=True,
             ctx=context(),
         )
-        tiledb.Array.create(uri_of(path), schema, ctx=context())
+        tiledb.Array.create(absolute_uri(path), schema, ctx=context())
     if len(frame):
         with open_array(path, "w") as array:
             coordinates = tuple(frame[name].to_numpy() for name in names)
             array[coordinates] = {n: v.astype(object) if v.dtype.kind not in "biuf" else v for n, v in values.items()}
+
+
+KINDS = ("values", "table", "axes", "metadata")
+"""Members of what stands for one array; anything else is a group of such."""
+
+
+def write_extra_arrays(folder: Path, arrays: Any) -> None:  # noqa: ANN401
+    """Write what `source` found in a CXG and no CXG has a name for; what is in another shape is passed over."""
+    if not isinstance(arrays, Mapping):
+        return
+    for name, value in arrays.items():
+        taken = name in MEMBERS and name != COVERAGE
+        if isinstance(value, Mapping) and is_path_name(str(name)) and not taken:
+            _write(folder / str(name), value)
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    if "table" in value and isinstance(value.get("axes"), str):
+        write_sparse_table(path, value["table"], json.loads(value["axes"]))
+    elif "table" in value:
+        _write_table(path, value["table"])
+    elif isinstance(value.get("values"), np.ndarray):
+        _write_values(path, value["values"])
+    elif not set(value) & set(KINDS):
+        create_group(path)
+        write_extra_arrays(path, value)
+        return
+    else:
+        return
+    text = value.get("metadata")
+    write_metadata(path, json.loads(text) if isinstance(text, str) else {})
+
+
+def _write_values(path: Path, values: NDArray[Any]) -> None:
+    text = values.dtype.kind in "OUS"
+    if values.ndim == 0 or 0 in values.shape:
+        return
+    axes = tuple(Axis(f"__dim_{i}", n, min(n, 1000)) for i, n in enumerate(values.shape))
+    create(path, Form(axes, {ANONYMOUS: TEXT if text else str(values.dtype)}))
+    with open_array(path, "w") as array:
+        array[:] = values.astype(object) if text else values
+
+
+def _write_table(path: Path, frame: Any) -> None:  # noqa: ANN401  (a pandas frame)
+    """Write a table with its row numbers as the only dimension."""
+    if not len(frame):
+        return
+    columns = {str(name): frame[name].to_numpy() for name in frame.columns}
+    plain = {
+        name: values.astype(object) if values.dtype.kind not in "biuf" else values for name, values in columns.items()
+    }
+    create(path, table_spec(len(frame), {n: TEXT if v.dtype == object else str(v.dtype) for n, v in plain.items()}))
+    with open_array(path, "w") as array:
+        array[:] = plain

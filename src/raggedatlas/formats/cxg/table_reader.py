@@ -11,24 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, SourceError
-from raggedatlas.formats.cxg.arrays import is_whole
-from raggedatlas.formats.cxg.engine import open_array
 from raggedatlas.formats.cxg.schema import HINTS, INDEX, MISSING_TEXT, TRUTHS
-from raggedatlas.formats.cxg.soundness import file_names, refuse_broken_texts
+from raggedatlas.formats.cxg.tiledb_arrays import attribute_files, check_text_offsets, is_fully_written, open_array
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.tables import TEXT_ROWS, Column, ColumnTable, Texts
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_ROWS = 2**31
+MAX_ROWS = 2**31
 """Tables of more rows are refused before memory is taken."""
 
 NUMBERED = re.compile(r"name_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFrame:
+class TableInfo:
     """A table, known without reading its values.
 
     Parameters
@@ -71,7 +69,7 @@ class StoredFrame:
         return numbered[-1][1] if numbered else None
 
 
-def stored_frame(path: Path) -> StoredFrame:
+def read_table_info(path: Path) -> TableInfo:
     """Describe a table.
 
     Raises
@@ -84,17 +82,17 @@ def stored_frame(path: Path) -> StoredFrame:
     with open_array(path) as array:
         low, high = _domain(path, array)
         n_rows = high - low + 1
-        if n_rows > MOST_ROWS:
-            raise LimitError(f"{path} declares {n_rows:,} rows; at most {MOST_ROWS:,} are read.")
-        if not is_whole(path, array.schema):
+        if n_rows > MAX_ROWS:
+            raise LimitError(f"{path} declares {n_rows:,} rows; at most {MAX_ROWS:,} are read.")
+        if not is_fully_written(path, array.schema):
             raise SourceError(
                 f"C00: {path} declares {n_rows:,} rows, and not all of them are written; it is damaged or incomplete. Fetch or write "
                 "the CXG again."
             )
         columns = tuple(array.schema.attr(i).name for i in range(array.schema.nattr))
         metadata = dict(array.meta.items())
-    hints = parsed(path, HINTS, metadata.pop(HINTS, "{}"), "C30")
-    return StoredFrame(path, n_rows, columns, hints, metadata)
+    hints = parse_object(path, HINTS, metadata.pop(HINTS, "{}"), "C30")
+    return TableInfo(path, n_rows, columns, hints, metadata)
 
 
 def _domain(path: Path, array: Any) -> tuple[int, int]:  # noqa: ANN401
@@ -104,7 +102,7 @@ def _domain(path: Path, array: Any) -> tuple[int, int]:  # noqa: ANN401
     return int(domain.dim(0).domain[0]), int(domain.dim(0).domain[1])
 
 
-def parsed(path: Path, key: str, stored: Any, rule: str) -> dict[str, Any]:  # noqa: ANN401
+def parse_object(path: Path, key: str, stored: Any, rule: str) -> dict[str, Any]:  # noqa: ANN401
     """Parse a metadata value that is to be a JSON object; null is an empty one.
 
     Raises
@@ -121,7 +119,7 @@ def parsed(path: Path, key: str, stored: Any, rule: str) -> dict[str, Any]:  # n
     return value or {}
 
 
-def read_frame(stored: StoredFrame) -> "pd.DataFrame":
+def read_dataframe(stored: TableInfo) -> "pd.DataFrame":
     """Read a table; its index is what it was in the file that the CXG was made of.
 
     Raises
@@ -135,7 +133,7 @@ def read_frame(stored: StoredFrame) -> "pd.DataFrame":
     at = stored.index
     values = _read(stored)
     columns = {
-        name: decoded(f"{stored.path.name} column {name!r} of {stored.path.parent}", read, stored.hints.get(name))
+        name: decode_column(f"{stored.path.name} column {name!r} of {stored.path.parent}", read, stored.hints.get(name))
         for name, read in values.items()
         if name != at
     }
@@ -145,18 +143,18 @@ def read_frame(stored: StoredFrame) -> "pd.DataFrame":
     return frame
 
 
-def open_table(stored: StoredFrame) -> ColumnTable:
-    """Open a table to be read one column at a time, long text in blocks; it has the values of `read_frame`, and its errors."""
+def open_column_table(stored: TableInfo) -> ColumnTable:
+    """Open a table to be read one column at a time, long text in blocks; it has the values of `read_dataframe`, and its errors."""
     at = stored.index
     columns = [Column(name, partial(_column, stored, name)) for name in stored.columns if name != at]
     return ColumnTable(stored.n_rows, Column(_label(stored), partial(_index, stored)), tuple(columns))
 
 
-def _label(stored: StoredFrame) -> str | None:
+def _label(stored: TableInfo) -> str | None:
     return None if stored.index is None or NUMBERED.fullmatch(stored.index) else stored.index
 
 
-def _index(stored: StoredFrame) -> "pd.Index[Any] | Texts":
+def _index(stored: TableInfo) -> "pd.Index[Any] | Texts":
     import pandas as pd
 
     if stored.index is None:
@@ -166,7 +164,7 @@ def _index(stored: StoredFrame) -> "pd.Index[Any] | Texts":
     return pd.Index(_texts(_attribute(stored, stored.index)), dtype=object)
 
 
-def _column(stored: StoredFrame, name: str) -> "pd.Series[Any] | Texts":
+def _column(stored: TableInfo, name: str) -> "pd.Series[Any] | Texts":
     import pandas as pd
 
     hint = stored.hints.get(name)
@@ -177,37 +175,37 @@ def _column(stored: StoredFrame, name: str) -> "pd.Series[Any] | Texts":
     return pd.Series(read_column(stored, name))
 
 
-def _is_long_text(stored: StoredFrame, name: str) -> bool:
+def _is_long_text(stored: TableInfo, name: str) -> bool:
     if stored.n_rows <= TEXT_ROWS:
         return False
     with open_array(stored.path) as array:
         return array.schema.attr(name).dtype.kind in "OUS"
 
 
-def _text_blocks(stored: StoredFrame, name: str) -> Iterator[NDArray[np.object_]]:
+def _text_blocks(stored: TableInfo, name: str) -> Iterator[NDArray[np.object_]]:
     with open_array(stored.path) as array:
-        refuse_broken_texts(stored.path, array.schema, file_names(array.schema, name))
+        check_text_offsets(stored.path, array.schema, attribute_files(array.schema, name))
         query = array.query(attrs=[name])
         for start in range(0, stored.n_rows, TEXT_ROWS):
             yield _texts(_plain(query[start : min(start + TEXT_ROWS, stored.n_rows)], name))
 
 
-def read_column(stored: StoredFrame, name: str) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
+def read_column(stored: TableInfo, name: str) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
     """Read one column, decoded."""
     values = _attribute(stored, name)
-    return decoded(f"{stored.path.name} column {name!r} of {stored.path.parent}", values, stored.hints.get(name))
+    return decode_column(f"{stored.path.name} column {name!r} of {stored.path.parent}", values, stored.hints.get(name))
 
 
-def _attribute(stored: StoredFrame, name: str) -> NDArray[Any]:
+def _attribute(stored: TableInfo, name: str) -> NDArray[Any]:
     with open_array(stored.path) as array:
-        refuse_broken_texts(stored.path, array.schema, file_names(array.schema, name))
+        check_text_offsets(stored.path, array.schema, attribute_files(array.schema, name))
         return _plain(array.query(attrs=[name])[:], name)
 
 
-def _read(stored: StoredFrame) -> dict[str, NDArray[Any]]:
+def _read(stored: TableInfo) -> dict[str, NDArray[Any]]:
     """Read columns one by one: asked for several of a damaged array at once, the library crashes the process."""
     with open_array(stored.path) as array:
-        refuse_broken_texts(stored.path, array.schema)
+        check_text_offsets(stored.path, array.schema)
         return {name: _plain(array.query(attrs=[name])[:], name) for name in stored.columns}
 
 
@@ -215,7 +213,7 @@ def _plain(read: Any, name: str) -> NDArray[Any]:  # noqa: ANN401
     return np.asarray(read[name] if isinstance(read, dict) else read)
 
 
-def decoded(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
+def decode_column(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
     """Turn a stored column into what it was, by its hint.
 
     Parameters
@@ -235,7 +233,7 @@ def decoded(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: ANN401 
     Raises
     ------
     SourceError
-        See `read_frame`.
+        See `read_dataframe`.
 
     Examples
     --------

@@ -9,10 +9,19 @@ import pyarrow.compute as pc
 
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, QueryError
 from raggedatlas.model.problems import Problem
-from raggedatlas.results.checksums import CHECKSUMS, FileRecord, read_checksums, table_files
-from raggedatlas.results.config import read_config
-from raggedatlas.results.factories import load_results_dataset
-from raggedatlas.results.folder import CONFIG_FILE, DATABASE, is_committed, open_table, results_location
+from raggedatlas.results.dataset import load_results_dataset
+from raggedatlas.results.folder import (
+    CHECKSUMS,
+    CONFIG_FILE,
+    DATABASE,
+    FileRecord,
+    is_committed,
+    list_table_files,
+    open_table,
+    read_checksums,
+    read_config,
+    results_location,
+)
 from raggedatlas.results.schema import OBJECT_ID, read_columns
 from raggedatlas.store.location import file_digest
 from raggedatlas.store.runtime import warnings_as
@@ -69,7 +78,7 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
     try:
         table = open_table(results_location(folder))
         read_columns(table.schema, str(folder))
-        files = table_files(table, folder)
+        files = list_table_files(table, folder)
         problems = _compare_files(folder, files, level)
         # what is damaged is not read any further
         found = [] if problems and level == "deep" and problems[0].level == "must" else _check_ids(table, level)
@@ -150,7 +159,7 @@ def _check_npy(folder: Path, level: Level) -> list[Problem]:
     return _check_config(folder)
 
 
-def refuse_damaged(result_dir: Path) -> None:
+def require_intact(result_dir: Path) -> None:
     """Compare every byte of results with what was recorded.
 
     Raises

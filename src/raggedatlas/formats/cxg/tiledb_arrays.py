@@ -1,0 +1,601 @@
+"""The one door to TileDB: the library, its context, and arrays opened with errors that say what to do."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from struct import Struct
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import AtlasError, MissingExtraError, SourceError, StoreError
+from raggedatlas.store.runtime import DECODE_THREADS
+
+BUFFER_BYTES = 1 << 20
+"""What a read takes per attribute to begin with; point reads are several times slower with the library's 10 MB."""
+
+
+def import_tiledb() -> Any:  # noqa: ANN401  (a module)
+    """Import TileDB.
+
+    Raises
+    ------
+    MissingExtraError
+        If it is not installed.
+
+    Examples
+    --------
+    >>> import_tiledb().__name__
+    'tiledb'
+    """
+    try:
+        import tiledb
+    except ImportError as error:
+        raise MissingExtraError(
+            "CXG is read and written by the package tiledb; install it with: pip install 'raggedatlas[cxg]'."
+        ) from error
+    return tiledb
+
+
+def context() -> Any:  # noqa: ANN401  (a tiledb.Ctx)
+    """Return the TileDB context of this process, with few threads and small buffers.
+
+    A forked child has another process id and so its own context; the threads of its parent's would never answer.
+    """
+    return _context(os.getpid())
+
+
+@cache
+def _context(pid: int) -> Any:  # noqa: ANN401
+    del pid
+    tiledb = import_tiledb()
+    return tiledb.Ctx(
+        {
+            "sm.compute_concurrency_level": str(DECODE_THREADS),
+            "sm.io_concurrency_level": str(DECODE_THREADS),
+            "py.init_buffer_bytes": str(BUFFER_BYTES),
+            # Its handler of Ctrl-C calls the one before, and crashes where that is none: in jobs that a script starts.
+            "sm.enable_signal_handlers": "false",
+        }
+    )
+
+
+def low_level_module() -> Any:  # noqa: ANN401  (a module)
+    """Return the library's low-level module where it can write in global order, else None.
+
+    The way there has a private name, `Query._submit`, which a release may take away.
+    """
+    engine = getattr(import_tiledb(), "libtiledb", None)
+    names = ("Query", "QueryType", "LayoutType")
+    whole = all(hasattr(engine, name) for name in names) and hasattr(getattr(engine, "Query", None), "_submit")
+    return engine if whole else None
+
+
+def absolute_uri(path: Path) -> str:
+    """Name a place for TileDB: whole, since it takes what is relative from the folder where the process was when it first asked."""
+    return str(path.absolute())
+
+
+@contextmanager
+def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
+    """Open an array, to read (``"r"``) or write (``"w"``), and close it at the end.
+
+    Raises
+    ------
+    SourceError
+        If it is damaged or absent, also where a read finds so within the ``with``.
+    StoreError
+        If a write is refused.
+    """
+    tiledb = import_tiledb()
+    with tiledb_errors(path, writes=mode == "w"):
+        if mode == "r":
+            check_file_sizes(path)
+        opened = tiledb.open(absolute_uri(path), mode, ctx=context())
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+def attribute_names(schema: Any) -> list[str]:  # noqa: ANN401  (a tiledb.ArraySchema)
+    """List the attributes of an array, the anonymous one as ``""``.
+
+    ``schema.has_attr("")`` is False for arrays that TileDB 1 wrote, where the anonymous attribute is stored under another name.
+    """
+    return [schema.attr(i).name for i in range(schema.nattr)]
+
+
+def query_attributes(array: Any, *names: str, **options: Any) -> Any:  # noqa: ANN401  (a tiledb.Array, a tiledb query)
+    """Query attributes of an open array, in any order.
+
+    Parameters
+    ----------
+    array : tiledb.Array
+        Open for reading.
+    *names : str
+        Its attributes that are read. All of them are asked for without names, since TileDB does not find the anonymous attribute
+        of arrays of TileDB 1 by any name.
+    **options
+        Of ``Array.query``.
+    """
+    every = set(names) == set(attribute_names(array.schema))
+    return array.query(attrs=None if every else list(names), **options)
+
+
+@contextmanager
+def tiledb_errors(path: Path, *, writes: bool = False) -> Iterator[None]:
+    """Turn TileDB's errors into ours: damage of what is read, refusal of what is written."""
+    tiledb = import_tiledb()
+    try:
+        yield
+    except AtlasError:
+        raise
+    except (tiledb.TileDBError, OSError, UnicodeError) as error:
+        said = " ".join(str(error).split())
+        if writes:
+            raise StoreError(
+                f"C01: {path} cannot be written ({said:.300}), so no TileDB group can be made there; check the folder, its permissions and the space left."
+            ) from error
+        raise SourceError(
+            f"C00: {path} cannot be opened or decoded ({said:.300}); it is damaged or incomplete. Fetch or write the CXG again."
+        ) from error
+
+
+TEXT_SUFFIX = "_var.tdb"
+"""Ending of the file with the texts of a field; the one with their bounds has the same name without it."""
+
+MAX_CHUNK_BYTES = 64 << 20
+"""Bytes of a decoded chunk beyond which its header is damaged; the library makes them of 64 KiB, or of one cell."""
+
+_FRAGMENTS = "__fragments"
+_HEADER = Struct("<IQQBQBI")
+_TILE, _CHUNK, _PARTS, _PART = Struct("<Q"), Struct("<III"), Struct("<II"), Struct("<II")
+
+_CHECKSUM_BYTES = 24
+"""Of a length and an MD5."""
+
+
+class _CorruptFileError(Exception):
+    """What is wrong, in a few words."""
+
+
+def check_file_sizes(path: Path) -> None:
+    """Refuse an array or group whose files the library should not open.
+
+    It would wait for pipes and devices, and allocate what schemas and metadata announce, even if that is more than their files have.
+
+    Parameters
+    ----------
+    path : Path
+        Of the array or group.
+
+    Raises
+    ------
+    SourceError
+        C00 with the file.
+    """
+    odd = _odd_file(path)
+    if odd is not None:
+        raise _refusal(path, odd, "is no file but a pipe, a device or a broken link")
+    inner = [file for name in ("__schema", "__group", "__meta") for file in _files(path / name)]
+    for file in (path / "__array_schema.tdb", *inner):
+        if not file.is_file():
+            continue
+        with file.open("rb") as opened:
+            head, size = opened.read(_HEADER.size), file.stat().st_size
+        if len(head) == _HEADER.size:
+            _, stored, _, _, _, _, filters = _HEADER.unpack(head)
+            if _HEADER.size + filters + stored > size:
+                raise _refusal(path, file, f"announces {filters + stored:,} bytes, and has {size - _HEADER.size:,}")
+
+
+def check_text_offsets(path: Path, schema: Any, fields: tuple[str, ...] = ()) -> None:  # noqa: ANN401  (a tiledb.ArraySchema)
+    """Refuse an array of which the bounds of texts lie beyond them or run backwards: the library would read memory that is not there.
+
+    Parameters
+    ----------
+    path : Path
+        Of the array.
+    schema : tiledb.ArraySchema
+        Its schema. Bounds that are packed by anything but zstd, with or without checksums, are not looked at.
+    fields : tuple of str
+        Names of the files without their ending, as of `attribute_files`; all where there are none.
+
+    Raises
+    ------
+    SourceError
+        C00 with the file.
+    """
+    packed = [type(schema.offsets_filters[i]).__name__ for i in range(len(schema.offsets_filters))]
+    if packed[:1] not in ([], ["ZstdFilter"]) or packed[1:] not in ([], ["ChecksumMD5Filter"]):
+        return
+    for texts in sorted(path.glob(f"**/*{TEXT_SUFFIX}")):
+        field = texts.name.removesuffix(TEXT_SUFFIX)
+        bounds = texts.with_name(f"{field}.tdb")
+        # Before 2020 files were named after attributes, of which one may end as the texts of another would.
+        of_numbers = schema.has_attr(field) and not schema.attr(field).isvar and bounds.parents[1].name != _FRAGMENTS
+        if (not fields or field in fields) and bounds.is_file() and not of_numbers:
+            try:
+                _hold(bounds, texts, checked=len(packed) > 1)
+            except _CorruptFileError as error:
+                raise _refusal(path, bounds, str(error)) from error
+
+
+def attribute_files(schema: Any, attribute: str) -> tuple[str, ...]:  # noqa: ANN401
+    """Name the files of an attribute, without their ending, as releases of today and those before 2020 do.
+
+    Parameters
+    ----------
+    schema : tiledb.ArraySchema
+        Of the array.
+    attribute : str
+        One of its attributes.
+    """
+    number = next(i for i in range(schema.nattr) if schema.attr(i).name == attribute)
+    return f"a{number}", attribute
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+
+
+def _odd_file(path: Path) -> Path | None:
+    """Find the first thing below a folder that is neither a file nor a folder; links are followed."""
+    folders, seen = [path], set()
+    while folders:
+        folder = folders.pop()
+        real = os.path.realpath(folder)
+        if real in seen:
+            continue
+        seen.add(real)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    folders.append(Path(entry.path))
+                elif not entry.is_file():
+                    return Path(entry.path)
+    return None
+
+
+def _refusal(path: Path, file: Path, what: str) -> SourceError:
+    return SourceError(
+        f"C00: {path} is damaged: {file.relative_to(path)} {what}. Fetch or write the CXG again."
+    )  # fmt: skip
+
+
+def _hold(bounds: Path, texts: Path, *, checked: bool) -> None:
+    """Hold the bounds of each tile against the length of its texts; `checked` says whether chunks of bounds have checksums."""
+    with bounds.open("rb") as of_bounds, texts.open("rb") as of_texts:
+        tiles = _tiles(of_texts, bounds=False)
+        for begin in _tiles(of_bounds, bounds=True, checked=checked):
+            length = next(tiles, None)
+            if length is None:
+                raise _CorruptFileError("has more tiles than its texts")
+            found = begin.view(np.uint64)
+            if not len(found):
+                continue
+            # Releases whose fragments lay beside each other did not say that the first bound of a tile is 0.
+            first = np.uint64(0) if bounds.parents[1].name == _FRAGMENTS else found[0]
+            if (found[1:] < found[:-1]).any() or found[0] != first or found[-1] - first > length[0]:
+                raise _CorruptFileError("has bounds that run backwards or beyond its texts")
+
+
+def _tiles(file: BinaryIO, *, bounds: bool, checked: bool = False) -> Iterator[NDArray[Any]]:
+    """Walk over the tiles of a file: the decoded bytes of each where it has bounds, else how many they are."""
+    end = file.seek(0, 2)
+    file.seek(0)
+    while file.tell() < end:
+        (n,) = _taken(file, _TILE, end)
+        chunks = [_chunk(file, end, decoded=bounds, checked=checked) for _ in range(min(n, end))]
+        if bounds:
+            whole = np.concatenate([np.empty(0, np.uint8), *chunks])
+            if len(whole) % 8:
+                raise _CorruptFileError("has a tile that ends within a bound")
+            yield whole
+        else:
+            yield np.array([sum(int(chunk[0]) for chunk in chunks)], np.uint64)
+
+
+def _taken(file: BinaryIO, form: Struct, end: int) -> tuple[int, ...]:
+    if file.tell() + form.size > end:
+        raise _CorruptFileError("is cut short")
+    return form.unpack(file.read(form.size))
+
+
+def _chunk(file: BinaryIO, end: int, *, decoded: bool, checked: bool) -> NDArray[Any]:
+    """Read the next chunk: what it holds, or how many bytes that are."""
+    length, stored, described = _taken(file, _CHUNK, end)
+    if file.tell() + described + stored > end or (length > MAX_CHUNK_BYTES and decoded):
+        raise _CorruptFileError("announces more bytes than it has")
+    if not decoded:
+        file.seek(described + stored, 1)
+        return np.array([length], np.uint64)
+    parts = _parts(file.read(described), stored, checked=checked) if described else []
+    if (sum(part[0] for part in parts) if described else stored) != length:
+        raise _CorruptFileError("has a chunk of another length than it says")
+    values = file.read(stored)
+    return _unpacked(values, parts) if described else np.frombuffer(values, np.uint8)
+
+
+def _parts(described: bytes, stored: int, *, checked: bool) -> list[tuple[int, int]]:
+    """Read the lengths of the parts of a packed chunk, decoded and stored; checksums, which the library compares, come first."""
+    if checked:
+        n_sums = sum(_PARTS.unpack_from(described)) if len(described) >= _PARTS.size else 0
+        described = described[_PARTS.size + n_sums * _CHECKSUM_BYTES :]
+    n_described, n = _PARTS.unpack_from(described) if len(described) >= _PARTS.size else (1, 0)
+    if n_described or len(described) != _PARTS.size + n * _PART.size:
+        raise _CorruptFileError("has a chunk that is described wrongly")
+    parts = [_PART.unpack_from(described, _PARTS.size + i * _PART.size) for i in range(n)]
+    if sum(part[1] for part in parts) != stored:
+        raise _CorruptFileError("has a chunk whose parts do not fill it")
+    return [(int(length), int(size)) for length, size in parts]
+
+
+def _unpacked(values: bytes, parts: list[tuple[int, int]]) -> NDArray[Any]:
+    from numcodecs import zstd
+
+    made, at = [np.empty(0, np.uint8)], 0
+    for length, size in parts:
+        try:
+            out = bytes(zstd.decompress(values[at : at + size]))
+        except (RuntimeError, ValueError, MemoryError) as error:
+            raise _CorruptFileError(f"cannot be decoded ({error})") from error
+        if len(out) != length:
+            raise _CorruptFileError("has a part of another length than it says")
+        made.append(np.frombuffer(out, np.uint8))
+        at += size
+    return np.concatenate(made)
+
+
+MAX_BOXES = 1 << 26
+"""Boxes into which fragments cut an array, beyond which only their outer bounds are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One dimension.
+
+    Parameters
+    ----------
+    name : str
+        ``""`` is possible.
+    dtype : numpy.dtype
+        Of its coordinates.
+    low, high : any
+        Inclusive bounds; None unless it is of numbers.
+    tile : any
+        Extent of a tile; None unless it is of numbers.
+    filters : str
+        In the order of writing.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    low: Any
+    high: Any
+    tile: Any
+    filters: str
+
+    @property
+    def size(self) -> int:
+        """How many coordinates it has; 0 for text, times and fractions, which are not counted."""
+        return int(self.high) - int(self.low) + 1 if self.dtype.kind in "iu" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One attribute.
+
+    Parameters
+    ----------
+    name : str
+        ``""`` for the anonymous one.
+    dtype : numpy.dtype
+        Of one value.
+    variable : bool
+        Whether values are of any length, as text is.
+    nullable : bool
+        Whether a value may be missing.
+    filters : str
+        In the order of writing.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    variable: bool
+    nullable: bool
+    filters: str
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds text."""
+        return self.dtype.kind in "US"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it holds one real number per cell."""
+        return self.dtype.kind in "fiu" and not self.variable
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """One array.
+
+    Parameters
+    ----------
+    sparse : bool
+        Whether cells that were not written are absent.
+    axes : tuple of Axis
+        Its dimensions.
+    attributes : tuple of Attribute
+        What each cell holds.
+    capacity : int
+        Cells per tile of a sparse array.
+    duplicates : bool
+        Whether a place may be written twice.
+    written : tuple of tuple of int, optional
+        First and last written coordinate of each axis; None where nothing is.
+    is_whole : bool
+        Whether every cell of a dense array is written.
+    metadata : dict of str to any
+        Its metadata.
+    """
+
+    sparse: bool
+    axes: tuple[Axis, ...]
+    attributes: tuple[Attribute, ...]
+    capacity: int
+    duplicates: bool
+    written: tuple[tuple[Any, Any], ...] | None
+    is_fully_written: bool
+    metadata: dict[str, Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of its axes."""
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its attributes, in order."""
+        return tuple(attribute.name for attribute in self.attributes)
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        """Extents of a tile."""
+        return tuple(int(axis.tile or 0) if axis.dtype.kind in "iu" else 0 for axis in self.axes)
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is dense, begins at 0, and has no place that was not written."""
+        return not self.sparse and self.is_fully_written and all(axis.low == 0 for axis in self.axes)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Decoded size of the largest attribute of a tile, text not counted."""
+        cells = self.capacity if self.sparse else prod(self.tile)
+        return cells * max((a.dtype.itemsize for a in self.attributes if not a.variable), default=0)
+
+    def attribute(self, name: str) -> Attribute | None:
+        """Find an attribute."""
+        return next((one for one in self.attributes if one.name == name), None)
+
+
+def read_array_info(path: Path) -> ArrayInfo:
+    """Read what an array says of itself.
+
+    Raises
+    ------
+    SourceError
+        If it cannot be opened (C00).
+    """
+    with open_array(path) as array:
+        schema = array.schema
+        domain = schema.domain
+        axes = tuple(_axis(domain.dim(i)) for i in range(domain.ndim))
+        attributes = tuple(_attribute(schema.attr(i)) for i in range(schema.nattr))
+        written = array.nonempty_domain()
+        metadata = dict(array.meta.items())
+        whole = not schema.sparse and is_fully_written(path, schema)
+    spans = None if written is None else tuple((_to_python(a), _to_python(b)) for a, b in written)
+    duplicates = bool(schema.sparse and schema.allows_duplicates)
+    return ArrayInfo(bool(schema.sparse), axes, attributes, int(schema.capacity), duplicates, spans, whole, metadata)
+
+
+def is_fully_written(path: Path, schema: Any) -> bool:  # noqa: ANN401  (a tiledb.ArraySchema)
+    """Say whether the fragments of a dense array cover it: TileDB reads fill values where a fragment is missing.
+
+    Parameters
+    ----------
+    path : Path
+        Of the array.
+    schema : tiledb.ArraySchema
+        Its schema.
+
+    Raises
+    ------
+    SourceError
+        If the fragments cannot be opened (C00).
+    """
+    with tiledb_errors(path):
+        boxes = import_tiledb().array_fragments(absolute_uri(path), ctx=context()).nonempty_domain
+    axes = [schema.domain.dim(i) for i in range(schema.domain.ndim)]
+    if any(np.dtype(axis.dtype).kind not in "iu" for axis in axes):  # of times, which no array of the format has
+        return bool(boxes)
+    ends = [axis.domain for axis in axes]
+    # The edges of all fragments cut the array into boxes, each of which is written as a whole or not at all.
+    cuts = []
+    for axis, (low, high) in enumerate(ends):
+        edges = {
+            int(low),
+            int(high) + 1,
+            *(int(box[axis][0]) for box in boxes),
+            *(int(box[axis][1]) + 1 for box in boxes),
+        }
+        cuts.append(np.array(sorted(edges)))
+    shape = [len(edges) - 1 for edges in cuts]
+    if prod(shape) > MAX_BOXES:
+        return all((int(low), int(high)) == _span(boxes, axis) for axis, (low, high) in enumerate(ends))
+    covered = np.zeros(shape, bool)
+    for box in boxes:
+        covered[
+            tuple(
+                slice(*np.searchsorted(edges, (int(low), int(high) + 1)))
+                for edges, (low, high) in zip(cuts, box, strict=True)
+            )
+        ] = True
+    return bool(covered.all())
+
+
+def _span(boxes: Any, axis: int) -> tuple[int, int]:  # noqa: ANN401  (bounds of axes of fragments)
+    return min(int(box[axis][0]) for box in boxes), max(int(box[axis][1]) for box in boxes)
+
+
+def written_cells(path: Path) -> int:
+    """Count the written cells of an array, by what its fragments say.
+
+    Raises
+    ------
+    SourceError
+        If it cannot be opened (C00).
+    """
+    with tiledb_errors(path):
+        return int(sum(import_tiledb().array_fragments(absolute_uri(path), ctx=context()).cell_num))
+
+
+def stored_bytes(path: Path) -> int:
+    """Sum the sizes of all files below a folder."""
+    return sum(at.stat().st_size for at in path.rglob("*") if at.is_file())
+
+
+def filters_text(filters: Any) -> str:  # noqa: ANN401  (a tiledb.FilterList)
+    """Name filters in the order of writing."""
+    return " + ".join(_filter_text(filters[i]) for i in range(len(filters)))
+
+
+def _filter_text(one: Any) -> str:  # noqa: ANN401
+    name = type(one).__name__.removesuffix("Filter").lower()
+    level = getattr(one, "level", None)
+    return name if level is None else f"{name} {level}"
+
+
+def _axis(dim: Any) -> Axis:  # noqa: ANN401
+    dtype = np.dtype(dim.dtype)
+    low, high, tile = (*dim.domain, dim.tile) if dtype.kind in "iuf" else (None, None, None)
+    return Axis(dim.name, dtype, _to_python(low), _to_python(high), _to_python(tile), filters_text(dim.filters))
+
+
+def _attribute(attr: Any) -> Attribute:  # noqa: ANN401
+    return Attribute(
+        attr.name, np.dtype(attr.dtype), bool(attr.isvar), bool(attr.isnullable), filters_text(attr.filters)
+    )
+
+
+def _to_python(value: Any) -> Any:  # noqa: ANN401
+    return value.item() if isinstance(value, np.generic) else value

@@ -36,12 +36,12 @@ from machine import cores
 
 import raggedatlas as ra
 from raggedatlas.catalog import identity as catalog_identity
-from raggedatlas.catalog import upkeep, versions
+from raggedatlas.catalog import optimize, versions
+from raggedatlas.catalog.feature_registration import register_features
 from raggedatlas.catalog.features import Registry
 from raggedatlas.catalog.genes import put_tables
 from raggedatlas.catalog.identity import IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import Layout
-from raggedatlas.catalog.registering import register_features
 from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
 from raggedatlas.query.axis import Axis, FeatureRows, build_axis
 
@@ -154,7 +154,7 @@ def derived_row(n: int, n_known: int, folder: str) -> str:
         return changed
 
     times = []
-    with mock.patch.object(upkeep, "update_identity", timed), mock.patch.object(versions, "update_identity", timed):
+    with mock.patch.object(optimize, "update_identity", timed), mock.patch.object(versions, "update_identity", timed):
         for i in range(1, 5):
             spent.append(0.0)
             start = time.process_time()

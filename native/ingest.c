@@ -34,17 +34,17 @@
 SCAN_WHOLE(float, int32_t)
 SCAN_WHOLE(double, int64_t)
 
-RA_INLINE int32_t scan_whole(const void *values, int64_t n, int32_t itemsize, int64_t *bounds)
+RA_INLINE int32_t scan_integers(const void *values, int64_t n, int32_t itemsize, int64_t *bounds)
 {
     return itemsize == 4 ? scan_whole_float(values, n, bounds) : scan_whole_double(values, n, bounds);
 }
 
-RA_VARIANTS(scan_whole, (const void *values, int64_t n, int32_t itemsize, int64_t *bounds),
+RA_VARIANTS(scan_integers, (const void *values, int64_t n, int32_t itemsize, int64_t *bounds),
             (values, n, itemsize, bounds))
 
 int32_t ra_scan_whole(const void *values, int64_t n, int32_t itemsize, int64_t *bounds)
 {
-    return RA_CHOOSE(scan_whole)(values, n, itemsize, bounds);
+    return RA_CHOOSE(scan_integers)(values, n, itemsize, bounds);
 }
 
 /* ---- dense to sparse ---- */

@@ -13,7 +13,7 @@ from raggedatlas.ingest.options import AddChoices, OnDuplicate, Progress
 from raggedatlas.model.annotations import OnConflict
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import AnnotationReport, UpkeepReport
+from raggedatlas.model.reports import AnnotationReport, MaintenanceReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.dataset import describe, describe_html
@@ -239,7 +239,7 @@ class RaggedAtlas(Readable):
         int
             How many were assigned.
         """
-        from raggedatlas.catalog.upkeep import reindex
+        from raggedatlas.catalog.optimize import reindex
 
         return reindex(self._opened, space)
 
@@ -275,7 +275,7 @@ class RaggedAtlas(Readable):
 
     def optimize(self) -> None:
         """Assign feature indices, compact the tables, rebuild their indexes; never touches what a snapshot names."""
-        from raggedatlas.catalog.upkeep import optimize
+        from raggedatlas.catalog.optimize import optimize
 
         optimize(self._opened)
 
@@ -316,13 +316,13 @@ class RaggedAtlas(Readable):
 
         restore(self._opened, version)
 
-    def drop_dataset(self, uid_or_name: str) -> UpkeepReport:
+    def drop_dataset(self, uid_or_name: str) -> MaintenanceReport:
         """Take a dataset out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
-        from raggedatlas.catalog.upkeep import drop_dataset
+        from raggedatlas.catalog.maintenance import drop_dataset
 
         return drop_dataset(self._opened, uid_or_name)
 
-    def drop_result(self, name: str) -> UpkeepReport:
+    def drop_result(self, name: str) -> MaintenanceReport:
         """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
         from raggedatlas.catalog.results import drop_result
 
@@ -409,19 +409,19 @@ class RaggedAtlas(Readable):
         options = AnnotateOptions(name, on, dataset, columns, obsm, cast or {}, on_conflict, unknown, dry_run)
         return annotate(self._opened, source, options)
 
-    def drop_annotation(self, name: str) -> UpkeepReport:
+    def drop_annotation(self, name: str) -> MaintenanceReport:
         """Take the columns of an annotation out of the atlas; columns that they covered are shown again, and snapshots keep theirs."""
         from raggedatlas.catalog.annotations import drop_annotation
 
         return drop_annotation(self._opened, name)
 
-    def drop_geometry(self, name: str, dataset: str | None = None) -> UpkeepReport:
+    def drop_geometry(self, name: str, dataset: str | None = None) -> MaintenanceReport:
         """Take geometry out of the atlas, of one dataset or of all; snapshots that have it keep it, and `gc` frees nothing that they reach."""
         from raggedatlas.catalog.geometries import drop_geometry
 
         return drop_geometry(self._opened, name, dataset)
 
-    def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> UpkeepReport:
+    def gc(self, *, dry_run: bool = True, grace: dt.timedelta = dt.timedelta(hours=1)) -> MaintenanceReport:
         """Free what no kept snapshot, no dataset, no result, no geometry and no running `add` reaches.
 
         Parameters
@@ -438,11 +438,11 @@ class RaggedAtlas(Readable):
         """
         if grace < dt.timedelta(0):
             raise ArgumentError(f"gc() takes grace as a datetime.timedelta of 0 or more, not {grace}.")
-        from raggedatlas.catalog.upkeep import gc
+        from raggedatlas.catalog.maintenance import gc
 
         return gc(self._opened, dry_run=dry_run, grace=grace)
 
-    def purge(self, uid_or_name: str) -> UpkeepReport:
+    def purge(self, uid_or_name: str) -> MaintenanceReport:
         """Remove a dataset from the tip and from every snapshot, its arrays and metadata too; this cannot be undone.
 
         What was purged, and when, is logged in the atlas. Until the purge is finished every other write is refused, also after a
@@ -459,9 +459,9 @@ class RaggedAtlas(Readable):
 
         return purge(self._opened, uid_or_name)
 
-    def repair(self) -> UpkeepReport:
+    def repair(self) -> MaintenanceReport:
         """Remove what killed or failed calls left: cells without a record and unreferenced groups, never those of a running `add`."""
-        from raggedatlas.catalog.upkeep import repair
+        from raggedatlas.catalog.maintenance import repair
 
         return repair(self._opened)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import checks, snapshots, upkeep
+from raggedatlas.catalog import checks, maintenance, optimize, snapshots
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
@@ -89,7 +89,7 @@ def test_a_lost_version_of_a_snapshot_is_found(two: Two) -> None:
     catalog = two[0]
     record = snapshots.snapshot(catalog)
     catalog.tables.untag(CELLS, record.tag)
-    upkeep.drop_dataset(catalog, two[1])
+    maintenance.drop_dataset(catalog, two[1])
     catalog.tables.clean_up(CELLS, timedelta(0))
     [problem] = [p for p in checks.validate(catalog) if not checks.is_note(p)]
     assert (problem.rule, problem.place) == ("lost-version", "snapshot 1")
@@ -133,7 +133,7 @@ def test_quick_finds_columns_pointing_nowhere(two: Two) -> None:
 def test_quick_finds_wrong_features(two: Two) -> None:
     """Repeated indices, layouts that disagree with the registry, and features it lacks are found."""
     catalog = two[0]
-    upkeep.optimize(catalog)
+    optimize.optimize(catalog)
     table = f"{SPACE}_registry"
     rows = catalog.tables.read(table)
     at = rows.column_names.index("global_index")
@@ -276,7 +276,7 @@ def test_deep_finds_arrays_that_were_exchanged(two: Two) -> None:
 def test_deep_finds_a_layout_that_was_changed(two: Two) -> None:
     """A feature list that no longer hashes to its uid is found."""
     catalog, first, _ = two
-    upkeep.optimize(catalog)
+    optimize.optimize(catalog)
     [record] = [r for r in read_records(catalog) if r.uid == first]
     rows = catalog.tables.read(LAYOUTS, where=f"layout_uid = '{record.layout_uid}'")
     swapped = rows.take([1, 0, 2])
@@ -311,7 +311,7 @@ def test_whatever_is_added_validates(
 def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that are damaged on their way once stop no snapshot, and nobody is told to drop anything."""
     catalog = two[0]
-    upkeep.optimize(catalog)
+    optimize.optimize(catalog)
     reads: list[int] = []
     original = checks.read_layouts
 
@@ -330,13 +330,13 @@ def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytes
 def test_a_dataset_that_is_dropped_and_freed_meanwhile_is_no_damage(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation beside a drop and a collection reports neither damage nor a failed read."""
     catalog, first, _ = two
-    upkeep.optimize(catalog)
+    optimize.optimize(catalog)
     original, dropped = checks.check_bytes, []
 
     def check_bytes(*args: Any) -> Any:
         if not dropped:
-            dropped.append(upkeep.drop_dataset(catalog.tip(), first))
-            upkeep.gc(catalog.tip(), dry_run=False)
+            dropped.append(maintenance.drop_dataset(catalog.tip(), first))
+            maintenance.gc(catalog.tip(), dry_run=False)
         return original(*args)
 
     monkeypatch.setattr(checks, "check_bytes", check_bytes)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import features, registering, upkeep
+from raggedatlas.catalog import feature_registration, features, optimize
 from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog, create_catalog
 from raggedatlas.catalog.cells import (
     CellColumn,
+    add_cell_columns,
     column_conflict,
     fit_values,
     join_facts,
-    widen,
 )
 from raggedatlas.catalog.layouts import ensure_layouts, read_layouts
 from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
@@ -35,7 +35,7 @@ def uid_of(name: str) -> str:
 def test_names_resolve_in_the_asked_order(two: Two) -> None:
     """Uid, symbol and alias all find a feature; unknown and repeated names are refused by name."""
     catalog = two[0]
-    registering.register_features(
+    feature_registration.register_features(
         catalog, SPACE, pa.table({"uid": [uid_of("A")], "symbol": ["Alpha"], "aliases": [["alef"]]})
     )
     registry = features.read_registry(catalog, SPACE)
@@ -54,9 +54,9 @@ def test_names_resolve_in_the_asked_order(two: Two) -> None:
 def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
     """Registering a feature again corrects it, keeps its index, and keeps its old symbol as an alias."""
     catalog = two[0]
-    upkeep.reindex(catalog)
+    optimize.reindex(catalog)
     before = features.read_registry(catalog, SPACE)
-    n = registering.register_features(
+    n = feature_registration.register_features(
         catalog, SPACE, pa.table({"uid": [uid_of("B"), uid_of("N")], "symbol": ["Beta", "N"]})
     )
     assert n == 1
@@ -64,10 +64,13 @@ def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
     assert after.global_index[after.row_of[uid_of("B")]] == before.global_index[before.row_of[uid_of("B")]]
     assert after.resolve(["Beta", "B"]).uids == (uid_of("B"),) * 2
     version = catalog.tables.version(f"{SPACE}_registry")
-    assert registering.register_features(catalog, SPACE, pa.table({"uid": [uid_of("B")], "symbol": ["Beta"]})) == 0
+    assert (
+        feature_registration.register_features(catalog, SPACE, pa.table({"uid": [uid_of("B")], "symbol": ["Beta"]}))
+        == 0
+    )
     assert catalog.tables.version(f"{SPACE}_registry") == version
     with pytest.raises(SchemaError, match="colour"):
-        registering.register_features(catalog, SPACE, pa.table({"uid": ["x"], "colour": ["red"]}))
+        feature_registration.register_features(catalog, SPACE, pa.table({"uid": ["x"], "colour": ["red"]}))
 
 
 def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
@@ -81,7 +84,7 @@ def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
             second: ("D",),
         }
         assert features.find_datasets_with_features(catalog, SPACE, ["D", "A"]) == {}
-        upkeep.optimize(catalog)
+        optimize.optimize(catalog)
     with pytest.raises(FeatureError):
         features.find_datasets_with_features(catalog, SPACE, ["nope"])
     with pytest.raises(NotFoundError, match="no features"):
@@ -95,8 +98,8 @@ def test_indices_are_dense_and_final(tmp_path_factory: pytest.TempPathFactory, r
     catalog.add_space(catalog.space(SPACE))
     given_so_far: dict[str, int] = {}
     for names in rounds:
-        registering.register_features(catalog, SPACE, pa.table({"uid": names}))
-        registering.reindex_registry(catalog, SPACE)
+        feature_registration.register_features(catalog, SPACE, pa.table({"uid": names}))
+        feature_registration.reindex_registry(catalog, SPACE)
         registry = features.read_registry(catalog, SPACE)
         now = dict(zip(registry.uids.tolist(), registry.global_index.tolist(), strict=True))
         assert sorted(now.values()) == list(range(len(now)))
@@ -137,7 +140,7 @@ def test_tables_registered_together_or_in_turn_come_to_the_same(
         catalog = create_catalog(Location(str(tmp_path_factory.mktemp("together") / "atlas")))
         catalog.add_space(catalog.space(SPACE))
         steps = [given_tables] if together else [[table] for table in given_tables]
-        n_new = sum(registering.register_features(catalog, SPACE, *step) for step in steps)
+        n_new = sum(feature_registration.register_features(catalog, SPACE, *step) for step in steps)
         rows = features.read_registry(catalog, SPACE).table.sort_by("uid").to_pylist()
         found.append((n_new, [row | {"aliases": sorted(row["aliases"] or [])} for row in rows]))
     assert found[0] == found[1]
@@ -162,7 +165,7 @@ def test_layouts_are_shared_and_read_in_column_order(two: Two) -> None:
     assert list(found) == [uid]
     assert found[uid].features.tolist() == uids
     assert found[uid].global_index.tolist() == [-1, -1, -1]
-    upkeep.optimize(catalog)
+    optimize.optimize(catalog)
     assert catalog.tables.count(LAYOUTS, f"layout_uid = '{uid}'") == 3
     assert (read_layouts(catalog, [uid])[uid].global_index >= 0).all()
     assert ensure_layouts(catalog, [([], np.array([], int))]) == [layout_uid([])]
@@ -206,8 +209,10 @@ def test_widening_adds_columns_once(two: Two) -> None:
     catalog = two[0]
     facts = ColumnFacts("percent.mt", "categorical", ("lo",))
     column = CellColumn("percent_mt", pa.string(), facts)
-    widen(catalog, [column], [])
-    widen(catalog, [CellColumn("percent_mt", pa.string(), ColumnFacts("percent.mt", "categorical", ("hi",)))], [])
+    add_cell_columns(catalog, [column], [])
+    add_cell_columns(
+        catalog, [CellColumn("percent_mt", pa.string(), ColumnFacts("percent.mt", "categorical", ("hi",)))], []
+    )
     schema = catalog.tables.schema(CELLS)
     stored = facts_of(schema.field("percent_mt"))
     assert stored is not None
@@ -217,7 +222,7 @@ def test_widening_adds_columns_once(two: Two) -> None:
     assert {"kind", "percent_mt"} == set(metadata_columns(schema))
     assert catalog.tables.count(CELLS, "percent_mt IS NULL") == 50
     version = catalog.tables.version(CELLS)
-    widen(catalog, [column], [])
+    add_cell_columns(catalog, [column], [])
     assert catalog.tables.version(CELLS) == version
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import raggedatlas as ra
 from raggedatlas.catalog.catalog import IDENTITY, LINKS, Catalog
+from raggedatlas.catalog.feature_registration import register_features
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.identity import (
     IDENTITY_COLUMNS,
@@ -24,7 +25,6 @@ from raggedatlas.catalog.identity import (
     update_identity,
 )
 from raggedatlas.catalog.layouts import Layout
-from raggedatlas.catalog.registering import register_features
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import CorruptError, FeatureError, SchemaError
 from raggedatlas.model.ids import feature_uids

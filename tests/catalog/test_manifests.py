@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import manifests, purge, snapshots, upkeep
+from raggedatlas.catalog import maintenance, manifests, purge, snapshots
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
@@ -37,7 +37,7 @@ def test_every_flipped_bit_of_a_file_that_a_snapshot_reaches_is_found(two: Two) 
     catalog = two[0]
     few = write_dataset(catalog, "c", ["A"], np.ones((4, 1), "u1"), {"kind": ["z"] * 4})
     snapshots.snapshot(catalog)
-    upkeep.drop_dataset(catalog, few)
+    maintenance.drop_dataset(catalog, few)
     snapshots.snapshot(catalog)
     folder = catalog.tables.location.path
     named = {path for r in list_versions(catalog) for path in manifests.read_manifest(catalog, r.manifest)}
@@ -108,7 +108,7 @@ def test_a_snapshot_whose_process_dies_leaves_files_that_agree(
     with dying(n):
         snapshots.snapshot(catalog)
     assert found(catalog) == []
-    upkeep.repair(catalog)
+    maintenance.repair(catalog)
     assert not any(problem.rule == "unverified-files" for problem in validate(catalog, "deep"))
     snapshots.snapshot(catalog)
     assert validate(catalog, "deep") == []
@@ -122,12 +122,12 @@ def test_upkeep_keeps_what_is_recorded(two: Two) -> None:
     everything = dt.timedelta(0)
     steps: list[Callable[[], object]] = [
         lambda: snapshots.delete_version(catalog, 2),
-        lambda: upkeep.gc(catalog, dry_run=False, grace=everything, keep=everything),
-        lambda: upkeep.drop_dataset(catalog, second),
+        lambda: maintenance.gc(catalog, dry_run=False, grace=everything, keep=everything),
+        lambda: maintenance.drop_dataset(catalog, second),
         lambda: snapshots.snapshot(catalog),
         lambda: purge.purge(catalog, first),
         lambda: snapshots.restore(catalog, 1),
-        lambda: upkeep.repair(catalog),
+        lambda: maintenance.repair(catalog),
         lambda: snapshots.snapshot(catalog),
     ]
     for step in steps:
@@ -144,9 +144,9 @@ def test_clean_up_removes_manifests_that_no_snapshot_names(two: Two) -> None:
     write_dataset(catalog, "c", ["A"], np.ones((5, 1), "u1"), {"kind": ["z"] * 5})
     record = snapshots.snapshot(catalog)
     folder = catalog.tables.location.path / FOLDER
-    upkeep.gc(catalog, dry_run=False)
+    maintenance.gc(catalog, dry_run=False)
     assert len(list(folder.iterdir())) == 3
-    upkeep.gc(catalog, dry_run=False, grace=dt.timedelta(0))
+    maintenance.gc(catalog, dry_run=False, grace=dt.timedelta(0))
     assert {file.name for file in folder.iterdir()} == {HEAD, f"{record.manifest}.json"}
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import checks, purge, snapshots, upkeep
+from raggedatlas.catalog import checks, maintenance, purge, snapshots
 from raggedatlas.catalog.catalog import CELLS, PURGE_KEY, VERSIONS, Catalog, open_catalog
 from raggedatlas.catalog.datasets import purged, read_records
 from raggedatlas.errors import ConflictError, NotFoundError
@@ -43,19 +43,19 @@ def make_history(catalog: Catalog, first: str) -> str:
     snapshots.snapshot(catalog, "one")
     third = write_dataset(catalog, "c", ["C", "E"], np.ones((10, 2), "u1"))
     snapshots.snapshot(catalog, "two")
-    upkeep.drop_dataset(catalog, first)
+    maintenance.drop_dataset(catalog, first)
     snapshots.snapshot(catalog, "three")
     write_dataset(catalog, "d", ["E", "F"], np.ones((5, 2), "u1"))
     return third
 
 
-@pytest.mark.parametrize("still_there", [False, True])
-def test_nothing_is_left_of_a_purged_dataset(two: Two, still_there: bool) -> None:
+@pytest.mark.parametrize("versions_exist", [False, True])
+def test_nothing_is_left_of_a_purged_dataset(two: Two, versions_exist: bool) -> None:
     """No cell uid of it is in any file; snapshots keep number, label and their other content; the log names it."""
     catalog, first, second = two
     gone = cells_of(catalog, first)
     third = make_history(catalog, first)
-    if still_there:
+    if versions_exist:
         snapshots.restore(catalog, "two")
     kept = {
         r.label: catalog.at(r).tables.read(CELLS, where=f"dataset_uid <> '{first}'")
@@ -65,7 +65,7 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, still_there: bool) -> Non
     assert any(uid.encode() in bytes_of(catalog) for uid in gone)
     report = purge.purge(catalog, "a")
     assert report.groups == (first,)
-    assert report.n_cells == (30 if still_there else 0)
+    assert report.n_cells == (30 if versions_exist else 0)
     after = bytes_of(catalog)
     assert not [uid for uid in gone if uid.encode() in after]
     for uid in cells_of(catalog, second, third):
@@ -93,7 +93,7 @@ def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> Non
     gone, before = cells_of(two[0], first), [record.uid for record in read_records(two[0])]
     with_it = two[0].tables.read(CELLS)
     tip = two[0].tables.read(CELLS, where=f"dataset_uid <> '{first}'")
-    finish = itertools.cycle([upkeep.repair, lambda catalog: purge.purge(catalog, "a")])
+    finish = itertools.cycle([maintenance.repair, lambda catalog: purge.purge(catalog, "a")])
     finished, stages = False, []
     for n in itertools.count(1, 3):
         catalog = open_catalog(Location(shutil.copytree(two[0].location.uri, tmp_path / str(n))))
@@ -232,7 +232,7 @@ def test_two_processes_do_not_run_one_purge(two: Two, dying: Dying) -> None:
         owner = {**mark.owner, "pid": other.pid, "process_start": start}
         text = mark.model_copy(update={"owner": owner}).model_dump_json()
         catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: text})
-        for call in (lambda: upkeep.repair(catalog), lambda: purge.purge(catalog, "a")):
+        for call in (lambda: maintenance.repair(catalog), lambda: purge.purge(catalog, "a")):
             with pytest.raises(ConflictError, match=f"process {other.pid}"):
                 call()
     purge.purge(catalog, "a")
@@ -259,7 +259,7 @@ def test_no_file_keeps_a_dataset_that_was_dropped_before(two: Two) -> None:
     catalog.tables.compact(CELLS)
     gone = cells_of(catalog, two[2])
     snapshots.snapshot(catalog)
-    upkeep.drop_dataset(catalog, "b")
+    maintenance.drop_dataset(catalog, "b")
     snapshots.snapshot(catalog)
     assert any(uid.encode() in bytes_of(catalog) for uid in gone)
     purge.purge(catalog, "b")

@@ -14,7 +14,7 @@ from raggedatlas import RaggedAtlas, ResultDataset
 from raggedatlas.catalog.catalog import CELLS, RESULTS
 from raggedatlas.catalog.results import change_results, drop_result
 from raggedatlas.errors import CorruptError, NotFoundError, ReadOnlyError
-from raggedatlas.ingest import result_index
+from raggedatlas.ingest import results
 from raggedatlas.model.results import RESULTS_SCHEMA, result_columns
 from raggedatlas.testing.modelled import Modelled, make_modelled
 
@@ -165,7 +165,7 @@ def test_a_purge_takes_the_values_out_of_results(
     own = made.moved(tmp_path / "own")
     atlas = own.open()
     if indexed:
-        monkeypatch.setattr(result_index, "INDEXED_CELLS", 5)
+        monkeypatch.setattr(results, "INDEXED_CELLS", 5)
         atlas.add(own.folder / "z", "i", as_="vector", progress=False)
         atlas.snapshot()
     gone = atlas.checkout(2).query().where({"dataset": "data-0"}).to_pandas().index

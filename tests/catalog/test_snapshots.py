@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raggedatlas.catalog import checks, snapshots, upkeep, versions
+from raggedatlas.catalog import checks, maintenance, optimize, snapshots, versions
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.errors import (
@@ -44,7 +44,7 @@ def test_a_snapshot_holds_what_was_there_and_nothing_later(two: Two) -> None:
     view = snapshots.open_snapshot(catalog, record)
     cells = view.tables.read(CELLS)
     write_dataset(catalog, "c", ["E"], np.ones((3, 1), "u1"), {"new": [1, 2, 3]})
-    upkeep.drop_dataset(catalog, first)
+    maintenance.drop_dataset(catalog, first)
     again = snapshots.open_snapshot(catalog, snapshots.find_version(catalog, "paper"))
     assert uids(again) == [first, second]
     assert again.tables.read(CELLS).equals(cells)
@@ -62,9 +62,9 @@ def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:
         write_dataset(catalog, f"more{i}", ["A", f"G{i}"], MATRIX)
         records.append(snapshots.snapshot(catalog))
         before[i + 2] = catalog.at(records[-1]).tables.read(CELLS)
-    upkeep.drop_dataset(catalog, first)
-    upkeep.optimize(catalog, timedelta(0))
-    upkeep.gc(catalog, dry_run=False, keep=timedelta(0))
+    maintenance.drop_dataset(catalog, first)
+    optimize.optimize(catalog, timedelta(0))
+    maintenance.gc(catalog, dry_run=False, keep=timedelta(0))
     for record in snapshots.list_versions(catalog):
         view = snapshots.open_snapshot(catalog, record)
         assert view.tables.read(CELLS).equals(before[record.version])
@@ -151,7 +151,7 @@ def test_death_before_any_write_leaves_a_sound_atlas(two: Two, dying: Dying) -> 
             for table, version in record.table_versions.items():
                 assert version in catalog.tables.tags(table).values(), (n, done)
         n += 1
-    upkeep.gc(catalog, dry_run=False, grace=timedelta(0), keep=timedelta(0))
+    maintenance.gc(catalog, dry_run=False, grace=timedelta(0), keep=timedelta(0))
     records = snapshots.list_versions(catalog)
     assert [record.version for record in records] == list(range(1, len(records) + 1))
     assert len(records) > 1
@@ -191,7 +191,7 @@ def test_a_dataset_dropped_while_versions_are_chosen_is_not_half_there(
     def slow(view: Catalog) -> dict[str, str]:
         calls.append(view)
         if len(calls) == 2:
-            upkeep.drop_dataset(catalog, first)
+            maintenance.drop_dataset(catalog, first)
         return original(view)
 
     monkeypatch.setattr(versions, "registry_tables", slow)
@@ -207,7 +207,7 @@ def test_restore_brings_back_and_keeps_the_rest(two: Two) -> None:
     one = snapshots.snapshot(catalog)
     cells = catalog.at(one).tables.read(CELLS)
     index = catalog.tables.read("gene_expression_registry", ["uid", "global_index"])
-    upkeep.drop_dataset(catalog, first)
+    maintenance.drop_dataset(catalog, first)
     third = write_dataset(catalog, "c", ["A", "Z"], MATRIX, {"extra": [1, 2, 3]})
     later = snapshots.snapshot(catalog)
     spaces = catalog.spaces()
@@ -231,7 +231,7 @@ def test_death_in_a_restore_leaves_a_complete_atlas(two: Two, dying: Dying) -> N
     n, finished = 0, False
     while not finished:
         for uid in uids(catalog):
-            upkeep.drop_dataset(catalog, uid)
+            maintenance.drop_dataset(catalog, uid)
         third = write_dataset(catalog, "c", ["A", "Z"], MATRIX)
         with dying(n):
             snapshots.restore(catalog, 1)
@@ -275,12 +275,12 @@ def test_diff_counts_what_changed(two: Two) -> None:
     """Datasets, cells, columns and features that came, went or changed are told apart."""
     import pyarrow as pa
 
-    from raggedatlas.catalog.registering import register_features
+    from raggedatlas.catalog.feature_registration import register_features
     from raggedatlas.model.ids import feature_uids
 
     catalog, first, second = two
     snapshots.snapshot(catalog)
-    upkeep.drop_dataset(catalog, first)
+    maintenance.drop_dataset(catalog, first)
     rows = catalog.tables.read(CELLS).slice(0, 4)
     at = rows.column_names.index("kind")
     changed = rows.set_column(at, rows.schema.field(at), pa.array(["z", "y", "z", None]))
@@ -344,11 +344,11 @@ def test_forgetting_and_restoring_need_the_tip(two: Two) -> None:
     for action in (
         lambda: snapshots.restore(view, 1),
         lambda: snapshots.delete_version(view, 1),
-        lambda: upkeep.optimize(view),
-        lambda: upkeep.reindex(view),
-        lambda: upkeep.drop_dataset(view, "a"),
-        lambda: upkeep.gc(view),
-        lambda: upkeep.repair(view),
+        lambda: optimize.optimize(view),
+        lambda: optimize.reindex(view),
+        lambda: maintenance.drop_dataset(view, "a"),
+        lambda: maintenance.gc(view),
+        lambda: maintenance.repair(view),
     ):
         with pytest.raises(ReadOnlyError):
             action()

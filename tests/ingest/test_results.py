@@ -20,7 +20,7 @@ from raggedatlas.errors import (
     SourceError,
     ValuesError,
 )
-from raggedatlas.ingest import result_index
+from raggedatlas.ingest import results as result_index
 from raggedatlas.query import search
 from raggedatlas.testing.annotated import small_anndata
 from raggedatlas.testing.modelled import Modelled, make_modelled, write_results
@@ -86,7 +86,7 @@ def test_the_registry_says_where_a_result_comes_from(own: Modelled) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "uint8"])
 def test_values_keep_their_type(own: Modelled, dtype: str) -> None:
-    """What was stored comes back bit by bit in its own type; whole numbers widen only where cells lack one."""
+    """What was stored comes back bit by bit in its own type; whole numbers add_cell_columns only where cells lack one."""
     values = (own.values * 10).astype(dtype) if np.dtype(dtype).kind != "u" else np.abs(own.values * 10).astype(dtype)
     write_results(own.folder / "typed", own.uids[own.known], values)
     atlas = own.open()

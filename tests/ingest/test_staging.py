@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import groups, staging, write
+from raggedatlas.ingest import commit, group_writer, staging
+from raggedatlas.ingest.group_writer import WrittenGroup
 from raggedatlas.ingest.options import IngestOptions
-from raggedatlas.ingest.written import WrittenGroup
 from raggedatlas.model.contracts import Source
 
 KINDS = ("good", "repeated", "same cells", "bad plan", "bad values", "does not open", "disk is full")
@@ -98,14 +98,14 @@ def state(atlas: RaggedAtlas) -> list[tuple[Any, ...]]:
 
 def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
     """Let the disk be full when the arrays of some sources are ended, while the source after them is read."""
-    close = groups._close
+    close = group_writer._close
 
     def full(written: WrittenGroup, *args: Any) -> None:
         if written.n_rows == UNWRITABLE:
             raise StoreError("No space left on device.")
         close(written, *args)
 
-    patch.setattr(groups, "_close", full)
+    patch.setattr(group_writer, "_close", full)
 
 
 @settings(max_examples=25)
@@ -129,13 +129,13 @@ def test_one_call_comes_to_what_many_calls_come_to(
     ]
     one, many = RaggedAtlas.create(str(folder / "one")), RaggedAtlas.create(str(folder / "many"))
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool, contextlib.suppress(AtlasError):
-        patch.setattr(write, "COMMIT_DATASETS", together)
+        patch.setattr(commit, "COMMIT_DATASETS", together)
         fill_the_disk(patch)
-        write.add_sources(one._catalog, openers, options, executor=pool if by_workers else None)
+        commit.add_sources(one._catalog, openers, options, executor=pool if by_workers else None)
     for opener in openers:
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(AtlasError):
             fill_the_disk(patch)
-            write.add_sources(many._catalog, [opener], options)
+            commit.add_sources(many._catalog, [opener], options)
     assert count["open"] == count["closed"]
     assert sorted(row[1:] for row in state(one)) == sorted(row[1:] for row in state(many))
     if choice != "replace":  # what was visible and is replaced stays until `gc`
@@ -149,13 +149,13 @@ def test_values_are_read_again_only_where_cells_and_features_agree(
 ) -> None:
     """Looking for the same content reads no values of a source whose cells or features nobody has, here or in the atlas."""
     walked: list[str] = []
-    walk = staging.walk
+    walk = staging.iterate_blocks
 
     def told(source: Source, info: Any) -> Any:
         walked.append(info.key)
         return walk(source, info)
 
-    monkeypatch.setattr(staging, "walk", told)
+    monkeypatch.setattr(staging, "iterate_blocks", told)
     other_cells, other_genes = made("good", 3), made("good", 0)
     other_genes.var_names = [f"x{i}" for i in range(4)]
     atlas.add([made("good", 0), other_cells, other_genes], progress=False)
@@ -175,14 +175,14 @@ def test_the_next_source_is_planned_while_one_is_written(
     for i in range(3):
         made("good", i).write_h5ad(tmp_path / f"{i}.h5ad")
     told: list[str] = []
-    prepare = staging.prepare
+    plan_source = staging.plan_source
 
-    def noted(*args: Any) -> staging.Prepared:
-        prepared = prepare(*args)
+    def noted(*args: Any) -> staging.PlannedSource:
+        prepared = plan_source(*args)
         told.append(f"planned {prepared.plan.name}")
         return prepared
 
-    monkeypatch.setattr(staging, "prepare", noted)
+    monkeypatch.setattr(staging, "plan_source", noted)
     atlas.add(tmp_path, progress=lambda step, i, n: told.append(step) if step == "arrays" else None)
     assert told == ["planned 0", "planned 1", "arrays", "planned 2", "arrays", "arrays"]
 
@@ -193,13 +193,13 @@ def test_a_refused_source_is_opened_once(atlas: RaggedAtlas, tmp_path: Path, mon
     (tmp_path / "b.h5ad").write_bytes(b"not HDF5")
     made("good", 2).write_h5ad(tmp_path / "c.h5ad")
     opened: list[str] = []
-    prepare = staging.prepare
+    plan_source = staging.plan_source
 
-    def noted(catalog: Any, opener: Any, *args: Any) -> staging.Prepared:
+    def noted(catalog: Any, opener: Any, *args: Any) -> staging.PlannedSource:
         opened.append(Path(opener.what).name)
-        return prepare(catalog, opener, *args)
+        return plan_source(catalog, opener, *args)
 
-    monkeypatch.setattr(staging, "prepare", noted)
+    monkeypatch.setattr(staging, "plan_source", noted)
     with pytest.raises(SourceError, match=r"1 of 3 sources were refused.*b\.h5ad"):
         atlas.add(tmp_path, progress=False)
     assert opened == ["a.h5ad", "b.h5ad", "c.h5ad"]
@@ -224,8 +224,8 @@ def test_an_interrupt_waits_for_what_is_finished_behind_it(
     atlas: RaggedAtlas, unchanged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who stops a call while a source before is still being finished finds the atlas as it was, and no thread writes on."""
-    finish = staging.Staged.finish
-    monkeypatch.setattr(staging.Staged, "finish", lambda self: (time.sleep(0.2), finish(self)))
+    finish = staging.StagedDataset.finish
+    monkeypatch.setattr(staging.StagedDataset, "finish", lambda self: (time.sleep(0.2), finish(self)))
 
     def stop(step: str, i: int, n: int) -> None:
         blocks.append(step == "block")

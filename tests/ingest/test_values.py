@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SchemaError, SourceError, ValuesError
-from raggedatlas.ingest import patterns
-from raggedatlas.ingest.passes import scan_whole
+from raggedatlas.ingest import content_hash
+from raggedatlas.ingest.values import scan_integers
 from raggedatlas.testing.anndatas import DTYPES, anndatas, assert_same, assert_same_matrix, in_form, make_values
 
 
@@ -37,8 +37,8 @@ def stored(atlas: RaggedAtlas, name: str = "d") -> dict[str, str]:
 def test_what_is_added_comes_back(given, rows) -> None:  # noqa: ANN001
     """X, layers, raw, obs and var come back in value, dtype, form and order, however the blocks fall."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patterns, "block_rows", lambda info: rows)
-        patch.setattr("raggedatlas.ingest.groups.block_rows", lambda info: rows)
+        patch.setattr(content_hash, "block_rows", lambda info: rows)
+        patch.setattr("raggedatlas.ingest.group_writer.block_rows", lambda info: rows)
         atlas = RaggedAtlas.create(f"{folder}/atlas")
         report = atlas.add(given, "d", progress=False)
         assert_same(given, atlas.dataset("d").to_anndata())
@@ -59,7 +59,7 @@ def test_counts_take_the_smallest_exact_unsigned_type(dtype, high, rows, seed) -
     x[-1, -1] = largest
     expected = next(t for t in ("uint8", "uint16", "uint32", "uint64") if int(x.max()) <= np.iinfo(t).max)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raggedatlas.ingest.groups.block_rows", lambda info: rows)
+        patch.setattr("raggedatlas.ingest.group_writer.block_rows", lambda info: rows)
         atlas = RaggedAtlas.create(f"{folder}/atlas")
         atlas.add(simple(in_form(x, "csr", np.random.default_rng(0))), "d", progress=False)
         assert stored(atlas) == {"gene_expression/counts": expected}
@@ -71,7 +71,7 @@ def test_counts_take_the_smallest_exact_unsigned_type(dtype, high, rows, seed) -
 def test_a_late_fraction_renames_and_rewrites(atlas, monkeypatch, dtype, first) -> None:  # noqa: ANN001
     """Where the first block looks like counts and the last is not, the layer is `X` in the source's dtype, nothing lost."""
     x = np.array([[first, 0], [0, 1], [0, 0.5]]).clip(max=np.finfo(dtype).max / 2).astype(dtype)
-    monkeypatch.setattr("raggedatlas.ingest.groups.block_rows", lambda info: 1)
+    monkeypatch.setattr("raggedatlas.ingest.group_writer.block_rows", lambda info: 1)
     atlas.add(simple(x, named=x.copy()), "d", progress=False)
     assert stored(atlas) == {"gene_expression/X": dtype, "gene_expression/named": dtype}
     assert_same_matrix("X", x, atlas.dataset("d").to_anndata().X)
@@ -125,7 +125,7 @@ def test_layers_with_equal_entries_share_their_indices(atlas) -> None:  # noqa: 
 @pytest.mark.parametrize("block", [1, 100])
 def test_bad_counts_are_refused_by_name(atlas, unchanged, monkeypatch, form, bad, block) -> None:  # noqa: ANN001
     """NaN, infinities and negative counts are refused with cell and feature; the atlas stays as it was."""
-    monkeypatch.setattr("raggedatlas.ingest.groups.block_rows", lambda info: block)
+    monkeypatch.setattr("raggedatlas.ingest.group_writer.block_rows", lambda info: block)
     x = np.random.default_rng(0).poisson(1, (6, 4)).astype(np.float32)
     x[4, 2] = bad
     with (
@@ -222,7 +222,7 @@ def test_layer_names_are_checked(atlas, unchanged, name) -> None:  # noqa: ANN00
 )
 def test_whole_numbers_of_32_bits_are_told_from_all_else(dtype: type, values: list[float]) -> None:
     """Bounds come with numbers that are all whole and small; fractions, large numbers, NaN and infinities are found anywhere."""
-    low, high, whole = scan_whole(np.array(values, dtype))
+    low, high, whole = scan_integers(np.array(values, dtype))
     assert whole is all(np.isfinite(v) and v == int(v) and abs(v) < 2.0**31 for v in values)
     if whole:
         assert (low, high) == (min(values), max(values))

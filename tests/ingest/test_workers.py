@@ -24,7 +24,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.checks import is_note
 from raggedatlas.errors import ArgumentError, SourceError, WorkersError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import workers, write
+from raggedatlas.ingest import commit, workers
 from raggedatlas.store.executors import Workers
 from raggedatlas.testing.processes import POOLS, started
 from raggedatlas.verbs import infer
@@ -118,7 +118,7 @@ def test_the_atlas_is_the_same(kind: str, atlas: RaggedAtlas, tmp_path: Path, mo
     same = tmp_path / "files" / "more"
     same.mkdir()
     made(7).write_h5ad(same / "f0.h5ad")
-    monkeypatch.setattr(write, "COMMIT_DATASETS", 2)
+    monkeypatch.setattr(commit, "COMMIT_DATASETS", 2)
     local = RaggedAtlas.create(str(tmp_path / "local"))
     steps: list[tuple[str, int, int]] = []
     if kind == "dask":

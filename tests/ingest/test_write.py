@@ -16,7 +16,7 @@ import scipy.sparse as sp
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreError, ValuesError
-from raggedatlas.ingest import write
+from raggedatlas.ingest import commit
 from raggedatlas.store import location
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.anndatas import assert_same
@@ -130,7 +130,7 @@ def test_blocks_make_no_difference_to_the_hash(tmp_path, monkeypatch) -> None:  
     """However large the steps, a file has one content hash."""
     hashes = set()
     for rows in (1, 5, 1000):
-        monkeypatch.setattr("raggedatlas.ingest.groups.block_rows", lambda info, rows=rows: rows)
+        monkeypatch.setattr("raggedatlas.ingest.group_writer.block_rows", lambda info, rows=rows: rows)
         hashes.add(RaggedAtlas.create(str(tmp_path / str(rows))).add(plain(), "d", progress=False).content_hash)
     assert len(hashes) == 1
 
@@ -295,7 +295,7 @@ def test_what_fails_after_the_commit_is_no_failure(atlas, monkeypatch) -> None: 
         raise StoreError("No space left on device.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("raggedatlas.ingest.write.release_lease", full)
+        patch.setattr("raggedatlas.ingest.commit.release_lease", full)
         assert atlas.add(plain(), "d", progress=False).status == "added"
     assert_same(plain(), atlas.dataset("d").to_anndata())
 
@@ -319,7 +319,7 @@ def test_an_interrupted_folder_leaves_nothing_behind(atlas, unchanged, tmp_path)
 def test_an_interrupted_commit_leaves_nothing_visible(atlas, monkeypatch, step) -> None:  # noqa: ANN001
     """Ctrl-C before the record, even while the cells are being written beside, takes cells and arrays away again."""
     atlas.add(plain(), "d", progress=False)
-    interrupted, write_cells = Event(), write._write_cells
+    interrupted, write_cells = Event(), commit._write_cells
 
     def late(*args) -> None:  # noqa: ANN002
         if step in ("features", "layouts"):
@@ -332,7 +332,7 @@ def test_an_interrupted_commit_leaves_nothing_visible(atlas, monkeypatch, step) 
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(write, "_write_cells", late)
+        patch.setattr(commit, "_write_cells", late)
         with pytest.raises(KeyboardInterrupt):
             atlas.add(plain(1), "e", progress=stop)
     assert atlas.list_datasets()["name"].tolist() == ["d"]
@@ -375,7 +375,7 @@ def test_a_read_only_atlas_is_refused(tmp_path) -> None:  # noqa: ANN001
 
 def test_datasets_that_share_no_commit_are_all_there(atlas, monkeypatch) -> None:  # noqa: ANN001
     """However many datasets go in with one commit, each is in the atlas with its cells."""
-    monkeypatch.setattr(write, "COMMIT_DATASETS", 2)
+    monkeypatch.setattr(commit, "COMMIT_DATASETS", 2)
     reports = atlas.add([plain(i, 3 + i) for i in range(5)], progress=False)
     assert sorted(atlas.list_datasets()["name"]) == sorted(r.name for r in reports)
     for i, report in enumerate(reports):

@@ -136,10 +136,10 @@ def test_a_dataset_is_written_column_by_column(tmp_path: Path, monkeypatch: pyte
         opened.append(column)
         return real(self, column)
 
-    from raggedatlas.catalog.frames import KeptFrame
+    from raggedatlas.catalog.frames import StoredFrame
 
-    real = KeptFrame.chunks
-    monkeypatch.setattr(KeptFrame, "chunks", chunks)
+    real = StoredFrame.chunks
+    monkeypatch.setattr(StoredFrame, "chunks", chunks)
     monkeypatch.setattr("raggedatlas.query.returning.read_frame", _no_obs)
     atlas.dataset("d").write(tmp_path / "x.h5ad")
     assert sorted(set(opened)) == list(range(1 + given.obs.shape[1]))

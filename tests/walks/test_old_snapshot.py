@@ -10,8 +10,10 @@ import pytest
 
 import raggedatlas as ra
 from raggedatlas.catalog.catalog import CELLS, DATASETS, open_catalog
+from raggedatlas.catalog.leases import GRACE
+from raggedatlas.catalog.maintenance import gc
+from raggedatlas.catalog.optimize import KEEP, optimize
 from raggedatlas.catalog.snapshots import list_versions
-from raggedatlas.catalog.upkeep import GRACE, KEEP, gc, optimize
 from raggedatlas.store.location import Location
 from raggedatlas.testing.annotated import GENES, small_anndata
 

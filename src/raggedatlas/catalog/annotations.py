@@ -7,12 +7,12 @@ from itertools import pairwise
 import pyarrow as pa
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import CellColumn, fit_values, text_of, widen
+from raggedatlas.catalog.cells import CellColumn, add_cell_columns, fit_values, text_of
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.annotations import AnnotationRecord, annotation_columns
 from raggedatlas.model.columns import column_stacks
 from raggedatlas.model.frames import ColumnFacts, facts_of
-from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.sql import all_of, is_not_null, is_null
 from raggedatlas.store.tables import Tables, update_columns
 
@@ -29,7 +29,7 @@ def read_annotations(catalog: Catalog) -> list[AnnotationRecord]:
     return list(found.values())
 
 
-def drop_annotation(catalog: Catalog, name: str) -> UpkeepReport:
+def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
     """Remove the columns of an annotation, in one commit; columns that they covered are shown again. Snapshots keep theirs.
 
     Parameters
@@ -60,7 +60,7 @@ def drop_annotation(catalog: Catalog, name: str) -> UpkeepReport:
                 f"The annotation {later[0]!r} gave values to the column {shown!r} after {name!r} did; drop {later[0]!r} first."
             )
     catalog.tables.drop_columns(CELLS, own)
-    return UpkeepReport(notes=(f"{len(own)} columns were removed; snapshots that have them keep them",))
+    return MaintenanceReport(notes=(f"{len(own)} columns were removed; snapshots that have them keep them",))
 
 
 def complete_annotations(catalog: Catalog) -> int:
@@ -78,7 +78,7 @@ def complete_annotations(catalog: Catalog) -> int:
     for upper, lower in incomplete_columns(catalog):
         field = catalog.tables.schema(CELLS).field(lower)
         facts = replace(facts_of(field) or ColumnFacts(lower, ""), name=_shown_name(catalog, upper))
-        widen(catalog, [CellColumn(upper, field.type, facts)], [])
+        add_cell_columns(catalog, [CellColumn(upper, field.type, facts)], [])
         n_filled += catalog.tables.retry(CELLS, partial(_fill, catalog, upper, lower))
     return n_filled
 

@@ -1,4 +1,4 @@
-"""The cell table: widen it for new columns and feature spaces, keep what its columns were in their files."""
+"""The cell table: add_cell_columns it for new columns and feature spaces, keep what its columns were in their files."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ def fit_values(name: str, values: pa.ChunkedArray, target: pa.DataType) -> pa.Ch
         ) from error
 
 
-def widen(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa.Field]) -> None:
+def add_cell_columns(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa.Field]) -> None:
     """Add the metadata and pointer columns that the cell table lacks, and join the facts of those it has.
 
     Parameters
@@ -101,7 +101,7 @@ def widen(catalog: Catalog, columns: Sequence[CellColumn], pointers: Sequence[pa
         if pa.types.is_string(column.type) and not pa.types.is_string(
             catalog.tables.schema(CELLS).field(column.stored).type
         ):
-            _turn_into_text(catalog, column.stored)
+            _convert_to_text(catalog, column.stored)
 
     def joined(now: pa.Schema) -> Mapping[str, Mapping[bytes, bytes]]:
         updates = {}
@@ -127,7 +127,7 @@ def text_of(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values.cast(pa.string())
 
 
-def _turn_into_text(catalog: Catalog, name: str) -> None:
+def _convert_to_text(catalog: Catalog, name: str) -> None:
     """Make text of a column of numbers.
 
     The old column keeps its values under another name until the new one has those of every row, so that a writer that

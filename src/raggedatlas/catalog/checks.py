@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from raggedatlas.catalog.array_checks import check_arrays, check_bytes, check_specs
 from raggedatlas.catalog.catalog import (
     BASE_CELLS,
     CELLS,
@@ -26,19 +27,18 @@ from raggedatlas.catalog.catalog import (
     VERSIONS,
     Catalog,
 )
+from raggedatlas.catalog.cell_checks import check_rows
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.frames import check_frames
-from raggedatlas.catalog.geometries import every_geometry, is_visible
+from raggedatlas.catalog.geometries import is_visible, read_all_geometries
 from raggedatlas.catalog.geometry_checks import check_geometries, check_shapes, check_store
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
-from raggedatlas.catalog.inspection import check_arrays, check_bytes, check_specs
 from raggedatlas.catalog.layouts import Layout, read_layouts
 from raggedatlas.catalog.manifests import check_files
 from raggedatlas.catalog.result_checks import check_results, check_values
-from raggedatlas.catalog.results import named_uids, read_results
-from raggedatlas.catalog.rows import check_rows
-from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, still_there
+from raggedatlas.catalog.results import asset_uids, read_results
+from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, versions_exist
 from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.model.genes import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.geometries import GEOMETRY_SCHEMA
@@ -91,18 +91,18 @@ def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Work
         ``result-count``, ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``; deep: ``table-file``, ``manifest``, ``unverified-files`` (note), ``frame``, ``store-files``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``layout-hash``,
         ``result-values``.
     """
-    first = _look(catalog, level, executor)
+    first = _check_once(catalog, level, executor)
     if all(is_note(problem) for problem in first):
         return first
     # Nothing that was remembered of the first look may answer the second.
-    again = _look(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot), level, executor)
+    again = _check_once(catalog.tip() if catalog.snapshot is None else catalog.at(catalog.snapshot), level, executor)
     known, there = {(p.rule, p.place) for p in first}, {(p.rule, p.place) for p in again}
     found = [problem for problem in again if is_note(problem) or (problem.rule, problem.place) in known]
     once = [p for p in first if not is_note(p) and (p.rule, p.place) not in there]
     if once and not catalog.read_only:
         # What concerns a dataset that was dropped and freed between the looks says nothing of the atlas as it is.
         with contextlib.suppress(AtlasError):
-            named = named_uids(catalog.current())
+            named = asset_uids(catalog.current())
             once = [problem for problem in once if _groups_in(problem) <= named]
     if once:
         text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].place}: {once[0].message}"
@@ -115,7 +115,7 @@ def _groups_in(problem: Problem) -> set[str]:
     return set(re.findall(r"([0-9a-f]{16})/", f"{problem.place} {problem.message}"))
 
 
-def _look(catalog: Catalog, level: Level, executor: Executor | Workers | None) -> list[Problem]:
+def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | None) -> list[Problem]:
     """Look at everything once."""
     problems: list[Problem] = []
     try:
@@ -158,7 +158,7 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
         problems += _check_layout(record, layouts.get(record.layout_uid), registries.get(record.feature_space))
     results = read_results(catalog)
     problems += check_results(catalog, results)
-    shapes = every_geometry(catalog)
+    shapes = read_all_geometries(catalog)
     problems += check_geometries(catalog, shapes)
     groups = [*records, *(result.as_group(stored=True) for result in results if result.zarr_group)]
     if level != "quick":
@@ -186,7 +186,7 @@ def _tip_versions(catalog: Catalog) -> AtlasVersionRecord:
     """Choose versions of the tip that belong together, without writing anything."""
     draft = consistent_versions(catalog, assign=False)
     for _ in range(_ATTEMPTS):
-        if still_there(catalog, draft):
+        if versions_exist(catalog, draft):
             break
         draft = consistent_versions(catalog, assign=False)
     return draft

@@ -95,7 +95,7 @@ def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Pro
 
 
 @dataclass(frozen=True)
-class KeptFrame:
+class StoredFrame:
     """A kept frame whose columns are read one by one.
 
     Parameters
@@ -127,11 +127,11 @@ class KeptFrame:
                 yield values
 
 
-def open_frame(catalog: Catalog, record: DatasetRecord, name: str) -> KeptFrame:
+def open_frame(catalog: Catalog, record: DatasetRecord, name: str) -> StoredFrame:
     """Open a frame of a dataset; parameters and errors as of `read_frame`."""
     data = _bytes(catalog, record, name)
     with _arrow_errors(catalog, record, name), pa.ipc.open_file(data) as reader:
-        return KeptFrame(reader.schema, data, catalog, record, name)
+        return StoredFrame(reader.schema, data, catalog, record, name)
 
 
 def _bytes(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Buffer:

@@ -13,26 +13,26 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, GEOMETRY, Catalog
 from raggedatlas.catalog.datasets import find_dataset, read_records
-from raggedatlas.catalog.entries import Entries, change_entries, read_entries
 from raggedatlas.catalog.leases import GRACE, lease_alive
+from raggedatlas.catalog.registry import AssetTable, change_assets, read_assets
 from raggedatlas.errors import ConflictError, NotFoundError, QueryError
 from raggedatlas.model.geometries import GEOMETRY_SCHEMA, GeometryRecord
 from raggedatlas.model.pointers import PointerKind, pointer_columns
-from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.sql import is_not_null
 from raggedatlas.store.tables import Tables, update_columns
 
-ENTRIES = Entries(GEOMETRY, GeometryRecord, GEOMETRY_SCHEMA)
+ENTRIES = AssetTable(GEOMETRY, GeometryRecord, GEOMETRY_SCHEMA)
 
 
-def every_geometry(catalog: Catalog) -> list[GeometryRecord]:
+def read_all_geometries(catalog: Catalog) -> list[GeometryRecord]:
     """Read all rows of the registry, in the order of adding; none where the atlas, or the snapshot, has no such table."""
-    return read_entries(catalog, ENTRIES)
+    return read_assets(catalog, ENTRIES)
 
 
 def read_geometries(catalog: Catalog) -> list[GeometryRecord]:
     """Read the geometry stores that are visible: those of which a dataset is in the inventory."""
-    found = every_geometry(catalog)
+    found = read_all_geometries(catalog)
     known = {record.uid for record in read_records(catalog)} if found else set()
     return [record for record in found if is_visible(record, known)]
 
@@ -132,10 +132,10 @@ def change_geometries(
     list of GeometryRecord
         The list as it stands now.
     """
-    return change_entries(catalog, ENTRIES, change)
+    return change_assets(catalog, ENTRIES, change)
 
 
-def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> UpkeepReport:
+def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> MaintenanceReport:
     """Take geometry out of the atlas; snapshots that hold it keep it, and `gc` frees what none holds.
 
     The row goes first, which makes the shapes invisible at once; then the pointers of the cells. A process that dies in between
@@ -178,18 +178,18 @@ def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> Up
         )
     gone = {record.uid for record in records}
     change_geometries(catalog, lambda old: [record for record in old if record.uid not in gone])
-    clear_pointers(catalog)
-    return UpkeepReport(
+    clear_orphaned_pointers(catalog)
+    return MaintenanceReport(
         groups=tuple(record.zarr_group for record in records),
         n_cells=sum(record.n_cells for record in records),
         notes=("the shapes stay until gc() finds that no snapshot needs them",),
     )
 
 
-def forget_datasets(catalog: Catalog, uids: Iterable[str]) -> int:
+def remove_datasets_from_geometries(catalog: Catalog, uids: Iterable[str]) -> int:
     """Take datasets that are gone out of the registry; a store without any other goes with them. Return how many stores changed."""
     gone = set(uids)
-    if not gone or not any(gone & set(record.cells_of) for record in every_geometry(catalog)):
+    if not gone or not any(gone & set(record.cells_of) for record in read_all_geometries(catalog)):
         return 0
     changed: list[str] = []
 
@@ -203,9 +203,9 @@ def forget_datasets(catalog: Catalog, uids: Iterable[str]) -> int:
     return len(changed)
 
 
-def lost_datasets(catalog: Catalog, grace: timedelta = GRACE) -> list[str]:
+def find_deleted_datasets(catalog: Catalog, grace: timedelta = GRACE) -> list[str]:
     """Find datasets that the registry names and the inventory does not, and that nobody is adding. The inventory is read last."""
-    idle = [record for record in every_geometry(catalog) if not lease_alive(catalog, record.uid, grace)]
+    idle = [record for record in read_all_geometries(catalog) if not lease_alive(catalog, record.uid, grace)]
     known = {record.uid for record in read_records(catalog)}
     return sorted({uid for record in idle for uid in record.cells_of} - known)
 
@@ -216,20 +216,20 @@ def geometry_columns(schema: pa.Schema, space: str | None = None) -> list[str]:
     return [n for n, (of, kind) in found if kind is PointerKind.GEOMETRY and space in {None, of}]
 
 
-def live_groups(catalog: Catalog, groups: Iterable[str], grace: timedelta = GRACE) -> set[str]:
+def groups_in_use(catalog: Catalog, groups: Iterable[str], grace: timedelta = GRACE) -> set[str]:
     """Tell which groups have a row in the registry or are being written. The registry is read last."""
     candidates = set(groups)
     alive = {group for group in candidates if lease_alive(catalog, group.split("/")[0], grace)}
-    return alive | (candidates & {record.zarr_group for record in every_geometry(catalog)})
+    return alive | (candidates & {record.zarr_group for record in read_all_geometries(catalog)})
 
 
-def clear_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
+def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
     """Remove pointers that lead to no store, and columns that hold none and are no feature space's own; return how many cells lost one."""
     n_cleared = 0
     for column in geometry_columns(catalog.tables.schema(CELLS)):
         with contextlib.suppress(ConflictError):
             n_cleared += catalog.tables.retry(CELLS, lambda column=column: _clear(catalog, column, grace))  # type: ignore[misc]
-    named = {record.column for record in every_geometry(catalog)}
+    named = {record.column for record in read_all_geometries(catalog)}
     spare = [c for c in geometry_columns(catalog.tables.schema(CELLS)) if c not in named and c not in catalog.spaces()]
     idle = [c for c in spare if not catalog.tables.count(CELLS, is_not_null(f"{c}.zarr_group"))]
     if idle:
@@ -244,7 +244,7 @@ def _clear(catalog: Catalog, column: str, grace: timedelta) -> int:
         return 0
     rows = then.read(CELLS, ["uid", f"{column}.zarr_group"], is_not_null(f"{column}.zarr_group"))
     groups = rows.column(1)
-    live = live_groups(catalog, pc.unique(groups).to_pylist(), grace)
+    live = groups_in_use(catalog, pc.unique(groups).to_pylist(), grace)
     dead = rows.filter(pc.invert(pc.is_in(groups, value_set=pa.array(sorted(live), pa.string()))))
     if dead.num_rows:
         field = then.schema(CELLS).field(column)

@@ -10,7 +10,7 @@ from raggedatlas.model.geometries import geometries_from_table, geometries_to_ta
 from raggedatlas.store.tables import Tables
 
 
-def stores_of(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> set[str]:
+def find_stores_with_dataset(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> set[str]:
     """Find the stores that have, or ever had, shapes of a dataset, at the tip or in a snapshot; they go whole.
 
     Parameters

@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import FACTS, GENE_TABLE, IDENTITY, LINKS, Catalog
+from raggedatlas.catalog.feature_registration import BY_HAND
 from raggedatlas.catalog.genes import Genes, read_genes
-from raggedatlas.catalog.naming import NameResolver
-from raggedatlas.catalog.registering import BY_HAND
-from raggedatlas.catalog.touched import connected_rows
+from raggedatlas.catalog.name_resolution import NameResolver, find_connected_rows
 from raggedatlas.errors import ConflictError, CorruptError, FeatureError, StoreError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids
@@ -404,7 +403,7 @@ def _derived(
     if not len(touched):
         return kept, kept_facts
     registry = read_inputs(catalog, table)
-    registry = registry.take(pa.array(connected_rows(registry, touched, links, tables)))
+    registry = registry.take(pa.array(find_connected_rows(registry, touched, links, tables)))
     identity = derive_identity(registry, space, links, tables)
     rows, facts = _rows(registry, space, identity, said), _fact_rows(registry, space, identity, tables)
     return _replaced(kept, registry, rows), _replaced(kept_facts, registry, facts)

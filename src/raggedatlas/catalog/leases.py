@@ -49,7 +49,7 @@ def release_lease(catalog: Catalog, dataset_uid: str) -> None:
         write_group_attributes(catalog.arrays, dataset_uid, {_ATTRIBUTE: {}})
 
 
-def are_ours(attributes: Mapping[str, Any], space: str) -> bool:
+def is_atlas_group(attributes: Mapping[str, Any], space: str) -> bool:
     """Tell whether the attributes of a group are such as this package writes: none, a note of a lease, or what the group holds."""
     ours = attributes.get(_ATTRIBUTE, {})
     if not set(attributes) <= {_ATTRIBUTE} or not isinstance(ours, dict):

@@ -169,7 +169,9 @@ def _decide(
             found.several.setdefault(other, []).append(min(said, key=lambda pair: (pair.relation == _ONE, pair.table)))
 
 
-def by_orthologs(registry: Registry, catalog: Catalog, organism: str, *, as_given: bool = False) -> OrthologFeatures:
+def map_to_orthologs(
+    registry: Registry, catalog: Catalog, organism: str, *, as_given: bool = False
+) -> OrthologFeatures:
     """Let the features of other organisms count as their one-to-one orthologs of one organism.
 
     Parameters

@@ -10,28 +10,28 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, PURGE_KEY, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.datasets import PURGED_KEY, group_by_dataset, purged, read_records
-from raggedatlas.catalog.geometries import every_geometry
-from raggedatlas.catalog.geometry_purge import rewrite_geometries, stores_of
+from raggedatlas.catalog.geometries import read_all_geometries
+from raggedatlas.catalog.geometry_purge import find_stores_with_dataset, rewrite_geometries
 from raggedatlas.catalog.leases import process_alive, this_process
 from raggedatlas.catalog.manifests import remove_manifests, seal_versions, write_manifest
-from raggedatlas.catalog.result_purge import clean_arrays, every_result, remove_old_arrays, rewrite_results
+from raggedatlas.catalog.optimize import optimize_table, vacuum_tables
+from raggedatlas.catalog.result_purge import every_result, purge_arrays, remove_old_arrays, rewrite_results
 from raggedatlas.catalog.results import read_results
-from raggedatlas.catalog.tidy import clean_up, tidy_table
 from raggedatlas.catalog.versions import (
     NUMBERED,
     PENDING,
     PURGE_TAG,
     PURGING,
     change_versions,
-    heal_tags,
+    delete_manifest_log,
     list_versions,
-    refuse_running,
-    unseal,
+    refuse_running_adds,
+    repair_tags,
     untag_everywhere,
 )
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, utc_now
-from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.sql import equals, negation
 from raggedatlas.store.tables import Tables
 
@@ -42,7 +42,7 @@ Rewriters = Mapping[str, Callable[[int], int]]
 """Table -> what makes the newest version of it like an old one, without the dataset."""
 
 
-def purge(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
+def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     """Remove a dataset from the tip and from every snapshot: arrays, cells, record, and all older table versions.
 
     For data that must not be kept, such as a withdrawn consent. Every snapshot that held the dataset is written anew
@@ -74,7 +74,7 @@ def purge(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
     mark = catalog.unfinished_purge()
     if mark is None:
         uid, name = _find(catalog, uid_or_name)
-        refuse_running(catalog, "purge")
+        refuse_running_adds(catalog, "purge")
         mark = PurgeMark(uid=uid, name=name)
     elif uid_or_name not in (mark.uid, mark.name or _name_of(catalog, mark)):
         catalog.refuse_unfinished_purge(f"purge({uid_or_name!r})")
@@ -97,7 +97,7 @@ def resume_purge(catalog: Catalog) -> list[str]:
     return [mark.uid]
 
 
-def _run(catalog: Catalog, mark: PurgeMark) -> UpkeepReport:
+def _run(catalog: Catalog, mark: PurgeMark) -> MaintenanceReport:
     """Run a purge to its end, from wherever an earlier call left it."""
     mark = _take_over(catalog, mark)
     n_cells = 0
@@ -137,7 +137,7 @@ def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     """Note which versions of the tables are the current content, once nobody writes any more."""
     try:
         # The mark stops every call from now on. What was under way before is seen here, by its lease or by its commit.
-        refuse_running(catalog, "purge")
+        refuse_running_adds(catalog, "purge")
     except AtlasError:
         catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
         raise
@@ -156,20 +156,20 @@ def _newest(catalog: Catalog) -> dict[str, int]:
     return {name: catalog.tables.version(name) for name in _TABLES if catalog.tables.has(name)}
 
 
-def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> UpkeepReport:
+def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceReport:
     """Delete the arrays and all table versions that no snapshot names, then take the mark away."""
     tables, uid = catalog.tables, mark.uid
     n_bytes = sum(catalog.arrays.child(store).delete_prefix() for store in mark.stores)
     n_bytes += catalog.arrays.child(uid).delete_prefix() + remove_old_arrays(catalog)
     log = {**purged(catalog), uid: utc_now()}
     tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
-    notes = heal_tags(catalog)
+    notes = repair_tags(catalog)
     there = [name for name in (*_TABLES, VERSIONS) if tables.has(name)]
     _untag_others(catalog, there)
-    n_bytes += clean_up(catalog, there, timedelta(0), notes) + remove_manifests(catalog, timedelta(0))
+    n_bytes += vacuum_tables(catalog, there, timedelta(0), notes) + remove_manifests(catalog, timedelta(0))
     tables.update_metadata(VERSIONS, {PURGE_KEY: "null"})
     seal_versions(catalog)
-    return UpkeepReport(groups=(uid,), n_cells=n_cells, n_bytes=n_bytes, notes=tuple(notes))
+    return MaintenanceReport(groups=(uid,), n_cells=n_cells, n_bytes=n_bytes, notes=tuple(notes))
 
 
 def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
@@ -178,10 +178,10 @@ def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     for name, version in tips.items():
         # Nothing has been rewritten before the mark was there, so the tag cannot come too late to keep the version.
         catalog.tables.tag(name, f"{PURGING}{uid}", version)
-    stores = stores_of(catalog, uid, tips)
+    stores = find_stores_with_dataset(catalog, uid, tips)
     rewrite: Rewriters = {
         CELLS: partial(_rewrite_cells, catalog, uid),
-        RESULTS: partial(rewrite_results, catalog, clean_arrays(catalog, uid, tips)),
+        RESULTS: partial(rewrite_results, catalog, purge_arrays(catalog, uid, tips)),
         GEOMETRY: partial(rewrite_geometries, catalog, stores),
         DATASETS: partial(_rewrite_records, catalog, uid),
     }
@@ -217,7 +217,7 @@ def _purge_snapshot(
     n = then.tables.count(CELLS, equals("dataset_uid", uid))
     had = any(r.uid == uid for r in read_records(then))
     held = any(uid in result.cells_of for result in read_results(then))
-    shapes = any(geometry.uid in stores for geometry in every_geometry(then))
+    shapes = any(geometry.uid in stores for geometry in read_all_geometries(then))
     if not (n or had or held or shapes or any(then.tables.has_deleted_rows(name) for name in (CELLS, DATASETS))):
         return
     versions = {}
@@ -239,7 +239,7 @@ def _purge_snapshot(
         }
     )
     change_versions(catalog, lambda old: [changed if r.version == record.version else r for r in old])
-    unseal(catalog)
+    delete_manifest_log(catalog)
     for name, version in versions.items():
         catalog.tables.tag(name, record.tag, version)
 
@@ -253,10 +253,10 @@ def _rewrite_cells(catalog: Catalog, uid: str, version: int) -> int:
     catalog.tables.delete(CELLS, own)
     # Rows of a dataset that was dropped before are in the files until these are written anew.
     if catalog.tables.has_deleted_rows(CELLS):
-        tidy_table(catalog, CELLS, everything=True, results=every_result(catalog))
+        optimize_table(catalog, CELLS, everything=True, results=every_result(catalog))
     made = catalog.tables.version(CELLS)
     if Tables(catalog.tables.location, {CELLS: made}).count(CELLS) != kept:
-        raise _disturbed(catalog)
+        raise _concurrent_write_error(catalog)
     return made
 
 
@@ -266,11 +266,11 @@ def _rewrite_records(catalog: Catalog, uid: str, version: int) -> int:
     rows = rows.filter(pc.not_equal(rows.column("uid"), uid)).cast(DATASETS_SCHEMA)
     at = catalog.tables.version(DATASETS)
     if not catalog.tables.overwrite_if(DATASETS, rows, at):
-        raise _disturbed(catalog)
+        raise _concurrent_write_error(catalog)
     return at + 1
 
 
-def _disturbed(catalog: Catalog) -> ConflictError:
+def _concurrent_write_error(catalog: Catalog) -> ConflictError:
     return ConflictError(
         f"Somebody wrote to {catalog.location.uri} during a purge, which needs it alone; run repair() to finish it."
     )

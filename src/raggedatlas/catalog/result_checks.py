@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from raggedatlas.catalog.array_checks import check_specs
 from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cell_checks import check_counts, count_results
 from raggedatlas.catalog.datasets import read_records
-from raggedatlas.catalog.inspection import check_specs
-from raggedatlas.catalog.rows import check_counts, count_results
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.reports import Problem
 from raggedatlas.model.results import ResultRecord, result_columns

@@ -23,7 +23,7 @@ _BLOCK_BYTES = 2**24
 
 
 @dataclass(frozen=True)
-class Cleaned:
+class PurgedArrays:
     """Arrays of results without the rows of a dataset.
 
     Parameters
@@ -49,7 +49,7 @@ class Cleaned:
         return record.model_copy(update=changed)
 
 
-def clean_arrays(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> Cleaned:
+def purge_arrays(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> PurgedArrays:
     """Write the array of every result that has rows of a dataset anew, with zeros in their place; the old ones stay for now.
 
     Parameters
@@ -73,10 +73,10 @@ def clean_arrays(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> Cleaned
     made = {
         one: _clean_array(catalog, record, np.array(sorted(rows[one]), np.int64), uid) for one, record in found.items()
     }
-    return Cleaned(uid, made)
+    return PurgedArrays(uid, made)
 
 
-def rewrite_results(catalog: Catalog, cleaned: Cleaned, version: int) -> int:
+def rewrite_results(catalog: Catalog, cleaned: PurgedArrays, version: int) -> int:
     """Make a registry like that of a version, without the dataset, the newest; return its version."""
     records = read_results(_with(catalog, {RESULTS: version}))
     at = catalog.tables.version(RESULTS)

@@ -5,28 +5,28 @@ from datetime import timedelta
 
 from raggedatlas.catalog.catalog import CELLS, RESULTS, Catalog
 from raggedatlas.catalog.datasets import read_records
-from raggedatlas.catalog.entries import Entries, change_entries, read_entries
-from raggedatlas.catalog.geometries import every_geometry
+from raggedatlas.catalog.geometries import read_all_geometries
 from raggedatlas.catalog.leases import GRACE, lease_alive
+from raggedatlas.catalog.registry import AssetTable, change_assets, read_assets
 from raggedatlas.errors import NotFoundError
-from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.model.results import (
     RESULTS_SCHEMA,
     ResultRecord,
     result_columns,
 )
 
-ENTRIES = Entries(RESULTS, ResultRecord, RESULTS_SCHEMA)
+ENTRIES = AssetTable(RESULTS, ResultRecord, RESULTS_SCHEMA)
 
 
 def read_results(catalog: Catalog) -> list[ResultRecord]:
     """Read the results of an atlas, in the order of adding; none where the atlas, or the snapshot, has no such table."""
-    return read_entries(catalog, ENTRIES)
+    return read_assets(catalog, ENTRIES)
 
 
-def named_uids(catalog: Catalog) -> set[str]:
+def asset_uids(catalog: Catalog) -> set[str]:
     """Give the uids of all datasets and results, which are those of the groups that they need."""
-    shapes = {record.uid for record in every_geometry(catalog)}
+    shapes = {record.uid for record in read_all_geometries(catalog)}
     return shapes | {record.uid for record in read_records(catalog)} | {record.uid for record in read_results(catalog)}
 
 
@@ -59,10 +59,10 @@ def change_results(catalog: Catalog, change: Callable[[list[ResultRecord]], list
     change : function
         Gets the list as it stands and returns the new one, or the same object for "nothing to do"; its errors change nothing.
     """
-    change_entries(catalog, ENTRIES, change)
+    change_assets(catalog, ENTRIES, change)
 
 
-def drop_result(catalog: Catalog, name: str) -> UpkeepReport:
+def drop_result(catalog: Catalog, name: str) -> MaintenanceReport:
     """Take a result out of the atlas from now on; snapshots that hold it keep it, and `gc` frees what none holds.
 
     The row goes first, which makes the result invisible at once; then its column. A process that dies in between leaves a
@@ -91,7 +91,7 @@ def drop_result(catalog: Catalog, name: str) -> UpkeepReport:
     change_results(catalog, without)
     catalog.tables.drop_columns(CELLS, [record.column for record in gone])
     notes = ("the values stay until gc() finds that no snapshot needs them",)
-    return UpkeepReport(groups=tuple(r.zarr_group for r in gone if r.zarr_group), notes=notes)
+    return MaintenanceReport(groups=tuple(r.zarr_group for r in gone if r.zarr_group), notes=notes)
 
 
 def visible_columns(catalog: Catalog) -> dict[str, ResultRecord]:
@@ -99,7 +99,7 @@ def visible_columns(catalog: Catalog) -> dict[str, ResultRecord]:
     return {record.column: record for record in read_results(catalog)}
 
 
-def dead_columns(catalog: Catalog, grace: timedelta = GRACE) -> list[str]:
+def orphaned_columns(catalog: Catalog, grace: timedelta = GRACE) -> list[str]:
     """Find cell columns that were made for a result which never became visible, or is gone, and that nobody writes.
 
     The registry is read last, so that a result which is committed meanwhile is seen.

@@ -8,13 +8,13 @@ from raggedatlas.catalog.annotations import complete_annotations, incomplete_col
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, open_catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.datasets import read_records
-from raggedatlas.catalog.difference import diff
+from raggedatlas.catalog.diff import diff
 from raggedatlas.catalog.genes import restore_tables
-from raggedatlas.catalog.geometries import change_geometries, every_geometry
+from raggedatlas.catalog.geometries import change_geometries, read_all_geometries
 from raggedatlas.catalog.identity import restore_links, update_identity
 from raggedatlas.catalog.manifests import seal_versions, write_manifest
+from raggedatlas.catalog.optimize import optimize
 from raggedatlas.catalog.results import change_results, read_results
-from raggedatlas.catalog.upkeep import optimize
 from raggedatlas.catalog.versions import (
     cells_per_dataset,
     change_versions,
@@ -22,10 +22,10 @@ from raggedatlas.catalog.versions import (
     consistent_versions,
     find_version,
     list_versions,
-    refuse_running,
+    refuse_running_adds,
     registry_tables,
-    still_there,
     untag_everywhere,
+    versions_exist,
 )
 from raggedatlas.errors import (
     AtlasError,
@@ -192,7 +192,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     catalog.require_tip("restore")
     record = find_version(catalog, version)
     then = open_snapshot(catalog, record)
-    refuse_running(catalog, "restore")
+    refuse_running_adds(catalog, "restore")
     wanted = {r.zarr_group for r in read_records(then)}
     gone = sorted({r.uid for r in read_records(catalog) if r.zarr_group not in wanted})
     if gone:
@@ -201,9 +201,9 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     kept = {result.uid for result in results}
     if any(result.uid not in kept for result in read_results(catalog)):
         change_results(catalog, lambda old: [result for result in old if result.uid in kept])
-    shapes = every_geometry(then)
+    shapes = read_all_geometries(then)
     stores = {geometry.uid for geometry in shapes}
-    if any(geometry.uid not in stores for geometry in every_geometry(catalog)):
+    if any(geometry.uid not in stores for geometry in read_all_geometries(catalog)):
         change_geometries(catalog, lambda old: [geometry for geometry in old if geometry.uid in stores])
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
     if record.ignored:
@@ -260,7 +260,7 @@ def _hold(catalog: Catalog) -> tuple[Catalog, AtlasVersionRecord, str]:
             # An `add` may have committed values below an annotation.
             if incomplete_columns(pinned):
                 complete_annotations(catalog)
-            elif still_there(catalog, draft):
+            elif versions_exist(catalog, draft):
                 return pinned, draft, tag
         except NotFoundError:
             pass

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, IDENTITY_TABLES, LAYOUTS, RESULTS, VERSIONS, Catalog
+from raggedatlas.catalog.feature_registration import reindex_registry, sync_layouts
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.leases import lease_alive
-from raggedatlas.catalog.registering import reindex_registry, sync_layouts
-from raggedatlas.catalog.results import named_uids
+from raggedatlas.catalog.results import asset_uids
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
@@ -153,7 +153,7 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
 
     The inventory, the results and the geometry stores are read first, the rest after them, so every record finds its cells, layouts, features and
     columns: they were written before it. What a dataset or a result that is dropped in between would lack is for the caller to
-    see, by looking at both again (`still_there`).
+    see, by looking at both again (`versions_exist`).
 
     Parameters
     ----------
@@ -181,10 +181,10 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
     return AtlasVersionRecord(version=0, table_versions=versions, spaces=spaces)
 
 
-def still_there(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
+def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
     """Tell whether every dataset and result of a choice of versions is still in the atlas: none was dropped while choosing."""
     then = catalog.at(draft)
-    return named_uids(then) <= named_uids(catalog)
+    return asset_uids(then) <= asset_uids(catalog)
 
 
 def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
@@ -196,7 +196,7 @@ def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
     return found
 
 
-def heal_tags(catalog: Catalog) -> list[str]:
+def repair_tags(catalog: Catalog) -> list[str]:
     """Put every recorded snapshot's tag on the table versions that it names; return what cannot be mended."""
     tables, records = Tables(catalog.tables.location), list_versions(catalog)
     lost, moved = [], False
@@ -210,7 +210,7 @@ def heal_tags(catalog: Catalog) -> list[str]:
             if version is None or tags.get(record.tag) == version:
                 continue
             if not moved:
-                unseal(catalog)
+                delete_manifest_log(catalog)
             moved = True
             try:
                 tables.tag(table, record.tag, version)
@@ -219,7 +219,7 @@ def heal_tags(catalog: Catalog) -> list[str]:
     return lost
 
 
-def unseal(catalog: Catalog) -> None:
+def delete_manifest_log(catalog: Catalog) -> None:
     """Forget the recorded hashes of tags, which are about to be moved; `seal_versions` records them anew."""
     catalog.tables.location.write_bytes(f"{FOLDER}/{HEAD}", b"")
 
@@ -231,7 +231,7 @@ def untag_everywhere(catalog: Catalog, tag: str, tables: list[str]) -> None:
             Tables(catalog.tables.location).untag(table, tag)
 
 
-def refuse_running(catalog: Catalog, action: str) -> None:
+def refuse_running_adds(catalog: Catalog, action: str) -> None:
     """Refuse an action that an `add` under way would not survive.
 
     Raises
@@ -239,7 +239,7 @@ def refuse_running(catalog: Catalog, action: str) -> None:
     ConflictError
         Naming the datasets that are being added.
     """
-    known = named_uids(catalog)
+    known = asset_uids(catalog)
     fresh = dict.fromkeys(
         [*cells_per_dataset(catalog), *(c for c in catalog.arrays.list_children() if UID.fullmatch(c))]
     )

@@ -12,7 +12,7 @@ from raggedatlas.cli.printing import show, show_json
 from raggedatlas.cli.spelling import as_commands
 
 if TYPE_CHECKING:
-    from raggedatlas.model.reports import UpkeepReport
+    from raggedatlas.model.reports import MaintenanceReport
 
 Dataset = Annotated[str, typer.Argument(help="Name or uid of a dataset.", show_default=False)]
 
@@ -96,7 +96,7 @@ def gc(
     _show_upkeep(place.open().gc(dry_run=not delete, grace=dt.timedelta(minutes=grace)), place)
 
 
-def _show_upkeep(report: "UpkeepReport", place: Place) -> None:
+def _show_upkeep(report: "MaintenanceReport", place: Place) -> None:
     if place.as_json:
         show_json(report.to_dict())
         return

@@ -10,10 +10,10 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ArgumentError, AtlasError, SourceError
 from raggedatlas.formats.anndata import raise_if_invalid, with_rule_id
 from raggedatlas.formats.registry import detect, list_sources, open_source
+from raggedatlas.ingest.commit import add_sources
 from raggedatlas.ingest.geometry_detecting import is_geometry
 from raggedatlas.ingest.options import IngestOptions, Progress, bar, no_progress
 from raggedatlas.ingest.results import add_results, is_results
-from raggedatlas.ingest.write import add_sources
 from raggedatlas.model.contracts import Source
 from raggedatlas.model.geometries import GeometryReport
 from raggedatlas.model.reports import IngestReport, ResultReport

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, SchemaError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest.extras import merged_colors
-from raggedatlas.ingest.patterns import block_rows
+from raggedatlas.ingest.content_hash import block_rows
+from raggedatlas.ingest.other_elements import merge_colors
 from raggedatlas.model.contracts import Source, SourceSchema
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of, frame_to_arrow
 
@@ -110,7 +110,7 @@ def _read_cells(source: Any, kind: str, obsm: Sequence[str]) -> AnnotationSource
     opened = open_source(source)
     try:
         schema, cells = opened.describe(), opened.cells()
-        colors = merged_colors(opened, cells, [key for key in schema.elements if key.endswith("_colors")])
+        colors = merge_colors(opened, cells, [key for key in schema.elements if key.endswith("_colors")])
         origin = opened.element("uns/atlas") if "uns/atlas" in schema.elements else {}
         is_path = isinstance(source, str | Path)
         return AnnotationSource(

@@ -11,14 +11,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import widen
+from raggedatlas.catalog.cells import add_cell_columns
 from raggedatlas.catalog.datasets import Commit, commit_records, read_records
-from raggedatlas.catalog.geometries import change_geometries, clear_pointers, every_geometry, is_visible, live_groups
+from raggedatlas.catalog.geometries import (
+    change_geometries,
+    clear_orphaned_pointers,
+    groups_in_use,
+    is_visible,
+    read_all_geometries,
+)
 from raggedatlas.catalog.leases import release_lease, take_lease
-from raggedatlas.catalog.upkeep import clear_dropped
+from raggedatlas.catalog.maintenance import delete_cells_of_datasets
 from raggedatlas.errors import AtlasError, ConflictError, SourceError, StoreError
 from raggedatlas.ingest.geometry_cells import NewCells, dataset_name, plan_cells
-from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, judge_duplicates, plan_geometry
+from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, check_duplicates, plan_geometry
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry
 from raggedatlas.ingest.options import Progress, bar, no_progress
 from raggedatlas.model.geometries import GeometryRecord, GeometryReport
@@ -99,24 +105,24 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
     opened = open_geometry(source, options.cells, options.unassigned, options.layout)
     plan = plan_geometry(catalog, opened, options)
     if plan.skipped:
-        return report_of(plan, "skipped")
+        return geometry_report(plan, "skipped")
     fresh = plan_cells(catalog, plan, options)
     if options.dry_run:
-        return report_of(plan, "dry run", fresh)
+        return geometry_report(plan, "dry run", fresh)
     uid, written = plan.record.uid, plan.record
     try:
         take_lease(catalog, uid)
         progress("lease", 1, 1)
-        written = store_shapes(catalog, plan)
+        written = write_store(catalog, plan)
         progress("store", 1, 1)
-        widen(catalog, fresh.columns, [])
+        add_cell_columns(catalog, fresh.columns, [])
         progress("columns", 1, 1)
-        written = stamp(catalog, plan, written)
+        written = write_pointers(catalog, plan, written)
         progress("pointers", 1, 1)
         _refuse_moved(catalog, plan, written)
         written = fresh.named(written)
         if fresh.n:
-            announce(catalog, written)
+            register_geometry(catalog, written)
             progress("cells", 0, 1)
             made = fresh.write(catalog, written, pointer_values(plan.source, plan.fresh, written.zarr_group))
             plan, name = _commit_cells(catalog, made, written, plan, options)
@@ -130,17 +136,17 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
         raise
     if plan.skipped:
         discard(catalog, uid)
-        return report_of(plan, "skipped")
+        return geometry_report(plan, "skipped")
     # The geometry is visible now; `repair` removes what stays of what it replaces.
     with contextlib.suppress(AtlasError):
         _clear_replaced(catalog, plan.replaces)
     with contextlib.suppress(StoreError):
         release_lease(catalog, uid)
     progress("done", 1, 1)
-    return report_of(replace(plan, record=written), "replaced" if plan.replaces else "added", fresh)
+    return geometry_report(replace(plan, record=written), "replaced" if plan.replaces else "added", fresh)
 
 
-def store_shapes(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
+def write_store(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
     """Put the store under its group: byte for byte where it lies on disk.
 
     Raises
@@ -191,7 +197,7 @@ def pointer_values(source: GeometrySource, rows: NDArray[np.int64], group: str) 
     return pa.StructArray.from_arrays(arrays, fields=fields)
 
 
-def stamp(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) -> GeometryRecord:
+def write_pointers(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) -> GeometryRecord:
     """Give cells that are there their pointers, in one commit; no pointer to another store that can be seen is overwritten.
 
     Returns
@@ -205,7 +211,7 @@ def stamp(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) -> Geome
     def once() -> str:
         column = _column(catalog, record, uids)
         field = pointer_field(column, PointerKind.GEOMETRY, record.space)
-        widen(catalog, [], [field])
+        add_cell_columns(catalog, [], [field])
         at = catalog.tables.version(CELLS)
         if len(uids) and _column(catalog, record, uids, at) != column:
             raise ConflictError(f"the column {column!r} of {catalog.tables.uri(CELLS)} was filled meanwhile")
@@ -226,7 +232,7 @@ def _column(catalog: Catalog, record: GeometryRecord, uids: pa.Array, version: i
     rows = tables.read(CELLS, ["uid", group], is_not_null(group))
     there = rows.column(1).filter(pc.is_in(rows.column(0), value_set=uids))
     groups = [group for group in pc.unique(there).to_pylist() if group != record.zarr_group]
-    return f"{record.name}_{record.uid[:8]}" if live_groups(catalog, groups) else record.name
+    return f"{record.name}_{record.uid[:8]}" if groups_in_use(catalog, groups) else record.name
 
 
 def _refuse_moved(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) -> None:
@@ -239,7 +245,7 @@ def _refuse_moved(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) 
             )
 
 
-def announce(catalog: Catalog, record: GeometryRecord) -> None:
+def register_geometry(catalog: Catalog, record: GeometryRecord) -> None:
     """Write a row of the registry that nobody sees before the record of its dataset is there."""
     change_geometries(catalog, lambda old: [*old, record])
 
@@ -259,8 +265,8 @@ def _commit_cells(
     def choose(old: list[DatasetRecord]) -> Commit:
         nonlocal done, name
         known = {other.uid for other in old}
-        there = [row for row in every_geometry(catalog) if row.uid != record.uid and is_visible(row, known)]
-        done = judge_duplicates(plan, record, there, options)
+        there = [row for row in read_all_geometries(catalog) if row.uid != record.uid and is_visible(row, known)]
+        done = check_duplicates(plan, record, there, options)
         if done.skipped:
             return Commit(())
         name = dataset_name(old, done, options)
@@ -275,8 +281,8 @@ def _clear_replaced(catalog: Catalog, gone: Sequence[GeometryRecord]) -> None:
     if gone:
         uids = {record.uid for record in gone}
         change_geometries(catalog, lambda old: [record for record in old if record.uid not in uids])
-        clear_dropped(catalog, [record.uid for record in gone if record.uid in record.cells_of])
-        clear_pointers(catalog)
+        delete_cells_of_datasets(catalog, [record.uid for record in gone if record.uid in record.cells_of])
+        clear_orphaned_pointers(catalog)
 
 
 def _commit_row(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan, options: GeometryOptions) -> GeometryPlan:
@@ -294,7 +300,7 @@ def _commit_row(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan, op
         if any(row.uid == record.uid for row in old):
             return old  # The commit before was done although its answer was lost.
         known = {dataset.uid for dataset in read_records(catalog)}
-        done = judge_duplicates(plan, record, [row for row in old if is_visible(row, known)], options)
+        done = check_duplicates(plan, record, [row for row in old if is_visible(row, known)], options)
         gone = {row.uid for row in done.replaces}
         return old if done.skipped else [*(row for row in old if row.uid not in gone), record]
 
@@ -305,17 +311,17 @@ def _commit_row(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan, op
 def discard(catalog: Catalog, uid: str) -> None:
     """Remove what did not become visible; where the tables cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
-        own = [record for record in every_geometry(catalog) if record.uid == uid]
+        own = [record for record in read_all_geometries(catalog) if record.uid == uid]
         if own and is_visible(own[0], {record.uid for record in read_records(catalog)}):
             return
         if own:
             change_geometries(catalog, lambda old: [record for record in old if record.uid != uid])
         catalog.tables.delete(CELLS, equals("dataset_uid", uid))
         catalog.arrays.child(uid).delete_prefix()
-        clear_pointers(catalog)
+        clear_orphaned_pointers(catalog)
 
 
-def report_of(
+def geometry_report(
     plan: GeometryPlan, status: Literal["added", "skipped", "replaced", "dry run"], fresh: NewCells | None = None
 ) -> GeometryReport:
     """Say what a plan did, or would do."""

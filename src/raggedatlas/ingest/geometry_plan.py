@@ -198,7 +198,7 @@ def plan_geometry(catalog: Catalog, source: GeometrySource, options: GeometryOpt
         source=source.uri, content_hash=_content_hash(source, matched, options),
     )  # fmt: skip
     plan = GeometryPlan(record, source, matched.uids, matched.objects, matched.fresh, notes=tuple(notes))
-    return judge_duplicates(plan, record, read_geometries(catalog), options)
+    return check_duplicates(plan, record, read_geometries(catalog), options)
 
 
 def check_options(options: GeometryOptions) -> None:
@@ -294,7 +294,7 @@ def _match(catalog: Catalog, source: GeometrySource, options: GeometryOptions) -
     cells = _cells(catalog, stored, options.dataset)
     keys = pa.array(source.shapes.ids if not attribute else source.shapes.object_attributes[attribute].values)
     what = f"object attribute {attribute!r}" if attribute else "object ids"
-    keys, values = comparable(keys, cells.column(stored), column)
+    keys, values = comparable_keys(keys, cells.column(stored), column)
     _refuse_repeated(keys, f"The {what} of {source.uri}")
     at = pc.index_in(values, value_set=keys)
     found = cells.filter(at.is_valid())
@@ -344,7 +344,7 @@ def _cells(catalog: Catalog, stored: str, dataset: str | None) -> pa.Table:
     return cells.filter(pc.is_in(cells.column("dataset_uid"), value_set=known))
 
 
-def comparable(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tuple[pa.Array, pa.Array]:
+def comparable_keys(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tuple[pa.Array, pa.Array]:
     """Give ids of objects and values of cells in one type: whole numbers as such, all else as text.
 
     Raises
@@ -354,7 +354,7 @@ def comparable(keys: pa.Array, values: pa.ChunkedArray, column: str) -> tuple[pa
 
     Examples
     --------
-    >>> keys, values = comparable(pa.array([1, 2]), pa.chunked_array([[2.0, None]]), "id")
+    >>> keys, values = comparable_keys(pa.array([1, 2]), pa.chunked_array([[2.0, None]]), "id")
     >>> values.to_pylist(), keys.type
     ([2, None], DataType(int64))
     """
@@ -434,7 +434,7 @@ def _content_hash(source: GeometrySource, matched: Matched, options: GeometryOpt
     return hashlib.sha256(json.dumps([facts, pairs]).encode()).hexdigest()
 
 
-def judge_duplicates(
+def check_duplicates(
     plan: GeometryPlan, record: GeometryRecord, old: Sequence[GeometryRecord], options: GeometryOptions
 ) -> GeometryPlan:
     """Decide what becomes of geometry that is there already: what the plan replaces, or that it is skipped.

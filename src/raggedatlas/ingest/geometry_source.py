@@ -102,7 +102,7 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
         found = _open_store(Location.of(source))
     _refuse_infinite(found.shapes)
     if owner:
-        shapes, lost = regroup(found.shapes, owner, unassigned)
+        shapes, lost = group_by_owner(found.shapes, owner, unassigned)
         found = replace(found, shapes=shapes, levels=np.zeros(shapes.n_objects, np.int16), n_unassigned=lost)
     if found.shapes.ids is None:
         raise SourceError(
@@ -114,7 +114,7 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
     return found
 
 
-def regroup(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[Shapes, int]:  # noqa: ANN401
+def group_by_owner(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[Shapes, int]:  # noqa: ANN401
     """Put points together by the cell that a vertex attribute tells.
 
     Parameters
@@ -135,7 +135,7 @@ def regroup(shapes: Shapes, owner: str, unassigned: Any = None) -> tuple[Shapes,
     Examples
     --------
     >>> points = Shapes("point_cloud", np.zeros((4, 2)), vertex_attributes={"cell": np.array([7, -1, 3, 7])})
-    >>> made, lost = regroup(points, "cell")
+    >>> made, lost = group_by_owner(points, "cell")
     >>> made.ids.tolist(), made.vertex_counts.tolist(), lost
     ([3, 7], [1, 2], 1)
     """

@@ -16,10 +16,9 @@ from raggedatlas.catalog.cells import CellColumn
 from raggedatlas.catalog.layouts import feature_set
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
-from raggedatlas.ingest.embeddings import with_embeddings
-from raggedatlas.ingest.extras import Extras, plan_extras
 from raggedatlas.ingest.identity import Features, identify
 from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.ingest.other_elements import OtherElements, plan_other_elements
 from raggedatlas.model.batch import Block
 from raggedatlas.model.contracts import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.frames import INDEX
@@ -132,7 +131,7 @@ class IngestPlan:
         Lines for the report.
     notes : tuple of str
         More lines.
-    extras : Extras
+    extras : OtherElements
         What is kept beside the groups.
     """
 
@@ -145,7 +144,7 @@ class IngestPlan:
     column_reports: tuple[ColumnReport, ...]
     element_reports: tuple[ColumnReport, ...]
     notes: tuple[str, ...]
-    extras: Extras = field(default_factory=Extras)
+    extras: OtherElements = field(default_factory=OtherElements)
 
     def group_path(self, group: GroupPlan) -> str:
         """Path of a group in the Zarr store."""
@@ -193,7 +192,7 @@ class CellsOnly:
         return getattr(self._source, name)
 
 
-def added_source(source: Source, options: IngestOptions) -> Source:
+def select_source(source: Source, options: IngestOptions) -> Source:
     """Return a source as it is added: the cells alone where it has no matrix, or none of them is chosen."""
     keys = [info.key for info in source.describe().matrices]
     chosen = [key for key in keys if not _is_side(key)] if options.layers == "auto" else options.layers
@@ -227,7 +226,7 @@ def plan_ingest(
     """
     catalog.require_writable("add()")
     schema = source.describe()
-    options, spaces = with_embeddings(schema, options, catalog.spaces())
+    options, spaces = plan_embeddings(schema, options, catalog.spaces())
     chosen, element_reports = _choose_matrices(schema, options)
     groups: list[GroupPlan] = []
     for space_name, infos in _by_space(chosen, options, spaces).items():
@@ -239,7 +238,7 @@ def plan_ingest(
         )
     _refuse_known_uids(catalog, schema, cells)
     tables = {layer.info.features for group in groups if group.features is not None for layer in group.layers}
-    extras = plan_extras(source, {plan.info.key for plan in chosen}, tables, options.extras)
+    extras = plan_other_elements(source, {plan.info.key for plan in chosen}, tables, options.extras)
     element_reports = [r for r in element_reports if r.name not in extras.keys] + extras.reports()
     notes = [*_lacking(schema), *(note for g in groups if g.features is not None for note in g.features.notes)]
     plan = IngestPlan(
@@ -269,7 +268,7 @@ def plan_cells(
     SchemaError, NotFoundError
         If a choice names what is not there, or types clash.
     """
-    options, spaces = with_embeddings(plan.schema, options, catalog.spaces())
+    options, spaces = plan_embeddings(plan.schema, options, catalog.spaces())
     table = _with_coming(catalog.tables.schema(CELLS), [c.column for other in coming for c in other.columns])
     pointers = [*spaces, *(group.pointer for group in plan.groups)]
     columns, reports = plan_columns(plan.cells.schema, table, options, pointers)
@@ -499,7 +498,7 @@ def _same_shape(layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
 def _same_entries(source: Source, layers: Sequence[LayerPlan]) -> list[list[LayerPlan]]:
     if len(layers) == 1:
         return [list(layers)]
-    from raggedatlas.ingest.patterns import entry_hash
+    from raggedatlas.ingest.content_hash import entry_hash
 
     found: dict[bytes, list[LayerPlan]] = {}
     for layer in layers:
@@ -542,3 +541,62 @@ def rename_notes(schema: SourceSchema, name: str) -> list[str]:
 
 def _base_name(schema: SourceSchema) -> str:
     return _UNFIT.sub("_", schema.name) or "dataset"
+
+
+def plan_embeddings(
+    schema: SourceSchema, options: IngestOptions, spaces: Mapping[str, FeatureSpace]
+) -> tuple[IngestOptions, dict[str, FeatureSpace]]:
+    """Turn `embeddings=` into spaces.
+
+    Parameters
+    ----------
+    schema : SourceSchema
+        What the source holds.
+    options : IngestOptions
+        The caller's choices.
+    spaces : mapping of str to FeatureSpace
+        Those that the atlas knows.
+
+    Returns
+    -------
+    tuple
+        The choices with their `spaces`, and the spaces with those that are new.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such member of `obsm`, or several modalities have one.
+    SchemaError
+        If a space of that name holds something else.
+    """
+    asked = options.embeddings
+    if isinstance(asked, str):
+        asked = [asked]
+    named = dict(asked) if isinstance(asked, Mapping) else {key: _name(key) for key in asked}
+    known, chosen = dict(spaces), dict(options.spaces)
+    for key, name in named.items():
+        space = known.setdefault(
+            name,
+            FeatureSpace(
+                name, PointerKind.DENSE, has_features=False, is_counts=False, description=f"Vectors of {key}."
+            ),
+        )
+        if space.kind is not PointerKind.DENSE or space.has_features or space.rank != 1:
+            raise SchemaError(
+                f"embeddings={{{key!r}: {name!r}}}: the feature space {name!r} is no embedding but {space}; choose another name."
+            )
+        chosen[_find(schema, key)] = name
+    return replace(options, spaces=chosen), known
+
+
+def _name(key: str) -> str:
+    return column_name(key.rpartition("/")[2].removeprefix("X_"))
+
+
+def _find(schema: SourceSchema, key: str) -> str:
+    offered = [info.key for info in schema.matrices if "obsm" in info.key.split("/")[:-1]]
+    found = [name for name in offered if name == key or name.rpartition("obsm/")[2] == key.removeprefix("obsm/")]
+    if len(found) != 1:
+        several = f"; it is one of {found}, name it in full" if found else ""
+        raise NotFoundError(f"embeddings: the source has no matrix obsm/{key}{several}; it has {offered}.")
+    return found[0]

@@ -137,7 +137,7 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
     read, shape, dtype = _values_of(dataset, options)
     space = "" if options.as_ == "vector" else options.space or "embedding"
     _check_shape(catalog, shape, dtype, space, options)
-    uids, rows, counts, notes = _matched(catalog, dataset, options)
+    uids, rows, counts, notes = _match_cells(catalog, dataset, options)
     record = ResultRecord(
         uid=new_uid(), name=name, kind=_kind(options), column=name, dtype=dtype.name, space=space,
         zarr_group="", width=shape[0], metric=options.metric if options.as_ == "vector" else "",
@@ -234,7 +234,7 @@ def _check_shape(
         )
 
 
-def _matched(
+def _match_cells(
     catalog: Catalog,
     dataset: Any,  # noqa: ANN401
     options: ResultOptions,
@@ -320,7 +320,7 @@ def _origin(dataset: Any, options: ResultOptions) -> dict[str, str]:  # noqa: AN
     }
 
 
-def find_clash(catalog: Catalog, name: str) -> bool:
+def result_exists(catalog: Catalog, name: str) -> bool:
     """Tell whether the cells have gained a metadata column of a name since it was checked."""
     schema = catalog.tables.schema(CELLS)
     return find_column(schema, name) in metadata_columns(schema)

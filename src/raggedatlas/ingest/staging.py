@@ -18,14 +18,18 @@ from raggedatlas.catalog.frames import write_frame
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
 from raggedatlas.catalog.leases import take_lease
 from raggedatlas.errors import AtlasError, DuplicateError
-from raggedatlas.ingest.extras import WrittenExtras, merged_colors, pack_extras, write_extras
-from raggedatlas.ingest.groups import to_dense, write_group
+from raggedatlas.ingest.content_hash import ContentHash, iterate_blocks
+from raggedatlas.ingest.feature_order import ColumnOrders, order_columns
+from raggedatlas.ingest.group_writer import PendingWrite, WrittenGroup, to_dense, write_group
 from raggedatlas.ingest.options import IngestOptions, Progress
-from raggedatlas.ingest.order import Orders, order_columns
-from raggedatlas.ingest.patterns import ContentHash, walk
-from raggedatlas.ingest.plan import GroupPlan, IngestPlan, added_source, free_name, plan_ingest, rename_notes
-from raggedatlas.ingest.values import canonical, to_csr
-from raggedatlas.ingest.written import Unfinished, WrittenGroup
+from raggedatlas.ingest.other_elements import (
+    WrittenElements,
+    merge_colors,
+    serialize_other_elements,
+    write_other_elements,
+)
+from raggedatlas.ingest.plan import GroupPlan, IngestPlan, free_name, plan_ingest, rename_notes, select_source
+from raggedatlas.ingest.values import canonicalize, to_csr
 from raggedatlas.model.contracts import NO_MATRIX, Source
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
@@ -37,14 +41,14 @@ from raggedatlas.store.sql import equals
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedDataset:
     """A dataset whose arrays are written, or nearly so, and that nothing refers to yet.
 
     Parameters
     ----------
     plan : IngestPlan
         What was planned.
-    unfinished : tuple of Unfinished
+    pending : tuple of PendingWrite
         What is written; `finish` ends it.
     place : Location
         Where it is written.
@@ -54,7 +58,7 @@ class Staged:
         So far.
     replaces : tuple of str
         Datasets to drop once this one is visible.
-    extras : WrittenExtras
+    extras : WrittenElements
         What is kept beside the groups.
     colors : mapping of str to (mapping of str to str)
         Column -> category -> colour.
@@ -63,21 +67,21 @@ class Staged:
     """
 
     plan: IngestPlan
-    unfinished: tuple[Unfinished, ...]
+    pending: tuple[PendingWrite, ...]
     place: Location
     content_hash: str
     report: IngestReport
     replaces: tuple[str, ...] = ()
-    extras: WrittenExtras = field(default_factory=WrittenExtras)
+    extras: WrittenElements = field(default_factory=WrittenElements)
     colors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     frames: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def groups(self) -> tuple[WrittenGroup, ...]:
         """What was written."""
-        return tuple(part.written for part in self.unfinished)
+        return tuple(part.written for part in self.pending)
 
-    def renamed(self, name: str) -> "Staged":
+    def renamed(self, name: str) -> "StagedDataset":
         """Return the same dataset under another name."""
         schema, before = self.plan.schema, rename_notes(self.plan.schema, self.plan.name)
         notes = (*rename_notes(schema, name), *(note for note in self.report.notes if note not in before))
@@ -92,7 +96,7 @@ class Staged:
             If something could not be; nothing is left of it then.
         """
         try:
-            for part in self.unfinished:
+            for part in self.pending:
                 part.finish()
         except BaseException:
             self.abandon()
@@ -100,12 +104,12 @@ class Staged:
 
     def abandon(self) -> None:
         """Write no more, and remove what is written."""
-        for part in self.unfinished:
+        for part in self.pending:
             part.abandon()
         self.place.delete_prefix()
 
 
-class Finishing:
+class FlushBehind:
     """Finishes a staged dataset on a thread of its own while the next is read."""
 
     def __init__(self) -> None:
@@ -122,7 +126,7 @@ class Finishing:
         """Wait; what was not asked for by `settle` is dropped."""
         self._pool.shutdown()
 
-    def start(self, staged: Staged) -> None:
+    def start(self, staged: StagedDataset) -> None:
         """Begin to finish one; the one before is settled."""
         self._running = self._pool.submit(staged.finish)
 
@@ -141,7 +145,7 @@ class Finishing:
         raise error
 
 
-class Opening(Protocol):
+class SourceOpener(Protocol):
     """What opens a source."""
 
     @property
@@ -159,7 +163,7 @@ class Opening(Protocol):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PlannedSource:
     """A source that is open and planned.
 
     Parameters
@@ -174,20 +178,20 @@ class Prepared:
     plan: IngestPlan
 
 
-def prepare(
+def plan_source(
     catalog: Catalog,
-    opener: Opening,
+    opener: SourceOpener,
     options: IngestOptions,
     coming: Sequence[IngestPlan],
-    orders: Orders = MappingProxyType({}),
-) -> Prepared:
+    orders: ColumnOrders = MappingProxyType({}),
+) -> PlannedSource:
     """Open a source and plan what will be written; nothing is written.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
-    opener : Opening
+    opener : SourceOpener
         Opens it.
     options : IngestOptions
         The caller's choices.
@@ -201,42 +205,42 @@ def prepare(
     AtlasError
         If it is refused.
     """
-    source = added_source(opener(), options)
+    source = select_source(opener(), options)
     try:
         plan = plan_ingest(catalog, source, options, coming)
         plan = order_columns(catalog, source, plan, coming, options, orders)
-        return Prepared(source, plan)
+        return PlannedSource(source, plan)
     except BaseException:
         source.close()
         raise
 
 
-class Preparing:
+class PlanAhead:
     """Prepares one source after the other, the next on a thread of its own while one is written.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
-    openers : sequence of Opening
+    openers : sequence of SourceOpener
         Open the sources.
     options : IngestOptions
         The caller's choices.
     """
 
-    def __init__(self, catalog: Catalog, openers: Sequence[Opening], options: IngestOptions) -> None:
+    def __init__(self, catalog: Catalog, openers: Sequence[SourceOpener], options: IngestOptions) -> None:
         self._catalog, self._openers, self._options = catalog, openers, options
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raggedatlas-plan")
-        self._waiting: tuple[int, tuple[str, ...], Future[Prepared]] | None = None
+        self._waiting: tuple[int, tuple[str, ...], Future[PlannedSource]] | None = None
 
     def __enter__(self) -> Self:
-        """Begin with nothing prepared."""
+        """Begin with nothing planned."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close what was prepared and not taken."""
+        """Close what was planned and not taken."""
         self._drop()
         self._pool.shutdown()
 
@@ -252,7 +256,7 @@ class Preparing:
             What will be committed together with it, if all goes well.
         """
         if number < len(self._openers):
-            job = self._pool.submit(prepare, self._catalog, self._openers[number], self._options, list(coming))
+            job = self._pool.submit(plan_source, self._catalog, self._openers[number], self._options, list(coming))
             self._waiting = (number, tuple(p.uid for p in coming), job)
         try:
             yield
@@ -260,8 +264,8 @@ class Preparing:
             if self._waiting is not None:
                 wait([self._waiting[2]])
 
-    def take(self, number: int, coming: Sequence[IngestPlan]) -> Prepared:
-        """Give a source that is prepared, from now on the caller's; anew if it was prepared for what did not come true.
+    def take(self, number: int, coming: Sequence[IngestPlan]) -> PlannedSource:
+        """Give a source that is planned, from now on the caller's; anew if it was planned for what did not come true.
 
         Parameters
         ----------
@@ -280,7 +284,7 @@ class Preparing:
             self._waiting = None
             return job.result()
         self._drop()
-        return prepare(self._catalog, self._openers[number], self._options, coming)
+        return plan_source(self._catalog, self._openers[number], self._options, coming)
 
     def _drop(self) -> None:
         if self._waiting is None:
@@ -292,11 +296,11 @@ class Preparing:
 
 
 def stage(
-    catalog: Catalog, prepared: Prepared, options: IngestOptions, progress: Progress, *,
-    staged: Sequence[Staged], meanwhile: AbstractContextManager[object],
+    catalog: Catalog, planned: PlannedSource, options: IngestOptions, progress: Progress, *,
+    staged: Sequence[StagedDataset], meanwhile: AbstractContextManager[object],
     owner: Mapping[str, Any] | None = None,
-) -> Staged | IngestReport:  # fmt: skip
-    """Judge whether a prepared source is in the atlas already, and write its arrays and frames if it is not.
+) -> StagedDataset | IngestReport:  # fmt: skip
+    """Judge whether a planned source is in the atlas already, and write its arrays and frames if it is not.
 
     The last rows are on their way into the arrays when this returns; the caller lets it `finish`.
 
@@ -304,13 +308,13 @@ def stage(
     ----------
     catalog : Catalog
         At the tip.
-    prepared : Prepared
+    planned : PlannedSource
         Closed at the end, whatever happens.
     options : IngestOptions
         The caller's choices.
     progress : callable
         Told every step.
-    staged : sequence of Staged
+    staged : sequence of StagedDataset
         What is to be committed together with it.
     meanwhile : context manager
         Entered while the arrays are written.
@@ -319,7 +323,7 @@ def stage(
 
     Returns
     -------
-    Staged or IngestReport
+    StagedDataset or IngestReport
         The latter if it was skipped, or with ``dry_run``.
 
     Raises
@@ -327,48 +331,48 @@ def stage(
     AtlasError
         If it is refused; what was written of it is gone.
     """
-    source, plan = prepared.source, prepared.plan
+    source, plan = planned.source, planned.plan
     try:
-        twins = [s for s in staged if _may_be_twins(s.plan, plan)]
-        same, content = _same_content(catalog, source, plan, {s.content_hash: s.plan.name for s in twins})
-        repeated = content in {s.content_hash for s in twins}
+        candidates = [s for s in staged if _may_be_equal(s.plan, plan)]
+        same, content = _same_content(catalog, source, plan, {s.content_hash: s.plan.name for s in candidates})
+        repeated = content in {s.content_hash for s in candidates}
         if same and (options.on_duplicate == "skip" or (options.on_duplicate == "replace" and repeated)):
             return _skipped(plan, content or "", same[0])
-        replaces = _judge_duplicates(group_by_dataset(read_records(catalog)), plan, same, options)
-        packed = pack_extras(source, plan.extras)
-        colors = merged_colors(source, plan.cells, plan.extras.elements)
+        replaces = _check_duplicates(group_by_dataset(read_records(catalog)), plan, same, options)
+        packed = serialize_other_elements(source, plan.extras)
+        colors = merge_colors(source, plan.cells, plan.extras.elements)
         if options.dry_run:
-            tried: list[Unfinished] = []
+            tried: list[PendingWrite] = []
             content_hash = _write_groups(catalog, source, plan, (options, progress), tried)
             tried[-1].finish()
             return _report(plan, [part.written for part in tried], content_hash, "dry run", [])
         place = catalog.arrays.child(plan.uid)
-        unfinished: list[Unfinished] = []
+        pending: list[PendingWrite] = []
         frames: dict[str, str] = {}
         try:
             progress("lease", 0, 1)
             take_lease(catalog, plan.uid, owner)
             with meanwhile, BackgroundWriter() as aside:
                 aside(partial(_write_frames, catalog, plan, frames))
-                content_hash = _write_groups(catalog, source, plan, (options, progress), unfinished)
+                content_hash = _write_groups(catalog, source, plan, (options, progress), pending)
             progress("arrays", 1, 1)
-            extras = write_extras(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
+            extras = write_other_elements(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
             progress("frames", 1, 1)
         except BaseException:
-            for part in unfinished:
+            for part in pending:
                 part.abandon()
             place.delete_prefix()
             raise
         report = _report(
-            plan, [part.written for part in unfinished], content_hash, "replaced" if replaces else "added", []
+            plan, [part.written for part in pending], content_hash, "replaced" if replaces else "added", []
         )
         colored = _by_cell_column(plan, colors)
-        return Staged(plan, tuple(unfinished), place, content_hash, report, replaces, extras, colored, frames)
+        return StagedDataset(plan, tuple(pending), place, content_hash, report, replaces, extras, colored, frames)
     finally:
         source.close()
 
 
-def _may_be_twins(one: IngestPlan, other: IngestPlan) -> bool:
+def _may_be_equal(one: IngestPlan, other: IngestPlan) -> bool:
     """Tell whether two sources have the same cells and features, so that their content may be the same."""
     a, b = one.groups[0], other.groups[0]
     alike = a.layers[0].info.shape == b.layers[0].info.shape and a.space.name == b.space.name
@@ -392,9 +396,9 @@ def _same_content(
         return (), None
     contents = [_content_hash(plan), *(ContentHash(plan.cells, uids) for uids in older.values())]
     info = main.layers[0].info
-    for row, block in walk(source, info):
+    for row, block in iterate_blocks(source, info):
         if main.space.kind is PointerKind.SPARSE:
-            values: Any = canonical(to_csr(block), info.key, row, sum_duplicates=True)[0]
+            values: Any = canonicalize(to_csr(block), info.key, row, sum_duplicates=True)[0]
         else:
             values = to_dense(block)
         for content in contents:
@@ -478,16 +482,19 @@ def _content_hash(plan: IngestPlan) -> ContentHash:
     return ContentHash(plan.cells, () if features is None else features.uids)
 
 
-def judge_again(
-    records: Mapping[str, Sequence[DatasetRecord]], staged: Staged, options: IngestOptions, taken: AbstractSet[str]
-) -> Staged | IngestReport | AtlasError:
+def recheck_duplicates(
+    records: Mapping[str, Sequence[DatasetRecord]],
+    staged: StagedDataset,
+    options: IngestOptions,
+    taken: AbstractSet[str],
+) -> StagedDataset | IngestReport | AtlasError:
     """Judge a staged source by the inventory that it is committed to, as `stage` judged it by the inventory before.
 
     Parameters
     ----------
     records : mapping of str to sequence of DatasetRecord
         Uid -> records of every dataset.
-    staged : Staged
+    staged : StagedDataset
         The source.
     options : IngestOptions
         The caller's choices.
@@ -496,7 +503,7 @@ def judge_again(
 
     Returns
     -------
-    Staged, IngestReport or AtlasError
+    StagedDataset, IngestReport or AtlasError
         What to commit; why nothing is to be committed; or what the source is refused for.
     """
     plan, space = staged.plan, staged.plan.groups[0].space.name
@@ -512,14 +519,16 @@ def judge_again(
     if not same and options.name is None and options.on_duplicate != "replace" and plan.name in taken:
         staged = staged.renamed(free_name(plan.schema, taken))
     try:
-        replaces = _judge_duplicates(records, staged.plan, same, options)
+        replaces = _check_duplicates(records, staged.plan, same, options)
     except DuplicateError as error:
         return error
     report = replace(staged.report, status="replaced" if replaces else "added")
     return replace(staged, replaces=replaces, report=report)
 
 
-def judge_twins(done: Staged, staged: Sequence[Staged], options: IngestOptions) -> IngestReport | None:
+def check_staged_duplicates(
+    done: StagedDataset, staged: Sequence[StagedDataset], options: IngestOptions
+) -> IngestReport | None:
     """Judge a source by those that are to be committed together with it, where it was staged without them.
 
     Returns
@@ -535,15 +544,15 @@ def judge_twins(done: Staged, staged: Sequence[Staged], options: IngestOptions) 
     space = done.plan.groups[0].space.name
     same = [s for s in staged if s.content_hash == done.content_hash and s.plan.groups[0].space.name == space]
     if same and options.on_duplicate == "error":
-        _judge_duplicates({}, done.plan, (same[0].plan.name,), options)
+        _check_duplicates({}, done.plan, (same[0].plan.name,), options)
     return _skipped(done.plan, done.content_hash, same[0].plan.name) if same else None
 
 
-def _skipped(plan: IngestPlan, content_hash: str, twin: str) -> IngestReport:
-    return _report(plan, (), content_hash, "skipped", [f"the same content is in the atlas as {twin}"])
+def _skipped(plan: IngestPlan, content_hash: str, duplicate: str) -> IngestReport:
+    return _report(plan, (), content_hash, "skipped", [f"the same content is in the atlas as {duplicate}"])
 
 
-def _judge_duplicates(
+def _check_duplicates(
     records: Mapping[str, Sequence[DatasetRecord]], plan: IngestPlan, same: tuple[str, ...], options: IngestOptions
 ) -> tuple[str, ...]:
     named = tuple(uid for uid, group in records.items() if group[0].name == plan.name)
@@ -563,7 +572,7 @@ def _judge_duplicates(
 
 
 def _write_groups(
-    catalog: Catalog, source: Source, plan: IngestPlan, told: tuple[IngestOptions, Progress], begun: list[Unfinished]
+    catalog: Catalog, source: Source, plan: IngestPlan, told: tuple[IngestOptions, Progress], begun: list[PendingWrite]
 ) -> str:
     """Write the groups one after the other, the last of which is not finished then; return the content's hash."""
     content = _content_hash(plan)

@@ -14,19 +14,19 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
+from raggedatlas.ingest.commit import add_sources
 from raggedatlas.ingest.geometries import (
-    announce,
     discard,
     geometry_options,
+    geometry_report,
     pointer_values,
-    report_of,
-    stamp,
-    store_shapes,
+    register_geometry,
+    write_pointers,
+    write_store,
 )
 from raggedatlas.ingest.geometry_plan import GeometryPlan, check_options, plan_geometry
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry, owner_codes
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
-from raggedatlas.ingest.write import add_sources
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import Source
 from raggedatlas.model.geometries import GeometryRecord, GeometryReport
@@ -247,7 +247,7 @@ def add_transcripts(
     opened = open_geometry(source, options.cells, options.unassigned, options.layout)
     plan = plan_geometry(catalog, opened, replace(options, space=options.space or "transcripts"))
     if plan.skipped:
-        return report_of(plan, "skipped")
+        return geometry_report(plan, "skipped")
     data = count(opened, options.genes, options.cells)
     asked = IngestOptions(
         name=options.dataset or opened.name,
@@ -257,14 +257,14 @@ def add_transcripts(
     )
     if options.dry_run:
         reports = add_sources(catalog, [_Opener(data)], asked, told)
-        return _told(plan, reports[0])
+        return _geometry_report(plan, reports[0])
     uid = plan.record.uid
     try:
         take_lease(catalog, uid)
         told("lease", 1, 1)
-        written = stamp(catalog, plan, store_shapes(catalog, plan))
+        written = write_pointers(catalog, plan, write_store(catalog, plan))
         told("store", 1, 1)
-        reports = add_sources(catalog, [_Opener(data)], asked, told, beside=_Pointers(catalog, plan, written))
+        reports = add_sources(catalog, [_Opener(data)], asked, told, attached=_Pointers(catalog, plan, written))
     except BaseException:
         discard(catalog, uid)
         raise
@@ -272,7 +272,7 @@ def add_transcripts(
         discard(catalog, uid)
     with contextlib.suppress(StoreError):
         release_lease(catalog, uid)
-    return _told(replace(plan, record=written), reports[0])
+    return _geometry_report(replace(plan, record=written), reports[0])
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class _Pointers:
     def before_record(self, uid: str) -> None:
         """Write the row of the registry, which the dataset's record makes visible."""
         cells = json.dumps({uid: len(self.plan.fresh)})
-        announce(self.catalog, self.record.model_copy(update={"datasets": cells}))
+        register_geometry(self.catalog, self.record.model_copy(update={"datasets": cells}))
 
 
 @dataclass(frozen=True)
@@ -310,8 +310,8 @@ class _Opener:
         return error
 
 
-def _told(plan: GeometryPlan, counts: IngestReport) -> GeometryReport:
-    made = report_of(plan, counts.status)
+def _geometry_report(plan: GeometryPlan, counts: IngestReport) -> GeometryReport:
+    made = geometry_report(plan, counts.status)
     notes = (*plan.notes, f"counts: {counts.name}, {counts.n_cells:,} cells", *counts.notes)
     return replace(
         made, dataset_uid=counts.dataset_uid, notes=notes, n_cells=counts.n_cells, n_new_cells=counts.n_cells, n_datasets=1

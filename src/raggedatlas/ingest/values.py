@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, SourceError, ValuesError
-from raggedatlas.ingest.passes import dense_to_csr, scan_floats, scan_whole
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.store.native import BAD_BOUNDS, GOOD, csr_of, library
 from raggedatlas.store.sparse import sorting_order
@@ -114,7 +113,7 @@ class LayerFit:
     def _observe_floats(self, block: Block, values: NDArray[Any], first_row: int) -> None:
         wide = values.astype(np.float32) if values.dtype.itemsize < 4 else values
         if self.whole:
-            smallest, largest, whole = scan_whole(wide)
+            smallest, largest, whole = scan_integers(wide)
             if whole and smallest >= 0:
                 self._extend(smallest, largest)
                 return
@@ -122,7 +121,7 @@ class LayerFit:
         if found.strange >= 0:
             self.finite = False
             if not self.keep_nonfinite:
-                row, column = locate(block, found.strange)
+                row, column = find_entry(block, found.strange)
                 raise ValuesError(
                     f"{self.key} holds {values[found.strange]} at {self.place(first_row + row, column)}; a matrix of "
                     "values must be finite. Mend the file, or pass nonfinite='keep' to keep such values as they are."
@@ -137,7 +136,7 @@ class LayerFit:
 
     def _first_negative(self, block: Block, position: int, first_row: int) -> None:
         if self.negative_at is None:
-            row, column = locate(block, position)
+            row, column = find_entry(block, position)
             self.negative_at = (first_row + row, column)
             self.negative_value = float(np.ravel(block.layers["values"])[position])
 
@@ -163,12 +162,12 @@ class LayerFit:
             )
 
 
-def locate(block: Block, position: int) -> tuple[int, int]:
+def find_entry(block: Block, position: int) -> tuple[int, int]:
     """Find the row and column of the value at a position of a block.
 
     Examples
     --------
-    >>> locate(CsrBlock(np.array([0, 0, 2]), np.array([4, 7]), {"values": np.array([1, 1])}, 9), 1)
+    >>> find_entry(CsrBlock(np.array([0, 0, 2]), np.array([4, 7]), {"values": np.array([1, 1])}, 9), 1)
     (1, 7)
     """
     if isinstance(block, CsrBlock):
@@ -194,7 +193,7 @@ def to_csr(block: Block) -> CsrBlock:
     return CsrBlock(indptr, indices, {"values": kept}, dense.shape[1])
 
 
-def canonical(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool) -> tuple[CsrBlock, int]:
+def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool) -> tuple[CsrBlock, int]:
     """Sort the entries of each row by column and sum those that name a column twice.
 
     Parameters
@@ -249,3 +248,107 @@ def canonical(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: bool
     indptr = np.zeros(block.n_rows + 1, np.int64)
     np.cumsum(np.bincount(rows[first], minlength=block.n_rows), out=indptr[1:])
     return CsrBlock(indptr, indices[first], {"values": values}, block.n_cols), int(len(first) - first.sum())
+
+
+_STEP = 2**15
+"""Floats that NumPy looks at before it goes on, so that they stay in the cache."""
+
+
+@dataclass
+class FloatRange:
+    """What floats are.
+
+    Parameters
+    ----------
+    low, high : float
+        Smallest and largest finite value; 0 when there is none.
+    fractional, strange, negative : int
+        Position of the first finite value with a fraction, the first that is not finite, and the first finite one below 0;
+        -1 for none.
+    """
+
+    low: float = np.inf
+    high: float = -np.inf
+    fractional: int = -1
+    strange: int = -1
+    negative: int = -1
+
+
+def scan_floats(values: NDArray[Any]) -> FloatRange:
+    """Scan floats, (n,), once.
+
+    Examples
+    --------
+    >>> scan_floats(np.array([1.0, np.nan, 0.5]))
+    FloatRange(low=0.5, high=1.0, fractional=2, strange=1, negative=-1)
+    """
+    found = FloatRange()
+    for start in range(0, values.size, _STEP):
+        part = values[start : start + _STEP]
+        finite = np.isfinite(part)
+        if not finite.all():
+            found.strange = _first(found.strange, ~finite, start)
+            # Numbers that are not finite take the place of one that is, else of 0.
+            part = np.where(finite, part, part[np.argmax(finite)] if finite.any() else 0)
+            if not finite.any():
+                continue
+        low = float(part.min())
+        found.low, found.high = min(found.low, low), max(found.high, float(part.max()))
+        found.fractional = _first(found.fractional, (np.floor(part) != part) & finite, start)
+        if low < 0:
+            found.negative = _first(found.negative, (part < 0) & finite, start)
+    if found.low > found.high:
+        found.low, found.high = 0.0, 0.0
+    return found
+
+
+def _first(known: int, marks: NDArray[np.bool_], start: int) -> int:
+    """Return the position of the first mark, unless an earlier one is known; -1 for none."""
+    if known >= 0:
+        return known
+    at = int(np.argmax(marks))
+    return start + at if marks[at] else -1
+
+
+def scan_integers(values: NDArray[Any]) -> tuple[int, int, bool]:
+    """Scan floats that are probably all whole numbers; several times faster than `scan_floats`, which says where others are.
+
+    Parameters
+    ----------
+    values : (n,) float32 or float64
+        At least one.
+
+    Returns
+    -------
+    tuple
+        Smallest and largest value, and whether all values are whole and within 32 bits; if not, the first two mean nothing.
+    """
+    bounds = np.empty(2, np.int64)
+    whole = library().ra_scan_whole(values, values.size, values.itemsize, bounds)
+    return int(bounds[0]), int(bounds[1]), bool(whole)
+
+
+def dense_to_csr(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[Any]]:
+    """Collect the values of a 2-D array that are not zero, row by row.
+
+    Parameters
+    ----------
+    values : (n, m) numbers of at most 8 bytes, or booleans
+
+    Returns
+    -------
+    tuple
+        indptr (n + 1,) int64, indices uint32, and values of the same dtype. NaN counts as not zero.
+
+    Examples
+    --------
+    >>> dense_to_csr(np.array([[0.0, 2.0], [-0.0, 0.0]]))
+    (array([0, 1, 1]), array([1], dtype=uint32), array([2.]))
+    """
+    n, m = values.shape
+    dense, is_float = np.ascontiguousarray(values), values.dtype.kind == "f"
+    indptr = np.empty(n + 1, np.int64)
+    library().ra_count_dense(dense, n, m, dense.itemsize, is_float, indptr)
+    indices, kept = np.empty(indptr[-1], np.uint32), np.empty(indptr[-1], values.dtype)
+    library().ra_take_dense(dense, n, m, dense.itemsize, is_float, indptr, indices, kept)
+    return indptr, indices, kept

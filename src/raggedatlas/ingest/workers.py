@@ -14,10 +14,10 @@ from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.layouts import feature_set
 from raggedatlas.catalog.leases import read_lease, this_process
 from raggedatlas.errors import AtlasError, WorkersError
+from raggedatlas.ingest.feature_order import ColumnOrders
 from raggedatlas.ingest.options import IngestOptions, no_progress
-from raggedatlas.ingest.order import Orders
 from raggedatlas.ingest.plan import IngestPlan, plan_cells
-from raggedatlas.ingest.staging import Opening, Staged, judge_twins, prepare, stage
+from raggedatlas.ingest.staging import SourceOpener, StagedDataset, check_staged_duplicates, plan_source, stage
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.reports import IngestReport
@@ -29,16 +29,16 @@ _CALL = "call"
 
 
 @dataclass(frozen=True)
-class _Survey:
+class _HashFeatures:
     """Hashes the names of the features of a source's matrices, in no order; identifying them would take as long as writing few cells."""
 
-    opener: Opening
+    opener: SourceOpener
 
     def __call__(self) -> frozenset[str]:
         try:
             source = self.opener()
         except AtlasError:
-            return frozenset()  # Staging will refuse it.
+            return frozenset()  # WorkerStaging will refuse it.
         with closing(source):
             keys = {info.features for info in source.describe().matrices if info.features}
             tables = [source.features(key).column(INDEX).cast(pa.string()).to_pylist() for key in sorted(keys)]
@@ -46,40 +46,40 @@ class _Survey:
 
 
 @dataclass(frozen=True)
-class _Order:
+class _FindColumnOrder:
     """Finds out in which order a source would store its features."""
 
     catalog: Catalog
-    opener: Opening
+    opener: SourceOpener
     options: IngestOptions
 
-    def __call__(self) -> Orders:
+    def __call__(self) -> ColumnOrders:
         try:
-            prepared = prepare(self.catalog, self.opener, self.options, ())
+            planned = plan_source(self.catalog, self.opener, self.options, ())
         except AtlasError:
-            return {}  # Staging will refuse it.
-        prepared.source.close()
-        groups = [g for g in prepared.plan.groups if g.features is not None and g.space.kind is PointerKind.SPARSE]
+            return {}  # WorkerStaging will refuse it.
+        planned.source.close()
+        groups = [g for g in planned.plan.groups if g.features is not None and g.space.kind is PointerKind.SPARSE]
         return {g.feature_set: g.stored_uids for g in groups}
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _StageSource:
     """Writes the arrays of a source, which nothing refers to yet, below a uid that every attempt draws anew."""
 
     catalog: Catalog
-    opener: Opening
+    opener: SourceOpener
     options: IngestOptions
-    orders: Orders = field(repr=False)
+    orders: ColumnOrders = field(repr=False)
     owner: Mapping[str, Any]
 
-    def __call__(self) -> Staged | IngestReport | AtlasError:
+    def __call__(self) -> StagedDataset | IngestReport | AtlasError:
         try:
-            source = prepare(self.catalog, self.opener, self.options, (), self.orders)
+            source = plan_source(self.catalog, self.opener, self.options, (), self.orders)
             done = stage(
                 self.catalog, source, self.options, no_progress, staged=(), meanwhile=nullcontext(), owner=self.owner
             )
-            if isinstance(done, Staged):
+            if isinstance(done, StagedDataset):
                 done.finish()
                 return replace(done, report=self._noted(done.report))
             return self._noted(done)
@@ -92,14 +92,14 @@ class _Stage:
         return replace(report, notes=(*report.notes, *self.opener.notes))
 
 
-class Staging:
+class WorkerStaging:
     """Sources on their way through workers.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
-    openers : sequence of Opening
+    openers : sequence of SourceOpener
         Open the sources.
     options : IngestOptions
         The caller's choices.
@@ -108,7 +108,7 @@ class Staging:
     """
 
     def __init__(
-        self, catalog: Catalog, openers: Sequence[Opening], options: IngestOptions, executor: Executor | Workers
+        self, catalog: Catalog, openers: Sequence[SourceOpener], options: IngestOptions, executor: Executor | Workers
     ) -> None:
         self._catalog, self._openers, self._options, self._executor = catalog, openers, options, executor
         self._owner = {**this_process(), _CALL: uuid4().hex}
@@ -117,7 +117,7 @@ class Staging:
         )
         self._run: dict[str, Any] = {"place": catalog.location, "lost": lost}
 
-    def __enter__(self) -> "Staging":
+    def __enter__(self) -> "WorkerStaging":
         """Begin with nothing staged."""
         return self
 
@@ -129,36 +129,36 @@ class Staging:
                 if (read_lease(self._catalog, uid) or {}).get(_CALL) == self._owner[_CALL]:
                     self._catalog.arrays.child(uid).delete_prefix()
 
-    def outcomes(self) -> Generator[Staged | IngestReport | AtlasError, None, None]:
+    def outcomes(self) -> Generator[StagedDataset | IngestReport | AtlasError, None, None]:
         """Walk over what became of the sources, in their order."""
         return in_order(run_tasks(self._tasks(), self._executor, **self._run))
 
-    def _tasks(self) -> Iterator[_Stage]:
+    def _tasks(self) -> Iterator[_StageSource]:
         """Send each source with the orders that its features have in sources before it, so that they get one layout."""
         several = len(self._openers) > 1 and self._options.column_order == "detected"
-        sets = self._all([_Survey(opener) for opener in self._openers] if several else [])
+        sets = self._all([_HashFeatures(opener) for opener in self._openers] if several else [])
         first: dict[str, int] = {}
         shared = {s for number, own in enumerate(sets) for s in own if first.setdefault(s, number) != number}
         leaders = sorted({first[names] for names in shared})
-        found = self._all([_Order(self._catalog, self._openers[number], self._options) for number in leaders])
+        found = self._all([_FindColumnOrder(self._catalog, self._openers[number], self._options) for number in leaders])
         orders = dict(zip(leaders, found, strict=True))
         for number, opener in enumerate(self._openers):
             known: dict[str, Sequence[str]] = {}
             for leader in sorted({first[s] for s in sets[number] if first[s] < number} if several else ()):
                 known = {**orders[leader], **known}
-            yield _Stage(self._catalog, opener, self._options, known, self._owner)
+            yield _StageSource(self._catalog, opener, self._options, known, self._owner)
 
     def _all(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         return list(in_order(run_tasks(tasks, self._executor, **self._run)))
 
-    def judge(self, done: Staged, staged: Sequence[Staged]) -> Staged | IngestReport | AtlasError:
+    def judge(self, done: StagedDataset, staged: Sequence[StagedDataset]) -> StagedDataset | IngestReport | AtlasError:
         """Judge a staged source by those that are to be committed together with it, which its worker did not know.
 
         Parameters
         ----------
-        done : Staged
+        done : StagedDataset
             The source.
-        staged : sequence of Staged
+        staged : sequence of StagedDataset
             Those before it.
         """
         try:
@@ -167,9 +167,9 @@ class Staging:
                     f"A worker wrote {done.plan.name!r} to a place that is not {self._catalog.location.uri} here, though it has the same "
                     "address; put the atlas in a folder or an object store that all workers share."
                 )
-            twin = judge_twins(done, staged, self._options)
-            if twin is not None:
-                return twin
+            duplicate = check_staged_duplicates(done, staged, self._options)
+            if duplicate is not None:
+                return duplicate
             plan = plan_cells(self._catalog, done.plan, self._options, [one.plan for one in staged])
         except WorkersError:
             raise
@@ -178,7 +178,7 @@ class Staging:
         return _planned(done, plan)
 
 
-def _planned(done: Staged, plan: IngestPlan) -> Staged:
+def _planned(done: StagedDataset, plan: IngestPlan) -> StagedDataset:
     """Give a staged source the name and columns of a plan."""
     before = {column.column.stored: column.source for column in done.plan.columns}
     now = {column.source: column.column.stored for column in plan.columns}

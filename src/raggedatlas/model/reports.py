@@ -279,7 +279,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class UpkeepReport:
+class MaintenanceReport:
     """What `gc`, `repair`, `drop_dataset` or `purge` removed or would remove.
 
     Parameters

@@ -25,7 +25,7 @@ from raggedatlas.catalog.identity import (
     update_identity,
 )
 from raggedatlas.catalog.layouts import read_layouts
-from raggedatlas.catalog.orthologs import by_orthologs, check_organism
+from raggedatlas.catalog.orthologs import check_organism, map_to_orthologs
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import FeatureError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
@@ -242,7 +242,7 @@ class FeatureIdentity:
         import pandas as pd
 
         registry = read_registry(self._catalog, space)
-        found = by_orthologs(registry, self._catalog, check_organism(self._catalog, organism))
+        found = map_to_orthologs(registry, self._catalog, check_organism(self._catalog, organism))
         pairs = [(uid, pair, True) for uid, pair in found.joined.items()]
         pairs += [(uid, pair, False) for uid, several in found.several.items() for pair in several]
         ids = registry.table.column("feature_id")

@@ -13,7 +13,7 @@ from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
-from raggedatlas.catalog.orthologs import OrthologFeatures, by_orthologs
+from raggedatlas.catalog.orthologs import OrthologFeatures, map_to_orthologs
 from raggedatlas.catalog.results import find_result
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import FeatureError, QueryError
@@ -357,7 +357,7 @@ def identified(spec: QuerySpec, catalog: Catalog, space: str) -> tuple[Registry,
         return registry, None
     organism, as_given = spec.orthologs, spec.identity == AS_GIVEN or isinstance(spec.identity, tuple)
     found = catalog.remember(
-        "orthologs", (organism, spec.identity), lambda: by_orthologs(registry, then, organism, as_given=as_given)
+        "orthologs", (organism, spec.identity), lambda: map_to_orthologs(registry, then, organism, as_given=as_given)
     )
     return found.registry, found
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import CellColumn, cell_rows, stored_type, widen
+from raggedatlas.catalog.cells import CellColumn, add_cell_columns, cell_rows, stored_type
 from raggedatlas.catalog.datasets import Commit, commit_records
+from raggedatlas.catalog.feature_registration import register_features
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import ensure_layouts
 from raggedatlas.catalog.leases import release_lease, take_lease
-from raggedatlas.catalog.registering import register_features
 from raggedatlas.model.frames import ColumnFacts
 from raggedatlas.model.ids import feature_uids, new_uid, new_uids
 from raggedatlas.model.pointers import PointerKind, SparseZarrPointer, pointer_field
@@ -144,7 +144,7 @@ def _columns(columns: Mapping[str, Sequence[Any]]) -> list[CellColumn]:
 
 
 def _widen(catalog: Catalog, columns: Mapping[str, Sequence[Any]]) -> None:
-    widen(catalog, _columns(columns), [pointer_field(SPACE, PointerKind.SPARSE, SPACE)])
+    add_cell_columns(catalog, _columns(columns), [pointer_field(SPACE, PointerKind.SPARSE, SPACE)])
 
 
 def _append_cells(catalog: Catalog, uid: str, indptr: NDArray[np.int64], columns: Mapping[str, Sequence[Any]]) -> None:

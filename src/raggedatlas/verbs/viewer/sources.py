@@ -20,8 +20,8 @@ from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.subset import find_features
-from raggedatlas.ingest.extras import merged_colors
 from raggedatlas.ingest.identity import SYMBOL_COLUMNS
+from raggedatlas.ingest.other_elements import merge_colors
 from raggedatlas.model.batch import Block, DenseBlock
 from raggedatlas.model.columns import DATASET
 from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
@@ -333,7 +333,7 @@ class FileCells:
     def dress(self, look: Look, table: pa.Table) -> Look:
         """Add the colours of the file."""
         with _opened(self.what) as source:
-            found = merged_colors(source, table, list(source.describe().elements))
+            found = merge_colors(source, table, list(source.describe().elements))
         return _with_colors(look, found)
 
 

@@ -9,126 +9,40 @@ from raggedatlas.catalog.catalog import (
     DATASETS,
     GEOMETRY,
     IDENTITY,
-    IDENTITY_TABLES,
-    LAYOUTS,
-    OPTIONAL,
     RESULTS,
-    VERSIONS,
     Catalog,
 )
 from raggedatlas.catalog.datasets import find_dataset, read_records
 from raggedatlas.catalog.geometries import (
-    clear_pointers,
-    forget_datasets,
-    lost_datasets,
+    clear_orphaned_pointers,
+    find_deleted_datasets,
     read_geometries,
+    remove_datasets_from_geometries,
 )
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.leases import GRACE, lease_alive, release_lease
 from raggedatlas.catalog.manifests import remove_manifests, seal_versions
+from raggedatlas.catalog.optimize import KEEP, vacuum_tables
 from raggedatlas.catalog.purge import resume_purge
-from raggedatlas.catalog.registering import reindex_registry, sync_layouts
-from raggedatlas.catalog.results import dead_columns, named_uids, read_results
-from raggedatlas.catalog.tidy import KEEP, clean_up, tidy_table
+from raggedatlas.catalog.results import asset_uids, orphaned_columns, read_results
 from raggedatlas.catalog.versions import (
     NUMBERED,
     PENDING,
     PURGE_TAG,
     UID,
-    assign_indices,
     cells_per_dataset,
-    heal_tags,
     list_versions,
     registry_tables,
+    repair_tags,
     untag_everywhere,
 )
-from raggedatlas.errors import ConflictError, NotFoundError
-from raggedatlas.model.reports import UpkeepReport
+from raggedatlas.errors import NotFoundError
+from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.sql import equals, in_list
 from raggedatlas.store.tables import Tables
 
 
-def optimize(catalog: Catalog, keep: timedelta = KEEP) -> UpkeepReport:
-    """Dedup, assign dense feature indices, compact, bring indexes up to date, and clean up (seed 000, ``optimize``).
-
-    Runs beside any number of writers. A table that others keep changing is left for the next time. Where nothing changed
-    since the last time, little is read and nothing written. Table versions that a snapshot names are never cleaned up,
-    however old.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    keep : timedelta
-        Age up to which table versions without a snapshot are kept too.
-
-    Returns
-    -------
-    UpkeepReport
-        Bytes freed, and a note per table that was changed or left.
-    """
-    catalog.require_tip("optimize")
-    notes = []
-    if assign_indices(catalog):
-        notes.append("dense feature indices assigned")
-    if not catalog.tables.settled(LAYOUTS):
-        sync_layouts(catalog)
-    changed = []
-    optional = [*catalog.tables.versions(OPTIONAL)]
-    names = (CELLS, DATASETS, LAYOUTS, *optional, *registry_tables(catalog).values())
-    for name in (name for name in names if name not in IDENTITY_TABLES):  # these are overwritten, never appended to
-        try:
-            if tidy_table(catalog, name):
-                changed.append(name)
-                notes.append(f"{name}: compacted or indexed")
-        except ConflictError:
-            notes.append(f"{name}: others were writing; left for the next time")
-    # Last, because it notes the versions of the registries that it was derived from.
-    if update_identity(catalog, registry_tables(catalog)):
-        changed.append(IDENTITY)
-        notes.append("features that count as others: derived anew")
-    freed = 0
-    if changed or keep < KEEP:
-        notes += heal_tags(catalog)
-        seal_versions(catalog)
-        freed = clean_up(catalog, [*(changed if keep >= KEEP else names), VERSIONS, *optional], keep, notes)
-    return UpkeepReport(n_bytes=freed, notes=tuple(notes))
-
-
-def reindex(catalog: Catalog, space: str | None = None) -> int:
-    """Give every feature of one space, or of all, its dense index; the layouts learn them too.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    space : str or None
-        Feature space; None takes all that have a registry.
-
-    Returns
-    -------
-    int
-        How many were assigned.
-
-    Raises
-    ------
-    NotFoundError
-        If the space is unknown or its columns are no features.
-    """
-    catalog.require_tip("reindex_registry")
-    there = registry_tables(catalog)
-    if space is not None and space not in there:
-        if catalog.space(space).has_features:
-            return 0
-        raise NotFoundError(f"The feature space {space!r} has no features: its columns have no names.")
-    fresh = sum(reindex_registry(catalog, name) for name in (there if space is None else [space]))
-    if fresh:
-        sync_layouts(catalog)
-    update_identity(catalog, there)
-    return fresh
-
-
-def drop_dataset(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
+def drop_dataset(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     """Take a dataset out of the atlas from now on; snapshots that hold it keep it, and `gc` frees what none holds.
 
     The record goes first, which makes the dataset invisible at once; then its cells. A process that dies in between leaves
@@ -150,24 +64,26 @@ def drop_dataset(catalog: Catalog, uid_or_name: str) -> UpkeepReport:
     records = find_dataset(catalog, uid_or_name)
     uid = records[0].uid
     catalog.tables.delete(DATASETS, equals("uid", uid))
-    n = clear_dropped(catalog, [uid])
-    return UpkeepReport(
+    n = delete_cells_of_datasets(catalog, [uid])
+    return MaintenanceReport(
         groups=tuple(record.zarr_group for record in records),
         n_cells=n,
         notes=("the arrays stay until gc() finds that no snapshot needs them",),
     )
 
 
-def clear_dropped(catalog: Catalog, uids: Sequence[str]) -> int:
+def delete_cells_of_datasets(catalog: Catalog, uids: Sequence[str]) -> int:
     """Remove the cells of datasets whose records are gone, and take the datasets out of geometry; return how many cells."""
     n = catalog.tables.delete(CELLS, in_list("dataset_uid", uids)) if uids else 0
-    forget_datasets(catalog, uids)
+    remove_datasets_from_geometries(catalog, uids)
     for uid in uids:
         release_lease(catalog, uid)
     return n
 
 
-def gc(catalog: Catalog, *, dry_run: bool = True, grace: timedelta = GRACE, keep: timedelta = KEEP) -> UpkeepReport:
+def gc(
+    catalog: Catalog, *, dry_run: bool = True, grace: timedelta = GRACE, keep: timedelta = KEEP
+) -> MaintenanceReport:
     """Free what no kept snapshot, no dataset or result of the tip and no running `add` reaches.
 
     Parameters
@@ -184,29 +100,31 @@ def gc(catalog: Catalog, *, dry_run: bool = True, grace: timedelta = GRACE, keep
 
     Returns
     -------
-    UpkeepReport
+    MaintenanceReport
         Groups freed, or that would be, with their bytes.
     """
     catalog.require_tip("gc")
     notes: list[str] = []
-    free, alive = unreached(catalog, grace)
-    tags = _stray_tags(catalog, grace)
+    free, alive = find_unreferenced(catalog, grace)
+    tags = _orphaned_tags(catalog, grace)
     notes += [f"tag {tag} of {table} belongs to no snapshot" for table, names in tags.items() for tag in names]
     if dry_run:
         n_bytes = sum(catalog.arrays.child(uid).size() for uid in free)
-        return UpkeepReport(groups=tuple(free), n_bytes=n_bytes, dry_run=True, kept=tuple(alive), notes=tuple(notes))
-    notes += heal_tags(catalog)
+        return MaintenanceReport(
+            groups=tuple(free), n_bytes=n_bytes, dry_run=True, kept=tuple(alive), notes=tuple(notes)
+        )
+    notes += repair_tags(catalog)
     for table, names in tags.items():
         for tag in names:
             untag_everywhere(catalog, tag, [table])
     n_bytes = sum(catalog.arrays.child(uid).delete_prefix() for uid in free)
-    n_bytes += clean_up(catalog, [n for n in catalog.tables.names() if catalog.tables.has(n)], keep, notes)
+    n_bytes += vacuum_tables(catalog, [n for n in catalog.tables.names() if catalog.tables.has(n)], keep, notes)
     n_bytes += remove_manifests(catalog, grace)
     seal_versions(catalog)
-    return UpkeepReport(groups=tuple(free), n_bytes=n_bytes, kept=tuple(alive), notes=tuple(notes))
+    return MaintenanceReport(groups=tuple(free), n_bytes=n_bytes, kept=tuple(alive), notes=tuple(notes))
 
 
-def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
+def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     """Mend what a dead process left: half-done adds, drops, purges, tables; nothing of a running `add` is touched.
 
     Parameters
@@ -218,8 +136,8 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
 
     Returns
     -------
-    UpkeepReport
-        Cells without a record and unreached groups that were removed. Notes name the datasets whose arrays are missing: they
+    MaintenanceReport
+        Cells without a record and find_unreferenced groups that were removed. Notes name the datasets whose arrays are missing: they
         cannot be mended, only restored from a copy or dropped.
     """
     catalog.require_writable("repair")
@@ -228,14 +146,14 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
     notes += _remove_half_tables(catalog, grace)
     dead, alive = _cells_without_record(catalog, grace)
     n_cells = catalog.tables.delete(CELLS, in_list("dataset_uid", dead)) if dead else 0
-    stray = dead_columns(catalog, grace)
+    stray = orphaned_columns(catalog, grace)
     if stray:
         catalog.tables.drop_columns(CELLS, stray)
         notes.append(f"removed the cell columns {stray} of results that nobody names")
-    notes += _mend_geometry(catalog, grace)
-    free, writing = unreached(catalog, grace)
+    notes += _repair_geometry(catalog, grace)
+    free, writing = find_unreferenced(catalog, grace)
     n_bytes = sum(catalog.arrays.child(uid).delete_prefix() for uid in free)
-    notes += heal_tags(catalog)
+    notes += repair_tags(catalog)
     notes += [
         f"the shapes {record.zarr_group} of {record.name} are missing: put them back from a copy, or run drop_geometry({record.name!r})"
         for record in read_geometries(catalog)
@@ -257,35 +175,35 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> UpkeepReport:
         notes.append("features that count as others: derived anew")
     seal_versions(catalog)
     kept = tuple(dict.fromkeys([*alive, *writing]))
-    return UpkeepReport(groups=tuple(free), n_cells=n_cells, n_bytes=n_bytes, kept=kept, notes=tuple(notes))
+    return MaintenanceReport(groups=tuple(free), n_cells=n_cells, n_bytes=n_bytes, kept=kept, notes=tuple(notes))
 
 
-def _mend_geometry(catalog: Catalog, grace: timedelta) -> list[str]:
+def _repair_geometry(catalog: Catalog, grace: timedelta) -> list[str]:
     """Take geometry of datasets that are gone out of the registry, and pointers that lead nowhere out of the cells."""
-    n_stores = forget_datasets(catalog, lost_datasets(catalog, grace))
-    n_pointers = clear_pointers(catalog, grace)
+    n_stores = remove_datasets_from_geometries(catalog, find_deleted_datasets(catalog, grace))
+    n_pointers = clear_orphaned_pointers(catalog, grace)
     notes = [f"{n_stores:,} geometry stores named datasets that are gone"] if n_stores else []
     return notes + ([f"removed {n_pointers:,} pointers to shapes that nobody names"] if n_pointers else [])
 
 
-def unreached(catalog: Catalog, grace: timedelta) -> tuple[list[str], list[str]]:
+def find_unreferenced(catalog: Catalog, grace: timedelta) -> tuple[list[str], list[str]]:
     """Find dataset groups that nothing reaches, and those that only a running `add` reaches.
 
     The tip is read before and after the leases are looked at, and every tagged inventory last. So a dataset that is
     committed, or caught by a snapshot and dropped, while this runs, is seen in at least one of them.
     """
-    before = named_uids(catalog)
+    before = asset_uids(catalog)
     groups = [name for name in catalog.arrays.list_children() if UID.fullmatch(name) and name not in before]
     alive = [uid for uid in groups if lease_alive(catalog, uid, grace)]
-    reached = _reached(catalog) if groups else set()
+    reached = _referenced(catalog) if groups else set()
     return [uid for uid in groups if uid not in reached and uid not in alive], [
         uid for uid in alive if uid not in reached
     ]
 
 
-def _reached(catalog: Catalog) -> set[str]:
+def _referenced(catalog: Catalog) -> set[str]:
     tables = Tables(catalog.tables.location)
-    reached = named_uids(catalog)
+    reached = asset_uids(catalog)
     for name in (DATASETS, RESULTS, GEOMETRY):
         versions = set(tables.tags(name).values()) if tables.has(name) else set()
         versions |= {r.table_versions[name] for r in list_versions(catalog) if name in r.table_versions}
@@ -296,7 +214,7 @@ def _reached(catalog: Catalog) -> set[str]:
     return reached
 
 
-def _stray_tags(catalog: Catalog, grace: timedelta) -> dict[str, list[str]]:
+def _orphaned_tags(catalog: Catalog, grace: timedelta) -> dict[str, list[str]]:
     """Find tags without a snapshot or purge. Tags are read before snapshots, so that one taken meanwhile is no stray."""
     tables = Tables(catalog.tables.location)
     tags = {name: sorted(tables.tags(name)) for name in tables.names() if tables.has(name)}

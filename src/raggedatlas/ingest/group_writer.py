@@ -1,9 +1,10 @@
 """Write the matrices of one group, block by block, in bounded memory; the values decide dtypes and layer names."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import byref, c_int64
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -12,18 +13,17 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.errors import SourceError
+from raggedatlas.errors import SourceError, StoreError
+from raggedatlas.ingest.content_hash import ContentHash, as_bits, block_rows
 from raggedatlas.ingest.options import IngestOptions, Progress
-from raggedatlas.ingest.patterns import ContentHash, as_bits, block_rows
 from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan
-from raggedatlas.ingest.values import LayerFit, canonical, to_csr
-from raggedatlas.ingest.written import Unfinished, WrittenGroup
+from raggedatlas.ingest.values import LayerFit, canonicalize, to_csr
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import COLUMNS
-from raggedatlas.store.arrays import ArrayWriter, create_group
+from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
 from raggedatlas.store.codecs import is_exact
 from raggedatlas.store.native import BAD_COLUMN, csr_of, library
 from raggedatlas.store.runtime import DECODE_THREADS, BackgroundWriter, BufferPool, map_decode, prefetch, shared_pool
@@ -35,15 +35,103 @@ SPAN_ENTRIES = 2**18
 """Entries that a thread renumbers at once, at least."""
 
 
-class _BeliedError(Exception):
-    """Later values belied the layer names or dtypes that earlier ones suggested; carries the right ones by matrix."""
+@dataclass
+class WrittenGroup:
+    """What writing one group found out.
 
-    def __init__(self, right: Mapping[str, "_Form"]) -> None:
+    Parameters
+    ----------
+    group : GroupPlan
+        What was planned.
+    path : str
+        Where it is.
+    layers : dict
+        Layer name -> the plan it came from.
+    stored : dict
+        Layer name -> dtype that it is stored in.
+    specs, checksums : dict
+        Path below the group -> array description, checksum.
+    indptr : (n_rows + 1,) int64 or None
+        Bounds of the rows' entries; None for dense groups.
+    present : (n_rows,) int64 or None
+        Cell of each row; None when row i is cell i.
+    n_rows, n_entries, n_summed, n_new_features : int
+        Rows, entries or values, entries summed away, and features that the registry did not know.
+    """
+
+    group: GroupPlan
+    path: str
+    layers: dict[str, LayerPlan] = field(default_factory=dict)
+    stored: dict[str, np.dtype[Any]] = field(default_factory=dict)
+    specs: dict[str, ArraySpec] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+    indptr: NDArray[np.int64] | None = None
+    n_rows: int = 0
+    n_entries: int = 0
+    n_summed: int = 0
+    present: NDArray[np.int64] | None = None
+    n_new_features: int = 0
+
+
+def specs_json(specs: Mapping[str, ArraySpec]) -> str:
+    """Write array descriptions as a record keeps them."""
+    return json.dumps({path: json.loads(spec.to_json()) for path, spec in specs.items()}, sort_keys=True)
+
+
+class PendingWrite:
+    """A group whose source has been read, and whose last rows are still on their way into its arrays.
+
+    Parameters
+    ----------
+    written : WrittenGroup
+        Complete but for `specs` and `checksums`.
+    steps : ExitStack
+        The steps of the pipeline that still run.
+    close : callable
+        Ends the arrays, once all rows are in them, and notes what they are.
+    """
+
+    def __init__(self, written: WrittenGroup, steps: contextlib.ExitStack, close: Callable[[], None]) -> None:
+        self.written, self._steps, self._close = written, steps, close
+
+    def __reduce__(self) -> tuple[Callable[[WrittenGroup], "PendingWrite"], tuple[WrittenGroup]]:
+        """Pickle a group that is finished."""
+        return _finished, (self.written,)
+
+    def finish(self) -> None:
+        """Wait for the last rows and end the arrays, if that was not done yet; on any thread.
+
+        Raises
+        ------
+        StoreError
+            If something could not be written; the caller removes the group.
+        """
+        close, self._close = self._close, _nothing_left
+        with self._steps:
+            close()
+
+    def abandon(self) -> None:
+        """Wait for what is being written right now, and write nothing more."""
+        self._steps.__exit__(StoreError, StoreError("abandoned"), None)
+
+
+def _finished(written: WrittenGroup) -> PendingWrite:
+    return PendingWrite(written, contextlib.ExitStack(), _nothing_left)
+
+
+def _nothing_left() -> None:
+    """Do nothing."""
+
+
+class _DtypeChangedError(Exception):
+    """Later values needs_rewrite the layer names or dtypes that earlier ones suggested; carries the right ones by matrix."""
+
+    def __init__(self, right: Mapping[str, "_LayerFormat"]) -> None:
         super().__init__()
         self.right = right
 
 
-class _Form(NamedTuple):
+class _LayerFormat(NamedTuple):
     """Name and dtype of a layer, once all its values are known."""
 
     name: str
@@ -58,7 +146,7 @@ class _LayerWriter:
         self.name = ""
         self.known: np.dtype[Any] | None = None
         self.sent: np.dtype[Any] | None = None
-        self.belied = False
+        self.needs_rewrite = False
         counted = group.space.is_counts
         self.compact = counted
         self.fit = LayerFit(
@@ -98,7 +186,7 @@ class _LayerWriter:
         if self.sent is None or is_exact(self.sent, self.dtype):
             self.sent = self.dtype
         else:
-            self.belied = True
+            self.needs_rewrite = True
         return self.dtype
 
     def append(self, arrays: "_Arrays", values: NDArray[Any], breaks: NDArray[np.int64] | None) -> None:
@@ -115,8 +203,8 @@ class _LayerWriter:
 def write_group(
     catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress, *,
     taken: set[str], content: ContentHash | None,
-) -> Unfinished:  # fmt: skip
-    """Stream the matrices of a group into fresh arrays; the last rows are on their way when this returns.
+) -> PendingWrite:  # fmt: skip
+    """StreamingHash the matrices of a group into fresh arrays; the last rows are on their way when this returns.
 
     Parameters
     ----------
@@ -142,16 +230,16 @@ def write_group(
     """
     try:
         return _write(catalog, source, plan, options, progress, (taken, {}, content))
-    except _BeliedError as belied:
+    except _DtypeChangedError as needs_rewrite:
         if not options.dry_run:
             catalog.arrays.child(*plan[0].split("/")).delete_prefix()
-        return _write(catalog, source, plan, options, progress, (taken, belied.right, None))
+        return _write(catalog, source, plan, options, progress, (taken, needs_rewrite.right, None))
 
 
 def _write(
     catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress,
-    state: tuple[set[str], Mapping[str, _Form], ContentHash | None],
-) -> Unfinished:  # fmt: skip
+    state: tuple[set[str], Mapping[str, _LayerFormat], ContentHash | None],
+) -> PendingWrite:  # fmt: skip
     path, group = plan
     taken = state[0]
     written = WrittenGroup(group, path)
@@ -173,13 +261,13 @@ def _write(
         append.join()
         _close(written, layers, arrays)
 
-    return Unfinished(written, left, close)
+    return PendingWrite(written, left, close)
 
 
 def _stream(
     source: Source, written: WrittenGroup, layers: list[_LayerWriter],
     pipeline: tuple["_Arrays | None", BackgroundWriter, BackgroundWriter],
-    told: tuple[IngestOptions, Progress, tuple[set[str], Mapping[str, _Form], ContentHash | None]],
+    told: tuple[IngestOptions, Progress, tuple[set[str], Mapping[str, _LayerFormat], ContentHash | None]],
 ) -> NDArray[np.int64] | None:  # fmt: skip
     """Read and judge block after block and send them on; return the bounds of the rows' entries, None for dense groups."""
     arrays, append, later = pipeline
@@ -244,7 +332,7 @@ class _Arrays:
         fitted = [(block.layers["values"], dtype) for block, (_, dtype) in zip(blocks, layers, strict=True)]
         columns = rows = None
         if self.indices is not None and isinstance(blocks[0], CsrBlock):
-            columns, values = in_stored_order(blocks[0], fitted, self.group.columns, self.pool)
+            columns, values = reorder_columns(blocks[0], fitted, self.group.columns, self.pool)
             bounds = blocks[0].indptr
             rows = bounds[:-1][bounds[1:] > bounds[:-1]]
         else:
@@ -279,7 +367,7 @@ def _steps(source: Source, infos: list[MatrixInfo]) -> Iterator[tuple[Block, ...
 def _aligned(blocks: tuple[Block, ...], written: WrittenGroup, options: IngestOptions) -> list[CsrBlock]:
     ready = []
     for block, layer in zip(blocks, written.group.layers, strict=True):
-        clean, n = canonical(
+        clean, n = canonicalize(
             to_csr(block), layer.info.key, written.n_rows, sum_duplicates=options.duplicate_entries == "sum"
         )
         ready.append(clean)
@@ -292,7 +380,7 @@ def _aligned(blocks: tuple[Block, ...], written: WrittenGroup, options: IngestOp
     return ready
 
 
-def in_stored_order(
+def reorder_columns(
     block: CsrBlock,
     layers: Sequence[tuple[NDArray[Any], DTypeLike]],
     columns: NDArray[np.int64] | None,
@@ -324,7 +412,7 @@ def in_stored_order(
     Examples
     --------
     >>> block = CsrBlock(np.array([0, 2]), np.array([0, 2], np.uint32), {}, 3)
-    >>> in_stored_order(block, [(np.array([7.0, 9.0]), np.uint8)], np.array([2, 1, 0]))
+    >>> reorder_columns(block, [(np.array([7.0, 9.0]), np.uint8)], np.array([2, 1, 0]))
     (array([0, 2], dtype=uint32), [array([9, 7], dtype=uint8)])
     """
     if columns is None:
@@ -389,7 +477,9 @@ def _named(source: Source, info: MatrixInfo, row: int, column: int) -> str:
     return f"cell {cell!r} (row {row}), feature {feature}(column {column}, both counted from 0)"
 
 
-def _name_layers(layers: list[_LayerWriter], group: GroupPlan, taken: set[str], right: Mapping[str, _Form]) -> None:
+def _name_layers(
+    layers: list[_LayerWriter], group: GroupPlan, taken: set[str], right: Mapping[str, _LayerFormat]
+) -> None:
     used = set(taken) | {layer.plan.name for layer in layers if layer.plan.name}
     for layer in layers:
         if not layer.name:
@@ -399,14 +489,14 @@ def _name_layers(layers: list[_LayerWriter], group: GroupPlan, taken: set[str], 
 
 
 def _judge(layers: list[_LayerWriter], group: GroupPlan, taken: set[str]) -> None:
-    final: dict[str, _Form] = {}
+    final: dict[str, _LayerFormat] = {}
     used = set(taken) | {layer.plan.name for layer in layers if layer.plan.name}
     for layer in layers:
         layer.fit.judge()
-        form = final[layer.plan.info.key] = _Form(layer.decide(group, used), layer.dtype)
+        form = final[layer.plan.info.key] = _LayerFormat(layer.decide(group, used), layer.dtype)
         used.add(form.name)
-    if any(layer.belied or layer.name != final[layer.plan.info.key].name for layer in layers if layer.name):
-        raise _BeliedError(final)
+    if any(layer.needs_rewrite or layer.name != final[layer.plan.info.key].name for layer in layers if layer.name):
+        raise _DtypeChangedError(final)
     for layer in layers:
         layer.name = final[layer.plan.info.key].name
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.array_checks import described_paths
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.inspection import described_paths
 from raggedatlas.catalog.results import visible_columns
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.records import DatasetRecord
@@ -19,7 +19,7 @@ from raggedatlas.model.results import ResultRecord, result_columns
 
 
 @dataclass
-class _Seen:
+class _GroupCheck:
     """What the walk has seen of one group."""
 
     record: DatasetRecord
@@ -93,8 +93,8 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
     pointers = {name: of for name, of in pointer_columns(schema).items() if name not in marked or name in visible}
     shapes = {name for name, (_, kind) in pointers.items() if kind is PointerKind.GEOMETRY}
     pointers = {name: of for name, of in pointers.items() if name not in shapes}
-    groups = {record.zarr_group: _Seen(record) for record in records if record.pointer not in shapes}
-    groups |= {r.zarr_group: _Seen(r.as_group(), owned=False) for r in visible.values() if r.zarr_group}
+    groups = {record.zarr_group: _GroupCheck(record) for record in records if record.pointer not in shapes}
+    groups |= {r.zarr_group: _GroupCheck(r.as_group(), owned=False) for r in visible.values() if r.zarr_group}
     # vectors are counted where every byte is read: to tell null from values their column must be decoded
     pointing = [column for column, record in visible.items() if record.kind == "space" and column in schema.names]
     counts: dict[str, dict[str, int]] = {column: {} for column in pointing}
@@ -148,7 +148,11 @@ def check_counts(record: ResultRecord, found: Mapping[str, int], datasets: Abstr
 
 
 def _take_pointers(
-    rows: pa.RecordBatch, name: str, kind: PointerKind, groups: Mapping[str, _Seen], foreign: dict[tuple[str, str], int]
+    rows: pa.RecordBatch,
+    name: str,
+    kind: PointerKind,
+    groups: Mapping[str, _GroupCheck],
+    foreign: dict[tuple[str, str], int],
 ) -> None:
     rows = rows.filter(pc.is_valid(rows.column(name)))
     pointer = rows.column(name)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 import raggedatlas as ra
 from raggedatlas.catalog import identity
 from raggedatlas.catalog.catalog import IDENTITY, Catalog
+from raggedatlas.catalog.feature_registration import register_features
 from raggedatlas.catalog.genes import Genes, put_tables
 from raggedatlas.catalog.identity import IDENTITY_SCHEMA, derive_identity, read_facts, read_identity, update_identity
-from raggedatlas.catalog.registering import register_features
-from raggedatlas.catalog.touched import connected_rows
-from raggedatlas.catalog.upkeep import optimize
+from raggedatlas.catalog.name_resolution import find_connected_rows
+from raggedatlas.catalog.optimize import optimize
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.model.accessions import parse_accession
 from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
@@ -80,7 +80,7 @@ def test_features_that_are_not_connected_bear_on_nothing(data: st.DataObject, fe
     pairs = data.draw(st.lists(st.tuples(st.sampled_from(uids), st.none() | st.sampled_from(uids)), max_size=2))
     links = {uid: into for uid, into in pairs if into is None or uids.index(uid) < uids.index(into)}
     touched = pa.array(sorted(data.draw(st.sets(st.sampled_from(uids), min_size=1))))
-    part = registry.take(pa.array(connected_rows(registry, touched, links, tables)))
+    part = registry.take(pa.array(find_connected_rows(registry, touched, links, tables)))
     every = mapping(registry, links, tables)
     connected = {*part["uid"].to_pylist()}
     assert {*touched.to_pylist()} <= connected

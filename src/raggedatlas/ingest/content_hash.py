@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.ingest.values import canonical, to_csr
+from raggedatlas.ingest.values import canonicalize, to_csr
 from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import FACTS_KEY
@@ -32,7 +32,7 @@ def block_rows(info: MatrixInfo) -> int:
     return int(min(65_536, max(16, BLOCK_BYTES // max(1, per_row))))
 
 
-def walk(source: Source, info: MatrixInfo) -> Iterator[tuple[int, Block]]:
+def iterate_blocks(source: Source, info: MatrixInfo) -> Iterator[tuple[int, Block]]:
     """Walk down one matrix: first row and block of each step."""
     row = 0
     for (block,) in source.blocks((info.key,), block_rows(info)):
@@ -44,7 +44,7 @@ HASH_LANES = 16
 """Hashes that are computed side by side, each of every sixteenth number."""
 
 
-class Stream:
+class StreamingHash:
     """A running hash of numbers that come in blocks.
 
     It tells different contents apart, not forged ones: a cryptographic hash would take most of the time of an `add`.
@@ -79,9 +79,9 @@ def as_bits(values: NDArray[Any]) -> NDArray[Any]:
 
 def entry_hash(source: Source, info: MatrixInfo) -> bytes:
     """Hash which entries a matrix has, whatever their values; two layers with equal hashes can share their indices."""
-    lengths, columns = Stream(), Stream()
-    for row, block in walk(source, info):
-        sparse, _ = canonical(to_csr(block), info.key, row, sum_duplicates=True)
+    lengths, columns = StreamingHash(), StreamingHash()
+    for row, block in iterate_blocks(source, info):
+        sparse, _ = canonicalize(to_csr(block), info.key, row, sum_duplicates=True)
         lengths.update(np.diff(sparse.indptr))
         columns.update(sparse.indices)
     return lengths.digest() + columns.digest()
@@ -100,7 +100,7 @@ class ContentHash:
 
     def __init__(self, cells: pa.Table, features: tuple[str, ...]) -> None:
         """Start with what is known before the values, on another thread."""
-        self._lengths, self._columns, self._values = Stream(), Stream(), Stream()
+        self._lengths, self._columns, self._values = StreamingHash(), StreamingHash(), StreamingHash()
         self._names = submit(_hash_names, (cells, features))
 
     def update(self, block: Block) -> None:

@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.ingest.patterns import HASH_LANES, Stream
+from raggedatlas.ingest.content_hash import HASH_LANES, StreamingHash
 
 NUMBERS = st.lists(st.integers(0, 255), max_size=70)
 KINDS = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64, np.float32])
 
 
 def hashed(*parts: np.ndarray) -> bytes:
-    stream = Stream()
+    stream = StreamingHash()
     for part in parts:
         stream.update(part)
     return stream.digest()

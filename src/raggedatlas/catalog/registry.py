@@ -13,7 +13,7 @@ from raggedatlas.store.tables import Tables
 
 
 @dataclass(frozen=True)
-class Entries(Generic[Record]):
+class AssetTable(Generic[Record]):
     """A registry: a table of which each row is one record.
 
     Parameters
@@ -31,7 +31,7 @@ class Entries(Generic[Record]):
     schema: pa.Schema
 
 
-def read_entries(catalog: Catalog, of: Entries[Record]) -> list[Record]:
+def read_assets(catalog: Catalog, of: AssetTable[Record]) -> list[Record]:
     """Read all rows of a registry, in the order of adding; none where the atlas, or the snapshot, has no such table."""
     memo = catalog._memo.get(of.table)
     if isinstance(memo, list):
@@ -44,8 +44,8 @@ def read_entries(catalog: Catalog, of: Entries[Record]) -> list[Record]:
     return found
 
 
-def change_entries(
-    catalog: Catalog, of: Entries[Record], change: Callable[[list[Record]], list[Record]]
+def change_assets(
+    catalog: Catalog, of: AssetTable[Record], change: Callable[[list[Record]], list[Record]]
 ) -> list[Record]:
     """Replace the rows of a registry by a function of themselves, again when another writer came between.
 
@@ -53,7 +53,7 @@ def change_entries(
     ----------
     catalog : Catalog
         At the tip.
-    of : Entries
+    of : AssetTable
         The registry; its table is made where there is none.
     change : function
         Gets the list as it stands and returns the new one, or the same object for "nothing to do"; its errors change nothing.

@@ -10,8 +10,8 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
 from raggedatlas.errors import SchemaError
+from raggedatlas.ingest.content_hash import block_rows
 from raggedatlas.ingest.options import IngestOptions
-from raggedatlas.ingest.patterns import block_rows
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan
 from raggedatlas.ingest.values import to_csr
 from raggedatlas.model.contracts import MatrixInfo, Source
@@ -26,7 +26,7 @@ SLABS = 16
 """Runs of neighbouring rows that a sample is made of, spread evenly over the file."""
 
 
-Orders = Mapping[str, Sequence[str]]
+ColumnOrders = Mapping[str, Sequence[str]]
 """Hash of a set of features -> their uids in the order in which others store them."""
 
 
@@ -36,7 +36,7 @@ def order_columns(
     plan: IngestPlan,
     staged: Sequence[IngestPlan],
     options: IngestOptions,
-    orders: Orders,
+    orders: ColumnOrders,
 ) -> IngestPlan:
     """Decide the stored column order of every sparse group with features.
 
@@ -56,7 +56,7 @@ def order_columns(
     options : IngestOptions
         The caller's choices; ``column_order="file"`` changes nothing.
     orders : mapping of str to sequence of str
-        Orders of sources that others write.
+        ColumnOrders of sources that others write.
 
     Raises
     ------

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.datasets import read_specs
-from raggedatlas.catalog.leases import are_ours
+from raggedatlas.catalog.leases import is_atlas_group
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, DatasetRecord
 from raggedatlas.model.reports import Problem
@@ -134,7 +134,7 @@ def _check_groups(arrays: Location, record: DatasetRecord, paths: Iterable[str])
     problems = []
     for group in sorted(groups):
         try:
-            if not are_ours(read_group_attributes(arrays, group), record.feature_space):
+            if not is_atlas_group(read_group_attributes(arrays, group), record.feature_space):
                 text = f"{group}/zarr.json has attributes that were not written there"
                 problems.append(Problem("group-metadata", record.zarr_group, text, _BACK))
         except NotFoundError:

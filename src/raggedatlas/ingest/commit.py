@@ -1,4 +1,4 @@
-"""The write protocol: arrays first, unreferenced; then columns; features, layouts and, beside them, cells; the records last."""
+"""The write protocol: arrays first, unreferenced; then columns; features, layouts and, attached them, cells; the records last."""
 
 import contextlib
 import json
@@ -14,20 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import cell_rows, widen
+from raggedatlas.catalog.cells import add_cell_columns, cell_rows
 from raggedatlas.catalog.datasets import Commit, commit_records, group_by_dataset, read_records
+from raggedatlas.catalog.feature_registration import register_features
 from raggedatlas.catalog.layouts import ensure_layouts
 from raggedatlas.catalog.leases import release_lease
-from raggedatlas.catalog.registering import register_features
-from raggedatlas.catalog.upkeep import clear_dropped
+from raggedatlas.catalog.maintenance import delete_cells_of_datasets
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
-from raggedatlas.ingest.extras import WrittenExtras, matrix_facts
+from raggedatlas.ingest.group_writer import WrittenGroup, specs_json
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
+from raggedatlas.ingest.other_elements import WrittenElements, matrix_facts
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan
-from raggedatlas.ingest.staging import Finishing, Opening, Preparing, Staged, judge_again, stage
-from raggedatlas.ingest.workers import Staging
-from raggedatlas.ingest.written import WrittenGroup, specs_json
+from raggedatlas.ingest.staging import FlushBehind, PlanAhead, SourceOpener, StagedDataset, recheck_duplicates, stage
+from raggedatlas.ingest.workers import WorkerStaging
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
 from raggedatlas.model.pointers import pointer_field
@@ -44,7 +44,7 @@ COMMIT_DATASETS = 100
 """Most datasets that share one commit: until then the names of all their features are kept in memory."""
 
 
-class Beside(Protocol):
+class AttachedColumns(Protocol):
     """What becomes visible together with a dataset: further columns of its cells, and a last step before its record."""
 
     def columns(self) -> Mapping[str, tuple[pa.Field, pa.Array]]:
@@ -57,8 +57,8 @@ class Beside(Protocol):
 
 
 def add_sources(
-    catalog: Catalog, sources: Iterable[Opening], options: IngestOptions, progress: Progress = no_progress,
-    *, beside: Beside | None = None, executor: Executor | Workers | None = None,
+    catalog: Catalog, sources: Iterable[SourceOpener], options: IngestOptions, progress: Progress = no_progress,
+    *, attached: AttachedColumns | None = None, executor: Executor | Workers | None = None,
 ) -> list[IngestReport]:  # fmt: skip
     """Add sources one after the other; the cells of many small ones go in with one commit.
 
@@ -66,13 +66,13 @@ def add_sources(
     ----------
     catalog : Catalog
         At the tip.
-    sources : iterable of Opening
+    sources : iterable of SourceOpener
         Each opens a source.
     options : IngestOptions
         The caller's choices.
     progress : callable
         Told every step.
-    beside : Beside or None
+    attached : AttachedColumns or None
         With one source: what is committed with it.
     executor : Executor, Workers or None
         Whose workers read the sources and write their arrays; the commits are made here.
@@ -87,10 +87,10 @@ def add_sources(
     AtlasError
         What the only source was refused for, or a summary when some of several were; the others are in the atlas.
     """
-    adding = _Adding(list(sources))
+    adding = _AddState(list(sources))
     try:
         if executor is None:
-            _add_here(catalog, adding, options, progress, beside)
+            _add_here(catalog, adding, options, progress, attached)
         else:
             _add_by_workers(catalog, adding, options, progress, executor)
     except BaseException:
@@ -107,35 +107,35 @@ def add_sources(
 
 
 def _add_here(
-    catalog: Catalog, adding: "_Adding", options: IngestOptions, progress: Progress, beside: Beside | None
+    catalog: Catalog, adding: "_AddState", options: IngestOptions, progress: Progress, attached: AttachedColumns | None
 ) -> None:
     """Stage source after source."""
     staged = adding.staged
-    with Preparing(catalog, adding.openers, options) as preparing, Finishing() as finishing:
+    with PlanAhead(catalog, adding.openers, options) as plan_ahead, FlushBehind() as flush:
         while adding.number < len(adding.openers):
-            done = _stage(catalog, preparing, adding.number, staged, options, progress)
-            if adding.settle(finishing):
+            done = _stage(catalog, plan_ahead, adding.number, staged, options, progress)
+            if adding.settle(flush):
                 if adding.take(done):
-                    finishing.start(staged[-1])
-            elif isinstance(done, Staged):
+                    flush.start(staged[-1])
+            elif isinstance(done, StagedDataset):
                 # It was written to be committed together with what is not there now, so it is begun again.
                 done.abandon()
             # A source that could not be finished is taken back, and what stays may be too little for a commit.
-            if _is_full([one.plan for one in staged]) and adding.settle(finishing):
+            if _is_full([one.plan for one in staged]) and adding.settle(flush):
                 adding.close(_commit(catalog, staged, options, progress))
-        adding.settle(finishing)
+        adding.settle(flush)
     if staged:
-        adding.close(_commit(catalog, staged, options, progress, beside))
+        adding.close(_commit(catalog, staged, options, progress, attached))
 
 
 def _add_by_workers(
-    catalog: Catalog, adding: "_Adding", options: IngestOptions, progress: Progress, executor: Executor | Workers
+    catalog: Catalog, adding: "_AddState", options: IngestOptions, progress: Progress, executor: Executor | Workers
 ) -> None:
     """Take what workers have staged, in the order of the sources."""
-    with Staging(catalog, adding.openers, options, executor) as staging, closing(staging.outcomes()) as outcomes:
+    with WorkerStaging(catalog, adding.openers, options, executor) as staging, closing(staging.outcomes()) as outcomes:
         for done in outcomes:
-            judged = staging.judge(done, adding.staged) if isinstance(done, Staged) else done
-            if isinstance(done, Staged) and not isinstance(judged, Staged):
+            judged = staging.judge(done, adding.staged) if isinstance(done, StagedDataset) else done
+            if isinstance(done, StagedDataset) and not isinstance(judged, StagedDataset):
                 done.abandon()
             adding.take(judged)
             progress("sources", adding.number, len(adding.openers))
@@ -143,21 +143,21 @@ def _add_by_workers(
                 adding.close(_commit(catalog, adding.staged, options, progress) if adding.staged else [])
 
 
-Outcome = Staged | IngestReport | AtlasError
+Outcome = StagedDataset | IngestReport | AtlasError
 """What becomes of a source: it is staged, or committed; skipped; or refused."""
 
 
 @dataclass
-class _Adding:
+class _AddState:
     """How far a call has come.
 
     Parameters
     ----------
-    openers : list of Opening
+    openers : list of SourceOpener
         All sources.
     reports : list of IngestReport
         Of those that were not refused.
-    staged : list of Staged
+    staged : list of StagedDataset
         Those that wait for the next commit; the last may not be finished yet.
     refused : list of AtlasError
         What the others were refused for.
@@ -167,16 +167,16 @@ class _Adding:
         Uid of a staged dataset -> number of its source.
     """
 
-    openers: list[Opening]
+    openers: list[SourceOpener]
     reports: list[IngestReport] = field(default_factory=list)
-    staged: list[Staged] = field(default_factory=list)
+    staged: list[StagedDataset] = field(default_factory=list)
     refused: list[AtlasError] = field(default_factory=list)
     number: int = 0
     origins: dict[str, int] = field(default_factory=dict)
 
-    def settle(self, finishing: Finishing) -> bool:
+    def settle(self, flush: FlushBehind) -> bool:
         """Wait for the source that was staged last, and take it back if it could not be finished; tell whether all is well."""
-        lost = finishing.settle()
+        lost = flush.settle()
         if lost is not None:
             self.staged.pop()
             self.reports.pop()
@@ -190,10 +190,10 @@ class _Adding:
             self.refused.append(self.openers[self.number - 1].explain(done))
             return False
         self.reports.append(done if isinstance(done, IngestReport) else done.report)
-        if isinstance(done, Staged):
+        if isinstance(done, StagedDataset):
             self.staged.append(done)
             self.origins[done.plan.uid] = self.number - 1
-        return isinstance(done, Staged)
+        return isinstance(done, StagedDataset)
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
         """Note what became of the staged sources at their commit."""
@@ -203,26 +203,26 @@ class _Adding:
                 del self.reports[at]
                 self.refused.append(self.openers[self.origins[one.plan.uid]].explain(outcome))
             else:
-                self.reports[at] = outcome.report if isinstance(outcome, Staged) else outcome
+                self.reports[at] = outcome.report if isinstance(outcome, StagedDataset) else outcome
         self.staged.clear()
 
 
 def _stage(
     catalog: Catalog,
-    preparing: Preparing,
+    plan_ahead: PlanAhead,
     number: int,
-    staged: Sequence[Staged],
+    staged: Sequence[StagedDataset],
     options: IngestOptions,
     progress: Progress,
 ) -> Outcome:
-    """Stage one source, or say what it is refused for; the next is prepared meanwhile if it will be committed together with it."""
+    """Stage one source, or say what it is refused for; the next is planned meanwhile if it will be committed together with it."""
     progress("plan", 0, 1)
     coming = [one.plan for one in staged]
     try:
-        prepared = preparing.take(number, coming)
-        then = [*coming, prepared.plan]
-        meanwhile = contextlib.nullcontext() if _is_full(then) else preparing.meanwhile(number + 1, then)
-        return stage(catalog, prepared, options, progress, staged=staged, meanwhile=meanwhile)
+        planned = plan_ahead.take(number, coming)
+        then = [*coming, planned.plan]
+        meanwhile = contextlib.nullcontext() if _is_full(then) else plan_ahead.meanwhile(number + 1, then)
+        return stage(catalog, planned, options, progress, staged=staged, meanwhile=meanwhile)
     except AtlasError as error:
         return error
 
@@ -231,7 +231,7 @@ def _is_full(plans: Sequence[IngestPlan]) -> bool:
     return len(plans) >= COMMIT_DATASETS or sum(plan.schema.n_cells for plan in plans) >= COMMIT_CELLS
 
 
-def _discard(catalog: Catalog, staged: Sequence[Staged]) -> None:
+def _discard(catalog: Catalog, staged: Sequence[StagedDataset]) -> None:
     """Remove what is staged and did not become visible; where the inventory cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
         visible = {record.uid for record in read_records(catalog)}
@@ -241,7 +241,11 @@ def _discard(catalog: Catalog, staged: Sequence[Staged]) -> None:
 
 
 def _commit(
-    catalog: Catalog, staged: Sequence[Staged], options: IngestOptions, progress: Progress, beside: Beside | None = None
+    catalog: Catalog,
+    staged: Sequence[StagedDataset],
+    options: IngestOptions,
+    progress: Progress,
+    attached: AttachedColumns | None = None,
 ) -> list[Outcome]:
     """Make staged sources visible, but those that another process was faster with; return what became of each."""
     by_space: dict[str, list[GroupPlan]] = {}
@@ -249,12 +253,14 @@ def _commit(
         by_space.setdefault(group.space.name, []).append(group)
     for groups in by_space.values():
         catalog.add_space(groups[0].space)
-    further = {} if beside is None else beside.columns()
+    further = {} if attached is None else attached.columns()
     pointers = [
         pointer_field(w.group.pointer, w.group.space.kind, w.group.space.name) for s in staged for w in s.groups
     ]
     pointers += [field for field, _ in further.values()]
-    widen(catalog, [c.column for s in staged for c in s.plan.columns], list({p.name: p for p in pointers}.values()))
+    add_cell_columns(
+        catalog, [c.column for s in staged for c in s.plan.columns], list({p.name: p for p in pointers}.values())
+    )
     progress("columns", 1, 1)
     # Cells on one thread, features and layouts on this one: neither needs the other, and nobody looks at them before the records.
     with BackgroundWriter() as meanwhile:
@@ -263,47 +269,53 @@ def _commit(
             _register(catalog, groups)
         progress("features", 1, 1)
         for groups in by_space.values():
-            _lay_out(catalog, groups)
+            _write_layouts(catalog, groups)
         progress("layouts", 1, 1)
     progress("cells", 1, 1)
-    if beside is not None:
-        beside.before_record(staged[0].plan.uid)
+    if attached is not None:
+        attached.before_record(staged[0].plan.uid)
     outcomes: list[Outcome] = []
 
     def choose(old: list[DatasetRecord]) -> Commit:
-        outcomes[:] = _judge_again(old, staged, options)
-        kept = [one for one in outcomes if isinstance(one, Staged)]
+        outcomes[:] = _recheck_all(old, staged, options)
+        kept = [one for one in outcomes if isinstance(one, StagedDataset)]
         replaces = frozenset(uid for one in kept for uid in one.replaces)
         return Commit(tuple(record for one in kept for record in _records(one)), replaces)
 
     commit_records(catalog, choose)
     progress("records", 1, 1)
-    _discard(catalog, [one for one, outcome in zip(staged, outcomes, strict=True) if not isinstance(outcome, Staged)])
+    _discard(
+        catalog, [one for one, outcome in zip(staged, outcomes, strict=True) if not isinstance(outcome, StagedDataset)]
+    )
     for one in outcomes:
-        if isinstance(one, Staged):
+        if isinstance(one, StagedDataset):
             # The dataset is visible now. A note that stays does no harm, and `repair` removes what stays of replaced datasets.
             with contextlib.suppress(AtlasError):
-                clear_dropped(catalog, one.replaces)
+                delete_cells_of_datasets(catalog, one.replaces)
             with contextlib.suppress(StoreError):
                 release_lease(catalog, one.plan.uid)
     progress("done", 1, 1)
     return outcomes
 
 
-def _judge_again(old: Sequence[DatasetRecord], staged: Sequence[Staged], options: IngestOptions) -> list[Outcome]:
+def _recheck_all(
+    old: Sequence[DatasetRecord], staged: Sequence[StagedDataset], options: IngestOptions
+) -> list[Outcome]:
     """Judge all sources of a commit by the inventory that they are committed to."""
     datasets = group_by_dataset(old)
     names = {records[0].name for records in datasets.values()}
     outcomes: list[Outcome] = []
     for one in staged:
-        outcome = judge_again(datasets, one, options, names)
-        if isinstance(outcome, Staged):
+        outcome = recheck_duplicates(datasets, one, options, names)
+        if isinstance(outcome, StagedDataset):
             names.add(outcome.plan.name)
         outcomes.append(outcome)
     return outcomes
 
 
-def _write_cells(catalog: Catalog, staged: Sequence[Staged], further: Mapping[str, tuple[pa.Field, pa.Array]]) -> None:
+def _write_cells(
+    catalog: Catalog, staged: Sequence[StagedDataset], further: Mapping[str, tuple[pa.Field, pa.Array]]
+) -> None:
     schema = catalog.tables.schema(CELLS)
     catalog.tables.append(CELLS, pa.concat_tables([_cells(schema, s, further) for s in staged]))
 
@@ -314,7 +326,7 @@ def _register(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
         register_features(catalog, groups[0].space.name, *rows)
 
 
-def _lay_out(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
+def _write_layouts(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
     lists = {group.layout: group.stored_uids for group in groups if group.features is not None}
     if lists:
         registry = catalog.tables.read(groups[0].space.registry, ["uid", "global_index"])
@@ -323,7 +335,7 @@ def _lay_out(catalog: Catalog, groups: Sequence[GroupPlan]) -> None:
         ensure_layouts(catalog, [(uids, index[rows[uid].to_numpy()]) for uid, uids in lists.items()])
 
 
-def _cells(schema: pa.Schema, staged: Staged, further: Mapping[str, tuple[pa.Field, pa.Array]]) -> pa.Table:
+def _cells(schema: pa.Schema, staged: StagedDataset, further: Mapping[str, tuple[pa.Field, pa.Array]]) -> pa.Table:
     plan = staged.plan
     n = plan.schema.n_cells
     columns: dict[str, Any] = {
@@ -367,16 +379,18 @@ def pointer_array(written: WrittenGroup, n_cells: int) -> pa.Array:
     return pa.StructArray.from_arrays(parts, ["zarr_group", "start", "end", "zarr_row"], mask=pa.array(missing))
 
 
-def _records(staged: Staged) -> list[DatasetRecord]:
-    """Describe the groups; the first one also what is kept beside."""
+def _records(staged: StagedDataset) -> list[DatasetRecord]:
+    """Describe the groups; the first one also what is kept attached."""
     first, *others = staged.groups
     return [
         _record(staged, first, staged.extras, staged.frames),
-        *(_record(staged, w, WrittenExtras(), {}) for w in others),
+        *(_record(staged, w, WrittenElements(), {}) for w in others),
     ]
 
 
-def _record(staged: Staged, written: WrittenGroup, extras: WrittenExtras, frames: Mapping[str, str]) -> DatasetRecord:
+def _record(
+    staged: StagedDataset, written: WrittenGroup, extras: WrittenElements, frames: Mapping[str, str]
+) -> DatasetRecord:
     plan = staged.plan
     left_out = {
         report.name: plan.schema.left_out.get(report.name, report.note)

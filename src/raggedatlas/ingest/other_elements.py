@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import NotFoundError
 from raggedatlas.formats.archive import pack
-from raggedatlas.ingest.patterns import walk
+from raggedatlas.ingest.content_hash import iterate_blocks
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import facts_of
@@ -27,7 +27,7 @@ PRESENT = "present/"
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
+class OtherElements:
     """What is kept of a source beside its groups.
 
     Parameters
@@ -55,7 +55,7 @@ class Extras:
 
 
 @dataclass
-class WrittenExtras:
+class WrittenElements:
     """What writing found out.
 
     Parameters
@@ -71,9 +71,9 @@ class WrittenExtras:
     checksums: dict[str, str] = field(default_factory=dict)
 
 
-def plan_extras(
+def plan_other_elements(
     source: Source, taken: Collection[str], tables: Collection[str], wanted: Literal["all"] | Sequence[str]
-) -> Extras:
+) -> OtherElements:
     """Decide what is kept.
 
     Parameters
@@ -108,10 +108,10 @@ def plan_extras(
     prefixes = ["", *(f"mod/{name}/" for name in modalities)]
     named = dict.fromkeys([*(f"{prefix}var" for prefix in prefixes), *(i.features for i in sides if not _side(i.key))])
     lacking = [key for key in named if key and key not in tables and key not in keys and _has_table(source, key)]
-    return Extras(tuple(streamed), (*whole, *lacking), modalities)
+    return OtherElements(tuple(streamed), (*whole, *lacking), modalities)
 
 
-def pack_extras(source: Source, extras: Extras) -> bytes:
+def serialize_other_elements(source: Source, extras: OtherElements) -> bytes:
     """Read what is kept whole, as one file; empty where there is nothing.
 
     Raises
@@ -127,7 +127,9 @@ def pack_extras(source: Source, extras: Extras) -> bytes:
     return pack(found) if found else b""
 
 
-def write_extras(catalog: Catalog, source: Source, group: str, extras: Extras, packed: bytes) -> WrittenExtras:
+def write_other_elements(
+    catalog: Catalog, source: Source, group: str, extras: OtherElements, packed: bytes
+) -> WrittenElements:
     """Write what is kept below a group, matrices in blocks of rows.
 
     Parameters
@@ -138,12 +140,12 @@ def write_extras(catalog: Catalog, source: Source, group: str, extras: Extras, p
         The source.
     group : str
         Path of the dataset's first group.
-    extras : Extras
-        What `plan_extras` decided.
+    extras : OtherElements
+        What `plan_other_elements` decided.
     packed : bytes
-        What `pack_extras` made.
+        What `serialize_other_elements` made.
     """
-    written = WrittenExtras()
+    written = WrittenElements()
     if not packed and not extras.arrays:
         return written
     create_group(catalog.arrays, f"{group}/{EXTRAS}")
@@ -161,7 +163,7 @@ def write_extras(catalog: Catalog, source: Source, group: str, extras: Extras, p
                 catalog.arrays, f"{group}/{path}/indices", np.uint32, profile=profile
             )
         bounds = [np.zeros(1, np.int64)]
-        for _, block in walk(source, info):
+        for _, block in iterate_blocks(source, info):
             writers[f"{path}/data"].append(block.layers["values"].astype(dtype, copy=False))
             if isinstance(block, CsrBlock):
                 writers[f"{path}/indices"].append(block.indices.astype(np.uint32))
@@ -179,7 +181,7 @@ def matrix_facts(info: MatrixInfo) -> dict[str, Any]:
     return {"form": info.form, "dtype": str(info.dtype), "wide": info.wide}
 
 
-def merged_colors(source: Source, cells: pa.Table, elements: Sequence[str]) -> dict[str, dict[str, str]]:
+def merge_colors(source: Source, cells: pa.Table, elements: Sequence[str]) -> dict[str, dict[str, str]]:
     """Read the colours of categories: column -> category -> colour.
 
     Colours that are not one text for each category are left out; they stay among the elements.
@@ -242,7 +244,7 @@ def _filled(catalog: Catalog, path: str, values: NDArray[Any]) -> ArrayWriter:
     return writer
 
 
-def _close(written: WrittenExtras, group: str, writers: Mapping[str, ArrayWriter]) -> None:
+def _close(written: WrittenElements, group: str, writers: Mapping[str, ArrayWriter]) -> None:
     for path, writer in writers.items():
         written.specs[path] = writer.close()
         written.checksums[path] = writer.checksum

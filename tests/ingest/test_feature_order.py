@@ -18,9 +18,9 @@ from raggedatlas.catalog.catalog import DATASETS
 from raggedatlas.catalog.layouts import feature_set, read_layouts
 from raggedatlas.errors import ArgumentError, DuplicateError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
-from raggedatlas.ingest import groups, order
-from raggedatlas.ingest.groups import in_stored_order
-from raggedatlas.ingest.values import canonical
+from raggedatlas.ingest import feature_order, group_writer
+from raggedatlas.ingest.group_writer import reorder_columns
+from raggedatlas.ingest.values import canonicalize
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.contracts import MatrixInfo
 from raggedatlas.model.records import DATASETS_SCHEMA
@@ -57,7 +57,7 @@ def read(atlas: RaggedAtlas, name: str, path: str) -> np.ndarray:
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_ranks_are_places_by_falling_count(counts: list[int]) -> None:
     """Every column gets one place; counts fall along the places; equal ones stay in the file's order."""
-    places = order.rank_columns(np.array(counts, np.int64))
+    places = feature_order.rank_columns(np.array(counts, np.int64))
     ranked = np.argsort(places)
     assert sorted(places) == list(range(len(counts)))
     assert ranked.tolist() == sorted(range(len(counts)), key=lambda j: (-counts[j], j))
@@ -143,19 +143,23 @@ def test_older_snapshots_and_restored_datasets_come_back_in_the_files_order(atla
 def test_a_large_matrix_is_sampled_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of rows spread from the first to the last, the same each time, and no more entries than asked; small: all rows."""
     info = MatrixInfo("X", "csr", np.dtype("f4"), (100_000, 50), "var", n_entries=10**9)
-    runs, limit = order.plan_sample(info)
+    runs, limit = feature_order.plan_sample(info)
     assert runs[0][0] == 0
     assert runs[-1][1] == 100_000
-    assert len(runs) == order.SLABS
-    assert sum(stop - start for start, stop in runs) * 10_000 <= order.SAMPLE_ENTRIES
-    assert limit * order.SLABS <= 2 * order.SAMPLE_ENTRIES
+    assert len(runs) == feature_order.SLABS
+    assert sum(stop - start for start, stop in runs) * 10_000 <= feature_order.SAMPLE_ENTRIES
+    assert limit * feature_order.SLABS <= 2 * feature_order.SAMPLE_ENTRIES
     made(GENES).write_h5ad(tmp_path / "a.h5ad")
     source = open_source(tmp_path / "a.h5ad")
     main = source.describe().matrices[0]
-    assert order.sample_counts(source, main).tolist() == [1, 8, 0, 4, 4]
-    monkeypatch.setattr(order, "SAMPLE_ENTRIES", 5)
-    monkeypatch.setattr(order, "SLABS", 2)
-    assert order.sample_counts(source, main).tolist() == order.sample_counts(source, main).tolist() == [1, 2, 0, 1, 1]
+    assert feature_order.sample_counts(source, main).tolist() == [1, 8, 0, 4, 4]
+    monkeypatch.setattr(feature_order, "SAMPLE_ENTRIES", 5)
+    monkeypatch.setattr(feature_order, "SLABS", 2)
+    assert (
+        feature_order.sample_counts(source, main).tolist()
+        == feature_order.sample_counts(source, main).tolist()
+        == [1, 2, 0, 1, 1]
+    )
     source.close()
 
 
@@ -199,12 +203,12 @@ def test_an_order_that_is_not_understood_is_refused(atlas: RaggedAtlas, unchange
 @pytest.mark.parametrize("density", [0.0, 0.02, 0.6])
 def test_entries_move_to_their_stored_columns(dtype: type, density: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Renumbering is choosing the columns of a matrix in another order, for every layer, whoever does which rows."""
-    monkeypatch.setattr(groups, "SPAN_ENTRIES", 50)
+    monkeypatch.setattr(group_writer, "SPAN_ENTRIES", 50)
     rng = np.random.default_rng(3)
     m = sp.random(70, 130, density, "csr", np.float32, rng, data_rvs=lambda n: rng.integers(1, 200, n))
     places = rng.permutation(130)
     block = CsrBlock(m.indptr.astype(np.int64), m.indices.astype(np.uint32), {"values": m.data}, 130)
-    columns, (stored, halves) = in_stored_order(block, [(m.data, dtype), (m.data / 2, np.float32)], places)
+    columns, (stored, halves) = reorder_columns(block, [(m.data, dtype), (m.data / 2, np.float32)], places)
     assert (columns.dtype, stored.dtype, halves.dtype) == (np.uint32, dtype, np.float32)
     wanted = m[:, np.argsort(places)].sorted_indices()
     np.testing.assert_array_equal(columns, wanted.indices)
@@ -216,14 +220,14 @@ def test_a_column_beyond_the_map_is_refused() -> None:
     """A source that names a column that it does not have is refused, not followed out of bounds."""
     block = CsrBlock(np.array([0, 1]), np.array([3], np.uint32), {}, 3)
     with pytest.raises(SourceError, match="column 3"):
-        in_stored_order(block, [(np.ones(1), np.uint8)], np.array([2, 0, 1]))
+        reorder_columns(block, [(np.ones(1), np.uint8)], np.array([2, 0, 1]))
 
 
 def test_a_negative_column_is_refused() -> None:
     """A negative column, which ascends before the others and looks large without its sign, is refused too."""
     block = CsrBlock(np.array([0, 1, 3]), np.array([1, -5, 2], np.int32), {"values": np.ones(3)}, 3)
     with pytest.raises(SourceError, match="outside its 3 columns"):
-        canonical(block, "X", 0, sum_duplicates=False)
+        canonicalize(block, "X", 0, sum_duplicates=False)
 
 
 @pytest.mark.parametrize("pointers", [[0, 2**40, 3], [0, 3, 1], [-1, 1, 3], [0, 1, 4]])
@@ -231,7 +235,7 @@ def test_pointers_that_leave_the_entries_are_refused(pointers: list[int]) -> Non
     """Pointers that fall, are negative or lie beyond the entries are refused with the matrix named, never followed."""
     block = CsrBlock(np.array(pointers), np.array([0, 1, 2], np.int32), {"values": np.ones(3)}, 3)
     with pytest.raises(SourceError, match="X has pointers that fall or go beyond"):
-        canonical(block, "X", 0, sum_duplicates=False)
+        canonicalize(block, "X", 0, sum_duplicates=False)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int64])
@@ -241,7 +245,7 @@ def test_more_columns_than_sixteen_bits_count(kind: type) -> None:
     m = sp.random(9, 70_000, 0.003, "csr", np.float32, rng, data_rvs=lambda n: rng.integers(1, 2**16, n))
     places = rng.permutation(70_000)
     block = CsrBlock(m.indptr.astype(np.int64), m.indices.astype(np.uint32), {"values": m.data}, 70_000)
-    columns, (stored,) = in_stored_order(block, [(m.data.astype(kind), np.uint16)], places)
+    columns, (stored,) = reorder_columns(block, [(m.data.astype(kind), np.uint16)], places)
     wanted = m[:, np.argsort(places)].sorted_indices()
     np.testing.assert_array_equal(columns, wanted.indices)
     np.testing.assert_array_equal(stored, wanted.data)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import checks, leases, snapshots, upkeep
+from raggedatlas.catalog import checks, leases, maintenance, optimize, snapshots
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.errors import CorruptError, NotFoundError
@@ -37,7 +37,7 @@ def kill_writer(catalog: Catalog, uid: str) -> None:
 def test_optimize_assigns_indices_and_settles_every_table(two: Two) -> None:
     """Afterwards indices are 0..N-1 in registry and layouts, each table is one fragment, and every index covers it."""
     catalog = two[0]
-    upkeep.optimize(catalog)
+    optimize.optimize(catalog)
     assert checks.validate(catalog, "deep") == []
     registry = catalog.tables.read(f"{SPACE}_registry", ["global_index"]).column(0).to_pylist()
     assert sorted(registry) == [0, 1, 2, 3]
@@ -54,9 +54,9 @@ def test_optimize_assigns_indices_and_settles_every_table(two: Two) -> None:
 def test_optimize_twice_writes_nothing(two: Two) -> None:
     """Where nothing changed, no table gets a new version."""
     catalog = two[0]
-    upkeep.optimize(catalog)
+    optimize.optimize(catalog)
     before = {name: catalog.tables.version(name) for name in catalog.tables.names()}
-    upkeep.optimize(catalog)
+    optimize.optimize(catalog)
     assert {name: catalog.tables.version(name) for name in catalog.tables.names()} == before
 
 
@@ -66,33 +66,33 @@ def test_optimize_keeps_row_order(two: Two) -> None:
     for i in range(4):
         write_dataset(catalog, f"m{i}", ["A", f"G{i}"], np.ones((5, 2), "u1"))
     before = catalog.tables.read(CELLS)
-    upkeep.optimize(catalog)
+    optimize.optimize(catalog)
     assert catalog.tables.read(CELLS).equals(before)
 
 
 def test_indices_never_change(two: Two) -> None:
     """A feature keeps its index through later adds; new ones count on."""
     catalog = two[0]
-    assert upkeep.reindex(catalog) == 4
+    assert optimize.reindex(catalog) == 4
     before = catalog.tables.read(f"{SPACE}_registry", ["uid", "global_index"])
     write_dataset(catalog, "c", ["0", "A", "ZZ"], np.ones((2, 3), "u1"))
-    assert upkeep.reindex(catalog, SPACE) == 2
+    assert optimize.reindex(catalog, SPACE) == 2
     after = catalog.tables.read(f"{SPACE}_registry", ["uid", "global_index"])
     assert after.slice(0, 4).equals(before)
     assert sorted(after.column("global_index").to_pylist()) == list(range(6))
     assert catalog.tables.count(LAYOUTS, "global_index IS NULL") == 0
     with pytest.raises(NotFoundError, match="no features"):
-        upkeep.reindex(catalog, "embedding")
+        optimize.reindex(catalog, "embedding")
     with pytest.raises(NotFoundError):
-        upkeep.reindex(catalog, "nonsense")
-    assert upkeep.reindex(catalog, "protein_abundance") == 0
+        optimize.reindex(catalog, "nonsense")
+    assert optimize.reindex(catalog, "protein_abundance") == 0
 
 
 @pytest.mark.parametrize("index", [2**40, 2**63 - 1, -1, 2])
 def test_indices_are_not_counted_on_from_damage(two: Two, index: int) -> None:
     """Where assigned indices are not dense, new features get none, and nothing is written; a second call once counted on."""
     catalog, table = two[0], f"{SPACE}_registry"
-    upkeep.reindex(catalog)
+    optimize.reindex(catalog)
     rows = catalog.tables.read(table)
     values = [index if i == 3 else i for i in rows["global_index"].to_pylist()]
     at = rows.column_names.index("global_index")
@@ -101,7 +101,7 @@ def test_indices_are_not_counted_on_from_damage(two: Two, index: int) -> None:
     )
     write_dataset(catalog, "c", ["ZZ"], np.ones((2, 1), "u1"))
     before = catalog.tables.version(table)
-    for call in (upkeep.reindex, upkeep.optimize, snapshots.snapshot):
+    for call in (optimize.reindex, optimize.optimize, snapshots.snapshot):
         with pytest.raises(CorruptError, match=f"global_index of table '{table}'"):
             call(catalog)
     assert catalog.tables.version(table) == before
@@ -112,24 +112,24 @@ def test_a_dropped_dataset_is_gone_now_and_there_before(two: Two) -> None:
     """Drop takes records and cells from the tip, by name or uid; snapshots keep them."""
     catalog, first, second = two
     view = catalog.at(snapshots.snapshot(catalog))
-    report = upkeep.drop_dataset(catalog, "a")
+    report = maintenance.drop_dataset(catalog, "a")
     assert (report.n_cells, report.groups) == (30, (f"{first}/{SPACE}",))
     assert [r.uid for r in read_records(catalog)] == [second]
     assert catalog.tables.count(CELLS) == 20
     assert not checks.validate(catalog, "deep")
     assert not checks.validate(view, "deep")
     with pytest.raises(NotFoundError):
-        upkeep.drop_dataset(catalog, "a")
+        maintenance.drop_dataset(catalog, "a")
 
 
 def test_a_killed_drop_is_finished_by_repair(two: Two, dying: Dying) -> None:
     """Between the two deletes the dataset is invisible but uncleared; repair removes its cells and arrays."""
     catalog, first, _ = two
     with dying(1) as done:
-        upkeep.drop_dataset(catalog, first)
+        maintenance.drop_dataset(catalog, first)
     assert done == [f"delete {DATASETS}"]
     assert {p.rule for p in checks.validate(catalog, "rows") if not checks.is_note(p)} == set()
-    report = upkeep.repair(catalog)
+    report = maintenance.repair(catalog)
     assert (report.n_cells, report.groups) == (30, (first,))
     assert catalog.tables.count(CELLS) == 20
 
@@ -138,14 +138,14 @@ def test_gc_frees_only_what_nothing_reaches(two: Two) -> None:
     """A dropped dataset's arrays go once no snapshot has it; a dry run says so and removes nothing."""
     catalog, first, second = two
     snapshots.snapshot(catalog)
-    upkeep.drop_dataset(catalog, first)
-    assert upkeep.gc(catalog, dry_run=False).groups == ()
+    maintenance.drop_dataset(catalog, first)
+    assert maintenance.gc(catalog, dry_run=False).groups == ()
     snapshots.delete_version(catalog, 1)
     size = catalog.arrays.child(first).size()
-    dry = upkeep.gc(catalog)
+    dry = maintenance.gc(catalog)
     assert (dry.groups, dry.dry_run, dry.n_bytes) == ((first,), True, size)
     assert catalog.arrays.child(first).exists()
-    assert upkeep.gc(catalog, dry_run=False).groups == (first,)
+    assert maintenance.gc(catalog, dry_run=False).groups == (first,)
     assert catalog.arrays.list_children() == [second]
     assert not checks.validate(catalog, "deep")
 
@@ -155,11 +155,11 @@ def test_what_a_killed_add_leaves_is_swept(two: Two, last: str) -> None:
     """While the writer lives nothing of it is touched; once it is dead, repair removes cells and arrays, gc arrays."""
     catalog, first, second = two
     uid = write_dataset(catalog, "half", ["A", "Q"], np.ones((4, 2), "u1"), {"more": ["t"] * 4}, last=last)  # type: ignore[arg-type]
-    for report in (upkeep.repair(catalog), upkeep.gc(catalog, dry_run=False, grace=NOW)):
+    for report in (maintenance.repair(catalog), maintenance.gc(catalog, dry_run=False, grace=NOW)):
         assert (report.groups, report.kept, report.n_cells) == ((), (uid,), 0)
     kill_writer(catalog, uid)
-    assert upkeep.gc(catalog).groups == (uid,)
-    report = upkeep.repair(catalog)
+    assert maintenance.gc(catalog).groups == (uid,)
+    report = maintenance.repair(catalog)
     assert (report.groups, report.n_cells) == ((uid,), 4 if last == "cells" else 0)
     assert sorted(catalog.arrays.list_children()) == sorted([first, second])
     assert not checks.validate(catalog, "deep") or {p.rule for p in checks.validate(catalog, "deep")} == {
@@ -172,7 +172,7 @@ def test_gc_leaves_names_that_are_not_ours(two: Two) -> None:
     """Only folders named like datasets are looked at."""
     catalog = two[0]
     create_group(catalog.arrays, "notes", {"by": "somebody"})
-    assert upkeep.gc(catalog, dry_run=False, grace=NOW).groups == ()
+    assert maintenance.gc(catalog, dry_run=False, grace=NOW).groups == ()
     assert "notes" in catalog.arrays.list_children()
 
 
@@ -185,9 +185,9 @@ def test_stray_tags_are_removed_and_lost_ones_come_back(two: Two) -> None:
     for tag in ("pending-1000-abcd", young, "atlas-v77", "mine"):
         catalog.tables.tag(CELLS, tag, version)
     catalog.tables.untag(CELLS, record.tag)
-    dry = upkeep.gc(catalog)
+    dry = maintenance.gc(catalog)
     assert len(dry.notes) == 2
-    upkeep.gc(catalog, dry_run=False)
+    maintenance.gc(catalog, dry_run=False)
     assert set(catalog.tables.tags(CELLS)) == {record.tag, young, "mine"}
 
 
@@ -196,8 +196,8 @@ def test_repair_reports_missing_arrays_and_clears_half_made_tables(two: Two) -> 
     catalog, first, _ = two
     catalog.arrays.child(first).delete_prefix()
     catalog.tables.location.child("ghost.lance").write_bytes("data/x.lance", b"x")
-    assert not any("ghost" in note for note in upkeep.repair(catalog).notes)
-    notes = upkeep.repair(catalog, NOW).notes
+    assert not any("ghost" in note for note in maintenance.repair(catalog).notes)
+    notes = maintenance.repair(catalog, NOW).notes
     assert any("ghost" in note for note in notes)
     assert any(first in note and "drop_dataset" in note for note in notes)
     assert "ghost" not in catalog.tables.names()

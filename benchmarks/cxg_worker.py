@@ -185,8 +185,7 @@ Opener = Callable[[Path], AbstractContextManager[Genes]]
 def _readers(system: str) -> tuple[Callable[[Path], Any], Opener]:
     if system != "raggedatlas":
         return _plain_whole, _plain_genes
-    from raggedatlas.formats.in_memory import as_anndata
-    from raggedatlas.formats.modalities import split_modalities
+    from raggedatlas.formats.modalities import as_anndata, split_modalities
     from raggedatlas.formats.registry import open_source
 
     def whole(path: Path) -> Any:

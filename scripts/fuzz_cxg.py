@@ -31,8 +31,7 @@ from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.cxg.tiledb_arrays import import_tiledb, open_array
-from raggedatlas.formats.in_memory import as_anndata
-from raggedatlas.formats.modalities import split_modalities
+from raggedatlas.formats.modalities import as_anndata, split_modalities
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.testing.cxgs import FORMS, set_meta, write_cxg
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raggedatlas.errors import AtlasError
     from raggedatlas.formats.concat import concat
     from raggedatlas.formats.copying import copy
-    from raggedatlas.formats.in_memory import read
+    from raggedatlas.formats.modalities import read
     from raggedatlas.formats.registry import open_sink, open_source
     from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
     from raggedatlas.loader.dataset import CellDataset
@@ -73,7 +73,7 @@ _HOMES = {
     "make_transcripts": "raggedatlas.ingest.transcripts",
     "open_sink": "raggedatlas.formats.registry",
     "open_source": "raggedatlas.formats.registry",
-    "read": "raggedatlas.formats.in_memory",
+    "read": "raggedatlas.formats.modalities",
     "register_space": "raggedatlas.model.spaces",
     "transcripts_to_counts": "raggedatlas.ingest.transcripts",
 }

@@ -15,11 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import ArgumentError, AtlasError, FeatureError, NotFoundError, SourceError
-from raggedatlas.formats.concat import ConcatInput, ConcatSource, concat
+from raggedatlas.formats.concat import ConcatInput, ConcatOptions, ConcatSource, concat, concat_cells
 from raggedatlas.formats.copying import copy
-from raggedatlas.formats.in_memory import read
-from raggedatlas.formats.joining import ConcatOptions, concat_cells
-from raggedatlas.formats.modalities import select_modalities
+from raggedatlas.formats.modalities import read, select_modalities
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.tables import Column, ColumnTable, Texts
 from raggedatlas.testing.anndatas import assert_same

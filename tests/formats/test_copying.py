@@ -516,9 +516,9 @@ def test_every_compression_opens_equal(tmp_path: Path, name: str, compression: s
 def test_plugins_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """zstd and blosc in HDF5 ask for the extra by its name, and unknown compressions list the known ones."""
     from raggedatlas.errors import MissingExtraError
-    from raggedatlas.formats import compression as compressions
+    from raggedatlas.formats import output_files
 
-    monkeypatch.setattr(compressions, "filter_available", lambda code: False)
+    monkeypatch.setattr(output_files, "filter_available", lambda code: False)
     with pytest.raises(MissingExtraError, match=r"raggedatlas\[plugins\]"):
         open_sink(tmp_path / "x.h5ad", compression="zstd")
     for asked in ("zip", "gzip:10", "lzf:1", "zstd:x"):

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats import deflate
-from raggedatlas.formats import hdf5_chunks as chunks
-from raggedatlas.formats.deflate import inflate
-from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, open_chunk_reader
+from raggedatlas.formats import hdf5_chunks
+from raggedatlas.formats.hdf5_chunks import Hdf5ChunkReader, inflate, open_chunk_reader
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation
 from raggedatlas.testing.effort import examples
 
@@ -32,9 +30,9 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Decompress with ISA-L, or without it."""
     if request.param == "isal":
         pytest.importorskip("isal")
-        assert deflate.deflater() is not zlib
+        assert hdf5_chunks.deflater() is not zlib
     else:
-        monkeypatch.setattr(deflate, "deflater", lambda: zlib)
+        monkeypatch.setattr(hdf5_chunks, "deflater", lambda: zlib)
     return str(request.param)
 
 
@@ -65,7 +63,7 @@ def test_what_is_read_past_the_library_is_what_it_reads(
     array, options = case
     path = tmp_path_factory.mktemp("x") / "x.h5"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunks, "SMALLEST", 1)
+        patch.setattr(hdf5_chunks, "SMALLEST", 1)
         dataset = opened(path, array, options, userblock=userblock)
         rows = open_chunk_reader(dataset)
     assert isinstance(rows, Hdf5ChunkReader)

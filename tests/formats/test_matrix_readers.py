@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats import external_sort as spill
+from raggedatlas.formats import external_sort
 from raggedatlas.formats.external_sort import ExternalRowSort, stable_order
 from raggedatlas.formats.matrix_readers import (
     ColumnSubset,
@@ -110,7 +110,7 @@ def test_csc_rows_are_the_same_matrix_by_rows(backend: Callable[..., Any], band:
     shape, rows, columns, values = made
     indptr, indices, data = as_arrays(shape, columns, rows, values, shape[1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spill, "BAND_BYTES", band)
+        patch.setattr(external_sort, "BAND_BYTES", band)
         reader = CscRows(SparseArrays(indptr, backend(indices, 7), backend(data, 7), shape), PLACE)
         got = read_all(reader, step)
         reader.close()
@@ -171,7 +171,7 @@ def test_stable_order_is_a_stable_sort(keys: np.ndarray, n_keys: int) -> None:
 
 def test_spilled_files_go_when_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Temporary files stand only between the first entry and close."""
-    monkeypatch.setattr(spill, "BAND_BYTES", 64)
+    monkeypatch.setattr(external_sort, "BAND_BYTES", 64)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     made = ExternalRowSort((8, 4), np.dtype("f4"), 30)
     made.add(np.arange(30) % 8, np.arange(30) % 4, np.arange(30, dtype=np.float32))
@@ -184,7 +184,7 @@ def test_spilled_files_go_when_closed(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_one_heavy_row_is_read_without_its_whole_band(monkeypatch: pytest.MonkeyPatch) -> None:
     """A band far over its size is read row by row, with equal results."""
-    monkeypatch.setattr(spill, "BAND_BYTES", 64)
+    monkeypatch.setattr(external_sort, "BAND_BYTES", 64)
     rows = np.zeros(50, np.int64)
     made = ExternalRowSort((6, 50), np.dtype("i4"), 50)
     made.add(rows, np.arange(50), np.arange(50, dtype=np.int32))

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
-from raggedatlas.formats.anndata import rewriting, validate
-from raggedatlas.formats.anndata.fixes import FIXES
-from raggedatlas.formats.anndata.repair import repair
+from raggedatlas.formats.anndata import fixes, validate
+from raggedatlas.formats.anndata.fixes import FIXES, repair
 from raggedatlas.testing.damaged import FORMS, Form, damage, put, write_good
 from raggedatlas.testing.effort import examples
 
@@ -135,7 +134,7 @@ def test_entries_are_sorted_and_summed(tmp_path_factory: pytest.TempPathFactory,
         write_elem(file, "X", matrix, dataset_kwargs={"compression": compression} if compression else {})
     before = {problem.rule for problem in validate(path, "full")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rewriting, "ENTRIES", data.draw(st.sampled_from([1, 3, 1 << 20])))
+        patch.setattr(fixes, "ENTRIES", data.draw(st.sampled_from([1, 3, 1 << 20])))
         done = repair(path, path.with_name("y.h5ad"))
     fits = dtype != np.int8 or exact.max(initial=0) <= 127
     assert {problem.rule for problem in done.left} == (set() if fits else before)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import DuplicateError, SchemaError, SourceError, StoreError
-from raggedatlas.formats import fsync as writeback
-from raggedatlas.formats.anndata import writers
+from raggedatlas.formats import output_files
+from raggedatlas.formats.anndata import sink as anndata_sink
 from raggedatlas.formats.containers import open_hdf5, open_zarr
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
@@ -272,7 +272,7 @@ def test_more_entries_than_32_bits_count_get_wide_pointers(
 ) -> None:
     """Beyond the most that int32 can count, pointers are int64 and indices stay narrow; at that number all are narrow."""
     for most, dtype in ((12, np.int32), (11, np.int64)):
-        monkeypatch.setattr(writers, "NARROW_MOST", most)
+        monkeypatch.setattr(anndata_sink, "NARROW_MOST", most)
         sink = open_sink(tmp_path / name, overwrite=True)
         block = CsrBlock(
             np.array([0, 4, 8, 12]), np.tile(np.arange(4, dtype=np.int32), 3), {"values": np.ones(12, "f4")}, 4
@@ -315,7 +315,7 @@ def test_announced_entries_must_come(tmp_path: Path, n_entries: int, compression
 def test_plain_arrays_lie_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Without compression arrays of known length are contiguous in HDF5, also behind the user block of MuData; bytes are right; values of sparse
     matrices have a type that SciPy holds."""
-    monkeypatch.setattr(writeback, "STEP_BYTES", 1)
+    monkeypatch.setattr(output_files, "STEP_BYTES", 1)
     values = np.arange(1, 13).reshape(4, 3).astype(dtype)
     sparse = sp.csr_matrix(values.astype(np.float32))
     for name, prefix in (("x.h5ad", ""), ("x.h5mu", "mod/rna/")):
@@ -349,8 +349,8 @@ def test_a_disk_that_fails_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest
     def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writeback, "STEP_BYTES", 1)
-    monkeypatch.setattr(writeback, "_send", full)
+    monkeypatch.setattr(output_files, "STEP_BYTES", 1)
+    monkeypatch.setattr(output_files, "_send", full)
     sink = open_sink(tmp_path / "x.h5ad", compression=None)
 
     def write() -> None:

@@ -12,8 +12,7 @@ import scipy.io
 import scipy.sparse as sp
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.formats import external_sort as spill
-from raggedatlas.formats import marketmatrix
+from raggedatlas.formats import external_sort, tenx
 from raggedatlas.formats.composite_source import CompositeSource
 from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.tenx import tenx_h5_source, tenx_mtx_source
@@ -145,8 +144,8 @@ def test_market_folder_equals_scipys_reading(
     tmp_path: Path, packed: bool, band: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder, packed or plain, read in small pieces and through files, equals what SciPy reads."""
-    monkeypatch.setattr(spill, "BAND_BYTES", band)
-    monkeypatch.setattr(marketmatrix, "TEXT", 50)
+    monkeypatch.setattr(external_sort, "BAND_BYTES", band)
+    monkeypatch.setattr(tenx, "TEXT", 50)
     write_mtx(tmp_path / "run", packed=packed)
     source = open_source(tmp_path / "run")
     with warnings.catch_warnings(action="ignore"):

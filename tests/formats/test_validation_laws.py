@@ -18,10 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import ArgumentError, NotFoundError, SourceError
-from raggedatlas.formats.anndata import RULES, Problem, checks_sparse, raise_if_invalid, validate
-from raggedatlas.formats.anndata import file_tree as tree
+from raggedatlas.formats.anndata import RULES, Problem, checks_arrays, file_tree, raise_if_invalid, validate
 from raggedatlas.formats.anndata.checking import Checker
-from raggedatlas.formats.anndata.checks_sparse import check_sparse
+from raggedatlas.formats.anndata.checks_arrays import check_sparse
 from raggedatlas.formats.anndata.file_tree import Node
 from raggedatlas.formats.anndata.rules import rules_page
 from raggedatlas.formats.copying import copy
@@ -123,8 +122,8 @@ def test_entries_are_counted_block_by_block(data: st.DataObject) -> None:
     indices = np.array(data.draw(st.lists(places, min_size=int(indptr[-1]), max_size=int(indptr[-1]))), np.int32)
     rows = [indices[a:b].tolist() for a, b in itertools.pairwise(indptr)]
     with pytest.MonkeyPatch.context() as patch, h5py.File("x", "w", driver="core", backing_store=False) as file:
-        patch.setattr(tree, "BLOCK_BYTES", data.draw(st.sampled_from([4, 8, 12, 1 << 20])))
-        patch.setattr(checks_sparse, "POINTERS", data.draw(st.sampled_from([1, 2, 3, 1 << 20])))
+        patch.setattr(file_tree, "BLOCK_BYTES", data.draw(st.sampled_from([4, 8, 12, 1 << 20])))
+        patch.setattr(checks_arrays, "POINTERS", data.draw(st.sampled_from([1, 2, 3, 1 << 20])))
         group = file.create_group("X")
         group["indptr"], group["indices"], group["data"] = indptr, indices, np.ones(len(indices))
         declare(group, "csr_matrix", "0.1.0").attrs["shape"] = (n_major, n_minor)
@@ -181,8 +180,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
     finally:
         tracemalloc.stop()
     assert sum(reads) > 8 * n_obs * each
-    assert max(reads) <= tree.BLOCK_BYTES
-    assert peak < 8 * tree.BLOCK_BYTES
+    assert max(reads) <= file_tree.BLOCK_BYTES
+    assert peak < 8 * file_tree.BLOCK_BYTES
 
 
 def test_a_cut_file_is_refused_and_a_damaged_chunk_is_told(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import zarr
 
 from raggedatlas import RaggedAtlas
 from raggedatlas.errors import SchemaError, SourceError
-from raggedatlas.formats import element_writer as members
+from raggedatlas.formats import element_writer
 from raggedatlas.formats.anndata import validate
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink
@@ -54,7 +54,7 @@ def test_columns_of_a_table_share_their_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: Any
 ) -> None:
     """A76: all columns, codes, values, masks and the index of a table are cut by the same number of rows, the last chunk too."""
-    monkeypatch.setattr(members, "COLUMN_CHUNK", 4)
+    monkeypatch.setattr(element_writer, "COLUMN_CHUNK", 4)
     path = copy(small(10), open_sink(tmp_path / name, **options))
     root: Any = h5py.File(path) if name == "x.h5ad" else zarr.open_group(path, mode="r")
     paths = ["_index", "byte", "score", "text", "kind/codes", "holes/values", "holes/mask"]

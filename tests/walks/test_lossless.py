@@ -8,8 +8,7 @@ import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import CorruptError
-from raggedatlas.formats.in_memory import as_anndata
-from raggedatlas.formats.modalities import split_modalities
+from raggedatlas.formats.modalities import as_anndata, split_modalities
 from raggedatlas.formats.registry import open_source
 from raggedatlas.testing.wholes import assert_equal
 

@@ -232,7 +232,7 @@ def _show_problems(place: Place, problems: "list[Problem]", level: str) -> None:
 
 
 def _mend_file(place: Place, target: Path, level: FileLevel) -> None:
-    from raggedatlas.formats.anndata.repair import repair
+    from raggedatlas.formats.anndata.fixes import repair
     from raggedatlas.formats.anndata.validation import Limits
     from raggedatlas.formats.anndata.validation import validate as validate_file
 

@@ -10,10 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.anndata.elements import read_element
-from raggedatlas.formats.anndata.frames import frame_length, open_table, read_frame
-from raggedatlas.formats.anndata.memory import describe_value, read_object_parts, sound
-from raggedatlas.formats.anndata.stored import describe_node, read_stored_parts
+from raggedatlas.formats.anndata.elements import frame_length, open_table, read_element, read_frame
+from raggedatlas.formats.anndata.source import (
+    describe_node,
+    describe_value,
+    read_object_parts,
+    read_stored_parts,
+    sound,
+)
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.containers import Container, attribute, is_array, is_zip, open_hdf5, open_zarr, readable
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS, DenseRows, MatrixLocation

@@ -12,9 +12,8 @@ from raggedatlas.formats.containers import attribute, is_zip, open_hdf5, readabl
 from raggedatlas.formats.cxg.inspection import is_cxg
 from raggedatlas.formats.cxg.sink import cxg_sink
 from raggedatlas.formats.cxg.source import cxg_source
-from raggedatlas.formats.marketmatrix import find_part
 from raggedatlas.formats.mudata import mudata_object_source, mudata_source
-from raggedatlas.formats.tenx import is_tenx, tenx_h5_source, tenx_mtx_source
+from raggedatlas.formats.tenx import find_part, is_tenx, tenx_h5_source, tenx_mtx_source
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.contracts import Sink, Source
 from raggedatlas.store.storage_errors import failure

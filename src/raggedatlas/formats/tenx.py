@@ -1,18 +1,31 @@
 """10x Genomics count files: HDF5 of Cell Ranger 2 and 3 on, and Market-matrix folders."""
 
-from collections.abc import Callable, Mapping
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import SourceError
+from raggedatlas.errors import LimitError, NotFoundError, SourceError
 from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5, readable
-from raggedatlas.formats.marketmatrix import MarketRows, find_part, read_table
-from raggedatlas.formats.matrix_readers import ColumnSubset, CsrRows, MatrixLocation, RowReader, SparseArrays
+from raggedatlas.formats.external_sort import ExternalRowSort
+from raggedatlas.formats.matrix_readers import (
+    BLOCK_BYTES,
+    ColumnSubset,
+    CsrRows,
+    MatrixLocation,
+    RowReader,
+    SparseArrays,
+)
+from raggedatlas.model.batch import CsrBlock
+from raggedatlas.model.contracts import MatrixForm
+from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,3 +187,234 @@ def _feature_frame(table: Mapping[str, Any], columns: NDArray[np.int64]) -> "pd.
     chosen = {name: np.asarray(values, dtype=object)[columns] for name, values in table.items()}
     index = pd.Index(chosen.pop("id"), dtype=object)
     return pd.DataFrame(chosen, index=index)
+
+
+TEXT = 8 << 20
+"""Bytes of text parsed at once."""
+
+MAX_TABLE = 1 << 30
+"""Most bytes of text in a table of barcodes or features."""
+
+DTYPES = {"integer": np.dtype(np.int64), "real": np.dtype(np.float64), "pattern": np.dtype(np.bool_)}
+"""Field of the header -> dtype of the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarketHeader:
+    """The first lines of a Market-matrix file.
+
+    Parameters
+    ----------
+    field : str
+        ``"integer"``, ``"real"`` or ``"pattern"``.
+    shape : tuple of int
+        As the file has it.
+    n_entries : int
+        Number of lines that follow.
+    """
+
+    field: str
+    shape: tuple[int, int]
+    n_entries: int
+
+
+class MarketRows:
+    """The rows of a coordinate file of features by cells; memory: about ten times `spill.BAND_BYTES`.
+
+    Parameters
+    ----------
+    path : Path
+        Plain or ``.gz``.
+    shape : tuple of int
+        ``(n_cells, n_features)`` by the tables beside it.
+    place : MatrixLocation
+        For messages.
+
+    Raises
+    ------
+    SourceError
+        If the header is no coordinate matrix of that shape; later, when rows are read, if a line is wrong.
+    """
+
+    form: MatrixForm = "csr"
+
+    def __init__(self, path: Path, shape: tuple[int, int], place: MatrixLocation) -> None:
+        self._path, self._place = path, place
+        with _opened(path) as file:
+            self._header = _read_header(file, path)
+        if self._header.shape != (shape[1], shape[0]):
+            raise SourceError(
+                f"{path} has shape {self._header.shape}, but the tables beside it have {shape[1]:,} features and {shape[0]:,} "
+                "barcodes; a file of features by barcodes is expected. Put the files of one run together."
+            )
+        self.shape: tuple[int, ...] = shape
+        self.dtype = DTYPES[self._header.field]
+        self.n_entries: int | None = self._header.n_entries
+        self._spill: ExternalRowSort | None = None
+
+    def stop(self, start: int, stop: int) -> int:
+        """Return how far one step may go."""
+        indptr = self._read().indptr
+        limit = BLOCK_BYTES // 16
+        if indptr[stop] - indptr[start] <= limit:
+            return stop
+        return min(stop, max(start + 1, int(np.searchsorted(indptr, indptr[start] + limit, side="right")) - 1))
+
+    def read(self, start: int, stop: int) -> CsrBlock:
+        """Read rows ``[start, stop)``."""
+        return self._read().read(start, stop)
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None
+
+    def _read(self) -> ExternalRowSort:
+        if self._spill is None:
+            spill = ExternalRowSort((self.shape[0], self.shape[1]), self.dtype, self._header.n_entries)
+            try:
+                self._fill(spill)
+            except BaseException:
+                spill.close()
+                raise
+            spill.finish()
+            self._spill = spill
+        return self._spill
+
+    def _fill(self, spill: ExternalRowSort) -> None:
+        n_read = 0
+        width = 2 if self._header.field == "pattern" else 3
+        with _opened(self._path) as file:
+            _read_header(file, self._path)
+            for numbers in _numbers(file, self._header.field, width, self._path):
+                features = numbers[:, 0].astype(np.int64) - 1
+                cells = numbers[:, 1].astype(np.int64) - 1
+                n_read += len(numbers)
+                self._check(features, cells, n_read)
+                values = np.ones(len(numbers), np.bool_) if width == 2 else numbers[:, 2]
+                spill.add(cells, features, values)
+        if n_read != self._header.n_entries:
+            raise SourceError(
+                f"{self._path} announces {self._header.n_entries:,} entries and has {n_read:,}; it was cut short or changed. "
+                "Fetch it again."
+            )
+
+    def _check(self, features: NDArray[np.int64], cells: NDArray[np.int64], n_read: int) -> None:
+        outside = (features < 0) | (features >= self.shape[1]) | (cells < 0) | (cells >= self.shape[0])
+        if n_read > self._header.n_entries or outside.any():
+            at = int(outside.argmax())
+            what = (
+                f"entry ({int(features[at]) + 1:,}, {int(cells[at]) + 1:,}) outside its shape {self._header.shape}"
+                if outside.any()
+                else f"more than the {self._header.n_entries:,} entries that it announces"
+            )
+            raise SourceError(f"{self._path} has {what}; it is damaged. Fetch it again.")
+
+
+def find_part(folder: Path, *names: str) -> Path:
+    """Return the first file of a folder that bears one of these names, plain or with ``.gz``.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    """
+    for name in names:
+        for candidate in (folder / name, folder / f"{name}.gz"):
+            if candidate.is_file():
+                return candidate
+    raise NotFoundError(
+        f"{folder} has no {' or '.join(names)} (plain or .gz); a 10x folder needs it beside matrix.mtx."
+    )
+
+
+def read_table(path: Path, columns: tuple[str, ...]) -> dict[str, list[str]]:
+    """Read a tab-separated table without a header.
+
+    Parameters
+    ----------
+    path : Path
+        Plain or ``.gz``.
+    columns : tuple of str
+        Names of its first columns; those that the file lacks are left out, its others ignored.
+
+    Returns
+    -------
+    dict of str to list of str
+
+    Raises
+    ------
+    SourceError
+        If lines differ in their number of columns or cannot be read.
+    LimitError
+        If it is larger than `MAX_TABLE`.
+    """
+    try:
+        with _opened(path) as file:
+            text = file.read(MAX_TABLE + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path} cannot be read ({error}); it is damaged or cut short. Fetch it again.") from error
+    if len(text) > MAX_TABLE:
+        raise LimitError(f"{path} unpacks to more than {MAX_TABLE:,} bytes; a table of names is never so large.")
+    lines = [line.split("\t") for line in text.decode(errors="replace").splitlines() if line]
+    widths = {len(line) for line in lines}
+    if len(widths) > 1:
+        raise SourceError(f"{path} has lines of {sorted(widths)} columns; each line must have as many. Fetch it again.")
+    n_columns = min(len(columns), widths.pop() if widths else 1)
+    return {columns[i]: [line[i] for line in lines] for i in range(n_columns)}
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _read_header(file: IO[bytes], path: Path) -> MarketHeader:
+    try:
+        words = file.readline(4096).decode(errors="replace").lower().split()
+        line = file.readline(1 << 20)
+        while line.startswith(b"%") or (line and not line.strip()):
+            line = file.readline(1 << 20)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path} cannot be read ({error}); it is damaged or cut short. Fetch it again.") from error
+    known = len(words) == 5 and words[:3] == ["%%matrixmarket", "matrix", "coordinate"] and words[4] == "general"
+    if not known or words[3] not in DTYPES:
+        raise SourceError(
+            f"{path} starts with {' '.join(words)[:80]!r}; a header '%%MatrixMarket matrix coordinate "
+            "integer|real|pattern general' was expected."
+        )
+    sizes = line.split()
+    if len(sizes) != 3 or not all(size.isdigit() for size in sizes):
+        raise SourceError(f"{path} has the size line {line[:80]!r}, where three numbers belong; it is damaged.")
+    return MarketHeader(words[3], (int(sizes[0]), int(sizes[1])), int(sizes[2]))
+
+
+def _numbers(file: IO[bytes], field: str, width: int, path: Path) -> Iterator[NDArray[Any]]:
+    dtype = np.float64 if field == "real" else np.int64
+    rest = b""
+    while True:
+        try:
+            text = file.read(TEXT)
+        except (OSError, EOFError, zlib.error) as error:
+            raise SourceError(f"{path} cannot be read to its end ({error}); it is damaged or cut short.") from error
+        whole, rest = _cut(rest + text, last=not text)
+        if len(rest) > TEXT:
+            raise SourceError(f"{path} has a line longer than {TEXT:,} bytes; it is damaged. Fetch it again.")
+        with warnings_as("error", DeprecationWarning):
+            try:
+                numbers = np.fromstring(whole, dtype, sep=" ") if whole.strip() else np.empty(0, dtype)
+                lines = numbers.reshape(-1, width)
+            except (DeprecationWarning, ValueError) as error:
+                raise SourceError(
+                    f"{path} has a line that is not {width} numbers of field {field!r}; it is damaged. Fetch it again."
+                ) from error
+        yield lines
+        if not text:
+            return
+
+
+def _cut(text: bytes, *, last: bool) -> tuple[bytes, bytes]:
+    if last:
+        return text, b""
+    end = text.rfind(b"\n") + 1
+    return text[:end], text[end:]

@@ -163,8 +163,7 @@ class Dataset:
         NotFoundError
             If the dataset has no such space.
         """
-        from raggedatlas.formats.in_memory import as_anndata
-        from raggedatlas.formats.modalities import split_modalities
+        from raggedatlas.formats.modalities import as_anndata, split_modalities
 
         source, record = self.source(), self._main(space)
         keys = [fact.key for fact in record.file_facts.layers.values()]
@@ -189,7 +188,7 @@ class Dataset:
         MissingExtraError
             If mudata is not installed.
         """
-        from raggedatlas.formats.in_memory import as_mudata
+        from raggedatlas.formats.modalities import as_mudata
 
         return as_mudata(self.source())
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import LimitError
-from raggedatlas.formats.in_memory import make_mudata
+from raggedatlas.formats.modalities import make_mudata
 from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr, sparse_dtype
 from raggedatlas.model.results import VALUES
 from raggedatlas.query.beside import joined_colors, joined_obsm

@@ -19,8 +19,7 @@ from raggedatlas.formats.cxg import validate
 from raggedatlas.formats.cxg.inspection import detect, is_cxg, tiledb_kind
 from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
-from raggedatlas.formats.in_memory import as_anndata
-from raggedatlas.formats.modalities import split_modalities
+from raggedatlas.formats.modalities import as_anndata, split_modalities
 from raggedatlas.formats.registry import detect as detect_format
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import validate
-from raggedatlas.formats.in_memory import as_anndata
-from raggedatlas.formats.modalities import split_modalities
+from raggedatlas.formats.modalities import as_anndata, split_modalities
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.testing.anndatas import FORMS, KINDS, in_form, make_obs, make_values
 from raggedatlas.testing.cxgs import FORMS as CXG_FORMS

@@ -66,7 +66,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every table for a long one: text comes in blocks, columns wait in files, a band has one tile."""
-    for module in ("formats.anndata.frames", "formats.cxg.table_reader", "model.tables"):
+    for module in ("formats.anndata.elements", "formats.cxg.table_reader", "model.tables"):
         monkeypatch.setattr(f"raggedatlas.{module}.TEXT_ROWS", 500)
     monkeypatch.setattr("raggedatlas.formats.cxg.sink.SPILL_ROWS", 500)
     monkeypatch.setattr("raggedatlas.formats.cxg.spool.BATCH_ROWS", 300)

@@ -1,7 +1,7 @@
 """AnnData on disk and in memory: read and written in row blocks, validated, mended, and looked at."""
 
+from raggedatlas.formats.anndata.fixes import Repair, repair
 from raggedatlas.formats.anndata.inspection import inspect
-from raggedatlas.formats.anndata.repair import Repair, repair
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.anndata.validation import Limits, raise_if_invalid, validate, with_rule_id
 from raggedatlas.model.inspections import Element, Inspection

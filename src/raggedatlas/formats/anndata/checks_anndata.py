@@ -6,14 +6,17 @@ from functools import partial
 
 import numpy as np
 
-from raggedatlas.formats.anndata.axis_names import Hashes, check_unique_names, name_hashes, names_node
 from raggedatlas.formats.anndata.checking import (
     SPARSE,
     Checker,
+    Hashes,
+    check_unique_names,
     declared_encoding,
     encoding_of,
     extent,
     n_rows,
+    name_hashes,
+    names_node,
 )
 from raggedatlas.formats.anndata.checks_arrays import NUMBERS
 from raggedatlas.formats.anndata.file_tree import Node

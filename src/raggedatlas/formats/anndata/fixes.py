@@ -1,11 +1,19 @@
-"""One mend for each rule that can be mended without guessing; each works on an opened copy."""
+"""A repaired copy of a file: what breaks a rule is mended where the mend is certain, and told where it is not."""
 
-from collections.abc import Callable
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
+from numpy.typing import NDArray
 
-from raggedatlas.formats.anndata.axis_names import names_node
+from raggedatlas.errors import AtlasError, DuplicateError, StoreError
 from raggedatlas.formats.anndata.checking import (
     SPARSE,
     VERSIONS,
@@ -18,13 +26,175 @@ from raggedatlas.formats.anndata.checking import (
     layout_of,
     listed,
     n_rows,
+    names_node,
     sparse_shape,
 )
 from raggedatlas.formats.anndata.checks_frames import OLD_CATEGORIES
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
-from raggedatlas.formats.anndata.rewriting import parent_of, recast, rechunk, sort_entries, write_small
+from raggedatlas.formats.anndata.validation import check_root, validate
+from raggedatlas.formats.containers import READ_ERRORS, unknown_encoding
+from raggedatlas.formats.output_files import writable
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.problems import Problem
+from raggedatlas.model.problems import Depth, Problem
+from raggedatlas.store.runtime import warnings_as
+
+MOST_ROUNDS = 10
+"""A mend can bring another problem to light; so often is the copy looked through again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What `repair` did.
+
+    Parameters
+    ----------
+    path : str
+        The copy.
+    mended : tuple of str
+        What was mended, a line each, beginning with the rule and the element.
+    left : tuple of Problem
+        What is still wrong with the copy.
+    """
+
+    path: str
+    mended: tuple[str, ...]
+    left: tuple[Problem, ...]
+
+
+def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repair:
+    """Write a copy of an AnnData file in which what can be mended is.
+
+    Values are never guessed: a file whose pointers or indices are wrong keeps them, and the report says so. The copy appears
+    under its name when it is done; the file itself is only read.
+
+    Parameters
+    ----------
+    path : str or Path
+        An `.h5ad` or `.h5mu` file, or a Zarr folder.
+    target : str or Path
+        Where the copy goes; of the same kind as the file.
+    level : {"metadata", "full"}
+        How far problems are looked for.
+
+    Returns
+    -------
+    Repair
+        What was mended and what was left.
+
+    Raises
+    ------
+    NotFoundError, SourceError
+        If the file cannot be opened.
+    DuplicateError
+        If the target exists.
+    StoreError
+        If the copy cannot be written.
+
+    Examples
+    --------
+    >>> repair("broken.h5ad", "mended.h5ad").mended  # doctest: +SKIP
+    ('A02 uns/k: declared as array 0.2.0',)
+    """
+    path, target = Path(path), Path(target)
+    if target.exists():
+        raise DuplicateError(f"{target} exists; choose another name for the repaired copy.")
+    if not target.parent.is_dir():
+        raise StoreError(f"{target} cannot be written: there is no folder {target.parent}; make it first.")
+    left = validate(path, level)
+    mended: list[str] = []
+    hidden = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
+    try:
+        with writable(target):
+            _copy(path, hidden)
+            if any(problem.rule in FIXES for problem in left):
+                with _opened_for_writing(hidden) as root:
+                    mended, left = _fix(root, left, full=level == "full")
+        _publish(hidden, target)
+    except BaseException:
+        shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink(missing_ok=True)
+        raise
+    return Repair(str(target), tuple(mended), tuple(left))
+
+
+def _fix(root: Node, found: list[Problem], *, full: bool) -> tuple[list[str], list[Problem]]:
+    """Mend what can be mended, and look again until nothing more can; return what was done, and what is left."""
+    done: list[str] = []
+    tried: set[tuple[str, str, str]] = set()
+    for _ in range(MOST_ROUNDS):
+        todo = [p for p in found if p.rule in FIXES and (p.rule, p.path, p.message) not in tried]
+        if not todo:
+            break
+        for problem in todo:
+            tried.add((problem.rule, problem.path, problem.message))
+            said = _fix_one(root, problem)
+            if said:
+                done.append(f"{problem.rule} {problem.path or 'the root'}: {said}")
+        found = check_root(Node(root.uri, "", root.stored), full=full)
+    return done, found
+
+
+def _fix_one(root: Node, problem: Problem) -> str:
+    """Mend one problem; nothing is said where that cannot be done."""
+    try:
+        node = Node(root.uri, problem.path, root.stored[problem.path] if problem.path else root.stored)
+        with warnings_as("ignore"):
+            return FIXES[problem.rule](node, problem, root)
+    except (AtlasError, unknown_encoding(), *READ_ERRORS) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        return ""
+
+
+def _copy(path: Path, hidden: Path) -> None:
+    if path.is_dir():
+        shutil.copytree(path, hidden)
+    else:
+        shutil.copyfile(path, hidden)
+        hidden.chmod(hidden.stat().st_mode | 0o600)
+
+
+@contextmanager
+def _opened_for_writing(hidden: Path) -> Iterator[Node]:
+    if hidden.is_file():
+        import h5py
+
+        with h5py.File(hidden, "r+") as file:
+            yield Node(str(hidden), "", file)
+        return
+    import zarr
+
+    from raggedatlas.store.untrusted import guarded_zarr_store
+
+    consolidated = _unconsolidated(hidden)
+    store = guarded_zarr_store(zarr.storage.LocalStore(hidden))
+    yield Node(str(hidden), "", zarr.open_group(store=store, mode="r+", use_consolidated=False))
+    if consolidated:
+        with warnings_as("ignore"):
+            zarr.consolidate_metadata(zarr.storage.LocalStore(hidden))
+
+
+def _unconsolidated(folder: Path) -> bool:
+    """Remove consolidated metadata, which what is mended would contradict, and say whether there were any."""
+    gathered, head = folder / ".zmetadata", folder / "zarr.json"
+    found = gathered.exists()
+    gathered.unlink(missing_ok=True)
+    if head.exists():
+        stated = json.loads(head.read_bytes())
+        if stated.pop("consolidated_metadata", None) is not None:
+            head.write_text(json.dumps(stated, indent=2))
+            found = True
+    return found
+
+
+def _publish(hidden: Path, target: Path) -> None:
+    with writable(target):
+        if hidden.is_file():
+            with hidden.open("r+b") as file:
+                os.fsync(file.fileno())
+        if target.exists():
+            raise DuplicateError(f"{target} exists by now; choose another name for the repaired copy.")
+        hidden.rename(target)
+
 
 Fix = Callable[[Node, Problem, Node], str]
 
@@ -316,3 +486,174 @@ FIXES: dict[str, Fix] = {
     "A146": set_missing_value,
 }
 """Rule -> its mend, which says what it did, or nothing where it cannot be done."""
+
+
+ENTRIES = 1 << 20
+"""Entries of a sparse matrix that are sorted at once, or one row where that has more."""
+
+Blocks = Iterator[tuple[int, NDArray[Any]]]
+
+
+def parent_of(node: Node, root: Node) -> Any:  # noqa: ANN401  (a group of either library)
+    """Return the group that holds a node."""
+    above = node.path.rpartition("/")[0]
+    return root.stored[above] if above else root.stored
+
+
+def write_small(node: Node, root: Node, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
+    """Write an element anew through anndata's own writer; its other attributes stay."""
+    from anndata.io import write_elem
+
+    kept = {name: value for name, value in node.attrs.items() if not name.startswith("encoding-")}
+    group = parent_of(node, root)
+    del group[node.name]
+    write_elem(group, node.name, value)
+    for name, attribute in kept.items():
+        group[node.name].attrs[name] = attribute
+
+
+def recast(node: Node, root: Node, dtype: np.dtype[Any]) -> None:
+    """Give an array another type, a block at a time."""
+    _swap(node, root, dtype, node.shape or (), _chunks(node), node.blocks())
+
+
+def rechunk(node: Node, root: Node, rows: int) -> None:
+    """Give an array chunks of another number of rows, a block at a time."""
+    shape = node.shape or ()
+    _swap(node, root, node.dtype, shape, (min(rows, max(1, shape[0])), *(_chunks(node) or shape)[1:]), node.blocks())
+
+
+def sort_entries(node: Node, root: Node, n_major: int) -> int:
+    """Sort the indices of a sparse matrix within each row (CSR) or column (CSC), and sum what is there twice.
+
+    Returns
+    -------
+    int
+        How many entries were summed into others; -1 where a sum does not fit the type, and nothing was changed.
+    """
+    indptr = node.children["indptr"].whole().astype(np.int64)
+    parts = node.children["indices"], node.children["data"]
+    if not _sums_fit(parts, indptr):
+        return -1
+    # The sorted entries are never more than those read, so they take their place from the front.
+    at = 0
+    lengths = np.zeros(n_major + 1, np.int64)
+    for first, last, indices, data in _row_blocks(parts, indptr):
+        rows, places, sums = _summed(np.diff(indptr[first : last + 1]), indices, data)
+        lengths[first + 1 : last + 1] = np.bincount(rows, minlength=last - first)
+        parts[0].stored[at : at + len(places)] = places
+        parts[1].stored[at : at + len(sums)] = sums
+        at += len(places)
+    removed = int(indptr[-1]) - at
+    if removed:
+        for part in parts:
+            _shorten(part, root, at)
+        node.children["indptr"].stored[...] = np.cumsum(lengths).astype(node.children["indptr"].dtype)
+    return removed
+
+
+def _row_blocks(
+    parts: tuple[Node, Node], indptr: NDArray[np.int64]
+) -> Iterator[tuple[int, int, NDArray[Any], NDArray[Any]]]:
+    n_rows, first = len(indptr) - 1, 0
+    while first < n_rows:
+        last = int(np.searchsorted(indptr, indptr[first] + ENTRIES, side="right")) - 1
+        last = min(n_rows, max(first + 1, last))
+        start, stop = int(indptr[first]), int(indptr[last])
+        yield first, last, parts[0].part(start, stop), parts[1].part(start, stop)
+        first = last
+
+
+def _summed(
+    lengths: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    """Return the row, place and value of each entry, sorted, none twice."""
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    order = np.lexsort((indices, rows))
+    rows, indices, data = rows[order], indices[order], data[order]
+    fresh = np.ones(len(rows), bool)
+    fresh[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
+    if fresh.all():
+        return rows, indices, data
+    starts = np.flatnonzero(fresh)
+    sums = np.logical_or.reduceat(data, starts) if data.dtype.kind == "b" else np.add.reduceat(_wide(data), starts)
+    return rows[starts], indices[starts], sums.astype(data.dtype)
+
+
+def _wide(data: NDArray[Any]) -> NDArray[Any]:
+    return data.astype({"i": np.int64, "u": np.uint64}.get(data.dtype.kind, data.dtype))
+
+
+def _sums_fit(parts: tuple[Node, Node], indptr: NDArray[np.int64]) -> bool:
+    """Tell whether all sums fit the type of the values."""
+    if parts[1].dtype.kind not in "iu":
+        return True
+    limits = np.iinfo(parts[1].dtype)
+    for first, last, indices, data in _row_blocks(parts, indptr):
+        sums = _summed(np.diff(indptr[first : last + 1]), indices, _wide(data))[2]
+        if len(sums) and (sums.min() < limits.min or sums.max() > limits.max):
+            return False
+    return True
+
+
+def _shorten(node: Node, root: Node, n: int) -> None:
+    array = node.stored
+    if not node.in_hdf5 or (array.chunks and array.maxshape[0] is None):
+        array.resize((n,))
+        return
+
+    def blocks() -> Blocks:
+        for start in range(0, n, node.step()):
+            yield start, node.part(start, min(start + node.step(), n))
+
+    _swap(node, root, node.dtype, (n,), _chunks(node), blocks())
+
+
+def _chunks(node: Node) -> tuple[int, ...] | None:
+    found = getattr(node.stored, "chunks", None)
+    return tuple(found) if found else None
+
+
+def _swap(
+    node: Node, root: Node, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: tuple[int, ...] | None, blocks: Blocks
+) -> None:
+    """Write an array beside the old one with the same compression and attributes, then put it in its place."""
+    group = parent_of(node, root)
+    beside = f"{node.name}.{uuid4().hex[:8]}"
+    make: Callable[..., Any] = _made_hdf5 if node.in_hdf5 else _made_zarr
+    made = make(group, beside, node, dtype, shape, chunks)
+    for start, values in blocks:
+        made[start : start + len(values)] = values.astype(dtype, copy=False)
+    for name, value in node.attrs.items():
+        made.attrs[name] = value
+    if node.in_hdf5:
+        del group[node.name]
+        group.move(beside, node.name)
+    else:
+        folder = Path(root.uri) / node.path
+        shutil.rmtree(folder)
+        folder.with_name(beside).rename(folder)
+
+
+def _made_hdf5(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401
+    array = node.stored
+    options: dict[str, Any] = {}
+    if chunks and 0 not in shape:
+        fitting = tuple(min(c, s) for c, s in zip(chunks, shape, strict=True))
+        options = {"chunks": fitting, "maxshape": tuple(None for _ in shape)}
+        options |= {"compression": array.compression, "compression_opts": array.compression_opts}
+        options |= {"shuffle": array.shuffle}
+    return group.create_dataset(name, shape, dtype, **options)
+
+
+def _made_zarr(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401
+    array = node.stored
+    same = chunks == _chunks(node) and shape == node.shape
+    return group.create_array(
+        name,
+        shape=shape,
+        dtype=dtype,
+        chunks=chunks,
+        shards=array.shards if same else None,
+        compressors=array.compressors,
+    )

@@ -1,15 +1,38 @@
 """Sources for AnnData: `.h5ad` files, Zarr folders and objects."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.anndata.memory import read_object_parts
-from raggedatlas.formats.anndata.stored import read_stored_parts
-from raggedatlas.formats.composite_source import CompositeSource
-from raggedatlas.formats.containers import Container, open_hdf5, open_object, open_zarr, readable
+from raggedatlas.formats.anndata.elements import (
+    columns_listed,
+    entries_fit,
+    frame_length,
+    index_name,
+    open_table,
+    read_element,
+    read_frame,
+    unlisted_columns,
+)
+from raggedatlas.formats.composite_source import SPACES, CompositeSource, MatrixPart, SourceParts
+from raggedatlas.formats.containers import Container, attribute, is_array, open_hdf5, open_object, open_zarr, readable
+from raggedatlas.formats.matrix_readers import (
+    NUMBER_KINDS,
+    CscRows,
+    CsrRows,
+    DenseRows,
+    LazyRows,
+    MatrixLocation,
+    RowReader,
+    SparseArrays,
+)
 
 if TYPE_CHECKING:
+    import pandas as pd
     from anndata import AnnData
 
 
@@ -89,3 +112,556 @@ def _stored_source(container: Container, path: Path, form: str, name: str = "") 
     except BaseException:
         container.close()
         raise
+
+
+KNOWN = {"X", "layers", "obs", "obsm", "obsp", "raw", "raw.X", "raw.var", "raw.varm", "uns", "var", "varm", "varp"}
+
+
+def read_stored_parts(container: Container, prefix: str = "") -> SourceParts:
+    """Describe an AnnData that stands under `prefix` (empty, or such as ``"mod/rna/"``).
+
+    Raises
+    ------
+    SourceError
+        If it has no `obs`, or a matrix does not fit `obs` and `var`.
+    """
+    return _Stored(container, prefix).parts()
+
+
+def columns_of(names: "list[str]") -> "pd.DataFrame":
+    """Make a frame of features that have names and nothing else."""
+    import pandas as pd
+
+    return pd.DataFrame(index=pd.Index(names, dtype=object))
+
+
+def space_of_types(types: "set[str]") -> str:
+    """Return the space of a matrix of one 10x feature type; gene expression if mixed or unknown."""
+    return SPACES.get(next(iter(types)), "gene_expression") if len(types) == 1 else "gene_expression"
+
+
+class _Stored:
+    def __init__(self, container: Container, prefix: str) -> None:
+        self.container, self.prefix = container, prefix
+        self.root = container.get(prefix.rstrip("/")) if prefix else container.root
+        n_cells = frame_length(container, f"{prefix}obs")
+        if n_cells is None:
+            raise SourceError(
+                f"{container.uri}: {prefix or 'the root '}holds no table of cells (obs) but "
+                f"{list(container.names(prefix.rstrip('/')))}; it is no AnnData."
+            )
+        self.n_cells = n_cells
+        self.n_features = frame_length(container, f"{prefix}var")
+        self.matrices: list[MatrixPart] = []
+        self.features: dict[str, Callable[[], pd.DataFrame]] = {}
+        self.left_out: dict[str, str] = {}
+        self.matrices_beside: list[MatrixPart] = []
+        self.elements: dict[str, Callable[[], Any]] = {}
+        self._names: list[str] | None = None
+
+    def parts(self) -> SourceParts:
+        if self.n_features is not None:
+            self.features["var"] = self._frame("var")
+        self._main_matrices()
+        self._raw()
+        self._embeddings()
+        self._others()
+        return SourceParts(
+            self.n_cells,
+            self._frame("obs"),
+            tuple(self.matrices),
+            self.features,
+            self.left_out,
+            others=tuple(self.matrices_beside),
+            elements=self.elements,
+            tables={"obs": partial(open_table, self.container, f"{self.prefix}obs")},
+        )
+
+    def _get(self, path: str) -> Any:  # noqa: ANN401
+        return self.container.get(self.prefix + path)
+
+    def _members(self, path: str) -> tuple[str, ...]:
+        return self.container.names(self.prefix + path)
+
+    def _frame(self, path: str) -> "Callable[[], pd.DataFrame]":
+        return partial(read_frame, self.container, self.prefix + path, f"{self.prefix}uns")
+
+    def _place(self, path: str) -> MatrixLocation:
+        return MatrixLocation(self.container.uri, self.prefix + path, self._cell_name)
+
+    def _cell_name(self, row: int) -> str:
+        if self._names is None:
+            self._names = [str(name) for name in self._frame("obs")().index]
+        return self._names[row]
+
+    def _main_matrices(self) -> None:
+        space = self._space()
+        for path in ("X", *(f"layers/{name}" for name in self._members("layers"))):
+            rows = self._rows(path)
+            if rows is None:
+                continue
+            self._check_shape(path, rows, self.n_features)
+            self._add(path, rows, "var" if self.n_features is not None else "", space)
+
+    def _raw(self) -> None:
+        dotted = self._get("raw.X") is not None
+        x, var, varm = ("raw.X", "raw.var", "raw.varm") if dotted else ("raw/X", "raw/var", "raw/varm")
+        rows = self._rows(x)
+        if rows is not None:
+            n_features = frame_length(self.container, self.prefix + var)
+            self._check_shape(x, rows, n_features)
+            if n_features is not None:
+                self.features["raw/var"] = self._frame(var)
+            self._add("raw/X", rows, "raw/var" if n_features is not None else "", "gene_expression")
+        self._beside("raw/varm", varm, (None, None))
+
+    def _embeddings(self) -> None:
+        node = self._get("obsm")
+        if node is not None and is_array(node):
+            for name in node.dtype.names or ():
+                self._embedding(f"obsm/{name}", DenseRows(_Field(node, name), self._place(f"obsm/{name}")))
+            return
+        for name in self._members("obsm"):
+            key = f"obsm/{name}"
+            member = self._get(key)
+            if attribute(member, "encoding-type") == "dataframe":
+                self.elements[key] = partial(read_element, self.container, self.prefix + key)
+                self._embedding(key, _frame_rows(self, key, member))
+            elif is_array(member) and (len(member.shape or ()) < 2 or member.dtype.kind not in NUMBER_KINDS):
+                self._whole(key, key)
+            else:
+                self._embedding(key, self._rows(key))
+
+    def _embedding(self, key: str, rows: RowReader | None) -> None:
+        if rows is None:
+            self._whole(key, key)
+            return
+        self._check_shape(key, rows, None)
+        self._add(key, rows, self._embedding_names(key, rows), "")
+
+    def _embedding_names(self, key: str, rows: RowReader) -> str:
+        if key in self.features:
+            return key
+        name = key.removeprefix("obsm/")
+        for candidate in (f"{name}_names", f"{name.rpartition('_')[0]}_names"):
+            stored = self._get(f"uns/{candidate}")
+            if stored is not None and is_array(stored) and stored.shape == (rows.shape[1],):
+                self.features[key] = partial(self._named, f"uns/{candidate}", rows.shape[1])
+                self.left_out[f"uns/{candidate}"] = f"names of the columns of {key}"
+                return key
+        return ""
+
+    def _named(self, path: str, length: int) -> "pd.DataFrame":
+        values = self.container.whole(self.prefix + path, length)
+        return columns_of([v.decode() if isinstance(v, bytes) else str(v) for v in values])
+
+    def _others(self) -> None:
+        n_var = self.n_features
+        for group, shape in (("obsp", (self.n_cells, self.n_cells)), ("varm", (n_var, None)), ("varp", (n_var, n_var))):
+            self._beside(group, group, shape)
+        self._unstructured()
+        for name in self.container.names(self.prefix.rstrip("/")):
+            if name not in KNOWN:
+                self.left_out[name] = describe_node(self._get(name))
+        for frame in ("obs", "var"):
+            for path, why in unlisted_columns(self.container, self.prefix + frame).items():
+                self.left_out[path.removeprefix(self.prefix)] = why
+
+    def _beside(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
+        """Take the members of obsp, varm or varp: matrices in blocks, all else whole."""
+        node = self._get(path)
+        if node is not None and is_array(node):
+            for name in node.dtype.names or ():
+                at = f"{key}/{name}"
+                self._put_beside(at, DenseRows(_Field(node, name), self._place(at)), shape)
+            return
+        for name in self._members(path):
+            self._member_beside(f"{key}/{name}", f"{path}/{name}", shape)
+
+    def _member_beside(self, key: str, path: str, shape: tuple[int | None, int | None]) -> None:
+        node = self._get(path)
+        form = attribute(node, "encoding-type")
+        numbers = is_array(node) and len(node.shape or ()) > 1 and node.dtype.kind in NUMBER_KINDS
+        if numbers or form in ("csr_matrix", "csc_matrix") or "h5sparse_format" in node.attrs:
+            rows = self._rows(path, shape[0])
+            assert rows is not None
+            self.left_out.setdefault(key, describe_node(node))
+            self._put_beside(key, rows, shape)
+        else:
+            self._whole(key, path)
+
+    def _put_beside(self, key: str, rows: RowReader, shape: tuple[int | None, int | None]) -> None:
+        if any(wanted not in (None, n) for wanted, n in zip(shape, rows.shape, strict=False)):
+            raise SourceError(
+                f"{self.container.uri}: {self.prefix}{key} has shape {rows.shape}, where {shape} was expected from the tables "
+                "of cells and features (None is any); the file does not fit together. Write it again."
+            )
+        self.left_out.setdefault(key, f"{rows.form} {rows.shape} {rows.dtype}")
+        self.matrices_beside.append(MatrixPart.of(key, rows))
+
+    def _whole(self, key: str, path: str) -> None:
+        self.left_out.setdefault(key, describe_node(self._get(path)))
+        self.elements[key] = partial(read_element, self.container, self.prefix + path)
+
+    def _unstructured(self) -> None:
+        """Take `uns`, but for what it held before there were places of its own: graphs, and categories of columns."""
+        old = [node for node in (self._get("obs"), self._get("var")) if node is not None and is_array(node)]
+        spent = {f"{name}_categories" for node in old for name in node.dtype.names or ()}
+        for name in self._members("uns"):
+            if name in spent:
+                self.left_out.setdefault(f"uns/{name}", "categories of a column")
+            elif name == "neighbors" and (graphs := self._graphs()):
+                for graph in graphs:
+                    self._member_beside(f"obsp/{graph}", f"uns/neighbors/{graph}", (self.n_cells, self.n_cells))
+                self.left_out.setdefault("uns/neighbors", describe_node(self._get("uns/neighbors")))
+                self.elements["uns/neighbors"] = partial(self._without, "uns/neighbors", graphs)
+            else:
+                self._whole(f"uns/{name}", f"uns/{name}")
+
+    def _graphs(self) -> list[str]:
+        found = [(name, self._get(f"uns/neighbors/{name}")) for name in ("connectivities", "distances")]
+        return [
+            name
+            for name, node in found
+            if node is not None
+            and (
+                len(node.shape or ()) == 2
+                if is_array(node)
+                else {"data", "indices", "indptr"} <= set(self._members(f"uns/neighbors/{name}"))
+            )
+        ]
+
+    def _without(self, path: str, names: list[str]) -> dict[str, Any]:
+        kept = [name for name in self._members(path) if name not in names]
+        return {name: read_element(self.container, f"{self.prefix}{path}/{name}") for name in kept}
+
+    def _add(self, key: str, rows: RowReader, features: str, space: str) -> None:
+        if 0 in rows.shape[1:]:
+            self.left_out[key] = "matrix without columns"
+            self.matrices_beside.append(MatrixPart.of(key, rows, features))
+        else:
+            self.matrices.append(MatrixPart.of(key, rows, features, space))
+
+    def _rows(self, path: str, n_rows: int | None = None) -> RowReader | None:
+        node = self._get(path)
+        if node is None or attribute(node, "encoding-type") == "null" or (is_array(node) and node.shape is None):
+            return None
+        place = self._place(path)
+        if is_array(node):
+            return DenseRows(node, place)
+        form = attribute(node, "encoding-type") or f"{attribute(node, 'h5sparse_format')}_matrix"
+        if form not in ("csr_matrix", "csc_matrix"):
+            if path.startswith("obsm/"):
+                return None
+            raise SourceError(
+                f"{place.uri}: {place.element} is stored as {describe_node(node)!r}; a dense array, csr_matrix or csc_matrix "
+                "can be read. Convert it, e.g. with scipy's tocsr, or remove it."
+            )
+        arrays = [self._get(f"{path}/{name}") for name in ("indptr", "indices", "data")]
+        stated = node.attrs.get("shape", node.attrs.get("h5sparse_shape"))
+        if stated is None or len(stated) != 2 or not all(is_array(a) and a.shape is not None for a in arrays):
+            raise SourceError(
+                f"{place.uri}: {place.element} lacks one of indptr, indices, data or its shape; write the file again."
+            )
+        shape = (int(stated[0]), int(stated[1]))
+        if n_rows is None and not path.startswith(("raw/varm", "raw.varm")):
+            self._check_extent(path, shape)
+        maker = CsrRows if form == "csr_matrix" else CscRows
+        return maker(SparseArrays(arrays[0], arrays[1], arrays[2], shape), place)
+
+    def _check_extent(self, path: str, shape: tuple[int, int]) -> None:
+        if shape[0] != self.n_cells or shape[1] < 0:
+            raise SourceError(
+                f"{self.container.uri}: {self.prefix}{path} has shape {shape}, but obs has {self.n_cells:,} cells; "
+                "the file does not fit together. Write it again."
+            )
+
+    def _check_shape(self, path: str, rows: RowReader, n_features: int | None) -> None:
+        embedding = path.startswith("obsm/")
+        expected = (self.n_cells, n_features) if n_features is not None else (self.n_cells, "any")
+        fits = len(rows.shape) == 2 or (embedding and len(rows.shape) > 2)
+        if not fits or rows.shape[0] != self.n_cells or (n_features is not None and rows.shape[1] != n_features):
+            raise SourceError(
+                f"{self.container.uri}: {self.prefix}{path} has shape {rows.shape}, where {expected} was expected from its "
+                "tables of cells and features; the file does not fit together. Write it again."
+            )
+
+    def _space(self) -> str:
+        for name in ("feature_types", "feature_type"):
+            node = self._get(f"var/{name}")
+            if node is not None:
+                values = read_element(self.container, f"{self.prefix}var/{name}")
+                return space_of_types({str(value) for value in set(np.asarray(values, dtype=object).tolist())})
+        return "gene_expression"
+
+
+class _Field:
+    """One field of a structured array, sliced like an array of its own."""
+
+    def __init__(self, dataset: Any, name: str) -> None:  # noqa: ANN401
+        self._dataset, self._name = dataset, name
+        inner = dataset.dtype[name]
+        self.shape = (*dataset.shape, *inner.shape)
+        self.dtype = inner.base
+
+    def __getitem__(self, rows: slice) -> Any:  # noqa: ANN401
+        return self._dataset[rows][self._name]
+
+
+class _Columns:
+    """Number columns of a stored frame, side by side."""
+
+    def __init__(self, columns: list[Any], n_rows: int) -> None:
+        self._columns = columns
+        self.shape = (n_rows, len(columns))
+        self.dtype = np.result_type(*(column.dtype for column in columns)) if columns else np.dtype(float)
+
+    def __getitem__(self, rows: slice) -> Any:  # noqa: ANN401
+        return np.stack([column[rows] for column in self._columns], axis=1)
+
+
+def _frame_rows(stored: _Stored, key: str, group: Any) -> RowReader | None:  # noqa: ANN401
+    order = columns_listed(group)
+    columns = [stored._get(f"{key}/{name}") for name in order if name != index_name(group)]
+    numeric = all(column is not None and is_array(column) and column.dtype.kind in "biuf" for column in columns)
+    n_rows = frame_length(stored.container, stored.prefix + key)
+    if not numeric or n_rows is None or any(column.shape != (n_rows,) for column in columns):
+        return None
+    stored.features[key] = partial(columns_of, order)
+    return DenseRows(_Columns(columns, n_rows), stored._place(key))
+
+
+def describe_node(node: Any) -> str:  # noqa: ANN401
+    """Say in a few words what a stored element is.
+
+    Examples
+    --------
+    >>> describe_node(None)
+    'nothing'
+    """
+    if node is None:
+        return "nothing"
+    encoding = attribute(node, "encoding-type")
+    if is_array(node):
+        shape = "" if not node.shape else f" {tuple(node.shape)}"
+        return (
+            f"{encoding or 'array'}{shape} {node.dtype}"
+            if encoding not in ("string", "string-array")
+            else encoding + shape
+        )
+    # Only of a sparse matrix does this attribute say a shape; elsewhere it is whatever the writer of the group means by it.
+    sparse = encoding in ("csr_matrix", "csc_matrix")
+    stated = node.attrs.get("shape") if sparse else None
+    shape = "" if stated is None else f" {tuple(int(n) for n in stated)}"
+    return f"{encoding or 'group'}{shape}"
+
+
+def read_object_parts(adata: "AnnData") -> SourceParts:
+    """Describe an AnnData object; nothing of it is copied, views and backed matrices are read in slices.
+
+    Raises
+    ------
+    SourceError
+        If a matrix is of a type that cannot be read by rows.
+    """
+    return _Object(adata).parts()
+
+
+class _Object:
+    def __init__(self, adata: "AnnData") -> None:
+        self.adata = adata
+        self.matrices: list[MatrixPart] = []
+        self.features: dict[str, Callable[[], pd.DataFrame]] = {"var": lambda: _plain(adata.var)}
+        self.left_out: dict[str, str] = {}
+        self.elements: dict[str, Callable[[], Any]] = {}
+        self.beside: list[MatrixPart] = []
+
+    def parts(self) -> SourceParts:
+        adata = self.adata
+        space = self._space()
+        if adata.X is not None if not adata.is_view else _has_x(adata):
+            self._add("X", self._rows("X", lambda a: a.X), "var", space)
+        for name in [key for key in adata.layers if key is not None]:
+            rows = self._rows(f"layers/{name}", partial(_item, "layers", name))
+            self._add(f"layers/{name}", rows, "var", space)
+        self._raw()
+        for name in list(adata.obsm):
+            self._embedding(name)
+        for group in ("obsp", "varm", "varp", "uns"):
+            for name, value in getattr(adata, group).items():
+                self._whole(f"{group}/{name}", value)
+        return SourceParts(
+            adata.n_obs,
+            lambda: _plain(adata.obs),
+            tuple(self.matrices),
+            self.features,
+            self.left_out,
+            others=tuple(self.beside),
+            elements=self.elements,
+        )
+
+    def _whole(self, key: str, value: Any) -> None:  # noqa: ANN401
+        self.left_out.setdefault(key, describe_value(value))
+        self.elements[key] = partial(sound, key, value)
+
+    def _raw(self) -> None:
+        raw = self.adata.raw
+        if raw is None:
+            return
+        self.features["raw/var"] = lambda: _plain(raw.var)
+        place = self._place("raw/X")
+        rows = matrix_reader(raw.X, place)
+        if rows.shape != (self.adata.n_obs, raw.n_vars):
+            raise SourceError(
+                f"raw/X has shape {rows.shape}, where {(self.adata.n_obs, raw.n_vars)} was expected; set adata.raw anew."
+            )
+        self._add("raw/X", rows, "raw/var", "gene_expression")
+        for name, value in raw.varm.items():
+            self._whole(f"raw/varm/{name}", value)
+
+    def _embedding(self, name: str) -> None:
+        import pandas as pd
+
+        key = f"obsm/{name}"
+        value = self.adata.obsm[name]
+        if isinstance(value, pd.DataFrame):
+            self.elements[key] = lambda: _plain(value)
+            plain = all(isinstance(d, np.dtype) and d.kind in "biuf" for d in value.dtypes)
+            # Truths beside numbers, and no columns at all, make a matrix of objects.
+            matrix = value.to_numpy() if plain else np.empty(0, object)
+            if matrix.dtype.kind not in NUMBER_KINDS:
+                self.left_out[key] = describe_value(value)
+                return
+            self.features[key] = partial(columns_of, [str(column) for column in value.columns])
+            self._add(key, DenseRows(matrix, self._place(key)), key, "")
+            return
+        if len(getattr(value, "shape", ())) < 2 or getattr(value, "dtype", np.dtype(object)).kind not in NUMBER_KINDS:
+            self._whole(key, value)
+            return
+        rows = self._rows(key, partial(_item, "obsm", name))
+        for candidate in (f"{name}_names", f"{name.rpartition('_')[0]}_names"):
+            names = np.asarray(self.adata.uns.get(candidate, ()))
+            if names.shape == (rows.shape[1],):
+                self.features[key] = partial(columns_of, [str(n) for n in names])
+                self.left_out[f"uns/{candidate}"] = f"names of the columns of {key}"
+                break
+        self._add(key, rows, key if key in self.features else "", "")
+
+    def _rows(self, key: str, get: Callable[[Any], Any]) -> RowReader:
+        adata, place = self.adata, self._place(key)
+        if not adata.is_view:
+            return matrix_reader(get(adata), place)
+        width = get(_slice(adata, 0, 1)).shape[1:]
+        return LazyRows(lambda start, stop: get(_slice(adata, start, stop)), (adata.n_obs, *width), place)
+
+    def _place(self, key: str) -> MatrixLocation:
+        uri = str(self.adata.filename) if self.adata.isbacked else "the AnnData in memory"
+        return MatrixLocation(uri, key, lambda row: str(self.adata.obs_names[row]))
+
+    def _add(self, key: str, rows: RowReader, features: str, space: str) -> None:
+        if 0 in rows.shape[1:]:
+            self.left_out[key] = "matrix without columns"
+            self.beside.append(MatrixPart.of(key, rows, features))
+        else:
+            self.matrices.append(MatrixPart.of(key, rows, features, space))
+
+    def _space(self) -> str:
+        for name in ("feature_types", "feature_type"):
+            if name in self.adata.var:
+                return space_of_types({str(value) for value in self.adata.var[name].unique()})
+        return "gene_expression"
+
+
+def matrix_reader(matrix: Any, place: MatrixLocation) -> RowReader:  # noqa: ANN401  (any matrix that AnnData holds)
+    """Choose the reader for a matrix in memory, in a backing file, or computed when sliced.
+
+    Raises
+    ------
+    SourceError
+        If it is none of these.
+    """
+    from scipy.sparse import issparse
+
+    if bool(issparse(matrix)):
+        matrix = matrix if matrix.format in ("csr", "csc") else matrix.tocsr()
+        maker = CsrRows if matrix.format == "csr" else CscRows
+        return maker(SparseArrays(matrix.indptr, matrix.indices, matrix.data, matrix.shape), place)
+    group = getattr(matrix, "group", None)
+    if group is not None and getattr(matrix, "format", "") in ("csr", "csc"):
+        maker = CsrRows if matrix.format == "csr" else CscRows
+        shape = (int(matrix.shape[0]), int(matrix.shape[1]))
+        return maker(SparseArrays(group["indptr"], group["indices"], group["data"], shape), place)
+    if isinstance(matrix, np.ndarray) or type(matrix).__module__.partition(".")[0] in ("h5py", "zarr"):
+        return DenseRows(matrix, place)
+    if hasattr(matrix, "compute"):
+        return LazyRows(lambda start, stop: matrix[start:stop].compute(), tuple(matrix.shape), place)
+    raise SourceError(
+        f"{place.uri}: {place.element} is a {type(matrix).__module__}.{type(matrix).__qualname__}; NumPy arrays, SciPy CSR "
+        "and CSC matrices, backed matrices and dask arrays can be read. Convert it first."
+    )
+
+
+def sound(key: str, value: Any) -> Any:  # noqa: ANN401  (any element that AnnData knows)
+    """Return an element with dask arrays computed and sparse matrices checked, also within mappings.
+
+    SciPy looks only when it must at whether the parts of a matrix fit together.
+
+    Raises
+    ------
+    SourceError
+        Naming the one that does not.
+
+    Examples
+    --------
+    >>> sound("uns/n", 3)
+    3
+    """
+    from scipy.sparse import issparse
+
+    if isinstance(value, Mapping):
+        return {name: sound(f"{key}/{name}", inner) for name, inner in value.items()}
+    if type(value).__module__.partition(".")[0] == "dask":
+        value = value.compute()
+    if bool(issparse(value)) and value.format in ("csr", "csc"):
+        shape = value.shape if value.format == "csr" else value.shape[::-1]
+        if len(value.data) != len(value.indices) or not entries_fit(value.indptr, value.indices, shape):
+            raise SourceError(
+                f"{key} is a sparse matrix whose pointers, indices, values and shape {value.shape} do not fit together; "
+                "make it anew from its rows, columns and values."
+            )
+    return value
+
+
+def describe_value(value: Any) -> str:  # noqa: ANN401
+    """Say in a few words what an element in memory is.
+
+    Examples
+    --------
+    >>> describe_value(np.zeros((2, 3)))
+    'ndarray (2, 3) float64'
+    """
+    shape = "" if not isinstance(getattr(value, "shape", None), tuple) else f" {value.shape}"
+    dtype = f" {value.dtype}" if isinstance(getattr(value, "dtype", None), np.dtype) else ""
+    return f"{type(value).__name__}{shape}{dtype}"
+
+
+def _item(group: str, name: str, adata: Any) -> Any:  # noqa: ANN401
+    return getattr(adata, group)[name]
+
+
+def _has_x(adata: "AnnData") -> bool:
+    return _slice(adata, 0, 1).X is not None
+
+
+def _slice(view: Any, start: int, stop: int) -> Any:  # noqa: ANN401
+    """Take rows of a view; a view of a backed object cannot be sliced by anndata 0.12, so what it views is."""
+    if not view.isbacked:
+        return view[start:stop]
+    whole = view._adata_ref
+    return whole[np.arange(whole.n_obs)[view._oidx][start:stop], view._vidx]
+
+
+def _plain(frame: Any) -> "pd.DataFrame":  # noqa: ANN401  (a view's frame is of a subclass)
+    import pandas as pd
+
+    return pd.DataFrame(frame)

@@ -14,20 +14,20 @@ from raggedatlas.formats.anndata.checking import Check, Checker, declared_encodi
 from raggedatlas.formats.anndata.checks_anndata import check_anndata, check_raw_element
 from raggedatlas.formats.anndata.checks_arrays import (
     check_array,
+    check_awkward,
     check_dict,
     check_number,
+    check_sparse,
     check_string,
     check_string_array,
 )
-from raggedatlas.formats.anndata.checks_awkward import check_awkward
-from raggedatlas.formats.anndata.checks_columns import (
+from raggedatlas.formats.anndata.checks_frames import (
     check_categorical,
+    check_frame,
     check_nullable_boolean,
     check_nullable_integer,
     check_nullable_string,
 )
-from raggedatlas.formats.anndata.checks_frames import check_frame
-from raggedatlas.formats.anndata.checks_sparse import check_sparse
 from raggedatlas.formats.anndata.file_tree import Node, open_tree
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.containers import readable

@@ -33,7 +33,7 @@ from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.cxg.tiledb_arrays import import_tiledb, open_array
 from raggedatlas.formats.modalities import as_anndata, split_modalities
 from raggedatlas.formats.registry import open_sink
-from raggedatlas.testing.cxgs import FORMS, set_meta, write_cxg
+from raggedatlas.testing.cxg_files import FORMS, set_meta, write_cxg
 
 MEMORY = 6 << 30
 """Bytes of address space of a process that looks at a damaged CXG."""

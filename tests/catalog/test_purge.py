@@ -20,10 +20,9 @@ from raggedatlas.catalog.datasets import purged, read_records
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.location import Location
-from raggedatlas.testing.annotated import small_anndata
-from raggedatlas.testing.atlases import write_dataset
-from raggedatlas.testing.geometry import cloud
+from raggedatlas.testing.atlases import small_anndata, write_dataset
 from raggedatlas.testing.processes import started
+from raggedatlas.testing.spatial import cloud
 
 Dying = Callable[[int], contextlib.AbstractContextManager[list[str]]]
 Two = tuple[Catalog, str, str]

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.cli.verbs import app
-from raggedatlas.testing.annotated import small_anndata
+from raggedatlas.cli.commands import app
+from raggedatlas.testing.atlases import small_anndata
 
 
 def ask(*words: object) -> Any:

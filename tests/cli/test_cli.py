@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from raggedatlas import __version__
 from raggedatlas.cli import printing
+from raggedatlas.cli.commands import app
 from raggedatlas.cli.options import pairs, version_of
 from raggedatlas.cli.printing import fit_widths, plain, printable, text_of
-from raggedatlas.cli.verbs import app
 
 Ask = Callable[..., Any]
 

@@ -11,8 +11,8 @@ import pytest
 import zarr
 from typer.testing import CliRunner
 
-from raggedatlas.cli.verbs import app
-from raggedatlas.testing.annotated import small_anndata
+from raggedatlas.cli.commands import app
+from raggedatlas.testing.atlases import small_anndata
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(

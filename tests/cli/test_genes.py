@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import raggedatlas as ra
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 
 HGNC = Path("tests/data/gene_tables/hgnc_complete_set_extract.txt")
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from raggedatlas.cli.verbs import app
-from raggedatlas.testing.modelled import Modelled, make_modelled
+from raggedatlas.cli.commands import app
+from raggedatlas.testing.atlases import Modelled, make_modelled
 
 
 def ask(*words: object) -> Any:

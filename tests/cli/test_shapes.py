@@ -11,8 +11,8 @@ import pytest
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-from raggedatlas.cli.verbs import app
-from raggedatlas.testing.slides import make_slide
+from raggedatlas.cli.commands import app
+from raggedatlas.testing.spatial import make_slide
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.writer import write
 

@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 from typer.testing import CliRunner
 
 from raggedatlas import RaggedAtlas, ResultDataset
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 
 MODEL = """
 import numpy as np

@@ -18,12 +18,11 @@ from typer.testing import CliRunner
 
 import raggedatlas as ra
 import raggedatlas.verbs
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.query.query import Query
-from raggedatlas.testing.annotated import small_anndata
-from raggedatlas.testing.geometry import spots
-from raggedatlas.testing.modelled import write_results
+from raggedatlas.testing.atlases import small_anndata, write_results
+from raggedatlas.testing.spatial import spots
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.writer import write
 

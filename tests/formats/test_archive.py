@@ -11,7 +11,7 @@ import pytest
 
 from raggedatlas.errors import CorruptError
 from raggedatlas.formats.archive import TREE, pack, unpack
-from raggedatlas.testing.wholes import assert_equal
+from raggedatlas.testing.anndata_strategies import assert_equal
 
 ELEMENTS = {
     "uns/note": {"text": "kept " * 20, "numbers": np.arange(20)},

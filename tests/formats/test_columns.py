@@ -22,7 +22,7 @@ from raggedatlas.formats.element_writer import plain_text, write_element, write_
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.model.tables import Column, ColumnTable, Texts, arrow_table
-from raggedatlas.testing.anndatas import make_obs
+from raggedatlas.testing.anndata_strategies import make_obs
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(

@@ -20,9 +20,8 @@ from raggedatlas.formats.copying import copy
 from raggedatlas.formats.modalities import read, select_modalities
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.tables import Column, ColumnTable, Texts
-from raggedatlas.testing.anndatas import assert_same
-from raggedatlas.testing.effort import examples
-from raggedatlas.testing.wholes import assert_equal, wholes
+from raggedatlas.testing.anndata_strategies import assert_equal, assert_same, wholes
+from raggedatlas.testing.hypothesis_profile import examples
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(

@@ -23,9 +23,8 @@ from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaEr
 from raggedatlas.formats.anndata import validate
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.testing.anndatas import anndatas, assert_same, assert_same_matrix
-from raggedatlas.testing.effort import examples
-from raggedatlas.testing.wholes import assert_equal
+from raggedatlas.testing.anndata_strategies import anndatas, assert_equal, assert_same, assert_same_matrix
+from raggedatlas.testing.hypothesis_profile import examples
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.formats.anndata import Element, inspect
-from raggedatlas.testing.damaged import FORMS, Form, damage, write_good
+from raggedatlas.testing.anndata_faults import FORMS, Form, damage, write_good
 
 
 def all_of(element: Element) -> list[Element]:

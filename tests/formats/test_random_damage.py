@@ -18,8 +18,7 @@ from raggedatlas.formats.anndata import Limits, repair, validate
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_source
 from raggedatlas.store.executors import spawned
-from raggedatlas.testing.damaged import AWKWARD_FORM, FORMS, Form, damage, put, texts, write_good
-from raggedatlas.testing.damages import _element
+from raggedatlas.testing.anndata_faults import AWKWARD_FORM, FORMS, Form, _element, damage, put, texts, write_good
 from raggedatlas.testing.random_damage import array, attribute, attributes, member, read_by_anndata, read_by_us
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from raggedatlas.errors import DuplicateError, NotFoundError, StoreError
 from raggedatlas.formats.anndata import fixes, validate
 from raggedatlas.formats.anndata.fixes import FIXES, repair
-from raggedatlas.testing.damaged import FORMS, Form, damage, put, write_good
-from raggedatlas.testing.effort import examples
+from raggedatlas.testing.anndata_faults import FORMS, Form, damage, put, write_good
+from raggedatlas.testing.hypothesis_profile import examples
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The '(future.infer_string|mode.chained_assignment)' option:DeprecationWarning"

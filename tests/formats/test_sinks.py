@@ -21,7 +21,7 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import Sink, SinkMatrix
 from raggedatlas.model.frames import arrow_to_frame
-from raggedatlas.testing.effort import examples
+from raggedatlas.testing.hypothesis_profile import examples
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(

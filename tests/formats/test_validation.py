@@ -11,8 +11,7 @@ from raggedatlas import RaggedAtlas
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.anndata import RULES, Problem, repair, validate
 from raggedatlas.formats.anndata.fixes import FIXES
-from raggedatlas.testing.damaged import FORMS, Damage, Form, damage, write_good
-from raggedatlas.testing.damages import DAMAGES
+from raggedatlas.testing.anndata_faults import DAMAGES, FORMS, Damage, Form, damage, write_good
 
 Goods = dict[tuple[Form, bool], Path]
 

@@ -24,9 +24,19 @@ from raggedatlas.formats.anndata.checks_arrays import check_sparse
 from raggedatlas.formats.anndata.file_tree import Node
 from raggedatlas.formats.anndata.rules import rules_page
 from raggedatlas.formats.copying import copy
-from raggedatlas.testing.anndatas import anndatas
-from raggedatlas.testing.damaged import FORMS, Form, damage, declare, frame, open_for_writing, put, texts, write_good
-from raggedatlas.testing.effort import examples
+from raggedatlas.testing.anndata_faults import (
+    FORMS,
+    Form,
+    damage,
+    declare,
+    frame,
+    open_for_writing,
+    put,
+    texts,
+    write_good,
+)
+from raggedatlas.testing.anndata_strategies import anndatas
+from raggedatlas.testing.hypothesis_profile import examples
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -19,7 +19,7 @@ from raggedatlas.formats import element_writer
 from raggedatlas.formats.anndata import validate
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink
-from raggedatlas.testing.wholes import assert_equal
+from raggedatlas.testing.anndata_strategies import assert_equal
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
 pytestmark = pytest.mark.filterwarnings(

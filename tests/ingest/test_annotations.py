@@ -35,7 +35,7 @@ from raggedatlas.ingest.annotations import UidIndex
 from raggedatlas.model.annotations import ANNOTATION_KEY, annotation_columns
 from raggedatlas.model.ids import new_uids
 from raggedatlas.store.tables import Tables
-from raggedatlas.testing.annotated import small_anndata
+from raggedatlas.testing.atlases import small_anndata
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from raggedatlas.model.pointers import GeometryPointer, PointerKind, pointer_col
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_file
-from raggedatlas.testing.slides import Slide, make_slide
+from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.builder import make_geometry
 from raggedatlas.vectors.shapes import Shapes, take_objects
 from raggedatlas.vectors.writer import write

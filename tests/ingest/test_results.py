@@ -22,9 +22,7 @@ from raggedatlas.errors import (
 )
 from raggedatlas.ingest import results as result_index
 from raggedatlas.query import search
-from raggedatlas.testing.annotated import small_anndata
-from raggedatlas.testing.modelled import Modelled, make_modelled, write_results
-from raggedatlas.testing.npy_runs import npy_run
+from raggedatlas.testing.atlases import Modelled, make_modelled, npy_run, small_anndata, write_results
 
 
 @pytest.fixture(scope="session")

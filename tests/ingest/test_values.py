@@ -14,7 +14,14 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import SchemaError, SourceError, ValuesError
 from raggedatlas.ingest import content_hash
 from raggedatlas.ingest.values import scan_integers
-from raggedatlas.testing.anndatas import DTYPES, anndatas, assert_same, assert_same_matrix, in_form, make_values
+from raggedatlas.testing.anndata_strategies import (
+    DTYPES,
+    anndatas,
+    assert_same,
+    assert_same_matrix,
+    in_form,
+    make_values,
+)
 
 
 def simple(x, **layers) -> ad.AnnData:  # noqa: ANN001

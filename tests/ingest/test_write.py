@@ -19,7 +19,7 @@ from raggedatlas.errors import AtlasError, DuplicateError, SourceError, StoreErr
 from raggedatlas.ingest import commit
 from raggedatlas.store import location
 from raggedatlas.store.tables import Tables
-from raggedatlas.testing.anndatas import assert_same
+from raggedatlas.testing.anndata_strategies import assert_same
 
 
 def plain(seed: int = 0, n: int = 12) -> ad.AnnData:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import raggedatlas as ra
 from raggedatlas.catalog.genes import put_tables
 from raggedatlas.catalog.orthologs import find_orthologs
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.genes import ORTHOLOGS_SCHEMA, GeneTable, GeneTableInfo
 

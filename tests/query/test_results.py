@@ -10,8 +10,7 @@ import pytest
 
 from raggedatlas import AtlasView, Loader
 from raggedatlas.errors import NotFoundError, QueryError
-from raggedatlas.testing.annotated import small_anndata
-from raggedatlas.testing.modelled import Modelled, make_modelled, write_results
+from raggedatlas.testing.atlases import Modelled, make_modelled, small_anndata, write_results
 
 FORMS = {"z": "space", "v": "vector"}
 

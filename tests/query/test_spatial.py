@@ -13,7 +13,7 @@ from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, Source
 from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
 from raggedatlas.query.meeting import shapes_meet_box, simplices_meet_box
 from raggedatlas.store.filters import col
-from raggedatlas.testing.slides import Slide, make_slide
+from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.shapes import Shapes
 
 BOUNDARY = "segmentation_boundary"

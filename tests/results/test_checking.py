@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import raggedatlas as ra
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.results.folder import CHECKSUMS
 from raggedatlas.results.validation import validate_results

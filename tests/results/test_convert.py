@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raggedatlas import InferenceDataSet, ResultDataset, ResultDatasetWriter, convert_results, load_results_dataset
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import (
     AtlasError,
     CorruptError,
@@ -24,7 +24,7 @@ from raggedatlas.errors import (
     StoreError,
 )
 from raggedatlas.results import convert, fragments, npy_results
-from raggedatlas.testing.npy_runs import npy_run
+from raggedatlas.testing.atlases import npy_run
 
 
 def bits(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Any:

@@ -21,7 +21,7 @@ from raggedatlas.errors import CorruptError, NotFoundError, RowIndexError, RowTy
 from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.folder import find_results
 from raggedatlas.results.tensors import import_torch
-from raggedatlas.testing.npy_runs import npy_run
+from raggedatlas.testing.atlases import npy_run
 
 GENERATIONS = ["0.2", "0.3", "0.6"]
 IDS = [30, 4, 11, 7, 100, 2]

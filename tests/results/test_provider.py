@@ -14,7 +14,7 @@ from raggedatlas import DataProvider, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, RowIndexError, SourceError
 from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.provider import NanMode, prepare
-from raggedatlas.testing.npy_runs import npy_run
+from raggedatlas.testing.atlases import npy_run
 
 N = 30
 VALUES = np.random.default_rng(0).standard_normal((N, 4)).astype(np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import CorruptError
-from raggedatlas.testing.geometry import by_kind, corners_of, rows_of, walk
+from raggedatlas.testing.spatial import by_kind, corners_of, rows_of, walk
 from raggedatlas.vectors.converters.content import decode_categories
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Shapes

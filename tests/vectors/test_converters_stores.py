@@ -13,7 +13,7 @@ import shapely
 from click.testing import Result
 from typer.testing import CliRunner
 
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError
 from raggedatlas.vectors.builder import ChunkingOptions
 from raggedatlas.vectors.converters.content import Content, decode_categories

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raggedatlas.testing.geometry import EDGE, mesh, walk
+from raggedatlas.testing.spatial import EDGE, mesh, walk
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.validation.validator import validate
 from raggedatlas.vectors.writer import write

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.testing.geometry import ALL, EDGE
+from raggedatlas.testing.spatial import ALL, EDGE
 from raggedatlas.vectors import inspect
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.inspection import is_geometry_store

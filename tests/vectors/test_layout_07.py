@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from raggedatlas.errors import CorruptError, SourceError
-from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
+from raggedatlas.testing.spatial import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, tree, walk
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import CrossLinks, Geometry
 from raggedatlas.vectors.reader import open_vectors

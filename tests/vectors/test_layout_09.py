@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from raggedatlas.errors import CorruptError, SourceError
-from raggedatlas.testing.geometry import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
+from raggedatlas.testing.spatial import ALL, EDGE, cloud, corners_of, graph, mesh, paths, rows_of, spots, walk
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.geometry import CrossLinks
 from raggedatlas.vectors.reader import open_vectors

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import QueryError
-from raggedatlas.testing.geometry import (
+from raggedatlas.testing.spatial import (
     EDGE,
     by_kind,
     corners_of,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.store.location import Location
-from raggedatlas.testing.geometry import (
+from raggedatlas.testing.spatial import (
     ALL,
     EDGE,
     cloud,

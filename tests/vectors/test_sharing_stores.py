@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.testing.geometry import ALL, EDGE
+from raggedatlas.testing.spatial import ALL, EDGE
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.reader import VectorStore, open_vectors
 from raggedatlas.vectors.shapes import Shapes

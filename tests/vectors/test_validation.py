@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.errors import NotFoundError, SourceError
-from raggedatlas.testing.geometry import ALL, EDGE
+from raggedatlas.testing.spatial import ALL, EDGE
 from raggedatlas.vectors import writer as writing
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry

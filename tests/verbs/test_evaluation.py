@@ -13,7 +13,7 @@ from raggedatlas import ResultDataset
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.verbs import infer
 from raggedatlas.verbs import test as evaluate
-from raggedatlas.verbs.scores import ClassSums, NumberSums, scores_of
+from raggedatlas.verbs.evaluation import ClassSums, NumberSums, scores_of
 
 
 def logits(X: Any) -> Any:

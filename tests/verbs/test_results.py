@@ -8,7 +8,7 @@ import pytest
 
 from raggedatlas import ResultDataset, verbs
 from raggedatlas.errors import NotFoundError
-from raggedatlas.testing.modelled import make_modelled, write_results
+from raggedatlas.testing.atlases import make_modelled, write_results
 from raggedatlas.verbs import lookup, make_view, save_to_database
 
 

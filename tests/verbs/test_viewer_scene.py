@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
+from raggedatlas.verbs.viewer.arrow_streams import column_part, ids_part, numbers_part, points_part
 from raggedatlas.verbs.viewer.columns import MOST_CATEGORIES, read_column
 from raggedatlas.verbs.viewer.palette import CATEGORICAL
-from raggedatlas.verbs.viewer.parts import column_part, ids_part, numbers_part, points_part
 from raggedatlas.verbs.viewer.scene import Look, Scene, make_scene, project
 
 names = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True)

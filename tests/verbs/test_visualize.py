@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import raggedatlas as ra
 from raggedatlas.catalog.catalog import CELLS as CELL_TABLE
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, FeatureError, NotFoundError, QueryError
 from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.dataset import ResultDataset

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raggedatlas.testing.buckets import Remote
-from raggedatlas.testing.proxy import FaultyProxy
+from raggedatlas.testing.object_store import FaultyProxy, Remote
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.checks import is_note
 from raggedatlas.errors import ConflictError
-from raggedatlas.testing.anndatas import assert_same
+from raggedatlas.testing.anndata_strategies import assert_same
 from raggedatlas.testing.processes import started
 
 WRITERS, EACH = 4, 4

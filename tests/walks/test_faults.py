@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import raggedatlas as ra
-from raggedatlas.testing.annotated import GENES, small_anndata
-from raggedatlas.testing.buckets import Remote
+from raggedatlas.testing.atlases import GENES, small_anndata
+from raggedatlas.testing.object_store import Remote
 
 pytestmark = pytest.mark.s3
 

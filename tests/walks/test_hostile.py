@@ -20,7 +20,7 @@ import raggedatlas as ra
 from raggedatlas.catalog.catalog import CELLS, DATASETS
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.query.query import Query
-from raggedatlas.testing.annotated import small_anndata
+from raggedatlas.testing.atlases import small_anndata
 
 NASTY = [
     "x' OR 1=1 --",

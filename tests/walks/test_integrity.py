@@ -21,8 +21,8 @@ from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice
-from raggedatlas.testing.annotated import GENES, small_anndata
-from raggedatlas.testing.mutations import digest, run_campaign
+from raggedatlas.testing.atlases import GENES, small_anndata
+from raggedatlas.testing.mutation_campaign import digest, run_campaign
 
 N_CELLS = 40
 

@@ -16,7 +16,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.checks import is_note
 from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.options import STEPS
-from raggedatlas.testing.anndatas import assert_same
+from raggedatlas.testing.anndata_strategies import assert_same
 
 FILE = "pbmc68k_reduced.h5ad"
 POINTS = (

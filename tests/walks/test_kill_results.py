@@ -17,7 +17,7 @@ from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.results import RESULT_STEPS
 from raggedatlas.model.results import result_columns
-from raggedatlas.testing.modelled import Modelled, make_modelled
+from raggedatlas.testing.atlases import Modelled, make_modelled
 from raggedatlas.testing.processes import started
 
 POINTS = [*((step, "space") for step in RESULT_STEPS), ("column", "vector"), ("record", "vector")]
@@ -121,7 +121,7 @@ def test_two_processes_lose_nothing(tmp_path: Path) -> None:
     atlas = own.open()
     names = [["z0", "v0", "both"], ["z1", "v1", "both"]]
     place = [str(own.folder / "atlas"), str(own.folder / "z")]
-    from raggedatlas.testing.annotated import small_anndata
+    from raggedatlas.testing.atlases import small_anndata
 
     with ExitStack() as stack:
         processes = [

@@ -6,7 +6,7 @@ import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.query.identity import FeatureIdentity
-from raggedatlas.testing.killing import CALLS, Campaign
+from raggedatlas.testing.kill_campaign import CALLS, Campaign
 
 READING = {"open", "checkout", "checkout_latest", "query", "explain", "history", "orthologs", "status", "tables"}
 

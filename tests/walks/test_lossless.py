@@ -10,7 +10,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import CorruptError
 from raggedatlas.formats.modalities import as_anndata, split_modalities
 from raggedatlas.formats.registry import open_source
-from raggedatlas.testing.wholes import assert_equal
+from raggedatlas.testing.anndata_strategies import assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

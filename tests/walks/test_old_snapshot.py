@@ -15,7 +15,7 @@ from raggedatlas.catalog.maintenance import gc
 from raggedatlas.catalog.optimize import KEEP, optimize
 from raggedatlas.catalog.snapshots import list_versions
 from raggedatlas.store.location import Location
-from raggedatlas.testing.annotated import GENES, small_anndata
+from raggedatlas.testing.atlases import GENES, small_anndata
 
 EIGHT_DAYS = timedelta(days=8)
 LATER = KEEP - EIGHT_DAYS

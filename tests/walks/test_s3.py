@@ -11,9 +11,8 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.catalog.checks import is_note
 from raggedatlas.errors import StoreError
-from raggedatlas.testing.annotated import GENES, small_anndata
-from raggedatlas.testing.buckets import Remote
-from raggedatlas.testing.proxy import FaultyProxy
+from raggedatlas.testing.atlases import GENES, small_anndata
+from raggedatlas.testing.object_store import FaultyProxy, Remote
 
 pytestmark = [
     pytest.mark.s3,

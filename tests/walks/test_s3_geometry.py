@@ -11,12 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, NotFoundError, SourceError
 from raggedatlas.store.location import Location
-from raggedatlas.testing.buckets import Remote
-from raggedatlas.testing.geometry import ALL
-from raggedatlas.testing.slides import make_slide
+from raggedatlas.testing.object_store import Remote
+from raggedatlas.testing.spatial import ALL, make_slide
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.inspection import inspect

@@ -11,7 +11,7 @@ import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.ingest.transcripts import transcripts_to_counts
-from raggedatlas.testing.slides import Slide, make_slide
+from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.pyramid import make_pyramid
 from raggedatlas.vectors.shapes import Shapes

@@ -23,8 +23,7 @@ from hypothesis.stateful import (
 import raggedatlas as ra
 from raggedatlas.catalog.checks import is_note
 from raggedatlas.errors import DuplicateError
-from raggedatlas.testing.annotated import GENES, small_anndata
-from raggedatlas.testing.modelled import write_results
+from raggedatlas.testing.atlases import GENES, small_anndata, write_results
 
 Model = dict[str, Any]
 

@@ -25,9 +25,8 @@ from raggedatlas.ingest.options import AddChoices
 from raggedatlas.loader.options import LoaderChoices
 from raggedatlas.loader.splits import Split, split_loader
 from raggedatlas.query.dataset import Dataset
-from raggedatlas.testing.annotated import GENES, small_anndata
-from raggedatlas.testing.geometry import spots
-from raggedatlas.testing.modelled import write_results
+from raggedatlas.testing.atlases import GENES, small_anndata, write_results
+from raggedatlas.testing.spatial import spots
 from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters.convert import Conversion, convert, read_file
 from raggedatlas.vectors.reader import open_vectors

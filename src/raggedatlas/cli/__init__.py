@@ -2,7 +2,7 @@
 
 import sys
 
-from raggedatlas.cli.starting import import_verb, put_off_pandas, quicken
+from raggedatlas.cli.startup import import_verb, put_off_pandas, quicken
 
 
 def main() -> None:

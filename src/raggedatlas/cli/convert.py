@@ -1,22 +1,128 @@
-"""The verb ``convert``: from one file format into another, without an atlas."""
+"""Options of ``convert`` for files and stores of geometry, and the conversion itself."""
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from raggedatlas.cli.app import BUILD, app
-from raggedatlas.cli.cxg import AsCxg, tell_losses
-from raggedatlas.cli.geometry import Shaped, convert_geometry, is_geometry
-from raggedatlas.cli.options import unfold
-from raggedatlas.cli.parameters import AsJson, Words, many, one
-from raggedatlas.cli.printing import progress, show, show_json
-from raggedatlas.cli.query import Overwrite
+from raggedatlas.cli.options import AsCxg, AsJson, Overwrite, Words, many, one, pairs, tell_losses, unfold
+from raggedatlas.cli.printing import progress, say, show, show_json
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
     from raggedatlas.model.contracts import Sink
+    from raggedatlas.vectors.converters.convert import Conversion
+    from raggedatlas.vectors.pyramid import PyramidOptions
+
+ENDINGS = (
+    ".zv", ".csv", ".tsv", ".parquet", ".xyz", ".swc", ".obj", ".ply", ".stl", ".trx", ".trk", ".tck", ".graphml",
+    ".edgelist", ".geojson", ".geoparquet", ".precomputed",
+)  # fmt: skip
+"""Endings by which files of geometry are told from tables of cells, without loading what reads them."""
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """How geometry is converted."""
+
+    format_in: Annotated[str | None, one("FORMAT", "Geometry: what the source is", "--from")] = None
+    format_out: Annotated[
+        str | None,
+        one("FORMAT", "Geometry: what to write, e.g. swc-folder, spatialdata, precomputed-meshes, store", "--to"),
+    ] = None
+    options: Annotated[
+        Words,
+        many("KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"),
+    ] = field(default_factory=list)
+    writing: Annotated[
+        Words,
+        many("KEY=VALUE", "Geometry: for the writer, e.g. annotation_type=ELLIPSOID or depth=2", "--write-option"),
+    ] = field(default_factory=list)
+    level: Annotated[
+        int | None, typer.Option(min=0, help="Geometry: which level of a store becomes a file.", show_default="0")
+    ] = None
+    layout: Annotated[Literal["0.9", "0.7"], typer.Option(help="Geometry: layout of a store.")] = "0.9"
+    chunk_shape: Annotated[
+        str | None,
+        one("X,Y,...", "Geometry: edges of a chunk, world units", default="by the data"),
+    ] = None
+    levels: Annotated[int, typer.Option(min=0, help="Geometry: how many coarser levels a store gets.")] = 0
+    factor: Annotated[float, typer.Option(help="Geometry: how many times fewer vertices each level has.")] = 8.0
+    sparsity: Annotated[float, typer.Option(help="Geometry: share of the objects that each level keeps.")] = 1.0
+    level_links: Annotated[
+        Literal["none", "implicit", "explicit"], typer.Option(help="Geometry: links between levels.")
+    ] = "none"
+
+    def conversion(self, *, strict: bool, overwrite: bool) -> "Conversion":
+        """Give how to convert."""
+        from raggedatlas.vectors.builder import ChunkingOptions
+        from raggedatlas.vectors.converters.convert import Conversion
+
+        options: dict[str, object] = dict(pairs(self.options, "--option"))
+        for key in ("axes", "columns"):
+            if key in options:
+                options[key] = str(options[key]).split(",")
+        return Conversion(
+            self.format_in,
+            self.format_out,
+            options,
+            self.level,
+            self.layout,
+            self._steps(),
+            ChunkingOptions(chunk_shape=self._chunk_shape(), cross_level_storage=self.level_links),
+            strict,
+            overwrite,
+            {key: _value(text) for key, text in pairs(self.writing, "--write-option").items()},
+        )
+
+    def _steps(self) -> "PyramidOptions | None":
+        from raggedatlas.vectors.pyramid import PyramidOptions
+
+        return PyramidOptions(self.levels, self.factor, sparsity=self.sparsity) if self.levels else None
+
+    def _chunk_shape(self) -> tuple[float, ...] | None:
+        if self.chunk_shape is None:
+            return None
+        try:
+            return tuple(float(part) for part in self.chunk_shape.split(","))
+        except ValueError:
+            raise typer.BadParameter("expected numbers, e.g. 100,100,50", param_hint="--chunk-shape") from None
+
+
+def _value(text: str) -> object:
+    """Read a number or a truth value; anything else is text."""
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if text.lstrip("-").isdecimal() else text
+
+
+def is_geometry(source: str, target: str, shaped: Shaped) -> bool:
+    """Tell whether a conversion is one of geometry: by a format that is named, an ending, or what a folder is."""
+    if shaped.format_in or shaped.format_out or ("://" in source + target and "precomputed://" in (source + target)):
+        return True
+    if any(Path(path.rstrip("/")).suffix.lower() in ENDINGS for path in (source, target)):
+        return True
+    if not (Path(source) / "zarr.json").is_file():
+        return False
+    from raggedatlas.vectors.converters.convert import is_store
+
+    return is_store(source)
+
+
+def convert_geometry(source: str, target: str, how: "Conversion", *, as_json: bool) -> None:
+    """Convert, and tell what was lost."""
+    from raggedatlas.vectors.converters.convert import convert
+
+    losses = convert(source, target, how)
+    if as_json:
+        show_json({"path": target, "losses": losses})
+        return
+    for loss in losses:
+        say(f"lost: {loss}" if not loss.startswith("rounded: ") else loss)
+    show(f"Wrote {target}")
+
 
 NONE = "none"
 
@@ -151,3 +257,62 @@ def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -
     if multimodal and Path(target).suffix == ".zarr":
         options["multimodal"] = True
     return open_sink(target, **options)
+
+
+Kept = Literal["same", "unique", "first", "only"]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How files are joined; the fields are arguments of `raggedatlas.concat`."""
+
+    join: Annotated[
+        Literal["inner", "outer"], typer.Option(help="Keep features, layers and columns that all files have, or any.")
+    ] = "inner"
+    merge: Annotated[Kept | None, typer.Option(help="What to keep of var, varm and varp.", show_default="nothing")] = (
+        None
+    )
+    uns_merge: Annotated[Kept | None, typer.Option(help="What to keep of uns.", show_default="nothing")] = None
+    label: Annotated[str | None, one("COLUMN", "Write the key of each cell's file into a column of obs", "--label")] = (
+        None
+    )
+    keys: Annotated[Words, many("KEY", "Key of a file, in their order; else 0, 1, ...", "--key")] = field(
+        default_factory=list
+    )
+    index_unique: Annotated[
+        str | None, one("TEXT", "Put TEXT and the key of its file behind each cell's name", "--index-unique")
+    ] = None
+    fill_value: Annotated[
+        float | None,
+        one("NUMBER", "What stands for what a file lacks", default="0 in sparse matrices, NaN in dense ones"),
+    ] = None
+    modality: Annotated[str | None, typer.Option(help="Take one modality of several.", show_default=False)] = None
+
+
+@app.command(
+    rich_help_panel=BUILD,
+    epilog="Example: raggedatlas concat a.h5ad b.zarr -o both.h5ad --join outer --label batch --key a --key b",
+)
+@unfold
+def concat(
+    sources: Annotated[
+        list[str], typer.Argument(help="h5ad, AnnData zarr, CXG, 10x h5, Market-matrix folders.", show_default=False)
+    ],
+    *,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="A .h5ad, .zarr, .h5mu or .cxg.", show_default=False)
+    ],
+    joined: Joined,
+    written: Written,
+    as_json: AsJson = False,
+) -> None:
+    """Write the cells of several files into one, in bounded memory, with the result of anndata.concat."""
+    from raggedatlas.formats.concat import concat as write
+
+    how = {**vars(joined), "keys": joined.keys or None}
+    with progress(f"write {output}") as callback:
+        made = write(sources, sink_of(output, written.options()), progress=callback, **how)
+    if as_json:
+        show_json({"path": made})
+    else:
+        show(f"Wrote {made}")

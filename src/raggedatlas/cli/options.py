@@ -1,25 +1,180 @@
-"""Options that verbs share, as frozen dataclasses that are unfolded into a command's parameters."""
+"""Options of typer in the forms that verbs share: one value, or many."""
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.parameters import AsJson, Strict, Words, many, one
-from raggedatlas.cli.shapes import geometry_names
+from raggedatlas.cli.printing import say
+from raggedatlas.errors import UnknownValueWarning
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from raggedatlas.atlas import AtlasView, RaggedAtlas
     from raggedatlas.catalog.catalog import Catalog
+    from raggedatlas.formats.cxg.options import ConversionLoss
     from raggedatlas.query.query import Query
     from raggedatlas.store.location import Location
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+Words = list[str]
+"""The values of an option that is given many times."""
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+"""How a verb is told to print for scripts."""
+
+
+def one(metavar: str | None, text: str, *names: str, default: str | bool = False) -> Any:  # noqa: ANN401 - an option of typer
+    """Return an option that takes one value; `default` says in the help what stands for none.
+
+    Examples
+    --------
+    >>> one("NAME", "Of a file", "--name", "-n").metavar
+    'NAME'
+    """
+    return typer.Option(*names, metavar=metavar, help=f"{text}.", show_default=default)
+
+
+def subject(metavar: str, text: str) -> Any:  # noqa: ANN401 - an argument of typer
+    """Return the argument that says what a verb works on.
+
+    Examples
+    --------
+    >>> subject("FILE", "A file").help
+    'A file.'
+    """
+    return typer.Argument(metavar=metavar, help=f"{text}.", show_default=False)
+
+
+def many(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN401 - an option of typer
+    """Return an option that may be given many times, whose values are `Words`.
+
+    Examples
+    --------
+    >>> many("NAME", "Keep a column").help
+    'Keep a column; repeatable.'
+    """
+    return one(metavar, f"{text}; repeatable", *names)
+
+
+def _refuse_unknown(asked: bool) -> bool:
+    if asked:
+        warnings.simplefilter("error", UnknownValueWarning)
+    return asked
+
+
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        callback=_refuse_unknown,
+        help="Refuse values in conditions that no cell has, and a .cxg that would lose or change anything.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Linking:
+    """How a geometry store is linked with cells."""
+
+    link: Annotated[
+        str | None,
+        one(
+            "COLUMN or COLUMN=ATTRIBUTE",
+            "Geometry: the cell column that holds the objects' ids (or an attribute of theirs); else objects become new cells",
+        ),
+    ] = None
+    dataset: Annotated[
+        str | None,
+        one("DATASET", "Geometry: whose cells are meant; without --link, what the new dataset is called"),
+    ] = None
+    new_cells: Annotated[
+        bool, typer.Option("--new-cells", help="Geometry: objects without a cell become new cells.")
+    ] = False
+    lacking: Annotated[
+        Literal["error", "allow"], typer.Option(help="Geometry: what to do where cells of a dataset have no shape.")
+    ] = "error"
+    counts: Annotated[bool, typer.Option("--counts", help="Transcripts: add their counts as expression too.")] = False
+    genes: Annotated[str, typer.Option(metavar="ATTRIBUTE", help="Transcripts: what tells the gene.")] = "gene"
+    cells: Annotated[
+        str, typer.Option(metavar="ATTRIBUTE", help="Transcripts: what tells the cell; else the objects.")
+    ] = ""
+    unassigned: Annotated[str | None, one("VALUE", "Transcripts: what stands for no cell")] = None
+
+    def choices(self, spaces: list[str], unknown: str, organism: str) -> dict[str, Any]:
+        """Give the keyword arguments of `RaggedAtlas.add` for geometry."""
+        if len(spaces) > 1 or "=" in "".join(spaces):
+            raise typer.BadParameter("shapes become one feature space, e.g. --space morphology", param_hint="--space")
+        found: dict[str, Any] = {
+            "new_cells": self.new_cells, "lacking": self.lacking, "counts": self.counts, "genes": self.genes, "cells": self.cells,
+            "unknown": unknown, "organism": organism,
+        }  # fmt: skip
+        column, sign, attribute = (self.link or "").partition("=")
+        named: dict[str, Any] = {
+            "space": next(iter(spaces), None),
+            "dataset": self.dataset,
+            "unassigned": _parse_label(self.unassigned),
+        }
+        named["link"] = None if self.link is None else ({column: attribute} if sign else column)
+        return found | {key: value for key, value in named.items() if value is not None}
+
+
+def _parse_label(text: str | None) -> int | str | None:
+    """Read a whole number as such, all else as text."""
+    return text if text is None or not text.lstrip("-").isdecimal() else int(text)
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A box, and what is compared with it."""
+
+    within: Annotated[
+        str | None,
+        one(
+            "XMIN,YMIN,XMAX,YMAX",
+            "Keep cells whose shape meets a box (6 or 8 numbers for 3 or 4 axes); --space names the geometry",
+        ),
+    ] = None
+    within_by: Annotated[
+        Literal["bbox", "centroid", "exact"], typer.Option(help="What of a shape must meet the box.")
+    ] = "bbox"
+    centroids: Annotated[
+        str | None,
+        one("GEOMETRY", "Take centroids along, as obsm['spatial']"),
+    ] = None
+
+    def narrow(self, query: "Query", spaces: list[str]) -> "Query":
+        """Put the box to a query; of the named spaces, one that is a geometry is meant."""
+        if self.centroids is not None:
+            query = query.with_centroids(self.centroids)
+        if self.within is None:
+            return query
+        try:
+            box = [float(number) for number in self.within.split(",")]
+        except ValueError as error:
+            raise typer.BadParameter(f"{self.within!r} is no list of numbers", param_hint="--within") from error
+        of = geometry_names(query, spaces)
+        return query.within(box, of[0] if of else None, by=self.within_by)
+
+
+def geometry_names(query: "Query", spaces: list[str]) -> list[str]:
+    """Give those of some names that are geometry, not values."""
+    from raggedatlas.catalog.geometries import read_geometries
+
+    known = (
+        {name for record in read_geometries(query.catalog) for name in (record.name, record.space)} if spaces else set()
+    )
+    return [name for name in spaces if name in known]
+
 
 DEBUG = "raggedatlas.debug"
 
@@ -262,3 +417,125 @@ class Selection:
         if self.sample is not None:
             query = query.sample(self.sample, by=self.sample_by, seed=self.seed)
         return query if self.limit is None else query.limit(self.limit)
+
+
+ENDING = ".cxg"
+
+_SPELLED = {"embeddings": "--embedding", "layout": "--dense or --sparse"}
+"""Options whose names are others than those of `open_sink`."""
+
+
+class CxgProfile(StrEnum):
+    """Profiles of a CXG."""
+
+    NEW = "0.3.0"
+    OLD = "0.2.0"
+
+
+class Method(StrEnum):
+    """Ways to compute an embedding."""
+
+    PCA = "pca"
+    UMAP = "umap"
+
+
+class WideIntegers(StrEnum):
+    """What becomes of integers that 32 bits do not hold."""
+
+    REFUSE = "refuse"
+    TEXT = "text"
+
+
+@dataclass(frozen=True)
+class AsCxg:
+    """How a CXG is written."""
+
+    profile: Annotated[
+        CxgProfile | None,
+        typer.Option(
+            help="Of a .cxg: 0.3.0 for the Explorer of today, 0.2.0 for cellxgene 0.15 to 0.16.8.", show_default="0.3.0"
+        ),
+    ] = None
+    strict: Strict = False
+    title: Annotated[str | None, typer.Option(help="Title in a .cxg.", show_default=False)] = None
+    about: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address of more about it, in a .cxg.", show_default=False)
+    ] = None
+    compute_embedding: Annotated[
+        Method | None,
+        typer.Option(help="Compute an embedding for a .cxg; umap needs the extra umap.", show_default=False),
+    ] = None
+    dense: Annotated[
+        bool | None,
+        typer.Option("--dense/--sparse", help="Of the matrix of a .cxg.", show_default="by its share of non-zeros"),
+    ] = None
+    sparse_below: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="Share of non-zeros below which a .cxg is sparse.",
+            show_default="25",
+            min=0,
+            max=100,
+        ),
+    ] = None
+    x: Annotated[str | None, one("MATRIX", "What a .cxg has for its matrix: X, or layers/NAME", "--x", default="X")] = (
+        None
+    )
+    embedding: Annotated[
+        Words,
+        many("NAME", "Member of obsm that a .cxg takes, such as X_umap; others are left out", "--embedding", "-e"),
+    ] = field(default_factory=list)
+    var_index: Annotated[
+        str | None, one("COLUMN", "Column of var by whose names a .cxg shows features", "--var-index")
+    ] = None
+    sort_categories: Annotated[bool, typer.Option("--sort-categories", help="Sort categories by name in a .cxg.")] = (
+        False
+    )
+    wide_integers: Annotated[
+        WideIntegers | None,
+        typer.Option(help="Integers beyond 32 bits, which a .cxg does not hold.", show_default="refuse"),
+    ] = None
+
+    def options(self, target: str, told: Callable[[tuple["ConversionLoss", ...]], None]) -> dict[str, Any]:
+        """Give the options of `open_sink` for a target.
+
+        Parameters
+        ----------
+        target : str
+            Where to; options of a CXG are refused for anything else.
+        told : callable
+            Is given what does not come through.
+        """
+        given = {
+            "profile": None if self.profile is None else self.profile.value,
+            "title": self.title,
+            "about": self.about,
+            "compute_embedding": None if self.compute_embedding is None else self._embedder(),
+            "layout": {None: None, True: "dense", False: "sparse"}[self.dense],
+            "sparse_below": self.sparse_below,
+            "x": self.x,
+            "embeddings": self.embedding or None,
+            "var_index": self.var_index,
+            "sort_categories": self.sort_categories or None,
+            "wide_integers": None if self.wide_integers is None else self.wide_integers.value,
+        }
+        given = {name: value for name, value in given.items() if value is not None}
+        if Path(target).suffix != ENDING:
+            if given:
+                names = ", ".join(_SPELLED.get(name, f"--{name.replace('_', '-')}") for name in given)
+                raise typer.BadParameter(f"{names} are options of a .cxg; {target} is none")
+            return {}
+        return {**given, **({"strict": True} if self.strict else {}), "on_losses": told}
+
+    def _embedder(self) -> Any:  # noqa: ANN401
+        from raggedatlas.verbs.reduction import embedder
+
+        assert self.compute_embedding is not None
+        return embedder(self.compute_embedding.value)
+
+
+def tell_losses(losses: tuple["ConversionLoss", ...]) -> None:
+    """Say on stderr, line by line, what a CXG does not hold."""
+    for loss in losses:
+        say(str(loss))

@@ -8,18 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from raggedatlas.cli.app import ASK, app
-from raggedatlas.cli.cxg import AsCxg, tell_losses
-from raggedatlas.cli.options import At, Place, Processes, Selection, shared_by, unfold
+from raggedatlas.cli.options import (
+    AsCxg,
+    At,
+    Inside,
+    Overwrite,
+    Place,
+    Processes,
+    Selection,
+    shared_by,
+    tell_losses,
+    unfold,
+)
 from raggedatlas.cli.printing import plain, progress, say, show, show_json, show_table
-from raggedatlas.cli.shapes import Inside
 from raggedatlas.errors import DuplicateError, SourceError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from raggedatlas.query.query import Query
-
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 
 
 @dataclass(frozen=True)

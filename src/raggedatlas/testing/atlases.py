@@ -1,8 +1,10 @@
-"""Write small datasets into an atlas step by step, without the ingest: for tests of what stands below it."""
+"""Small AnnData objects with the shape of real ones: counts, named genes, a few columns of several kinds."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,62 @@ from raggedatlas.model.ids import feature_uids, new_uid, new_uids
 from raggedatlas.model.pointers import PointerKind, SparseZarrPointer, pointer_field
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.store.arrays import ArrayWriter, create_group
+
+if TYPE_CHECKING:
+    import anndata as ad
+    import pandas as pd
+
+    from raggedatlas.atlas import RaggedAtlas
+
+GENES = tuple(f"GENE{number}" for number in range(30))
+"""Symbols to choose from."""
+
+
+def small_anndata(
+    seed: int, n_cells: int = 10, genes: Sequence[str] = GENES[:12], extra: str | None = None
+) -> "ad.AnnData":
+    """Make a small dataset; equal arguments make equal ones, and another seed makes other counts.
+
+    Parameters
+    ----------
+    seed : int
+        Where chance starts.
+    n_cells : int
+        Rows.
+    genes : sequence of str
+        Symbols of the columns.
+    extra : str or None
+        Name of a further float column of `obs`, with missing values.
+
+    Returns
+    -------
+    anndata.AnnData
+        `X` (n_cells, n_genes) CSR float32 of whole counts, about three in ten not zero; `obs` with `cell_type` (category),
+        `n_genes` (int64) and `good` (bool), indexed by barcodes.
+
+    Examples
+    --------
+    >>> small_anndata(0, 3, ["CD3E", "MS4A1"]).shape
+    (3, 2)
+    """
+    import anndata as ad
+    import pandas as pd
+    from scipy import sparse
+
+    rng = np.random.default_rng([seed, n_cells, len(genes)])
+    counts = rng.poisson(0.4, (n_cells, len(genes))).astype(np.float32)
+    counts[0, 0] = seed + 1  # no two seeds make the same matrix
+    kinds = pd.Categorical(np.array(["B", "NK", "T"])[rng.integers(0, 3, n_cells)], categories=["B", "NK", "T"])
+    columns = {
+        "cell_type": kinds,
+        "n_genes": (counts > 0).sum(axis=1).astype(np.int64),
+        "good": rng.random(n_cells) < 0.5,
+    }
+    obs = pd.DataFrame(columns, index=pd.Index([f"CELL{seed}-{i}" for i in range(n_cells)]))
+    if extra is not None:
+        obs[extra] = np.where(rng.random(n_cells) < 0.2, np.nan, rng.random(n_cells))
+    return ad.AnnData(X=sparse.csr_matrix(counts), obs=obs, var=pd.DataFrame(index=pd.Index(list(genes))))
+
 
 SPACE = "gene_expression"
 Step = Literal["lease", "arrays", "features", "layout", "columns", "cells", "record"]
@@ -159,3 +217,134 @@ def _append_cells(catalog: Catalog, uid: str, indptr: NDArray[np.int64], columns
     for column in _columns(columns):
         values[column.stored] = pa.array(columns[column.stored]).cast(column.type)
     catalog.tables.append(CELLS, cell_rows(catalog.tables.schema(CELLS), values, n))
+
+
+@dataclass(frozen=True, repr=False)
+class Modelled:
+    """An atlas and what a model said of its cells.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the atlas lies, as ``atlas``, and the results, as ``z``.
+    uids : (n_cells,) object array of str
+        All cells, in table order.
+    known : (n_known,) int64
+        Which of these have a result, in the order of the results.
+    values : (n_known, width) float32
+        The results.
+    """
+
+    folder: Path
+    uids: NDArray[Any]
+    known: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+    def open(self) -> "RaggedAtlas":
+        """Open the atlas."""
+        from raggedatlas.atlas import RaggedAtlas
+
+        return RaggedAtlas.open(str(self.folder / "atlas"))
+
+    def moved(self, folder: Path) -> "Modelled":
+        """Copy everything to a folder that a test may change."""
+        import shutil
+
+        shutil.copytree(self.folder, folder)
+        return Modelled(folder, self.uids, self.known, self.values)
+
+    def expected(self, values: NDArray[Any] | None = None) -> "pd.DataFrame":
+        """Give the results of all cells in table order, NaN where there is none."""
+        import pandas as pd
+
+        return pd.DataFrame(self.values if values is None else values, index=self.uids[self.known]).reindex(self.uids)
+
+
+def write_results(folder: Path, uids: Any, values: Any, **facts: str) -> Path:  # noqa: ANN401  (what a writer takes)
+    """Write and commit results.
+
+    Parameters
+    ----------
+    folder : Path
+        Result folder.
+    uids : sequence of str
+        Ids.
+    values : array, or mapping of str to array
+        Outputs.
+    **facts
+        What made them: ``model``, ``model_hash``, ``verb``.
+    """
+    from raggedatlas.results.writer import ResultDatasetWriter
+
+    told = {f"result:{name}": text for name, text in facts.items()}
+    with ResultDatasetWriter(folder, facts=told) as writer:
+        writer.original_dataset_config = {"atlas": {"query": "all cells"}}
+        writer.write_batch(list(uids), values)
+    return folder
+
+
+def make_modelled(folder: Path, n_cells: tuple[int, int] = (14, 11), width: int = 5) -> Modelled:
+    """Make the atlas with one snapshot, and results for four of five of its cells, in an order by chance.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> made = make_modelled(Path(tempfile.mkdtemp()))
+    >>> made.values.shape
+    (20, 5)
+    """
+    from raggedatlas.atlas import RaggedAtlas
+
+    rng = np.random.default_rng(0)
+    atlas = RaggedAtlas.create(str(folder / "atlas"))
+    for i, n in enumerate(n_cells):
+        atlas.add(small_anndata(i, n, GENES[3 * i : 3 * i + 8]), f"data-{i}", organism="human", progress=False)
+    uids = atlas.checkout(atlas.snapshot("before")).query().to_pandas().index.to_numpy(dtype=object)
+    known = rng.permutation(len(uids))[: len(uids) * 4 // 5]
+    values = rng.normal(size=(len(known), width)).astype(np.float32)
+    write_results(
+        folder / "z", uids[known], values, model="encoder", model_hash="ab" * 32, verb="infer", parent="runs/y"
+    )
+    return Modelled(folder, uids, known, values)
+
+
+CONFIG = 'x = 1\n\n[general]\ndata_dir = "d"\n'
+
+
+def npy_run(folder: Path, batches: Sequence[tuple[Any, Any]], generation: str = "0.6") -> Path:
+    """Write ``.npy`` results.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Where to; made if it is missing.
+    batches : sequence of (ids, values)
+        Ids, ``(n,)``, and values, ``(n, ...)``, of each.
+    generation : str
+        ``"0.2"`` has integer ids and neither configuration nor insertion order, ``"0.3"`` adds the configuration, ``"0.6"`` the order.
+
+    Returns
+    -------
+    pathlib.Path
+        The folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = (
+        np.dtype(np.int64) if generation in {"0.2", "0.3"} else np.array([i for ids, _ in batches for i in ids]).dtype
+    )
+    index = []
+    for number, (ids, given) in enumerate(batches):
+        values = np.asarray(given)
+        batch = np.zeros(len(ids), [("id", dtype), ("tensor", values.dtype, values.shape[1:])])
+        batch["id"], batch["tensor"] = ids, values
+        np.save(folder / f"batch_{number}.npy", batch, allow_pickle=False)
+        index += [(each, number) for each in batch["id"]]
+    written = np.array(index, [("id", dtype), ("batch_num", np.int64)])
+    if generation == "0.6":
+        np.save(folder / "batch_index_insertion_order.npy", written)
+    written.sort(order="id")
+    np.save(folder / "batch_index.npy", written)
+    if generation != "0.2":
+        (folder / "original_dataset_config.toml").write_text(CONFIG)
+    (folder / "inference_weights.pth").write_bytes(b"weights")
+    return folder

@@ -69,7 +69,7 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     Examples
     --------
     >>> import tempfile
-    >>> from raggedatlas.testing.geometry import cloud
+    >>> from raggedatlas.testing.spatial import cloud
     >>> from raggedatlas.vectors.builder import make_geometry
     >>> from raggedatlas.vectors.writer import write
     >>> folder = tempfile.mkdtemp() + "/points"

@@ -7,14 +7,11 @@ Examples
 True
 """
 
-from raggedatlas.verbs.database import IndexReport, save_to_database
-from raggedatlas.verbs.embedding import embedder
-from raggedatlas.verbs.evaluation import ScoredResults, test
-from raggedatlas.verbs.finding import lookup, neighbors
-from raggedatlas.verbs.inference import engine, infer
-from raggedatlas.verbs.reduction import pca, umap
-from raggedatlas.verbs.scores import Scores
-from raggedatlas.verbs.sharing import infer_part
+from raggedatlas.verbs.evaluation import ScoredResults, Scores, test
+from raggedatlas.verbs.inference import engine, infer, infer_part
+from raggedatlas.verbs.lookup import lookup, neighbors
+from raggedatlas.verbs.reduction import embedder, pca, umap
+from raggedatlas.verbs.vector_index import IndexReport, save_to_database
 from raggedatlas.verbs.visualize import make_view, view, visualize
 
 __all__ = [

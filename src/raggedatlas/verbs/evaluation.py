@@ -1,20 +1,23 @@
-"""The verb ``test``: a model over cells whose answer is known, and how well it does."""
+"""How good predictions are, added up batch by batch: nothing of a run is held but sums."""
 
+import json
+import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import NotFoundError, QueryError, SourceError
+from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.model.arguments import checked
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
-from raggedatlas.verbs.running import (
+from raggedatlas.verbs.inference_run import (
     ModelChoices,
     Progress,
     Run,
@@ -24,7 +27,236 @@ from raggedatlas.verbs.running import (
     run_facts,
     silent,
 )
-from raggedatlas.verbs.scores import ClassSums, NumberSums, Scores, scores_of
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What `test` measured.
+
+    Parameters
+    ----------
+    task : {"classification", "regression"}
+        Categories, or numbers.
+    target : str
+        Metadata column.
+    n_cells, n_unlabelled : int
+        Cells with a target, and those without one, which nothing here counts.
+    loss : float or None
+        Mean over the cells with a target; None where the model gives classes and no loss was named.
+    metrics : dict of str to float
+        ``accuracy`` and ``macro_f1`` (mean over the classes that occur, as targets or predictions); or ``mse`` and ``r2`` (mean over
+        the numbers of a cell).
+    categories : tuple of str
+        Classes, in the order of the model's columns; empty for numbers.
+    confusion : tuple of tuple of int
+        Cells by class, (target, predicted); empty for numbers.
+    """
+
+    task: str
+    target: str
+    n_cells: int
+    n_unlabelled: int
+    loss: float | None
+    metrics: dict[str, float]
+    categories: tuple[str, ...] = ()
+    confusion: tuple[tuple[int, ...], ...] = ()
+
+    def to_json(self) -> str:
+        """Spell it out; numbers that are none become null."""
+        told = asdict(self)
+        for place in (told, told["metrics"]):
+            place.update(
+                {name: None for name, value in place.items() if isinstance(value, float) and math.isnan(value)}
+            )
+        return json.dumps(told)
+
+
+def scores_of(text: str, place: str) -> Scores:
+    """Read what `Scores.to_json` wrote.
+
+    Raises
+    ------
+    CorruptError
+        If it does not read.
+    """
+    try:
+        told = json.loads(text)
+        metrics = {
+            str(name): float("nan") if value is None else float(value) for name, value in told["metrics"].items()
+        }
+        confusion = tuple(tuple(map(int, row)) for row in told["confusion"])
+        return Scores(**{**told, "metrics": metrics, "categories": tuple(told["categories"]), "confusion": confusion})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptError(f"The scores of {place} do not read: {error}.") from error
+
+
+@dataclass
+class ClassSums:
+    """Predicted classes against true ones, so far.
+
+    Parameters
+    ----------
+    categories : sequence of str
+        Classes, in the order of their codes.
+
+    Examples
+    --------
+    >>> sums = ClassSums(["B", "T"])
+    >>> known = sums.add(np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, -1]))
+    >>> sums.metrics()["accuracy"], sums.n_cells, sums.n_unlabelled
+    (1.0, 2, 1)
+    """
+
+    categories: Sequence[str]
+    n_cells: int = 0
+    n_unlabelled: int = 0
+    entropy: float = 0.0
+    graded: bool = True
+    confusion: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with nothing."""
+        self.confusion = np.zeros((len(self.categories),) * 2, np.int64)
+
+    def add(self, predicted: NDArray[Any], codes: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Count a batch.
+
+        Parameters
+        ----------
+        predicted : (n, n_classes) float, or (n,) int
+            Logits, or codes.
+        codes : (n,) int
+            Targets; -1 where there is none.
+
+        Returns
+        -------
+        (n,) bool
+            Which cells have a target.
+
+        Raises
+        ------
+        SourceError
+            If there are as many columns as no class, or a code is none.
+        """
+        n = len(self.categories)
+        known: NDArray[np.bool_] = codes >= 0
+        given, wanted = predicted[known], codes[known].astype(np.int64)
+        if predicted.ndim == 2:
+            if predicted.shape[1] != n:
+                raise SourceError(
+                    f"The model gives {predicted.shape[1]} numbers for each cell, and the target has {n} classes "
+                    f"({_listed(self.categories)}); name the model's classes in their order, categories=[...]."
+                )
+            self.entropy += float(_cross_entropy(given, wanted).sum())
+            classes = given.argmax(axis=1) if len(given) else np.zeros(0, np.int64)
+        else:
+            self.graded, classes = False, _codes(given, n)
+        np.add.at(self.confusion, (wanted, classes), 1)
+        self.n_cells += len(wanted)
+        self.n_unlabelled += len(codes) - len(wanted)
+        return known
+
+    @property
+    def loss(self) -> float | None:
+        """Mean cross-entropy of the logits, in nats; None for a model that gives classes."""
+        return self.entropy / self.n_cells if self.graded and self.n_cells else None
+
+    def metrics(self) -> dict[str, float]:
+        """Give accuracy and macro F1."""
+        hit = np.diag(self.confusion).astype(np.float64)
+        either = self.confusion.sum(axis=0) + self.confusion.sum(axis=1)
+        occurs = either > 0
+        f1 = 2 * hit[occurs] / either[occurs]
+        n = max(self.n_cells, 1)
+        return {"accuracy": float(hit.sum() / n), "macro_f1": float(f1.mean()) if len(f1) else 0.0}
+
+
+@dataclass
+class NumberSums:
+    """Predicted numbers against true ones, so far.
+
+    Examples
+    --------
+    >>> sums = NumberSums()
+    >>> known = sums.add(np.array([1.0, 2.0, 5.0]), np.array([1.0, 3.0, np.nan]))
+    >>> sums.metrics(), sums.n_unlabelled
+    ({'mse': 0.5, 'r2': 0.5}, 1)
+    """
+
+    n_cells: int = 0
+    n_unlabelled: int = 0
+    squares: float = 0.0
+    mean: float = 0.0
+    spread: float = 0.0
+
+    def add(self, predicted: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.bool_]:
+        """Count a batch.
+
+        Parameters
+        ----------
+        predicted : (n,) or (n, 1) numbers
+            What the model gives.
+        wanted : (n,) float
+            Targets; NaN where there is none.
+
+        Returns
+        -------
+        (n,) bool
+            Which cells have a target.
+        """
+        if predicted.ndim > 1 and predicted[:1].size > 1:
+            raise SourceError(
+                f"The model gives rows of shape {predicted.shape[1:]}, and the target is one number for each cell."
+            )
+        true = wanted.astype(np.float64)
+        known: NDArray[np.bool_] = ~np.isnan(true)
+        given, true = predicted.reshape(-1)[known].astype(np.float64), true[known]
+        if len(true):
+            # the spread of both together, from theirs: no sum of large squares loses the small ones
+            n, step = self.n_cells + len(true), float(true.mean()) - self.mean
+            self.spread += float(((true - true.mean()) ** 2).sum()) + step**2 * self.n_cells * len(true) / n
+            self.mean += step * len(true) / n
+            self.n_cells = n
+        self.squares += float(((given - true) ** 2).sum())
+        self.n_unlabelled += int((~known).sum())
+        return known
+
+    @property
+    def loss(self) -> float | None:
+        """Mean squared error."""
+        return self.squares / self.n_cells if self.n_cells else None
+
+    def metrics(self) -> dict[str, float]:
+        """Give the mean squared error and R2, which is NaN where all targets are the same."""
+        n = max(self.n_cells, 1)
+        return {"mse": self.squares / n, "r2": 1 - self.squares / self.spread if self.spread > 0 else float("nan")}
+
+
+def _cross_entropy(logits: NDArray[Any], codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    if not len(wide):
+        return np.zeros(0)
+    highest = wide.max(axis=1, keepdims=True)
+    whole: NDArray[np.float64] = np.log(np.exp(wide - highest).sum(axis=1)) + highest[:, 0]
+    return whole - wide[np.arange(len(codes)), codes]
+
+
+def _codes(given: NDArray[Any], n: int) -> NDArray[np.int64]:
+    if given.ndim != 1 or given.dtype.kind not in "iub":
+        raise SourceError(
+            f"The model gives rows of shape {given.shape[1:]} and dtype {given.dtype}; classes are told by logits "
+            "(n_cells, n_classes), or by whole numbers (n_cells,)."
+        )
+    classes = given.astype(np.int64)
+    outside = (classes < 0) | (classes >= n)
+    if outside.any():
+        raise SourceError(f"The model gives the class {classes[outside][0]}; the target's are 0 to {n - 1}.")
+    return classes
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(map(str, names[:most])) + (", ..." if len(names) > most else "")
+
 
 SCORES = "result:scores"
 """Where the table's facts keep the scores."""

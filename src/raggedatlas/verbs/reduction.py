@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +13,13 @@ from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.store.location import file_digest
-from raggedatlas.verbs.principal import PcaModel, check_seed, fit_pca, load_pca
-from raggedatlas.verbs.running import Progress, silent
-from raggedatlas.verbs.umap_models import UmapModel, UmapSettings, fit_umap, load_umap
-from raggedatlas.verbs.vectors import Vectors, VectorSource, log_normalised, open_vectors, refuse_infinite
+from raggedatlas.verbs.inference_run import Progress, silent
+from raggedatlas.verbs.pca_model import PcaModel, check_seed, fit_pca, load_pca
+from raggedatlas.verbs.umap_model import UmapModel, UmapSettings, fit_umap, load_umap
+from raggedatlas.verbs.vector_sources import Vectors, VectorSource, log_normalised, open_vectors, refuse_infinite
+
+if TYPE_CHECKING:
+    from raggedatlas.formats.cxg.options import Embedder
 
 PCA_FILE, UMAP_FILE = "pca.npz", "umap.npz"
 """Where the models lie in the result folder."""
@@ -294,3 +297,55 @@ def _write(
         save(path)
         writer.facts.update({"result:verb": verb, "result:model": name, "result:model_hash": file_digest(path)})
     return ResultDataset({}, result_dir)
+
+
+N_COMPONENTS = 30
+"""Principal components that a UMAP is made of."""
+
+
+@checked
+def embedder(
+    method: Literal["pca", "umap"], *, n_neighbors: int = 15, min_dist: float = 0.1, seed: int = 0
+) -> "Embedder":
+    """Give what computes an embedding while a CXG is written, for its option ``compute_embedding``.
+
+    Parameters
+    ----------
+    method : {"pca", "umap"}
+        Two principal components, or a UMAP of thirty.
+    n_neighbors, min_dist, seed
+        Of the UMAP, as in `umap`.
+
+    Returns
+    -------
+    Embedder
+        For ``write("x.cxg", compute_embedding=...)`` and `open_sink`.
+
+    Raises
+    ------
+    QueryError
+        For another method.
+    MissingExtraError
+        When it is used, if umap-learn is not installed.
+
+    Examples
+    --------
+    >>> embedder("umap").name
+    'umap'
+    """
+    from raggedatlas.formats.cxg.options import PCA, Embedder
+
+    check_seed(seed)
+    if method == PCA.name:
+        return PCA
+    if method != "umap":
+        raise QueryError(f"There is no embedding {method!r}; choose 'pca' or 'umap'.")
+
+    def layout(components: NDArray[np.float32]) -> NDArray[Any]:
+        from raggedatlas.verbs.umap_model import UmapSettings, fit_umap
+
+        neighbors = max(2, min(n_neighbors, len(components) - 1))
+        settings = UmapSettings(n_neighbors=neighbors, min_dist=min_dist, seed=seed)
+        return fit_umap(components, settings).layout
+
+    return Embedder("umap", N_COMPONENTS, layout)

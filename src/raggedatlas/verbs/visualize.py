@@ -12,7 +12,6 @@ from raggedatlas.results.dataset import ResultDataset, load_results_dataset
 from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.verbs.viewer.exports import write_parquet, write_vitessce
 from raggedatlas.verbs.viewer.page import write_page
-from raggedatlas.verbs.viewer.picture import write_picture
 from raggedatlas.verbs.viewer.scene import Look, Scene
 from raggedatlas.verbs.viewer.server import ViewerServer
 from raggedatlas.verbs.viewer.sources import (
@@ -24,6 +23,7 @@ from raggedatlas.verbs.viewer.sources import (
     scene_of_old_results,
     scene_of_results,
 )
+from raggedatlas.verbs.viewer.static_plot import write_picture
 
 Embedding = ResultDataset | InferenceDataSet | Scene | str | os.PathLike[str]
 """Results, the folder of some, the name of an embedding of an atlas or a file, or a scene that is made already."""

@@ -12,14 +12,14 @@ import scipy.sparse as sp
 from typer.testing import CliRunner
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import SourceError
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg.inspection import detect
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.testing import cxgs
-from raggedatlas.testing.annotated import small_anndata
-from raggedatlas.testing.cxgs import VALUES, write_cxg
+from raggedatlas.testing import cxg_files
+from raggedatlas.testing.atlases import small_anndata
+from raggedatlas.testing.cxg_files import VALUES, write_cxg
 
 pytest.importorskip("tiledb")
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
@@ -48,9 +48,9 @@ def test_a_cxg_is_added_and_given_back(tmp_path: Path, form: Any) -> None:
     view = RaggedAtlas.checkout_latest(tmp_path / "atlas")
     given = view.query().where("n_counts >= 2").to_anndata()
     assert given.obs["cell_name"].tolist() == [f"cell {i}" for i in range(2, 6)]
-    order = given.var_names.get_indexer(list(cxgs.VAR["name_0"]))
+    order = given.var_names.get_indexer(list(cxg_files.VAR["name_0"]))
     np.testing.assert_array_equal(dense(given.X)[:, order], VALUES[2:])
-    np.testing.assert_array_equal(given.obsm["X_umap"], cxgs.EMBEDDINGS["umap"][2:])
+    np.testing.assert_array_equal(given.obsm["X_umap"], cxg_files.EMBEDDINGS["umap"][2:])
     back = view.dataset("small").to_anndata()
     np.testing.assert_array_equal(dense(back.X), VALUES)
     assert back.uns["title"] == "Small"
@@ -64,7 +64,7 @@ def test_a_damaged_cxg_leaves_no_trace(tmp_path: Path) -> None:
     """A CXG that is refused leaves the atlas as it was."""
     path = write_cxg(tmp_path / "small.cxg")
     entry = (np.array([0]), np.array([99], np.uint32), np.array([1], np.float32))
-    cxgs.write_half(path / "Xr", "obs", 6, entry)
+    cxg_files.write_half(path / "Xr", "obs", 6, entry)
     atlas = RaggedAtlas.create(tmp_path / "atlas")
     with pytest.raises(SourceError, match="C20"):
         atlas.add(path)
@@ -205,8 +205,8 @@ def test_the_command_has_the_choices_of_the_library(given: Path, tmp_path: Path)
 def test_the_command_reads_what_it_is_told_to(tmp_path: Path) -> None:
     """A version that is not known, and uns that is not to be read, are told on the command line, as the refusals say."""
     path = write_cxg(tmp_path / "a.cxg")
-    cxgs.set_meta(path / "cxg_group_metadata", cxg_version="0.4.0")
-    cxgs.set_meta(path / "uns", spatial=b"pickled")
+    cxg_files.set_meta(path / "cxg_group_metadata", cxg_version="0.4.0")
+    cxg_files.set_meta(path / "uns", spatial=b"pickled")
     for words, way in (((), "--cxg-version"), (("--cxg-version", "0.3.0"), "--no-uns")):
         refused = ask("convert", path, tmp_path / "a.h5ad", *words)
         assert refused.exit_code == 1

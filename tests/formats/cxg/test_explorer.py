@@ -25,9 +25,8 @@ pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 import raggedatlas as ra
 from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.testing.browser import Browser, find_browser
-from raggedatlas.testing.flatmatrix import decode_matrix
-from raggedatlas.verbs.explorer import find_explorer
-from raggedatlas.verbs.serving import Served, serve
+from raggedatlas.testing.cxg_files import decode_matrix
+from raggedatlas.verbs.explorer import Served, find_explorer, serve
 
 PROGRAM = find_explorer()
 BROWSER = find_browser()

@@ -20,7 +20,7 @@ from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.registry import open_source
 from raggedatlas.model.inspections import Element
-from raggedatlas.testing.cxgs import EMBEDDINGS, VALUES, create, set_meta, write_cxg
+from raggedatlas.testing.cxg_files import EMBEDDINGS, VALUES, create, set_meta, write_cxg
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,7 +12,7 @@ pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.cxg import CxgInspection, inspect
 from raggedatlas.model.inspections import Element
-from raggedatlas.testing.cxgs import FORMS, VERSIONS, Form, set_meta, write_cxg
+from raggedatlas.testing.cxg_files import FORMS, VERSIONS, Form, set_meta, write_cxg
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
 LAYOUTS: dict[Form, str] = {"split": "split", "dense": "dense", "sparse": "sparse", "old": "dense", "unnamed": "dense"}

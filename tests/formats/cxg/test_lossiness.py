@@ -15,7 +15,7 @@ from raggedatlas.formats.cxg.options import ConversionLoss
 from raggedatlas.formats.cxg.unstructured import as_hex
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import DenseBlock
-from raggedatlas.testing.cxgs import write_cxg
+from raggedatlas.testing.cxg_files import write_cxg
 
 pytest.importorskip("tiledb")
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.

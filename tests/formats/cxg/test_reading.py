@@ -23,8 +23,8 @@ from raggedatlas.formats.modalities import as_anndata, split_modalities
 from raggedatlas.formats.registry import detect as detect_format
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.testing import cxgs
-from raggedatlas.testing.cxgs import FORMS, VALUES, write_cxg
+from raggedatlas.testing import cxg_files
+from raggedatlas.testing.cxg_files import FORMS, VALUES, write_cxg
 
 pytest.importorskip("tiledb")
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
@@ -57,21 +57,21 @@ def test_every_version_and_layout_is_read(tmp_path: Path, form: Any) -> None:
     path = write_cxg(tmp_path / "a.cxg", form)
     assert detect_format(path) == "cxg"
     found = detect(path)
-    assert found.version == (cxgs.VERSIONS[form] or "unnamed")
+    assert found.version == (cxg_files.VERSIONS[form] or "unnamed")
     assert found.layout == {"split": "split", "sparse": "sparse"}.get(form, "dense")
     back = read(path)
     np.testing.assert_array_equal(dense(back.X), VALUES)
     assert list(back.obs_names) == [f"cell {i}" for i in range(6)]
     assert back.obs_names.name is None
-    assert list(back.var_names) == list(cxgs.VAR["name_0"])
-    assert list(back.var["feature_name"]) == list(cxgs.VAR["feature_name"])
-    kinds = [cxgs.KINDS[code] if code >= 0 else None for code in cxgs.OBS["kind"]]
+    assert list(back.var_names) == list(cxg_files.VAR["name_0"])
+    assert list(back.var["feature_name"]) == list(cxg_files.VAR["feature_name"])
+    kinds = [cxg_files.KINDS[code] if code >= 0 else None for code in cxg_files.OBS["kind"]]
     assert [v if isinstance(v, str) and v != "nan" else None for v in back.obs["kind"]] == kinds
     assert back.obs["batch"].tolist() == [7, 7, 9, 9, 9, 7]
     assert list(back.obs["batch"].cat.categories) == [7, 9]
     assert back.obs["is_useful"].tolist() == [True, False, True, True, False, True]
     assert back.obs["sample"].tolist() == ["a", "ä", "", "b", "b", "a"]
-    np.testing.assert_array_equal(back.obsm["X_umap"], cxgs.EMBEDDINGS["umap"])
+    np.testing.assert_array_equal(back.obsm["X_umap"], cxg_files.EMBEDDINGS["umap"])
     assert back.uns["cxg"]["var_index"] == "feature_name"
     assert ("title" in back.uns) == (form != "unnamed")
 
@@ -90,7 +90,7 @@ def test_rows_and_columns_are_parts_of_the_whole(tmp_path: Path, form: Any) -> N
         np.testing.assert_array_equal(np.concatenate(rows), VALUES)
     np.testing.assert_array_equal(dense(source.columns([4, 0, 0])), VALUES[:, [4, 0, 0]])
     np.testing.assert_array_equal(dense(source.columns(["LYZ", "CD3D"])), VALUES[:, [3, 0]])
-    np.testing.assert_array_equal(dense(source.columns([cxgs.VAR["name_0"][2]])), VALUES[:, [2]])
+    np.testing.assert_array_equal(dense(source.columns([cxg_files.VAR["name_0"][2]])), VALUES[:, [2]])
     assert source.columns([]).shape == (6, 0)
     with pytest.raises(FeatureError):
         source.columns(["no such"])
@@ -120,12 +120,12 @@ def test_blocks_of_columns_are_bounded(tmp_path: Path, form: Any, monkeypatch: p
 def test_layout_goes_by_presence_not_by_version(tmp_path: Path) -> None:
     """The newest version with one sparse X, and the oldest with Xr and Xc, are read as what they are; both halves win over X."""
     new = write_cxg(tmp_path / "new.cxg", "sparse")
-    cxgs.set_meta(new / "cxg_group_metadata", cxg_version="0.3.0")
+    cxg_files.set_meta(new / "cxg_group_metadata", cxg_version="0.3.0")
     assert (detect(new).version, detect(new).layout) == ("0.3.0", "sparse")
     np.testing.assert_array_equal(dense(read(new).X), VALUES)
     old = write_cxg(tmp_path / "old.cxg")
-    cxgs.set_meta(old / "cxg_group_metadata", cxg_version="0.1")
-    cxgs.write_dense(old / "X", np.zeros((6, 5), np.float32), names=("obs", "var"))
+    cxg_files.set_meta(old / "cxg_group_metadata", cxg_version="0.1")
+    cxg_files.write_dense(old / "X", np.zeros((6, 5), np.float32), names=("obs", "var"))
     assert (detect(old).version, detect(old).layout) == ("0.1", "split")
     np.testing.assert_array_equal(dense(read(old).X), VALUES)
 
@@ -139,7 +139,7 @@ def test_entries_may_lie_anywhere(cxg: Path) -> None:
     for part in (slice(0, 3), slice(3, None)):
         entries = (rows[part], columns[part].astype(np.uint32), VALUES[rows[part], columns[part]])
         if part.start == 0:
-            cxgs.write_half(cxg / "Xr", "obs", 6, entries)
+            cxg_files.write_half(cxg / "Xr", "obs", 6, entries)
         else:
             with open_array(cxg / "Xr", "w") as array:
                 array[entries[0]] = {"": entries[2], "var": entries[1]}
@@ -149,7 +149,7 @@ def test_entries_may_lie_anywhere(cxg: Path) -> None:
 def test_what_a_column_is_follows_its_hint(cxg: Path) -> None:
     """Categories may be text or codes of any width, listed or not; all-true columns written as categories are booleans again."""
     columns = {
-        "name_0": cxgs.OBS["name_0"],
+        "name_0": cxg_files.OBS["name_0"],
         "listed": np.array(["b", "a", "nan", "b", "c", "b"], object),
         "unlisted": np.array(["b", "a", "b", "b", "a", "b"], object),
         "wide": np.array([0, 1, 1, -1, 0, 1], np.int32),
@@ -169,7 +169,7 @@ def test_what_a_column_is_follows_its_hint(cxg: Path) -> None:
         "holed": {"type": "categorical"},
         "long": {"type": "int64"},
     }
-    cxgs.write_frame(cxg / "obs", columns, hints)
+    cxg_files.write_frame(cxg / "obs", columns, hints)
     obs = read(cxg).obs
     assert list(obs["listed"].cat.categories) == ["z", "b", "a", "c"]
     assert obs["listed"].isna().tolist() == [False, False, True, False, False, False]
@@ -184,7 +184,7 @@ def test_what_a_column_is_follows_its_hint(cxg: Path) -> None:
 
 def test_without_hints_types_speak(cxg: Path) -> None:
     """Tables without hints have the types of their attributes, and cells are numbered where nothing names them."""
-    cxgs.write_frame(cxg / "obs", {"kind": cxgs.OBS["kind"], "text": cxgs.OBS["sample"]}, None)
+    cxg_files.write_frame(cxg / "obs", {"kind": cxg_files.OBS["kind"], "text": cxg_files.OBS["sample"]}, None)
     obs = read(cxg).obs
     assert obs["kind"].dtype == np.int8
     assert list(obs.index) == [str(i) for i in range(6)]
@@ -194,7 +194,7 @@ def test_without_hints_types_speak(cxg: Path) -> None:
 def test_colours_have_two_spellings(cxg: Path, spelled: str) -> None:
     """Colour tables are found by the column's name, as all real files have it, and with _colors, as the format says."""
     table = {"NK cell": "#000001", "T cell": "#000002", "B cell": "#000003"}
-    cxgs.set_meta(cxg / "cxg_group_metadata", cxg_category_colors=json.dumps({spelled: table}))
+    cxg_files.set_meta(cxg / "cxg_group_metadata", cxg_category_colors=json.dumps({spelled: table}))
     assert list(read(cxg).uns["kind_colors"]) == ["#000002", "#000003", "#000001"]
 
 
@@ -202,26 +202,26 @@ def test_everything_else_is_carried_through(cxg: Path, tmp_path: Path) -> None:
     """Gene sets, coverage, unknown arrays, groups and metadata, and embeddings in 64 bits go through AnnData, and are put back."""
     tiledb = import_tiledb()
     sets = {"s": {"geneset_name": "s", "genes": [{"gene_symbol": "LYZ", "gene_description": ""}]}}
-    cxgs.set_meta(cxg / "obs", genesets=json.dumps(sets), more="text")
-    cxgs.set_meta(
+    cxg_files.set_meta(cxg / "obs", genesets=json.dumps(sets), more="text")
+    cxg_files.set_meta(
         cxg / "cxg_group_metadata",
         note="kept",
         cxg_properties=json.dumps({"title": "T", "about": "https://a.b", "x": 1}),
     )
-    cxgs.write_dense(cxg / "emb" / "fine", np.linspace(0, 1, 12).reshape(6, 2))
-    cxgs.write_dense(cxg / "scores", np.arange(6.0))
-    cxgs.make_group(cxg / "own")
-    cxgs.write_dense(cxg / "own" / "inner", np.arange(4).reshape(2, 2))
+    cxg_files.write_dense(cxg / "emb" / "fine", np.linspace(0, 1, 12).reshape(6, 2))
+    cxg_files.write_dense(cxg / "scores", np.arange(6.0))
+    cxg_files.make_group(cxg / "own")
+    cxg_files.write_dense(cxg / "own" / "inner", np.arange(4).reshape(2, 2))
     axes = [
         tiledb.Dim("chrom", domain=(1, 25), tile=1, dtype=np.uint32, ctx=context()),
         tiledb.Dim("bin", domain=(0, 99), tile=10, dtype=np.uint32, ctx=context()),
         tiledb.Dim("cell_type", domain=(None, None), tile=None, dtype="ascii", ctx=context()),
     ]
     attributes = [tiledb.Attr("coverage", dtype=np.float32, ctx=context())]
-    cxgs.create(cxg / "coverage", axes, attributes, sparse=True)
+    cxg_files.create(cxg / "coverage", axes, attributes, sparse=True)
     with open_array(cxg / "coverage", "w") as array:
         array[[1, 2], [5, 7], np.array([b"B", b"T"])] = np.array([1.5, 2.5], np.float32)
-    cxgs.set_meta(cxg / "coverage", cell_id_map=json.dumps({"B": 0}))
+    cxg_files.set_meta(cxg / "coverage", cell_id_map=json.dumps({"B": 0}))
     back = copy(copy(cxg, tmp_path / "b.h5ad"), open_sink(tmp_path / "b.cxg"))
     with open_array(Path(back) / "obs") as array:
         assert json.loads(array.meta["genesets"]) == sets
@@ -249,11 +249,11 @@ def test_uns_may_be_a_group(cxg: Path) -> None:
     """Metadata and arrays of a group uns are read like metadata of an array."""
     tiledb = import_tiledb()
     shutil.rmtree(cxg / "uns")
-    cxgs.make_group(cxg / "uns")
+    cxg_files.make_group(cxg / "uns")
     with tiledb.Group(str(cxg / "uns"), "w", ctx=context()) as group:
         group.meta["spatial"] = json.dumps({"is_single": False})
         group.meta["plain"] = "not json"
-    cxgs.write_dense(cxg / "uns" / "numbers", np.arange(3.0))
+    cxg_files.write_dense(cxg / "uns" / "numbers", np.arange(3.0))
     uns = read(cxg).uns
     assert uns["spatial"] == {"is_single": False}
     assert uns["plain"] == "not json"
@@ -277,7 +277,7 @@ TRAP = Path("sprung")
 def test_nothing_is_unpickled(cxg: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes in uns are refused, and nothing in them is run; without uns the rest is read."""
     monkeypatch.chdir(tmp_path)
-    cxgs.set_meta(cxg / "uns", spatial=pickle.dumps(Trap()))
+    cxg_files.set_meta(cxg / "uns", spatial=pickle.dumps(Trap()))
     with pytest.raises(SourceError, match=r"^C27: .*uns=False"):
         open_source(cxg)
     assert not TRAP.exists()
@@ -288,7 +288,7 @@ def test_nothing_is_unpickled(cxg: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_unknown_versions_are_read_when_told(cxg: Path) -> None:
     """A version that nobody knows is refused with those that are known, and read as one of them on demand."""
-    cxgs.set_meta(cxg / "cxg_group_metadata", cxg_version="0.4.0")
+    cxg_files.set_meta(cxg / "cxg_group_metadata", cxg_version="0.4.0")
     with pytest.raises(SourceError, match=r"^C50: .*'0.4.0'.*0.3.0.*allow_unknown"):
         open_source(cxg)
     np.testing.assert_array_equal(dense(read(cxg, version="0.3.0").X), VALUES)
@@ -311,17 +311,17 @@ def cut_short(name: str) -> Any:
 
 
 def meta(name: str, **values: Any) -> Any:
-    return lambda path: cxgs.set_meta(path / name, **values)
+    return lambda path: cxg_files.set_meta(path / name, **values)
 
 
 def half(axis: str, n: int, *entries: Any, **options: Any) -> Any:
     name = {"obs": "Xr", "var": "Xc"}[axis]
     made = tuple(np.array(part) for part in entries)
-    return lambda path: cxgs.write_half(path / name, axis, n, made, **options)
+    return lambda path: cxg_files.write_half(path / name, axis, n, made, **options)
 
 
 def hints(**values: Any) -> Any:
-    return lambda path: cxgs.set_hints(path, "obs", **values)
+    return lambda path: cxg_files.set_hints(path, "obs", **values)
 
 
 ENTRY = ([0], np.array([0], np.uint32), np.array([1], np.float32))
@@ -340,15 +340,15 @@ FAULTS: dict[str, tuple[Any, str]] = {
     ),
     "a column beyond": (half("obs", 6, [2], np.array([5], np.uint32), np.array([1], np.float32)), r"^C20: .*length of 5"),
     "an axis from 1": (
-        lambda path: cxgs.write_dense(path / "emb" / "umap", np.zeros((6, 2)), start=1),
+        lambda path: cxg_files.write_dense(path / "emb" / "umap", np.zeros((6, 2)), start=1),
         r"^C02: .*integers from 0",
     ),
     "an embedding of one column": (
-        lambda path: cxgs.write_dense(path / "emb" / "umap", np.zeros((6, 1))),
+        lambda path: cxg_files.write_dense(path / "emb" / "umap", np.zeros((6, 1))),
         r"^C23: .*two or more",
     ),
     "an embedding of fewer cells": (
-        lambda path: cxgs.write_dense(path / "emb" / "umap", np.zeros((5, 2))),
+        lambda path: cxg_files.write_dense(path / "emb" / "umap", np.zeros((5, 2))),
         r"^C71: .*emb/umap .*\(5, 2\)",
     ),
     "codes without categories": (hints(kind={"type": "categorical"}), r"^C13: .*'kind'.*int8"),
@@ -384,8 +384,8 @@ def test_categories_that_no_reader_takes_are_told(cxg: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: cxgs.write_dense(path / "X", np.zeros((6, 4), np.float32), names=("obs", "var")), r"^C71: .*X .*\(6, 4\)"),
-        (lambda path: cxgs.write_dense(path / "X", np.full((6, 5), "a").astype("U1"), names=("obs", "var")), r"^C04: .*numbers"),
+        (lambda path: cxg_files.write_dense(path / "X", np.zeros((6, 4), np.float32), names=("obs", "var")), r"^C71: .*X .*\(6, 4\)"),
+        (lambda path: cxg_files.write_dense(path / "X", np.full((6, 5), "a").astype("U1"), names=("obs", "var")), r"^C04: .*numbers"),
     ],
 )  # fmt: skip
 def test_a_dense_matrix_is_checked_too(tmp_path: Path, damage: Any, message: str) -> None:
@@ -399,7 +399,7 @@ def test_a_dense_matrix_is_checked_too(tmp_path: Path, damage: Any, message: str
 def test_a_shift_of_another_length_is_refused(tmp_path: Path) -> None:
     """A column shift that is not of one value per feature is refused by rule."""
     path = write_cxg(tmp_path / "a.cxg", "sparse")
-    cxgs.write_dense(path / "X_col_shift", np.zeros(4))
+    cxg_files.write_dense(path / "X_col_shift", np.zeros(4))
     with pytest.raises(SourceError, match=r"^C43: .*\(4,\).*\(5,\)"):
         open_source(path)
 
@@ -430,7 +430,7 @@ def test_the_extra_is_named(cxg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_large_unknown_arrays_are_left_out_and_told(cxg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays beyond the limit are not read, and the source says so."""
-    cxgs.write_dense(cxg / "scores", np.arange(6.0))
+    cxg_files.write_dense(cxg / "scores", np.arange(6.0))
     monkeypatch.setattr("raggedatlas.formats.cxg.source.MAX_EXTRA_BYTES", 10)
     source = open_source(cxg)
     assert "more than are carried" in source.describe().left_out["scores"]
@@ -444,5 +444,5 @@ def test_frames_keep_what_pandas_needs(cxg: Path) -> None:
 
     frame = arrow_to_frame(source.cells())
     assert isinstance(frame["kind"].dtype, pd.CategoricalDtype)
-    assert list(frame["kind"].cat.categories) == list(cxgs.KINDS)
+    assert list(frame["kind"].cat.categories) == list(cxg_files.KINDS)
     source.close()

@@ -18,10 +18,10 @@ from raggedatlas.formats.copying import copy
 from raggedatlas.formats.cxg import validate
 from raggedatlas.formats.modalities import as_anndata, split_modalities
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.testing.anndatas import FORMS, KINDS, in_form, make_obs, make_values
-from raggedatlas.testing.cxgs import FORMS as CXG_FORMS
-from raggedatlas.testing.cxgs import write_cxg
-from raggedatlas.testing.effort import examples
+from raggedatlas.testing.anndata_strategies import FORMS, KINDS, in_form, make_obs, make_values
+from raggedatlas.testing.cxg_files import FORMS as CXG_FORMS
+from raggedatlas.testing.cxg_files import write_cxg
+from raggedatlas.testing.hypothesis_profile import examples
 
 pytest.importorskip("tiledb")
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.

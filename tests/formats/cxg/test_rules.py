@@ -4,7 +4,7 @@ from pathlib import Path
 
 from raggedatlas.formats.cxg import RULES
 from raggedatlas.formats.cxg.rules import rules_page
-from raggedatlas.testing.cxg_damages import DAMAGES
+from raggedatlas.testing.cxg_faults import DAMAGES
 
 ROOT = Path(__file__).parents[3]
 LEVELS = ("must", "should", "practice")

@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.cli.verbs import app
+from raggedatlas.cli.commands import app
 from raggedatlas.errors import DuplicateError, MissingExtraError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.cxg import inspect, validate
-from raggedatlas.testing.cxgs import write_cxg
+from raggedatlas.testing.cxg_files import write_cxg
 from raggedatlas.testing.processes import started
 from raggedatlas.verbs import explorer
 from raggedatlas.verbs.explorer import (
@@ -31,9 +31,11 @@ from raggedatlas.verbs.explorer import (
     end,
     find_explorer,
     install_explorer,
+    is_served,
+    prepare,
     require_explorer,
+    serve,
 )
-from raggedatlas.verbs.serving import is_served, prepare, serve
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
 REAL = "tests/data/pbmc68k_reduced.h5ad"

@@ -25,9 +25,9 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
     open_array,
 )
 from raggedatlas.formats.registry import open_source
-from raggedatlas.testing import cxgs
-from raggedatlas.testing.cxgs import FORMS, N_OBS, Form, write_cxg
-from raggedatlas.testing.effort import examples
+from raggedatlas.testing import cxg_files
+from raggedatlas.testing.cxg_files import FORMS, N_OBS, Form, write_cxg
+from raggedatlas.testing.hypothesis_profile import examples
 
 STARTS = np.cumsum([0, *(len(f"cell {i}") for i in range(N_OBS - 1))]).astype("<u8")
 
@@ -129,7 +129,9 @@ def test_sound_arrays_pass(form: Form, tmp_path: Path) -> None:
 def test_names_of_old_files_are_not_mistaken(tmp_path: Path) -> None:
     """Where files are named after attributes, one called n_var does not make the numbers of n into bounds; texts are still looked at."""
     path = tmp_path / "old"
-    cxgs.write_frame(path, {"n": np.arange(3), "n_var": np.arange(3), "t": np.array(["a", "b", "c"], object)}, None)
+    cxg_files.write_frame(
+        path, {"n": np.arange(3), "n_var": np.arange(3), "t": np.array(["a", "b", "c"], object)}, None
+    )
     with open_array(path) as array:
         schema = array.schema
     fragment = next((path / "__fragments").iterdir())
@@ -149,7 +151,7 @@ def test_any_texts_pass(tmp_path_factory: pytest.TempPathFactory, texts: list[st
     """Tables of any texts, empty ones too, over several tiles, are not refused, and come back."""
     path = tmp_path_factory.mktemp("texts") / "table"
     values = pd.Series([text.replace("\0", "") for text in texts] * times, dtype=object).to_numpy()
-    cxgs.write_frame(path, {"a": values, "b": values[::-1].copy()}, None)
+    cxg_files.write_frame(path, {"a": values, "b": values[::-1].copy()}, None)
     with open_array(path) as array:
         check_text_offsets(path, array.schema)
         assert np.asarray(array.query(attrs=["b"])[:]["b"]).astype(object).tolist() == values[::-1].tolist()

@@ -14,7 +14,7 @@ pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 import raggedatlas as ra
 from raggedatlas.formats.cxg import validate
 from raggedatlas.formats.cxg.tiledb_arrays import open_array
-from raggedatlas.testing.cxgs import LIBRARIES
+from raggedatlas.testing.cxg_files import LIBRARIES
 
 SCALES = {
     "tissue_hires_scalef": 0.17,

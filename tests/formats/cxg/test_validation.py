@@ -16,9 +16,9 @@ from raggedatlas.errors import ArgumentError, NotFoundError
 from raggedatlas.formats.cxg import RULES, validate
 from raggedatlas.formats.cxg import checks_values as values_module
 from raggedatlas.formats.cxg.tiledb_arrays import open_array
-from raggedatlas.testing import cxgs
-from raggedatlas.testing.cxg_damages import DAMAGES, Damage
-from raggedatlas.testing.cxgs import FORMS, Form, write_cxg
+from raggedatlas.testing import cxg_files
+from raggedatlas.testing.cxg_faults import DAMAGES, Damage
+from raggedatlas.testing.cxg_files import FORMS, Form, write_cxg
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
 
@@ -83,12 +83,15 @@ def test_one_that_is_no_cxg_is_told(tmp_path: Path) -> None:
 def test_first_places_are_named(goods: dict[Form, Path], tmp_path: Path) -> None:
     """A value that differs between Xr and Xc is told by the cell and the feature, a place that comes twice by its place."""
     path = copied(goods["split"], tmp_path / "x.cxg")
-    rows, columns = np.nonzero(cxgs.VALUES)
-    values = cxgs.VALUES[rows, columns]
+    rows, columns = np.nonzero(cxg_files.VALUES)
+    values = cxg_files.VALUES[rows, columns]
     changed = values.copy()
     changed[3] += 1
-    cxgs.write_half(
-        path / "Xr", "obs", cxgs.N_OBS, (np.append(rows, 4), np.append(columns, 4), np.append(changed, changed[-2]))
+    cxg_files.write_half(
+        path / "Xr",
+        "obs",
+        cxg_files.N_OBS,
+        (np.append(rows, 4), np.append(columns, 4), np.append(changed, changed[-2])),
     )
     told = {p.rule: p.message for p in validate(path, "full")}
     assert f"the first cell {rows[3]}" in told["C19"]
@@ -100,13 +103,13 @@ def test_blocks_do_not_matter(block: int, tmp_path: Path, monkeypatch: pytest.Mo
     """A place that comes twice, on both sides of the end of a block too, is counted once each time, whatever blocks are read."""
     rng = np.random.default_rng(0)
     path = write_cxg(tmp_path / "x.cxg")
-    rows, columns = rng.integers(0, cxgs.N_OBS, 300), rng.integers(0, cxgs.N_VAR, 300)
+    rows, columns = rng.integers(0, cxg_files.N_OBS, 300), rng.integers(0, cxg_files.N_VAR, 300)
     values = np.ones(300, np.float32)
     for name, axis, n, places in (
-        ("Xr", "obs", cxgs.N_OBS, (rows, columns)),
-        ("Xc", "var", cxgs.N_VAR, (columns, rows)),
+        ("Xr", "obs", cxg_files.N_OBS, (rows, columns)),
+        ("Xc", "var", cxg_files.N_VAR, (columns, rows)),
     ):
-        cxgs.write_half(path / name, axis, n, (*places, values))
+        cxg_files.write_half(path / name, axis, n, (*places, values))
     twice = 300 - len(set(zip(rows.tolist(), columns.tolist(), strict=True)))
     whole = values_module.iter_entries
 
@@ -132,11 +135,11 @@ def test_memory_does_not_grow_with_values(tmp_path: Path) -> None:
         obs = {"name_0": np.array([str(i) for i in range(n)], dtype=object)}
         var = {"name_0": np.array([str(i) for i in range(4_000)], dtype=object)}
         for table, frame in (("obs", obs), ("var", var)):
-            cxgs.write_frame(path / table, frame, {"index": "name_0", "name_0": {"type": "string"}})
-        for name in cxgs.EMBEDDINGS:
-            cxgs.write_dense(path / "emb" / name, np.ones((n, 2), np.float32))
-        cxgs.write_half(path / "Xr", "obs", n, (rows, columns, values))
-        cxgs.write_half(path / "Xc", "var", 4_000, (columns, rows, values))
+            cxg_files.write_frame(path / table, frame, {"index": "name_0", "name_0": {"type": "string"}})
+        for name in cxg_files.EMBEDDINGS:
+            cxg_files.write_dense(path / "emb" / name, np.ones((n, 2), np.float32))
+        cxg_files.write_half(path / "Xr", "obs", n, (rows, columns, values))
+        cxg_files.write_half(path / "Xc", "var", 4_000, (columns, rows, values))
         validate(path, "full")
         tracemalloc.start()
         assert {p.level for p in validate(path, "full")} == {"practice"}
@@ -168,12 +171,12 @@ def test_a_row_larger_than_the_buffers_is_read(tmp_path: Path, monkeypatch: pyte
     """A feature with more values than a block holds is read to its end, in several fragments too; a read that stands still is given up."""
     n = 300_000
     path = write_cxg(tmp_path / "x.cxg")
-    cxgs.write_frame(path / "obs", {"name_0": np.array(["c"] * n, dtype=object)}, {"index": "name_0"})
-    for name in cxgs.EMBEDDINGS:
-        cxgs.write_dense(path / "emb" / name, np.ones((n, 2), np.float32))
+    cxg_files.write_frame(path / "obs", {"name_0": np.array(["c"] * n, dtype=object)}, {"index": "name_0"})
+    for name in cxg_files.EMBEDDINGS:
+        cxg_files.write_dense(path / "emb" / name, np.ones((n, 2), np.float32))
     rows, values = np.arange(n), np.ones(n, np.float32)
-    cxgs.write_half(path / "Xr", "obs", n, (rows, np.zeros(n, np.uint32), values))
-    cxgs.write_half(path / "Xc", "var", cxgs.N_VAR, (np.zeros(n, np.uint32), rows, values))
+    cxg_files.write_half(path / "Xr", "obs", n, (rows, np.zeros(n, np.uint32), values))
+    cxg_files.write_half(path / "Xc", "var", cxg_files.N_VAR, (np.zeros(n, np.uint32), rows, values))
     assert {p.rule for p in validate(path, "full")} == {"C30", "C32", "C53"}
     with open_array(path / "Xc", "w") as array:
         array[np.zeros(2, np.uint32)] = {"": np.ones(2, np.float32), "obs": np.array([5, n - 1], np.uint32)}

@@ -22,7 +22,7 @@ from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.contracts import SinkMatrix
 from raggedatlas.testing.processes import started
-from raggedatlas.verbs.embedding import embedder
+from raggedatlas.verbs.reduction import embedder
 
 pytest.importorskip("tiledb")
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
@@ -435,14 +435,14 @@ def test_another_way_to_embed_is_handed_over(tmp_path: Path) -> None:
 
 def test_a_umap_is_made_of_thirty_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The embedder of the verbs fits a UMAP to principal components, with no more neighbours than there are cells."""
-    from raggedatlas.verbs import umap_models
+    from raggedatlas.verbs import umap_model
 
     def fit(sample: Any, settings: Any) -> Any:
         assert sample.shape == (10, 30)
         assert settings.n_neighbors == 9
-        return umap_models.UmapModel(settings, sample, sample[:, :2])
+        return umap_model.UmapModel(settings, sample, sample[:, :2])
 
-    monkeypatch.setattr(umap_models, "fit_umap", fit)
+    monkeypatch.setattr(umap_model, "fit_umap", fit)
     given = small(10)
     del given.obsm["X_umap"]
     path = write(given, tmp_path / "a.cxg", compute_embedding=embedder("umap"))

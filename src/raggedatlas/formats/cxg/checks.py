@@ -605,7 +605,7 @@ def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
 
     Examples
     --------
-    >>> from raggedatlas.testing.cxgs import write_cxg
+    >>> from raggedatlas.testing.cxg_files import write_cxg
     >>> import tempfile
     >>> validate(write_cxg(tempfile.mkdtemp() + "/x.cxg"), "full")
     []

@@ -253,7 +253,7 @@ def inspect(path: str | Path) -> CxgInspection:
 
     Examples
     --------
-    >>> from raggedatlas.testing.cxgs import write_cxg
+    >>> from raggedatlas.testing.cxg_files import write_cxg
     >>> import tempfile
     >>> found = inspect(write_cxg(tempfile.mkdtemp() + "/x.cxg"))
     >>> found.version, found.layout

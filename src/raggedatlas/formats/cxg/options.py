@@ -97,7 +97,7 @@ def get_embedder(what: "str | Embedder | None") -> Embedder | None:
     if what == PCA.name:
         return PCA
     raise SourceError(
-        f"compute_embedding={what!r} is not known here; 'pca' is, and raggedatlas.verbs.embedding.embedder('umap') gives what computes a UMAP."
+        f"compute_embedding={what!r} is not known here; 'pca' is, and raggedatlas.verbs.reduction.embedder('umap') gives what computes a UMAP."
     )
 
 

@@ -171,7 +171,7 @@ class CxgSource(CompositeSource):
 
         Examples
         --------
-        >>> from raggedatlas.testing.cxgs import write_cxg
+        >>> from raggedatlas.testing.cxg_files import write_cxg
         >>> import tempfile
         >>> source = cxg_source(write_cxg(tempfile.mkdtemp() + "/x.cxg"))
         >>> [(first, values.shape) for first, values in source.column_blocks(3)]

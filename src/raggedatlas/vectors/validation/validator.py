@@ -48,7 +48,7 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     Examples
     --------
     >>> import tempfile
-    >>> from raggedatlas.testing.geometry import cloud
+    >>> from raggedatlas.testing.spatial import cloud
     >>> from raggedatlas.vectors.builder import make_geometry
     >>> from raggedatlas.vectors.writer import write
     >>> folder = tempfile.mkdtemp() + "/points"

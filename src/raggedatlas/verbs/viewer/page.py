@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import DuplicateError, StoreError
-from raggedatlas.verbs.viewer.parts import (
+from raggedatlas.verbs.viewer.arrow_streams import (
     bounds_of,
     column_part,
     describe_columns,

@@ -13,8 +13,8 @@ from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
 from raggedatlas.errors import ArgumentError, AtlasError, StoreError
+from raggedatlas.verbs.viewer.arrow_streams import column_part, ids_part, numbers_part, points_part
 from raggedatlas.verbs.viewer.page import PROGRAM, STYLE, bundled, policy, served_page
-from raggedatlas.verbs.viewer.parts import column_part, ids_part, numbers_part, points_part
 from raggedatlas.verbs.viewer.scene import Scene
 
 LOOPBACK = "127.0.0.1"

@@ -1,0 +1,303 @@
+"""An HTTP proxy with faults on demand, to stand between an object store and what is tested."""
+
+import re
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+_CONDITIONS = {"if-none-match", "if-match"}
+_PER_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "server", "date"}
+_ERROR = "<Error><Code>{code}</Code><Message>Refused by the proxy.</Message></Error>"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request that a `FaultyProxy` saw.
+
+    Parameters
+    ----------
+    method : str
+        ``GET``, ``PUT`` ...
+    path : str
+        Decoded path, without the query.
+    query : str
+        What follows the question mark.
+    status : int
+        What was answered; 0 where the answer was cut off.
+    """
+
+    method: str
+    path: str
+    query: str
+    status: int
+
+
+@dataclass
+class FaultyProxy:
+    """An HTTP proxy on loopback, to be used as a context manager; its faults may be changed while it runs.
+
+    Parameters
+    ----------
+    upstream : str
+        Address of the server behind, e.g. ``http://127.0.0.1:5000``.
+    fail_every : int
+        Answer every n-th request with 503 without passing it on; 0 never.
+    ignore_conditions : bool
+        Pass requests on without ``If-None-Match`` and ``If-Match``: a store without conditional puts.
+    latency : float
+        Seconds to wait before each answer.
+    requests : list of Request
+        Log of what was seen, oldest first; clear it with `forget`.
+    lost : list of Request
+        What the server has done although its answer was cut off.
+    most_at_once : int
+        How many requests were under way at the same time, at most.
+
+    Examples
+    --------
+    >>> with FaultyProxy("http://127.0.0.1:9") as proxy:
+    ...     proxy.address.startswith("http://127.0.0.1:")
+    True
+    """
+
+    upstream: str
+    fail_every: int = 0
+    ignore_conditions: bool = False
+    latency: float = 0.0
+    requests: list[Request] = field(default_factory=list)
+    lost: list[Request] = field(default_factory=list)
+    most_at_once: int = 0
+    _running: int = 0
+    _cuts: list[tuple[str, re.Pattern[str]]] = field(default_factory=list)
+    _refused: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _seen: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        """Take a free port; requests are answered from `start` on."""
+        proxy = self
+
+        class Handler(_Handler):
+            owner = proxy
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.block_on_close = False
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where clients reach the proxy."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> "FaultyProxy":
+        """Start to answer."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop to answer."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def cut_after(self, method: str, pattern: str) -> None:
+        """Cut the connection after the server has done the next request of a method on a matching path, once.
+
+        Parameters
+        ----------
+        method : str
+            ``PUT`` ...
+        pattern : str
+            Regular expression, searched for in the decoded path.
+        """
+        self._cuts.append((method, re.compile(pattern)))
+
+    def refuse(self, method: str, status: int, code: str) -> None:
+        """Answer all requests of a method with an error, without passing them on.
+
+        Parameters
+        ----------
+        method : str
+            ``PUT`` ...
+        status : int
+            HTTP status.
+        code : str
+            S3's name of the error, e.g. ``AccessDenied``.
+        """
+        self._refused[method] = (status, code)
+
+    def forget(self) -> None:
+        """Empty the logs, and take all faults away."""
+        with self._lock:
+            self.requests.clear()
+            self.lost.clear()
+            self._cuts.clear()
+            self._refused.clear()
+            self.fail_every, self.ignore_conditions, self.latency = 0, False, 0.0
+
+    def begin(self, method: str) -> tuple[int, str] | None:
+        """Count a request, and return the status and the code that it is refused with, if it is."""
+        with self._lock:
+            self._seen += 1
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
+            busy = self.fail_every > 0 and self._seen % self.fail_every == 0
+            return (503, "SlowDown") if busy else self._refused.get(method)
+
+    def end(self) -> None:
+        """Count a request as answered."""
+        with self._lock:
+            self._running -= 1
+
+    def note(self, request: Request) -> bool:
+        """Log a request, and tell whether its answer is to be cut off."""
+        with self._lock:
+            for cut in self._cuts:
+                if request.method == cut[0] and request.status < 300 and cut[1].search(request.path):
+                    self._cuts.remove(cut)
+                    self.lost.append(request)
+                    self.requests.append(Request(request.method, request.path, request.query, 0))
+                    return True
+            self.requests.append(request)
+            return False
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Passes one connection's requests on."""
+
+    owner: FaultyProxy
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+
+    def __getattr__(self, name: str) -> object:
+        """Answer every method alike."""
+        if name.startswith("do_"):
+            return self._answer
+        raise AttributeError(name)
+
+    def _answer(self) -> None:
+        refused = self.owner.begin(self.command)
+        try:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if refused:
+                body = _ERROR.format(code=refused[1]).encode()
+                self._finish(refused[0], {"Content-Type": "application/xml"}, body)
+            else:
+                self._pass_on(body)
+        finally:
+            self.owner.end()
+
+    def _pass_on(self, body: bytes) -> None:
+        skipped = _CONDITIONS if self.owner.ignore_conditions else set()
+        headers = {key: value for key, value in self.headers.items() if key.lower() not in skipped}
+        server = HTTPConnection(urlsplit(self.owner.upstream).netloc, timeout=60)
+        try:
+            server.request(self.command, self.path, body, headers)
+            answer = server.getresponse()
+            data = answer.read()
+        except (OSError, HTTPException):
+            self._finish(502, {}, b"")
+            return
+        finally:
+            server.close()
+        self._finish(answer.status, dict(answer.getheaders()), data)
+
+    def _finish(self, status: int, headers: dict[str, str], data: bytes) -> None:
+        """Log the request and answer it, or cut the connection."""
+        path, _, query = self.path.partition("?")
+        if self.owner.note(Request(self.command, unquote(path), query, status)):
+            self.close_connection = True
+            return
+        time.sleep(self.owner.latency)
+        self.send_response_only(status)
+        for key, value in headers.items():
+            if key.lower() not in _PER_HOP:
+                self.send_header(key, value)
+        length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(data))
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing; the log is kept by the proxy."""
+
+
+_LOGIN = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A prefix in a bucket of its own, with the proxy in front of it.
+
+    Parameters
+    ----------
+    bucket : str
+        Its name.
+    proxy : FaultyProxy
+        In front of an S3 server.
+    """
+
+    bucket: str
+    proxy: FaultyProxy
+
+    @classmethod
+    def make(cls, proxy: FaultyProxy) -> "Remote":
+        """Make an empty bucket; the proxy forgets what it has seen."""
+        bucket = f"walk-{uuid4().hex[:12]}"
+        request = urllib.request.Request(f"{proxy.upstream}/{bucket}", method="PUT")
+        with urllib.request.urlopen(request):
+            proxy.forget()
+        return cls(bucket, proxy)
+
+    @property
+    def uri(self) -> str:
+        """Address of the atlas."""
+        return f"s3://{self.bucket}/my.atlas"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Storage options that lead through the proxy."""
+        login = {f"aws_{key}": value for key, value in _LOGIN.items()}
+        return login | {"aws_endpoint": self.proxy.address, "allow_http": "true"}
+
+    def upload(self, folder: Path) -> None:
+        """Copy an atlas from a folder to here, past the proxy."""
+        import obstore
+
+        store = self._store()
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                obstore.put(store, path.relative_to(folder).as_posix(), path.read_bytes())
+
+    def download(self, folder: Path) -> Path:
+        """Copy the atlas from here to a folder, past the proxy, and return the folder."""
+        import obstore
+
+        store = self._store()
+        for page in obstore.list(store):
+            for item in page:
+                path = folder / item["path"]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(obstore.get(store, item["path"]).bytes())
+        return folder
+
+    def _store(self) -> "S3Store":
+        from obstore.store import S3Store
+
+        options: dict[str, Any] = {**_LOGIN, "endpoint": self.proxy.upstream, "client_options": {"allow_http": True}}
+        return S3Store(self.bucket, prefix="my.atlas", **options)

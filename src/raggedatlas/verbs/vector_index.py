@@ -1,0 +1,412 @@
+"""Nearest rows: exactly, block by block, or by the table's index."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raggedatlas.errors import CorruptError, QueryError, SourceError
+from raggedatlas.model.arguments import checked
+from raggedatlas.query.search import METRICS
+from raggedatlas.results.convert import convert_results
+from raggedatlas.results.dataset import ResultDataset
+from raggedatlas.results.folder import open_table, record_checksums
+from raggedatlas.results.schema import DATA, OBJECT_ID
+from raggedatlas.store.storage_errors import lance_errors
+from raggedatlas.verbs.inference_run import Progress, silent
+from raggedatlas.verbs.vector_sources import open_results
+
+if TYPE_CHECKING:
+    import lance
+
+_BLOCK_VALUES = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """Rows near some vectors, nearest first; equal distances in row order.
+
+    Parameters
+    ----------
+    rows : (q, k) int64
+        Row numbers, -1 where there are fewer than k.
+    distances : (q, k) float64
+        Squared Euclidean distance, one minus the cosine, or one minus the dot product; NaN where there is no row.
+    """
+
+    rows: NDArray[np.int64]
+    distances: NDArray[np.float64]
+
+
+def without_own(found: Nearest, own: NDArray[np.int64], k: int) -> Nearest:
+    """Leave the row that each vector belongs to out of what was found, and keep k.
+
+    Parameters
+    ----------
+    found : Nearest
+        One more than k for each vector.
+    own : (q,) int64
+        A row that is not to be found, -1 for none.
+    k : int
+        How many are kept.
+
+    Examples
+    --------
+    >>> without_own(Nearest(np.array([[4, 7, 2]]), np.array([[0.0, 1.0, 3.0]])), np.array([4]), 2).rows.tolist()
+    [[7, 2]]
+    """
+    kept = (found.rows >= 0) & (found.rows != own[:, None])
+    order = np.argsort(~kept, axis=1, kind="stable")[:, :k]
+    kept = np.take_along_axis(kept, order, axis=1)
+    return Nearest(
+        np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1),
+        np.where(kept, np.take_along_axis(found.distances, order, axis=1), np.nan),
+    )
+
+
+def check_metric(metric: str) -> None:
+    """Refuse a distance that nobody here computes."""
+    if metric not in METRICS:
+        raise QueryError(f"There is no metric {metric!r}; there are {', '.join(METRICS)}.")
+
+
+def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
+    """Measure the angle or the product of vectors and rows, ``(q, width)`` and ``(n, width)``: ``(q, n)`` float64.
+
+    Examples
+    --------
+    >>> block_distances(np.array([[0.0, 3.0], [1.0, 0.0]]), np.array([[1.0, 0.0]]), "cosine")
+    array([[1., 0.]])
+    """
+    wide = block.astype(np.float64, copy=False)
+    products = vectors @ wide.T
+    if metric == "dot":
+        return 1 - products
+    lengths = np.linalg.norm(vectors, axis=1)[:, None] * np.linalg.norm(wide, axis=1)
+    return np.asarray(1 - np.divide(products, lengths, out=np.zeros_like(products), where=lengths != 0))
+
+
+def _nearest_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    """Measure squared distances of the rows that can be among the k nearest of this block; NaN for the others.
+
+    One product tells them to within its rounding, so that few differences are computed.
+    """
+    wide = block.astype(np.float64, copy=False)
+    centre = vectors.mean(axis=0) if len(vectors) else 0.0
+    shifted, asked = wide - centre, vectors - centre
+    lengths = np.einsum("ij,ij->i", shifted, shifted)
+    about = lengths - 2 * (asked @ shifted.T)
+    largest = lengths[np.isfinite(lengths)].max(initial=0) + np.einsum("ij,ij->i", asked, asked)
+    rounding = 1e-13 * (wide.shape[1] + 8) * largest[:, None]
+    limit = np.partition(about, k - 1, axis=1)[:, k - 1 : k] if k < len(wide) else np.full((len(about), 1), np.inf)
+    near = about <= np.where(np.isnan(limit), np.inf, limit) + rounding
+    measured = np.full(about.shape, np.nan)
+    for query, row in enumerate(near):
+        measured[query, row] = ((wide[row] - vectors[query]) ** 2).sum(axis=1)
+    return measured
+
+
+def nearest_exact(
+    dataset: Any,  # noqa: ANN401  (a ResultDataset, or older results)
+    column: str,
+    vectors: NDArray[np.float64],
+    k: int,
+    *,
+    metric: str = "l2",
+    among: NDArray[np.int64] | None = None,
+    without: NDArray[np.int64] | None = None,
+) -> Nearest:
+    """Compare vectors with every row, or with some, in bounded memory.
+
+    Parameters
+    ----------
+    dataset : ResultDataset
+        The results.
+    column : str
+        Output.
+    vectors : (q, width) float64
+        What is looked for.
+    k : int
+        Rows for each.
+    metric : {"l2", "cosine", "dot"}
+        Distance.
+    among : (n,) int64 or None
+        Row numbers, ascending; None takes all.
+    without : (q,) int64 or None
+        A row that each vector is not to find, -1 for none.
+
+    Notes
+    -----
+    Rows with NaN or infinite values are never found.
+    """
+    rows = np.arange(len(dataset)) if among is None else among
+    get = getattr(dataset, f"get_{column}")
+    q, width = vectors.shape
+    size = max(1, _BLOCK_VALUES // max(1, width + q))
+    best, found = np.full((q, 0), np.nan), np.full((q, 0), -1, np.int64)
+    for start in range(0, len(rows), size):
+        own = rows[start : start + size]
+        block = np.asarray(get(own)).reshape(len(own), width)
+        # one more than k, as one may be the cell itself
+        with np.errstate(invalid="ignore", over="ignore"):
+            measured = (
+                _nearest_squares(block, vectors, k + 1) if metric == "l2" else block_distances(block, vectors, metric)
+            )
+        measured[:, ~np.isfinite(block).all(axis=1)] = np.nan
+        if without is not None:
+            measured[without[:, None] == own] = np.nan
+        best, found = np.hstack([best, measured]), np.hstack([found, np.broadcast_to(own, measured.shape)])
+        # ties stay in row order, as earlier rows stand before later ones; NaN sorts last
+        order = np.argsort(best, axis=1, kind="stable")[:, :k]
+        best, found = np.take_along_axis(best, order, axis=1), np.take_along_axis(found, order, axis=1)
+    return _filled(np.where(np.isnan(best), -1, found), best, k)
+
+
+def _filled(rows: NDArray[np.int64], distances: NDArray[np.float64], k: int) -> Nearest:
+    short = k - rows.shape[1]
+    if short > 0:
+        rows = np.pad(rows, ((0, 0), (0, short)), constant_values=-1)
+        distances = np.pad(distances, ((0, 0), (0, short)), constant_values=np.nan)
+    return Nearest(rows, distances)
+
+
+EXACT_ROWS = 50_000
+"""Up to so many rows an index is not worth it: all of them are compared in milliseconds."""
+
+INDEX_KIND = "IVF_SQ"
+_SETTINGS = "raggedatlas:index:"
+_REFINE = 4
+_ROWS_OF_PARTITION = 1024
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What answers a search now, and how well.
+
+    Parameters
+    ----------
+    column, metric : str
+        Which output, by which distance.
+    kind : str
+        ``"exact"``: every row is compared; or ``"IVF_SQ"``.
+    n_rows, n_partitions, nprobes : int
+        Rows; parts of the index, and how many of them a search looks at; 0 where every row is compared.
+    k, n_queries : int
+        How the recall was measured: nearest rows of so many rows taken by chance, themselves not counted.
+    recall : float
+        Share of the true nearest rows that a search finds; 1 where every row is compared.
+    """
+
+    column: str
+    metric: str
+    kind: str
+    n_rows: int
+    n_partitions: int = 0
+    nprobes: int = 0
+    k: int = 0
+    n_queries: int = 0
+    recall: float = 1.0
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        if self.kind == "exact":
+            return f"{self.n_rows:,} rows of {self.column!r} are compared exactly ({self.metric}); no index is needed"
+        return (
+            f"{self.kind} over {self.n_rows:,} rows of {self.column!r} ({self.metric}), {self.nprobes} of {self.n_partitions} "
+            f"partitions probed: recall@{self.k} {self.recall:.4f} over {self.n_queries} rows"
+        )
+
+
+@checked
+def save_to_database(
+    results: ResultDataset | str | os.PathLike[str],
+    *,
+    column: str = DATA,
+    metric: str = "l2",
+    least_rows: int = EXACT_ROWS,
+    least_recall: float = 0.99,
+    n_queries: int = 200,
+    progress: Progress = silent,
+) -> IndexReport:
+    """Make results searchable in place: an index on the table's own vectors, and no second copy of them.
+
+    Parameters
+    ----------
+    results : ResultDataset, InferenceDataSet, str or path
+        Committed results on this machine, or their folder. Results in ``.npy`` files that are to have an index are converted
+        first, as `convert_results` does: compared bit by bit, beside the files, which stay as they are.
+    column : str
+        Output with vectors.
+    metric : {"l2", "cosine", "dot"}
+        Distance by which is searched; ``l2`` is squared.
+    least_rows : int
+        Below, every row is compared and no index is made.
+    least_recall : float
+        Partitions are probed until so large a share of the ten nearest rows is found.
+    n_queries : int
+        Rows taken by chance, whose neighbours by the index are compared with the true ones.
+    progress : callable
+        Called as ``progress(step, done, total)``.
+
+    Returns
+    -------
+    IndexReport
+        With the recall that was measured.
+
+    Raises
+    ------
+    QueryError, SourceError
+        For numbers out of range, or a column that holds no floats.
+    StoreError
+        If the place refuses.
+
+    Notes
+    -----
+    Called again, it replaces the index. The uids get an index too, for `lookup`. Rows with NaN are never found. A table that is
+    written again has no index.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from raggedatlas import ResultDatasetWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with ResultDatasetWriter(folder) as writer:
+    ...     writer.write_batch(["a", "b"], np.eye(2, dtype=np.float32))
+    >>> print(save_to_database(folder, metric="cosine"))
+    2 rows of 'data' are compared exactly (cosine); no index is needed
+    """
+    check_metric(metric)
+    if not 0 < least_recall <= 1 or n_queries < 1 or least_rows < 0:
+        raise QueryError(f"least_recall={least_recall}, n_queries={n_queries}, least_rows={least_rows} cannot be.")
+    dataset = _newest(results, least_rows, progress)
+    if not isinstance(dataset, ResultDataset):
+        _refuse_none(dataset, column, dataset.get_data(slice(0, 1)).dtype)
+        return IndexReport(column, metric, "exact", len(dataset))
+    chosen = next((each for each in dataset.columns if each.name == column), None)
+    _refuse_none(dataset, column, None if chosen is None else chosen.dtype)
+    place, n = dataset.location, len(dataset)
+    name = f"{column}_vectors"
+    with lance_errors(place.uri):
+        table = open_table(place)
+        if n < least_rows or n < 2:
+            _drop(table, name)
+            return IndexReport(column, metric, "exact", n)
+        progress("index", 0, 2)
+        table.create_scalar_index(OBJECT_ID, "BTREE", replace=True)
+        parts = max(1, round(n / _ROWS_OF_PARTITION))
+        table = open_table(place)
+        table = table.create_index(column, INDEX_KIND, name=name, metric=metric, num_partitions=parts, replace=True)
+        progress("index", 1, 2)
+        report = _measured(dataset, table, IndexReport(column, metric, INDEX_KIND, n, parts), least_recall, n_queries)
+        table.update_config({_SETTINGS + column: json.dumps(asdict(report))})
+        progress("index", 2, 2)
+    if place.is_local:
+        record_checksums(place.path)
+    return report
+
+
+def _newest(results: Any, least_rows: int, progress: Progress) -> Any:  # noqa: ANN401  (a ResultDataset, or older results)
+    """Open the newest version of results, which alone can be given an index; older results become a table if they need one."""
+    dataset = open_results(results)
+    if not isinstance(dataset, ResultDataset):
+        if len(dataset) < max(least_rows, 2):
+            return dataset
+        convert_results(dataset.data_location, progress=progress)
+        return ResultDataset({}, dataset.data_location)
+    return ResultDataset(**{**dataset.__getstate__(), "version": None})
+
+
+def _refuse_none(dataset: Any, column: str, dtype: "np.dtype[Any] | None") -> None:  # noqa: ANN401
+    if dtype is None or dtype.kind != "f" or (column != DATA and not isinstance(dataset, ResultDataset)):
+        raise SourceError(f"{dataset!r} has no output {column!r} of floats; vectors are searched among those.")
+
+
+def _drop(table: "lance.LanceDataset", name: str) -> None:
+    """Take an older index away, which would answer instead of the rows."""
+    if any(each.name == name for each in table.describe_indices()):
+        table.drop_index(name)
+
+
+def _measured(
+    dataset: ResultDataset, table: "lance.LanceDataset", report: IndexReport, least_recall: float, n_queries: int
+) -> IndexReport:
+    """Probe twice as many partitions until enough of the true neighbours are found."""
+    k = min(10, report.n_rows - 1)
+    rows = np.sort(np.random.default_rng(_SEED).choice(report.n_rows, min(n_queries, report.n_rows), replace=False))
+    vectors = np.asarray(getattr(dataset, f"get_{report.column}")(rows), np.float64).reshape(len(rows), -1)
+    finite = np.isfinite(vectors).all(axis=1)
+    rows, vectors = rows[finite], vectors[finite]
+    # a row is not its own neighbour: to find it would count as a success that is none
+    true = nearest_exact(dataset, report.column, vectors, k, metric=report.metric, without=rows)
+    nprobes = min(8, report.n_partitions)
+    while True:
+        settings = {**asdict(report), "nprobes": nprobes, "k": k, "n_queries": len(rows)}
+        found = without_own(search_index(table, vectors, k + 1, IndexReport(**settings)), rows, k)
+        recall = recall_of(found, true)
+        if recall >= least_recall or nprobes >= report.n_partitions:
+            return IndexReport(**{**settings, "recall": recall})
+        nprobes = min(2 * nprobes, report.n_partitions)
+
+
+def recall_of(found: Nearest, true: Nearest) -> float:
+    """Give the share of the true nearest rows that were found; rows as far as the last true one count as it does.
+
+    Examples
+    --------
+    >>> true = Nearest(np.array([[4, 7]]), np.array([[0.0, 1.0]]))
+    >>> recall_of(Nearest(np.array([[4, 9]]), np.array([[0.0, 3.0]])), true)
+    0.5
+    """
+    wanted = true.rows >= 0
+    if not wanted.any():
+        return 1.0
+    last = np.nanmax(np.where(wanted, true.distances, -np.inf), axis=1, keepdims=True)
+    same = (found.rows[:, :, None] == true.rows[:, None, :]).any(axis=2)
+    with np.errstate(invalid="ignore"):
+        as_near = found.distances <= last + 1e-6 * np.abs(last)
+    hits = ((same | as_near) & (found.rows >= 0)).sum(axis=1)
+    return float(np.minimum(hits, wanted.sum(axis=1)).sum() / wanted.sum())
+
+
+def index_of(table: "lance.LanceDataset", column: str, metric: str) -> IndexReport | None:
+    """Tell how a column's index is to be asked; None where it has none for this distance, or one that nobody measured."""
+    if not any(each.name == f"{column}_vectors" for each in table.describe_indices()):
+        return None
+    told = table.config().get(_SETTINGS + column)
+    try:
+        report = None if told is None else IndexReport(**json.loads(told))
+    except (TypeError, ValueError) as error:
+        raise CorruptError(f"{table.uri}: what is noted of the index of {column!r} does not read: {error}.") from error
+    return report if report is not None and report.metric == metric else None
+
+
+def search_index(table: "lance.LanceDataset", vectors: NDArray[np.float64], k: int, report: IndexReport) -> Nearest:
+    """Ask the index for the nearest rows of each vector."""
+    rows = np.full((len(vectors), k), -1, np.int64)
+    distances = np.full((len(vectors), k), np.nan)
+    fragments = np.cumsum([0, *(each.count_rows() for each in table.get_fragments())])
+    first = {each.fragment_id: start for each, start in zip(table.get_fragments(), fragments, strict=False)}
+    for at, vector in enumerate(vectors):
+        found = table.to_table(
+            columns=["_distance"],
+            nearest={
+                "column": report.column,
+                "q": vector.astype(np.float32),
+                "k": k,
+                "metric": report.metric,
+                "nprobes": report.nprobes,
+                "refine_factor": _REFINE,
+            },
+            with_row_address=True,
+        )
+        addresses = found.column("_rowaddr").to_numpy()
+        own = (addresses & np.uint64(2**32 - 1)).astype(np.int64)
+        own += np.array([first[int(address >> np.uint64(32))] for address in addresses], np.int64)
+        order = np.lexsort((own, found.column("_distance").to_numpy()))
+        rows[at, : len(own)] = own[order]
+        distances[at, : len(own)] = found.column("_distance").to_numpy()[order]
+    return Nearest(rows, distances)

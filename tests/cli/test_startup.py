@@ -1,0 +1,88 @@
+"""A command imports what it needs, and pyarrow knows pandas as soon as something imports it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata as ad
+from anndata.tests.helpers import assert_equal
+
+from raggedatlas import RaggedAtlas
+
+
+def run_python(code: str, *arguments: str) -> str:
+    """Run code in a fresh interpreter and return what it prints."""
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ls_imports_no_library_of_frames(tmp_path: Path) -> None:
+    """Listing an atlas needs neither pandas nor anndata, SciPy, h5py or lancedb."""
+    RaggedAtlas.create(str(tmp_path / "atlas"))
+    code = """
+import atexit, sys
+from raggedatlas.cli import main
+heavy = {"pandas", "anndata", "scipy", "h5py", "lancedb", "numba", "zarr"}
+atexit.register(lambda: print("heavy:", sorted(heavy & set(sys.modules))))
+sys.argv[:] = ["raggedatlas", "ls", sys.argv[1]]
+main()
+"""
+    assert run_python(code, str(tmp_path / "atlas")).endswith("heavy: []\n")
+
+
+def test_series_become_arrow_as_ever() -> None:
+    """With pandas put off, a series is still one once pandas is imported: its NaN is null, its text has its type."""
+    code = """
+from raggedatlas.cli.startup import put_off_pandas
+put_off_pandas()
+import sys
+import pyarrow as pa
+pa.array([1, 2])
+assert "pandas" not in sys.modules
+import importlib.util
+assert importlib.util.find_spec("pandas") is not None  # to look for it is not to import it
+import pandas as pd
+made = pa.array(pd.Series([1.5, None, 2.5]))
+assert made.null_count == 1, made
+assert pa.Table.from_pandas(pd.DataFrame({"a": pd.Categorical(["x", "y"])})).schema.field("a").type.index_type == pa.int8()
+put_off_pandas()
+assert pa.array(pd.Series([None, 1.0])).null_count == 1
+"""
+    run_python(code)
+
+
+def test_a_frequent_verb_comes_alone_and_anything_else_with_all() -> None:
+    """The frequent verbs are in the modules that the table says; a mistake, or nothing, is answered with all of them."""
+    code = """
+import sys
+import typer.main
+from raggedatlas.cli.startup import FREQUENT, import_verb
+def verbs(*words):
+    return set(typer.main.get_command(import_verb(*words)).commands)
+for verb, home in FREQUENT.items():
+    assert verb in verbs(verb), verb
+assert "raggedatlas.cli.models" in sys.modules or "infer" not in verbs("ls")
+every = verbs("typo")
+assert {*FREQUENT, "infer", "genes"} <= every and verbs() == every
+"""
+    run_python(code)
+
+
+def test_a_query_to_h5ad_needs_no_anndata(tmp_path: Path, data_dir: Path) -> None:
+    """Frames, text and values of a query are written, and its first cells shown, without anndata, Zarr and SciPy."""
+    atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
+    atlas.add(str(data_dir / "lung_C144.h5"))
+    atlas.snapshot()
+    code = """
+import atexit, sys
+from raggedatlas.cli import main
+heavy = {"anndata", "scipy", "lancedb", "zarr"}
+atexit.register(lambda: print("heavy:", sorted(heavy & set(sys.modules))))
+sys.argv[:] = ["raggedatlas", "query", sys.argv[1], "-f", "CD3E", "-o", sys.argv[2]]
+main()
+"""
+    out = tmp_path / "few.h5ad"
+    assert run_python(code, str(tmp_path / "atlas"), str(out)).endswith("heavy: []\n")
+    atlas.checkout(1).query().features("CD3E").to_anndata().write_h5ad(tmp_path / "theirs.h5ad")
+    assert_equal(ad.read_h5ad(out), ad.read_h5ad(tmp_path / "theirs.h5ad"))

@@ -1,9 +1,13 @@
-"""Entries that arrive in any order, given back as rows: sorted in memory if few, through temporary files if many."""
+"""External sort of sparse entries: in memory if they are few, through temporary files if they are many.
 
-from collections.abc import Iterator
+`ExternalRowSort` takes entries in any order and distributes them over bands of rows: CSC to CSR, Market-matrix text.
+`ExternalColumnSort` takes entries row by row and keeps sorted runs: CSR to CSC, with less memory and without their number.
+"""
+
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,26 +16,29 @@ from raggedatlas.errors import StoreError
 from raggedatlas.model.batch import CsrBlock
 
 BAND_BYTES = 64 << 20
-"""Entries of about this size are sorted at once."""
+"""Bytes of entries that `ExternalRowSort` sorts at once."""
 
-PIECE = 1 << 20
+READ_RECORDS = 1 << 20
 """Records read from a temporary file at once."""
+
+RUN_ENTRIES = 1 << 21
+"""Entries that `ExternalColumnSort` sorts at once, and the size of a default band; about 16 MB."""
 
 
 class ExternalRowSort:
-    """Collect (row, column, value) entries in any order and read them back by rows, in the order they came.
+    """Collect (row, column, value) entries in any order and read them back by rows; entries of a row keep their order.
 
     Memory is bounded by about ten times `BAND_BYTES` (measured) and eight bytes per row, whatever the number of entries;
-    entries beyond one band wait in temporary files of the system's temporary folder.
+    if they exceed one band, they are stored in the system's temporary folder, one file per band of rows.
 
     Parameters
     ----------
     shape : tuple of int
         ``(n_rows, n_columns)``.
     dtype : numpy dtype
-        Of the values.
+        Dtype of the values.
     n_entries : int
-        How many will come; it decides the number of bands.
+        Number of entries to come; it determines the number of bands.
     """
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype[Any], n_entries: int) -> None:
@@ -41,16 +48,16 @@ class ExternalRowSort:
         n_bands = max(1, -(-n_entries * self._record.itemsize // BAND_BYTES))
         self._band_rows = max(1, -(-shape[0] // n_bands))
         self._counts = np.zeros(shape[0], np.int64)
-        self._kept: list[NDArray[Any]] = []
+        self._in_memory: list[NDArray[Any]] = []
         self._folder = TemporaryDirectory(prefix="raggedatlas-") if n_bands > 1 else None
         self._band: tuple[int, CsrBlock] | None = None
         self.indptr: NDArray[np.int64] = np.zeros(shape[0] + 1, np.int64)
 
     def add(self, rows: NDArray[Any], columns: NDArray[Any], values: NDArray[Any]) -> None:
-        """Take entries; the caller has checked that they are within the shape."""
+        """Add entries; the caller has checked that they are within the shape."""
         self._counts += np.bincount(rows, minlength=self._shape[0])
         if self._folder is None:
-            self._kept.append(self._records(rows, columns, values))
+            self._in_memory.append(self._records(rows, columns, values))
             return
         bands = rows // self._band_rows
         order = stable_order(bands, int(bands.max(initial=0)) + 1)
@@ -59,26 +66,26 @@ class ExternalRowSort:
         edges = np.flatnonzero(np.diff(bands)) + 1
         for start, stop in zip([0, *edges], [*edges, len(bands)], strict=True):
             if stop > start:
-                self._append(int(bands[start]), records[start:stop])
+                self._write(int(bands[start]), records[start:stop])
 
     def finish(self) -> None:
-        """Say that all entries came; `indptr` and `read` are valid from here on."""
+        """Finish adding; `indptr` and `read` are valid afterwards."""
         np.cumsum(self._counts, out=self.indptr[1:])
 
     def read(self, start: int, stop: int) -> CsrBlock:
-        """Return rows ``[start, stop)`` with one layer ``"values"``."""
+        """Return rows ``[start, stop)`` with the layer ``"values"``."""
         parts: list[CsrBlock] = []
-        at = start
-        while at < stop or not parts:
-            band = at // self._band_rows
+        row = start
+        while row < stop or not parts:
+            band = row // self._band_rows
             end = min(stop, (band + 1) * self._band_rows)
-            parts.append(self._rows_of_band(band, at, end))
-            at = end
-        return parts[0] if len(parts) == 1 else _stacked(parts)
+            parts.append(self._read_band(band, row, end))
+            row = end
+        return parts[0] if len(parts) == 1 else _concat_rows(parts)
 
     def close(self) -> None:
         """Remove the temporary files."""
-        self._kept, self._band = [], None
+        self._in_memory, self._band = [], None
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -91,48 +98,185 @@ class ExternalRowSort:
         assert self._folder is not None
         return Path(self._folder.name) / f"{band}.entries"
 
-    def _append(self, band: int, records: NDArray[Any]) -> None:
+    def _write(self, band: int, records: NDArray[Any]) -> None:
         try:
             with self._path(band).open("ab") as file:
                 records.tofile(file)
         except OSError as error:
             raise StoreError(
-                f"Sorting entries by cell needs temporary space, and writing there failed ({error}); "
-                "free some, or set TMPDIR to a larger place."
+                f"Sorting entries by cell needs temporary disk space, and writing {self._path(band)} failed ({error}); "
+                "free some space, or set TMPDIR to a larger disk."
             ) from error
 
-    def _rows_of_band(self, band: int, start: int, stop: int) -> CsrBlock:
+    def _read_band(self, band: int, start: int, stop: int) -> CsrBlock:
         low = band * self._band_rows
         high = min(low + self._band_rows, self._shape[0])
         if (self.indptr[high] - self.indptr[low]) * self._record.itemsize > 2 * BAND_BYTES:
-            wanted = [piece[(piece["row"] >= start) & (piece["row"] < stop)] for piece in self._pieces(band)]
-            return self._sorted(wanted, start, stop)
+            selected = [part[(part["row"] >= start) & (part["row"] < stop)] for part in self._read_records(band)]
+            return self._sort(selected, start, stop)
         if self._band is None or self._band[0] != band:
-            self._band = (band, self._sorted(list(self._pieces(band)), low, high))
+            self._band = (band, self._sort(list(self._read_records(band)), low, high))
         block = self._band[1]
         first, last = block.indptr[start - low], block.indptr[stop - low]
         values = block.layers["values"][first:last]
         pointers = block.indptr[start - low : stop - low + 1] - first
         return CsrBlock(pointers, block.indices[first:last], {"values": values}, block.n_cols)
 
-    def _pieces(self, band: int) -> Iterator[NDArray[Any]]:
+    def _read_records(self, band: int) -> Iterator[NDArray[Any]]:
         if self._folder is None:
-            yield from self._kept
+            yield from self._in_memory
         elif self._path(band).exists():
             with self._path(band).open("rb") as file:
-                while len(piece := np.fromfile(file, self._record, PIECE)):
-                    yield piece
+                while len(part := np.fromfile(file, self._record, READ_RECORDS)):
+                    yield part
 
-    def _sorted(self, pieces: list[NDArray[Any]], start: int, stop: int) -> CsrBlock:
-        records = np.concatenate(pieces) if pieces else np.empty(0, self._record)
+    def _sort(self, parts: list[NDArray[Any]], start: int, stop: int) -> CsrBlock:
+        records = np.concatenate(parts) if parts else np.empty(0, self._record)
         order = stable_order(records["row"] - start, stop - start)
         pointers = self.indptr[start : stop + 1] - self.indptr[start]
         columns, values = (np.ascontiguousarray(records[name])[order] for name in ("column", "value"))
         return CsrBlock(pointers, columns, {"values": values}, self._shape[1])
 
 
+class ColumnSlice(NamedTuple):
+    """Consecutive columns of one sorted run: ``(n + 1,)`` int64 bounds, and the rows and values of the entries."""
+
+    bounds: NDArray[np.int64]
+    rows: NDArray[np.uint32]
+    values: NDArray[np.float32]
+
+
+class ExternalColumnSort:
+    """Collect entries row by row and read them back by columns, from sorted runs in one temporary file.
+
+    Memory is bounded by about four runs and sixteen bytes per column. Each run is sorted by column in the file, so a band of
+    columns is one contiguous slice of each run.
+
+    Parameters
+    ----------
+    n_columns : int
+        Number of columns.
+    path : Path
+        Temporary file; created when the entries exceed one run.
+    """
+
+    def __init__(self, n_columns: int, path: Path) -> None:
+        self._n_columns, self._path = n_columns, path
+        self._pending: list[tuple[NDArray[np.uint32], NDArray[Any], NDArray[np.float32]]] = []
+        self._n_pending = 0
+        self._counts = np.zeros(n_columns, np.int64)
+        self._runs: list[tuple[int, int]] = []
+        self._last: ColumnSlice | None = None
+        self._file: BinaryIO | None = None
+        self.n_entries = 0
+
+    def add(self, rows: NDArray[np.uint32], columns: NDArray[Any], values: NDArray[np.float32]) -> None:
+        """Add entries; row numbers must not decrease from call to call."""
+        self.n_entries += len(rows)
+        for start in range(0, len(rows), RUN_ENTRIES):
+            part = slice(start, start + RUN_ENTRIES)
+            if self._n_pending + len(rows[part]) > RUN_ENTRIES:
+                self._sort(keep=False)
+            self._pending.append((rows[part], columns[part], values[part]))
+            self._n_pending += len(rows[part])
+
+    def bands(self, width: int | None = None) -> Iterator[tuple[int, NDArray[np.int64], Iterator[ColumnSlice]]]:
+        """Iterate over bands of columns, as ``(first column, bounds, slices)``.
+
+        Parameters
+        ----------
+        width : int, optional
+            Columns per band; by default as many as hold one run of entries, at least one.
+
+        Yields
+        ------
+        tuple
+            The first column; the ``(n_columns + 1,)`` int64 bounds of the columns' entries over all runs; an iterator over the slice of
+            each run, in the order in which the runs were added, each read on demand.
+        """
+        self._sort(keep=True)
+        first = 0
+        while first < self._n_columns:
+            stop = min(first + width, self._n_columns) if width is not None else self._band_end(first)
+            bounds = np.zeros(stop - first + 1, np.int64)
+            np.cumsum(self._counts[first:stop], out=bounds[1:])
+            yield first, bounds, self._slices(first, stop)
+            first = stop
+
+    def close(self) -> None:
+        """Remove the temporary file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._path.unlink(missing_ok=True)
+        self._pending, self._last = [], None
+
+    def _slices(self, first: int, stop: int) -> Iterator[ColumnSlice]:
+        for run in self._runs:
+            yield self._read_slice(run, first, stop)
+        if self._last is not None:
+            indptr, rows, values = self._last
+            low, high = indptr[first], indptr[stop]
+            yield ColumnSlice(indptr[first : stop + 1] - low, rows[low:high], values[low:high])
+
+    def _band_end(self, first: int) -> int:
+        total = np.cumsum(self._counts[first:])
+        return first + max(1, int(np.searchsorted(total, RUN_ENTRIES, side="right")))
+
+    def _sort(self, *, keep: bool) -> None:
+        """Sort the pending entries by column, stable in the row; write them to the file unless they are the last run."""
+        if not self._pending:
+            return
+        from scipy.sparse import coo_array
+
+        rows, columns, values = (np.concatenate(parts) for parts in zip(*self._pending, strict=True))
+        self._pending, self._n_pending = [], 0
+        first = int(rows[0])
+        # SciPy transposes by counting sort, in time proportional to the entries; row numbers are relative to keep the matrix small.
+        run = coo_array(
+            (values, (rows.astype(np.int64) - first, columns)), (int(rows[-1]) - first + 1, self._n_columns)
+        )
+        transposed = run.tocsr().tocsc()
+        indptr = transposed.indptr.astype(np.int64)
+        self._counts += np.diff(indptr)
+        sorted_rows = transposed.indices.astype(np.uint32)
+        sorted_rows += np.uint32(first)
+        run_slice = ColumnSlice(indptr, sorted_rows, transposed.data)
+        if keep:
+            self._last = run_slice
+        else:
+            self._save(run_slice)
+
+    def _save(self, run: ColumnSlice) -> None:
+        try:
+            if self._file is None:
+                self._file = self._path.open("w+b")
+            self._runs.append((self._file.seek(0, 2), len(run[1])))
+            for part in run:
+                self._file.write(np.ascontiguousarray(part).data)
+        except OSError as error:
+            raise StoreError(
+                f"Sorting entries by feature needs temporary disk space next to the CXG, and writing {self._path} failed ({error}); "
+                "free some space."
+            ) from error
+
+    def _read_slice(self, run: tuple[int, int], first: int, stop: int) -> ColumnSlice:
+        at, n = run
+        bounds = self._read(np.int64, at + 8 * first, stop - first + 1)
+        low, size = int(bounds[0]), int(bounds[-1] - bounds[0])
+        at += 8 * (self._n_columns + 1)
+        rows = self._read(np.uint32, at + 4 * low, size)
+        values = self._read(np.float32, at + 4 * (n + low), size)
+        return ColumnSlice(bounds - low, rows, values)
+
+    def _read(self, kind: type[np.generic], at: int, n: int) -> NDArray[Any]:
+        assert self._file is not None
+        self._file.seek(at)
+        return np.fromfile(self._file, kind, n)
+
+
 def stable_order(keys: NDArray[Any], n_keys: int) -> NDArray[np.intp]:
-    """Sort small integers, equal ones in the order they came, in time proportional to their number.
+    """Return the stable order that sorts small integers, in time proportional to their number.
 
     Parameters
     ----------
@@ -152,7 +296,7 @@ def stable_order(keys: NDArray[Any], n_keys: int) -> NDArray[np.intp]:
     [1, 3, 0, 2]
     """
     if n_keys <= 1 << 16:
-        # NumPy sorts 16-bit integers by radix.
+        # NumPy uses radix sort for 16-bit integers.
         return np.argsort(keys.astype(np.uint16), kind="stable")
     from scipy.sparse import csr_array
 
@@ -162,10 +306,39 @@ def stable_order(keys: NDArray[Any], n_keys: int) -> NDArray[np.intp]:
     return order
 
 
-def _stacked(parts: list[CsrBlock]) -> CsrBlock:
+def _concat_rows(parts: list[CsrBlock]) -> CsrBlock:
     pointers = [parts[0].indptr]
     for part in parts[1:]:
         pointers.append(part.indptr[1:] + pointers[-1][-1])
     values = np.concatenate([part.layers["values"] for part in parts])
     indices = np.concatenate([part.indices for part in parts])
     return CsrBlock(np.concatenate(pointers), indices, {"values": values}, parts[0].n_cols)
+
+
+def merge_slices(
+    bounds: NDArray[np.int64], slices: Iterable[ColumnSlice]
+) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    """Merge the slices of a band into one, column by column.
+
+    Parameters
+    ----------
+    bounds : (n_columns + 1,) int64
+        Bounds of the columns over all slices.
+    slices : iterable of ColumnSlice
+        As `ExternalColumnSort.bands` yields them.
+
+    Returns
+    -------
+    tuple of (n,) uint32, (n,) float32
+        Rows and values.
+    """
+    rows, values = np.empty(bounds[-1], np.uint32), np.empty(bounds[-1], np.float32)
+    filled = bounds[:-1].copy()
+    for own, slice_rows, slice_values in slices:
+        if own[-1] == bounds[-1]:
+            return slice_rows, slice_values
+        counts = np.diff(own)
+        to = np.repeat(filled - own[:-1], counts) + np.arange(own[-1])
+        rows[to], values[to] = slice_rows, slice_values
+        filled += counts
+    return rows, values

@@ -18,7 +18,7 @@ from raggedatlas.formats.cxg.array_writer import (
 from raggedatlas.formats.cxg.matrix_reader import DenseArray, LazyArray, SparseRowReader
 from raggedatlas.formats.cxg.options import CxgOptions
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, VAR, XC, XR, X
-from raggedatlas.formats.cxg.sorting import ColumnSort, merged
+from raggedatlas.formats.external_sort import ExternalColumnSort, merge_slices
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 
@@ -170,7 +170,7 @@ class _SplitLayout:
     def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
         self._folder, self._shape, self._row = folder, shape, 0
         self._by_row = open_sparse_writer(folder / XR, split_spec(OBS, shape[0], VAR))
-        self._sort = ColumnSort(shape[1], work)
+        self._sort = ExternalColumnSort(shape[1], work)
 
     def append(self, block: CsrBlock) -> None:
         rows = _row_numbers(block, self._row)
@@ -183,8 +183,8 @@ class _SplitLayout:
         self._by_row.close()
         by_column = open_sparse_writer(self._folder / XC, split_spec(VAR, self._shape[1], OBS))
         try:
-            for first, bounds, pieces in self._sort.bands():
-                rows, values = merged(bounds, pieces)
+            for first, bounds, slices in self._sort.bands():
+                rows, values = merge_slices(bounds, slices)
                 columns = np.repeat(np.arange(first, first + len(bounds) - 1, dtype=np.uint32), np.diff(bounds))
                 by_column.write({VAR: columns, ANONYMOUS: values, OBS: rows})
             by_column.close()
@@ -208,7 +208,7 @@ class _TiledLayout:
     def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
         self._path, self._shape, self._row = folder / X, shape, 0
         self._entries = open_sparse_writer(self._path, matrix_spec(shape, sparse=True))
-        self._sort = ColumnSort(shape[1], work)
+        self._sort = ExternalColumnSort(shape[1], work)
 
     def append(self, block: CsrBlock) -> None:
         rows = _row_numbers(block, self._row)
@@ -219,8 +219,8 @@ class _TiledLayout:
         from scipy.sparse import csc_array
 
         try:
-            for first, _, pieces in self._sort.bands(min(SPARSE_TILE[1], self._shape[1])):
-                for bounds, rows, values in pieces:
+            for first, _, slices in self._sort.bands(min(SPARSE_TILE[1], self._shape[1])):
+                for bounds, rows, values in slices:
                     if not len(rows):
                         continue
                     low = int(rows.min())

@@ -43,7 +43,7 @@ from raggedatlas.catalog.genes import put_tables
 from raggedatlas.catalog.identity import IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import Layout
 from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
-from raggedatlas.query.axis import Axis, FeatureRows, build_axis
+from raggedatlas.query.feature_axis import Axis, FeatureRows, build_axis
 
 ASKED = 1_000
 ROUNDS = 5

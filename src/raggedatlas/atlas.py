@@ -16,8 +16,7 @@ from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import AnnotationReport, MaintenanceReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.query.dataset import describe, describe_html
-from raggedatlas.query.readable import Readable
+from raggedatlas.query.browse import ReadOnlyAtlas, describe, describe_html
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.location import Location
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @checked
-class RaggedAtlas(Readable):
+class RaggedAtlas(ReadOnlyAtlas):
     """An atlas: datasets that do not share their features, in one store (seed 000).
 
     Make one with `create`, or open one with `open`; query it through a snapshot.
@@ -486,7 +485,7 @@ class RaggedAtlas(Readable):
 
 
 @checked
-class AtlasView(Readable):
+class AtlasView(ReadOnlyAtlas):
     """A snapshot of an atlas: read-only, and the same for ever.
 
     Parameters
@@ -540,9 +539,9 @@ class AtlasView(Readable):
         QueryError
             When an output is asked for: if columns of the result would be added up that may not be.
         """
-        from raggedatlas.query.query import begin_query
+        from raggedatlas.query.query import make_query
 
-        return begin_query(self._catalog, identity, on_merge)
+        return make_query(self._catalog, identity, on_merge)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (it always raises)
         """Refuse the writing methods of an atlas by name."""

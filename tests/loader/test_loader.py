@@ -19,7 +19,7 @@ import pytest
 from raggedatlas import CellDataset, Loader
 from raggedatlas.errors import CorruptError, MissingExtraError, QueryError, StoreError
 from raggedatlas.loader.batch import TrainingBatch
-from raggedatlas.loader.making import BatchMaker
+from raggedatlas.loader.collate import Collator
 from raggedatlas.loader.torch import require_torch
 from raggedatlas.store.runtime import prefetch_map
 
@@ -184,14 +184,14 @@ def test_leaving_early_or_failing_ends_the_threads(small: Any, monkeypatch: Any)
     assert 0 < len(threads_alive()) <= 3
     del held
     assert threads_alive() == []
-    make = BatchMaker.make
+    make = Collator.make
 
-    def broken(self: BatchMaker, batches: Any) -> Any:
+    def broken(self: Collator, batches: Any) -> Any:
         if 69 in batches.rows:
             raise CorruptError("a chunk is damaged")
         return make(self, batches)
 
-    monkeypatch.setattr(BatchMaker, "make", broken)
+    monkeypatch.setattr(Collator, "make", broken)
     monkeypatch.setattr("raggedatlas.loader.loader._READ_ROWS", 4)
     seen: list[TrainingBatch] = []
     with pytest.raises(CorruptError, match="damaged"):
@@ -236,7 +236,7 @@ def test_any_thread_count_gives_the_same_bytes(small: Any) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_is_refused(small: Any) -> None:
-    """A loader or dataset that came into a process by a fork refuses to read, and names the mend."""
+    """A loader or dataset that came into a process by a fork refuses to read, and names the fix."""
     loader, dataset = Loader(small.query, 16), CellDataset(small.query)
     asked: list[Any] = [lambda: next(iter(loader)), lambda: dataset[0]]
     context = multiprocessing.get_context("fork")

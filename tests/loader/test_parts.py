@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from raggedatlas import CellDataset, Loader
 from raggedatlas.errors import NotFoundError, QueryError
-from raggedatlas.loader.columns import obs_column
-from raggedatlas.loader.forms import cut_rows, dense_layers
+from raggedatlas.loader.batch_plan import obs_column
+from raggedatlas.loader.collate import dense_layers, slice_rows
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.store.runtime import BufferPool
 
@@ -33,7 +33,7 @@ def test_rows_survive_cutting_and_densifying(seed: int, n_rows: int, n_cols: int
     rng = np.random.default_rng(seed)
     dense = rng.poisson(0.7, (n_rows, n_cols)).astype(np.uint16)
     start, stop = sorted(rng.integers(0, n_rows + 1, 2).tolist())
-    made = dense_layers(cut_rows(block_of(dense, rng), start, stop), np.dtype(np.float32), BufferPool(2))
+    made = dense_layers(slice_rows(block_of(dense, rng), start, stop), np.dtype(np.float32), BufferPool(2))
     np.testing.assert_array_equal(made["counts"], dense[start:stop])
     np.testing.assert_array_equal(made["twice"], dense[start:stop] * 2.0)
 

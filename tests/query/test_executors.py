@@ -19,7 +19,7 @@ from raggedatlas import Query, RaggedAtlas, Workers
 from raggedatlas.catalog import checks
 from raggedatlas.errors import ArgumentError, QueryError, SourceError, UnknownValueWarning, WorkersError
 from raggedatlas.model.batch import Batch, CsrBlock
-from raggedatlas.query import aggregate, export, mapping, read
+from raggedatlas.query import compute, export, read
 from raggedatlas.query.plan import plan_read
 from raggedatlas.store.location import Location
 from raggedatlas.testing.processes import POOLS, dask_workers, processes
@@ -81,7 +81,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut the small atlas into many blocks and tasks."""
-    for module, name, value in ((read, "BLOCK_BYTES", 300), (export, "STEP_BYTES", 300), (mapping, "TASK_CELLS", 8)):
+    for module, name, value in ((read, "BLOCK_BYTES", 300), (export, "STEP_BYTES", 300), (compute, "TASK_CELLS", 8)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(read.row_blocks, "__defaults__", (300,))
     monkeypatch.setattr(read.block_tasks, "__defaults__", (300,))
@@ -114,7 +114,7 @@ def test_aggregates_and_files_are_the_same(executor: Executor, query: Query, tmp
 @pytest.mark.parametrize("by", [None, "cell_type", ["dataset", "stage"], ["donor", "n", "flag"]])
 def test_counts_are_the_same(executor: Executor, query: Query, by: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts have the same groups in the same order and types, whoever counts the datasets."""
-    monkeypatch.setattr(aggregate, "COUNT_CELLS", 20)
+    monkeypatch.setattr(compute, "COUNT_CELLS", 20)
     asks = [
         query,
         query.where("score > 0"),
@@ -208,7 +208,7 @@ def test_workers_must_reach_the_atlas(executor: Executor, query: Query, tmp_path
     """A worker that does not see the folder says so, with the address."""
     plan, gone = plan_read(query.spec, query.catalog), Location(str(tmp_path / "gone"))
     with pytest.raises(WorkersError, match=r"does not reach .*gone: there is nothing at this address"):
-        mapping.map_batches(plan, describe, 4, SCHEMA, executor, gone, None)
+        compute.map_batches(plan, describe, 4, SCHEMA, executor, gone, None)
 
 
 @pytest.mark.parametrize(

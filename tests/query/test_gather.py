@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 import raggedatlas as ra
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.query.columns import prefer_columns
 from raggedatlas.query.plan import plan_read
-from raggedatlas.query.read import PartReader, SpaceReader
+from raggedatlas.query.read import PartReader, SpaceReader, choose_column_copies
 from raggedatlas.store.codecs import PROFILES
 from raggedatlas.store.runtime import BufferPool
 
@@ -142,7 +141,7 @@ def test_copies_give_the_same(tmp_path: Path) -> None:
     atlas.snapshot()
     after = ra.RaggedAtlas.checkout_latest(uri).query().features(few)
     space = plan_read(after.spec, after.catalog).single()
-    assert tuple(prefer_columns(space, space.parts[0])) == tuple(
+    assert tuple(choose_column_copies(space, space.parts[0])) == tuple(
         i for i, g in enumerate(space.parts[0].groups) if g.copy
     )
     assert "1 groups by column" in after.explain()
@@ -158,7 +157,7 @@ def test_copies_give_the_same(tmp_path: Path) -> None:
         assert a.var_names.equals(b.var_names)
     whole = after.catalog
     everything = plan_read(dataclasses.replace(after.spec, features=()), whole).single()
-    assert prefer_columns(everything, everything.parts[0]) == {}
+    assert choose_column_copies(everything, everything.parts[0]) == {}
 
 
 def test_readers_kept_with_a_snapshot_are_pickled_bare(view: ra.AtlasView) -> None:

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 import raggedatlas as ra
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.cli.commands import app
+from raggedatlas.cli.app import app
 from raggedatlas.errors import ArgumentError, FeatureError, NotFoundError, QueryError
 from raggedatlas.loader.loader import Loader
-from raggedatlas.query.merging import sum_dtype
+from raggedatlas.query.modalities import sum_dtype
 
 GENES = {"one": ["D", "T", "A", "B", "C"], "two": ["C", "A", "D", "U"], "three": ["D", "T"]}
 SAME = {"A": "T", "B": "T", "C": "U"}

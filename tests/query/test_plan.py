@@ -17,8 +17,9 @@ from raggedatlas.catalog.layouts import Layout
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.ingest.add import add
-from raggedatlas.query.axis import FeatureRows
-from raggedatlas.query.plan import join_dtypes, plan_read
+from raggedatlas.query.feature_axis import FeatureRows
+from raggedatlas.query.modalities import join_dtypes
+from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import read_cells
 from raggedatlas.store.location import Location

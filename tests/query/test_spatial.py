@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raggedatlas.atlas import AtlasView, RaggedAtlas
 from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, SourceError
 from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
-from raggedatlas.query.meeting import shapes_meet_box, simplices_meet_box
+from raggedatlas.query.geometry import intersects_box, simplices_intersect_box
 from raggedatlas.store.filters import col
 from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.shapes import Shapes
@@ -266,7 +266,7 @@ def test_separating_axes_agree_with_points(n_dims: int, corners: int, seed: int)
     weights = rng.dirichlet(np.ones(corners), 4000)
     points = weights @ simplex[0]
     sampled = ((points >= lo) & (points <= hi)).all(axis=1).any()
-    met = bool(simplices_meet_box(simplex, lo, hi)[0])
+    met = bool(simplices_intersect_box(simplex, lo, hi)[0])
     assert met or not sampled
     if met:
         gap = np.maximum(np.maximum(lo - points, points - hi), 0)
@@ -278,8 +278,8 @@ def test_meshes_and_skeletons_meet_boxes() -> None:
     square = np.array([[0.0, 0, 0], [10, 0, 0], [10, 10, 0], [0, 10, 0]])
     mesh = Shapes("mesh", square, links=np.array([[0, 1, 2, 3]]))
     lo, hi = np.array([2.0, 6, -1]), np.array([3.0, 7, 1])
-    assert shapes_meet_box(mesh, lo, hi).tolist() == [True]
-    assert shapes_meet_box(mesh, lo + np.array([0, 0, 2]), hi + np.array([0, 0, 2])).tolist() == [False]
+    assert intersects_box(mesh, lo, hi).tolist() == [True]
+    assert intersects_box(mesh, lo + np.array([0, 0, 2]), hi + np.array([0, 0, 2])).tolist() == [False]
     tree = Shapes("skeleton", square, links=np.array([[1, 0], [2, 1], [3, 2]]))
-    assert shapes_meet_box(tree, lo, hi).tolist() == [False]
-    assert shapes_meet_box(tree, np.array([4.0, -1, -1]), np.array([5.0, 1, 1])).tolist() == [True]
+    assert intersects_box(tree, lo, hi).tolist() == [False]
+    assert intersects_box(tree, np.array([4.0, -1, -1]), np.array([5.0, 1, 1])).tolist() == [True]

@@ -13,7 +13,7 @@ from raggedatlas.cli.printing import complain, show, show_facts, show_json, show
 @unfold
 def ls(place: Place, at: At = None) -> None:
     """List the datasets."""
-    from raggedatlas.query.dataset import dataset_rows
+    from raggedatlas.query.browse import dataset_rows
 
     rows = dataset_rows(place.catalog(at))
     if place.as_json:
@@ -50,8 +50,7 @@ def info(place: Place, at: At = None) -> None:
     from raggedatlas.catalog.snapshots import list_versions
     from raggedatlas.catalog.versions import registry_tables
     from raggedatlas.model.columns import metadata_columns
-    from raggedatlas.query.dataset import list_datasets
-    from raggedatlas.query.listing import list_geometries
+    from raggedatlas.query.browse import list_datasets, list_geometries
 
     catalog = place.catalog(at)
     listed = list_datasets(catalog)

@@ -27,7 +27,7 @@ class TensorBlock:
 
 
 @dataclass(frozen=True, eq=False)
-class SpaceFacts:
+class ModalityMetadata:
     """What all batches say alike of a feature space.
 
     Parameters
@@ -46,26 +46,26 @@ class SpaceFacts:
 
 
 @dataclass(frozen=True, eq=False)
-class BatchFacts:
+class BatchMetadata:
     """What all batches of a loader say alike, held once.
 
     Parameters
     ----------
     key : str
         Tells the facts of one query from those of another.
-    spaces : mapping of str to SpaceFacts
+    spaces : mapping of str to ModalityMetadata
         By name.
     categories : mapping of str to (n_categories,) object array
         What the codes of a metadata column mean.
     """
 
     key: str
-    spaces: Mapping[str, SpaceFacts]
+    spaces: Mapping[str, ModalityMetadata]
     categories: Mapping[str, NDArray[np.object_]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SpaceRows:
+class ModalityBatch:
     """One feature space's part of a batch, row by row.
 
     Parameters
@@ -78,7 +78,7 @@ class SpaceRows:
         Row of ``facts.measured`` for each cell; -1 where the cell lacks the space.
     sorted : bool
         Whether the columns of every sparse row are known to ascend.
-    facts : SpaceFacts
+    facts : ModalityMetadata
         Shared by all batches.
     """
 
@@ -86,7 +86,7 @@ class SpaceRows:
     present: Any
     layout: NDArray[np.int32]
     sorted: bool
-    facts: SpaceFacts
+    facts: ModalityMetadata
 
     @property
     def X(self) -> Any:  # noqa: ANN401  (one of several matrix types, by the name that AnnData gave it)
@@ -135,24 +135,24 @@ class TrainingBatch:
         Cell uids.
     obs : mapping of str to (n,) array or tensor
         Metadata columns: numbers, or codes into ``categories``, -1 where the value is missing (int32, int64 in tensors).
-    spaces : mapping of str to SpaceRows
+    spaces : mapping of str to ModalityBatch
         Values, by feature space.
-    facts : BatchFacts
+    facts : BatchMetadata
         Shared by all batches.
     """
 
     rows: NDArray[np.int64]
     uids: NDArray[np.bytes_]
     obs: Mapping[str, Any]
-    spaces: Mapping[str, SpaceRows]
-    facts: BatchFacts
+    spaces: Mapping[str, ModalityBatch]
+    facts: BatchMetadata
 
     def __len__(self) -> int:
         """Count the cells."""
         return len(self.rows)
 
     @property
-    def X(self) -> Any:  # noqa: ANN401  (see SpaceRows.X)
+    def X(self) -> Any:  # noqa: ANN401  (see ModalityBatch.X)
         """The first layer of the first feature space."""
         return next(iter(self.spaces.values())).X
 
@@ -208,19 +208,19 @@ class _Known:
     """The facts that this process holds; a batch that comes from a worker finds them here instead of bringing them along."""
 
     def __init__(self) -> None:
-        self.facts: WeakValueDictionary[str, BatchFacts] = WeakValueDictionary()
+        self.facts: WeakValueDictionary[str, BatchMetadata] = WeakValueDictionary()
 
 
 _KNOWN = _Known()
 
 
-def remember_facts(facts: BatchFacts) -> BatchFacts:
+def remember_facts(facts: BatchMetadata) -> BatchMetadata:
     """Note the facts of a loader, for batches that its workers send without them; give those that are known already."""
     return _KNOWN.facts.setdefault(facts.key, facts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SentBatch:
+class WireBatch:
     """A batch on its way from a worker: pickled without what the receiving process knows already.
 
     Parameters
@@ -246,5 +246,5 @@ def _receive(
         raise NotFoundError(
             "A batch came from the worker of a loader that is gone in this process; keep the loader while its batches come."
         )
-    parts = {name: SpaceRows(p[0], p[1], p[2], p[3], facts.spaces[name]) for name, p in spaces.items()}
+    parts = {name: ModalityBatch(p[0], p[1], p[2], p[3], facts.spaces[name]) for name, p in spaces.items()}
     return TrainingBatch(rows, uids, obs, parts, facts)

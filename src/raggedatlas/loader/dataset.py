@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, QueryError
-from raggedatlas.loader.batch import SentBatch, TrainingBatch, remember_facts
-from raggedatlas.loader.making import BatchMaker, BatchPlan, refuse_fork
-from raggedatlas.loader.options import Form, ReadChoices, split_choices
+from raggedatlas.loader.batch import TrainingBatch, WireBatch, remember_facts
+from raggedatlas.loader.batch_plan import BatchPlan, plan_batches
+from raggedatlas.loader.collate import Collator, check_process
+from raggedatlas.loader.options import OutputFormat, ReadChoices, split_choices
 from raggedatlas.loader.order import Batches
-from raggedatlas.loader.plan import plan_batches
 from raggedatlas.loader.torch import require_torch, this_worker
 from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
@@ -47,7 +47,12 @@ class CellDataset:
     """
 
     def __init__(
-        self, query: Query, *, obs: Sequence[str] | None = None, as_: Form = "csr", **choices: Unpack[ReadChoices]
+        self,
+        query: Query,
+        *,
+        obs: Sequence[str] | None = None,
+        as_: OutputFormat = "csr",
+        **choices: Unpack[ReadChoices],
     ) -> None:
         options, _ = split_choices("CellDataset", {**choices, "obs": obs, "as_": as_})
         if options.tensors:
@@ -65,7 +70,7 @@ class CellDataset:
     def _settle(self) -> None:
         """Note what belongs to this process alone."""
         self._pid = os.getpid()
-        self._maker = BatchMaker(self._plan, DECODE_THREADS)
+        self._maker = Collator(self._plan, DECODE_THREADS)
         remember_facts(self._plan.facts)
 
     @property
@@ -118,7 +123,7 @@ class CellDataset:
     @staticmethod
     def collate(batch: TrainingBatch) -> Any:  # noqa: ANN401  (a batch, or its parcel on the way from a worker)
         """Take what `__getitems__` gave as it is: the ``collate_fn`` for a DataLoader."""
-        return batch if this_worker() is None else SentBatch(batch)
+        return batch if this_worker() is None else WireBatch(batch)
 
     def __repr__(self) -> str:
         """Say what there is."""
@@ -134,5 +139,5 @@ class CellDataset:
         self._settle()
 
     def _read(self, rows: NDArray[np.int64]) -> TrainingBatch:
-        refuse_fork(self._pid)
+        check_process(self._pid)
         return self._maker.make(Batches(rows, np.array([0, len(rows)])))[0]

@@ -9,7 +9,7 @@ import numpy as np
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.loader import Loader
-from raggedatlas.loader.options import Form, LoaderChoices
+from raggedatlas.loader.options import LoaderChoices, OutputFormat
 from raggedatlas.loader.order import Share, Shuffle
 from raggedatlas.loader.splits import Split, align_query, split_loader
 from raggedatlas.loader.torch import require_torch
@@ -33,7 +33,7 @@ class ModuleChoices(LoaderChoices, total=False):
     shuffle: Shuffle
     seed: int
     obs: Sequence[str]
-    as_: Form
+    as_: OutputFormat
 
 
 class EpochBatches:

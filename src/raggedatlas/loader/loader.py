@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
-from raggedatlas.loader.batch import SentBatch, TrainingBatch, remember_facts
+from raggedatlas.loader.batch import TrainingBatch, WireBatch, remember_facts
+from raggedatlas.loader.batch_plan import BatchPlan, plan_batches, plan_order, plan_part
+from raggedatlas.loader.collate import Collator, check_process
 from raggedatlas.loader.dataset import CellDataset
-from raggedatlas.loader.making import BatchMaker, BatchPlan, refuse_fork
-from raggedatlas.loader.options import Form, LoaderChoices, split_choices
+from raggedatlas.loader.options import LoaderChoices, OutputFormat, split_choices
 from raggedatlas.loader.order import Share, Shuffle, count_batches, epoch_batches, read_units, worker_batches
-from raggedatlas.loader.plan import plan_batches, plan_order, plan_part
 from raggedatlas.loader.torch import check_device, move_ahead, torch_dataset
 from raggedatlas.model.arguments import checked
 from raggedatlas.query.query import Query
@@ -73,7 +73,7 @@ class Loader:
         shuffle: Shuffle = "full",
         seed: int = 0,
         obs: Sequence[str] | None = None,
-        as_: Form = "csr",
+        as_: OutputFormat = "csr",
         **choices: Unpack[LoaderChoices],
     ) -> None:
         own = {"batch_size": batch_size, "shuffle": shuffle, "seed": seed, "obs": obs, "as_": as_}
@@ -89,7 +89,7 @@ class Loader:
     def _settle(self) -> None:
         """Note what belongs to this process alone."""
         self._pid = os.getpid()
-        self._maker: BatchMaker | None = None
+        self._maker: Collator | None = None
         remember_facts(self._plan.facts)
 
     @property
@@ -186,14 +186,14 @@ class Loader:
         StoreError
             In a forked child, where the threads and connections of its parent do not work.
         """
-        refuse_fork(self._pid)
+        check_process(self._pid)
         epoch, done = self._next
         self._next, self._now = (epoch + 1, 0), (epoch, done)
         return self._read(epoch, done, worker, n_workers)
 
-    def send(self, worker: int, n_workers: int) -> Iterator[SentBatch]:
+    def send(self, worker: int, n_workers: int) -> Iterator[WireBatch]:
         """Iterate in a worker of a DataLoader: batches are pickled without what the process that trains has already."""
-        return map(SentBatch, self.iterate(worker, n_workers))
+        return map(WireBatch, self.iterate(worker, n_workers))
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next iteration is."""
@@ -286,7 +286,7 @@ class Loader:
         units = read_units(own, options.buffer_size if options.shuffle == "blocks" else _READ_ROWS)
         each = max(1, len(own) // max(1, len(units)))
         ahead = max(1, threads) if options.prefetch is None else -(-options.prefetch // each)
-        maker = self._maker = self._maker or BatchMaker(self._plan)
+        maker = self._maker = self._maker or Collator(self._plan)
         read = prefetch_map(lambda unit: maker.make(own.span(*unit)), units, threads=threads, depth=ahead)
         for made in read:
             yield from made

@@ -9,7 +9,7 @@ import numpy as np
 from raggedatlas.errors import QueryError
 from raggedatlas.loader.order import Even, Sampler, Shuffle
 
-Form = Literal["csr", "dense", "torch", "torch-dense"]
+OutputFormat = Literal["csr", "dense", "torch", "torch-dense"]
 """Compressed rows, dense arrays, sparse CSR tensors, or dense tensors."""
 
 
@@ -107,7 +107,7 @@ class ReadOptions:
     """
 
     obs: tuple[str, ...] | None = None
-    as_: Form = "csr"
+    as_: OutputFormat = "csr"
     layers: Sequence[str] = ()
     features: Sequence[str] = ()
     categories: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -188,7 +188,7 @@ def split_choices(call: str, choices: Mapping[str, Any]) -> tuple[ReadOptions, L
 
 
 def _check_read(call: str, options: ReadOptions) -> None:
-    _among(call, "as_", options.as_, get_args(Form))
+    _among(call, "as_", options.as_, get_args(OutputFormat))
     for name in ("obs", "layers", "features", "results"):
         if isinstance(getattr(options, name), str):
             raise QueryError(f"{call} takes {name} as a list of names, not {getattr(options, name)!r}.")

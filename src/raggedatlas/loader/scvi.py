@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.loader.batch import TrainingBatch
-from raggedatlas.loader.columns import ObsColumn
+from raggedatlas.loader.batch_plan import ObsColumn
 from raggedatlas.loader.lightning import AtlasDataModule, ModuleChoices
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.torch import require_torch
-from raggedatlas.query.outputs import var_of
-from raggedatlas.query.parts import SpacePlan
+from raggedatlas.query.outputs import make_var
 from raggedatlas.query.query import Query
+from raggedatlas.query.read_plan import SpacePlan
 
 _KEYS = ("batch_key", "labels_key", "sample_key")
 _LISTS = ("categorical_covariate_keys", "continuous_covariate_keys")
@@ -138,7 +138,7 @@ class ScviDataModule(AtlasDataModule):
     @cached_property
     def var_names(self) -> NDArray[np.object_]:
         """Names of the genes, as `Query.to_anndata` has them, (n_vars,) object."""
-        names: NDArray[np.object_] = var_of(self._space, self._query.catalog).index.to_numpy(object)
+        names: NDArray[np.object_] = make_var(self._space, self._query.catalog).index.to_numpy(object)
         return names
 
     @property

@@ -8,12 +8,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
-from raggedatlas.loader.columns import ObsColumn
+from raggedatlas.loader.batch_plan import BatchPlan, ObsColumn
 from raggedatlas.loader.loader import Loader
-from raggedatlas.loader.making import BatchPlan
 from raggedatlas.model.arguments import checked
+from raggedatlas.query.cells import hash_uids
 from raggedatlas.query.query import Query
-from raggedatlas.query.rows import hash_uids
 
 _OWN_SEEDS = 1 << 64
 """`Query.sample` takes the cells whose hashes with small seeds are the lowest; a split of a sample must not see the same hashes."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_records
+from raggedatlas.catalog.datasets import find_dataset
 from raggedatlas.catalog.frames import read_frame
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.arguments import checked
@@ -14,8 +14,6 @@ from raggedatlas.model.contracts import NO_MATRIX
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.query.listing import list_geometries
-from raggedatlas.query.results import list_results
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,41 +21,7 @@ if TYPE_CHECKING:
     from mudata import MuData
 
     from raggedatlas.formats.composite_source import CompositeSource
-    from raggedatlas.query.returning import Returning
-
-
-def list_datasets(catalog: Catalog) -> "pd.DataFrame":
-    """List the datasets of an atlas, one row each, in the order of adding.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Indexed by uid: name, n_cells, spaces, layers, n_features, source, created_at.
-    """
-    import pandas as pd
-
-    columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]
-    return pd.DataFrame(dataset_rows(catalog), columns=columns).set_index("uid")
-
-
-def dataset_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """Return the rows of `list_datasets`, for whoever needs no frame: importing pandas takes longer than listing."""
-    rows = []
-    for uid, records in group_by_dataset(read_records(catalog)).items():
-        spaces = dict.fromkeys(r.feature_space for r in records)
-        rows.append(
-            {
-                "uid": uid,
-                "name": records[0].name,
-                "n_cells": Dataset(catalog, tuple(records)).n_cells,
-                "spaces": ", ".join(spaces),
-                "layers": ", ".join(f"{r.feature_space}/{layer}" for r in records for layer in r.layers),
-                "n_features": ", ".join(str(r.n_features) for r in records),
-                "source": records[0].source,
-                "created_at": records[0].created_at,
-            }
-        )
-    return rows
+    from raggedatlas.query.roundtrip import StoredDataset
 
 
 @checked
@@ -224,10 +188,10 @@ class Dataset:
         return copy(source, open_sink(path, **({"multimodal": True} if several else {}), **options))
 
     @cached_property
-    def _returning(self) -> "Returning":
-        from raggedatlas.query.returning import Returning
+    def _returning(self) -> "StoredDataset":
+        from raggedatlas.query.roundtrip import StoredDataset
 
-        return Returning(self.catalog, self.records)
+        return StoredDataset(self.catalog, self.records)
 
     def _main(self, space: str | None) -> DatasetRecord:
         known = self.catalog.spaces()
@@ -268,58 +232,3 @@ class Dataset:
 
 def _is_side(key: str) -> bool:
     return "obsm" in key.split("/")[:-1]
-
-
-def describe(catalog: Catalog, what: str) -> str:
-    """Say in lines where an atlas is and what is in it."""
-    listed = list_datasets(catalog)
-    lines = [
-        f"{what} at {catalog.location.uri}: {len(listed):,} datasets, {int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"
-    ]
-    shown = listed.head(10)
-    lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
-    if len(listed) > len(shown):
-        lines.append(f"  ... and {len(listed) - len(shown)} more")
-    lines += [
-        f"  result {name}: {row['n_cells']:,} cells, {_told(row)}" for name, row in list_results(catalog).iterrows()
-    ]
-    lines += [
-        f"  geometry {row['name']}: {row['n_cells']:,} cells of {row['datasets']}, {row['types']}, {row['n_vertices']:,} vertices"
-        for _, row in list_geometries(catalog).iterrows()
-    ]
-    return "\n".join(lines)
-
-
-def describe_html(catalog: Catalog, what: str) -> str:
-    """Say the same as HTML, every text escaped."""
-    from html import escape
-
-    listed = list_datasets(catalog)
-    columns = ["name", "n_cells", "spaces", "layers", "n_features"]
-    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>"
-        for _, row in listed.head(20).iterrows()
-    )
-    results = "".join(
-        f"<tr><td>{escape(str(name))}</td><td>{row['n_cells']}</td><td>{escape(_told(row))}</td></tr>"
-        for name, row in list_results(catalog).iterrows()
-    )
-    if results:
-        results = f"<table><tr><th>result</th><th>n_cells</th><th>values</th></tr>{results}</table>"
-    shapes = "".join(
-        f"<tr><td>{escape(row['name'])}</td><td>{row['n_cells']}</td><td>{escape(row['datasets'])}</td>"
-        f"<td>{escape(row['types'])}</td><td>{row['n_vertices']}</td></tr>"
-        for _, row in list_geometries(catalog).iterrows()
-    )
-    if shapes:
-        head_of = "".join(f"<th>{name}</th>" for name in ("geometry", "n_cells", "datasets", "types", "n_vertices"))
-        results += f"<table><tr>{head_of}</tr>{shapes}</table>"
-    place = escape(catalog.location.uri)
-    return f"<p><b>{escape(what)}</b> at <code>{place}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>{results}"
-
-
-def _told(row: Any) -> str:  # noqa: ANN401  (a row of a frame)
-    """Say in short what a result is."""
-    where = f"in {row['space']}" if row["kind"] == "space" else "in the cell table"
-    return f"{row['width']} x {row['dtype']} {where}"

@@ -17,12 +17,12 @@ from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.contracts import Sink, SinkMatrix
 from raggedatlas.model.results import VALUES
 from raggedatlas.model.tables import Column, Texts
-from raggedatlas.query.beside import joined_obsm
-from raggedatlas.query.frames import layout_column, obs_columns, obs_frame
-from raggedatlas.query.outputs import joined_uns, measured_frame, var_of
-from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
-from raggedatlas.query.plan import modalities, plan_read
+from raggedatlas.query.modalities import read_modalities
+from raggedatlas.query.obsm import joined_obsm
+from raggedatlas.query.outputs import layout_column, make_uns, make_var, measured_frame, obs_columns, obs_frame
+from raggedatlas.query.plan import plan_read
 from raggedatlas.query.read import PartReader, block_tasks
+from raggedatlas.query.read_plan import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location
@@ -34,7 +34,7 @@ STEP_BYTES = 16 << 20
 """About how many bytes of a result one step takes; one is read while another is written."""
 
 BLOCKS_AHEAD = 16
-"""Steps that workers may be ahead of what is written."""
+"""Steps that workers may be prefetch of what is written."""
 
 Reading = tuple[Executor | Workers, Location] | None
 """Whose workers read, and the atlas that they must reach; None reads here."""
@@ -60,7 +60,7 @@ def write(
     options : mapping
         Of the format.
     executor : Executor, Workers or None
-        Whose workers read blocks of cells, at most `BLOCKS_AHEAD` ahead of those that are written.
+        Whose workers read blocks of cells, at most `BLOCKS_AHEAD` prefetch of those that are written.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def write(
     multimodal = Path(path).suffix == MULTIMODAL
     names = None
     if multimodal and not spec.spaces:
-        names = tuple(m.name for m in modalities(catalog).values() if m.space.rank == 1 and not m.is_result)
+        names = tuple(m.name for m in read_modalities(catalog).values() if m.space.rank == 1 and not m.is_result)
     plan = plan_read(spec, catalog, spaces=names, deferred=True)
     if len(plan.spaces) != 1 and not multimodal:
         raise QueryError(
@@ -127,7 +127,7 @@ def _begin_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> list[_Stream]
     for name, part in parts.items():
         _write_elements(sink, part, part.single(), catalog, f"mod/{name}/")
     sink.element("obs", _obs(sink, plan, None))
-    sink.element("uns", joined_uns(plan, catalog))
+    sink.element("uns", make_uns(plan, catalog))
     return streams
 
 
@@ -169,12 +169,12 @@ def _key(space: SpacePlan, layer: str, prefix: str) -> str:
 
 
 def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog, prefix: str) -> None:
-    var = var_of(space, catalog)
+    var = make_var(space, catalog)
     sink.element(f"{prefix}obs", _obs(sink, plan, space if space.space.has_features else None))
     sink.element(f"{prefix}var", var)
     if space.space.has_features:
         sink.element(f"{prefix}varm", {"measured": measured_frame(space, var)})
-    sink.element(f"{prefix}uns", joined_uns(plan, catalog))
+    sink.element(f"{prefix}uns", make_uns(plan, catalog))
 
 
 def _write_values(sink: Sink, stream: _Stream, reading: Reading) -> None:
@@ -190,7 +190,7 @@ def _write_values(sink: Sink, stream: _Stream, reading: Reading) -> None:
 
 def _blocks(space: SpacePlan, part: PartPlan, reading: Reading) -> Iterator[Block]:
     reader = PartReader(space, part, pool=BufferPool())
-    if reading is not None and not reader.columns_read():
+    if reading is not None and not reader.column_copies():
         tasks = (task for _, task in block_tasks(space, part, STEP_BYTES))
         return in_order(run_tasks(tasks, reading[0], place=reading[1], in_flight=BLOCKS_AHEAD))
     return (block for _, block in prefetch(reader.read_blocks(n_bytes=STEP_BYTES)))

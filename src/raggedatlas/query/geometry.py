@@ -1,28 +1,33 @@
 """The shapes of cells that a query chose, aligned to its rows: one pass over the touched chunks of every store."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.errors import QueryError
 from raggedatlas.model.geometries import GeometryRecord
 from raggedatlas.model.pointers import AXES
+from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.plan import plan_rows
-from raggedatlas.query.rows import known_columns
 from raggedatlas.query.spec import QuerySpec
+from raggedatlas.store.filters import Columns, Filter
 from raggedatlas.store.location import Location
+from raggedatlas.store.sql import all_of, any_of, comparison, in_list, is_not_null, negation
 from raggedatlas.vectors.reader import VectorStore, open_vectors
 from raggedatlas.vectors.shapes import (
+    SEQUENTIAL,
     Attribute,
     Attributes,
     Shapes,
     counts_to_offsets,
     fill_value,
+    object_rows,
     take_attributes,
     take_objects,
 )
@@ -67,7 +72,7 @@ def read_shapes(
     columns = dict.fromkeys(record.column for record in records)
     boxed = [f"{axis}_{end}" for axis in AXES for end in ("min", "max")] if any(r.owner for r in records) else []
     more = [f"{column}.{part}" for column in columns for part in ("zarr_group", "object_id", *boxed)]
-    cells, obs = plan_rows(spec, catalog, known_columns(catalog), (), tuple(more))
+    cells, obs = plan_rows(spec, catalog, cell_columns(catalog), (), tuple(more))
     uids = obs.column("uid").to_pylist()
     read: list[tuple[NDArray[np.int64], Shapes]] = []
     objects = np.full(cells.n, -1, np.int64)
@@ -296,3 +301,297 @@ def _piece(
 
 
 __all__ = ["OBJECT_ID", "PRESENT", "UID", "read_objects", "read_shapes", "store_of"]
+
+
+By = Literal["bbox", "centroid", "exact"]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box with both ends inclusive.
+
+    Parameters
+    ----------
+    lo, hi : tuple of 2 to 4 floats
+        Corners in world units, in the order of the store's axes.
+    """
+
+    lo: tuple[float, ...]
+    hi: tuple[float, ...]
+
+    @classmethod
+    def of(cls, bbox: ArrayLike) -> "Box":
+        """Read a box as people write it.
+
+        Parameters
+        ----------
+        bbox : (2 D,) or (2, D) floats
+            Least corner, then greatest: ``(xmin, ymin, xmax, ymax)`` or ``((xmin, ymin), (xmax, ymax))``.
+
+        Raises
+        ------
+        QueryError
+            If it is no such box of 2 to 4 axes, or ends before it begins.
+
+        Examples
+        --------
+        >>> Box.of([0, 0, 10, 5]).hi
+        (10.0, 5.0)
+        """
+        try:
+            flat = np.asarray(bbox, np.float64).ravel()
+        except (TypeError, ValueError) as error:
+            raise QueryError(f"within({bbox!r}): a box is numbers, (xmin, ymin, xmax, ymax).") from error
+        n = len(flat) // 2
+        if len(flat) % 2 or not 2 <= n <= len(AXES):
+            raise QueryError(
+                f"within() got {len(flat)} numbers; a box of 2 to 4 axes has 4, 6 or 8: (xmin, ymin, xmax, ymax), the least corner first."
+            )
+        lo, hi = flat[:n], flat[n:]
+        if np.isnan(flat).any() or (lo > hi).any():
+            raise QueryError(
+                f"within({flat.tolist()}): the box ends before it begins, or holds NaN; the least corner comes first."
+            )
+        return cls(tuple(lo.tolist()), tuple(hi.tolist()))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Within(Filter):
+    """Cells whose shape meets a box.
+
+    Parameters
+    ----------
+    box : Box
+        The box.
+    name : str
+        Of the geometry.
+    records : tuple of GeometryRecord
+        The stores that it means.
+    by : {"bbox", "centroid", "exact"}
+        What is compared.
+    catalog : Catalog
+        Where shapes are read, for ``exact``.
+    """
+
+    box: Box
+    name: str
+    records: tuple[GeometryRecord, ...]
+    by: By
+    catalog: Catalog
+    _memo: dict[str, str] = field(default_factory=dict)
+
+    def _sql(self, columns: Columns, depth: int) -> str:
+        if self.by != "exact":
+            return self._either(self.by)
+        if "exact" not in self._memo:
+            self._memo["exact"] = self._exact()
+        return self._memo["exact"]
+
+    def _either(self, by: str, *, inside: bool = False) -> str:
+        found: dict[str, list[str]] = {}
+        for record in self.records:
+            found.setdefault(record.column, []).append(record.zarr_group)
+        parts = [
+            [in_list(f"{column}.zarr_group", groups), *_compared(column, self.box, by, inside=inside)]
+            for column, groups in found.items()
+        ]
+        return any_of(*(all_of(*part) for part in parts))
+
+    def _exact(self) -> str:
+        """Read the shapes of cells whose box meets this one and does not lie in it."""
+        whole = self._either("bbox", inside=True)
+        where = all_of(self._either("bbox"), negation(whole))
+        uids: list[str] = []
+        for column in dict.fromkeys(record.column for record in self.records):
+            rows = self.catalog.tables.read(CELLS, ["uid", f"{column}.zarr_group", f"{column}.object_id"], where)
+            for record in self.records:
+                if record.column == column:
+                    uids += self._meeting(record, rows)
+        return any_of(whole, in_list("uid", sorted(uids)))
+
+    def _meeting(self, record: GeometryRecord, rows: pa.Table) -> list[str]:
+        from raggedatlas.query.geometry import read_objects
+
+        own = rows.filter(pa.array([group == record.zarr_group for group in rows.column(1).to_pylist()], pa.bool_()))
+        if not own.num_rows:
+            return []
+        shapes = read_objects(self.catalog, record, own.column(2).to_numpy(), level=0, attributes=())
+        closed = record.space == "segmentation_boundary"
+        met = intersects_box(shapes, np.array(self.box.lo), np.array(self.box.hi), closed=closed)
+        uids: list[str] = own.column(0).filter(pa.array(met)).to_pylist()
+        return uids
+
+    def __repr__(self) -> str:
+        return f"within({[*self.box.lo, *self.box.hi]}, space={self.name!r}, by={self.by!r})"
+
+
+def within(catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> Within:
+    """Make the condition; refuse what cannot be asked.
+
+    Raises
+    ------
+    QueryError
+        For a box that is none, more axes than a store has, or an unknown `by`.
+    NotFoundError
+        If there is no such geometry.
+    """
+    if by not in {"bbox", "centroid", "exact"}:
+        raise QueryError(f"within takes by='bbox', 'centroid' or 'exact', not {by!r}.")
+    box = Box.of(bbox)
+    name = default_geometry(catalog) if name is None else name
+    records = find_geometries(catalog, name)
+    for record in records:
+        if len(record.axes) < len(box.lo):
+            raise QueryError(
+                f"within() got a box of {len(box.lo)} axes; the geometry {name!r} from {record.source} has the axes {record.axes}."
+            )
+    return Within(box, name, tuple(records), by, catalog)  # type: ignore[arg-type]
+
+
+def default_geometry(catalog: Catalog) -> str:
+    """Return the only name of geometry there is, or the only feature space of it.
+
+    Raises
+    ------
+    QueryError
+        If there are several, or none.
+    """
+    from raggedatlas.catalog.geometries import read_geometries
+
+    records = read_geometries(catalog)
+    names = sorted({record.name for record in records})
+    spaces = sorted({record.space for record in records})
+    if not names:
+        raise QueryError(
+            f"{catalog.location.uri} has no geometry; add one with atlas.add('shapes.zv', link=...), and take a snapshot."
+        )
+    if len(names) > 1 and len(spaces) > 1:
+        raise QueryError(f"The atlas has the geometries {names}; name one with space=...")
+    return names[0] if len(names) == 1 else spaces[0]
+
+
+def _compared(column: str, box: Box, by: str, *, inside: bool) -> list[str]:
+    """Compare every axis; an infinite end needs no comparison, but the box must be there."""
+    parts = [is_not_null(f"{column}.x")]
+    for axis, lo, hi in zip(AXES, box.lo, box.hi, strict=False):
+        own = f"{column}.{axis}"
+        least, greatest = (own, own) if by == "centroid" else (f"{own}_min", f"{own}_max")
+        ends = ((least, ">=", lo), (greatest, "<=", hi)) if inside else ((greatest, ">=", lo), (least, "<=", hi))
+        parts += [comparison(side, sign, float(end)) for side, sign, end in ends if np.isfinite(end)]
+    return parts
+
+
+Floats = NDArray[np.float64]
+
+
+def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = False) -> NDArray[np.bool_]:
+    """Tell which objects have a point in a box, both ends inclusive.
+
+    Parameters
+    ----------
+    shapes : Shapes
+        B objects.
+    lo, hi : (D',) float
+        Corners; D' may be fewer than the axes of the shapes, whose others are then of no matter.
+    closed : bool
+        Whether a line of two axes is an outline: its last vertex is joined with the first, and what it encloses counts.
+
+    Returns
+    -------
+    (B,) bool
+
+    Examples
+    --------
+    >>> ring = Shapes("polyline", np.array([[0.0, 0], [10, 0], [10, 10], [0, 10]]))
+    >>> [bool(intersects_box(ring, np.array([4.0, 4]), np.array([5.0, 5]), closed=c)[0]) for c in (False, True)]
+    [False, True]
+    """
+    positions = shapes.positions[:, : len(lo)].astype(np.float64)
+    owner = object_rows(shapes)
+    met = np.zeros(len(shapes.offsets) - 1, bool)
+    met[owner[((positions >= lo) & (positions <= hi)).all(axis=1)]] = True
+    links, of = _links(shapes, owner, closed=closed)
+    wanted = ~met[of]
+    links, of = links[wanted], of[wanted]
+    if len(links):
+        met[of[simplices_intersect_box(positions[links], lo, hi)]] = True
+    if closed and len(lo) == 2 and shapes.kind in SEQUENTIAL:
+        met |= _encloses(positions, links, of, lo, len(met))
+    return met
+
+
+def simplices_intersect_box(corners: Floats, lo: Floats, hi: Floats) -> NDArray[np.bool_]:
+    """Tell which edges or triangles have a point in a box: exactly in two and three axes, by separating axes.
+
+    Parameters
+    ----------
+    corners : (n, k, D) float
+        k = 2 for edges, 3 for triangles. Beyond three axes, boxes along the further ones are compared.
+    lo, hi : (D,) float
+        Corners of the box.
+
+    Examples
+    --------
+    >>> edge = np.array([[[0.0, 3.0], [3.0, 0.0]]])
+    >>> (
+    ...     simplices_intersect_box(edge, np.zeros(2), np.ones(2)).tolist(),
+    ...     simplices_intersect_box(edge, np.zeros(2), np.full(2, 2.0)).tolist(),
+    ... )
+    ([False], [True])
+    """
+    met: NDArray[np.bool_] = ((corners.max(axis=1) >= lo) & (corners.min(axis=1) <= hi)).all(axis=1)
+    n_dims = min(3, corners.shape[2])
+    finite = np.isfinite(lo) & np.isfinite(hi)
+    if not finite[:n_dims].all():
+        far = np.abs(corners).max(initial=0.0) + 1
+        lo, hi = np.maximum(lo, -far), np.minimum(hi, far)
+    points = corners[:, :, :n_dims]
+    middle, half = (lo + hi)[:n_dims] / 2, (hi - lo)[:n_dims] / 2
+    edges = np.roll(points, -1, axis=1) - points
+    if points.shape[1] == 2:
+        edges = edges[:, :1]
+    for axis in _axes(edges, n_dims):
+        reach = np.abs(axis) @ half
+        along = np.einsum("nkd,nd->nk", points - middle, axis)
+        met &= (along.min(axis=1) <= reach) & (along.max(axis=1) >= -reach)
+    return met
+
+
+def _axes(edges: Floats, n_dims: int) -> list[Floats]:
+    """Give the directions that may separate, beside those of the box: (n, D) each."""
+    if n_dims == 2:
+        return [np.stack([-edges[:, i, 1], edges[:, i, 0]], axis=1) for i in range(edges.shape[1])]
+    units = np.eye(3)
+    axes = [np.cross(edges[:, i], unit) for i in range(edges.shape[1]) for unit in units]
+    return [*axes, np.cross(edges[:, 0], edges[:, 1])] if edges.shape[1] == 3 else axes
+
+
+def _links(shapes: Shapes, owner: NDArray[np.int64], *, closed: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Give the edges or faces of all objects as rows of vertices, and the object of each; polygons as fans of triangles."""
+    if shapes.kind in SEQUENTIAL:
+        first = np.flatnonzero(owner[1:] == owner[:-1])
+        links = np.stack([first, first + 1], axis=1)
+        if closed:
+            some = np.flatnonzero(np.diff(shapes.offsets) > 2)
+            back = np.stack([shapes.offsets[1:][some] - 1, shapes.offsets[:-1][some]], axis=1)
+            links = np.concatenate([links, back])
+    elif shapes.links is None:
+        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+    else:
+        links = shapes.links.astype(np.int64)
+        if links.shape[1] > 3:
+            fans = [links[:, [0, i, i + 1]] for i in range(1, links.shape[1] - 1)]
+            links = np.concatenate(fans)
+    return links, owner[links[:, 0]]
+
+
+def _encloses(
+    positions: Floats, links: NDArray[np.int64], of: NDArray[np.int64], point: Floats, n: int
+) -> NDArray[np.bool_]:
+    """Tell which outlines have a point inside, by the parity of edges to its right."""
+    a, b = positions[links[:, 0]], positions[links[:, 1]]
+    spans = (a[:, 1] > point[1]) != (b[:, 1] > point[1])
+    rise = np.where(spans, b[:, 1] - a[:, 1], 1.0)
+    crossing = a[:, 0] + (point[1] - a[:, 1]) * (b[:, 0] - a[:, 0]) / rise
+    odd: NDArray[np.bool_] = np.bincount(of[spans & (point[0] < crossing)], minlength=n) % 2 == 1
+    return odd

@@ -10,10 +10,10 @@ import numpy as np
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import CsrBlock, assemble_csr, sparse_dtype
-from raggedatlas.query.beside import joined_obsm
-from raggedatlas.query.outputs import make_anndata, obs_of
-from raggedatlas.query.parts import ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.obsm import joined_obsm
+from raggedatlas.query.outputs import make_anndata, make_obs
 from raggedatlas.query.read import PartReader
+from raggedatlas.query.read_plan import ReadPlan, SpacePlan, refuse_arrays
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -61,7 +61,7 @@ def to_lazy(plan: ReadPlan, catalog: Catalog, chunk_bytes: int, *, lazy_obs: boo
 
         obs = lazy_frame(plan, space)
     else:
-        obs = obs_of(plan, space)
+        obs = make_obs(plan, space)
     return make_anndata(plan, catalog, obs, layers, obsm)
 
 

@@ -8,8 +8,8 @@ from xarray.backends import BackendArray
 from xarray.core.extension_array import PandasExtensionArray
 from xarray.core.indexing import IndexingSupport, LazilyIndexedArray, explicit_indexing_adapter
 
-from raggedatlas.query.frames import layout_column, obs_index, obs_series
-from raggedatlas.query.parts import ReadPlan, SpacePlan
+from raggedatlas.query.outputs import layout_column, obs_index, obs_series
+from raggedatlas.query.read_plan import ReadPlan, SpacePlan
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import group_by_dataset, read_records
+from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
@@ -18,16 +18,33 @@ from raggedatlas.catalog.results import find_result
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.columns import DATASET
-from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.results import VALUES, ResultRecord
-from raggedatlas.query.axis import Axis, FeatureRows, build_axis
-from raggedatlas.query.centroids import centroid_columns, centroid_plans
-from raggedatlas.query.deferred import CellRows, DeferredTable
-from raggedatlas.query.layers import USUAL_SPACE, CellPointers, Modality, choose_layers, plan_parts, pointer_of
-from raggedatlas.query.merging import merged_columns, sum_dtype
-from raggedatlas.query.parts import PartPlan, ReadPlan, SpacePlan, refuse_arrays
-from raggedatlas.query.results import held_plan, result_modalities, vector_results, with_nan
-from raggedatlas.query.rows import Cells, arrange, known_columns, metadata_names, needed_columns, read_cells
+from raggedatlas.query.cells import (
+    CellRows,
+    Cells,
+    LazyTable,
+    arrange,
+    cell_columns,
+    metadata_names,
+    needed_columns,
+    read_cells,
+)
+from raggedatlas.query.feature_axis import Axis, FeatureRows, build_axis, merged_columns
+from raggedatlas.query.modalities import (
+    DEFAULT_SPACE,
+    CellPointers,
+    Modality,
+    choose_layers,
+    find_modality,
+    join_dtypes,
+    plan_parts,
+    read_modalities,
+    sum_dtype,
+    vector_results,
+)
+from raggedatlas.query.obsm import centroid_columns, centroid_plans, plan_vectors, with_nan
+from raggedatlas.query.read import choose_column_copies
+from raggedatlas.query.read_plan import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
 from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
 from raggedatlas.store.filters import Columns, calling_level
@@ -35,8 +52,6 @@ from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
 
 _DATASET_TYPE = pa.dictionary(pa.int32(), pa.string())
-
-__all__ = ["ReadPlan", "modalities", "plan_read", "plan_rows"]
 
 
 def plan_read(
@@ -53,7 +68,7 @@ def plan_read(
     spaces : sequence of str or None
         Feature spaces to read; None takes those that the query names, or the usual one.
     deferred : bool
-        Whether the columns of `obs` may wait until they are asked for, in a `DeferredTable`.
+        Whether the columns of `obs` may wait until they are asked for, in a `LazyTable`.
 
     Returns
     -------
@@ -67,10 +82,10 @@ def plan_read(
     FeatureError
         For unknown, ambiguous or repeated features.
     """
-    known = modalities(catalog)
-    names = usual_spaces(spec, known, catalog) if spaces is None else tuple(spaces)
+    known = read_modalities(catalog)
+    names = default_spaces(spec, known, catalog) if spaces is None else tuple(spaces)
     chosen = [find_modality(known, name, catalog) for name in names]
-    columns = known_columns(catalog)
+    columns = cell_columns(catalog)
     results = [find_result(catalog, name) for name in spec.results]
     pointing = [r.column for r in results if r.kind == "space"]
     wanted = tuple(dict.fromkeys([*(p for m in chosen for p in m.pointers), *pointing]))
@@ -87,14 +102,14 @@ def plan_read(
         pointers = cells.pointers(columns.schema)
     if deferred:
         cells = replace(cells, table=cells.table.select([*held]))
-    asked = asked_features(spec, chosen)
+    asked = requested_features(spec, chosen)
     planned = {}
     for modality in chosen:
         layers = _layers_for(spec, modality, known, len(chosen))
         planned[modality.name] = _plan_space(spec, catalog, modality, pointers, (asked.get(modality.name), layers))
     plain = replace(spec, missing="zero")
     made = [
-        held_plan(record, cells, catalog)
+        plan_vectors(record, cells, catalog)
         if record.kind == "vector"
         else _plan_space(plain, catalog, known[record.name], pointers, (None, ()))
         for record in results
@@ -126,18 +141,18 @@ def plan_rows(
     more: Sequence[str] = (),
     *,
     deferred: bool = False,
-) -> tuple[Cells, "pa.Table | DeferredTable"]:
+) -> tuple[Cells, "pa.Table | LazyTable"]:
     """Choose the cells of a query, and read some pointers and further columns with them.
 
     Returns
     -------
-    (Cells, pyarrow.Table or DeferredTable)
+    (Cells, pyarrow.Table or LazyTable)
         The cells with what was read of them, and their `obs`: `uid`, `cell_name`, `dataset`, the asked columns with their
         facts, and what a search found. Only a pinned catalog lets columns wait: the tip may change before they are read.
     """
     deferred = deferred and catalog.tables.pinned is not None
     metadata = metadata_names(columns, spec.obs)
-    known = modalities(catalog)
+    known = read_modalities(catalog)
     sought, extra = search_columns(spec.search, columns, known, vector_results(catalog))
     wanted = dict.fromkeys([*(() if deferred else metadata), *needed_columns(spec, columns), *sought, *more])
     # Searching and sampling look at names of cells.
@@ -152,7 +167,7 @@ def plan_rows(
     if deferred:
         ids = cells.table.column(ROW_ID).to_numpy()
         rows = CellRows.of(catalog.tables, to_sql(spec.filters, columns), ids)
-        return cells, DeferredTable(schema, rows, stored, held)
+        return cells, LazyTable(schema, rows, stored, held)
     read = {name: cells.table.column(at) for name, at in stored.items()} | held
     return cells, pa.Table.from_arrays([read[name] for name in schema.names], schema=schema)
 
@@ -176,53 +191,15 @@ def obs_schema(cells: Cells, columns: Columns, metadata: Sequence[str]) -> tuple
     return pa.schema(fields), found
 
 
-def modalities(catalog: Catalog) -> dict[str, Modality]:
-    """Give what datasets hold, by the name of the main pointer column, in the order in which it came."""
-    spaces = catalog.spaces()
-    found: dict[str, dict[str, list[object]]] = {}
-    space_of: dict[str, str] = {}
-    for uid, records in group_by_dataset(read_records(catalog)).items():
-        for record in records:
-            name = pointer_of(record).split("__", 1)[0]
-            space_of[name] = record.feature_space
-            found.setdefault(name, {}).setdefault(uid, []).append(record)
-    known = {
-        name: Modality(name, spaces[space_of[name]], {uid: tuple(r) for uid, r in held.items()})  # type: ignore[arg-type]
-        for name, held in found.items()
-        if space_of[name] in spaces and spaces[space_of[name]].kind is not PointerKind.GEOMETRY
-    }
-    return known | result_modalities(catalog)
-
-
-def find_modality(known: Mapping[str, Modality], name: str, catalog: Catalog) -> Modality:
-    """Find what a space name means: the pointer column of that name, or the only one that points into the space.
-
-    Raises
-    ------
-    QueryError
-        If nothing, or more than one pointer column, goes by it.
-    """
-    if name in known:
-        return known[name]
-    of_space = [m for m in known.values() if m.space.name == name]
-    if len(of_space) == 1:
-        return of_space[0]
-    if of_space:
-        raise QueryError(
-            f"Several pointer columns point into {name!r}; name one of {sorted(m.name for m in of_space)}."
-        )
-    raise QueryError(f"No dataset of {catalog.location.uri} has the feature space {name!r}; there are {sorted(known)}.")
-
-
-def usual_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Catalog) -> tuple[str, ...]:
+def default_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Catalog) -> tuple[str, ...]:
     """Decide which spaces a query reads: those it names, those its features are of, else gene expression or the only one."""
     if spec.spaces:
         return spec.spaces
     named = tuple(dict.fromkeys(space for space, _ in spec.features if space is not None))
     if named:
         return named
-    if USUAL_SPACE in known:
-        return (USUAL_SPACE,)
+    if DEFAULT_SPACE in known:
+        return (DEFAULT_SPACE,)
     measured = tuple(name for name, modality in known.items() if not modality.is_result)
     if len(measured) == 1:
         return measured
@@ -237,13 +214,13 @@ def usual_spaces(spec: QuerySpec, known: Mapping[str, Modality], catalog: Catalo
     raise QueryError(f"The datasets hold {sorted(known)}; name one with .spaces(...).")
 
 
-def asked_features(spec: QuerySpec, chosen: Sequence[Modality]) -> dict[str, tuple[str, ...]]:
+def requested_features(spec: QuerySpec, chosen: Sequence[Modality]) -> dict[str, tuple[str, ...]]:
     """Assign the asked features to spaces: modality name -> names."""
     found = {}
     for space, names in spec.features:
         fitting = [m for m in chosen if space is None or space in {m.name, m.space.name}]
         if space is None and len(fitting) > 1:
-            fitting = [m for m in fitting if m.name == USUAL_SPACE] or fitting[:1]
+            fitting = [m for m in fitting if m.name == DEFAULT_SPACE] or fitting[:1]
         for modality in fitting[:1]:
             found[modality.name] = names
     return found
@@ -331,7 +308,7 @@ def _axis(
             raise QueryError(f"The columns of {modality.name!r} have no names, so no features can be asked of it.")
         return Axis(np.empty(0, object), {}, (), np.empty((0, 0), bool))
     per_dataset = [tuple(part.groups[i].layout_uid for part in parts) for i in range(len(parts[0].groups))]
-    registry, orthologs = identified(spec, catalog, modality.space.name)
+    registry, orthologs = apply_identity(spec, catalog, modality.space.name)
     if orthologs is not None and asked is not None:
         _refuse_several(orthologs, asked)
     uids = None if asked is None else tuple(registry.require(list(asked)))
@@ -350,7 +327,7 @@ def _axis(
     return catalog.remember("axis", facts, build)
 
 
-def identified(spec: QuerySpec, catalog: Catalog, space: str) -> tuple[Registry, OrthologFeatures | None]:
+def apply_identity(spec: QuerySpec, catalog: Catalog, space: str) -> tuple[Registry, OrthologFeatures | None]:
     """Return the features of a space, which count as others by the asked mapping and orthologs, and what is known of the latter."""
     registry, then = _identified(read_registry(catalog, space), spec.identity, catalog)
     if spec.orthologs is None or space != GENE_SPACE:
@@ -470,29 +447,83 @@ def _joined_dtype(
     return joined
 
 
-def join_dtypes(stored: set[np.dtype[np.generic]], *, nan: bool = False) -> np.dtype[np.generic] | None:
-    """Find the smallest dtype that holds every value of several exactly; None when there is none.
+_SHOWN = 5
+"""How many names are listed."""
 
-    Parameters
-    ----------
-    stored : set of numpy dtype
-        What the groups hold.
-    nan : bool
-        Whether it must also hold NaN.
 
-    Examples
-    --------
-    >>> join_dtypes({np.dtype("uint8"), np.dtype("uint32")}), join_dtypes({np.dtype("uint16"), np.dtype("float32")})
-    (dtype('uint32'), dtype('float32'))
-    >>> join_dtypes({np.dtype("uint64"), np.dtype("float64")}) is None
-    True
+def explain(spec: QuerySpec, catalog: Catalog) -> str:
+    """Say which cells, groups, arrays and columns a query touches, and about how many bytes.
+
+    Returns
+    -------
+    str
+        Several lines.
     """
-    if not stored:
-        return np.dtype(np.float32 if nan else np.uint8)
-    joined = np.result_type(*stored, *([np.float32] if any(d.kind == "f" for d in stored) or nan else []))
-    joined = np.dtype(np.uint8) if joined == np.dtype(bool) else joined
-    if joined.kind == "f":
-        largest = 2 ** (np.finfo(str(joined)).nmant + 1)
-        if any(d.kind in "iu" and np.iinfo(str(d)).max > largest for d in stored):
-            return None
-    return joined
+    plan = plan_read(spec, catalog)
+    at = f"snapshot {plan.provenance['snapshot']}" if plan.provenance["snapshot"] else "the tip"
+    lines = [
+        f"{catalog.location.uri} at {at}",
+        f"asked: {spec.describe()}",
+        f"filter: {to_sql(spec.filters, cell_columns(catalog)) or 'none'}",
+        f"cells: {plan.n_cells:,}"
+        + (f" ({plan.n_without:,} more have none of these spaces)" if plan.n_without else ""),
+    ]
+    for space in plan.spaces.values():
+        lines += _space_lines(space, spec)
+        if len(space.repeated):
+            lines.append(_merged_line(space, spec, catalog))
+        if spec.orthologs is not None and space.space.has_features:
+            _, orthologs = apply_identity(spec, catalog, space.space.name)
+            lines += [] if orthologs is None else [_orthologs_line(orthologs, space, spec.orthologs)]
+    return "\n".join(lines)
+
+
+def _space_lines(space: SpacePlan, spec: QuerySpec) -> list[str]:
+    form = "CSR" if space.sparse else "dense"
+    join = spec.join if isinstance(spec.join, str) else f"in at least {spec.join} datasets"
+    layers = ", ".join(f"{layer} ({dtype})" for layer, dtype in space.dtypes.items())
+    chosen = "asked for" if spec.layers else "chosen by rule"
+    lines = [
+        f"space {space.name}: {int(space.present.sum()):,} cells, {space.n_cols:,} columns ({join}), {form}",
+        f"  layers: {layers}, {chosen}; what was not measured: {spec.missing}",
+    ]
+    lines += [_part_line(space, part) for part in space.parts]
+    lines.append(f"  result: at most {int(space.row_bytes().sum()):,} bytes")
+    return lines
+
+
+def _part_line(space: SpacePlan, part: PartPlan) -> str:
+    read = np.bincount(
+        part.code[part.code >= 0], weights=(part.end - part.start)[part.code >= 0], minlength=len(part.groups)
+    )
+    touched = np.unique(part.code[part.code >= 0])
+    arrays = len(touched) * (len(part.layers) + (1 if space.sparse else 0))
+    n_bytes = sum(int(read[g]) * part.groups[g].entry_bytes for g in touched.tolist())
+    what = "entries" if space.sparse else "rows"
+    copies = len(choose_column_copies(space, part))
+    by_column = f"; {copies:,} groups by column, from their column-sorted copies" if copies else ""
+    return (
+        f"  reads {', '.join(part.layers)}: {len(touched):,} groups, {arrays:,} arrays, {int(read.sum()):,} {what}, "
+        f"{n_bytes:,} bytes decoded{by_column}"
+    )
+
+
+def _orthologs_line(orthologs: OrthologFeatures, space: SpacePlan, organism: str) -> str:
+    """Say how many columns stand for genes of other organisms, and how many of these have no such ortholog."""
+    row_of, targets = orthologs.registry.row_of, orthologs.registry.targets
+    ends = {orthologs.registry.uids[targets[row_of[uid]]] for uid in orthologs.joined}
+    n_columns = sum(uid in ends for uid in space.features.tolist())
+    n_left = sum(uid in orthologs.several for uid in space.features.tolist())
+    return f"  orthologs: {n_columns:,} columns are genes of {organism} by orthologs one to one; {n_left:,} are genes with others, and stand alone"
+
+
+def _merged_line(space: SpacePlan, spec: QuerySpec, catalog: Catalog) -> str:
+    """Say which features are several columns of one dataset."""
+    names = read_registry(catalog, space.space.name).names_of(space.features[space.repeated[:_SHOWN]])
+    shown = ", ".join(names) + (", ..." if len(space.repeated) > _SHOWN else "")
+    if spec.on_merge == "apart":
+        return f"  kept apart: {len(space.repeated):,} columns that are the same feature as another one of their dataset ({shown})"
+    used = {uid: merged_columns(m, space.merged, space.n_cols) for uid, m in space.column_maps.items()}
+    n_columns = sum(len(local) for sums in used.values() for local in sums.values())
+    n_layouts = sum(map(bool, used.values()))
+    return f"  added up: {n_columns:,} columns of {n_layouts:,} feature lists in {len(space.repeated):,} features ({shown})"

@@ -1,26 +1,38 @@
 """The query that a person builds call by call; each call returns a new one, and outputs read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.orthologs import check_organism
 from raggedatlas.catalog.results import find_result
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import ArgumentError, FeatureError, QueryError
 from raggedatlas.model.arguments import brief, checked
+from raggedatlas.model.batch import Batch
 from raggedatlas.model.columns import DATASET
-from raggedatlas.query.answers import Answers
-from raggedatlas.query.axis import check_join
-from raggedatlas.query.plan import find_modality, modalities
-from raggedatlas.query.rows import known_columns, metadata_names
+from raggedatlas.query import compute, export, outputs
+from raggedatlas.query.cells import cell_columns, metadata_names
+from raggedatlas.query.compute import map_batches
+from raggedatlas.query.feature_axis import check_join
+from raggedatlas.query.geometry import Within, default_geometry, read_shapes, within
+from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
+from raggedatlas.query.modalities import find_modality, read_modalities
+from raggedatlas.query.outputs import obs_frame
+from raggedatlas.query.plan import explain, plan_read, plan_rows
+from raggedatlas.query.read import read_batches
+from raggedatlas.query.read_plan import ReadPlan
 from raggedatlas.query.search import METRICS
-from raggedatlas.query.spatial import SpatialQuery
 from raggedatlas.query.spec import (
     AS_GIVEN,
     DEFAULT,
@@ -29,20 +41,25 @@ from raggedatlas.query.spec import (
     QuerySpec,
     Sample,
     Search,
-    count_of,
-    listed_names,
+    check_count,
+    flatten_names,
 )
+from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.sql import all_of, is_not_null
 from raggedatlas.store.sql_parser import as_filter, to_sql
 
 if TYPE_CHECKING:
-    pass
+    import anndata as ad
+    import mudata as md
+    import pandas as pd
+
+    from raggedatlas.vectors.shapes import Shapes
 
 
 @checked
 @dataclass(frozen=True)
-class Query(SpatialQuery, Answers):
+class Query:
     """Cells and features of an atlas at one version; nothing is read before an output is asked for.
 
     Rows are chosen by filters, search, sample, order and limit, in this sequence whatever the sequence of the calls.
@@ -94,7 +111,7 @@ class Query(SpatialQuery, Answers):
         conditions += [as_filter(equal)] if equal else []
         if not conditions:
             raise QueryError("where() holds no condition; write e.g. where({'cell_type': ['B', 'T']}).")
-        to_sql(conditions, known_columns(self.catalog))
+        to_sql(conditions, cell_columns(self.catalog))
         return self._with(filters=(*self.spec.filters, *conditions))
 
     def join(self, how: str | None = None, *, min_datasets: int | None = None, orthologs: str | None = None) -> "Query":
@@ -155,16 +172,16 @@ class Query(SpatialQuery, Answers):
         --------
         >>> view.query().features("CD79A", orthologs="human")  # doctest: +SKIP
         """
-        listed = listed_names("features", names)
+        listed = flatten_names("features", names)
         if space is not None:
-            find_modality(modalities(self.catalog), space, self.catalog)
+            find_modality(read_modalities(self.catalog), space, self.catalog)
         kept = tuple(entry for entry in self.spec.features if entry[0] != space)
         return self._by_orthologs(orthologs)._with(features=(*kept, (space, listed)))
 
     def spaces(self, *names: str | Sequence[str]) -> "Query":
         """Read some feature spaces; without this call `to_anndata` reads gene expression, or the only one there is."""
-        listed = listed_names("spaces", names)
-        known = modalities(self.catalog)
+        listed = flatten_names("spaces", names)
+        known = read_modalities(self.catalog)
         return self._with(spaces=tuple(dict.fromkeys(find_modality(known, name, self.catalog).name for name in listed)))
 
     def layers(self, *names: str | Sequence[str]) -> "Query":
@@ -173,23 +190,23 @@ class Query(SpatialQuery, Answers):
         Without this call: `counts` where every dataset of the result has it, else the one layer that they share.
         With several spaces each takes those of the names that it has.
         """
-        return self._with(layers=tuple(dict.fromkeys(listed_names("layers", names))))
+        return self._with(layers=tuple(dict.fromkeys(flatten_names("layers", names))))
 
     def obs(self, *columns: str | Sequence[str]) -> "Query":
         """Keep some metadata columns, in the order given; `uid`, `cell_name` and `dataset` are always there."""
-        listed = tuple(listed_names("obs", columns)) if columns != ([],) else ()
-        metadata_names(known_columns(self.catalog), listed)
+        listed = tuple(flatten_names("obs", columns)) if columns != ([],) else ()
+        metadata_names(cell_columns(self.catalog), listed)
         return self._with(obs=listed)
 
     def order_by(self, *columns: str | Sequence[str], descending: bool | Sequence[bool] = False) -> "Query":
         """Sort cells by columns; ties stay in table order, missing values come last, ordered categories in their order."""
-        listed = listed_names("order_by", columns)
+        listed = flatten_names("order_by", columns)
         down = [descending] * len(listed) if isinstance(descending, bool) else list(descending)
         if len(down) != len(listed):
             raise QueryError(
                 f"order_by got {len(listed)} columns and {len(down)} values of descending; give one, or one for each."
             )
-        known = known_columns(self.catalog)
+        known = cell_columns(self.catalog)
         for name in listed:
             if name != DATASET:
                 known.stored(name)
@@ -197,7 +214,7 @@ class Query(SpatialQuery, Answers):
 
     def limit(self, n: int) -> "Query":
         """Keep at most the first n cells; 0 means none."""
-        return self._with(limit=count_of("limit", n))
+        return self._with(limit=check_count("limit", n))
 
     def sample(self, n: int, by: str | None = None, seed: int = 0) -> "Query":
         """Keep n cells chosen by chance, in table order.
@@ -212,8 +229,8 @@ class Query(SpatialQuery, Answers):
             The same seed chooses the same cells, whatever has been compacted since.
         """
         if by is not None and by != DATASET:
-            known_columns(self.catalog).stored(by)
-        return self._with(sample=Sample(count_of("sample", n), by, int(seed)))
+            cell_columns(self.catalog).stored(by)
+        return self._with(sample=Sample(check_count("sample", n), by, int(seed)))
 
     def search(
         self, query: str | Sequence[float] | np.ndarray[Any, Any], *, column: str, k: int = 10, metric: str = "l2"
@@ -248,11 +265,11 @@ class Query(SpatialQuery, Answers):
             raise ArgumentError(f"search() takes query as text or a vector of numbers, not {brief(query)}.") from None
         if not asked or (not isinstance(asked, str) and not np.isfinite(asked).all()):
             raise QueryError("search needs some text, or a vector of finite numbers.")
-        found = Search(asked, column, count_of("search", k), metric)
-        from raggedatlas.query.results import vector_results
+        found = Search(asked, column, check_count("search", k), metric)
+        from raggedatlas.query.modalities import vector_results
         from raggedatlas.query.search import search_columns
 
-        search_columns(found, known_columns(self.catalog), modalities(self.catalog), vector_results(self.catalog))
+        search_columns(found, cell_columns(self.catalog), read_modalities(self.catalog), vector_results(self.catalog))
         return self._with(search=found)
 
     def with_results(self, *names: str | Sequence[str], missing: Literal["nan", "drop"] = "nan") -> "Query":
@@ -280,7 +297,7 @@ class Query(SpatialQuery, Answers):
         """
         if missing not in {"nan", "drop"}:
             raise QueryError(f"with_results takes missing='nan' or 'drop', not {missing!r}.")
-        records = [find_result(self.catalog, name) for name in listed_names("with_results", names)]
+        records = [find_result(self.catalog, name) for name in flatten_names("with_results", names)]
         query = self._with(results=tuple(dict.fromkeys([*self.spec.results, *(r.name for r in records)])))
         if missing == "nan":
             return query
@@ -298,6 +315,344 @@ class Query(SpatialQuery, Answers):
         if how not in {"zero", "nan", "drop"}:
             raise QueryError(f"missing takes 'zero', 'nan' or 'drop', not {how!r}.")
         return self._with(missing=how)
+
+    def within(
+        self, bbox: ArrayLike, space: str | None = None, *, by: Literal["bbox", "centroid", "exact"] = "bbox"
+    ) -> "Query":
+        """Keep cells whose shape meets a box, beside the conditions asked before.
+
+        Parameters
+        ----------
+        bbox : (2 D,) or (2, D) floats
+            Least corner, then greatest, both inclusive, in world units and the order of the store's axes, D = 2 to 4:
+            ``(xmin, ymin, xmax, ymax)``. Axes of the store beyond D are of no matter; an end may be infinite.
+        space : str or None
+            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
+            whatever they are called.
+        by : {"bbox", "centroid", "exact"}
+            ``"bbox"``: the box of the shape meets this one; ``"centroid"``: the mean of its vertices lies in it. Both are answered from
+            the cell table. ``"exact"`` reads the shapes of those whose box lies across the border: a point, edge or face meets the box,
+            or an outline (``segmentation_boundary``) encloses it.
+
+        Raises
+        ------
+        QueryError
+            For a box that is none, or has more axes than the shapes; for a feature space in which a cell chosen so far has several
+            geometries.
+        NotFoundError
+            If there is no such geometry in this snapshot.
+
+        Examples
+        --------
+        >>> query.within((0, 0, 500, 500), space="segmentation_boundary")  # doctest: +SKIP
+        """
+        found = within(self.catalog, bbox, space, by)
+        self._refuse_shared(found)
+        return self._with(filters=(*self.spec.filters, found))
+
+    def _refuse_shared(self, found: Within) -> None:
+        """Refuse a box over stores of which a cell that was chosen so far has several."""
+        having = [(uid, record.name) for record in found.records for uid in record.cells_of]
+        if len({uid for uid, _ in having}) < len(set(having)):
+            parts = tuple(dict.fromkeys(f"{record.column}.zarr_group" for record in found.records))
+            spec = QuerySpec(filters=self.spec.filters)
+            cells, _ = plan_rows(spec, self.catalog, cell_columns(self.catalog), (), parts)
+            rows_of_stores(found.records, cells.table, found.name)
+
+    def geometry(
+        self,
+        space: str | None = None,
+        *,
+        level: int | None = None,
+        budget: int | None = None,
+        attributes: Sequence[str] | None = None,
+    ) -> "Shapes":
+        """Read the shapes of the chosen cells, in one pass over the touched chunks of every store.
+
+        Parameters
+        ----------
+        space : str or None
+            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
+            whatever they are called.
+        level, budget : int or None
+            Which level of detail (0, the finest, by default), or the finest with at most so many vertices in a store.
+        attributes : sequence of str or None
+            Which attributes; None takes all.
+
+        Returns
+        -------
+        Shapes
+            Object ``i`` belongs to row ``i`` of the query, as `to_pandas` and `to_arrow` have it; ids are the rows. A cell without a shape
+            is an empty object. Object attributes: ``uid``, ``object_id`` (in its own store, -1 without) and ``present``.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such geometry in this snapshot.
+        QueryError
+            If the touched stores hold different kinds or numbers of axes, or a chosen cell has several geometries of the feature space.
+        """
+        name = default_geometry(self.catalog) if space is None else space
+        return read_shapes(self.spec, self.catalog, name, level=level, budget=budget, attributes=attributes)
+
+    def with_centroids(self, space: str | None = None, key: str = "spatial") -> "Query":
+        """Take centroids of shapes along as ``obsm[key]``, (n_cells, D) float64: what plotting tools expect in ``obsm["spatial"]``.
+
+        Parameters
+        ----------
+        space : str or None
+            Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
+            whatever they are called.
+        key : str
+            Under which name.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such geometry in this snapshot.
+        QueryError
+            If its stores have different numbers of axes.
+
+        Notes
+        -----
+        Read from the cell table; NaN for a cell without a shape. A member of a file's `obsm` of the same name is left out.
+        """
+        name = default_geometry(self.catalog) if space is None else space
+        axes = {len(record.axes) for record in find_geometries(self.catalog, name)}
+        if len(axes) > 1:
+            raise QueryError(f"The stores of {name!r} have {sorted(axes)} axes; choose geometry that agrees.")
+        kept = tuple(entry for entry in self.spec.centroids if entry[1] != key)
+        return self._with(centroids=(*kept, (name, key)))
+
+    def to_anndata(self, max_bytes: int | None = None) -> "ad.AnnData":
+        """Read one feature space into an AnnData.
+
+        Parameters
+        ----------
+        max_bytes : int or None
+            Refuse a larger result before it is read; None takes the machine's memory.
+
+        Returns
+        -------
+        anndata.AnnData
+            `obs` indexed by cell uid, with `cell_name`, `dataset`, `layout_uid` and the metadata; `var` indexed by feature id;
+            `X` CSR for sparse spaces; ``varm["measured"]`` (n_vars, n_layouts) bool with one column per layout uid;
+            ``uns["atlas"]`` tells where it comes from, and how many chosen cells lack the space and were left out.
+
+        Raises
+        ------
+        QueryError, FeatureError, LimitError
+            For what cannot be answered as asked, before anything is read.
+        """
+        return outputs.to_anndata(_one_space(plan_read(self.spec, self.catalog)), self.catalog, max_bytes)
+
+    def lazy(self, *, chunk_bytes: int = CHUNK_BYTES, lazy_obs: bool | None = None) -> "ad.AnnData":
+        """Make an AnnData of dask arrays, for data that does not fit into memory.
+
+        Nothing of the matrices is read before it is computed. `scanpy.pp.normalize_total`, `log1p`, `highly_variable_genes`, `pca` and
+        `scanpy.tl.score_genes` take such an AnnData; ``to_memory()`` of it equals `to_anndata`.
+
+        Parameters
+        ----------
+        chunk_bytes : int
+            About how many bytes one chunk of a layer holds in memory. dask computes as many chunks at once as it has workers.
+        lazy_obs : bool or None
+            Whether each column of `obs` is read on access, as in `anndata.experimental.read_lazy`; not all of scanpy takes such an `obs`.
+            None reads a frame of at most 50 columns at once, and more than 50 on access.
+
+        Returns
+        -------
+        anndata.AnnData
+            `X` and `layers` are dask arrays, (n_cells, n_features), with chunks of `scipy.sparse.csr_matrix` for sparse spaces; chunks
+            hold all features, and end where a dataset ends if that makes them at least half as large. Members of `obsm` are dask arrays
+            of NumPy chunks of the same rows. `var`, `varm` and `uns` are in memory. The arrays can be pickled and computed on the workers
+            of a cluster that reach the atlas under the same address; the plan is in the graph of each array once.
+
+        Raises
+        ------
+        MissingExtraError
+            If dask or xarray is not installed; they come with the extra ``dask``.
+        QueryError, FeatureError
+            As in `to_anndata`.
+
+        Examples
+        --------
+        >>> lazy = view.query().where(tissue="lung").lazy()  # doctest: +SKIP
+        >>> sc.pp.normalize_total(lazy)  # doctest: +SKIP
+        >>> sc.pp.log1p(lazy)  # doctest: +SKIP
+        >>> sc.pp.highly_variable_genes(lazy, n_top_genes=2000)  # doctest: +SKIP
+        """
+        plan = plan_read(self.spec, self.catalog, deferred=self.catalog.tables.pinned is not None)
+        return to_lazy(_one_space(plan), self.catalog, chunk_bytes, lazy_obs=lazy_obs)
+
+    def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":
+        """Read several feature spaces into a MuData, all aligned to one `obs`; without `.spaces(...)` every one with vectors.
+
+        Raises
+        ------
+        MissingExtraError
+            If mudata is not installed.
+        QueryError, FeatureError, LimitError
+            As in `to_anndata`.
+        """
+        known = read_modalities(self.catalog)
+        named = self.spec.spaces or tuple(m.name for m in known.values() if m.space.rank == 1 and not m.is_result)
+        return outputs.to_mudata(plan_read(self.spec, self.catalog, spaces=named), self.catalog, max_bytes)
+
+    def to_arrow(self) -> pa.Table:
+        """Read the metadata of the chosen cells: `uid`, `cell_name`, `dataset` and the asked columns, facts as field metadata."""
+        return plan_rows(self.spec, self.catalog, cell_columns(self.catalog))[1]
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Read the metadata of the chosen cells into a frame indexed by cell uid, with the dtypes of the files."""
+        return obs_frame(self.to_arrow())
+
+    def batches(self, n: int) -> Iterator[Batch]:
+        """Walk over the chosen cells, n at a time; every batch has the same columns.
+
+        Parameters
+        ----------
+        n : int
+            Cells of a batch; the last may have fewer.
+
+        Returns
+        -------
+        iterator of Batch
+            The plan is made, and refusals are raised, before the first batch is asked for.
+        """
+        if check_count("batches", n) == 0:
+            raise QueryError("batches(0) would never end; ask for at least one cell a batch.")
+        plan = plan_read(self.spec, self.catalog)
+        return read_batches(plan, n)
+
+    def map(
+        self,
+        function: Callable[[Batch], Any],
+        batch_size: int,
+        output_schema: pa.Schema,
+        *,
+        executor: Executor | Workers | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> pa.Table:
+        """Call a function with batches of the chosen cells, each cell once, and put what it gives into one table.
+
+        Parameters
+        ----------
+        function : callable
+            Takes a `Batch` and gives an Arrow table, a record batch or a dictionary of arrays, one row for each cell of the batch. With
+            processes it must be importable there, or cloudpickle be installed.
+        batch_size : int
+            Cells of a batch; the last may have fewer.
+        output_schema : pyarrow.Schema
+            Columns that the function gives. Values are converted to its types, and refused where that loses something.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers call the function; None calls it here. The result does not depend on it.
+        progress : callable or None
+            Called as ``progress("cells", done, total)``.
+
+        Returns
+        -------
+        pyarrow.Table
+            In the order of the cells: `uid`, then the columns of `output_schema`; `RaggedAtlas.annotate` takes it as it is.
+
+        Raises
+        ------
+        QueryError, FeatureError
+            For what cannot be answered as asked, before anything is read.
+        SourceError
+            If the function gives other columns, types or numbers of rows, naming the cells.
+        ArgumentError
+            If the function cannot be sent to workers.
+        WorkersError
+            If workers die, hang, or do not reach the atlas.
+
+        Notes
+        -----
+        A task may run a second time where its worker is lost, so the function should only compute. Every batch has the same columns;
+        its ``measured`` names the layouts of neighbouring cells only.
+
+        Examples
+        --------
+        >>> schema = pa.schema([("n_counts", pa.float64())])  # doctest: +SKIP
+        >>> table = query.map(
+        ...     lambda batch: {"n_counts": batch.spaces["gene_expression"].to_csr().sum(1)}, 512, schema
+        ... )  # doctest: +SKIP
+        """
+        plan = plan_read(self.spec, self.catalog)
+        return map_batches(plan, function, batch_size, output_schema, executor, self.catalog.location, progress)
+
+    def aggregate(
+        self, by: str | Sequence[str], layer: str | None = None, *, executor: Executor | Workers | None = None
+    ) -> "ad.AnnData":
+        """Add up values per group of cells, in bounded memory.
+
+        Parameters
+        ----------
+        by : str or sequence of str
+            Columns whose values make the groups; missing values are a group.
+        layer : str or None
+            Layer; None takes the usual one.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers add up blocks of cells; the result is the same to the last bit.
+
+        Returns
+        -------
+        anndata.AnnData
+            One row per group with `n_cells`; layers `sum`, `mean` (over the cells that were measured), `count_nonzero` and
+            `n_measured` per feature.
+        """
+        spec = self.spec if layer is None else replace(self.spec, layers=(layer,))
+        columns = list(flatten_names("aggregate", (by,)))
+        return compute.aggregate(spec, self.catalog, columns, executor)
+
+    def count(
+        self, by: str | Sequence[str] | None = None, *, executor: Executor | Workers | None = None
+    ) -> "int | pd.Series[int]":
+        """Count the chosen cells, in all or per group.
+
+        Parameters
+        ----------
+        by : str, sequence of str or None
+            Columns whose values make the groups; missing values are a group. None counts all.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers count, each some datasets. What a sample, a search or a limit chooses is counted here.
+
+        Returns
+        -------
+        int, or pandas.Series named ``n_cells``
+            Sorted by group, missing values last.
+        """
+        groups = None if by is None else flatten_names("count", (by,))
+        return compute.count(self.spec, self.catalog, groups, executor)
+
+    def explain(self) -> str:
+        """Say what would be read: cells, groups, arrays, bytes, layers, join and filter; reads metadata only."""
+        return explain(self.spec, self.catalog)
+
+    def write(
+        self,
+        path: str | Path,
+        *,
+        executor: Executor | Workers | None = None,
+        **options: Any,  # noqa: ANN401  (options of the format)
+    ) -> str:
+        """Write the result to a file in bounded memory: ``.h5ad``, ``.zarr`` or ``.h5mu``; equal to the in-memory result.
+
+        Parameters
+        ----------
+        path : str
+            Where; its ending decides the format.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers read the values; this process writes them, so it helps where reading takes longer, as from object stores.
+        **options
+            Options of the format.
+
+        Returns
+        -------
+        str
+            The path.
+        """
+        return export.write(self.spec, self.catalog, path, options, executor)
 
     def __repr__(self) -> str:
         """Say what is asked of which atlas."""
@@ -320,7 +675,7 @@ class Query(SpatialQuery, Answers):
         return Query(self.catalog, replace(self.spec, **changes))
 
 
-def begin_query(catalog: Catalog, identity: str | int | Mapping[str, str], on_merge: OnMerge) -> Query:
+def make_query(catalog: Catalog, identity: str | int | Mapping[str, str], on_merge: OnMerge) -> Query:
     """Return a query of all cells under a mapping of features; see `AtlasView.query`.
 
     Raises
@@ -350,3 +705,12 @@ def _links(catalog: Catalog, given: Mapping[str, str]) -> str | tuple[tuple[str,
             f"identity={{{wrong!r}: {given[wrong]!r}, ...}} leads to a gene that counts as another itself; name for each the gene at the end."
         )
     return tuple(sorted(links.items()))
+
+
+def _one_space(plan: ReadPlan) -> ReadPlan:
+    """Return a plan for an AnnData; refuse one of several spaces."""
+    if len(plan.spaces) != 1:
+        raise QueryError(
+            f"AnnData holds one feature space, the query names {list(plan.spaces)}; use .to_mudata(), or name one with .spaces(...)."
+        )
+    return plan

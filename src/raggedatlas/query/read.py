@@ -1,6 +1,7 @@
 """Read cells of a plan: one read per group and array, columns mapped, rows put back into the asked order."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import byref
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -10,11 +11,9 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
 from raggedatlas.model.results import VALUES
-from raggedatlas.query.columns import prefer_columns, read_columns
-from raggedatlas.query.merging import add_merged
-from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan, rows_of
-from raggedatlas.store.native import GOOD
-from raggedatlas.store.read import ArrayReader, read_ranges
+from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, ReadPlan, SpacePlan, read_group_rows
+from raggedatlas.store.native import GOOD, I64, REPEATED, Columns, library
+from raggedatlas.store.read import ArrayReader, is_packed, read_bounds, read_ranges
 from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_groups
 from raggedatlas.store.sparse import RowGatherer, RowGroup, can_gather, count_kept, map_rows, refuse_rows, sorting_order
 
@@ -106,12 +105,12 @@ class PartReader:
         sort = sort or bool(len(space.merged))
         for layer, gatherer in self._gatherers.items():
             indptr, indices, layers[layer] = gatherer.gather(*where, sort=sort)
-        return add_merged(CsrBlock(indptr, indices, layers, space.n_read), space)
+        return sum_merged_columns(CsrBlock(indptr, indices, layers, space.n_read), space)
 
-    def columns_read(self, *, whole: bool = False) -> dict[int, NDArray[np.int64]]:
+    def column_copies(self, *, whole: bool = False) -> dict[int, NDArray[np.int64]]:
         """Choose the groups that `read_blocks` reads from their column-sorted copies."""
         bounded = whole or int(self.space.row_bytes().sum()) <= 4 * BLOCK_BYTES
-        return prefer_columns(self.space, self.part) if bounded else {}
+        return choose_column_copies(self.space, self.part) if bounded else {}
 
     def read_blocks(
         self, *, whole: bool = False, n_bytes: int | None = None
@@ -128,12 +127,12 @@ class PartReader:
             About how much one step takes, instead of `BLOCK_BYTES`.
         """
         n = len(self.space.present)
-        chosen = self.columns_read(whole=whole)
+        chosen = self.column_copies(whole=whole)
         if not chosen:
             runs = row_blocks(self.space) if n_bytes is None else row_blocks(self.space, n_bytes)
             runs = iter([np.arange(n)]) if whole and self.is_exact else runs
             return ((rows, self.read(rows)) for rows in runs)
-        rows, block = read_columns(self.space, self.part, chosen)
+        rows, block = read_column_copies(self.space, self.part, chosen)
         others = np.ones(n, bool)
         others[rows] = False
         rest = np.flatnonzero(others)
@@ -299,7 +298,7 @@ def _read_groups(
         ]
         each(lambda job: _read_into(*job), jobs)
         layers[layer] = stream if in_place else stream[at]
-    return add_merged(CsrBlock(indptr, indices, layers, space.n_read), space)
+    return sum_merged_columns(CsrBlock(indptr, indices, layers, space.n_read), space)
 
 
 def _is_local(group: GroupPlan) -> bool:
@@ -409,7 +408,7 @@ def _read_dense(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> De
         out = np.full((len(rows), *shape), fill, space.dtypes[layer])
         for group in np.unique(code[code >= 0]).tolist():
             here = np.flatnonzero(code == group)
-            values = rows_of(part.groups[group].layers[layer], part.start[rows[here]])
+            values = read_group_rows(part.groups[group].layers[layer], part.start[rows[here]])
             if space.space.has_features:
                 column_map = space.column_maps[part.groups[group].layout_uid]
                 if values.shape[1:] != column_map.shape:
@@ -431,3 +430,241 @@ def _dense_shape(space: SpacePlan, part: PartPlan) -> tuple[int, ...]:
         return (space.n_cols,)
     shapes = {reader.spec.row_shape for group in part.groups for reader in group.layers.values()}
     return next(iter(shapes)) if shapes else (0,) * space.space.rank
+
+
+_PACKED_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class _ColumnSelection:
+    """The wanted cells and columns of one group.
+
+    Parameters
+    ----------
+    path : str
+        The group, for messages.
+    copy : ColumnCopy
+        Its column-sorted copy.
+    here : (n,) int64
+        Positions of its cells in the plan, ascending.
+    columns : (k,) int64
+        Columns of the result, ascending.
+    starts, ends : (k,) int64
+        Entries of these columns in the copy.
+    """
+
+    path: str
+    copy: ColumnCopy
+    here: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def choose_column_copies(space: SpacePlan, part: PartPlan) -> dict[int, NDArray[np.int64]]:
+    """Choose the groups whose column-sorted copy is read.
+
+    A group is chosen where the entries of its wanted columns take fewer bytes than those of its wanted rows, counting what
+    is decoded for nothing at both ends of a run: a block of the packed codec, a chunk of others.
+
+    Parameters
+    ----------
+    space, part : SpacePlan, PartPlan
+        From a plan whose cells do not repeat.
+
+    Returns
+    -------
+    dict of int to (n_local + 1,) int64
+        Positions in ``part.groups``, ascending, and where the columns of the copy begin and end.
+    """
+    if not space.sparse or space.nan or all(group.copy is None for group in part.groups):
+        return {}
+    lengths, slot = part.end - part.start, part.code + 1
+    n_entries = np.bincount(slot, lengths, len(part.groups) + 1).astype(np.int64)
+    n_runs = np.bincount(slot, lengths > 0, len(part.groups) + 1).astype(np.int64)
+    chosen = {}
+    for number, group in enumerate(part.groups):
+        column_map = space.column_maps[group.layout_uid]
+        if group.copy is None or bool((column_map >= 0).all()):
+            continue
+        by_row = _estimate_decoded(group.indices, int(n_entries[number + 1]), int(n_runs[number + 1]))
+        if group.copy.indptr.spec.n_rows != len(column_map) + 1:
+            continue
+        bounds = read_bounds(group.copy.indptr, len(column_map), group.copy.indices.spec.n_rows)
+        lengths = np.diff(bounds)[column_map >= 0]
+        if _estimate_decoded(group.copy.indices, int(lengths.sum()), int((lengths > 0).sum())) < by_row:
+            chosen[number] = bounds
+    return chosen
+
+
+def read_column_copies(
+    space: SpacePlan, part: PartPlan, chosen: Mapping[int, NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], CsrBlock]:
+    """Read all cells that lie in some groups from the column-sorted copies.
+
+    Parameters
+    ----------
+    space, part : SpacePlan, PartPlan
+        From a plan whose cells do not repeat.
+    chosen : mapping of int to (n_local + 1,) int64
+        From `choose_column_copies`.
+
+    Returns
+    -------
+    rows : (k,) int64
+        Positions of the cells in the plan, ascending.
+    block : CsrBlock
+        Their rows, columns ascending.
+
+    Raises
+    ------
+    CorruptError
+        If a copy names a row that its group has not got, or one twice in a column.
+    """
+    wanted = [_select_columns(space, part, number, bounds) for number, bounds in chosen.items()]
+    taken = np.zeros(len(part.code), bool)
+    for one in wanted:
+        taken[one.here] = True
+    rows = np.flatnonzero(taken)
+    row_of = np.cumsum(taken) - 1
+    found = map_groups(lambda one: _count_entries(part, one), wanted)
+    indptr = np.zeros(len(rows) + 1, np.int64)
+    for one, (_, counts) in zip(wanted, found, strict=True):
+        indptr[1:][row_of[one.here]] = counts
+    np.cumsum(indptr, out=indptr)
+    indices = np.empty(int(indptr[-1]), np.int32 if space.n_read <= np.iinfo(np.int32).max else np.int64)
+    layers = {layer: np.empty(len(indices), space.dtypes[layer]) for layer in part.layers}
+
+    def fill(job: tuple[_ColumnSelection, NDArray[np.int32]]) -> None:
+        one, places = job
+        for layer, values in layers.items():
+            _fill_columns(one, layer, places, indptr[row_of[one.here]], (indices, values))
+
+    map_groups(fill, [(one, places) for one, (places, _) in zip(wanted, found, strict=True)])
+    return rows, sum_merged_columns(CsrBlock(indptr, indices, layers, space.n_read), space)
+
+
+def _estimate_decoded(reader: ArrayReader | None, n_entries: int, n_runs: int) -> int:
+    """Estimate how many entries are decoded for so many in runs that are not empty."""
+    assert reader is not None
+    extra = _PACKED_BLOCK if is_packed(reader) else reader.spec.chunk_shape[0]
+    return min(n_entries + extra * n_runs, max(reader.spec.n_rows, n_entries))
+
+
+def _select_columns(space: SpacePlan, part: PartPlan, number: int, bounds: NDArray[np.int64]) -> _ColumnSelection:
+    group = part.groups[number]
+    assert group.copy is not None
+    column_map = space.column_maps[group.layout_uid]
+    local = np.flatnonzero(column_map >= 0)
+    local = local[np.argsort(column_map[local], kind="stable")]
+    here = np.flatnonzero(part.code == number)
+    return _ColumnSelection(group.path, group.copy, here, column_map[local], bounds[local], bounds[local + 1])
+
+
+def _count_entries(part: PartPlan, one: _ColumnSelection) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Find for every entry of the wanted columns the cell among those of the group (-1: not wanted), and count them."""
+    place = _stored_row_to_cell(one.copy, part.start[one.here], part.end[one.here])
+    at = read_ranges(one.copy.indices, one.starts, one.ends)
+    counts, places = np.zeros(len(one.here), np.int64), np.empty(len(at), np.int32)
+    columns, rows = np.ascontiguousarray(at), len(counts)
+    if library().ra_count_places(columns, columns.size, columns.itemsize, place, place.size, counts, rows, places):
+        raise CorruptError(f"The copy of {one.path} names a row that the group has not got; run validate().")
+    return places, counts
+
+
+def _stored_row_to_cell(copy: ColumnCopy, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Find for every stored row the wanted cell that lies in it, (n_stored_rows,) int32, -1 where there is none."""
+    n = copy.row_indptr.spec.n_rows - 1
+    if len(start) == n and _covers_all_rows(start, end, copy.indices.spec.n_rows):
+        return np.arange(n, dtype=np.int32)
+    bounds = read_bounds(copy.row_indptr, n, copy.indices.spec.n_rows)
+    # Cells are found by where their entries begin; those without entries need no place.
+    here = np.flatnonzero(end > start)
+    place = np.full(n, -1, np.int32)
+    place[np.searchsorted(bounds, start[here], side="right") - 1] = here
+    return place
+
+
+def _covers_all_rows(start: NDArray[np.int64], end: NDArray[np.int64], n_entries: int) -> bool:
+    """Tell whether ranges follow each other from the first entry to the last: as many as there are rows are the rows."""
+    return bool(len(start) and start[0] == 0 and end[-1] == n_entries and np.array_equal(start[1:], end[:-1]))
+
+
+def _fill_columns(
+    one: _ColumnSelection,
+    layer: str,
+    places: NDArray[np.int32],
+    cursor: NDArray[np.int64],
+    out: tuple[NDArray[Any], NDArray[Any]],
+) -> None:
+    """Write the entries of one layer of a group into the rows of its cells."""
+    values = read_ranges(one.copy.layers[layer], one.starts, one.ends).astype(out[1].dtype, copy=False)
+    bounds = np.zeros(len(one.starts) + 1, np.int64)
+    np.cumsum(one.ends - one.starts, out=bounds[1:])
+    columns = Columns(I64.address(bounds), I64.address(one.columns), len(one.columns), len(places))
+    last, n = np.zeros(len(cursor), np.int32), len(cursor)
+    wide, room = out[0].itemsize == 8, len(out[0])
+    fault = library().ra_fill_places(
+        byref(columns), places, values, values.itemsize, cursor, last, n, out[0], wide, out[1], room
+    )
+    if fault == REPEATED:
+        raise CorruptError(f"The copy of {one.path} names a row twice in one column; run validate().")
+    if fault:
+        raise CorruptError(
+            f"The copy of {one.path} has other entries than it had when they were counted; run validate()."
+        )
+
+
+def sum_merged_columns(block: CsrBlock, space: SpacePlan) -> CsrBlock:
+    """Add the columns from `n_cols` on to those that they belong to.
+
+    Parameters
+    ----------
+    block : CsrBlock
+        With ``space.n_read`` columns, which ascend in every row if there are columns to add.
+    space : SpacePlan
+        Its plan; the dtypes of its layers hold every sum.
+
+    Returns
+    -------
+    CsrBlock
+        With ``space.n_cols`` columns, ascending as before.
+    """
+    n_cols = space.n_cols
+    more = np.flatnonzero(block.indices >= n_cols) if len(space.merged) else np.empty(0, np.int64)
+    if not len(more):
+        return CsrBlock(block.indptr, block.indices, block.layers, n_cols)
+    row = np.searchsorted(block.indptr, more, side="right") - 1
+    column = space.merged[block.indices[more] - n_cols]
+    n_more = np.bincount(row, minlength=block.n_rows)
+    # Columns ascend, so those to be added are the last of their row; the others move up by what is taken out before them.
+    stop = (block.indptr[1:] - n_more)[row]
+    at = _search_rows(block.indices, block.indptr[row], stop, column)
+    there = at < stop
+    there[there] = block.indices[at[there]] == column[there]
+    at -= (np.cumsum(n_more) - n_more)[row]
+    keys, first, number = np.unique(row[~there] * n_cols + column[~there], return_index=True, return_inverse=True)
+    places = at[~there][first]
+    own = block.indices < n_cols
+    layers: dict[str, NDArray[Any]] = {}
+    for layer, values in block.layers.items():
+        kept, fresh = values[own], np.zeros(len(keys), values.dtype)
+        np.add.at(kept, at[there], values[more[there]])
+        np.add.at(fresh, number, values[more[~there]])
+        layers[layer] = np.insert(kept, places, fresh)
+    indices = np.insert(block.indices[own], places, (keys % n_cols).astype(block.indices.dtype))
+    lengths = np.diff(block.indptr) - n_more + np.bincount(keys // n_cols, minlength=block.n_rows)
+    return CsrBlock(np.concatenate([[0], np.cumsum(lengths)]), indices, layers, n_cols)
+
+
+def _search_rows(
+    indices: NDArray[Any], start: NDArray[np.int64], stop: NDArray[np.int64], wanted: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return for each wanted column where it is, or belongs, among the ascending columns ``indices[start:stop]``."""
+    low, high = start.copy(), stop.copy()
+    while (unsettled := np.flatnonzero(low < high)).size:
+        middle = (low[unsettled] + high[unsettled]) // 2
+        below = indices[middle] < wanted[unsettled]
+        low[unsettled[below]] = middle[below] + 1
+        high[unsettled[~below]] = middle[~below]
+    return low

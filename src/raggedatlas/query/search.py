@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.model.results import ResultRecord
-from raggedatlas.query.layers import Modality, choose_layers, plan_parts
-from raggedatlas.query.results import vector_results, vectors_of
-from raggedatlas.query.rows import Cells, read_cells
+from raggedatlas.query.cells import Cells, read_cells
+from raggedatlas.query.modalities import Modality, choose_layers, plan_parts, vector_results
+from raggedatlas.query.obsm import column_vectors
 from raggedatlas.query.spec import QuerySpec, Search
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.read import read_rows
@@ -193,7 +193,7 @@ def _vector_of(
     only = QuerySpec(filters=(as_filter({"uid": uid}),))
     if isinstance(among, ResultRecord):
         cell = read_cells(catalog, only, columns, (among.column,), ())
-        found = vectors_of(cell, among.column)[0] if cell.n else np.empty((0, 0))
+        found = column_vectors(cell, among.column)[0] if cell.n else np.empty((0, 0))
     else:
         cell = read_cells(catalog, only, columns, (), among.pointers)
         found = next((vectors for _, vectors in _embedded(cell, catalog, columns, among)), np.empty((0, 0)))

@@ -161,7 +161,7 @@ class QuerySpec:
         return "; ".join(parts) if parts else "all cells"
 
 
-def listed_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
+def flatten_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
     """Read names given one by one or as one list.
 
     Raises
@@ -171,7 +171,7 @@ def listed_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
 
     Examples
     --------
-    >>> listed_names("obs", (["donor", "tissue"],)), listed_names("obs", ("donor",))
+    >>> flatten_names("obs", (["donor", "tissue"],)), flatten_names("obs", ("donor",))
     (('donor', 'tissue'), ('donor',))
     """
     given = names[0] if len(names) == 1 and not isinstance(names[0], str) else names
@@ -182,7 +182,7 @@ def listed_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
     return tuple(map(str, listed))
 
 
-def count_of(call: str, n: object) -> int:
+def check_count(call: str, n: object) -> int:
     """Read a number of cells.
 
     Raises
@@ -192,7 +192,7 @@ def count_of(call: str, n: object) -> int:
 
     Examples
     --------
-    >>> count_of("limit", 3)
+    >>> check_count("limit", 3)
     3
     """
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
 from raggedatlas.loader.loader import Loader
-from raggedatlas.loader.options import Form
+from raggedatlas.loader.options import OutputFormat
 from raggedatlas.query.plan import provenance
 from raggedatlas.query.query import Query
 from raggedatlas.results.batch_writer import BatchWriter
@@ -82,7 +82,7 @@ class ModelChoices(ReadingChoices, total=False):
     options: Mapping[str, Any]
     inputs: Inputs
     outputs: Sequence[str]
-    as_: Form
+    as_: OutputFormat
     device: str
 
 

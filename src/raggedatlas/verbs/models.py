@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
 from raggedatlas.loader.batch import TrainingBatch
-from raggedatlas.loader.options import Form
+from raggedatlas.loader.options import OutputFormat
 
 Inputs = Callable[[TrainingBatch], Any]
 """What of a batch a model is given."""
@@ -47,7 +47,7 @@ class Model:
 
     call: Callable[[TrainingBatch], Any]
     name: str
-    form: Form = "dense"
+    form: OutputFormat = "dense"
     digest: str = ""
     dtype: "np.dtype[Any] | None" = None
     obs: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class ModelSource:
     options: Mapping[str, Any] = field(default_factory=dict)
     inputs: Inputs | None = None
     outputs: tuple[str, ...] = ()
-    as_: Form | None = None
+    as_: OutputFormat | None = None
     device: str | None = None
 
     def open(self) -> Model:

@@ -26,10 +26,11 @@ from raggedatlas.model.batch import Block, DenseBlock
 from raggedatlas.model.columns import DATASET
 from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
 from raggedatlas.model.frames import INDEX
-from raggedatlas.query.plan import modalities, plan_rows
+from raggedatlas.query.cells import cell_columns
+from raggedatlas.query.modalities import read_modalities, vector_results
+from raggedatlas.query.obsm import column_vectors
+from raggedatlas.query.plan import plan_rows
 from raggedatlas.query.query import Query
-from raggedatlas.query.results import vector_results, vectors_of
-from raggedatlas.query.rows import known_columns
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.npy_results import InferenceDataSet
 from raggedatlas.store.location import Location
@@ -203,12 +204,12 @@ class QueryCells:
 
     def embeddings(self) -> list[str]:
         """Name feature spaces without features, columns of vectors, and results that lie in the cell table."""
-        stored = known_columns(self.query.catalog).schema
+        stored = cell_columns(self.query.catalog).schema
         vectors = [field.name for field in stored if pa.types.is_fixed_size_list(field.type)]
         return list(dict.fromkeys([*self._spaces(), *vector_results(self.query.catalog), *vectors]))
 
     def _spaces(self) -> list[str]:
-        known = modalities(self.query.catalog)
+        known = read_modalities(self.query.catalog)
         return [key for key, m in known.items() if not m.space.has_features and m.space.rank == 1]
 
     def coordinates(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
@@ -233,7 +234,7 @@ class QueryCells:
 
     def genes(self, layer: str | None) -> QueryGenes | None:
         """Open the genes of the atlas."""
-        known = modalities(self.query.catalog)
+        known = read_modalities(self.query.catalog)
         named = [key for key, m in known.items() if m.space.has_features and m.space.rank == 1]
         space = next(iter([*([_SPACE] if _SPACE in named else []), *named]), None)
         query = self.query
@@ -255,8 +256,8 @@ class QueryCells:
 def _held_vectors(query: Query, name: str) -> tuple[pa.Array, NDArray[Any]]:
     """Read a result that lies in the cell table, of the cells that have it."""
     record = vector_results(query.catalog)[name]
-    cells, _ = plan_rows(query.spec, query.catalog, known_columns(query.catalog), (), (record.column,))
-    places, valid = vectors_of(cells, record.column)
+    cells, _ = plan_rows(query.spec, query.catalog, cell_columns(query.catalog), (), (record.column,))
+    places, valid = column_vectors(cells, record.column)
     return cells.table.column("uid").combine_chunks().filter(pa.array(valid)), places
 
 

@@ -1,8 +1,8 @@
 """What a joined result takes of the elements beside: members of `obsm` of one name and width, and colours that agree."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,19 +11,24 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.datasets import group_by_dataset, read_records, read_specs
-from raggedatlas.errors import CorruptError
+from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
+from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.annotations import annotation_columns
 from raggedatlas.model.columns import column_stacks
 from raggedatlas.model.frames import facts_of
-from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.pointers import AXES, PointerKind
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.results import VALUES
+from raggedatlas.model.results import VALUES, ResultRecord
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.query.parts import GroupPlan, PartPlan, ReadPlan, SpacePlan
-from raggedatlas.query.plan import join_dtypes
+from raggedatlas.query.cells import Cells
+from raggedatlas.query.modalities import join_dtypes
+from raggedatlas.query.read_plan import GroupPlan, InMemoryRows, PartPlan, ReadPlan, SpacePlan
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.sql import in_list
+
+if TYPE_CHECKING:
+    pass
 
 OBSM = "obsm/"
 
@@ -204,3 +209,89 @@ def _merged(parts: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
             return None
         made = {**part, **made}
     return made
+
+
+def centroid_columns(catalog: Catalog, asked: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Name the parts of pointer columns that hold the asked centroids."""
+    columns = dict.fromkeys(record.column for name, _ in asked for record in find_geometries(catalog, name))
+    return tuple(f"{column}.{part}" for column in columns for part in ("zarr_group", *AXES))
+
+
+def centroid_plans(catalog: Catalog, asked: Sequence[tuple[str, str]], cells: Cells) -> dict[str, SpacePlan]:
+    """Plan centroids that were read with the cells: name in `obsm` -> plan, NaN where a cell has no shape."""
+    return {key: _plan_centroids(catalog, name, key, cells) for name, key in asked}
+
+
+def _plan_centroids(catalog: Catalog, name: str, key: str, cells: Cells) -> SpacePlan:
+    values = read_centroids(catalog, name, cells)
+    group = GroupPlan(key, "", None, {VALUES: InMemoryRows.of(values, catalog.arrays)})
+    start = np.arange(cells.n, dtype=np.int64)
+    part = PartPlan((VALUES,), (group,), np.zeros(cells.n, np.int32), start, start + 1)
+    space = FeatureSpace(key, PointerKind.DENSE, has_features=False, is_counts=False)
+    return SpacePlan(
+        key, space, np.empty(0, object), values.shape[1], (), np.empty((0, 0), bool), {}, (part,),
+        {VALUES: np.dtype(np.float64)}, np.full(cells.n, -1, np.int32), np.ones(cells.n, bool),
+    )  # fmt: skip
+
+
+def read_centroids(catalog: Catalog, name: str, cells: Cells) -> NDArray[np.float64]:
+    """Give the centroids of cells that were read with `centroid_columns`, (n_cells, D); NaN where one has none."""
+    records = find_geometries(catalog, name)
+    n_dims = max(len(record.axes) for record in records)
+    made = np.full((cells.n, n_dims), np.nan)
+    for record, here in rows_of_stores(records, cells.table, name):
+        for i, axis in enumerate(AXES[:n_dims]):
+            made[here, i] = cells.table.column(f"{record.column}.{axis}").to_numpy()[here]
+    return made
+
+
+def column_vectors(cells: Cells, column: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Give the vectors of a column that was read, and which cells have one.
+
+    Returns
+    -------
+    tuple of (n_valid, width) array and (n_cells,) bool
+    """
+    stored = cells.table.column(column).combine_chunks()
+    valid: NDArray[np.bool_] = stored.is_valid().to_numpy(zero_copy_only=False)
+    flat = stored.drop_null().flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(int(valid.sum()), stored.type.list_size), valid
+
+
+def plan_vectors(record: ResultRecord, cells: Cells, catalog: Catalog) -> SpacePlan:
+    """Plan the vectors of a column of the cell table, which were read with the cells, like those of a feature space."""
+    values, valid = column_vectors(cells, record.column)
+    group = GroupPlan(record.column, "", None, {VALUES: InMemoryRows.of(values, catalog.arrays)})
+    start = np.maximum(np.cumsum(valid) - 1, 0)
+    part = PartPlan((VALUES,), (group,), np.where(valid, 0, -1).astype(np.int32), start, start + valid)
+    space = FeatureSpace(record.name, PointerKind.DENSE, has_features=False, is_counts=False)
+    return SpacePlan(
+        record.name, space, np.empty(0, object), record.width, (), np.empty((0, 0), bool), {}, (part,),
+        {VALUES: np.dtype(record.dtype)}, np.full(cells.n, -1, np.int32), valid,
+    )  # fmt: skip
+
+
+def with_nan(plan: SpacePlan, dtype: np.dtype[Any] | None) -> SpacePlan:
+    """Let NaN stand for what a cell lacks, in a dtype that holds all values and NaN.
+
+    Parameters
+    ----------
+    plan : SpacePlan
+        Of a result.
+    dtype : numpy dtype or None
+        That dtype; None where there is none.
+
+    Raises
+    ------
+    QueryError
+        If there is none, and cells lack the result.
+    """
+    stored = plan.dtypes[VALUES]
+    if plan.present.all():
+        return plan
+    if stored.kind != "f" and dtype is None:
+        raise QueryError(
+            f"The result {plan.name!r} is stored as {stored}, and no type holds these exactly together with NaN for the "
+            f"{int((~plan.present).sum()):,} cells without it; leave them out with with_results({plan.name!r}, missing='drop')."
+        )
+    return replace(plan, nan=True, dtypes={VALUES: stored if stored.kind == "f" or dtype is None else dtype})

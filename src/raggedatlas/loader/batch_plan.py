@@ -2,24 +2,71 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.errors import QueryError
-from raggedatlas.loader.batch import BatchFacts, SpaceFacts
-from raggedatlas.loader.columns import ObsColumn, obs_column, obs_columns
-from raggedatlas.loader.making import BatchPlan
+from raggedatlas.loader.batch import BatchMetadata, ModalityMetadata
 from raggedatlas.loader.options import LoaderOptions, ReadOptions
 from raggedatlas.loader.order import BALANCED, GROUPED, OWN, WEIGHTED, Order, Share, Strategy, count_batches
-from raggedatlas.query.parts import SpacePlan
+from raggedatlas.model.frames import facts_of
+from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
-from raggedatlas.query.rows import known_columns, metadata_names
+from raggedatlas.query.read_plan import SpacePlan
 
 _ALWAYS = ("uid", "cell_name", "dataset")
+
+
+@dataclass(frozen=True, eq=False)
+class ObsColumn:
+    """One metadata column of all cells.
+
+    Parameters
+    ----------
+    values : (n_cells,) array
+        Numbers; integers with missing values are float64 with NaN. Or int32 codes, -1 where the value is missing.
+    categories : (n_categories,) object array, or None
+        What the codes mean; None for numbers.
+    """
+
+    values: NDArray[Any]
+    categories: NDArray[np.object_] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlan:
+    """All that making batches needs, without the catalog: hand it to a thread or a process.
+
+    Parameters
+    ----------
+    spaces : mapping of str to SpacePlan
+        What is read.
+    uids : (n_cells,) bytes
+        Cell uids.
+    columns : mapping of str to ObsColumn
+        Metadata.
+    facts : BatchMetadata
+        What all batches share.
+    options : ReadOptions
+        What values come as.
+    """
+
+    spaces: Mapping[str, SpacePlan]
+    uids: NDArray[np.bytes_]
+    columns: Mapping[str, ObsColumn]
+    facts: BatchMetadata
+    options: ReadOptions
+
+    @property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        return len(self.uids)
 
 
 def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -> tuple[BatchPlan, ObsColumn | None]:
@@ -140,16 +187,18 @@ def _group_codes(column: ObsColumn) -> NDArray[np.int64]:
 
 def _names_in_table(query: Query, table: pa.Table) -> dict[str, str]:
     """Say which column of a plan's `obs` each asked name is; columns stand there under the names of their files."""
-    known = known_columns(query.catalog)
+    known = cell_columns(query.catalog)
     asked = query.spec.obs or ()
     shown = dict(zip(metadata_names(known, asked), table.column_names[len(_ALWAYS) :], strict=False))
     return {name: name if name in _ALWAYS else shown[known.stored(name)] for name in asked}
 
 
-def _facts(spaces: Mapping[str, SpacePlan], uids: NDArray[np.bytes_], columns: Mapping[str, ObsColumn]) -> BatchFacts:
+def _facts(
+    spaces: Mapping[str, SpacePlan], uids: NDArray[np.bytes_], columns: Mapping[str, ObsColumn]
+) -> BatchMetadata:
     categories = {name: column.categories for name, column in columns.items() if column.categories is not None}
     told = {
-        name: SpaceFacts(
+        name: ModalityMetadata(
             space.features, space.layouts, np.vstack([space.measured, np.zeros((1, len(space.features)), bool)])
         )
         for name, space in spaces.items()
@@ -159,7 +208,7 @@ def _facts(spaces: Mapping[str, SpacePlan], uids: NDArray[np.bytes_], columns: M
         parts: Sequence[object] = (name, space.layers, space.n_cols, space.nan, *space.features.tolist())
         key.update(repr(parts).encode())
     key.update(repr({name: known.tolist() for name, known in categories.items()}).encode())
-    return BatchFacts(key.hexdigest(), told, categories)
+    return BatchMetadata(key.hexdigest(), told, categories)
 
 
 def plan_part(
@@ -219,3 +268,80 @@ def _take(plan: BatchPlan, rows: NDArray[np.int64]) -> BatchPlan:
     spaces = {name: space.take(rows) for name, space in plan.spaces.items()}
     facts = replace(plan.facts, key=key)
     return replace(plan, spaces=spaces, uids=plan.uids[rows], columns=columns, facts=facts)
+
+
+def obs_column(table: pa.Table, name: str, categories: Sequence[Any] | None = None) -> ObsColumn:
+    """Turn a column of a plan's `obs` into an array.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Metadata with facts.
+    name : str
+        A column of it.
+    categories : sequence or None
+        The categories, in the order of their codes. None takes those that the atlas knows for a categorical column, all of them
+        and in their order, else the values that occur, sorted.
+
+    Raises
+    ------
+    QueryError
+        For a column of lists or structs, or categories that repeat or do not fit.
+
+    Examples
+    --------
+    >>> column = obs_column(pa.table({"donor": ["b", None, "a"]}), "donor")
+    >>> column.values, column.categories
+    (array([ 1, -1,  0], dtype=int32), array(['a', 'b'], dtype=object))
+    """
+    column = table.column(name)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_nested(kind):
+        raise QueryError(
+            f"The metadata column {name!r} holds {kind}; batches carry columns of numbers, text, truth values or times."
+        )
+    facts = facts_of(table.schema.field(name))
+    if categories is None and facts is not None and facts.categories is not None:
+        categories = facts.categories
+    if categories is None and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return ObsColumn(_numbers(column.cast(kind)))
+    known = _known(column.cast(kind), kind) if categories is None else _given(name, kind, categories)
+    codes = pc.index_in(column.cast(kind), value_set=known).fill_null(-1)
+    return ObsColumn(codes.to_numpy().astype(np.int32), np.array(known.to_pylist(), dtype=object))
+
+
+def obs_columns(
+    table: pa.Table, names: Mapping[str, str], categories: Mapping[str, Sequence[Any]]
+) -> dict[str, ObsColumn]:
+    """Turn several columns into arrays: asked name -> column, for asked name -> name in the table."""
+    unknown = sorted(set(categories) - set(names))
+    if unknown:
+        raise QueryError(f"categories names {unknown}, which obs={list(names)} does not ask for.")
+    return {asked: obs_column(table, name, categories.get(asked)) for asked, name in names.items()}
+
+
+def _numbers(column: pa.ChunkedArray) -> NDArray[Any]:
+    if column.null_count and pa.types.is_integer(column.type):
+        column = column.cast(pa.float64(), safe=False)
+    if column.null_count:
+        column = column.fill_null(float("nan"))
+    values: NDArray[Any] = np.ascontiguousarray(column.to_numpy())
+    return values
+
+
+def _known(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_boolean(kind):
+        return pa.array([False, True])
+    distinct = pc.unique(column).drop_null()
+    return distinct.take(pc.sort_indices(distinct))
+
+
+def _given(name: str, kind: pa.DataType, categories: Sequence[Any]) -> pa.Array:
+    if isinstance(categories, str) or len(set(categories)) != len(categories):
+        raise QueryError(f"The categories of {name!r} are a list in which each stands once, not {categories!r}.")
+    try:
+        return pa.array(list(categories)).cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        raise QueryError(
+            f"The column {name!r} holds {kind}; the categories {list(categories)!r} do not fit."
+        ) from error

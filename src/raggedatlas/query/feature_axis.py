@@ -174,9 +174,9 @@ def build_axis(
     Axis
         Asked features that nobody measured stay under ``"union"`` without `drop`, unmeasured.
     """
-    rows_of = {uid: features.rows(uid) for uid in sorted({uid for uids in datasets for uid in uids})}
+    read_group_rows = {uid: features.rows(uid) for uid in sorted({uid for uids in datasets for uid in uids})}
     uids = features.registry.table.column("uid")
-    counts = _count_datasets(rows_of, datasets, len(uids), every=drop or join == "intersection")
+    counts = _count_datasets(read_group_rows, datasets, len(uids), every=drop or join == "intersection")
     least = 1 if join == "union" else len(datasets) if join == "intersection" else int(join)
     least = max(least, len(datasets)) if drop else least
     if asked is None:
@@ -188,8 +188,10 @@ def build_axis(
         kept = kept if join == "union" and not drop else kept[counts[kept] >= least]
     column = np.full(len(uids), -1, np.int64)
     column[kept] = np.arange(len(kept))
-    apart = [rows[features.registry.targets[rows] != rows] for rows in rows_of.values()] if features.apart else []
-    maps = {uid: np.take(column, rows, out=rows, mode="clip") for uid, rows in rows_of.items()}
+    apart = (
+        [rows[features.registry.targets[rows] != rows] for rows in read_group_rows.values()] if features.apart else []
+    )
+    maps = {uid: np.take(column, rows, out=rows, mode="clip") for uid, rows in read_group_rows.items()}
     layouts = tuple(sorted(set(main)))
     measured = np.zeros((len(layouts), len(kept)), bool)
     for i, uid in enumerate(layouts):
@@ -203,7 +205,7 @@ def build_axis(
 
 
 def _count_datasets(
-    rows_of: Mapping[str, NDArray[np.int64]], datasets: Sequence[Sequence[str]], n: int, *, every: bool
+    read_group_rows: Mapping[str, NDArray[np.int64]], datasets: Sequence[Sequence[str]], n: int, *, every: bool
 ) -> NDArray[np.int64]:
     """Count for each registry row the datasets that measured it: in any of their layouts, or in every one."""
     combinations: dict[tuple[str, ...], int] = {}
@@ -213,9 +215,11 @@ def _count_datasets(
     counts = np.zeros(n, np.int64)
     for uids, times in combinations.items():
         if len(uids) == 1:
-            counts[rows_of[uids[0]]] += times  # a row that is there twice counts once
+            counts[read_group_rows[uids[0]]] += times  # a row that is there twice counts once
             continue
-        held, n_layouts = np.unique(np.concatenate([np.unique(rows_of[uid]) for uid in uids]), return_counts=True)
+        held, n_layouts = np.unique(
+            np.concatenate([np.unique(read_group_rows[uid]) for uid in uids]), return_counts=True
+        )
         counts[held[n_layouts == len(uids)] if every else held] += times
     return counts
 
@@ -273,3 +277,11 @@ def check_join(join: object, min_datasets: object) -> str | int:
         f"join takes 'union', 'intersection', or min_datasets=k with k >= 1; got {join!r}"
         f"{'' if min_datasets is None else f' and min_datasets={min_datasets!r}'}."
     )
+
+
+def merged_columns(column_map: NDArray[np.int64], merged: NDArray[np.int64], n_cols: int) -> dict[int, list[int]]:
+    """Return which local columns of a layout are added up: column of the result -> local columns, ascending."""
+    own = column_map.copy()
+    more = np.flatnonzero(column_map >= n_cols)
+    own[more] = merged[column_map[more] - n_cols]
+    return {column: np.flatnonzero(own == column).tolist() for column in np.unique(own[more]).tolist()}

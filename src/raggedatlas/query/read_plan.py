@@ -17,8 +17,8 @@ from raggedatlas.store.read import ArrayReader, read_rows
 
 
 @dataclass(frozen=True)
-class HeldRows(ArrayReader):
-    """Rows that are in memory already, in the place of a stored array; `rows_of` reads either.
+class InMemoryRows(ArrayReader):
+    """Rows that are in memory already, in the place of a stored array; `read_group_rows` reads either.
 
     Parameters
     ----------
@@ -29,16 +29,16 @@ class HeldRows(ArrayReader):
     values: NDArray[Any] = field(kw_only=True, repr=False, compare=False)
 
     @classmethod
-    def of(cls, values: NDArray[Any], location: Location) -> "HeldRows":
+    def of(cls, values: NDArray[Any], location: Location) -> "InMemoryRows":
         """Hold some rows."""
         width = max(1, values.shape[1])
         spec = ArraySpec("held", (len(values), width), values.dtype.name, (1, width), None, "[]")
         return cls(location, spec, values=values)
 
 
-def rows_of(reader: ArrayReader, rows: NDArray[np.int64]) -> NDArray[Any]:
+def read_group_rows(reader: ArrayReader, rows: NDArray[np.int64]) -> NDArray[Any]:
     """Read rows of a stored array, or of one that is in memory."""
-    return reader.values[rows] if isinstance(reader, HeldRows) else read_rows(reader, rows)
+    return reader.values[rows] if isinstance(reader, InMemoryRows) else read_rows(reader, rows)
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class PartPlan:
         start, end, groups = self.start.copy(), self.end.copy(), []
         for number in used:
             group, here = self.groups[number], self.code == number
-            held = {n: r for n, r in group.layers.items() if isinstance(r, HeldRows)}
+            held = {n: r for n, r in group.layers.items() if isinstance(r, InMemoryRows)}
             if held:
-                layers = {n: HeldRows.of(r.values[start[here]], r.location) for n, r in held.items()}
+                layers = {n: InMemoryRows.of(r.values[start[here]], r.location) for n, r in held.items()}
                 start[here] = np.arange(int(here.sum()))
                 end[here] = start[here] + 1
                 group = replace(group, layers=layers)
@@ -275,7 +275,7 @@ class ReadPlan:
 
     Parameters
     ----------
-    obs : pyarrow.Table or DeferredTable
+    obs : pyarrow.Table or LazyTable
         One row per cell in the order of the result: `uid`, `cell_name`, `dataset`, the asked columns with their facts.
     spaces : mapping of str to SpacePlan
         What is read, by name.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PRESENT = "present/"
 
 
-class Returning:
+class StoredDataset:
     """What a dataset was added with, read when asked for.
 
     Parameters

@@ -2,21 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import array_readers
+from raggedatlas.catalog.datasets import array_readers, group_by_dataset, read_records
+from raggedatlas.catalog.results import read_results
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.results import ResultRecord
 from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.query.parts import ColumnCopy, GroupPlan, PartPlan
+from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
 
-USUAL_SPACE = "gene_expression"
+DEFAULT_SPACE = "gene_expression"
 """The feature space that is read where a query names none."""
 
 USUAL = "counts"
@@ -50,12 +53,14 @@ class Modality:
     @property
     def pointers(self) -> tuple[str, ...]:
         """The pointer columns, sorted."""
-        return tuple(sorted({pointer_of(r) for records in self.records.values() for r in records}))
+        return tuple(sorted({pointer_column(r) for records in self.records.values() for r in records}))
 
     def layers(self, dataset: str) -> dict[str, DatasetRecord]:
         """Give a dataset's layers with the record that holds each; the main group comes first."""
         held: dict[str, DatasetRecord] = {}
-        for record in sorted(self.records.get(dataset, ()), key=lambda r: (pointer_of(r) != self.name, r.zarr_group)):
+        for record in sorted(
+            self.records.get(dataset, ()), key=lambda r: (pointer_column(r) != self.name, r.zarr_group)
+        ):
             for layer in record.layers or ([LEGACY] if LEGACY in record.array_specs else []):
                 held.setdefault(layer, record)
         return held
@@ -93,7 +98,7 @@ class CellPointers:
         return tuple(uid for uid, n in zip(self.datasets, n_cells, strict=True) if n and uid in modality.records)
 
 
-def pointer_of(record: DatasetRecord) -> str:
+def pointer_column(record: DatasetRecord) -> str:
     """Name the cell column that points into a group."""
     return record.pointer or record.feature_space
 
@@ -191,12 +196,12 @@ def _part(
     code = np.full(n, -1, np.int32)
     start, end = np.zeros(n, np.int64), np.zeros(n, np.int64)
     position = {uid: i for i, uid in enumerate(cells.datasets)}
-    for column in sorted({pointer_of(record) for record in records}):
+    for column in sorted({pointer_column(record) for record in records}):
         if column not in cells.columns:
             continue
         group_of = np.full(len(cells.datasets) + 1, -1, np.int32)
         for uid, record in zip(datasets, records, strict=True):
-            if pointer_of(record) == column and uid in position:
+            if pointer_column(record) == column and uid in position:
                 group_of[position[uid]] = number[record.zarr_group]
         first, last, valid = cells.columns[column]
         found = np.where(valid, group_of[cells.dataset_code], np.int32(-1))
@@ -233,3 +238,109 @@ def _group(record: DatasetRecord, kind: PointerKind, layers: Sequence[str], arra
         for layer in layers
     }
     return GroupPlan(record.zarr_group, record.layout_uid, None, found)
+
+
+def sum_dtype(stored: np.dtype[Any], n: int) -> np.dtype[Any] | None:
+    """Return the smallest dtype that holds every sum of n values of a dtype; of floats, their own.
+
+    Returns
+    -------
+    numpy.dtype or None
+        None where no type of whole numbers is wide enough.
+
+    Examples
+    --------
+    >>> sum_dtype(np.dtype("uint8"), 2), sum_dtype(np.dtype("uint64"), 2) is None
+    (dtype('uint16'), True)
+    """
+    if stored.kind == "f" or n == 1:
+        return stored
+    stored = np.dtype(np.uint8) if stored.kind == "b" else stored
+    widths = [np.dtype(f"{stored.kind}{size}") for size in (1, 2, 4, 8)]
+    largest = n * int(np.iinfo(stored).max)
+    return next((wide for wide in widths if np.iinfo(wide).max >= largest), None)
+
+
+def join_dtypes(stored: set[np.dtype[np.generic]], *, nan: bool = False) -> np.dtype[np.generic] | None:
+    """Find the smallest dtype that holds every value of several exactly; None when there is none.
+
+    Parameters
+    ----------
+    stored : set of numpy dtype
+        What the groups hold.
+    nan : bool
+        Whether it must also hold NaN.
+
+    Examples
+    --------
+    >>> join_dtypes({np.dtype("uint8"), np.dtype("uint32")}), join_dtypes({np.dtype("uint16"), np.dtype("float32")})
+    (dtype('uint32'), dtype('float32'))
+    >>> join_dtypes({np.dtype("uint64"), np.dtype("float64")}) is None
+    True
+    """
+    if not stored:
+        return np.dtype(np.float32 if nan else np.uint8)
+    joined = np.result_type(*stored, *([np.float32] if any(d.kind == "f" for d in stored) or nan else []))
+    joined = np.dtype(np.uint8) if joined == np.dtype(bool) else joined
+    if joined.kind == "f":
+        largest = 2 ** (np.finfo(str(joined)).nmant + 1)
+        if any(d.kind in "iu" and np.iinfo(str(d)).max > largest for d in stored):
+            return None
+    return joined
+
+
+def read_modalities(catalog: Catalog) -> dict[str, Modality]:
+    """Give what datasets hold, by the name of the main pointer column, in the order in which it came."""
+    spaces = catalog.spaces()
+    found: dict[str, dict[str, list[object]]] = {}
+    space_of: dict[str, str] = {}
+    for uid, records in group_by_dataset(read_records(catalog)).items():
+        for record in records:
+            name = pointer_column(record).split("__", 1)[0]
+            space_of[name] = record.feature_space
+            found.setdefault(name, {}).setdefault(uid, []).append(record)
+    known = {
+        name: Modality(name, spaces[space_of[name]], {uid: tuple(r) for uid, r in held.items()})  # type: ignore[arg-type]
+        for name, held in found.items()
+        if space_of[name] in spaces and spaces[space_of[name]].kind is not PointerKind.GEOMETRY
+    }
+    return known | result_modalities(catalog)
+
+
+def find_modality(known: Mapping[str, Modality], name: str, catalog: Catalog) -> Modality:
+    """Find what a space name means: the pointer column of that name, or the only one that points into the space.
+
+    Raises
+    ------
+    QueryError
+        If nothing, or more than one pointer column, goes by it.
+    """
+    if name in known:
+        return known[name]
+    of_space = [m for m in known.values() if m.space.name == name]
+    if len(of_space) == 1:
+        return of_space[0]
+    if of_space:
+        raise QueryError(
+            f"Several pointer columns point into {name!r}; name one of {sorted(m.name for m in of_space)}."
+        )
+    raise QueryError(f"No dataset of {catalog.location.uri} has the feature space {name!r}; there are {sorted(known)}.")
+
+
+def result_modalities(catalog: Catalog) -> dict[str, Modality]:
+    """Give the results that are feature spaces: name -> modality, in which all datasets share one group."""
+    spaces, found = catalog.spaces(), {}
+    inventory = {record.uid for record in read_records(catalog)} if read_results(catalog) else set()
+    for result in read_results(catalog):
+        if result.kind != "space" or result.space not in spaces:
+            continue
+        group = (result.as_group(),)
+        # the empty uid stands in where no dataset of it is left: an empty answer has its width
+        records = {uid: group for uid in result.cells_of if uid in inventory} or {"": group}
+        found[result.name] = Modality(result.name, spaces[result.space], records, is_result=True)
+    return found
+
+
+def vector_results(catalog: Catalog) -> dict[str, ResultRecord]:
+    """Give the results that lie in the cell table: name -> record."""
+    return {record.name: record for record in read_results(catalog) if record.kind == "vector"}

@@ -1,8 +1,9 @@
 """Counts and sums per group of cells, streamed in blocks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,15 +12,16 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
-from raggedatlas.errors import QueryError
-from raggedatlas.model.batch import Block, CsrBlock
+from raggedatlas.errors import QueryError, SourceError
+from raggedatlas.model.arguments import brief
+from raggedatlas.model.batch import Batch, Block, CsrBlock
 from raggedatlas.model.columns import DATASET
 from raggedatlas.model.frames import ColumnFacts, arrow_to_series, facts_of, nan_to_null
-from raggedatlas.query.outputs import atlas_facts, measured_frame, var_of
-from raggedatlas.query.parts import SpacePlan, refuse_arrays
+from raggedatlas.query.cells import cell_columns
+from raggedatlas.query.outputs import atlas_facts, make_var, measured_frame
 from raggedatlas.query.plan import plan_read, plan_rows
-from raggedatlas.query.read import BlockTask, PartReader, block_tasks
-from raggedatlas.query.rows import known_columns
+from raggedatlas.query.read import BlockTask, PartReader, block_tasks, read_batches
+from raggedatlas.query.read_plan import ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.spec import QuerySpec
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns, warn_of_unknown
@@ -61,7 +63,7 @@ def count(
     int, or pandas.Series of int64
         Named ``n_cells``, indexed by group, sorted, missing values last.
     """
-    columns = known_columns(catalog)
+    columns = cell_columns(catalog)
     by = None if by is None else tuple(by)
     divided = executor is not None and spec.search is None and spec.sample is None and spec.limit is None
     parts = _divide_datasets(catalog) if divided else [None]
@@ -92,7 +94,7 @@ class _CountTask:
 
     def __call__(self) -> tuple[pa.Table, NDArray[np.int64]]:
         """Return a cell of each group, as `obs` has it, and the sizes of the groups."""
-        columns, by = known_columns(self.catalog), self.by or ()
+        columns, by = cell_columns(self.catalog), self.by or ()
         spec = replace(self.spec, obs=tuple(name for name in by if name != DATASET))
         if self.datasets is None:
             cells, obs = plan_rows(spec, self.catalog, columns)
@@ -158,11 +160,11 @@ def aggregate(
         )
     space = plan.single()
     refuse_arrays(space, "A table of groups")
-    codes, obs = _number_groups(_frame_of(plan.obs, by, known_columns(catalog)), by)
+    codes, obs = _number_groups(_frame_of(plan.obs, by, cell_columns(catalog)), by)
     sums, nonzero = _add_up(space, codes, len(obs), executor, catalog.location)
     measured = _count_measured(space, codes, len(obs))
     mean = np.divide(sums, measured, out=np.full(sums.shape, np.nan), where=measured > 0)
-    var = var_of(space, catalog)
+    var = make_var(space, catalog)
     layers = {"sum": sums, "mean": mean, "count_nonzero": nonzero, "n_measured": measured}
     made = ad.AnnData(X=None, obs=obs, var=var, shape=sums.shape if not len(obs) else None, layers=layers)
     if space.space.has_features:
@@ -198,7 +200,7 @@ def _add_up(
     nonzero = np.zeros((n_groups, space.n_cols), np.int64)
     (part,) = space.parts
     reader = PartReader(space, part)
-    if executor is None or reader.columns_read():
+    if executor is None or reader.column_copies():
         partials: Iterator[_Partial] = (
             _add_block(block, codes[rows], space.n_cols) for rows, block in reader.read_blocks()
         )
@@ -281,3 +283,119 @@ def _number_groups(frame: "pd.DataFrame", by: Sequence[str]) -> "tuple[NDArray[n
     obs["n_cells"] = np.bincount(codes, minlength=n_groups)
     obs.index = pd.Index(names, dtype=object)
     return codes, obs
+
+
+TASK_CELLS = 2**14
+"""About how many cells one task has: opening arrays and sending a plan take as long for one batch as for many."""
+
+UID = pa.field("uid", pa.string(), nullable=False)
+
+Progress = Callable[[str, int, int], None]
+"""Called with ``"cells"``, how many are done, and how many there are."""
+
+
+def map_batches(
+    plan: ReadPlan,
+    function: Callable[[Batch], Any],
+    size: int,
+    schema: pa.Schema,
+    executor: Executor | Workers | None,
+    place: Location,
+    progress: Progress | None,
+) -> pa.Table:
+    """Call a function with every batch of a plan, and put what it gives into one table; see `Query.map`.
+
+    Raises
+    ------
+    QueryError
+        For a batch size or schema that cannot be.
+    SourceError
+        If the function gives something else than the schema says, naming the cells.
+    """
+    if size < 1:
+        raise QueryError(f"map() got batch_size={size}; ask for at least one cell a batch.")
+    if not len(schema) or len({*schema.names, "uid"}) <= len(schema):
+        raise QueryError(
+            f"map() got an output_schema with the columns {schema.names}; name at least one, each once, and not 'uid', which is put first."
+        )
+    per_task = max(1, TASK_CELLS // size) * size
+    starts = range(0, plan.n_cells, per_task)
+    tasks = (_MapTask(plan.part(at, min(at + per_task, plan.n_cells)), function, size, schema, at) for at in starts)
+    found: dict[int, pa.Table] = {}
+    done = 0
+    with closing(run_tasks(tasks, executor, place=place)) as results:
+        for number, table in results:
+            found[number] = table
+            done += table.num_rows
+            if progress is not None:
+                progress("cells", done, plan.n_cells)
+    made = pa.schema([UID, *schema], metadata=schema.metadata)
+    return pa.concat_tables([made.empty_table(), *(found[number] for number in sorted(found))])
+
+
+@dataclass(frozen=True)
+class _MapTask:
+    plan: ReadPlan = field(repr=False)
+    function: Callable[[Batch], Any]
+    size: int
+    schema: pa.Schema
+    first: int
+
+    def __call__(self) -> pa.Table:
+        tables, first = [], self.first
+        for batch in read_batches(self.plan, self.size):
+            cells = f"cells {first:,} to {first + batch.obs.num_rows - 1:,} of the query"
+            try:
+                given = self.function(batch)
+            except Exception as error:
+                error.add_note(f"The function of map() was given {cells}.")
+                raise
+            tables.append(_fitted(given, batch, self.schema, cells))
+            first += batch.obs.num_rows
+        return pa.concat_tables(tables)
+
+
+def _fitted(given: Any, batch: Batch, schema: pa.Schema, cells: str) -> pa.Table:  # noqa: ANN401  (what a function gives)
+    """Give an output the types of a schema; refuse what does not fit."""
+    if isinstance(given, pa.RecordBatch | pa.Table):
+        given = dict(zip(given.schema.names, given.columns, strict=True))
+    if not isinstance(given, Mapping):
+        raise SourceError(
+            f"The function of map() gave {brief(given)} for {cells}; it must give an Arrow table, a record batch, or a dictionary of arrays."
+        )
+    if {*given} != {*schema.names}:
+        raise SourceError(
+            f"The function of map() gave the columns {sorted(map(str, given))} for {cells}; output_schema has {schema.names}."
+        )
+    columns = [_column(given[field.name], field, batch.obs.num_rows, cells) for field in schema]
+    uids = batch.obs.column("uid").cast(pa.string())
+    return pa.Table.from_arrays([uids, *columns], schema=pa.schema([UID, *schema], metadata=schema.metadata))
+
+
+def _column(values: Any, wanted: pa.Field, n: int, cells: str) -> pa.ChunkedArray:  # noqa: ANN401
+    try:
+        column = _as_type(values, wanted.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise SourceError(
+            f"The function of map() gave values of {wanted.name!r} for {cells} that are not {wanted.type}: {error}."
+        ) from error
+    if len(column) != n:
+        raise SourceError(
+            f"The function of map() gave {len(column):,} values of {wanted.name!r} for {n:,} cells, {cells}."
+        )
+    if column.null_count and not wanted.nullable:
+        raise SourceError(
+            f"The function of map() gave {column.null_count:,} missing values of {wanted.name!r} for {cells}; output_schema allows none."
+        )
+    return column
+
+
+def _as_type(values: Any, arrow: pa.DataType) -> pa.ChunkedArray:  # noqa: ANN401
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return pa.chunked_array([values] if isinstance(values, pa.Array) else values).cast(arrow)
+    array = np.asarray(values) if getattr(values, "ndim", 1) == 2 else None
+    if array is not None and pa.types.is_fixed_size_list(arrow) and array.shape[1] == arrow.list_size:
+        flat = pa.array(np.ascontiguousarray(array).ravel(), arrow.value_type)
+        return pa.chunked_array([pa.FixedSizeListArray.from_arrays(flat, arrow.list_size)]).cast(arrow)
+    # With the type given, Arrow would cut off fractions.
+    return pa.chunked_array([pa.array(values)]).cast(arrow)

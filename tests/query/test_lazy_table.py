@@ -10,7 +10,7 @@ import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.query.deferred import DeferredTable
+from raggedatlas.query.cells import LazyTable
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.store.filters import col
@@ -43,8 +43,8 @@ def assert_same_plan(query: Query) -> None:
     """Compare a plan whose columns wait with one whose columns do not: whole, in chunks, and for some rows."""
     whole, waiting = (plan_read(query.spec, query.catalog, deferred=wait) for wait in (False, True))
     expected, found = whole.obs, waiting.obs
-    assert isinstance(found, DeferredTable)
-    assert not isinstance(expected, DeferredTable)
+    assert isinstance(found, LazyTable)
+    assert not isinstance(expected, LazyTable)
     assert (found.schema, found.num_rows) == (expected.schema, expected.num_rows)
     rows = pa.array([i for i in (3, 0, 1) if i < expected.num_rows], pa.int64())
     some = found.take(rows)
@@ -140,7 +140,7 @@ def test_a_dataset_is_written_column_by_column(tmp_path: Path, monkeypatch: pyte
 
     real = StoredFrame.chunks
     monkeypatch.setattr(StoredFrame, "chunks", chunks)
-    monkeypatch.setattr("raggedatlas.query.returning.read_frame", _no_obs)
+    monkeypatch.setattr("raggedatlas.query.roundtrip.read_frame", _no_obs)
     atlas.dataset("d").write(tmp_path / "x.h5ad")
     assert sorted(set(opened)) == list(range(1 + given.obs.shape[1]))
     assert ad.read_h5ad(tmp_path / "x.h5ad").obs_names.tolist() == given.obs_names.tolist()
@@ -148,7 +148,7 @@ def test_a_dataset_is_written_column_by_column(tmp_path: Path, monkeypatch: pyte
 
 def test_a_step_of_a_dataset_has_few_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Any) -> None:
     """However many rows are asked for, a step of a sparse matrix stops at so many entries, but takes a row; none is lost."""
-    monkeypatch.setattr("raggedatlas.query.returning.ENTRIES", 5)
+    monkeypatch.setattr("raggedatlas.query.roundtrip.ENTRIES", 5)
     given = small.files["first"]
     atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
     atlas.add(given, "d", progress=False)

@@ -1,0 +1,378 @@
+"""What can be asked of an atlas and of a view alike: what is in it, whether it is sound, what changed."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, Literal
+
+from raggedatlas.catalog.annotations import read_annotations
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.datasets import group_by_dataset, read_records
+from raggedatlas.catalog.geometries import read_geometries
+from raggedatlas.catalog.results import read_results
+from raggedatlas.model.arguments import checked
+from raggedatlas.model.records import AtlasVersionRecord
+from raggedatlas.model.reports import Difference, Problem
+from raggedatlas.model.results import ResultRecord
+from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.query.dataset import Dataset
+from raggedatlas.store.executors import Workers
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raggedatlas.query.identity import FeatureIdentity
+
+Level = Literal["quick", "rows", "deep"]
+
+
+@checked
+class ReadOnlyAtlas:
+    """What an atlas and a view of it have in common: looking.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip, or pinned.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._opened = catalog
+
+    @property
+    def _catalog(self) -> Catalog:
+        """What to read: during a purge the newest versions of the tables are not the current content."""
+        return self._opened.current()
+
+    @property
+    def uri(self) -> str:
+        """Where the atlas is."""
+        return self._opened.location.uri
+
+    @property
+    def db(self) -> Any:  # noqa: ANN401  (a lancedb connection; importing its type costs seconds)
+        """A LanceDB connection to the tables, for whatever this package does not offer.
+
+        LanceDB 0.40 does not use the BTree indexes, which pylance 14 writes in a newer version; results are the same. Its warnings about
+        them are off unless the environment sets ``LANCEDB_LOG``.
+        """
+        import lancedb
+
+        tables = self._opened.tables.location
+        return lancedb.connect(tables.lance_uri(), storage_options=tables.lance_options() or None)
+
+    @property
+    def spaces(self) -> dict[str, FeatureSpace]:
+        """The feature spaces that this atlas knows, by name."""
+        return self._catalog.spaces()
+
+    def list_datasets(self) -> "pd.DataFrame":
+        """List the datasets.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per dataset, in the order of adding, indexed by uid: name, n_cells, spaces, layers, n_features, source, created_at.
+        """
+        return list_datasets(self._catalog)
+
+    def dataset(self, uid_or_name: str) -> "Dataset":
+        """Return one dataset, to be read back as it was.
+
+        Raises
+        ------
+        NotFoundError
+            If no dataset, or more than one, goes by that name.
+        """
+        return Dataset.find(self._catalog, uid_or_name)
+
+    def results(self) -> "pd.DataFrame":
+        """List the results of models.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per result, in the order of adding, indexed by name: kind, space, column, width, dtype, n_cells, model, model_hash,
+            query, snapshot, parent, source, created_at, content_hash, uid.
+        """
+        return list_results(self._catalog)
+
+    def geometries(self) -> "pd.DataFrame":
+        """List the geometry stores.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per store, in the order of adding, indexed by uid: name, space, types, axes, n_cells, datasets (names), n_objects,
+            n_vertices, n_levels, bounds, n_bytes, layout, source, created_at.
+        """
+        return list_geometries(self._catalog)
+
+    def annotations(self) -> "pd.DataFrame":
+        """List the annotations that `RaggedAtlas.annotate` wrote.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per annotation, oldest first, indexed by name: columns, n_cells, n_values, on_conflict, source, snapshot, query,
+            created_at, uid.
+        """
+        return list_annotations(self._catalog)
+
+    def features(self, space: str = "gene_expression") -> "pd.DataFrame":
+        """Give the registry of a feature space as a frame indexed by uid."""
+        from raggedatlas.catalog.features import read_registry
+
+        frame: pd.DataFrame = read_registry(self._catalog, space).table.to_pandas().set_index("uid")
+        return frame
+
+    def find_datasets_with_features(
+        self, features: Sequence[str], *, space: str = "gene_expression", every: bool = True
+    ) -> dict[str, tuple[str, ...]]:
+        """Find the datasets that measured some features; reads no array (seed 000, `_feature_layouts`).
+
+        Parameters
+        ----------
+        features : sequence of str
+            Uids, ids or symbols.
+        space : str
+            Feature space.
+        every : bool
+            Whether a dataset must have measured all of them, or any.
+
+        Returns
+        -------
+        dict
+            Dataset uid -> the asked names that it measured.
+
+        Raises
+        ------
+        FeatureError
+            If a name is unknown or ambiguous.
+        """
+        from raggedatlas.catalog.features import find_datasets_with_features
+
+        return find_datasets_with_features(
+            self._catalog, space, [features] if isinstance(features, str) else features, every=every
+        )
+
+    @property
+    def identity(self) -> "FeatureIdentity":
+        """Which features are the same and why: status, explanations, and links by hand."""
+        from raggedatlas.query.identity import FeatureIdentity
+
+        return FeatureIdentity(self._catalog)
+
+    def validate(self, level: Level = "quick", *, executor: Executor | Workers | None = None) -> list[Problem]:
+        """Look for anything wrong.
+
+        Parameters
+        ----------
+        level : {"quick", "rows", "deep"}
+            ``quick`` compares the tables, ``rows`` also every cell's pointers, ``deep`` also reads every stored byte and
+            compares its checksums.
+        executor : concurrent.futures.Executor, Workers or None
+            Whose workers read arrays and files, with ``rows`` and ``deep``; the result does not depend on it.
+
+        Returns
+        -------
+        list of Problem
+            Empty when all is well.
+        """
+        from raggedatlas.catalog.checks import validate
+
+        return validate(self._catalog, level, executor)
+
+    def list_versions(self) -> list[AtlasVersionRecord]:
+        """List the snapshots, oldest first."""
+        from raggedatlas.catalog.versions import list_versions
+
+        return list_versions(self._catalog)
+
+    def diff(self, old: int | str, new: int | str) -> Difference:
+        """Say what changed between two snapshots, by number or label."""
+        from raggedatlas.catalog.diff import diff
+
+        return diff(self._catalog, old, new)
+
+
+RESULT_COLUMNS = (
+    "name", "kind", "space", "column", "width", "dtype", "n_cells", "model", "model_hash", "query", "snapshot", "parent",
+    "source", "created_at", "content_hash", "uid",
+)  # fmt: skip
+"""Columns of `list_results`."""
+
+GEOMETRY_COLUMNS = (
+    "uid", "name", "space", "types", "axes", "n_cells", "datasets", "n_objects", "n_vertices", "n_levels", "bounds", "n_bytes",
+    "layout", "source", "created_at",
+)  # fmt: skip
+"""Columns of `list_geometries`."""
+
+
+def list_geometries(catalog: Catalog) -> "pd.DataFrame":
+    """List the geometry stores of an atlas, in the order of adding.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by uid, with the other `GEOMETRY_COLUMNS`; cells and names of the datasets that are there.
+    """
+    import pandas as pd
+
+    found = read_geometries(catalog)
+    names = {uid: group[0].name for uid, group in group_by_dataset(read_records(catalog)).items()} if found else {}
+    rows = []
+    for record in found:
+        cells = {uid: n for uid, n in record.cells_of.items() if uid in names}
+        told = {
+            column: getattr(record, column)
+            for column in GEOMETRY_COLUMNS
+            if column not in {"n_cells", "datasets", "bounds"}
+        }
+        told |= {"types": ", ".join(record.types), "axes": "".join(record.axes), "bounds": record.extent}
+        rows.append({**told, "n_cells": sum(cells.values()), "datasets": ", ".join(names[uid] for uid in cells)})
+    return pd.DataFrame(rows, columns=list(GEOMETRY_COLUMNS)).set_index("uid")
+
+
+def list_annotations(catalog: Catalog) -> "pd.DataFrame":
+    """List the annotations of an atlas, oldest first.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by name: columns (names, separated by commas), n_cells, n_values, on_conflict, source, snapshot, query, created_at, uid.
+    """
+    import pandas as pd
+
+    rows = [
+        {
+            "name": record.name, "columns": ", ".join(record.columns), "n_cells": record.n_cells,
+            "n_values": sum(column.n_values for column in record.columns.values()), "on_conflict": record.on_conflict,
+            "source": record.source, "snapshot": record.snapshot, "query": record.query, "created_at": record.created_at,
+            "uid": record.uid,
+        }
+        for record in read_annotations(catalog)
+    ]  # fmt: skip
+    columns = (
+        "name",
+        "columns",
+        "n_cells",
+        "n_values",
+        "on_conflict",
+        "source",
+        "snapshot",
+        "query",
+        "created_at",
+        "uid",
+    )
+    return pd.DataFrame(rows, columns=list(columns)).set_index("name")
+
+
+def list_results(catalog: Catalog) -> "pd.DataFrame":
+    """List the results of an atlas, in the order of adding.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by name: kind, space, column, width, dtype, n_cells (of the datasets that are still there), model, model_hash,
+        query, snapshot, parent, source, created_at, content_hash, uid.
+    """
+    import pandas as pd
+
+    inventory = {record.uid for record in read_records(catalog)}
+    rows = [_result_row(record, inventory) for record in read_results(catalog)]
+    return pd.DataFrame(rows, columns=list(RESULT_COLUMNS)).set_index("name")
+
+
+def _result_row(record: ResultRecord, inventory: set[str]) -> Mapping[str, Any]:
+    row = {name: getattr(record, name) for name in RESULT_COLUMNS}
+    return {**row, "n_cells": sum(n for uid, n in record.cells_of.items() if uid in inventory)}
+
+
+def list_datasets(catalog: Catalog) -> "pd.DataFrame":
+    """List the datasets of an atlas, one row each, in the order of adding.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Indexed by uid: name, n_cells, spaces, layers, n_features, source, created_at.
+    """
+    import pandas as pd
+
+    columns = ["uid", "name", "n_cells", "spaces", "layers", "n_features", "source", "created_at"]
+    return pd.DataFrame(dataset_rows(catalog), columns=columns).set_index("uid")
+
+
+def dataset_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """Return the rows of `list_datasets`, for whoever needs no frame: importing pandas takes longer than listing."""
+    rows = []
+    for uid, records in group_by_dataset(read_records(catalog)).items():
+        spaces = dict.fromkeys(r.feature_space for r in records)
+        rows.append(
+            {
+                "uid": uid,
+                "name": records[0].name,
+                "n_cells": Dataset(catalog, tuple(records)).n_cells,
+                "spaces": ", ".join(spaces),
+                "layers": ", ".join(f"{r.feature_space}/{layer}" for r in records for layer in r.layers),
+                "n_features": ", ".join(str(r.n_features) for r in records),
+                "source": records[0].source,
+                "created_at": records[0].created_at,
+            }
+        )
+    return rows
+
+
+def describe(catalog: Catalog, what: str) -> str:
+    """Say in lines where an atlas is and what is in it."""
+    listed = list_datasets(catalog)
+    lines = [
+        f"{what} at {catalog.location.uri}: {len(listed):,} datasets, {int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"
+    ]
+    shown = listed.head(10)
+    lines += [f"  {row['name']}: {row['n_cells']:,} cells, {row['spaces']}" for _, row in shown.iterrows()]
+    if len(listed) > len(shown):
+        lines.append(f"  ... and {len(listed) - len(shown)} more")
+    lines += [
+        f"  result {name}: {row['n_cells']:,} cells, {_describe_result(row)}"
+        for name, row in list_results(catalog).iterrows()
+    ]
+    lines += [
+        f"  geometry {row['name']}: {row['n_cells']:,} cells of {row['datasets']}, {row['types']}, {row['n_vertices']:,} vertices"
+        for _, row in list_geometries(catalog).iterrows()
+    ]
+    return "\n".join(lines)
+
+
+def describe_html(catalog: Catalog, what: str) -> str:
+    """Say the same as HTML, every text escaped."""
+    from html import escape
+
+    listed = list_datasets(catalog)
+    columns = ["name", "n_cells", "spaces", "layers", "n_features"]
+    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(str(row[c]))}</td>" for c in columns) + "</tr>"
+        for _, row in listed.head(20).iterrows()
+    )
+    results = "".join(
+        f"<tr><td>{escape(str(name))}</td><td>{row['n_cells']}</td><td>{escape(_describe_result(row))}</td></tr>"
+        for name, row in list_results(catalog).iterrows()
+    )
+    if results:
+        results = f"<table><tr><th>result</th><th>n_cells</th><th>values</th></tr>{results}</table>"
+    shapes = "".join(
+        f"<tr><td>{escape(row['name'])}</td><td>{row['n_cells']}</td><td>{escape(row['datasets'])}</td>"
+        f"<td>{escape(row['types'])}</td><td>{row['n_vertices']}</td></tr>"
+        for _, row in list_geometries(catalog).iterrows()
+    )
+    if shapes:
+        head_of = "".join(f"<th>{name}</th>" for name in ("geometry", "n_cells", "datasets", "types", "n_vertices"))
+        results += f"<table><tr>{head_of}</tr>{shapes}</table>"
+    place = escape(catalog.location.uri)
+    return f"<p><b>{escape(what)}</b> at <code>{place}</code>, {len(listed):,} datasets</p><table><tr>{head}</tr>{rows}</table>{results}"
+
+
+def _describe_result(row: Any) -> str:  # noqa: ANN401  (a row of a frame)
+    """Say in short what a result is."""
+    where = f"in {row['space']}" if row["kind"] == "space" else "in the cell table"
+    return f"{row['width']} x {row['dtype']} {where}"

@@ -5,6 +5,7 @@ holds the real files. A block that cannot run says why in a comment before it: `
 needs more than the tests' own packages names the modules, ``<!-- needs: torch -->``, and runs where they are installed.
 """
 
+import inspect
 import io
 import re
 import shutil
@@ -31,9 +32,11 @@ from raggedatlas.store.location import OPTION_NAMES
 ROOT = Path(__file__).parent.parent
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
 BLOCK = re.compile(
-    r"(?P<excuse><!-- not run: (?P<reason>[^>]*?) ?-->\s*)?(?:<!-- needs: (?P<needs>[\w, ]*?) ?-->\s*)?^```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^```",
+    r"(?P<excuse><!-- not run: (?P<reason>[^>]*?) ?-->\s*)?(?:<!-- needs: (?P<needs>[\w, ]*?) ?-->\s*)?^```(?P<language>\w+|\{code-cell\} ipython3)[^\n]*\n(?P<code>.*?)^```",
     re.MULTILINE | re.DOTALL,
 )
+CELL_OPTIONS = re.compile(r"\A(---\n.*?^---\n|(:[\w-]+:[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
+"""Options of a notebook's cell, in either of MyST's two forms."""
 SHELLS = {"console", "bash", "shell", "sh"}
 COMMAND = Path(sys.executable).parent / "raggedatlas"
 
@@ -57,8 +60,8 @@ def blocks_of(text: str) -> list[Block]:
     """Find the blocks of a page that are not excused."""
     return [
         Block(
-            found["language"],
-            found["code"],
+            "python" if "code-cell" in found["language"] else found["language"],
+            CELL_OPTIONS.sub(lambda options: "\n" * options[0].count("\n"), found["code"], count=1),
             text.count("\n", 0, found.start("code")) + 1,
             tuple((found["needs"] or "").replace(",", " ").split()),
         )
@@ -122,12 +125,15 @@ def test_blocks_are_found() -> None:
 
 
 def test_the_page_of_calls_names_all_of_them() -> None:
-    """docs/reference/api.md names what the package exports, the methods of an atlas, and all keyword arguments of `add`."""
+    """docs/reference/api.md lists what the package exports; the docstring of `AddChoices` has all keyword arguments of `add`."""
     page = (ROOT / "docs/reference/api.md").read_text("utf-8")
-    lists = "".join(line for line in page.splitlines() if line.startswith("| `add("))
-    assert [name for name in AddChoices.__annotations__ if f"{name}=" not in lists] == []
-    public = [name for cls in (ra.RaggedAtlas, ra.AtlasView) for name in dir(cls) if not name.startswith("_")]
-    assert [name for name in (*ra.__all__, *public) if not re.search(rf"\b{name}\b", page)] == []
+    assert [name for name in ra.__all__ if not re.search(rf"\b{name}\b", page)] == []
+    add = inspect.getdoc(AddChoices) or ""
+    assert [
+        name
+        for name in AddChoices.__annotations__
+        if not re.search(rf"^[\w, ]*\b{name}\b[\w, ]* : ", add, re.MULTILINE)
+    ] == []
 
 
 def test_the_page_of_the_disk_names_every_column() -> None:

@@ -287,3 +287,16 @@ def test_tracked_files_name_no_machine() -> None:
 def test_the_papers_are_there(name: str) -> None:
     """The papers that every project has are there."""
     assert (ROOT / name).is_file()
+
+
+def test_versions_and_dependencies_agree() -> None:
+    """The conda recipe and the citation name the version of `pyproject.toml`, and the recipe its dependencies."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    recipe = (ROOT / "conda.recipe/recipe.yaml").read_text("utf-8")
+    assert f"  version: {project['version']}\n" in recipe
+    assert f"version: {project['version']}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    run = recipe.partition("  run:\n")[2].partition("\n\n")[0]
+    wanted = [f"python {project['requires-python']}", *project["dependencies"]]
+    assert sorted(re.findall(r"- (.*)", run)) == sorted(
+        re.sub(r"(?<=\w)(?=[<>=!])", " ", one, count=1) for one in wanted
+    )

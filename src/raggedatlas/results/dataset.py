@@ -229,7 +229,7 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
 
         Parameters
         ----------
-        out : (n, *shape) array or None
+        out : array of shape ``(n, *shape)``, or None
             Contiguous array to fill; None makes one.
         column : str or None
             Output; None takes ``data``.

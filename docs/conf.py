@@ -3,7 +3,8 @@
 import re
 import urllib.request
 from importlib.metadata import version as installed_version
-from typing import Any
+
+from sphinx.application import Sphinx
 
 project = "raggedatlas"
 author = "the raggedatlas developers"
@@ -66,11 +67,11 @@ intersphinx_mapping = (
 )
 
 
-def link_files(app: object, docname: str, source: list[str]) -> None:
+def link_files(app: Sphinx, docname: str, source: list[str]) -> None:
     """Turn links to files outside `docs`, which read well in the repository, into downloads."""
     source[0] = re.sub(r"(?<!!)(\[[^\]]*\]\()(?=(\.\./)+(benchmarks|examples|tests)/)", r"\1path:", source[0])
 
 
-def setup(app: Any) -> None:
+def setup(app: Sphinx) -> None:
     """Connect the events of this configuration."""
     app.connect("source-read", link_files)

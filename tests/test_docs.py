@@ -30,7 +30,11 @@ from raggedatlas.model.results import RESULTS_SCHEMA
 from raggedatlas.store.location import OPTION_NAMES
 
 ROOT = Path(__file__).parent.parent
-PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
+PAGES = [
+    page
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if page.is_file() and not {"_build", "generated"} & set(page.parts)  # what scripts/docs makes
+]
 BLOCK = re.compile(
     r"(?P<excuse><!-- not run: (?P<reason>[^>]*?) ?-->\s*)?(?:<!-- needs: (?P<needs>[\w, ]*?) ?-->\s*)?^```(?P<language>\w+|\{code-cell\} ipython3)[^\n]*\n(?P<code>.*?)^```",
     re.MULTILINE | re.DOTALL,

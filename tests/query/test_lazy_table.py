@@ -112,8 +112,7 @@ def test_writing_asks_for_one_column_after_the_other(
         asked.append(list(columns or ["*"]) if name == CELLS else [])
         return real_read(self, name, columns, where, row_ids=row_ids)
 
-    for module in ("deferred", "rows"):
-        monkeypatch.setattr(f"raggedatlas.query.{module}.walk", walked)
+    monkeypatch.setattr("raggedatlas.query.cells.walk", walked)
     monkeypatch.setattr(TableRows, "read", read)
     query.write(str(tmp_path / f"x.{ending}"))
     pointers = {name for columns in asked for name in columns if "." in name}

@@ -87,5 +87,5 @@ def test_the_attribute_of_keys_has_the_type_of_its_values() -> None:
     assert read_partition_attribute({}, keys, counts, 2, "0") == {}
     texts = read_partition_attribute({**named, "chunk_attribute_values": ["x", "y"]}, keys, counts, 2, "0")["k"]
     assert decode_categories(texts).tolist() == ["y", "x", "x"]
-    with pytest.raises(CorruptError, match="value 1 of 'k'; it names 1 values"):
+    with pytest.raises(CorruptError, match="value 1 of 'k', which has 1 values"):
         read_partition_attribute({**named, "chunk_attribute_values": ["x"]}, keys, counts, 2, "0")

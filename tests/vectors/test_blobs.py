@@ -118,7 +118,7 @@ def test_random_access() -> None:
     assert [index.indices(f).tolist() for f in range(3)] == [[0, 1, 2, 3], [7, 7], [9]]
     with pytest.raises(QueryError, match="explicit list"):
         index.range(1)
-    with pytest.raises(QueryError, match="no fragment 3"):
+    with pytest.raises(QueryError, match="Fragment 3 does not exist"):
         index.indices(3)
 
 
@@ -168,9 +168,9 @@ def test_random_access_reads_no_other_fragment() -> None:
         (GOLDEN[:12] + b"\x01" + GOLDEN[13:], "bitmap"),
         (GOLDEN[:16] + b"\x01" + GOLDEN[17:], "bitmap"),
         (GOLDEN[:16] + b"\x0d" + GOLDEN[17:], "bitmap"),
-        (GOLDEN[:-1], "bytes"),
-        (GOLDEN + b"\0", "bytes"),
-        (GOLDEN[:40], "cut short"),
+        (GOLDEN[:-1], "explicit lists"),
+        (GOLDEN + b"\0", "explicit lists"),
+        (GOLDEN[:40], "truncated"),
         (GOLDEN[:24] + struct.pack("<q", -1) + GOLDEN[32:], "negative"),
         (GOLDEN[:32] + struct.pack("<q", -4) + GOLDEN[40:], "negative"),
         (GOLDEN[:-8] + struct.pack("<q", -7), "negative"),
@@ -188,7 +188,7 @@ def test_falling_offsets_are_refused() -> None:
     raw = bytearray(encode_fragments(fragments_of([[[1, 2], [3]]])).data.tobytes())
     at = raw.index(struct.pack("<3I", 0, 2, 3))
     raw[at : at + 12] = struct.pack("<3I", 0, 4, 3)
-    with pytest.raises(CorruptError, match="fall"):
+    with pytest.raises(CorruptError, match="decrease"):
         decode_fragments(blob(bytes(raw)))
 
 
@@ -259,14 +259,14 @@ def test_manifests_come_back(manifests: list[list[tuple[tuple[int, ...], int, ob
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        (b"\x01\0\0", "cut short"),
-        (struct.pack("<I2qBq", 2, 0, 0, 0, 1), "cut short"),
+        (b"\x01\0\0", "truncated"),
+        (struct.pack("<I2qBq", 2, 0, 0, 0, 1), "truncated"),
         (struct.pack("<I2qBq", 1, 0, 0, 3, 1), "unknown mode"),
         (struct.pack("<I2qBq", 1, 0, 0, 0, -1), "negative"),
         (struct.pack("<I2qBqq", 1, 0, 0, 1, 0, -1), "negative"),
         (struct.pack("<I2qBqB", 1, 0, 0, 0, 1, 0), "bytes follow"),
-        (struct.pack("<I2qBI", 1, 0, 0, 2, 2**31), "cut short"),
-        (struct.pack("<I", 2**31), "cut short"),
+        (struct.pack("<I2qBI", 1, 0, 0, 2, 2**31), "truncated"),
+        (struct.pack("<I", 2**31), "truncated"),
     ],
 )
 def test_malformed_manifests_are_refused(raw: bytes, says: str) -> None:
@@ -349,7 +349,7 @@ def test_groups_that_are_not_there_are_refused() -> None:
     """Item 43: the declared number of groups is the stored one."""
     raw, starts = encode_groups(np.array([0, 1]), np.array([5]))
     for sidecar in (None, starts):
-        with pytest.raises(CorruptError, match="2 groups"):
+        with pytest.raises(CorruptError, match="2 declared groups"):
             decode_groups(np.frombuffer(raw, np.uint8), sidecar, 2)
 
 
@@ -364,7 +364,7 @@ def test_records_come_back(width: int) -> None:
     found = decode_records(raw, width, 3, "x")
     assert np.array_equal(found[0], chunks)
     assert np.array_equal(found[1], rows)
-    with pytest.raises(CorruptError, match="whole rows"):
+    with pytest.raises(CorruptError, match="a multiple of"):
         decode_records(raw[:-8], width, 3, "x")
     with pytest.raises(CorruptError, match="negative"):
         decode_records(to_bytes(encode_records(chunks, rows - 99)), width, 3, "x")
@@ -375,5 +375,5 @@ def test_pieces_in_turn() -> None:
     made = interleave(concat_blobs([b"a", b"b"]), concat_blobs([b"", b"cd"]))
     assert [bytes(made[i]) for i in range(2)] == [b"a", b"bcd"]
     assert concat_ranges(NONE, NONE).tolist() == []
-    with pytest.raises(CorruptError, match="whole rows"):
+    with pytest.raises(CorruptError, match="a multiple of"):
         from_bytes(np.zeros(7, np.uint8), "<f4", 2)

@@ -184,7 +184,7 @@ def rewritten(path: Path, name: str, data: bytes | None) -> None:
         ("positions.3.float32", b"\0" * 96, "positions of the shape \\(8, 3\\)"),
         ("positions.3.float32", b"\0" * 97, "has 97 bytes"),
         ("offsets.uint64", b"\0" * 8, "1 offsets"),
-        ("offsets.uint64", np.array([0, 6, 4, 9], "<u8").tobytes(), "never falling"),
+        ("offsets.uint64", np.array([0, 6, 4, 9], "<u8").tobytes(), "never decreasing"),
         ("dpv/fa.float32", b"\0" * 8, "2 rows; expected 9"),
         ("dps/x.what", b"\0", "expected a name like"),
         ("groups/left.uint32", np.array([9], "<u4").tobytes(), "names streamline 9"),

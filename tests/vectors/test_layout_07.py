@@ -414,10 +414,10 @@ def test_dictionaries_and_channels_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("0/vertices", "rows of"),
+        ("0/vertices", "not a multiple of"),
         ("0/vertex_attributes/a", "rows in a chunk"),
         ("0/link_attributes/c/0", "rows in a chunk"),
-        ("0/links/0", "whole number of links"),
+        ("0/links/0", "multiple of the link size"),
         ("0/fragment_attributes/object_id", "rows in a chunk"),
     ],
 )

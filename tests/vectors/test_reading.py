@@ -89,7 +89,7 @@ def test_objects_come_in_the_asked_order(tmp_path: Path) -> None:
         assert found.object_attributes["v"].values.tolist() == [2, 0, 1]
         assert store.objects([]).n_vertices == 0
         assert store.read().offsets[-1] == 38  # two points belong to no object and come last
-        with pytest.raises(NotFoundError, match="no object 5"):
+        with pytest.raises(NotFoundError, match="Object 5 does not exist"):
             store.objects([5])
         with pytest.raises(QueryError, match="whole numbers"):
             store.objects([0.5])  # type: ignore[list-item]
@@ -115,7 +115,7 @@ def test_groups_by_number_and_name(tmp_path: Path, layout: str) -> None:
     assert store.group(1).n_objects == 0
     assert store.group(2).ids.tolist() == [2**40]  # type: ignore[union-attr]
     for missing in ("D", 3, -1):
-        with pytest.raises(NotFoundError, match="no group"):
+        with pytest.raises(NotFoundError, match="does not exist"):
             store.group(missing)
 
 
@@ -318,7 +318,7 @@ def test_identity(tmp_path: Path, layout: str) -> None:
     )
     assert np.array_equal(store.read().positions, shapes.positions)
     assert store.box(shapes.positions[5], shapes.positions[5]).ids.tolist() == [2]  # type: ignore[union-attr]
-    with pytest.raises(NotFoundError, match="no object 4"):
+    with pytest.raises(NotFoundError, match="Object 4 does not exist"):
         store.objects([4])
 
 
@@ -339,7 +339,7 @@ def test_levels_and_budgets(tmp_path: Path) -> None:
     store = stored(tmp_path / "s", cloud())
     assert store.vertex_counts() == [40]
     assert store.read(budget=5).n_vertices == 40
-    with pytest.raises(QueryError, match="no level 3"):
+    with pytest.raises(QueryError, match="Level 3 does not exist"):
         store.read(level=3)
     with pytest.raises(QueryError, match="not both"):
         store.read(level=0, budget=5)

@@ -43,7 +43,7 @@ NAN[2, 1] = np.nan
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Shapes("blob", walk(3)), "no geometry type"),
+        (lambda: Shapes("blob", walk(3)), "Unknown geometry type"),
         (lambda: Shapes("point_cloud", np.array([[1, 2], [3]], object)), "Rows of different lengths"),
         (lambda: Shapes("point_cloud", np.zeros(3)), "rows of coordinates"),
         (lambda: Shapes("point_cloud", np.zeros((3, 2), complex)), "complex"),
@@ -51,7 +51,7 @@ NAN[2, 1] = np.nan
         (lambda: Shapes("point_cloud", walk(3), vertex_attributes={"a": np.zeros((3, 2, 2))}), "shape"),
         (lambda: Attribute(np.zeros((3, 2)), ("one",)), "channel names"),
         (lambda: Shapes("polyline", walk(3), offsets=np.array([0, 4])), "offsets go"),
-        (lambda: Shapes("polyline", walk(3), offsets=np.array([0, 2, 1, 3])), "never falling"),
+        (lambda: Shapes("polyline", walk(3), offsets=np.array([0, 2, 1, 3])), "never decreasing"),
         (lambda: Shapes("polyline", walk(3), offsets=np.array([0.0, 3.0])), "integers"),
         (lambda: Shapes("polyline", walk(3), ids=np.array([-1])), "2\\*\\*63"),
         (lambda: Shapes("polyline", walk(3), offsets=np.array([0, 1, 3]), ids=np.array([1, 1])), "twice"),
@@ -72,10 +72,10 @@ def test_shapes_that_do_not_fit_are_refused(make: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("shapes", "cutting", "says"),
     [
-        (lambda: Shapes("point_cloud", NAN), CUT, "Vertex 2 lies at"),
+        (lambda: Shapes("point_cloud", NAN), CUT, "Vertex 2 is at"),
         (lambda: Shapes("point_cloud", walk(3) * np.inf), CUT, "finite"),
         (lambda: Shapes("mesh", walk(3), links=np.array([[0, 1, 3]])), CUT, "there are 3"),
-        (lambda: Shapes("mesh", walk(3), links=np.array([[0, 1, -1]])), CUT, "names the vertices"),
+        (lambda: Shapes("mesh", walk(3), links=np.array([[0, 1, -1]])), CUT, "refers to vertices"),
         (lambda: Shapes("mesh", walk(3), links=np.array([[0, 1]])), CUT, "3 or more"),
         (lambda: Shapes("mesh", walk(3)), CUT, "needs links"),
         (lambda: Shapes("polyline", walk(3), links=np.array([[0, 1]])), CUT, "no links of its own"),
@@ -84,14 +84,14 @@ def test_shapes_that_do_not_fit_are_refused(make: Any, says: str) -> None:
         (cloud, ChunkingOptions(chunk_shape=(3.0, 3.0)), "3 positive numbers"),
         (cloud, ChunkingOptions(chunk_shape=(3.0, 3.0, -1.0)), "positive"),
         (cloud, ChunkingOptions(chunk_shape=EDGE, bin_shape=(2.0, 2.0, 2.0)), "do not divide"),
-        (cloud, ChunkingOptions(chunk_shape=EDGE, bounds=((0,) * 3, (1,) * 3)), "outside of the bounds"),
+        (cloud, ChunkingOptions(chunk_shape=EDGE, bounds=((0,) * 3, (1,) * 3)), "outside the bounds"),
         (cloud, ChunkingOptions(chunk_shape=EDGE, bounds=((1,) * 3, (0,) * 3)), "bounds are"),
         (cloud, ChunkingOptions(chunk_shape=EDGE, boundary="none"), "boundary is"),
-        (cloud, ChunkingOptions(chunk_shape=EDGE, encoding="draco"), "Draco holds meshes"),
+        (cloud, ChunkingOptions(chunk_shape=EDGE, encoding="draco"), "Draco encodes meshes"),
         (cloud, ChunkingOptions(chunk_shape=(1e-18,) * 3), "use larger chunks"),
         (paths, ChunkingOptions(chunk_shape=EDGE, index_convention="identity"), "exactly one chunk"),
         (spots, ChunkingOptions(chunk_shape=EDGE, index_convention="identity"), "ids are 0 to B - 1"),
-        (lambda: replace(paths(), groups=Groups(np.array([0, 1]), np.array([9]))), CUT, "names object 9"),
+        (lambda: replace(paths(), groups=Groups(np.array([0, 1]), np.array([9]))), CUT, "refers to object 9"),
     ],
 )
 def test_geometry_that_cannot_be_is_refused(shapes: Any, cutting: ChunkingOptions, says: str) -> None:
@@ -149,34 +149,34 @@ def test_a_mask_is_no_row_numbers() -> None:
     ("change", "says"),
     [
         (lambda level: replace(level, positions=level.positions * np.nan), "not finite"),
-        (lambda level: replace(level, bounds=level.bounds[:-1]), "do not cut"),
-        (lambda level: replace(level, chunks=level.chunks[::-1]), "do not ascend"),
+        (lambda level: replace(level, bounds=level.bounds[:-1]), "do not divide"),
+        (lambda level: replace(level, chunks=level.chunks[::-1]), "are not ascending"),
         (lambda level: replace(level, vertex_attributes={"a": Attribute(np.zeros(3))}), "has 3 rows"),
         (lambda level: replace(level, vertex_attributes={"a": Attribute(np.array(["x"] * 40))}), "Store codes"),
         (lambda level: replace(level, object_attributes={"a": Attribute(np.zeros(3))}), "has 3 rows"),
         (with_row, "does not have"),
-        (with_run, "beyond the rows"),
+        (with_run, "exceeds the rows"),
         (lambda level: replace(level, fragments=replace(level.fragments, counts=-level.fragments.counts)), "negative"),
         (
             lambda level: replace(
                 level, cross_links=(replace(level.cross_links[0], rows=level.cross_links[0].rows + 99),)
             ),
-            "not there",
+            "missing chunk or row",
         ),
         (
             lambda level: replace(level, cross_links=(replace(level.cross_links[0], delta=1),)),
-            "level 1, which is not there",
+            "level 1, which does not exist",
         ),
         (
             lambda level: with_across(level, attributes={"c": Attribute(np.zeros(3))}),
-            "has 3 rows; expected 27, one for each cross",
+            "has 3 rows; expected 27, one per cross",
         ),
         (lambda level: with_across(level, attributes={"c": Attribute(np.zeros((19, 2)))}), "has 19 rows; expected 27"),
         (
             lambda level: with_across(level, chunks=level.cross_links[0].chunks[:-1]),
-            "chunks of \\(26, 3, 3\\)",
+            "chunks of shape \\(26, 3, 3\\)",
         ),
-        (lambda level: replace(level, cross_links=level.cross_links * 2), "twice for one"),
+        (lambda level: replace(level, cross_links=level.cross_links * 2), "two sets of links for one"),
     ],
 )
 def test_nothing_is_written_of_what_does_not_fit(tmp_path: Path, layout: str, change: Any, says: str) -> None:
@@ -252,7 +252,7 @@ def test_stores_of_other_generations_are_refused(tmp_path: Path, layout: str) ->
     other = {"0.7": "0.9", "0.9": "0.7"}[layout]
     store = tmp_path / "s"
     write(make_geometry(cloud(), CUT), store, layout=layout)
-    with pytest.raises(SourceError, match=f"of layout {layout}"):
+    with pytest.raises(SourceError, match=f"has layout {layout}"):
         open_vectors(store, layout=other)
     assert open_vectors(store, layout=layout).layout == layout
     edit(store, "", unknown=1, format_capabilities=["partitioned_cross_chunk_links"])
@@ -265,16 +265,16 @@ def test_stores_of_other_generations_are_refused(tmp_path: Path, layout: str) ->
     with pytest.raises(SourceError, match=r"0\.8\.1"):
         open_vectors(store)
     edit(store, "", zv_version=f"{other}.0")
-    with pytest.raises(SourceError, match="mixes two generations"):
+    with pytest.raises(SourceError, match="mixes two versions"):
         open_vectors(store)
 
 
 @pytest.mark.parametrize(
     ("path", "changes", "says"),
     [
-        ("", {"chunk_shape": ...}, "lacks 'chunk_shape'"),
-        ("", {"bounds": ...}, "lacks 'bounds'"),
-        ("", {"geometry_types": ...}, "lacks 'geometry_types'"),
+        ("", {"chunk_shape": ...}, "no 'chunk_shape'"),
+        ("", {"bounds": ...}, "no 'bounds'"),
+        ("", {"geometry_types": ...}, "no 'geometry_types'"),
         ("", {"chunk_shape": [3, 3]}, "same number of axes"),
         ("", {"chunk_shape": [3, 3, 0]}, "positive"),
         ("", {"chunk_shape": "abc"}, "list of numbers"),
@@ -311,17 +311,17 @@ def test_what_is_gone_is_told(tmp_path: Path) -> None:
                 open_vectors(store)
             node["attributes"]["nonempty_chunks"] = ["99.0.0"]
             meta.write_text(json.dumps(node))
-            with pytest.raises(CorruptError, match="outside of its grid"):
+            with pytest.raises(CorruptError, match="outside its grid"):
                 open_vectors(store)
             meta.write_text(text)
         shutil.rmtree(store / "0/vertices")
-        with pytest.raises(CorruptError, match="no array of them"):
+        with pytest.raises(CorruptError, match="no vertex array"):
             open_vectors(store)
         shutil.rmtree(store / "0")
         with pytest.raises(CorruptError, match="levels"):
             open_vectors(store)
     (tmp_path / "0.9/zarr.json").write_text("{")
-    with pytest.raises(CorruptError, match="no JSON"):
+    with pytest.raises(CorruptError, match="not valid JSON"):
         open_vectors(tmp_path / "0.9")
 
 
@@ -343,7 +343,9 @@ def test_an_index_that_lies_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         bad = replace(geometry, levels=(replace(level, objects=index),))
         for layout in ("0.7", "0.9"):
-            with pytest.raises(SourceError, match=f"names a fragment of {says if says == 'chunk' else 'chunk'}"):
+            with pytest.raises(
+                SourceError, match=f"refers to a missing fragment of {says if says == 'chunk' else 'chunk'}"
+            ):
                 write(bad, tmp_path / f"w{i}", layout=layout)
         assert not (tmp_path / f"w{i}").exists()
         with monkeypatch.context() as patched:

@@ -84,7 +84,7 @@ def test_a_pickled_store_is_opened_again(layout: str, tmp_path: Path) -> None:
         assert (other.location, other.layout, other.n_levels) == (store.location, layout, 2)
         assert [answer(other, number) for number in range(3)] == [answer(store, number) for number in range(3)]
     write(make_geometry(paths()), place, layout={"0.7": "0.9", "0.9": "0.7"}[layout], overwrite=True)
-    with pytest.raises(SourceError, match="was asked for"):
+    with pytest.raises(SourceError, match="was requested"):
         pickle.loads(packed)
     place.rename(tmp_path / "elsewhere")
     with pytest.raises(NotFoundError):

@@ -1,4 +1,4 @@
-"""From shapes to a geometry store in memory: chunks, fragments, object index, links across chunks, levels."""
+"""Build a geometry store in memory: chunks, fragments, object index, cross-chunk links and levels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,24 +29,24 @@ _VERTICES_PER_CHUNK = 16_384
 
 @dataclass(frozen=True)
 class CoarseLevel:
-    """The shapes of one coarser level, for `make_geometry`; made by the algorithms that coarsen.
+    """The shapes of one coarser level, as input of `make_geometry`.
 
     Parameters
     ----------
     shapes : Shapes
-        Fewer vertices of the same objects. `ids` are those of the finer level; objects that were dropped may be left out (they
-        stay in the index, empty).
+        Fewer vertices of the same objects. `ids` are those of the finer level; dropped objects may be omitted (they
+        remain in the index as empty objects).
     bin_ratio : tuple of D ints
-        How many bins of level 0 one bin of this level spans on each axis.
+        Number of level 0 bins that one bin of this level spans, per axis.
     chunk_ratio : tuple of D ints or None
-        How many chunks of level 0 one chunk of this level spans; None: 1.
+        Number of level 0 chunks that one chunk of this level spans, per axis; None: 1.
     parents : (N_finer,) int64 or None
-        For each vertex of the next finer level, in the order of its shapes, the row in `shapes` that stands for it, or -1;
-        needed for links across levels only.
+        For each vertex of the next finer level, in the order of its shapes, the row in `shapes` that represents it, or -1;
+        only needed for links across levels.
     method : str
         ``"per_object"``, ``"manual"`` or ``"none"``.
     sparsity : float
-        Share of the objects that are kept, in (0, 1].
+        Fraction of objects kept, in (0, 1].
     """
 
     shapes: Shapes
@@ -60,27 +60,27 @@ class CoarseLevel:
 @checked
 @dataclass(frozen=True)
 class ChunkingOptions:
-    """How shapes are cut, for `make_geometry`.
+    """Chunking options of `make_geometry`.
 
     Parameters
     ----------
     chunk_shape : tuple of D floats or None
-        Edges of a chunk; None: cubes of about 16,384 vertices.
+        Edge lengths of a chunk; None: cubes of about 16,384 vertices.
     bin_shape : tuple of D floats or None
-        Edges of a bin, dividing those of a chunk: points without objects stand bin by bin, one fragment each. None: a bin is a chunk.
+        Edge lengths of a bin, a divisor of those of a chunk: points without objects are sorted by bin. None: one bin.
     axes : tuple of Axis or None
-        None: ``x``, ``y``, ``z``, ``w``... without units.
+        None: ``x``, ``y``, ``z``, ``w``, ... without units.
     bounds : ((float, ...), (float, ...)) or None
-        Least and greatest coordinates, which vertices may not leave; None: those of the vertices.
+        Minimum and maximum coordinates, which every vertex must respect; None: those of the vertices.
     boundary : str
-        ``"explicit_links"`` (links across chunks are stored), ``"boundary_deduplication"`` (the far end is repeated in the near
+        ``"explicit_links"`` (store links across chunks), ``"boundary_deduplication"`` (repeat the far end in the near
         chunk) or ``"both"``.
     cross_level_storage : str
         ``"none"``, ``"implicit"`` (from finer to coarser) or ``"explicit"`` (both ways), where `CoarseLevel.parents` are given.
     encoding : str
         ``"raw"``, or ``"draco"`` for meshes (extra ``draco``; positions are quantised).
     index_convention : str
-        ``"standard"``, or ``"identity"``: one chunk, ids 0 to B - 1, and no object index.
+        ``"standard"``, or ``"identity"``: one chunk, ids 0 to B - 1 and no object index.
     """
 
     chunk_shape: tuple[float, ...] | None = None
@@ -101,31 +101,31 @@ def make_geometry(
     coarser: Sequence[CoarseLevel] = (),
     metadata: dict[str, Any] | None = None,
 ) -> Geometry:
-    """Cut shapes into chunks, ready for `raggedatlas.vectors.writer.write` (seed 002 §7.0-7.11).
+    """Divide shapes into chunks, ready for `raggedatlas.vectors.writer.write` (seed 002 §7.0-7.11).
 
     Parameters
     ----------
     shapes : Shapes
-        The finest level.
+        Shapes of the finest level.
     cutting : ChunkingOptions
-        Chunks, bins, axes, bounds, boundary policy.
+        Chunks, bins, axes, bounds and boundary policy.
     coarser : sequence of CoarseLevel
         Coarser levels, finest first.
     metadata : dict or None
-        Further keys of the root, e.g. ``crs``.
+        Additional keys of the root metadata, e.g. ``crs``.
 
     Returns
     -------
     Geometry
-        Links whose convention is implicit are not stored; an int64 fragment attribute ``object_id`` names the owner of each fragment
-        where there are objects.
+        Links with an implicit convention are not stored; if there are objects, an int64 fragment attribute ``object_id`` names
+        the object of each fragment.
 
     Raises
     ------
     SourceError
-        If links are out of range, lengths do not match, bins do not divide chunks, or a kind lacks what it needs.
+        If links are out of range, lengths do not match, bins do not divide chunks, or something that the kind requires is missing.
     ValuesError
-        If a position is NaN or infinite, or leaves the bounds.
+        If a position is NaN, infinite or outside the bounds.
 
     Examples
     --------
@@ -172,14 +172,14 @@ def make_geometry(
 
 
 def default_links_convention(shapes: Shapes, grid: Grid) -> str:
-    """Return the convention that a kind of shapes is stored by."""
+    """Return the default links convention of a kind of shapes."""
     if omits_parent_links(shapes, grid):
         return "implicit_sequential_with_branches"
     return "explicit" if shapes.kind in ("graph", "mesh", "skeleton") else "implicit_sequential"
 
 
 def default_chunk_shape(positions: NDArray[Any]) -> tuple[float, ...]:
-    """Return the edges of cubes that hold about 16,384 vertices each, if those lie evenly."""
+    """Return the edge lengths of cubes that hold about 16,384 evenly spaced vertices each."""
     n_dims = int(positions.shape[1])
     if not len(positions):
         return (1.0,) * n_dims
@@ -192,12 +192,12 @@ def default_chunk_shape(positions: NDArray[Any]) -> tuple[float, ...]:
 
 
 def _axis_names(n_dims: int) -> list[str]:
-    """Name the axes x, y, z, w, and beyond by numbers."""
+    """Return the axis names x, y, z, w; further axes are numbered."""
     return ["x", "y", "z", "w"][:n_dims] + [f"axis{i}" for i in range(4, n_dims)]
 
 
 def _check(shapes: Shapes, cutting: ChunkingOptions) -> None:
-    """Refuse shapes or ways of cutting that do not hold together."""
+    """Validate shapes and chunking options."""
     if shapes.n_dims < 2:
         raise SourceError(f"Positions have {shapes.n_dims} coordinates; expected 2 or more.")
     check_choice("boundary", cutting.boundary, CROSS_CHUNK)
@@ -205,79 +205,81 @@ def _check(shapes: Shapes, cutting: ChunkingOptions) -> None:
     check_choice("index_convention", cutting.index_convention, INDEX_CONVENTIONS)
     check_choice("encoding", cutting.encoding, ("raw", "draco"))
     if cutting.encoding == "draco" and (shapes.kind != "mesh" or shapes.n_dims != 3):
-        raise SourceError(f"Draco holds meshes of three axes; these are {shapes.kind} of {shapes.n_dims}. Use 'raw'.")
+        raise SourceError(
+            f"Draco encodes meshes with three axes; these are {shapes.kind} of {shapes.n_dims}. Use 'raw'."
+        )
     positions = shapes.positions
     if positions.dtype.kind == "f" and not np.isfinite(positions).all():
         row = int(np.flatnonzero(~np.isfinite(positions).all(axis=1))[0])
-        raise ValuesError(f"Vertex {row} lies at {positions[row].tolist()}; positions must be finite numbers.")
+        raise ValuesError(f"Vertex {row} is at {positions[row].tolist()}; positions must be finite numbers.")
     _check_links(shapes)
     if shapes.groups is not None and shapes.ids is not None:
         stray = np.setdiff1d(shapes.groups.ids, shapes.ids)
         if stray.size:
-            raise SourceError(f"A group names object {stray[0]}, which is not there.")
+            raise SourceError(f"A group refers to object {stray[0]}, which does not exist.")
 
 
 def _check_links(shapes: Shapes) -> None:
-    """Refuse links that a kind cannot have, or that name no vertex."""
+    """Refuse links that a kind does not allow, or that refer to missing vertices."""
     links, kind = shapes.links, shapes.kind
     if links is None:
         if kind in ("graph", "mesh", "skeleton"):
-            raise SourceError(f"A {kind} needs links; give an empty array of them if there are none.")
+            raise SourceError(f"A {kind} needs links; pass an empty array if there are none.")
         return
     if kind in (*SEQUENTIAL, "point_cloud"):
-        raise SourceError(f"A {kind} has no links of its own; leave them out, or write a graph.")
+        raise SourceError(f"A {kind} has no links of its own; omit them, or write a graph.")
     width = links.shape[1]
     if (kind == "mesh") != (width >= 3) or (kind == "skeleton" and width != 2):
-        raise SourceError(f"A {kind} has links of {width} ends; expected {'3 or more' if kind == 'mesh' else '2'}.")
+        raise SourceError(f"A {kind} has links with {width} ends; expected {'3 or more' if kind == 'mesh' else '2'}.")
     bad = ((links < 0) | (links >= shapes.n_vertices)).any(axis=1)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise SourceError(
-            f"Link {row} names the vertices {links[row].tolist()}; there are {shapes.n_vertices}, counted from 0."
+            f"Link {row} refers to vertices {links[row].tolist()}; there are {shapes.n_vertices}, counted from 0."
         )
     if kind == "skeleton" and len(np.unique(links[:, 0])) != len(links):
         raise SourceError(
-            "A skeleton's vertex has two parents; links are (child, parent). Write a graph for what is no tree."
+            "A skeleton vertex has two parents; links are (child, parent). Write a graph if the shapes are not trees."
         )
 
 
 def _resolve_bounds(shapes: Shapes, given: tuple[Any, Any] | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the bounds given, or those of the vertices; refuse vertices beyond the given ones."""
+    """Return the given bounds, or those of the vertices; refuse vertices outside the given bounds."""
     positions = shapes.positions
     if given is None:
         if not len(positions):
             return (0.0,) * shapes.n_dims, (0.0,) * shapes.n_dims
-        columns = positions.T  # NumPy finds the least of a column faster than of an axis
+        columns = positions.T  # NumPy reduces a contiguous column faster than an axis
         return tuple(float(x.min()) for x in columns), tuple(float(x.max()) for x in columns)
     try:
         low, high = (tuple(float(x) for x in corner) for corner in given)
     except (TypeError, ValueError) as error:
         raise SourceError(
-            f"bounds are {given!r:.200}; expected a pair of corners: least and greatest coordinates."
+            f"bounds are {given!r:.200}; expected a pair of corners: minimum and maximum coordinates."
         ) from error
     if len(low) != shapes.n_dims or len(high) != shapes.n_dims or any(a > b for a, b in zip(low, high, strict=True)):
-        raise SourceError(f"bounds are {given}; expected least and greatest coordinates on {shapes.n_dims} axes.")
+        raise SourceError(f"bounds are {given}; expected minimum and maximum coordinates on {shapes.n_dims} axes.")
     outside = ((positions < np.asarray(low)) | (positions > np.asarray(high))).any(axis=1)
     if outside.any():
         row = int(np.flatnonzero(outside)[0])
-        raise ValuesError(f"Vertex {row} lies at {positions[row].tolist()}, outside of the bounds {low} to {high}.")
+        raise ValuesError(f"Vertex {row} is at {positions[row].tolist()}, outside the bounds {low} to {high}.")
     return low, high
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Refuse a word that is not among the known ones."""
+    """Refuse a value that is not one of the choices."""
     if value not in known:
         raise SourceError(f"{name} is {value!r}; expected one of {', '.join(known)}.")
 
 
 def _coarse_grid(step: CoarseLevel, grid: Grid, number: int) -> dict[str, Any]:
-    """Return bins and chunks of a coarser level, after checking that they nest."""
+    """Return bin and chunk edges of a coarser level, after checking that they nest."""
     n_dims = step.shapes.n_dims
     if len(step.bin_ratio) != n_dims or min(step.bin_ratio) < 1:
-        raise SourceError(f"Level {number}: bin_ratio is {step.bin_ratio}; expected {n_dims} positive whole numbers.")
+        raise SourceError(f"Level {number}: bin_ratio is {step.bin_ratio}; expected {n_dims} positive integers.")
     ratio = step.chunk_ratio or (step.bin_ratio if grid.bin_shape is None else (1,) * n_dims)
     if len(ratio) != n_dims or min(ratio) < 1:
-        raise SourceError(f"Level {number}: chunk_ratio is {ratio}; expected {n_dims} positive whole numbers.")
+        raise SourceError(f"Level {number}: chunk_ratio is {ratio}; expected {n_dims} positive integers.")
     base = grid.bin_shape or grid.chunk_shape
     bins = tuple(float(edge) * times for edge, times in zip(base, step.bin_ratio, strict=True))
     chunks = tuple(float(edge) * times for edge, times in zip(grid.chunk_shape, ratio, strict=True))
@@ -286,10 +288,10 @@ def _coarse_grid(step: CoarseLevel, grid: Grid, number: int) -> dict[str, Any]:
 
 
 def _coarse_level(level: Level, step: CoarseLevel, place: dict[str, Any], finest: Level) -> Level:
-    """Return a coarser level with its metadata, and with all objects of the finest one in its index."""
+    """Return a coarser level with its metadata and an index that lists every object of the finest level."""
     check_choice("method", step.method, METHODS)
     if not 0 < step.sparsity <= 1:
-        raise SourceError(f"sparsity is {step.sparsity}; expected a share in (0, 1].")
+        raise SourceError(f"sparsity is {step.sparsity}; expected a fraction in (0, 1].")
     metadata: dict[str, Any] = {
         "bin_shape": list(place["bin_shape"]),
         "bin_ratio": place["bin_ratio"],
@@ -304,12 +306,12 @@ def _coarse_level(level: Level, step: CoarseLevel, place: dict[str, Any], finest
 
 
 def pad_objects(level: Level, ids: NDArray[np.int64]) -> Level:
-    """Return a level whose index has all of `ids`; those it lacks are empty, and marked absent in its attributes."""
+    """Return a level whose index lists all `ids`; missing objects are empty, and absent in its attributes."""
     objects = level.objects
     assert objects is not None
     stray = np.setdiff1d(objects.ids, ids)
     if stray.size:
-        raise SourceError(f"Object {stray[0]} of a coarser level is not in the finest one.")
+        raise SourceError(f"Object {stray[0]} of a coarser level is not in the finest level.")
     at = np.searchsorted(ids, objects.ids)
     counts = np.zeros(len(ids), np.int64)
     counts[at] = np.diff(objects.bounds)
@@ -320,7 +322,7 @@ def pad_objects(level: Level, ids: NDArray[np.int64]) -> Level:
 
 
 def _pad_attribute(attribute: Attribute, at: NDArray[np.int64], n_rows: int) -> Attribute:
-    """Return an attribute with more rows, absent but for those at `at`."""
+    """Return an attribute with more rows, absent except at the given rows."""
     values = np.full((n_rows, *attribute.values.shape[1:]), fill_value(attribute.values.dtype), attribute.values.dtype)
     values[at] = attribute.values
     present = np.zeros(n_rows, bool)
@@ -331,7 +333,7 @@ def _pad_attribute(attribute: Attribute, at: NDArray[np.int64], n_rows: int) -> 
 def _add_cross_level_links(
     levels: list[Level], cuts: list[ChunkedLevel], coarser: Sequence[CoarseLevel], storage: str
 ) -> list[Level]:
-    """Add links from finer to coarser levels, and back where both ways are asked for."""
+    """Add links from finer to coarser levels, and the reverse links if both directions are requested."""
     made = list(levels)
     for k, step in enumerate(coarser):
         if storage == "none" or step.parents is None:
@@ -340,7 +342,7 @@ def _add_cross_level_links(
         n_finer = len(cuts[k].where)
         if parents.shape != (n_finer,) or (parents >= step.shapes.n_vertices).any():
             raise SourceError(
-                f"Level {k + 1}: parents have the shape {parents.shape}; expected one row of the coarser shapes "
+                f"Level {k + 1}: parents have shape {parents.shape}; expected one row of the coarser shapes "
                 f"(or -1) for each of {n_finer} finer vertices."
             )
         fine = np.flatnonzero(parents >= 0)

@@ -1,4 +1,4 @@
-"""Cutting shapes into the chunks of one level: one floor-divide, one stable sort, and the borders of runs."""
+"""Divide the shapes of one level into chunks: one floor division, one stable sort and the boundaries of runs."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,26 +25,26 @@ OWNER_ATTRIBUTE = "object_id"
 """The fragment attribute that names the object of each fragment."""
 
 NO_OWNER = -1
-"""The owner of a fragment that belongs to no object."""
+"""Owner of a fragment that belongs to no object."""
 
 ORDERED_KINDS = (*SEQUENTIAL, "skeleton")
-"""Kinds whose vertices come back in their order: a fragment for each run of vertices in one chunk."""
+"""Kinds whose vertex order is preserved: one fragment for each run of vertices in one chunk."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """How a level is cut.
+    """Chunk grid and link policy of a level.
 
     Parameters
     ----------
     chunk_shape : tuple of float
-        Edges of a chunk.
+        Edge lengths of a chunk.
     bin_shape : tuple of float or None
-        Edges of a bin; None: as a chunk.
+        Edge lengths of a bin; None: one bin per chunk.
     boundary : str
         Policy for links across chunks.
     identity : bool
-        Whether the object id is the number of the fragment.
+        Whether object ids are fragment numbers.
     """
 
     chunk_shape: tuple[float, ...]
@@ -55,9 +55,9 @@ class Grid:
 
 @dataclass(frozen=True)
 class ChunkedLevel:
-    """A level, and where each vertex went.
+    """A level divided into chunks, and the position of each vertex in it.
 
-    level; source: (N',) the vertex of each stored row; repeated: (n, 2) the last of them, which stand in a second chunk: vertex, stored row.
+    level; source: (N',) vertex of each stored row; repeated: (n, 2) vertex and stored row of rows stored again elsewhere.
     """
 
     level: Level
@@ -66,7 +66,7 @@ class ChunkedLevel:
 
     @cached_property
     def where(self) -> NDArray[np.int64]:
-        """The stored row of each vertex."""
+        """Stored row of each vertex."""
         n = len(self.source) - len(self.repeated)
         first = np.ones(len(self.source), bool)
         first[self.repeated[:, 1]] = False
@@ -79,20 +79,20 @@ class ChunkedLevel:
         return np.repeat(np.arange(len(self.level.chunks)), np.diff(self.level.bounds))
 
     def place(self, vertices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the chunk of the level and the row in it of some vertices."""
+        """Return the chunk of some vertices, and their rows in it."""
         return self.split(self.where[vertices])
 
     def split(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return chunk and row in it of stored rows."""
+        """Return the chunk of some stored rows, and their rows in it."""
         chunk = self._chunk_of_row[rows]
         return chunk, rows - self.level.bounds[chunk]
 
 
 @dataclass(frozen=True)
 class _StoredOrder:
-    """Vertices and fragments in their stored order.
+    """Vertices and fragments in stored order.
 
-    source: (N',) the vertex of each row; keys, bounds: the chunks; first, counts: (F,) rows of each fragment; chunk, owner: (F,) its chunk
+    source: (N',) vertex of each row; keys, bounds: the chunks; first, counts: (F,) rows of each fragment; chunk, owner: (F,) its chunk
     and object; path_order: (F,) its rank in the order of traversal; repeated: as in `ChunkedLevel`.
     """
 
@@ -108,12 +108,12 @@ class _StoredOrder:
 
 
 def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
-    """Cut shapes into one level.
+    """Divide shapes into the chunks of one level.
 
     Raises
     ------
     SourceError
-        If the identity convention is asked for and there is more than one chunk, or the bins do not divide the chunks.
+        If the identity convention is requested with more than one chunk, or the bins do not divide the chunks.
     """
     if grid.identity:
         shapes = _sort_by_id(shapes)
@@ -146,19 +146,19 @@ def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
 
 
 def _object_ids(shapes: Shapes) -> NDArray[np.int64]:
-    """Return the ids of the objects, none where there are none."""
+    """Return the object ids; empty if there are no objects."""
     return np.zeros(0, np.int64) if shapes.ids is None else shapes.ids
 
 
 def vertex_owners(shapes: Shapes) -> NDArray[np.int64]:
-    """Return the object of each vertex, B for those that belong to none: (N,) int64."""
+    """Return the object of each vertex, B for vertices without an object: (N,) int64."""
     loose = shapes.n_vertices - int(shapes.offsets[-1])
     counts = np.append(shapes.vertex_counts, loose) if shapes.n_objects else np.array([shapes.n_vertices])
     return np.repeat(np.arange(len(counts)), counts)
 
 
 def _sort_by_id(shapes: Shapes) -> Shapes:
-    """Return the same shapes with their objects by ascending id, which must be 0 to B - 1."""
+    """Return the shapes with objects in ascending id order; ids must be 0 to B - 1."""
     ids = shapes.ids
     if ids is None or not np.array_equal(np.sort(ids), np.arange(shapes.n_objects)):
         raise SourceError("The identity convention needs objects whose ids are 0 to B - 1.")
@@ -181,7 +181,7 @@ def _sort_by_id(shapes: Shapes) -> Shapes:
 
 
 def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLevel:
-    """Cut points without objects: bin by bin in each chunk, one fragment for each bin, also for an empty one."""
+    """Divide points without objects: sorted by bin in each chunk, one fragment per bin, including empty bins."""
     codes, top, n_bins = chunks.codes, chunks.top, 1
     if grid.bin_shape is not None:
         ratio = bins_per_chunk(grid.chunk_shape, grid.bin_shape)
@@ -189,7 +189,9 @@ def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLeve
         inside = chunk_coordinates(shapes.positions, grid.bin_shape) - chunks.keys(codes) * ratio
         inner = np.ravel_multi_index(tuple(np.clip(inside, 0, ratio - 1).T), tuple(ratio.tolist()))
         if top * n_bins >= 2**62:
-            raise SourceError(f"Chunks of {n_bins} bins are too many for so wide a store; use larger bins or chunks.")
+            raise SourceError(
+                f"Chunks of {n_bins} bins are too many for a store of this extent; use larger bins or chunks."
+            )
         codes, top = codes * n_bins + inner, top * n_bins
     order = stable_order(codes, top)
     sorted_codes = codes[order]
@@ -213,7 +215,7 @@ def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLeve
 
 
 def _mark_run_starts(shapes: Shapes, codes: NDArray[np.int64], owner: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tell which vertices begin a run: vertices of one object that follow each other in one chunk; so does a root of a tree."""
+    """Return which vertices start a run of consecutive vertices of one object in one chunk; tree roots also start one."""
     begins = np.ones(len(codes), bool)
     np.not_equal(codes[1:], codes[:-1], out=begins[1:])
     begins[1:] |= owner[1:] != owner[:-1]
@@ -225,7 +227,7 @@ def _mark_run_starts(shapes: Shapes, codes: NDArray[np.int64], owner: NDArray[np
 
 
 def _store_runs(chunks: ChunkCodes, owner: NDArray[np.int64], begins: NDArray[np.bool_]) -> _StoredOrder:
-    """Sort whole runs by chunk, which are far fewer than vertices."""
+    """Sort runs by chunk; there are far fewer runs than vertices."""
     first = np.flatnonzero(begins)
     counts = np.diff(np.append(first, len(begins)))
     codes = chunks.codes[first]
@@ -250,7 +252,7 @@ def _store_runs(chunks: ChunkCodes, owner: NDArray[np.int64], begins: NDArray[np
 def _store(
     shapes: Shapes, chunks: ChunkCodes, owner: NDArray[np.int64], piece: NDArray[np.int64], *, seams: bool = True
 ) -> _StoredOrder:
-    """Sort vertices by chunk, and within it by piece; with repeated ends where the policy asks for them."""
+    """Sort vertices by chunk, then by piece; repeat end vertices if the policy requires it."""
     codes, source, n = chunks.codes, np.arange(shapes.n_vertices), shapes.n_vertices
     if seams:
         ends = _find_repeated_ends(shapes, codes, piece)
@@ -283,7 +285,7 @@ def _store(
 
 
 def _find_repeated_ends(shapes: Shapes, codes: NDArray[np.int64], piece: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the vertices to repeat, each beside a vertex in whose chunk it is repeated: (n, 2)."""
+    """Return the vertices to repeat, each with a vertex in whose chunk it is repeated: (n, 2)."""
     if shapes.kind in SEQUENTIAL:
         ends = np.flatnonzero(piece[1:] != piece[:-1])
         owner = vertex_owners(shapes)
@@ -306,7 +308,9 @@ def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[
         if len(stored.keys) > 1:
             raise SourceError(f"The identity convention needs exactly one chunk; there are {len(stored.keys)}.")
         if len(stored.first) != np.count_nonzero(shapes.vertex_counts):
-            raise SourceError("The identity convention needs one fragment for each object; a skeleton here has more.")
+            raise SourceError(
+                "The identity convention needs one fragment for each object; a skeleton in this input has more."
+            )
         each = shapes.vertex_counts
         fragments = Fragments(np.array([0, len(each)]), np.ones(len(each), bool), shapes.offsets[:-1], each, none)
         empty = np.zeros((0, shapes.n_dims), np.int64)
@@ -335,7 +339,7 @@ def _build_fragments(shapes: Shapes, grid: Grid, stored: _StoredOrder) -> tuple[
 
 
 def _add_links(shapes: Shapes, grid: Grid, made: ChunkedLevel, stored: _StoredOrder) -> Level:
-    """Return the level with its links: within chunks, and across them."""
+    """Return the level with its links within and across chunks."""
     level = made.level
     if shapes.kind in SEQUENTIAL:
         return level if grid.boundary == "boundary_deduplication" else _add_sequence_links(level, stored, grid)
@@ -357,7 +361,7 @@ def _add_links(shapes: Shapes, grid: Grid, made: ChunkedLevel, stored: _StoredOr
 
 
 def _add_sequence_links(level: Level, stored: _StoredOrder, grid: Grid) -> Level:
-    """Add the steps of lines from one piece to the next, which are links across chunks."""
+    """Add the links between consecutive pieces of a line, which cross chunks."""
     by_path_order = stable_order(stored.path_order, int(stored.path_order.max(initial=0)) + 1)
     owner = stored.owner[by_path_order]
     at = np.flatnonzero(owner[1:] == owner[:-1])
@@ -372,14 +376,14 @@ def _add_sequence_links(level: Level, stored: _StoredOrder, grid: Grid) -> Level
 
 
 def omits_parent_links(shapes: Shapes, grid: Grid) -> bool:
-    """Tell whether links between neighbours are left out: in skeletons whose links have no attributes."""
+    """Return whether links between neighbours are omitted: in skeletons whose links have no attributes."""
     return shapes.kind == "skeleton" and not shapes.link_attributes and grid.boundary == "explicit_links"
 
 
 def _repeated_rows(
     made: ChunkedLevel, ends: NDArray[np.int64], chunk: NDArray[np.int64], row: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return rows of ends in the chunk of their first end, where they are repeated if they lie elsewhere."""
+    """Return the rows of link ends in the chunk of the first end, using repeated rows for ends in other chunks."""
     if not len(made.repeated):
         return row
     chunks, rows_there = made.split(made.repeated[:, 1])
@@ -395,7 +399,7 @@ def _repeated_rows(
 def _inner_links(
     level: Level, where: tuple[NDArray[np.int64], ...], shapes: Shapes, stored: NDArray[np.bool_]
 ) -> Links:
-    """Sort the links within chunks by the fragment of their first end, in the narrowest type that holds their rows."""
+    """Sort the links within chunks by the fragment of their first end, in the smallest dtype that holds their rows."""
     chunk, row, fragment = (part[stored] for part in where)
     fragments = level.fragments
     assert fragments is not None
@@ -410,7 +414,7 @@ def _inner_links(
 
 
 def smallest_unsigned_dtype(n_rows: int) -> np.dtype[Any]:
-    """Return the narrowest type for rows of chunks with at most `n_rows` vertices (§7.5)."""
+    """Return the smallest unsigned dtype for rows of chunks with at most `n_rows` vertices (§7.5)."""
     for kind in (np.uint8, np.uint16, np.uint32):
         if n_rows <= int(np.iinfo(kind).max) + 1:
             return np.dtype(kind)
@@ -418,7 +422,7 @@ def smallest_unsigned_dtype(n_rows: int) -> np.dtype[Any]:
 
 
 def _add_cross_links(level: Level, made: ChunkedLevel, ends: NDArray[np.int64], attributes: Attributes) -> Level:
-    """Add links whose ends lie in several chunks."""
+    """Add links whose ends are in several chunks."""
     if not len(ends):
         return level
     chunk, row = made.place(ends)
@@ -427,5 +431,5 @@ def _add_cross_links(level: Level, made: ChunkedLevel, ends: NDArray[np.int64], 
 
 
 def _take_attributes(attributes: Attributes, rows: NDArray[np.int64]) -> dict[str, Attribute]:
-    """Return attributes for some rows."""
+    """Return some rows of each attribute."""
     return {name: attribute.take(rows) for name, attribute in attributes.items()}

@@ -1,8 +1,8 @@
-"""What a geometry store is, in memory: `Shapes` as people have them, `Geometry` as it is cut into chunks (seed 002 §7).
+"""The in-memory model of a geometry store: `Shapes` for users, `Geometry` divided into chunks (seed 002 §7).
 
-`Shapes` is flat and by object: what converters make and what reading gives. `Geometry` is what stands in a store, level
-by level and chunk by chunk, and is the same for both layouts. `make_geometry` (``vectors/builder.py``) cuts the one into
-the other; reading joins it again. All of it are NumPy arrays; lists of lists are one flat array and its offsets: member
+`Shapes` is flat and ordered by object; converters produce it and reading returns it. `Geometry` is the content of a store,
+level by level and chunk by chunk, and is the same for both layouts. `make_geometry` (``vectors/builder.py``) converts `Shapes`
+to `Geometry`; reading assembles them again. Everything is a NumPy array; a list of lists is a flat array with offsets: member
 ``i`` is ``flat[offsets[i]:offsets[i + 1]]``.
 """
 
@@ -21,25 +21,25 @@ CROSS_CHUNK = ("explicit_links", "boundary_deduplication", "both")
 CROSS_LEVEL = ("none", "implicit", "explicit")
 METHODS = ("per_object", "manual", "none")
 CAPABILITIES = ("fragment_index", "shared_fragments", "preserved_object_ids", "multiscale_links")
-"""Tokens of ``format_capabilities`` that are understood."""
+"""Supported tokens of ``format_capabilities``."""
 
 
 @dataclass(frozen=True)
 class Fragments:
-    """Lists of chunk-local rows, chunk after chunk: what the ZVFG blobs of a level hold (§7.3).
+    """Lists of chunk-local rows in chunk order: the content of the ZVFG blobs of a level (§7.3).
 
     Parameters
     ----------
     bounds : (C + 1,) int64
         Fragments of chunk ``c`` are ``bounds[c]`` to ``bounds[c + 1]``.
     is_range : (F,) bool
-        Whether a fragment is a run of rows; else it is an explicit list.
+        Whether a fragment is a range of rows; otherwise it is an explicit list.
     starts : (F,) int64
-        First row of a run (chunk-local), or where an explicit list begins in `rows`.
+        First row of a range (chunk-local), or the start of an explicit list in `rows`.
     counts : (F,) int64
-        How many rows.
+        Number of rows.
     rows : (T,) int64
-        Chunk-local rows of the explicit lists; order and repetition are kept.
+        Chunk-local rows of the explicit lists; order and repetitions are preserved.
     """
 
     bounds: NDArray[np.int64]
@@ -50,28 +50,28 @@ class Fragments:
 
     @property
     def n_fragments(self) -> int:
-        """How many fragments there are in all chunks."""
+        """Number of fragments in all chunks."""
         return len(self.starts)
 
 
 @dataclass(frozen=True)
 class Objects:
-    """The object index: for each object, blocks that name one chunk and fragments there, in order of traversal (§7.6).
+    """The object index: for each object, blocks that refer to a chunk and fragments in it, in traversal order (§7.6).
 
     Parameters
     ----------
     ids : (B,) int64
-        Object ids, ascending. 0 to B - 1 in a store whose ids are row numbers.
+        Object ids, ascending; 0 to B - 1 in a store whose ids are row numbers.
     bounds : (B + 1,) int64
-        Blocks of object ``i`` are ``bounds[i]`` to ``bounds[i + 1]``; none in an object that is empty here.
+        Blocks of object ``i`` are ``bounds[i]`` to ``bounds[i + 1]``; an object that is empty at this level has none.
     chunks : (K, D) int64
-        The chunk of each block.
+        Chunk of each block.
     modes : (K,) uint8
-        0: one fragment, 1: a run of fragments, 2: a list.
+        0: one fragment, 1: a range of fragments, 2: a list.
     starts : (K,) int64
-        The fragment, the first one, or where the list begins in `fragments`.
+        The fragment, the first fragment of the range, or the start of the list in `fragments`.
     counts : (K,) int64
-        How many fragments (1 in mode 0).
+        Number of fragments (1 in mode 0).
     fragments : (T,) int64
         Chunk-local fragment numbers of the lists.
     """
@@ -86,7 +86,7 @@ class Objects:
 
     @property
     def n_objects(self) -> int:
-        """How many objects there are."""
+        """Number of objects."""
         return len(self.ids)
 
     @property
@@ -97,16 +97,16 @@ class Objects:
 
 @dataclass(frozen=True)
 class Links:
-    """Links whose ends lie in one chunk, as chunk-local rows, chunk after chunk (§7.5, delta 0).
+    """Links within one chunk, as chunk-local rows in chunk order (§7.5, delta 0).
 
     Parameters
     ----------
     bounds : (C + 1,) int64
         Links of chunk ``c``.
     rows : (M, L) integer array
-        Rows of the chunk's vertices; stored in this type.
+        Rows of the chunk's vertices; stored with this dtype.
     fragments : Fragments or None
-        Which links belong to which vertex fragment; None where the store does not say.
+        Links of each vertex fragment; None if the store does not record it.
     attributes : mapping of str to Attribute
         M rows.
     """
@@ -118,24 +118,24 @@ class Links:
 
     @property
     def width(self) -> int:
-        """How many ends a link has."""
+        """Number of ends of a link."""
         return int(self.rows.shape[1])
 
 
 @dataclass(frozen=True)
 class CrossLinks:
-    """Links whose ends lie in several chunks, or on two levels: `links` of delta != 0 and `cross_chunk_links` (§7.5, §7.7).
+    """Links across several chunks or two levels: `links` with delta != 0 and `cross_chunk_links` (§7.5, §7.7).
 
     Parameters
     ----------
     delta : int
-        0: all ends on the owning level. Else end 0 is there and the others are `delta` levels further (positive: coarser).
+        0: all ends on the owning level. Otherwise end 0 is on it and the others are `delta` levels away (positive: coarser).
     chunks : (M, L, D) int64
         Chunk of each end, in the grid of its level.
     rows : (M, L) int64
         Row of each end in its chunk.
     directed : bool
-        Whether the order of ends says a direction (0.9); it is kept either way.
+        Whether the order of ends has a direction (0.9); the order is preserved either way.
     store : str
         ``"canonical"`` (each link once) or ``"duplicate"`` (0.9: under the chunk of each end).
     attributes : mapping of str to Attribute
@@ -151,36 +151,36 @@ class CrossLinks:
 
     @property
     def width(self) -> int:
-        """How many ends a link has."""
+        """Number of ends of a link."""
         return int(self.rows.shape[1])
 
     @property
     def n_links(self) -> int:
-        """How many links there are."""
+        """Number of links."""
         return len(self.rows)
 
 
 @dataclass(frozen=True)
 class Level:
-    """One resolution level as it is cut into chunks.
+    """One resolution level, divided into chunks.
 
     Parameters
     ----------
     chunks : (C, K) int64
-        Keys of the chunks with data, ascending: ``floor(position / chunk_shape)``, absolute, maybe negative. K = D, or more where
-        chunks are also cut by an attribute (leading parts).
+        Keys of the chunks with data, ascending: ``floor(position / chunk_shape)``, absolute, possibly negative. K = D, or more if
+        chunks are also partitioned by an attribute (leading parts).
     bounds : (C + 1,) int64
         Vertices of chunk ``c`` are ``positions[bounds[c]:bounds[c + 1]]``.
     positions : (N, D) array
-        Vertices, chunk after chunk.
+        Vertices, in chunk order.
     fragments : Fragments or None
-        Vertex fragments; None where the store has none (then a chunk is one fragment).
+        Vertex fragments; None if the store has none (each chunk is then one fragment).
     links : Links or None
         Links within chunks.
     cross_links : tuple of CrossLinks
         Links across chunks and levels, at most one for each delta.
     objects : Objects or None
-        The object index; None without objects, and under the identity convention.
+        The object index; None without objects or with the identity convention.
     groups : Groups or None
         Sets of objects.
     vertex_attributes, fragment_attributes, object_attributes : mapping of str to Attribute
@@ -188,7 +188,7 @@ class Level:
     encoding : str
         ``"raw"``, or ``"draco"`` for meshes.
     metadata : mapping
-        ``zarr_vectors_level`` but for what follows from the arrays: ``bin_shape``, ``bin_ratio``, ``chunk_shape``,
+        ``zarr_vectors_level`` without what follows from the arrays: ``bin_shape``, ``bin_ratio``, ``chunk_shape``,
         ``parent_level``, ``coarsening_method``, ``object_sparsity``, ``preserves_object_ids``, ``inherited_num_objects``, ...
     """
 
@@ -208,13 +208,13 @@ class Level:
 
     @property
     def n_vertices(self) -> int:
-        """How many vertices there are."""
+        """Number of vertices."""
         return len(self.positions)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One space axis: its name and its unit (UDUNITS-2) or None."""
+    """A space axis: name and unit (UDUNITS-2) or None."""
 
     name: str
     unit: str | None = None
@@ -223,30 +223,30 @@ class Axis:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A whole geometry store in memory, the same for both layouts.
+    """A complete geometry store in memory, the same for both layouts.
 
     Parameters
     ----------
     types : tuple of str
-        Of `KINDS`.
+        Members of `KINDS`.
     axes : tuple of Axis
         D space axes.
     chunk_shape : tuple of D floats
-        Edges of a chunk at level 0, world units.
+        Edge lengths of a chunk at level 0, in world units.
     bounds : ((float, ...), (float, ...))
-        Least and greatest coordinates.
+        Minimum and maximum coordinates.
     levels : tuple of Level
         Finest first; level ``k`` is ``levels[k]``.
     bin_shape : tuple of D floats or None
-        Edges of a bin, which divide those of a chunk; None: as a chunk.
+        Edge lengths of a bin, which divide those of a chunk; None: one bin per chunk.
     links_convention, index_convention, cross_chunk, cross_level_storage : str
         Of `CONVENTIONS`, `INDEX_CONVENTIONS`, `CROSS_CHUNK`, `CROSS_LEVEL`.
     cross_level_depth : int
-        How many levels links reach; -1: all.
+        Number of levels that links reach; -1: all.
     capabilities : tuple of str
-        Tokens of ``format_capabilities`` besides those that follow from the arrays.
+        Tokens of ``format_capabilities`` that do not follow from the arrays.
     metadata : mapping
-        Further keys of ``zarr_vectors`` (``crs``, ``reduction_factor``, unknown ones), kept as they stand.
+        Additional keys of ``zarr_vectors`` (``crs``, ``reduction_factor``, unknown ones), preserved unchanged.
     """
 
     types: Strings
@@ -265,5 +265,5 @@ class Geometry:
 
     @property
     def n_dims(self) -> int:
-        """How many space axes there are."""
+        """Number of space axes."""
         return len(self.axes)

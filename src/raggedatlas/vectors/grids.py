@@ -1,4 +1,4 @@
-"""Chunks of a grid: which one a position lies in, how many there are, where a key stands (seed 002 §7.1, ruling 17)."""
+"""Chunk grids: chunk of a position, number of chunks, order of keys (seed 002 §7.1, ruling 17)."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ _MAX_CODES = 2**62
 
 
 def chunk_coordinates(positions: NDArray[Any], edges: ArrayLike) -> NDArray[np.int64]:
-    """Return ``floor(position / edge)`` for every vertex and axis, absolute and maybe negative: (N, D) int64.
+    """Return ``floor(position / edge)`` for every vertex and axis, absolute and possibly negative: (N, D) int64.
 
-    A position on a seam lies in the upper chunk. Integers are divided exactly where the edges are whole.
+    A position on a boundary belongs to the upper chunk. Integers are divided exactly if the edges are integers.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def _floor_divide(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
         exact = np.floor_divide(values.astype(np.int64), whole) if signed else np.floor_divide(values, np.uint64(whole))
         return np.asarray(exact, np.int64)
     cells = np.floor(values.astype(np.float64) / edge)
-    # Written so that it holds for what is no number, too.
+    # The comparison is negated so that NaN is refused too.
     if cells.size and not max(-float(cells.min()), float(cells.max())) < 2**62:
         raise ValuesError(
             f"A position lies more than 2**62 chunks of {edge} from the origin, or is not a number; use larger chunks."
@@ -47,7 +47,7 @@ def _floor_divide(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
 
 
 def encode_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Return a number for each key that rises with it (first axis first), and a number that is above all of them."""
+    """Return an integer code for each key, increasing with the key (first axis first), and an exclusive upper bound of the codes."""
     if not len(keys):
         return np.zeros(0, np.int64), 1
     low = keys.min(axis=0)
@@ -66,7 +66,7 @@ def encode_keys(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 
 def stable_order(codes: NDArray[np.int64], top: int) -> NDArray[np.int64]:
-    """Return the order that sorts numbers below `top`, equal ones as they stood; 16 bits at a time, as NumPy counts those."""
+    """Return a stable argsort of codes below `top`; 16 bits at a time, for which NumPy uses a radix sort."""
     order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
     shift = 16
     while top > 1 << shift:
@@ -77,16 +77,16 @@ def stable_order(codes: NDArray[np.int64], top: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ChunkCodes:
-    """The chunks of positions, as numbers that rise with their keys.
+    """Chunks of positions, as integer codes that increase with the keys.
 
     Parameters
     ----------
     codes : (N,) int64
-        A number for the chunk of each vertex, below `top`.
+        Code of the chunk of each vertex, below `top`.
     top : int
-        Above all numbers.
+        Exclusive upper bound of the codes.
     low, spans : (D,) int64
-        Least key, and how many there are on each axis; numbers count them last axis first.
+        Smallest key, and number of chunks on each axis; codes vary fastest on the last axis.
     """
 
     codes: NDArray[np.int64]
@@ -95,7 +95,7 @@ class ChunkCodes:
     spans: NDArray[np.int64]
 
     def keys(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the keys of some numbers: (n, D)."""
+        """Return the keys of some codes: (n, D)."""
         keys = np.empty((len(codes), len(self.low)), np.int64)
         left = codes
         for axis in range(len(self.low) - 1, -1, -1):
@@ -104,12 +104,12 @@ class ChunkCodes:
 
 
 def encode_positions(positions: NDArray[Any], edges: ArrayLike) -> ChunkCodes:
-    """Return the chunks of positions, axis by axis, so that no table of keys is made.
+    """Return the chunks of positions, axis by axis, without building a table of keys.
 
     Raises
     ------
     ValuesError
-        If there are 2**62 chunks or more between the least and the greatest.
+        If there are 2**62 chunks or more between the smallest and the largest key.
     """
     sizes = np.asarray(edges, np.float64)
     n_dims = positions.shape[1]
@@ -128,9 +128,9 @@ def encode_positions(positions: NDArray[Any], edges: ArrayLike) -> ChunkCodes:
 
 
 def _encode_float_positions(positions: NDArray[Any], sizes: NDArray[np.float64]) -> ChunkCodes:
-    """Return the chunks of floats, without a table of keys."""
+    """Return the chunks of floating-point positions, without building a table of keys."""
     axes = range(positions.shape[1])
-    # Axis by axis: NumPy takes thirty times as long for all at once.
+    # Axis by axis: all axes at once take NumPy thirty times as long.
     ends = np.array([[positions[:, k].min() for k in axes], [positions[:, k].max() for k in axes]], np.float64)
     first, last = (
         np.array([_floor_divide(end[k : k + 1], float(sizes[k]))[0] for k in range(len(sizes))]) for end in ends
@@ -139,12 +139,12 @@ def _encode_float_positions(positions: NDArray[Any], sizes: NDArray[np.float64])
     codes = np.empty(len(positions), np.int64)
     n, n_dims = positions.shape
     if library().ra_number_cells(positions, n, n_dims, positions.itemsize, sizes, first, spans, codes):
-        raise ValuesError("A position is not a finite number; it lies in no chunk.")
+        raise ValuesError("A position is not a finite number, so it belongs to no chunk.")
     return ChunkCodes(codes, top, first, spans)
 
 
 def _grid_spans(low: list[int], high: list[int]) -> tuple[NDArray[np.int64], int]:
-    """Return how many chunks there are on each axis, and in all."""
+    """Return the number of chunks on each axis, and the total."""
     spans = [last - first + 1 for first, last in zip(low, high, strict=True)]
     top = math.prod(spans)
     if top >= _MAX_CODES:
@@ -153,7 +153,7 @@ def _grid_spans(low: list[int], high: list[int]) -> tuple[NDArray[np.int64], int
 
 
 def run_starts(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where runs of equal values begin."""
+    """Return the start of each run of equal values."""
     if not len(values):
         return np.zeros(0, np.int64)
     return np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1])
@@ -161,12 +161,12 @@ def run_starts(values: NDArray[Any]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class KeyIndex:
-    """Finds rows of a table of keys.
+    """Lookup of rows in a table of keys.
 
     Parameters
     ----------
     keys : (n, K) int64
-        Each once, ascending.
+        Unique, ascending.
     """
 
     keys: NDArray[np.int64]
@@ -184,16 +184,16 @@ class KeyIndex:
 def check_edges(edges: tuple[float, ...], n_dims: int, what: str) -> None:
     """Refuse edges that are not `n_dims` positive numbers."""
     if len(edges) != n_dims or not all(np.isfinite(edge) and edge > 0 for edge in edges):
-        raise SourceError(f"{what} is {edges}; expected {n_dims} positive numbers, one for each axis.")
+        raise SourceError(f"{what} is {edges}; expected {n_dims} positive numbers, one per axis.")
 
 
 def bins_per_chunk(chunk_shape: tuple[float, ...], bin_shape: tuple[float, ...]) -> NDArray[np.int64]:
-    """Return how many bins a chunk has on each axis.
+    """Return the number of bins of a chunk on each axis.
 
     Raises
     ------
     SourceError
-        If a bin does not divide its chunk.
+        If bins do not divide their chunk.
     """
     ratio = np.asarray(chunk_shape, np.float64) / np.asarray(bin_shape, np.float64)
     whole = np.rint(ratio)

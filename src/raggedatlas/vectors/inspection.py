@@ -1,4 +1,4 @@
-"""What stands in a geometry store: generation, type, axes, bounds, levels, arrays, counts and sizes, without reading values."""
+"""Summary of a geometry store: version, type, axes, bounds, levels, arrays, counts and sizes, without reading values."""
 
 import os
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ _UNREADABLE = (AtlasError, KeyError, TypeError, ValueError, AttributeError, Inde
 
 @dataclass(frozen=True, slots=True)
 class VectorInspection(Inspection):
-    """What `inspect` found of a geometry store; prints as a tree, and shows as one in a notebook.
+    """Result of `inspect` for a geometry store; prints as a tree and renders as one in a notebook.
 
     Parameters
     ----------
     path, store, n_bytes, root
-        As of any `Inspection`; `store` is ``"zarr-vectors"`` with the version.
+        As in any `Inspection`; `store` is ``"zarr-vectors"`` with the version.
     layout : str
         ``"0.7"`` or ``"0.9"``.
     types : tuple of str
@@ -31,7 +31,7 @@ class VectorInspection(Inspection):
     axes : tuple of str
         Axes with their units.
     bounds : tuple of two tuples of float
-        Least and greatest coordinates.
+        Minimum and maximum coordinates.
     capabilities : tuple of str
         Tokens of ``format_capabilities``.
     """
@@ -45,7 +45,7 @@ class VectorInspection(Inspection):
 
 @checked
 def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
-    """Look at a geometry store without reading its values.
+    """Summarize a geometry store without reading its values.
 
     Parameters
     ----------
@@ -55,16 +55,16 @@ def inspect(location: Location | str | os.PathLike[str]) -> VectorInspection:
     Returns
     -------
     VectorInspection
-        A tree of levels and arrays; those that cannot be read are in it, with the reason.
+        A tree of levels and arrays; unreadable ones are included with the reason.
 
     Raises
     ------
     NotFoundError
-        If there is no such store.
+        If the store does not exist.
     SourceError
-        If it is no geometry store, or of a generation that is not read.
+        If it is not a geometry store, or of an unsupported version.
     CorruptError
-        If the metadata of its root do not hold together.
+        If its root metadata is inconsistent.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def _level_names(files: StoreFiles) -> list[str]:
 
 
 def _sizes(place: Location) -> dict[str, int]:
-    """Return the bytes of every file of a store, by its key."""
+    """Return the size in bytes of every file of a store, by key."""
     if place.is_local:
         root = Path(place.uri)
         return {file.relative_to(root).as_posix(): file.stat().st_size for file in root.rglob("*") if file.is_file()}
@@ -121,7 +121,7 @@ def _sizes(place: Location) -> dict[str, int]:
 
 
 def _root_summary(root: Root) -> str:
-    """Say in one line what the root says."""
+    """Return a one-line summary of the root metadata."""
     geometry = root.geometry
     words = [", ".join(geometry.types) or "no type", f"{geometry.n_dims} axes ({_axes(geometry)})"]
     words.append("chunks " + _format_edges(geometry.chunk_shape))
@@ -137,7 +137,7 @@ def _root_summary(root: Root) -> str:
 
 
 def _axes(geometry: Geometry) -> str:
-    """Name the axes with their units."""
+    """Format the axes with their units."""
     return " ".join(axis.name if axis.unit is None else f"{axis.name}/{axis.unit}" for axis in geometry.axes)
 
 
@@ -147,7 +147,7 @@ def _format_edges(edges: tuple[float, ...]) -> str:
 
 
 def _level(files: StoreFiles, name: str, sizes: dict[str, int]) -> Element:
-    """Describe a level and the arrays in it."""
+    """Return the element of a level and its arrays."""
     n_bytes = _size_below(sizes, name)
     try:
         node = files.node(name)
@@ -161,7 +161,7 @@ def _level(files: StoreFiles, name: str, sizes: dict[str, int]) -> Element:
 
 
 def _family(files: StoreFiles, path: str, sizes: dict[str, int]) -> Element:
-    """Describe an array, or a group of arrays."""
+    """Return the element of an array or a group of arrays."""
     name = path.rsplit("/", maxsplit=1)[-1]
     n_bytes = _size_below(sizes, path)
     try:
@@ -182,14 +182,14 @@ def _family(files: StoreFiles, path: str, sizes: dict[str, int]) -> Element:
 
 
 def _array(path: str, node: dict[str, Any], block: dict[str, Any], n_bytes: int) -> Element:
-    """Describe an array of its own."""
+    """Return the element of a single array."""
     listed = block.get("nonempty_chunks")
     codecs = node.get("codecs") or []
     first = codecs[0] if codecs else {}
     sharded = isinstance(first, dict) and first.get("name") == "sharding_indexed"
     names = codec_names(first["configuration"]["codecs"] if sharded else codecs)
     said = _array_summary(block, None if listed is None else len(listed)) or "array"
-    said = f"{said}, in shards" if sharded else said
+    said = f"{said}, sharded" if sharded else said
     shape = None if listed is not None else tuple(int(size) for size in node["shape"])
     dtype = str(block.get("dtype") or ("" if listed is not None else node.get("data_type", "")))
     name = path.rsplit("/", maxsplit=1)[-1]
@@ -197,7 +197,7 @@ def _array(path: str, node: dict[str, Any], block: dict[str, Any], n_bytes: int)
 
 
 def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
-    """Say what an array says of itself."""
+    """Return a summary of an array's metadata."""
     words = [str(block.get("zv_array", block.get("zvf_array", "")))]
     if n_chunks is not None:
         words.append(f"{n_chunks:,} chunks")
@@ -212,7 +212,7 @@ def _array_summary(block: dict[str, Any], n_chunks: int | None) -> str:
 
 
 def _size_below(sizes: dict[str, int], path: str) -> int:
-    """Return the bytes below a path."""
+    """Return the total size in bytes below a path."""
     return sum(size for key, size in sizes.items() if key.startswith(f"{path}/"))
 
 
@@ -226,7 +226,7 @@ def _element(
     fault: str = "",
     **more: Any,  # noqa: ANN401 - shape, compression, children
 ) -> Element:
-    """Make an element of the tree."""
+    """Return an element of the tree."""
     shape, compression, children = more.get("shape"), more.get("compression", ""), more.get("children", ())
     return Element(
         path,
@@ -247,17 +247,17 @@ def _element(
 
 
 def is_geometry_store(place: Location | str | os.PathLike[str]) -> bool:
-    """Tell whether a folder or an object-store prefix holds a geometry store, also one whose metadata are damaged.
+    """Return whether a folder or an object-store prefix holds a geometry store, including one with damaged metadata.
 
     Parameters
     ----------
     place : Location, str or path
-        A `Location` where credentials are needed.
+        A `Location` if credentials are needed.
 
     Raises
     ------
     StoreError
-        If an object store cannot be asked.
+        If the object store cannot be accessed.
 
     Examples
     --------

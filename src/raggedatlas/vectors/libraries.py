@@ -1,4 +1,4 @@
-"""The one door to the libraries of the extra ``geometry``: each is imported here only, when it is first needed."""
+"""Import of the libraries of the extra ``geometry``; each is imported only here, on first use."""
 
 import importlib
 from typing import Any
@@ -13,7 +13,7 @@ LIBRARIES = {
     "shapely": "Polygons are made by the package shapely",
     "trimesh": "Meshes as objects are made by the package trimesh",
 }
-"""Module -> what it is for."""
+"""Module -> use."""
 
 
 def load_library(name: str) -> Any:  # noqa: ANN401  (a module)
@@ -22,7 +22,7 @@ def load_library(name: str) -> Any:  # noqa: ANN401  (a module)
     Parameters
     ----------
     name : str
-        One of `LIBRARIES`, or a module of one.
+        A member of `LIBRARIES`, or a submodule of one.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The attributes of the root and of its levels, as JSON (seed 002's chapter 8)."""
+"""Attributes of the root and level groups, as JSON (seed 002 chapter 8)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from raggedatlas.vectors.geometry import (
 from raggedatlas.vectors.grids import bins_per_chunk, check_edges
 
 VERSIONS = {"0.7": "0.7.0", "0.9": "0.9.2"}
-"""What ``zv_version`` says in each layout."""
+"""Value of ``zv_version`` in each layout."""
 
 _OWN_KEYS = (
     *("zv_version", "chunk_shape", "bounds", "geometry_types", "links_convention", "object_index_convention"),
@@ -62,7 +62,7 @@ def root_json(geometry: Geometry, layout: str, name: str) -> dict[str, Any]:
 
 
 def _dataset_json(geometry: Geometry, k: int) -> dict[str, Any]:
-    """Return one level's entry of ``multiscales``: its bins, as the peers write it (no transform of coordinates)."""
+    """Return the entry of one level in ``multiscales``: its bins, as other implementations write it (no coordinate transform)."""
     metadata = geometry.levels[k].metadata
     base = geometry.bin_shape or geometry.chunk_shape
     bins = metadata.get("bin_shape") or base
@@ -76,7 +76,7 @@ def _dataset_json(geometry: Geometry, k: int) -> dict[str, Any]:
 
 
 def level_json(level: Level, k: int, arrays: list[str]) -> dict[str, Any]:
-    """Return the attributes of a level group, but for what the layout adds."""
+    """Return the attributes of a level group, without those that the layout adds."""
     facts: dict[str, Any] = {
         "object_sparsity": 1.0,
         "coarsening_method": "none",
@@ -91,14 +91,14 @@ def level_json(level: Level, k: int, arrays: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Root:
-    """What the root says: a `Geometry` without levels, the names of its levels, and which layout it is.
+    """Contents of the root attributes: a `Geometry` without levels, the level names and the layout.
 
     Parameters
     ----------
     geometry : Geometry
         Without levels.
     layout : str
-        ``"0.7"`` or ``"0.9"``, by ``zv_version``.
+        ``"0.7"`` or ``"0.9"``, from ``zv_version``.
     version : str
         ``zv_version``.
     """
@@ -109,30 +109,30 @@ class Root:
 
 
 def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
-    """Read the attributes of a root group.
+    """Parse the attributes of a root group.
 
     Raises
     ------
     SourceError
-        If it is no zarr-vectors store, of a generation that is not read, or requires a capability that is unknown.
+        If it is not a zarr-vectors store, has an unsupported version, or requires an unknown capability.
     CorruptError
-        If a required key is missing or holds no such thing.
+        If a required key is missing or has an invalid value.
     """
     facts = attributes.get("zarr_vectors")
     if not isinstance(facts, Mapping):
-        raise SourceError(f"{where} is no geometry store: its root has no 'zarr_vectors' attributes.")
+        raise SourceError(f"{where} is not a geometry store: its root has no 'zarr_vectors' attributes.")
     for key in ("zv_version", "chunk_shape", "bounds", "geometry_types"):
         if key not in facts:
-            raise CorruptError(f"{where}: the root lacks {key!r}.")
+            raise CorruptError(f"{where}: the root has no {key!r}.")
     version = str(facts["zv_version"])
     layout = ".".join(version.split(".")[:2])
     if layout not in VERSIONS:
         raise SourceError(
-            f"{where} is of zarr-vectors {version}; 0.7 and 0.9 are read. Write it again from its source by one of these."
+            f"{where} is of zarr-vectors {version}; supported are 0.7 and 0.9. Write it again from its source in one of these."
         )
     unknown = sorted(set(facts.get("required_capabilities") or ()) - set(CAPABILITIES))
     if unknown:
-        raise SourceError(f"{where} requires {unknown[0]!r}, which is not understood; a newer raggedatlas may read it.")
+        raise SourceError(f"{where} requires {unknown[0]!r}, which is not supported; a newer raggedatlas may read it.")
     axes = _parse_axes(attributes, len(facts["chunk_shape"]), where)
     geometry = Geometry(
         types=tuple(str(kind) for kind in facts["geometry_types"]),
@@ -159,7 +159,7 @@ def parse_root(attributes: Mapping[str, Any], where: str) -> Root:
 
 
 def parse_level(attributes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Read the attributes of a level group; nothing of what follows from the arrays stays in it."""
+    """Parse the attributes of a level group, without keys that follow from the arrays."""
     facts = attributes.get("zarr_vectors_level")
     if not isinstance(facts, Mapping):
         raise CorruptError(f"{where} has no 'zarr_vectors_level' attributes.")
@@ -167,18 +167,18 @@ def parse_level(attributes: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def extra_level_metadata(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a level's metadata without what its arrays say."""
+    """Return a level's metadata without the keys that follow from its arrays."""
     return {key: value for key, value in facts.items() if key not in _OWN_LEVEL_KEYS}
 
 
 def level_chunk_shape(geometry: Geometry, metadata: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the edges of a level's chunks."""
+    """Return the edge lengths of a level's chunks."""
     own = metadata.get("chunk_shape")
     return geometry.chunk_shape if own is None else tuple(float(edge) for edge in own)
 
 
 def level_scale(geometry: Geometry, metadata: Mapping[str, Any], n_parts: int) -> NDArray[np.int64]:
-    """Return how many root chunks a level's chunk spans on each part of its keys; 1 on parts that are no axes."""
+    """Return how many root chunks a chunk of this level spans, per key part; 1 for parts that are not axes."""
     shape = level_chunk_shape(geometry, metadata)
     scale = np.rint(np.asarray(shape) / np.asarray(geometry.chunk_shape)).astype(np.int64)
     lead = np.ones(n_parts - len(scale), np.int64)
@@ -191,7 +191,7 @@ def with_levels(root: Root, levels: list[Level]) -> Geometry:
 
 
 def _parse_axes(attributes: Mapping[str, Any], n_dims: int, where: str) -> tuple[Axis, ...]:
-    """Read the space axes; where none are named, x, y, z, w."""
+    """Parse the space axes; x, y, z, w if none are named."""
     scales = attributes.get("multiscales") or [{}]
     try:
         axes = [
@@ -199,26 +199,26 @@ def _parse_axes(attributes: Mapping[str, Any], n_dims: int, where: str) -> tuple
             for axis in scales[0].get("axes", [])
         ]
     except (TypeError, KeyError, AttributeError):
-        raise CorruptError(f"{where}: the axes of 'multiscales' are not readable.") from None
+        raise CorruptError(f"{where}: the axes of 'multiscales' cannot be parsed.") from None
     space = tuple(axis for axis in axes if axis.type == "space")
     return space or tuple(Axis(f"axis{i}" if i > 3 else "xyzw"[i]) for i in range(n_dims))
 
 
-def _parse_numbers(values: Any, where: str) -> tuple[float, ...]:  # noqa: ANN401 - whatever JSON holds
+def _parse_numbers(values: Any, where: str) -> tuple[float, ...]:  # noqa: ANN401 - any JSON value
     try:
         return tuple(float(value) for value in values)
     except (TypeError, ValueError):
-        raise CorruptError(f"{where}: {values!r} is no list of numbers.") from None
+        raise CorruptError(f"{where}: {values!r} is not a list of numbers.") from None
 
 
-def _parse_bounds(values: Any, where: str) -> tuple[tuple[float, ...], tuple[float, ...]]:  # noqa: ANN401 - whatever JSON holds
+def _parse_bounds(values: Any, where: str) -> tuple[tuple[float, ...], tuple[float, ...]]:  # noqa: ANN401 - any JSON value
     if not isinstance(values, list) or len(values) != 2:
-        raise CorruptError(f"{where}: bounds are {values!r}; expected least and greatest coordinates.")
+        raise CorruptError(f"{where}: bounds are {values!r}; expected minimum and maximum coordinates.")
     return _parse_numbers(values[0], where), _parse_numbers(values[1], where)
 
 
 def _parse_choice(facts: Mapping[str, Any], key: str, default: str, known: tuple[str, ...], where: str) -> str:
-    """Read a word of a fixed vocabulary."""
+    """Parse a value from a fixed vocabulary."""
     value = facts.get(key) or default
     if value not in known:
         raise CorruptError(f"{where}: {key} is {value!r}; expected one of {', '.join(known)}.")

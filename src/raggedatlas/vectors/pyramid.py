@@ -1,4 +1,4 @@
-"""Pyramids: coarser levels of shapes, object by object and with the same ids (seed 002 §7.6; levels, chapter 9)."""
+"""Multi-resolution pyramids: coarser levels of shapes, object by object, with unchanged ids (seed 002 §7.6, chapter 9)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from raggedatlas.vectors.storage.codecs import raise_fault
 KEEP = ("random", "largest")
 
 LevelStep = tuple[Shapes, NDArray[np.int64]]
-"""The shapes of a level, and for each vertex of the next finer one the row that stands for it, or -1."""
+"""Shapes of a level, and for each vertex of the next finer level the row that represents it, or -1."""
 
 LinkBuilder = Callable[[NDArray[np.bool_]], NDArray[Any] | None]
 ParentFinder = Callable[[NDArray[np.bool_]], NDArray[np.int64]]
@@ -32,25 +32,25 @@ ParentFinder = Callable[[NDArray[np.bool_]], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class PyramidOptions:
-    """How a pyramid is made.
+    """Options of a pyramid.
 
     Parameters
     ----------
     n_levels : int
-        How many levels are coarser than the finest.
+        Number of levels below the finest.
     factor : float
-        Each level has about so many times fewer vertices than the one before (of the objects it keeps), above 1.
+        Approximate ratio of vertex counts between consecutive levels (of the objects kept), above 1.
     bin_ratio : tuple of D ints or None
-        How many bins of the finer level one bin spans on each axis; None: the D-th root of `factor`, rounded, at least 2.
+        Number of bins of the finer level that one bin spans per axis; None: the D-th root of `factor`, rounded, at least 2.
     tolerances : tuple of floats or None
-        Lines, skeletons and graphs: what Douglas and Peucker's algorithm may move a line at each coarser level, world
-        units, rising. None: as `factor` asks.
+        For lines, skeletons and graphs: Douglas-Peucker tolerance of each coarser level, in world
+        units, increasing. None: derived from `factor`.
     sparsity : float
-        Share of the objects of a level that the next one keeps, in (0, 1].
+        Fraction of the objects of a level that the next level keeps, in (0, 1].
     keep : str
-        Which: ``"random"``, or ``"largest"``, those with most vertices.
+        Objects to keep: ``"random"``, or ``"largest"``, those with the most vertices.
     seed : int
-        Of all that is left to chance; equal seeds give equal pyramids.
+        Random seed; equal seeds give equal pyramids.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class PyramidOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what makes no pyramid."""
+        """Validate the options."""
         rising = self.tolerances is None or (
             len(self.tolerances) == self.n_levels and bool(np.all(np.diff([0, *self.tolerances]) >= 0))
         )
@@ -76,11 +76,11 @@ class PyramidOptions:
             (self.factor > 1, f"factor is {self.factor}; expected more than 1"),
             (0 < self.sparsity <= 1, f"sparsity is {self.sparsity}; expected more than 0, at most 1"),
             (self.keep in KEEP, f"keep is {self.keep!r}; expected one of {', '.join(KEEP)}"),
-            (rising, f"tolerances are {self.tolerances}; expected {self.n_levels}, not negative, never falling"),
+            (rising, f"tolerances are {self.tolerances}; expected {self.n_levels}, not negative, never decreasing"),
             (self.bin_ratio is None or min(self.bin_ratio) >= 1, f"bin_ratio is {self.bin_ratio}; expected 1 or more"),
         ):
             if not fits:
-                raise SourceError(f"No pyramid can be made: {what}.")
+                raise SourceError(f"Invalid pyramid options: {what}.")
 
     def bins(self, n_dims: int) -> tuple[int, ...]:
         """Return how many bins of the finer level one bin spans on each axis."""
@@ -90,7 +90,7 @@ class PyramidOptions:
 
 
 def select_objects(shapes: Shapes, steps: PyramidOptions) -> list[NDArray[np.bool_]]:
-    """Return, for each coarser level, which objects it keeps; each level keeps some of those of the one before."""
+    """Return which objects each coarser level keeps; each level keeps a subset of the previous one."""
     n_objects = len(shapes.offsets) - 1
     order = np.random.default_rng(steps.seed).permutation(n_objects)
     if steps.keep == "largest":
@@ -106,9 +106,9 @@ def select_objects(shapes: Shapes, steps: PyramidOptions) -> list[NDArray[np.boo
 def masks_from_weights(
     shapes: Shapes, weights: NDArray[np.float64], steps: PyramidOptions
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield which vertices each level keeps by their weights: those above a tolerance, or so many as `factor` asks.
+    """Yield which vertices each level keeps by weight: those above a tolerance, or as many as `factor` implies.
 
-    Vertices that weigh nothing go at the first step, those that weigh infinity stay as long as their object.
+    Vertices of weight zero are dropped at the first step; those of infinite weight stay as long as their object.
     """
     owner, bar = object_rows(shapes), 0.0
     for level, objects in enumerate(select_objects(shapes, steps)):
@@ -126,18 +126,18 @@ def masks_from_weights(
 def build_coarse_levels(
     shapes: Shapes, kept: Iterator[NDArray[np.bool_]], stand_in: ParentFinder, relink: LinkBuilder
 ) -> Iterator[LevelStep]:
-    """Yield the levels whose vertices are some of those of the finest.
+    """Yield levels whose vertices are a subset of those of the finest level.
 
     Parameters
     ----------
     shapes : Shapes
         The finest level.
     kept : iterator of (N,) bool
-        Which of its vertices each level keeps.
+        Vertices that each level keeps.
     stand_in : callable
-        For what is kept, the vertex that stands for each vertex; anything where its object is gone.
+        Function of the kept mask: the vertex that represents each vertex; arbitrary if its object is dropped.
     relink : callable
-        For what is kept, the links between kept vertices.
+        Function of the kept mask: the links between kept vertices.
     """
     owner, finer = object_rows(shapes), np.arange(shapes.n_vertices)
     for mask in kept:
@@ -154,14 +154,14 @@ def build_coarse_levels(
 
 
 def no_links(kept: NDArray[np.bool_]) -> None:
-    """Return the links of what has none."""
+    """Return no links, for kinds without them."""
     del kept
 
 
 def nearest_kept(points: NDArray[np.float64], kept: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return, for each vertex of a sequence, the kept one before or behind it that lies nearer.
+    """Return, for each vertex of a sequence, the nearer of the kept vertices before and after it.
 
-    Where none is before, or none behind, the other is taken; without any, the vertex itself.
+    If there is none on one side, return the other one; if there are none at all, the vertex itself.
     """
     n = len(kept)
     rows = np.arange(n)
@@ -178,7 +178,7 @@ CURVE_BITS = 63
 
 
 def z_order_ranks(positions: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return each point's place on a Z-order curve through the box around all, (N,)."""
+    """Return the rank of each point on a Z-order curve through the bounding box, (N,)."""
     n_dims = positions.shape[1]
     bits = min(CURVE_BITS // n_dims, 21)
     low = positions.min(0) if len(positions) else np.zeros(n_dims)
@@ -195,9 +195,9 @@ def z_order_ranks(positions: NDArray[np.floating]) -> NDArray[np.int64]:
 def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of a point cloud.
 
-    The points of each object (of the cloud, without objects) are ordered along a Z-order curve, by chance where they share a
-    place. Level k keeps every ``round(factor)**k``-th of them, beginning with the first: an even share of every region, at least
-    one of each object. So a level is part of the finer one, and what a level adds to the coarser ones says all together.
+    The points of each object (or of the cloud) are ordered along a Z-order curve, randomly if they share a
+    cell. Level k keeps every ``round(factor)**k``-th point, beginning with the first: an even share of every region, and at least
+    one point per object. So each level is a subset of the finer one.
     """
     owner = object_rows(shapes)
     chance = np.random.default_rng(steps.seed).permutation(shapes.n_vertices)
@@ -224,14 +224,14 @@ def point_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
 
 
 def vertex_tolerances(positions: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return for each vertex the largest tolerance at which Douglas and Peucker's algorithm keeps it; ends infinity.
+    """Return for each vertex the largest tolerance at which the Douglas-Peucker algorithm keeps it; infinity for ends.
 
     Parameters
     ----------
     positions : (N, D) array
-        Vertices of lines, line after line.
+        Vertices of all lines, concatenated.
     offsets : (lines + 1,) int64
-        Where lines begin.
+        Start of each line.
 
     Examples
     --------
@@ -249,7 +249,7 @@ def vertex_tolerances(positions: NDArray[Any], offsets: NDArray[np.int64]) -> ND
 
 
 def keep_heaviest(weights: NDArray[np.float64], offsets: NDArray[np.int64], needed: NDArray[np.int64]) -> None:
-    """Make the heaviest inner vertices of each line stay: `needed` of them, as far as there are so many."""
+    """Keep the `needed` heaviest inner vertices of each line, or all if there are fewer."""
     owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     inner = np.flatnonzero(np.isfinite(weights) & (needed[owner] > 0))
     order = inner[np.lexsort((-weights[inner], owner[inner]))]
@@ -261,8 +261,8 @@ def keep_heaviest(weights: NDArray[np.float64], offsets: NDArray[np.int64], need
 def line_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of lines, polylines and streamlines.
 
-    Vertices are kept as they are, with their attributes; both ends always, and of a line whose ends lie in one place (a ring)
-    also the two that matter most.
+    Kept vertices are unchanged, with their attributes. Both ends are always kept; a ring (both ends at one position)
+    also keeps its two heaviest vertices.
     """
     weights = vertex_tolerances(shapes.positions, shapes.offsets)
     counts = np.diff(shapes.offsets)
@@ -279,16 +279,16 @@ def line_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
 
 @dataclass(frozen=True)
 class Paths:
-    """The unbranched runs of a graph.
+    """Unbranched paths of a graph.
 
     Parameters
     ----------
     members : (T,) int64
-        Vertices, run after run, both ends included.
+        Vertices, path by path, both ends included.
     offsets : (chains + 1,) int64
-        Where runs begin.
+        Start of each path.
     forward : (chains,) bool
-        Whether links point along the run, or against it.
+        Whether links point along the path, or against it.
     """
 
     members: NDArray[np.int64]
@@ -297,16 +297,16 @@ class Paths:
 
 
 def find_paths(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) -> Paths:
-    """Cut a graph at its fixed vertices into unbranched runs; rings without one are cut at their lowest vertex.
+    """Split a graph at its fixed vertices into unbranched paths; cycles without one are split at their lowest vertex.
 
     Parameters
     ----------
     links : (M, 2) integers
         Edges.
     n_vertices : int
-        How many vertices.
+        Number of vertices.
     fixed : (N,) bool
-        Where runs end; all vertices that do not have two edges must be among them.
+        Ends of paths; must include every vertex that does not have exactly two edges.
     """
     links = links.astype(np.int64).reshape(-1, 2)
     n_links = len(links)
@@ -327,7 +327,7 @@ def find_paths(links: NDArray[Any], n_vertices: int, fixed: NDArray[np.bool_]) -
 
 
 def fixed_vertices(shapes: Shapes, links: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which vertices stay: branch points, ends, lone vertices, ends of loops, and the roots of skeletons."""
+    """Return which vertices always stay: branch points, ends, isolated vertices, ends of loops, and roots of skeletons."""
     degree = np.bincount(links.ravel(), minlength=shapes.n_vertices)
     fixed: NDArray[np.bool_] = degree != 2
     fixed[links[links[:, 0] == links[:, 1], 0]] = True
@@ -339,7 +339,7 @@ def fixed_vertices(shapes: Shapes, links: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def required_inner_vertices(chains: Paths) -> NDArray[np.int64]:
-    """Return how many inner vertices each run must keep so that no loop and no parallel run is lost."""
+    """Return how many inner vertices each path must keep so that no loop and no parallel path is lost."""
     ends = np.sort(np.stack([chains.members[chains.offsets[:-1]], chains.members[chains.offsets[1:] - 1]], 1), 1)
     _, which, counts = np.unique(ends, axis=0, return_inverse=True, return_counts=True)
     return np.where(ends[:, 0] == ends[:, 1], 2, np.where(counts[which.ravel()] > 1, 1, 0))
@@ -348,9 +348,9 @@ def required_inner_vertices(chains: Paths) -> NDArray[np.int64]:
 def graph_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
     """Yield coarser levels of graphs and skeletons.
 
-    Branch points, ends, lone vertices and roots stay. The runs between them are simplified by Douglas and Peucker's algorithm;
-    a loop keeps two inner vertices and parallel runs one each, so that components, branches and loops are as many as before. A
-    new link points as the links did that it stands for; attributes of links are not carried, as links are merged.
+    Branch points, ends, isolated vertices and roots stay. The paths between them are simplified by the Douglas-Peucker algorithm;
+    a loop keeps two inner vertices and parallel paths one each, so the numbers of components, branches and loops do not change. A
+    new link has the direction of the links that it replaces; attributes of links are dropped, because links are merged.
     """
     links = np.zeros((0, 2), np.int64) if shapes.links is None else np.asarray(shapes.links, np.int64)
     if links.shape[1] != 2:
@@ -379,23 +379,23 @@ def graph_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
 
 
 AGGRESSIVENESS = (7.0, 4.0, 1.0)
-"""What the library is asked for, in turn, until a closed surface stays closed."""
+"""Values passed to the library in turn, until a closed surface stays closed."""
 
 MIN_FACES = 4
 
 
 @dataclass(frozen=True)
 class Surface:
-    """One mesh: vertices, faces, and which old vertex each new one takes its values from.
+    """A mesh: vertices, faces and the mapping from old to new vertices.
 
     Parameters
     ----------
     points : (n, 3) float64
         Vertices.
     faces : (m, 3) int64
-        Their rows.
+        Vertex rows of each face.
     mapping : (old,) int64
-        For each old vertex the new one that stands for it, or -1.
+        For each old vertex the new vertex that represents it, or -1.
     """
 
     points: NDArray[np.float64]
@@ -404,7 +404,7 @@ class Surface:
 
 
 def is_closed(faces: NDArray[Any]) -> bool:
-    """Tell whether every edge belongs to exactly two faces.
+    """Return whether every edge belongs to exactly two faces.
 
     Examples
     --------
@@ -416,23 +416,23 @@ def is_closed(faces: NDArray[Any]) -> bool:
 
 
 def decimate(points: NDArray[np.float64], faces: NDArray[np.int64], n_faces: int) -> Surface:
-    """Return a mesh with about `n_faces` faces, inside the box of the old one; closed if the old one was.
+    """Return a mesh with about `n_faces` faces, within the box of the old one; closed if the old one is.
 
-    Where the library cannot keep a closed surface closed, or finds no fewer faces, the mesh stays as it is.
+    If the library cannot keep a closed surface closed, or cannot reduce the faces, the mesh is returned unchanged.
 
     Parameters
     ----------
     points : (n, 3) float64
         Vertices.
     faces : (m, 3) int64
-        Their rows.
+        Vertex rows of each face.
     n_faces : int
-        How many faces are wanted.
+        Target number of faces.
 
     Raises
     ------
     MissingExtraError
-        Without fast-simplification.
+        If fast-simplification is not installed.
     """
     fast = load_library("fast_simplification")
     same = Surface(points, faces, np.arange(len(points)))
@@ -459,7 +459,7 @@ def decimate(points: NDArray[np.float64], faces: NDArray[np.int64], n_faces: int
 
 
 def source_vertices(points: NDArray[np.float64], surface: Surface) -> NDArray[np.int64]:
-    """Return for each new vertex the nearest of the old ones that it stands for, (new,)."""
+    """Return for each new vertex the nearest of the old vertices that it represents, (new,)."""
     olds = np.flatnonzero(surface.mapping >= 0)
     news = surface.mapping[olds]
     gaps = ((points[olds] - surface.points[news]) ** 2).sum(1)
@@ -471,16 +471,16 @@ def source_vertices(points: NDArray[np.float64], surface: Surface) -> NDArray[np
 
 
 def mesh_levels(shapes: Shapes, steps: PyramidOptions) -> Iterator[LevelStep]:
-    """Yield coarser levels of meshes, each decimated from the one before.
+    """Yield coarser levels of meshes, each decimated from the previous one.
 
-    A new vertex has the attributes of the nearest of the vertices that it stands for; attributes of faces are not carried.
+    A new vertex has the attributes of the nearest vertex that it represents; attributes of faces are dropped.
     """
     if shapes.links is not None and shapes.links.shape[1] != 3:
         raise SourceError(
-            f"Faces have {shapes.links.shape[1]} corners; only triangles are decimated. Cut them into triangles first."
+            f"Faces have {shapes.links.shape[1]} corners; only triangles are decimated. Triangulate the mesh first."
         )
     if shapes.n_dims > 3:
-        raise SourceError(f"Meshes of {shapes.n_dims} dimensions are not decimated; expected 2 or 3.")
+        raise SourceError(f"Meshes of {shapes.n_dims} dimensions cannot be decimated; expected 2 or 3.")
     objects = np.arange(len(shapes.offsets) - 1)
     level, faces_before = shapes, _local_faces(shapes)
     for kept in select_objects(shapes, steps):
@@ -522,7 +522,7 @@ def _local_faces(shapes: Shapes) -> list[NDArray[np.int64]]:
 
 
 def _replace_meshes(level: Shapes, surfaces: list[Surface]) -> Shapes:
-    """Put decimated meshes in the place of those of a level."""
+    """Replace the meshes of a level by decimated ones."""
     offsets = counts_to_offsets(np.array([len(surface.points) for surface in surfaces], np.int64))
     rows = [
         source_vertices(_pad_to_3d(level.positions[first:last]), surface) + first
@@ -554,34 +554,34 @@ COARSENERS: dict[str, Callable[[Shapes, PyramidOptions], Iterator[LevelStep]]] =
     "skeleton": graph_levels,
     "mesh": mesh_levels,
 }
-"""Geometry type -> what makes it coarser."""
+"""Geometry type -> generator of its coarser levels."""
 
 
 def make_pyramid(shapes: Shapes, steps: PyramidOptions | None = None) -> tuple[CoarseLevel, ...]:
     """Make coarser levels of shapes, for ``make_geometry(..., coarser=...)``.
 
-    Objects keep their ids, groups and attributes; objects that a level drops (`PyramidOptions.sparsity`) are left out of its shapes and
-    stay in its index, empty. Vertices of points, lines, graphs and skeletons are some of those of the finer level, as they are; those
-    of meshes are new. Chunks grow with bins, so that a chunk has about as many vertices on every level.
+    Objects keep their ids, groups and attributes; objects that a level drops (`PyramidOptions.sparsity`) are absent from its shapes
+    and empty in its index. Vertices of points, lines, graphs and skeletons are an unchanged subset of those of the finer level;
+    those of meshes are new. Chunks grow with bins, so the number of vertices per chunk is similar on every level.
 
     Parameters
     ----------
     shapes : Shapes
         The finest level.
     steps : PyramidOptions or None
-        How many levels and how far apart; None: two, of 8 times fewer vertices each.
+        Number of levels and their ratio; None: two levels, each with 8 times fewer vertices.
 
     Returns
     -------
     tuple of CoarseLevel
-        Finest first, with parents, by which `make_geometry` links levels where that is asked for.
+        Finest first, with parents, from which `make_geometry` makes links across levels if requested.
 
     Raises
     ------
     SourceError
-        If objects are to be dropped where there are none, or faces are no triangles.
+        If objects are to be dropped but there are none, or faces are not triangles.
     MissingExtraError
-        For meshes without the extra ``geometry``.
+        For meshes, if the extra ``geometry`` is not installed.
 
     Examples
     --------
@@ -593,10 +593,10 @@ def make_pyramid(shapes: Shapes, steps: PyramidOptions | None = None) -> tuple[C
     """
     steps = PyramidOptions() if steps is None else steps
     if shapes.ids is None and steps.sparsity < 1:
-        raise SourceError(f"sparsity is {steps.sparsity} where there are no objects; expected 1.")
+        raise SourceError(f"sparsity is {steps.sparsity}, but there are no objects; expected 1.")
     ratio = steps.bins(shapes.n_dims)
     if len(ratio) != shapes.n_dims:
-        raise SourceError(f"bin_ratio is {ratio}; expected {shapes.n_dims} numbers, one for each axis.")
+        raise SourceError(f"bin_ratio is {ratio}; expected {shapes.n_dims} numbers, one per axis.")
     made = []
     for number, (level, parents) in enumerate(COARSENERS[shapes.kind](shapes, steps), 1):
         spans = tuple(one**number for one in ratio)

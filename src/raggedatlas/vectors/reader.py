@@ -1,4 +1,4 @@
-"""Reading a geometry store: whole, by a box, by object, by group; on any level; any of its attributes."""
+"""Reader of geometry stores: all shapes, a box, objects or groups, on any level, with any attributes."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,16 +42,16 @@ _SHARED = -2
 
 
 class LevelQuery:
-    """One level of an open store with its objects.
+    """Queries on one level of an open store: objects and boxes.
 
     Parameters
     ----------
     reader : LevelReader
-        Its arrays.
+        Reader of the level's arrays.
     rules : Rules
         Kind and conventions of the store.
     identity : bool
-        Whether object ids are the numbers of the fragments of the only chunk.
+        Whether object ids are the fragment numbers of the single chunk.
     """
 
     def __init__(self, reader: LevelReader, rules: LinkRules, *, identity: bool) -> None:
@@ -65,7 +65,7 @@ class LevelQuery:
 
     @property
     def has_objects(self) -> bool:
-        """Whether there are objects to ask for."""
+        """Whether the level has objects."""
         return self.identity or self.index.is_there
 
     @cached_property
@@ -77,7 +77,7 @@ class LevelQuery:
         return np.arange(0 if fragments is None else fragments.n_fragments)
 
     def load(self, rows: NDArray[np.int64], names: Sequence[str] | None) -> tuple[Level, CrossLinks | None]:
-        """Return some chunks, and the links across them where the kind has links of its own."""
+        """Return some chunks, with links across them if the kind has its own links."""
         linked = self.rules.kind not in SEQUENTIAL and self.rules.kind != "point_cloud"
         parts = ("fragments", "links") if linked else ("fragments",)
         level = self._loaded(rows, names, parts)
@@ -85,7 +85,7 @@ class LevelQuery:
         return level, cross
 
     def _loaded(self, rows: NDArray[np.int64], names: Sequence[str] | None, parts: Sequence[str]) -> Level:
-        """Return some chunks, with the attribute by which they are cut among those of their vertices."""
+        """Return some chunks, with the attribute that partitions them among the vertex attributes."""
         level, wanted = self.reader.load(rows, attribute_filter(names), parts), attribute_filter(names)
         lead = self.reader.read_partition_attribute(level.chunks, np.diff(level.bounds), wanted)
         return replace(level, vertex_attributes={**level.vertex_attributes, **lead}) if lead else level
@@ -103,7 +103,7 @@ class LevelQuery:
             if len(attribute.values) != len(self.ids):
                 raise CorruptError(
                     f"{self.reader.where}/object_attributes/{name} has {len(attribute.values)} rows; "
-                    f"expected {len(self.ids)}, one for each object."
+                    f"expected {len(self.ids)}, one per object."
                 )
             made[name] = attribute if ids is None else attribute.take(self._rows_of(ids))
         return made
@@ -112,13 +112,13 @@ class LevelQuery:
         return ids if self.identity else self.index.rows_of(ids)
 
     def manifests(self, ids: NDArray[np.int64]) -> Objects:
-        """Return where the fragments of some objects lie."""
+        """Return the manifests of some objects."""
         if not self.identity:
             return self.index.take(ids)
         bad = (ids < 0) | (ids >= len(self.ids))
         if bad.any():
             raise NotFoundError(
-                f"There is no object {ids[bad][0]} in {self.reader.where}; it has {len(self.ids):,} objects."
+                f"Object {ids[bad][0]} does not exist in {self.reader.where}; it has {len(self.ids):,} objects."
             )
         chunk = self.reader.keys.keys
         chunks = np.broadcast_to(chunk[:1], (len(ids), chunk.shape[1]))
@@ -160,21 +160,21 @@ class LevelQuery:
         )
 
     def _chunk_rows(self, objects: Objects) -> NDArray[np.int64]:
-        """Return which chunk of the level each block names; a chunk that is not there is refused."""
+        """Return the row of the chunk that each block refers to; refuse missing chunks."""
         at = self.reader.keys.find(objects.chunks)
         bad = np.flatnonzero((at < 0) & (objects.counts > 0))
         if bad.size:
             raise CorruptError(
-                f"{self.reader.where}/object_index names chunk {objects.chunks[bad[0]].tolist()}, which has no vertices."
+                f"{self.reader.where}/object_index refers to chunk {objects.chunks[bad[0]].tolist()}, which has no vertices."
             )
         return at
 
     def _numbered(
         self, level: Level, objects: Objects, place: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the fragments of objects as numbers among those of the level at hand, and the bounds of each object.
+        """Return the fragments of objects as fragment numbers of the loaded level, and the bounds of each object.
 
-        `place` is the chunk of each block in `level`, -1 where it is absent.
+        `place` is the row of each block's chunk in `level`, -1 if it is absent.
         """
         assert level.fragments is not None
         bounds = level.fragments.bounds
@@ -183,9 +183,9 @@ class LevelQuery:
         return bounds[place[blocks]] + fragments, owned
 
     def read(self, names: Sequence[str] | None, *, once: bool) -> Shapes:
-        """Return all objects by ascending id, and behind them the vertices that belong to none.
+        """Return all objects by ascending id, followed by the vertices that belong to no object.
 
-        With `once`, a fragment that several objects share goes to the first of them.
+        With `once`, a fragment shared by several objects is assigned to the first of them.
         """
         level, cross = self.load(np.arange(len(self.reader.keys.keys)), names)
         n_fragments = 0 if level.fragments is None else level.fragments.n_fragments
@@ -206,9 +206,9 @@ class LevelQuery:
     def _without_repeats(
         self, fragments: NDArray[np.int64], bounds: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the fragments of objects, each only where it is named first.
+        """Return the fragments of objects, each only at its first occurrence.
 
-        Lines keep their repeats: they are joined in the order of their vertices, and would be joined wrongly without some of them.
+        Lines keep repeated fragments: they are assembled in vertex order, which would be wrong with some fragments missing.
         """
         if self.rules.kind in SEQUENTIAL:
             return fragments, bounds
@@ -217,7 +217,7 @@ class LevelQuery:
         return fragments[first], counts_to_offsets(first)[bounds]
 
     def _all_of(self, n_fragments: int) -> FragmentSelection:
-        """Choose all fragments of a level without objects: each is a line, or all are one cloud, graph or mesh."""
+        """Select all fragments of a level without objects: each is a line, or all form one cloud, graph or mesh."""
         every = np.arange(n_fragments)
         if self.rules.kind in SEQUENTIAL:
             return FragmentSelection(every, np.arange(n_fragments + 1), every)
@@ -227,7 +227,7 @@ class LevelQuery:
     def box(
         self, low: NDArray[np.float64], high: NDArray[np.float64], names: Sequence[str] | None, *, whole: bool
     ) -> Shapes:
-        """Return what lies in a box."""
+        """Return the content of a box."""
         rows = self._chunks_in(low, high)
         if self.rules.kind == "point_cloud" and not self.has_objects:
             return self._points_in(rows, (low, high), names)
@@ -247,7 +247,7 @@ class LevelQuery:
         return clip_shapes(shapes, _in_box(shapes.positions, low, high))
 
     def _chunks_in(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return which chunks may hold vertices of a box."""
+        """Return which chunks may have vertices in a box."""
         keys = self.reader.keys.keys
         edges = np.asarray(self.reader.chunk_shape)
         own = keys[:, keys.shape[1] - len(edges) :]
@@ -256,7 +256,7 @@ class LevelQuery:
     def _points_in(
         self, rows: NDArray[np.int64], box: tuple[NDArray[np.float64], NDArray[np.float64]], names: Sequence[str] | None
     ) -> Shapes:
-        """Return the points of a cloud without objects that lie in a box."""
+        """Return the points of a cloud without objects that are in a box."""
         parts = () if self.reader.tiles else ("fragments",)
         level = self._loaded(rows, names, parts)
         if level.fragments is not None:
@@ -267,7 +267,7 @@ class LevelQuery:
         return Shapes("point_cloud", np.take(level.positions, kept, axis=0), vertex_attributes=attributes)
 
     def _owners(self, level: Level, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (fragment of the level at hand, object) for all of its fragments; `NO_OWNER` where they belong to none."""
+        """Return (fragment of the loaded level, object) for all of its fragments; `NO_OWNER` if a fragment has no object."""
         assert level.fragments is not None
         n_fragments = level.fragments.n_fragments
         every = np.arange(n_fragments)
@@ -303,10 +303,10 @@ class LevelQuery:
     def _owned(
         self, rows: NDArray[np.int64], owners: tuple[NDArray[np.int64], NDArray[np.int64]], names: Sequence[str] | None
     ) -> Shapes:
-        """Return what some chunks hold, by object; vertices that belong to none come last."""
+        """Return the content of some chunks by object; vertices without an object come last."""
         level, cross = self.load(rows, names)
         fragments, ids = owners
-        order = np.lexsort((fragments, ids.view(np.uint64)))  # NO_OWNER, as the greatest number, comes last
+        order = np.lexsort((fragments, ids.view(np.uint64)))  # as unsigned, NO_OWNER sorts last
         fragments, ids = fragments[order], ids[order]
         owned = int(np.count_nonzero(ids != NO_OWNER))
         unique, first = np.unique(ids[:owned], return_index=True)
@@ -318,7 +318,7 @@ class LevelQuery:
 
 
 def _in_box(positions: NDArray[np.generic], low: NDArray[np.float64], high: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Tell which positions lie in a box, both ends inclusive."""
+    """Return which positions are in a box, both ends inclusive."""
     inside = np.ones(len(positions), bool)
     for axis in range(positions.shape[1]):
         values = positions[:, axis]
@@ -337,19 +337,19 @@ _WHOLE = (*SEQUENTIAL, "skeleton")
 
 @checked
 class VectorStore:
-    """An open geometry store. Metadata are read once; local shards are memory-mapped.
+    """An open geometry store. Metadata is read once; local shards are memory-mapped.
 
-    Many threads may read at once. Pickled, it is its place, which is opened again.
+    Thread-safe. Pickling keeps the location only; the store is opened again on unpickling.
 
-    Every call that reads takes ``level`` (0 is the finest), or ``budget`` instead: the finest level with at most so many vertices
-    (the coarsest, if none has so few); and ``attributes``: names of any family, None for all.
+    Every reading method takes ``level`` (0 is the finest), or ``budget`` instead: the finest level with at most that many vertices
+    (the coarsest, if none is small enough); and ``attributes``: names from any family, None for all.
 
     Parameters
     ----------
     location : Location
-        Where it lies.
+        Location of the store.
     layout : str or None
-        Refuse any other layout than this; None: read both.
+        The only layout accepted; None: both.
 
     Examples
     --------
@@ -375,7 +375,7 @@ class VectorStore:
             raise NotFoundError(f"There is no geometry store at {location.uri}: it has no zarr.json.")
         self._root: Root = parse_root(node_attributes(node), location.uri)
         if layout is not None and layout != self._root.layout:
-            raise SourceError(f"{location.uri} is of layout {self._root.layout}; {layout} was asked for.")
+            raise SourceError(f"{location.uri} has layout {self._root.layout}; {layout} was requested.")
         numbers = sorted(int(name) for name in self.files.children("") if name.isdigit())
         if numbers != list(range(len(numbers))) or not numbers:
             raise CorruptError(f"{location.uri} has the levels {numbers}; expected 0, 1, 2, ...")
@@ -384,12 +384,12 @@ class VectorStore:
         self._open(0)
 
     def __repr__(self) -> str:
-        """Say in one line what it is."""
+        """Return a one-line summary."""
         types = ", ".join(self.geometry.types)
         return f"VectorStore({self.location.uri!r}, {types}, layout {self.layout}, {self.n_levels} levels)"
 
     def __reduce__(self) -> tuple[type["VectorStore"], tuple[Location, str | None]]:
-        """Pickle the place, not what is open: workers map shards themselves."""
+        """Pickle the location only: workers map the shards themselves."""
         return type(self), (self.location, self._asked)
 
     def _repr_html_(self) -> str:
@@ -399,7 +399,7 @@ class VectorStore:
 
     @property
     def geometry(self) -> Geometry:
-        """What the root says: types, axes, chunks, bounds and conventions, without levels."""
+        """The root metadata: types, axes, chunks, bounds and conventions, without levels."""
         return self._root.geometry
 
     @property
@@ -409,21 +409,21 @@ class VectorStore:
 
     @property
     def version(self) -> str:
-        """``zv_version`` as it stands."""
+        """``zv_version`` as stored."""
         return self._root.version
 
     @property
     def kind(self) -> str:
-        """The geometry type; the first, if there are several; an unknown one is read as a graph."""
+        """The geometry type; the first if there are several; unknown types are read as graphs."""
         kind = self.geometry.types[0] if self.geometry.types else "point_cloud"
         return kind if kind in KINDS else "graph"
 
     def _open(self, number: int) -> LevelQuery:
-        """Return a level, opened once."""
+        """Return a level; it is opened once."""
         if number not in self._levels:
             if not 0 <= number < self.n_levels:
                 raise QueryError(
-                    f"There is no level {number}; {self.location.uri} has levels 0 to {self.n_levels - 1}."
+                    f"Level {number} does not exist; {self.location.uri} has levels 0 to {self.n_levels - 1}."
                 )
             root = self.geometry
             reader = LevelReader(self.files, root, self.layout, number)
@@ -432,18 +432,18 @@ class VectorStore:
         return self._levels[number]
 
     def _choose(self, level: int | None, budget: int | None) -> LevelQuery:
-        """Return the level that is asked for, by number or by a budget of vertices."""
+        """Return the requested level, by number or by a budget of vertices."""
         if budget is None:
             return self._open(0 if level is None else level)
         if level is not None:
-            raise QueryError("Give a level or a budget of vertices, not both.")
+            raise QueryError("Pass either level or budget, not both.")
         for number in range(self.n_levels):
             if self._open(number).reader.n_vertices <= budget:
                 return self._open(number)
         return self._open(self.n_levels - 1)
 
     def vertex_counts(self) -> list[int]:
-        """Return how many vertices each level has, by its metadata."""
+        """Return the number of vertices of each level, from its metadata."""
         return [self._open(number).reader.n_vertices for number in range(self.n_levels)]
 
     def read(
@@ -454,22 +454,22 @@ class VectorStore:
         attributes: Sequence[str] | None = None,
         shared: Literal["once", "each"] = "once",
     ) -> Shapes:
-        """Return all of a level: objects by ascending id, their vertices in order of traversal.
+        """Return all of a level: objects by ascending id, their vertices in traversal order.
 
         Parameters
         ----------
         level, budget : int or None
-            Which level, or how many vertices at most.
+            The level, or the maximum number of vertices.
         attributes : sequence of str or None
-            Names of any family; None: all.
+            Names from any family; None: all.
         shared : {"once", "each"}
-            Fragments that several objects share: once, with the first of them, or with each of them, as `objects` gives them. Lines,
+            Fragments shared by several objects: once, with the first object, or with each of them, as `objects` returns them. Lines,
             polylines and streamlines always have all of their vertices.
 
         Raises
         ------
         QueryError
-            If `shared` is neither.
+            If `shared` has another value.
         """
         if shared not in ("once", "each"):
             raise QueryError(f"read takes shared='once' or 'each', not {shared!r}.")
@@ -485,25 +485,25 @@ class VectorStore:
         attributes: Sequence[str] | None = None,
         whole: bool | None = None,
     ) -> Shapes:
-        """Return what lies in a box, both ends inclusive; only chunks that meet it are read.
+        """Return the content of a box, both ends inclusive; only chunks that intersect it are read.
 
         Parameters
         ----------
         lo, hi : (D,) floats
             Corners in world units.
         level, budget : int or None
-            Which level, or how many vertices at most.
+            The level, or the maximum number of vertices.
         attributes : sequence of str or None
-            Names of any family; None: all.
+            Names from any family; None: all.
         whole : bool or None
-            True: whole objects that have a vertex in the box. False: the vertices in the box, and the links between them (also of
-            lines, whose links are then given). None: whole objects for lines, polylines, streamlines and skeletons, vertices for
-            points, graphs and meshes.
+            True: complete objects that have a vertex in the box. False: the vertices in the box, and the links between them (for
+            lines too, whose links are then explicit). None: complete objects for lines, polylines, streamlines and skeletons, vertices
+            for points, graphs and meshes.
 
         Raises
         ------
         QueryError
-            If the corners are not finite, not of D axes, or crossed.
+            If the corners are not finite, do not have D axes, or are swapped.
         """
         n_dims = self.geometry.n_dims
         try:
@@ -518,7 +518,7 @@ class VectorStore:
             or (low > high).any()
         ):
             raise QueryError(
-                f"A box from {low.tolist()} to {high.tolist()} is none on {n_dims} axes; expected two corners, the least first."
+                f"A box from {low.tolist()} to {high.tolist()} is invalid on {n_dims} axes; expected two corners, the lower one first."
             )
         entire = self.kind in _WHOLE if whole is None else whole
         return self._choose(level, budget).box(low, high, attributes, whole=entire)
@@ -531,28 +531,26 @@ class VectorStore:
         budget: int | None = None,
         attributes: Sequence[str] | None = None,
     ) -> Shapes:
-        """Return objects by id, in the asked order; one pass over the chunks that hold them.
+        """Return objects by id, in the given order; one pass over the chunks that hold them.
 
         Parameters
         ----------
         ids : iterable of int
-            Each once.
+            Unique ids.
         level, budget, attributes
             As in `read`.
 
         Raises
         ------
         NotFoundError
-            If there is no such object, or there are no objects.
+            If an object does not exist, or there are no objects.
         """
         opened = self._choose(level, budget)
         asked = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
         if asked.ndim != 1 or (asked.size and asked.dtype.kind not in "iu"):
-            raise QueryError(
-                f"Objects are asked for by {asked.dtype} of the shape {asked.shape}; expected whole numbers."
-            )
+            raise QueryError(f"Object ids are {asked.dtype} of shape {asked.shape}; expected integers.")
         if not opened.has_objects:
-            raise NotFoundError(f"{self.location.uri} has no objects; read it whole or by a box.")
+            raise NotFoundError(f"{self.location.uri} has no objects; read all of it, or a box.")
         return opened.take(asked.astype(np.int64), attributes)
 
     def group(
@@ -563,24 +561,24 @@ class VectorStore:
         budget: int | None = None,
         attributes: Sequence[str] | None = None,
     ) -> Shapes:
-        """Return the objects of a group, by its number or by its value of the group attribute ``name``.
+        """Return the objects of a group, given by its number or its value of the group attribute ``name``.
 
         Raises
         ------
         NotFoundError
-            If there is no such group.
+            If the group does not exist.
         """
         opened = self._choose(level, budget)
         groups = read_groups(opened.reader)
         number = _group_number(groups, group)
         if groups is None or number is None:
-            raise NotFoundError(f"There is no group {group!r} in {opened.reader.where}.")
+            raise NotFoundError(f"Group {group!r} does not exist in {opened.reader.where}.")
         members = groups.members(number)
         _, first = np.unique(members, return_index=True)
         return opened.take(members[np.sort(first)], attributes)
 
     def load(self) -> Geometry:
-        """Return the whole store as it is cut, every level and array: what `write` takes."""
+        """Return the complete store with every level and array, as `write` takes it."""
         made = []
         for number in range(self.n_levels):
             opened = self._open(number)
@@ -604,7 +602,7 @@ class VectorStore:
         return CrossLinkReader(self._open(number).reader, target, delta)
 
     def cross_links(self, delta: int, *, level: int = 0) -> CrossLinks | None:
-        """Return the links from a level to the one `delta` further, or None where there are none."""
+        """Return the links from a level to the one `delta` levels away, or None if there are none."""
         return self._crossing(level, delta).read()
 
     def object_ids(self, level: int = 0) -> NDArray[np.int64]:
@@ -622,7 +620,7 @@ class VectorStore:
 
 
 def _group_number(groups: Groups | None, group: int | str) -> int | None:
-    """Return the number of a group that is there."""
+    """Return the number of an existing group."""
     if groups is None:
         return None
     if isinstance(group, str):
@@ -641,15 +639,15 @@ def open_vectors(location: Location | str | os.PathLike[str], *, layout: str | N
     location : Location, str or path
         The store.
     layout : str or None
-        ``"0.7"`` or ``"0.9"`` to refuse the other; None: read both.
+        ``"0.7"`` or ``"0.9"`` to refuse the other one; None: read both.
 
     Raises
     ------
     NotFoundError
-        If there is no geometry store.
+        If there is no geometry store at the location.
     SourceError
-        If it is of a generation that is not read, mixes two, or requires a capability that is unknown.
+        If its version is unsupported, it mixes two versions, or it requires an unknown capability.
     CorruptError
-        If its metadata do not hold together.
+        If its metadata is inconsistent.
     """
     return VectorStore(Location.of(location), layout)

@@ -1,4 +1,4 @@
-"""Shapes as people have them: flat arrays, object after object, and their attributes and groups."""
+"""Shapes in memory: flat arrays in object order, with attributes and groups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,31 +13,31 @@ KINDS = ("point_cloud", "line", "polyline", "streamline", "graph", "skeleton", "
 """The geometry types."""
 
 SEQUENTIAL = ("line", "polyline", "streamline")
-"""Kinds whose links are not stored: within an object, vertex ``i`` is joined with vertex ``i + 1``."""
+"""Kinds whose links are not stored: within an object, vertex ``i`` is linked to vertex ``i + 1``."""
 
 POSITION_TYPES = (
     *("float16", "float32", "float64"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
-"""Element types of positions."""
+"""Dtypes of positions."""
 
 Strings = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """One column of values beside vertices, fragments, links, objects or groups.
+    """A column of values for vertices, fragments, links, objects or groups.
 
     Parameters
     ----------
     values : (rows,) or (rows, C) array
         Numbers, booleans as uint8; for objects and groups also strings (a NumPy string array).
     channels : tuple of str
-        Names of the C channels, or none.
+        Names of the C channels, or empty.
     present : (rows,) bool or None
-        Which rows have a value at all (objects that a coarse level dropped have none); None: all.
+        Rows that have a value (objects dropped from a coarse level have none); None: all.
     metadata : mapping
-        Further keys of the array's attributes, kept as they stand: ``channel_dtype``, and for dictionary-encoded values
+        Additional keys of the array's attributes, preserved unchanged: ``channel_dtype``, and for dictionary-encoded values
         ``encoding="dictionary"``, ``categories``, ``ordered``, ``_FillValue``.
     """
 
@@ -47,33 +47,33 @@ class Attribute:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Make the values an array, and refuse more than two axes or names that do not fit."""
+        """Convert the values to an array; refuse more than two axes or the wrong number of channel names."""
         values = np.asarray(self.values)
         if values.dtype == bool:
             values = values.view(np.uint8)
         object.__setattr__(self, "values", values)
         if values.ndim not in (1, 2):
-            raise SourceError(f"An attribute has the shape {values.shape}; expected (rows,) or (rows, channels).")
+            raise SourceError(f"An attribute has shape {values.shape}; expected (rows,) or (rows, channels).")
         if self.channels and len(self.channels) != self.n_channels:
             raise SourceError(f"An attribute of {self.n_channels} channels has {len(self.channels)} channel names.")
 
     @property
     def n_channels(self) -> int:
-        """How many values a row has (1 for a scalar attribute)."""
+        """Number of values per row (1 for a scalar attribute)."""
         return 1 if self.values.ndim == 1 else int(self.values.shape[1])
 
     def take(self, rows: NDArray[np.integer[Any]] | slice) -> "Attribute":
-        """Return the attribute for some rows.
+        """Return the attribute of some rows.
 
         Parameters
         ----------
         rows : (n,) integers or slice
-            Numbers of rows, in any order and maybe repeated.
+            Row numbers, in any order, possibly repeated.
 
         Raises
         ------
         RowTypeError
-            If they are no whole numbers; a mask is none.
+            If they are not integers; masks are not accepted.
 
         Examples
         --------
@@ -82,7 +82,7 @@ class Attribute:
         """
         if not isinstance(rows, slice) and (kind := np.asarray(rows).dtype).kind not in "iu":
             raise RowTypeError(
-                f"Rows of an attribute are asked for by {kind} values; expected row numbers or a slice. "
+                f"Rows of an attribute are selected by {kind} values; expected row numbers or a slice. "
                 "np.flatnonzero(mask) gives the row numbers of a mask."
             )
         present = None if self.present is None else self.present[rows]
@@ -94,7 +94,7 @@ Attributes = Mapping[str, Attribute]
 
 
 def as_attributes(values: Mapping[str, Any] | None) -> dict[str, Attribute]:
-    """Return a mapping of `Attribute`, each made of an array where it is not one already."""
+    """Return a mapping of `Attribute`; plain arrays are converted."""
     made = {} if values is None else dict(values)
     return {
         name: value if isinstance(value, Attribute) else Attribute(np.asarray(value)) for name, value in made.items()
@@ -102,14 +102,14 @@ def as_attributes(values: Mapping[str, Any] | None) -> dict[str, Attribute]:
 
 
 def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dict[str, Attribute]:
-    """Put the rows of attributes one after the other; a part that lacks one has absent rows in their place.
+    """Concatenate the rows of attributes; if a part lacks one, its rows are absent.
 
     Parameters
     ----------
     parts : sequence of mapping of str to Attribute
         Attributes of each part.
     counts : sequence of int
-        Rows of each part.
+        Number of rows of each part.
     """
     made: dict[str, Attribute] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
@@ -127,14 +127,14 @@ def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dic
 
 @dataclass(frozen=True)
 class Groups:
-    """Sets of objects: any number, of any length, overlapping or not (§7.4).
+    """Sets of objects: any number, of any length, possibly overlapping (§7.4).
 
     Parameters
     ----------
     offsets : (G + 1,) int64
         Group ``g`` has ``ids[offsets[g]:offsets[g + 1]]``.
     ids : (T,) int64
-        Object ids, group after group, in the given order.
+        Object ids, group by group, in the given order.
     attributes : mapping of str to Attribute
         G rows each, e.g. ``name``, ``super_type``, ``parent``.
     """
@@ -145,7 +145,7 @@ class Groups:
 
     @property
     def n_groups(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return len(self.offsets) - 1
 
     def members(self, group: int) -> NDArray[np.int64]:
@@ -155,38 +155,38 @@ class Groups:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Shapes as people have them: flat arrays, object after object. What converters make and what reading gives.
+    """Shapes in flat arrays, in object order. Converters return them, and so does reading.
 
     Parameters
     ----------
     kind : str
-        One of `KINDS`.
+        A member of `KINDS`.
     positions : (N, D) array
-        Vertices in world units, D >= 2, of any type in `POSITION_TYPES`; all vertices of an object stand together.
+        Vertices in world units, D >= 2, of a dtype in `POSITION_TYPES`; the vertices of an object are contiguous.
     offsets : (B + 1,) int64 or None
-        Vertices of object ``i`` are ``positions[offsets[i]:offsets[i + 1]]``; an object may have none; vertices from ``offsets[B]`` on
-        belong to no object. None: one object, or, in a point cloud without objects, all points.
+        Vertices of object ``i`` are ``positions[offsets[i]:offsets[i + 1]]``; an object may be empty; vertices from ``offsets[B]`` on
+        belong to no object. None: all vertices are one object, or, in a point cloud, they belong to no object.
     ids : (B,) int64 or None
-        Ids of the objects, each once, in any order, not negative. None: 0 to B - 1, or, in a point cloud whose `offsets` are None
+        Ids of the objects, unique, in any order, not negative. None: 0 to B - 1, or, in a point cloud whose `offsets` are None
         too, no objects.
     links : (M, L) integer array or None
         Rows of `positions`: edges (L = 2) or faces (L = 3; also more). None for points, and for lines, polylines and streamlines,
-        whose vertices are joined in order. Skeletons: edges as (child, parent).
+        whose vertices are linked in order. Skeletons: edges as (child, parent).
     link_offsets : (B + 1,) int64 or None
-        Links of object ``i``. None where links do not stand object by object; they are then sorted out by their vertices.
+        Links of object ``i``. None if links are not in object order; their objects are then found from their vertices.
     vertex_attributes, link_attributes, object_attributes : mapping of str to Attribute (or array)
         N, M and B rows.
     fragment_offsets : (F + 1,) int64 or None
-        In what was read: where the fragments begin among the vertices; None in what is to be written.
+        In shapes that were read: start of each fragment among the vertices; None in shapes to be written.
     fragment_attributes : mapping of str to Attribute
-        F rows, in what was read.
+        F rows, in shapes that were read.
     groups : Groups or None
         Sets of object ids.
 
     Raises
     ------
     SourceError
-        If a shape, a length or an id does not fit the others; what needs values (faces out of range, NaN) is refused by `make_geometry`.
+        If a shape, a length or an id is inconsistent; `make_geometry` also checks values (faces out of range, NaN).
 
     Examples
     --------
@@ -210,14 +210,14 @@ class Shapes:
     groups: Groups | None = None
 
     def __post_init__(self) -> None:
-        """Make arrays of what is given and refuse what does not fit together."""
+        """Convert to arrays and validate them."""
         if self.kind not in KINDS:
-            raise SourceError(f"There is no geometry type {self.kind!r}; expected one of {', '.join(KINDS)}.")
+            raise SourceError(f"Unknown geometry type {self.kind!r}; expected one of {', '.join(KINDS)}.")
         positions = np.asarray(self.positions)
         if positions.ndim != 2 or positions.dtype.name not in POSITION_TYPES:
             raise SourceError(
-                f"Positions have the shape {positions.shape} and the type {positions.dtype}; expected rows of coordinates, (N, D), "
-                "of floats or integers. Rows of different lengths make no such array."
+                f"Positions have shape {positions.shape} and dtype {positions.dtype}; expected rows of coordinates, (N, D), "
+                "of floats or integers. Rows of different lengths cannot form such an array."
             )
         lone = self.offsets is None
         if self.ids is None and not (lone and self.kind == "point_cloud"):
@@ -242,75 +242,73 @@ class Shapes:
 
     @property
     def n_vertices(self) -> int:
-        """How many vertices there are."""
+        """Number of vertices."""
         return len(self.positions)
 
     @property
     def n_links(self) -> int:
-        """How many links are stored (none where they follow from the order)."""
+        """Number of stored links (0 if they follow from the order)."""
         return 0 if self.links is None else len(self.links)
 
     @property
     def n_objects(self) -> int:
-        """How many objects there are; 0 in a point cloud without objects."""
+        """Number of objects; 0 in a point cloud without objects."""
         return 0 if self.ids is None else len(self.offsets) - 1
 
     @property
     def n_dims(self) -> int:
-        """How many space axes positions have."""
+        """Number of space axes."""
         return int(self.positions.shape[1])
 
     @property
     def vertex_counts(self) -> NDArray[np.int64]:
-        """Vertices of each object, (B,)."""
+        """Number of vertices of each object, (B,)."""
         return np.diff(self.offsets)
 
 
 def check_offsets(offsets: Any, total: int, what: str, *, partly: bool = False) -> NDArray[np.int64]:  # noqa: ANN401
-    """Return offsets as int64 after checking that they begin at 0, never fall and end at `total` (or before, if `partly`)."""
+    """Return offsets as int64 after checking that they start at 0, never decrease and end at `total` (or before, if `partly`)."""
     made = np.asarray(offsets)
     if made.ndim != 1 or not made.size or made.dtype.kind not in "iu":
-        raise SourceError(
-            f"{what}: offsets are {made.dtype} of the shape {made.shape}; expected (objects + 1,) integers."
-        )
+        raise SourceError(f"{what}: offsets are {made.dtype} of shape {made.shape}; expected (objects + 1,) integers.")
     made = made.astype(np.int64)
     ends = made[-1] == total or (partly and made[-1] < total)
     if made[0] != 0 or not ends or (np.diff(made) < 0).any():
-        raise SourceError(f"{what}: offsets go from {made[0]} to {made[-1]}; expected 0 to {total}, never falling.")
+        raise SourceError(f"{what}: offsets go from {made[0]} to {made[-1]}; expected 0 to {total}, never decreasing.")
     return made
 
 
-def check_ids(ids: Any, n_objects: int) -> NDArray[np.int64]:  # noqa: ANN401 - whatever NumPy takes
-    """Return object ids as int64 after checking that there are `n_objects`, none negative and none twice."""
+def check_ids(ids: Any, n_objects: int) -> NDArray[np.int64]:  # noqa: ANN401 - any array-like
+    """Return object ids as int64 after checking that there are `n_objects`, none negative and none repeated."""
     made = np.asarray(ids)
     if made.shape != (n_objects,) or (made.size and made.dtype.kind not in "iu"):
-        raise SourceError(f"Object ids are {made.dtype} of the shape {made.shape}; expected {n_objects} integers.")
+        raise SourceError(f"Object ids are {made.dtype} of shape {made.shape}; expected {n_objects} integers.")
     if made.size and (made.min() < 0 or made.max() > np.iinfo(np.int64).max):
         raise SourceError(f"Object ids go from {made.min()} to {made.max()}; expected 0 to 2**63 - 1.")
     if n_objects > 1 and len(np.unique(made)) != n_objects:
-        raise SourceError("An object id stands twice; give every object its own.")
+        raise SourceError("An object id occurs twice; ids must be unique.")
     return made.astype(np.int64)
 
 
-def check_links(links: Any) -> NDArray[Any]:  # noqa: ANN401 - whatever NumPy takes
+def check_links(links: Any) -> NDArray[Any]:  # noqa: ANN401 - any array-like
     """Return links as an array after checking that they are rows of integers."""
     made = np.asarray(links)
     if made.ndim != 2 or made.dtype.kind not in "iu" or not made.shape[1]:
-        raise SourceError(f"Links are {made.dtype} of the shape {made.shape}; expected (links, ends) integers.")
+        raise SourceError(f"Links are {made.dtype} of shape {made.shape}; expected (links, ends) integers.")
     return made
 
 
 def check_rows(attributes: Attributes, expected: int, family: str) -> None:
-    """Refuse attributes that do not have one row for each vertex, link or object."""
+    """Refuse attributes that do not have one row per vertex, link or object."""
     for name, attribute in attributes.items():
         if len(attribute.values) != expected:
             raise SourceError(
-                f"The {family} attribute {name!r} has {len(attribute.values)} rows; expected {expected}, one for each {family}."
+                f"The {family} attribute {name!r} has {len(attribute.values)} rows; expected {expected}, one per {family}."
             )
 
 
-def fill_value(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - a value of that type
-    """Return what marks an absent row: NaN, the least integer, the greatest unsigned one, or an empty string."""
+def fill_value(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - a scalar of that dtype
+    """Return the value of absent rows: NaN, the smallest signed integer, the largest unsigned one, or an empty string."""
     if dtype.kind == "f":
         return np.nan
     if dtype.kind in "iu":
@@ -319,7 +317,7 @@ def fill_value(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - a value of that t
 
 
 def counts_to_offsets(counts: NDArray[np.integer[Any] | np.bool_]) -> NDArray[np.int64]:
-    """Return the offsets of lists of these lengths.
+    """Return the offsets of lists of the given lengths.
 
     Examples
     --------
@@ -330,7 +328,7 @@ def counts_to_offsets(counts: NDArray[np.integer[Any] | np.bool_]) -> NDArray[np
 
 
 def gather_rows(offsets: NDArray[np.int64], lists: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-    """Return the rows of some lists, list after list.
+    """Return the rows of some lists, concatenated.
 
     Examples
     --------
@@ -344,7 +342,7 @@ def gather_rows(offsets: NDArray[np.int64], lists: NDArray[np.integer[Any]]) -> 
 
 
 def take_attributes(attributes: Attributes, rows: NDArray[Any]) -> dict[str, Any]:
-    """Return attributes of some rows."""
+    """Return some rows of each attribute."""
     return {name: attribute.take(rows) for name, attribute in attributes.items()}
 
 
@@ -359,14 +357,14 @@ def take_objects(shapes: Shapes, rows: NDArray[np.integer[Any]]) -> Shapes:
     Parameters
     ----------
     shapes : Shapes
-        With objects.
+        Shapes with objects.
     rows : (K,) integers
         Rows of the objects (not ids), each at most once.
 
     Returns
     -------
     Shapes
-        Links with an end in another object are left out.
+        Links with an end in another object are dropped.
 
     Examples
     --------
@@ -402,16 +400,16 @@ def take_objects(shapes: Shapes, rows: NDArray[np.integer[Any]]) -> Shapes:
 
 
 def take_vertices(shapes: Shapes, kept: NDArray[np.bool_], links: NDArray[Any] | None = None) -> Shapes:
-    """Return the same objects with some of their vertices, and with other links.
+    """Return the same objects with some of their vertices and with other links.
 
     Parameters
     ----------
     shapes : Shapes
-        Any; its links and their attributes are not taken.
+        Any shapes; their links and link attributes are dropped.
     kept : (N,) bool
-        Which vertices.
+        Vertices to keep.
     links : (M, L) integers or None
-        The new links, as rows of the old vertices that are all kept.
+        The new links, as rows of the old vertices, all of them kept.
     """
     counts = counts_to_offsets(kept)
     return replace(

@@ -1,4 +1,4 @@
-"""Writing a geometry store: staged beside its place, moved there when it is whole."""
+"""Writer of geometry stores: staged next to the target, renamed when complete."""
 
 import contextlib
 import os
@@ -28,26 +28,24 @@ from raggedatlas.vectors.storage.zarr_writer import COMPRESSORS, CellGridOptions
 
 _PUT_BATCH = 64
 _PUT_BATCH_BYTES = 64 << 20
-"""How many objects, and bytes of them, are put together: memory is bounded by these."""
+"""Maximum number of objects, and of their bytes, in one batch of PUT requests; bounds the memory."""
 
 
 def publish_files(location: Location, files: Iterable[File], *, overwrite: bool) -> None:
-    """Write files below a location so that readers see all of them or none.
+    """Write files below a location atomically: readers see all of them or none.
 
-    A local folder is staged beside its place and moved there. In an object store the root's ``zarr.json`` is written last,
-    and what was written is removed again if something fails.
+    A local folder is staged next to its target and renamed. In an object store the root's ``zarr.json`` is written last,
+    and everything written is removed again on failure.
 
     Raises
     ------
     DuplicateError
-        If something is there and `overwrite` is not asked.
+        If the location exists and `overwrite` is false.
     StoreError
-        If the place cannot be written.
+        If the location cannot be written.
     """
     if not overwrite and location.exists():
-        raise DuplicateError(
-            f"There is something at {location.uri} already; choose another place, or pass overwrite=True."
-        )
+        raise DuplicateError(f"{location.uri} already exists; choose another location, or pass overwrite=True.")
     if location.is_local:
         _publish_local(location, files)
     else:
@@ -55,7 +53,7 @@ def publish_files(location: Location, files: Iterable[File], *, overwrite: bool)
 
 
 def _publish_local(location: Location, files: Iterable[File]) -> None:
-    """Stage a folder, and move it to its name."""
+    """Stage a folder, and rename it to its final name."""
     target = location.checked_path()
     mark = uuid4().hex[:8]
     stage, old = (target.with_name(f".{target.name}.{mark}.{end}") for end in ("tmp", "old"))
@@ -75,7 +73,7 @@ def _publish_local(location: Location, files: Iterable[File]) -> None:
 
 
 def _write_all(stage: Path, files: Iterable[File]) -> None:
-    """Write files below a fresh folder."""
+    """Write files below a new folder."""
     stage.mkdir()
     made: set[str] = set()
     for key, pieces in files:
@@ -89,7 +87,7 @@ def _write_all(stage: Path, files: Iterable[File]) -> None:
 
 
 def _write_pieces(descriptor: int, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write pieces one after the other, many in one call."""
+    """Write pieces in order, many per system call."""
     waiting = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     at = 0
     while at < len(waiting):
@@ -102,7 +100,7 @@ def _write_pieces(descriptor: int, pieces: Iterable[bytes | memoryview]) -> None
 
 
 def _publish_remote(location: Location, files: Iterable[File]) -> None:
-    """Put objects, the root's metadata last; a store that was there loses its root first."""
+    """Put objects, the root metadata last; an existing store loses its root first."""
     import obstore
 
     store = location.store()
@@ -137,7 +135,7 @@ def _publish_remote(location: Location, files: Iterable[File]) -> None:
 
 
 def validate_key(key: str) -> str:
-    """Return a key after refusing parts that could leave the store."""
+    """Return a key after refusing parts that could escape the store."""
     for part in key.split("/"):
         if (
             not part
@@ -146,34 +144,32 @@ def validate_key(key: str) -> str:
             or any(ord(sign) < 32 or sign in '\\:*?"<>|' for sign in part)
         ):
             raise NameRefusedError(
-                f"{part!r} may not become part of a path in a store; expected a name without slashes, colons, quotes, "
+                f"{part!r} cannot be part of a path in a store; expected a name without slashes, colons, quotes, "
                 "question marks, stars or control characters that does not begin with a dot."
             )
     return key
 
 
 def check_geometry(geometry: Geometry) -> None:
-    """Refuse a geometry whose arrays do not fit together.
+    """Refuse a geometry with inconsistent arrays.
 
     Raises
     ------
     SourceError
-        Naming the level and the array.
+        The message names the level and the array.
     ValuesError
         If a position is not finite.
     """
     if not geometry.levels:
-        raise SourceError("A geometry store has one level or more.")
+        raise SourceError("A geometry store needs at least one level.")
     for k, level in enumerate(geometry.levels):
         _check_level(level, f"Level {k}", geometry.n_dims)
         deltas = [links.delta for links in level.cross_links]
         if len(set(deltas)) < len(deltas):
-            raise SourceError(
-                f"Level {k} has links across chunks twice for one of the differences {deltas}; join them."
-            )
+            raise SourceError(f"Level {k} has two sets of links for one of the deltas {deltas}; concatenate them.")
         for links in level.cross_links:
             if not 0 <= k + links.delta < len(geometry.levels):
-                raise SourceError(f"Level {k} has links to level {k + links.delta}, which is not there.")
+                raise SourceError(f"Level {k} has links to level {k + links.delta}, which does not exist.")
             if links.delta and geometry.cross_level_storage == "none":
                 raise SourceError(f"Level {k} has links across levels, but cross_level_storage is 'none'.")
             _check_ends(geometry, k, links)
@@ -187,13 +183,13 @@ def _check_level(level: Level, where: str, n_dims: int) -> None:
     positions = level.positions
     if positions.ndim != 2 or positions.shape[1] != n_dims or positions.dtype.name not in POSITION_TYPES:
         raise SourceError(
-            f"{where}: positions are {positions.dtype} of the shape {positions.shape}; expected (N, {n_dims})."
+            f"{where}: positions are {positions.dtype} of shape {positions.shape}; expected (N, {n_dims})."
         )
     if positions.dtype.kind == "f" and not np.isfinite(positions).all():
         raise ValuesError(f"{where}: a position is not finite.")
     _check_bounds(level.bounds, len(level.chunks), len(positions), f"{where}: vertices")
     if len(level.chunks) > 1 and not _is_ascending(level.chunks):
-        raise SourceError(f"{where}: chunk keys do not ascend.")
+        raise SourceError(f"{where}: chunk keys are not ascending.")
     check_rows(level.vertex_attributes, len(positions), "vertex")
     sizes = np.diff(level.bounds)
     if level.fragments is not None:
@@ -204,7 +200,7 @@ def _check_level(level: Level, where: str, n_dims: int) -> None:
         _check_bounds(links.bounds, len(level.chunks), len(links.rows), f"{where}: links")
         limit = np.repeat(sizes, np.diff(links.bounds))
         if ((links.rows < 0) | (links.rows >= limit[:, None])).any():
-            raise SourceError(f"{where}: a link names a row that its chunk does not have.")
+            raise SourceError(f"{where}: a link refers to a row that its chunk does not have.")
         check_rows(links.attributes, len(links.rows), "link")
         if links.fragments is not None:
             _check_fragments(links.fragments, np.diff(links.bounds), f"{where}: link_fragments")
@@ -217,20 +213,20 @@ def _check_level(level: Level, where: str, n_dims: int) -> None:
 
 
 def _check_objects(level: Level, objects: Objects, where: str) -> None:
-    """Refuse an object index that names chunks or fragments that are not there."""
+    """Refuse an object index that refers to missing chunks or fragments."""
     n_blocks, n_parts = len(objects.starts), level.chunks.shape[1]
     _check_bounds(objects.bounds, objects.n_objects, n_blocks, f"{where}: object index")
     lengths = {len(objects.modes), len(objects.counts), len(objects.chunks)}
     if lengths != {n_blocks} or objects.chunks.shape[1:] != (n_parts,):
         raise SourceError(
-            f"{where}: the object index has {n_blocks} starts, and chunks of the shape {objects.chunks.shape}; expected modes, counts "
+            f"{where}: the object index has {n_blocks} starts, and chunks of shape {objects.chunks.shape}; expected modes, counts "
             f"and chunks for each, of {n_parts} parts."
         )
     listed = objects.modes == LIST
     if (objects.modes > LIST).any() or (objects.counts < 0).any() or (objects.starts < 0).any():
         raise SourceError(f"{where}: the object index has an unknown mode, or a negative start or count.")
     if (objects.starts[listed] > len(objects.fragments) - objects.counts[listed]).any():
-        raise SourceError(f"{where}: a list of the object index goes beyond the fragments that are given.")
+        raise SourceError(f"{where}: a list of the object index exceeds the given fragments.")
     at = KeyIndex(level.chunks).find(objects.chunks) if len(level.chunks) else np.full(n_blocks, -1)
     ones = np.ones(len(level.chunks), np.int64)
     sizes = ones if level.fragments is None else np.diff(level.fragments.bounds)
@@ -238,13 +234,13 @@ def _check_objects(level: Level, objects: Objects, where: str) -> None:
     if bad.size:
         owner = objects.ids[np.searchsorted(objects.bounds, bad[0], side="right") - 1]
         raise SourceError(
-            f"{where}: object {owner} names a fragment of chunk {objects.chunks[bad[0]].tolist()} that is not there; expected one of "
+            f"{where}: object {owner} refers to a missing fragment of chunk {objects.chunks[bad[0]].tolist()}; expected one of "
             f"the {np.append(sizes, 0)[at[bad[0]]]} fragments of that chunk."
         )
 
 
 def _check_names(level: Level) -> None:
-    """Refuse names of attributes that may not become part of a path."""
+    """Refuse names of attributes that cannot be part of a path."""
     families: list[Attributes] = [level.vertex_attributes, level.fragment_attributes, level.object_attributes]
     families += [links.attributes for links in (level.links, *level.cross_links) if links is not None]
     if level.groups is not None:
@@ -255,12 +251,12 @@ def _check_names(level: Level) -> None:
 
 
 def _check_ends(geometry: Geometry, k: int, links: CrossLinks) -> None:
-    """Refuse links across chunks whose arrays do not go together, or that name a chunk or a row that is not there."""
+    """Refuse links across chunks with inconsistent arrays, or that refer to a missing chunk or row."""
     level = geometry.levels[k]
     n_parts = level.chunks.shape[1]
     if links.rows.ndim != 2 or links.chunks.shape != (*links.rows.shape, n_parts):
         raise SourceError(
-            f"Level {k}: links across chunks have rows of the shape {links.rows.shape} and chunks of {links.chunks.shape}; "
+            f"Level {k}: links across chunks have rows of shape {links.rows.shape} and chunks of shape {links.chunks.shape}; "
             f"expected (links, ends) and (links, ends, {n_parts})."
         )
     check_rows(links.attributes, links.n_links, "cross-chunk link")
@@ -270,14 +266,14 @@ def _check_ends(geometry: Geometry, k: int, links: CrossLinks) -> None:
         rows = links.rows[:, end]
         sizes = np.append(np.diff(target.bounds), 0)
         if ((place < 0) | (rows < 0) | (rows >= sizes[place])).any():
-            raise SourceError(f"Level {k}: a link across chunks names a chunk or a row that is not there.")
+            raise SourceError(f"Level {k}: a link across chunks refers to a missing chunk or row.")
 
 
 def _check_bounds(bounds: NDArray[np.int64], n_chunks: int, total: int, what: str) -> None:
     """Refuse bounds that do not go from 0 to the number of rows."""
     fits = len(bounds) == n_chunks + 1 and bounds[0] == 0 and bounds[-1] == total and (np.diff(bounds) >= 0).all()
     if not fits:
-        raise SourceError(f"{what}: bounds do not cut {total} rows into {n_chunks} chunks.")
+        raise SourceError(f"{what}: bounds do not divide {total} rows into {n_chunks} chunks.")
 
 
 def _check_fragments(fragments: Fragments, sizes: NDArray[np.int64], what: str) -> None:
@@ -288,29 +284,29 @@ def _check_fragments(fragments: Fragments, sizes: NDArray[np.int64], what: str) 
     limit = np.repeat(sizes, np.diff(fragments.bounds))
     ends = fragments.starts + fragments.counts
     if (ends[fragments.is_range] > limit[fragments.is_range]).any():
-        raise SourceError(f"{what}: a run goes beyond the rows of its chunk.")
+        raise SourceError(f"{what}: a range exceeds the rows of its chunk.")
     listed = np.flatnonzero(~fragments.is_range)
     if (ends[listed] > len(fragments.rows)).any():
-        raise SourceError(f"{what}: a list goes beyond the rows that are given.")
+        raise SourceError(f"{what}: a list exceeds the given rows.")
     rows, counts = fragment_rows(fragments, listed)
     if ((rows < 0) | (rows >= np.repeat(limit[listed], counts))).any():
-        raise SourceError(f"{what}: a list names a row that its chunk does not have.")
+        raise SourceError(f"{what}: a list refers to a row that its chunk does not have.")
 
 
 def _is_ascending(keys: NDArray[np.int64]) -> bool:
-    """Tell whether keys ascend, first part first, each once."""
+    """Return whether keys are strictly ascending, first part first."""
     steps = np.diff(keys, axis=0)
     first = (steps != 0).argmax(axis=1)
     return bool((steps[np.arange(len(steps)), first] > 0).all())
 
 
 def merge_local_links(level: Level) -> Level:
-    """Return a level whose links of delta 0 across chunks have ends in several chunks.
+    """Move cross-chunk links of delta 0 whose ends share a chunk to the links within chunks.
 
     Raises
     ------
     SourceError
-        If links within chunks have another number of ends than those across them.
+        If links within and across chunks have different numbers of ends.
     """
     crossing = next((links for links in level.cross_links if links.delta == 0), None)
     if crossing is None:
@@ -328,20 +324,20 @@ def merge_local_links(level: Level) -> Level:
 
 
 def _select_links(links: CrossLinks, which: NDArray[np.int64]) -> CrossLinks:
-    """Return some of the links."""
+    """Return a subset of the links."""
     attributes = {name: attribute.take(which) for name, attribute in links.attributes.items()}
     return replace(links, chunks=links.chunks[which], rows=links.rows[which], attributes=attributes)
 
 
 def _append_local_links(level: Level, more: CrossLinks) -> Links:
-    """Return the links within chunks with these among them, sorted by the fragment of their first end."""
+    """Return the links within chunks plus the given ones, sorted by the fragment of their first end."""
     chunk = KeyIndex(level.chunks).find(more.chunks[:, 0])
     own = level.links
     rows, places, attributes, counts = [more.rows], [chunk], [more.attributes], [more.n_links]
     if own is not None:
         if own.width != more.width:
             raise SourceError(
-                f"Links within chunks have {own.width} ends, those across them {more.width}; expected the same."
+                f"Links within chunks have {own.width} ends, links across chunks {more.width}; expected the same number."
             )
         rows.insert(0, own.rows.astype(np.int64))
         places.insert(0, np.repeat(np.arange(len(level.chunks)), np.diff(own.bounds)))
@@ -364,7 +360,7 @@ def _append_local_links(level: Level, more: CrossLinks) -> Links:
 
 
 def _vertex_fragments(level: Level, fragments: Fragments) -> NDArray[np.int64]:
-    """Return the first fragment of each vertex; that of its chunk where it is in none."""
+    """Return the first fragment of each vertex, or the first of its chunk if it is in none."""
     every = np.arange(fragments.n_fragments)
     local, counts = fragment_rows(fragments, every)
     chunk = np.repeat(np.arange(len(level.chunks)), np.diff(fragments.bounds))
@@ -388,35 +384,35 @@ def write(
     compression: str | None = "default",
     compat: str | None = None,
 ) -> None:
-    """Write a geometry store; other readers see nothing of it, or all of it.
+    """Write a geometry store atomically; other readers see either nothing or the complete store.
 
     Parameters
     ----------
     geometry : Geometry
-        What `make_geometry` or `VectorStore.load` gives.
+        The result of `make_geometry` or `VectorStore.load`.
     location : Location, str or path
-        Where the store shall lie: a folder or an object-store prefix.
+        Target: a folder or an object-store prefix.
     layout : str
-        ``"0.9"`` (one array for each family) or ``"0.7"`` (one array for each chunk, as seed 002 says).
+        ``"0.9"`` (one array for each family) or ``"0.7"`` (one array for each chunk, as in seed 002).
     overwrite : bool
-        Whether a store that is there is replaced.
+        Whether to replace an existing store.
     shards : bool
-        Layout 0.9: many chunks in one file, or a file for each.
+        Layout 0.9: many chunks per file, or one file each.
     compression : str or None
         ``"zstd"``, ``"blosc"`` (zstd, shuffled) or ``"lz4"`` (LZ4 by Blosc, shuffled) for vertices, links and attributes; None: none.
         ``"default"``: in layout 0.9 ``"lz4"`` for the attributes of vertices without objects and none for the rest, in layout 0.7
-        ``"blosc"``, as seed 002 §7.1 asks.
+        ``"blosc"``, as required by seed 002 §7.1.
     compat : str or None
-        ``"0.2"``: links as int64, the only type that the package zarr-vectors 0.2.0 reads (layout 0.7).
+        ``"0.2"``: links as int64, the only dtype that the package zarr-vectors 0.2.0 reads (layout 0.7).
 
     Raises
     ------
     DuplicateError
-        If there is something already.
+        If the target exists and `overwrite` is false.
     SourceError, ValuesError
-        If the geometry does not hold together; nothing is written then.
+        If the geometry is inconsistent; nothing is written then.
     MissingExtraError
-        For Draco without its library.
+        For Draco, if its library is not installed.
 
     Examples
     --------
@@ -442,9 +438,7 @@ def write(
     if any(level.encoding == "draco" for level in geometry.levels) and layout == "0.7":
         chosen = None
     if not overwrite and place.exists():
-        raise DuplicateError(
-            f"There is something at {place.uri} already; choose another place, or pass overwrite=True."
-        )
+        raise DuplicateError(f"{place.uri} already exists; choose another location, or pass overwrite=True.")
     publish_files(place, _files(geometry, layout, place.name, (shards, chosen)), overwrite=overwrite)
 
 
@@ -463,7 +457,7 @@ def _files(geometry: Geometry, layout: str, name: str, options: tuple[bool, str 
 
 
 def _widen_links(geometry: Geometry) -> Geometry:
-    """Return the geometry with links as int64, the only type that zarr-vectors 0.2.0 reads."""
+    """Return the geometry with int64 links, the only dtype that zarr-vectors 0.2.0 reads."""
     levels = [
         level
         if level.links is None

@@ -1,1 +1,1 @@
-"""How a geometry store is kept in Zarr: byte codecs, arrays of chunks, both layouts, and the readers of one level."""
+"""Storage of geometry in Zarr: byte codecs, arrays of chunks, both layouts, and readers of one level."""

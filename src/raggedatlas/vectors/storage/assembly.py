@@ -1,4 +1,4 @@
-"""From the chunks of a level back to shapes: fragments in the order of their objects, links by their new rows."""
+"""Assembly of shapes from the chunks of a level: fragments in object order, links with renumbered rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,16 +34,16 @@ from raggedatlas.vectors.storage.zarr_reader import KeyLookup
 
 @dataclass(frozen=True)
 class FragmentSelection:
-    """Which fragments are wanted, object after object.
+    """Selected fragments, in object order.
 
     Parameters
     ----------
     fragments : (P,) int64
-        Fragments of the level at hand, in order of traversal.
+        Fragment numbers of the loaded level, in traversal order.
     bounds : (B + 1,) int64
-        Those of each object; fragments beyond the last bound belong to none.
+        Fragments of each object; fragments after the last bound belong to no object.
     ids : (B,) int64 or None
-        Ids of the objects; None without objects.
+        Ids of the objects; None if there are none.
     """
 
     fragments: NDArray[np.int64]
@@ -53,14 +53,14 @@ class FragmentSelection:
 
 @dataclass(frozen=True)
 class LinkRules:
-    """How the links of a store are meant.
+    """Link conventions of a store.
 
     Parameters
     ----------
     kind : str
         Geometry type.
     convention : str
-        Which links are not stored.
+        Convention of links that are not stored.
     boundary : str
         Policy for links across chunks.
     """
@@ -73,18 +73,18 @@ class LinkRules:
 def assemble_shapes(
     level: Level, chosen: FragmentSelection, rules: LinkRules, cross: CrossLinks | None = None
 ) -> Shapes:
-    """Return shapes of some fragments of a level.
+    """Return the shapes of some fragments of a level.
 
     Parameters
     ----------
     level : Level
-        Chunks with their fragments, and links if the kind has some.
+        Chunks with their fragments, and links if the kind has them.
     chosen : Chosen
-        Which fragments.
+        Fragments to assemble.
     rules : Rules
         Kind and conventions.
     cross : CrossLinks or None
-        Links across chunks; those with an end elsewhere are left out.
+        Links across chunks; those with an end in another chunk are dropped.
     """
     fragments = level.fragments
     assert fragments is not None
@@ -111,7 +111,7 @@ def assemble_shapes(
 
 
 def _with_empty_links(shapes: Shapes) -> Shapes:
-    """Return shapes whose kind needs links with an empty array of them."""
+    """Return the shapes with an empty array of links if their kind requires links."""
     if shapes.kind in {"graph", "skeleton", "mesh"}:
         width = 3 if shapes.kind == "mesh" else 2
         return replace(
@@ -123,18 +123,18 @@ def _with_empty_links(shapes: Shapes) -> Shapes:
 def mask_repeated_rows(
     positions: NDArray[Any], rows: NDArray[np.int64], bounds: NDArray[np.int64], objects: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Tell which rows to keep of polylines whose pieces end with the vertex that the next one begins with.
+    """Return which rows to keep of polylines in which a piece ends with the first vertex of the next piece.
 
     Parameters
     ----------
     positions : (N, D) array
         Vertices.
     rows : (R,) int64
-        Those of all fragments, in order of traversal.
+        Rows of all fragments, in traversal order.
     bounds : (P + 1,) int64
-        The rows of each fragment.
+        Rows of each fragment.
     objects : (B + 1,) int64
-        The fragments of each object.
+        Fragments of each object.
     """
     kept = np.ones(len(rows), bool)
     first = np.setdiff1d(np.arange(1, len(bounds) - 1), objects)
@@ -146,7 +146,7 @@ def mask_repeated_rows(
 
 
 def _take_attributes(attributes: Attributes, rows: NDArray[np.int64]) -> dict[str, Attribute]:
-    """Return attributes for some rows."""
+    """Return some rows of each attribute."""
     return {name: attribute.take(rows) for name, attribute in attributes.items()}
 
 
@@ -166,7 +166,7 @@ def _add_links(
         parts.append((level.links.rows.astype(np.int64) + base[:, None], level.links.attributes))
         limit = np.repeat(level.bounds[1:], np.diff(level.links.bounds))
         if (parts[0][0] >= limit[:, None]).any() or (level.links.rows < 0).any():
-            raise CorruptError("A link names a row that its chunk does not have. Restore the store from a copy.")
+            raise CorruptError("A link refers to a row that its chunk does not have. Restore the store from a copy.")
     if cross is not None and rules.boundary != "both":
         parts.append((_global_rows(level, cross), cross.attributes))
     found = [finder.place(ends) for ends, _ in parts]
@@ -190,18 +190,18 @@ def _add_links(
 
 
 def _global_rows(level: Level, cross: CrossLinks) -> NDArray[np.int64]:
-    """Return the rows of ends among all vertices of the level at hand; -1 in chunks that are not."""
+    """Return the rows of link ends among all vertices of the loaded level; -1 in chunks that are not loaded."""
     place = KeyLookup(level.chunks).find(cross.chunks.reshape(-1, cross.chunks.shape[2])).reshape(cross.rows.shape)
     sizes = np.append(np.diff(level.bounds), 0)
     if ((place >= 0) & (cross.rows >= sizes[place])).any():
         raise CorruptError(
-            "A link across chunks names a row that its chunk does not have. Restore the store from a copy."
+            "A link across chunks refers to a row that its chunk does not have. Restore the store from a copy."
         )
     return np.where(place >= 0, level.bounds[place] + cross.rows, -1)
 
 
 def _implicit_links(shapes: Shapes, links: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the links that are not stored: each vertex and the one before it in its fragment, if no link names another parent."""
+    """Return the implicit links: each vertex to the previous one in its fragment, unless a link names another parent."""
     begins = np.zeros(shapes.n_vertices + 1, bool)
     assert shapes.fragment_offsets is not None
     begins[shapes.fragment_offsets] = True
@@ -211,16 +211,16 @@ def _implicit_links(shapes: Shapes, links: NDArray[np.int64]) -> NDArray[np.int6
 
 
 class RowLookup:
-    """Finds where rows of a level went, also where several objects share them.
+    """Mapping from rows of a level to rows of the shapes, including rows shared by several objects.
 
     Parameters
     ----------
     rows : (N,) int64
-        The row of the level that each vertex of the shapes is.
+        Row of the level of each vertex of the shapes.
     offsets : (B + 1,) int64
         Vertices of each object.
     n_rows : int
-        How many rows the level has.
+        Number of rows of the level.
     """
 
     def __init__(self, rows: NDArray[np.int64], offsets: NDArray[np.int64], n_rows: int) -> None:
@@ -238,13 +238,13 @@ class RowLookup:
             self._by_row, self._sorted_rows = by_row, rows[by_row]
 
     def _simple(self, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return links by the first place of their ends."""
+        """Return links with each end at its first occurrence."""
         found = self._place[ends]
         kept = np.flatnonzero((found >= 0).all(axis=1))
         return found[kept], kept
 
     def _within(self, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return links once for each object that has all their ends."""
+        """Return links once for each object that has all of their ends."""
         first = np.searchsorted(self._sorted_rows, ends[:, 0], side="left")
         count = np.searchsorted(self._sorted_rows, ends[:, 0], side="right") - first
         count[ends[:, 0] < 0] = 0
@@ -260,9 +260,9 @@ class RowLookup:
         return placed[kept], which[kept]
 
     def place(self, ends: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return links whose ends are all there, by their new rows, and which of the given links they are.
+        """Return the links whose ends are all present, renumbered, and their indices among the given links.
 
-        Where objects share rows, a link comes once for each object that has all its ends; those between objects follow.
+        If objects share rows, a link is returned once for each object that has all of its ends; links between objects follow.
         """
         if not self.is_shared:
             return self._simple(ends)
@@ -273,9 +273,9 @@ class RowLookup:
 
 
 def clip_shapes(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
-    """Return the vertices that are inside, and the links between them; objects that have none left are gone.
+    """Return the vertices that are inside and the links between them; objects without vertices are dropped.
 
-    Lines, polylines and streamlines get the links between neighbours that are both inside, as they may now be in pieces.
+    Lines, polylines and streamlines get explicit links between neighbours, because clipping may divide them.
     """
     place = np.cumsum(inside) - 1
     kept = np.flatnonzero(inside)
@@ -320,22 +320,22 @@ def clip_shapes(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
 
 
 def with_object_attributes(shapes: Shapes, attributes: Mapping[str, Attribute]) -> Shapes:
-    """Return shapes with the attributes of their objects."""
+    """Return the shapes with the attributes of their objects."""
     return replace(shapes, object_attributes=dict(attributes))
 
 
 @dataclass(frozen=True)
 class FragmentRequest:
-    """Which fragments of a level are wanted.
+    """Fragments of a level, by chunk.
 
     Parameters
     ----------
     keys : (n, K) int64
-        Chunks that hold some of them, ascending.
+        Chunks that hold at least one of them, ascending.
     place : (P,) int64
-        Which of `keys` each fragment lies in.
+        Index in `keys` of each fragment's chunk.
     fragments : (P,) int64
-        The number of each in its chunk.
+        Chunk-local number of each fragment.
     """
 
     keys: NDArray[np.int64]
@@ -350,9 +350,9 @@ class ChunkIndexes:
     Parameters
     ----------
     blobs : list of uint8 arrays or None
-        The blob of each chunk; None where the level stores none, so that a chunk is one fragment.
+        Blob of each chunk; None if the level stores none, so that each chunk is one fragment.
     n_fragments : (n,) int64
-        How many fragments each chunk has.
+        Number of fragments of each chunk.
     """
 
     blobs: list[Bytes] | None
@@ -360,12 +360,12 @@ class ChunkIndexes:
 
 
 def read_chunk_indexes(reader: LevelReader, keys: NDArray[np.int64]) -> ChunkIndexes:
-    """Read the fragment indexes of some chunks, and how many fragments they have.
+    """Read the fragment indexes of some chunks, and their numbers of fragments.
 
     Raises
     ------
     CorruptError
-        If the head of an index does not agree with its bytes.
+        If the header of an index does not match its bytes.
     """
     family = reader.family("vertex_fragments")
     if family is None:
@@ -379,14 +379,14 @@ def read_chunk_indexes(reader: LevelReader, keys: NDArray[np.int64]) -> ChunkInd
 
 @dataclass(frozen=True)
 class FragmentRows:
-    """Vertices of some fragments, one after the other, in the order in which they were asked for.
+    """Vertices of some fragments, in the requested order.
 
     Parameters
     ----------
     positions : (N, D) array
         Vertices.
     bounds : (P + 1,) int64
-        Those of each fragment.
+        Vertices of each fragment.
     vertex_attributes, fragment_attributes : dict of str to Attribute
         N and P rows.
     """
@@ -399,20 +399,20 @@ class FragmentRows:
 
 @dataclass(frozen=True)
 class _FragmentSpans:
-    """Where fragments lie, chunk by chunk: of chunk `c` those from `cuts[c]` to `cuts[c + 1]`.
+    """Locations of fragments, by chunk: those of chunk `c` are ``cuts[c]`` to ``cuts[c + 1]``.
 
     Parameters
     ----------
     order : (P,) int64
-        Which of the wanted fragments each is.
+        Index of each among the requested fragments.
     cuts : list of int
-        The first of each chunk.
+        First fragment of each chunk.
     blobs : list of uint8 arrays
-        The fragment index of each chunk.
+        Fragment index of each chunk.
     n_fragments : (n,) int64
-        How many fragments each chunk has.
+        Number of fragments of each chunk.
     spans : (P, 3) int64
-        As `locate_fragments` gives them.
+        As filled by `locate_fragments`.
     """
 
     order: NDArray[np.int64]
@@ -425,12 +425,12 @@ class _FragmentSpans:
 def read_fragments(
     reader: LevelReader, parts: FragmentRequest, indexes: ChunkIndexes, wanted: AttributeFilter
 ) -> FragmentRows:
-    """Return vertices and attributes of some fragments of a level whose vertices are stored raw.
+    """Return vertices and attributes of some fragments of a level with raw vertices.
 
     Raises
     ------
     CorruptError
-        If a chunk does not have a fragment, or what is read of it does not hold together.
+        If a chunk does not have a fragment, or the data read is inconsistent.
     """
     where = f"{reader.where}/vertices"
     family = reader.vertices
@@ -439,7 +439,7 @@ def read_fragments(
     dtype = np.dtype(np.float32) if family is None else declared_dtype(family.attributes, where)
     size = dtype.itemsize * n_dims
     if any(blob.size % size for blob in raw):
-        raise CorruptError(f"{where} has a chunk that is no whole number of rows of {size} bytes.")
+        raise CorruptError(f"{where} has a chunk whose size is not a multiple of the row size, {size} bytes.")
     rows = np.array([blob.size // size for blob in raw], np.int64)
     located = _locate_spans(reader, parts, indexes, rows)
     counts = np.empty(len(parts.fragments), np.int64)
@@ -480,7 +480,7 @@ def _bytes_or_empty(blob: Bytes | None) -> Bytes:
 def _locate_spans(
     reader: LevelReader, parts: FragmentRequest, indexes: ChunkIndexes, rows: NDArray[np.int64]
 ) -> _FragmentSpans:
-    """Find fragments in the indexes of their chunks; where no index is stored, a chunk is one fragment."""
+    """Locate fragments in the indexes of their chunks; without an index, a chunk is one fragment."""
     order = np.lexsort((parts.fragments, parts.place))
     cuts = np.searchsorted(parts.place[order], np.arange(len(parts.keys) + 1)).tolist()
     fragments, where = parts.fragments[order], f"{reader.where}/vertex_fragments"
@@ -494,7 +494,7 @@ def _locate_spans(
 
 
 def _copy_rows(cells: list[Bytes], located: _FragmentSpans, places: NDArray[np.int64], size: int, n_rows: int) -> Bytes:
-    """Copy rows of all fragments to their places."""
+    """Copy the rows of all fragments to their positions in the output."""
     out = np.empty(n_rows * size, np.uint8)
     for cell, blob, (a, b) in zip(cells, located.blobs, pairwise(located.cuts), strict=True):
         contents, index = np.ascontiguousarray(cell), np.ascontiguousarray(blob)
@@ -509,7 +509,7 @@ def _copy_rows(cells: list[Bytes], located: _FragmentSpans, places: NDArray[np.i
 def _read_attribute(
     reader: LevelReader, path: str, keys: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> tuple[AttributeStorage, list[Bytes]] | None:
-    """Return how an attribute is stored, and its cells of some chunks; None where it is not there."""
+    """Return the storage of an attribute and its cells of some chunks; None if it does not exist."""
     family = reader.family(path)
     if family is None:
         return None
@@ -518,14 +518,14 @@ def _read_attribute(
 
 
 def drop_repeated_rows(picked: FragmentRows, objects: NDArray[np.int64], rules: LinkRules) -> FragmentRows:
-    """Leave out the vertices that stand twice where a polyline goes on in the next chunk, if the store repeats them.
+    """Drop the vertices that are stored twice where a polyline continues in the next chunk, if the store repeats them.
 
     Parameters
     ----------
     picked : Picked
-        Fragments in order of traversal.
+        Fragments in traversal order.
     objects : (B + 1,) int64
-        The fragments of each object.
+        Fragments of each object.
     rules : Rules
         Kind and conventions of the store.
     """

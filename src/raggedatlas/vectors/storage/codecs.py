@@ -1,4 +1,4 @@
-"""Bytes of many lists at once: blobs back to back, vlen-bytes chunks, groups, ragged rows, link records (seed 002 §7.3-7.7)."""
+"""Byte codecs: vlen-bytes chunks, fragment indexes, manifests, groups, ragged rows, link records, Draco (§7.3-7.7)."""
 
 from collections.abc import Sequence
 from ctypes import byref, c_int64
@@ -17,21 +17,21 @@ from raggedatlas.vectors.geometry import Fragments, Level, Objects
 
 Bytes = NDArray[np.uint8]
 MAGIC, VERSION, HEADER_BYTES = 0x5A564647, 1, 16
-"""A fragment index begins with these two, and has a head of so many bytes."""
+"""Magic number and version of a fragment index, and the size of its header."""
 _FAULTS = {
-    native.CUT_SHORT: "it is cut short",
+    native.CUT_SHORT: "it is truncated",
     native.TRAILING: "bytes follow its end",
     native.BAD_MODE: "it holds an unknown mode",
     native.NEGATIVE: "it holds a negative number",
-    native.BAD_BOUNDS: "it names what is not there",
-    native.OUTSIDE: "it goes on where nothing is",
-    native.BAD_SIZE: "it is larger than its numbers can tell",
+    native.BAD_BOUNDS: "it refers to missing data",
+    native.OUTSIDE: "it exceeds the data",
+    native.BAD_SIZE: "its size exceeds the integer range",
 }
 
 
 @dataclass(frozen=True)
 class Blobs:
-    """Byte strings, back to back.
+    """Concatenated byte strings.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Blobs:
     bounds: NDArray[np.int64]
 
     def __len__(self) -> int:
-        """How many blobs there are."""
+        """Return the number of blobs."""
         return len(self.bounds) - 1
 
     def __getitem__(self, i: int) -> Bytes:
@@ -54,14 +54,14 @@ class Blobs:
 
 
 def counts_to_offsets(counts: NDArray[Any]) -> NDArray[np.int64]:
-    """Return where members begin whose lengths are `counts`: (n + 1,) int64, from 0 to their sum."""
+    """Return the offsets of lists with lengths `counts`: (n + 1,) int64, from 0 to their sum."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
 
 
 def concat_ranges(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
-    """Return ``starts[i], starts[i] + 1, ...``, `counts[i]` of them for each ``i``, one after the other.
+    """Return ``starts[i], starts[i] + 1, ...``, `counts[i]` of them for each ``i``, concatenated.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def concat_ranges(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int6
 
 
 def to_bytes(array: NDArray[Any]) -> Bytes:
-    """Return the little-endian bytes of an array, row after row."""
+    """Return the little-endian bytes of an array in C order."""
     flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
     return flat.view(np.uint8)
 
@@ -84,24 +84,24 @@ def from_bytes(data: Bytes, dtype: DTypeLike, columns: int | None = None, what: 
     Raises
     ------
     CorruptError
-        If the bytes are no whole number of rows.
+        If the size is not a multiple of the row size.
     """
     kind = np.dtype(dtype).newbyteorder("<")
     size = kind.itemsize * (columns or 1)
     if data.size % size:
-        raise CorruptError(f"{what} has {data.size:,} bytes; expected whole rows of {size}. Restore it from a copy.")
+        raise CorruptError(f"{what} has {data.size:,} bytes; expected a multiple of {size}. Restore it from a copy.")
     values = np.ascontiguousarray(data).view(kind)
     return values if columns is None else values.reshape(-1, columns)
 
 
 def concat_blobs(parts: Sequence[Bytes | bytes | memoryview]) -> Blobs:
-    """Put byte strings back to back."""
-    data = np.frombuffer(b"".join(parts), np.uint8)  # type: ignore[arg-type] # arrays of bytes are buffers
+    """Concatenate byte strings."""
+    data = np.frombuffer(b"".join(parts), np.uint8)  # type: ignore[arg-type] # byte arrays support the buffer protocol
     return Blobs(data, counts_to_offsets(np.fromiter((len(part) for part in parts), np.int64, len(parts))))
 
 
 def interleave(*sections: Blobs) -> Blobs:
-    """Join the first blobs of all sections, then the second ones, and so on."""
+    """Concatenate the first blobs of all sections, then the second ones, and so on."""
     parts = [section.data.data for section in sections]
     table = np.stack([section.bounds for section in sections], axis=1).tolist()
     pieces = [
@@ -112,7 +112,7 @@ def interleave(*sections: Blobs) -> Blobs:
 
 
 def slice_bytes(data: Bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Bytes:
-    """Return byte ranges back to back; without a copy where there is one."""
+    """Return byte ranges concatenated; a single one is not copied."""
     if len(starts) == 1:
         return data[int(starts[0]) : int(starts[0] + sizes[0])]
     pieces = [data[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)]
@@ -140,18 +140,18 @@ def encode_vlen(blobs: Blobs) -> bytes:
 
 
 def decode_vlen(chunk: Bytes, what: str = "A vlen-bytes chunk") -> Blobs:
-    """Return the items of a vlen-bytes chunk, each with the four bytes of its length cut away.
+    """Return the items of a vlen-bytes chunk, without their length prefixes.
 
     Raises
     ------
     CorruptError
-        If it is cut short, or goes on after its last item.
+        If it is truncated, or has bytes after its last item.
     """
     if chunk.size < 4:
         raise CorruptError(f"{what} has {chunk.size} bytes; expected at least 4.")
     count = int(chunk[:4].view("<u4")[0]) if chunk.flags.c_contiguous else int.from_bytes(chunk[:4].tobytes(), "little")
     if count > (chunk.size - 4) // 4:
-        raise CorruptError(f"{what} declares {count:,} items in {chunk.size:,} bytes; it is cut short.")
+        raise CorruptError(f"{what} declares {count:,} items in {chunk.size:,} bytes; it is truncated.")
     starts, stops = np.empty(count, np.int64), np.empty(count, np.int64)
     contents = np.ascontiguousarray(chunk)
     raise_fault(native.library().ra_frame_items(contents, contents.size, starts, stops, count), what)
@@ -159,17 +159,17 @@ def decode_vlen(chunk: Bytes, what: str = "A vlen-bytes chunk") -> Blobs:
 
 
 def decode_single_item(chunk: Bytes, what: str = "A cell") -> Bytes:
-    """Return the item of a vlen-bytes chunk that has exactly one."""
+    """Return the item of a vlen-bytes chunk with exactly one item."""
     count, size = unpack("<II", chunk[:8].tobytes()) if chunk.size >= 8 else (0, 0)
     if count != 1:
-        raise CorruptError(f"{what} is no vlen-bytes chunk of one item.")
+        raise CorruptError(f"{what} is not a vlen-bytes chunk with one item.")
     if size != chunk.size - 8:
-        raise CorruptError(f"{what} declares another length than its {chunk.size - 8:,} bytes; it is cut short.")
+        raise CorruptError(f"{what} declares a length other than its {chunk.size - 8:,} bytes; it is truncated.")
     return chunk[8:]
 
 
 def raise_fault(fault: int, what: str) -> None:
-    """Raise the error of what a compiled function found, if it found any."""
+    """Raise the error of a compiled function's fault code, if there is one."""
     if fault:
         raise CorruptError(f"{what} does not decode: {_FAULTS[fault]}. Restore it from a copy.")
 
@@ -178,14 +178,14 @@ def raise_fault(fault: int, what: str) -> None:
 
 
 def encode_ragged(rows: Bytes, starts: NDArray[np.int64] | None = None) -> bytes:
-    """Return an inline stream: how many groups of rows, the byte where each begins, the bytes of the rows.
+    """Return an inline stream: number of groups of rows, byte offset of each, bytes of the rows.
 
     Parameters
     ----------
     rows : (n_bytes,) uint8
         Rows of all groups.
     starts : (K,) int64 or None
-        Where each group begins in `rows`, in bytes; None: one group.
+        Byte offset of each group in `rows`; None: one group.
     """
     begin = np.zeros(1, np.int64) if starts is None else starts
     return to_bytes(np.concatenate([[len(begin)], begin]).astype(np.int64)).tobytes() + rows.tobytes()
@@ -197,7 +197,7 @@ def decode_ragged(blob: Bytes, what: str = "A stream of rows") -> Blobs:
     Raises
     ------
     CorruptError
-        If a number is negative, the offsets fall or point outside.
+        If a number is negative, or offsets decrease or are out of range.
     """
     count = int(from_bytes(blob[:8], np.int64, what=what)[0]) if blob.size >= 8 else -1
     if count < 0 or 8 * (count + 1) > blob.size:
@@ -206,7 +206,7 @@ def decode_ragged(blob: Bytes, what: str = "A stream of rows") -> Blobs:
     data = blob[8 * (count + 1) :]
     bounds = np.concatenate([begin, [data.size]])
     if (count == 0 and data.size) or (count and begin[0] != 0) or (np.diff(bounds) < 0).any():
-        raise CorruptError(f"{what} has offsets that fall or point outside of it. Restore it from a copy.")
+        raise CorruptError(f"{what} has offsets that decrease or are out of range. Restore it from a copy.")
     return Blobs(data, bounds if count else np.zeros(1, np.int64))
 
 
@@ -221,7 +221,7 @@ def encode_single_groups(rows: Blobs) -> Blobs:
 
 
 def encode_groups(offsets: NDArray[np.int64], ids: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-    """Return ``groups/data`` (a ragged stream) and its sidecar, the byte of the stream where each group begins."""
+    """Return ``groups/data`` (a ragged stream) and its sidecar, the byte offset of each group in the stream."""
     starts = 8 * offsets[:-1]
     return encode_ragged(to_bytes(ids), starts), starts + 8 * len(offsets)
 
@@ -229,7 +229,7 @@ def encode_groups(offsets: NDArray[np.int64], ids: NDArray[np.int64]) -> tuple[b
 def decode_groups(
     data: Bytes, starts: NDArray[np.int64] | None, n_groups: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return offsets (G + 1,) and ids of groups, from either spelling.
+    """Return offsets (G + 1,) and ids of groups, from either encoding.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ def decode_groups(
     starts : (G,) int64 or None
         The sidecar: with bare ids the first is 0. None: `data` is a ragged stream.
     n_groups : int
-        How many groups the attributes declare.
+        Number of groups declared by the attributes.
     """
     if starts is None or (len(starts) and starts[0] != 0):
         groups = decode_ragged(data, "groups/data")
@@ -246,9 +246,7 @@ def decode_groups(
     else:
         ids, offsets = from_bytes(data, np.int64, what="groups/data"), np.append(starts, data.size) // 8
     if len(offsets) - 1 != n_groups or (np.diff(offsets) < 0).any() or offsets[-1] != len(ids):
-        raise CorruptError(
-            f"groups/data does not hold the {n_groups} groups that are declared. Restore it from a copy."
-        )
+        raise CorruptError(f"groups/data does not hold the {n_groups} declared groups. Restore it from a copy.")
     return offsets, ids
 
 
@@ -256,7 +254,7 @@ def decode_groups(
 
 
 def encode_records(chunks: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return records of ends as (M, L, D + 1) int64: the chunk of each end and its row."""
+    """Return records of link ends as (M, L, D + 1) int64: chunk and row of each end."""
     return np.concatenate([chunks, rows[:, :, None]], axis=2).astype(np.int64, copy=False)
 
 
@@ -266,7 +264,7 @@ def decode_records(data: Bytes, width: int, n_dims: int, what: str) -> tuple[NDA
     Raises
     ------
     CorruptError
-        If the bytes are no whole number of records, or a row is negative.
+        If the size is not a multiple of the record size, or a row is negative.
     """
     table = from_bytes(data, np.int64, width * (n_dims + 1), what).reshape(-1, width, n_dims + 1)
     if (table[:, :, -1] < 0).any():
@@ -306,7 +304,7 @@ def encode_fragments(fragments: Fragments) -> Blobs:
 def _list_offsets(
     fragments: Fragments, n_all: NDArray[np.int64], n_lists: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return the running offsets of the explicit lists of all chunks, and how many each chunk has."""
+    """Return the running offsets of the explicit lists of all chunks, and the number of lists per chunk."""
     sizes = np.where(n_all > 0, n_lists + 1, 0)
     begin = counts_to_offsets(sizes)
     steps = np.zeros(begin[-1], np.int64)
@@ -317,12 +315,12 @@ def _list_offsets(
 
 
 def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
-    """Return the fragments of many chunks; every blob is checked first.
+    """Return the fragments of many chunks; every blob is validated first.
 
     Raises
     ------
     CorruptError
-        If magic, version or flags are wrong, a count does not agree with the bitmap or the bytes at hand, offsets fall, or a number is
+        If magic, version or flags are wrong, a count does not match the bitmap or the size, offsets decrease, or a number is
         negative.
     """
     data, first, n, where = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs), c_int64()
@@ -341,22 +339,22 @@ def decode_fragments(blobs: Blobs, what: str = "A fragment index") -> Fragments:
 
 
 def corrupt_index_error(fault: int, blob: Bytes, what: str) -> CorruptError:
-    """Return the error that says what a compiled function found wrong with a blob."""
+    """Return the error for a fault that a compiled function found in a blob."""
     if fault == native.BAD_VERSION:
         bad = int.from_bytes(blob[4:8].tobytes(), "little")
         return CorruptError(f"{what} has version {bad & 0xFFFF} and flags {bad >> 16}; expected 1 and 0.")
     says = {
-        native.NO_HEAD: f"is shorter than its head of {HEADER_BYTES} bytes",
+        native.NO_HEAD: f"is shorter than its header of {HEADER_BYTES} bytes",
         native.NO_MAGIC: "does not begin with the magic number of ZVFG",
         native.BAD_RUNS: "declares more runs than fragments",
-        native.CUT_SHORT: "is cut short: its head declares more than its bytes hold",
-        native.BAD_BITS: "has a bitmap that does not have as many bits as the head declares runs",
-        native.BAD_LISTS: "has other bytes than its explicit lists need",
-        native.BAD_OFFSETS: "has offsets that fall or do not begin at 0",
+        native.CUT_SHORT: "is truncated: its header declares more data than it has",
+        native.BAD_BITS: "has a bitmap whose number of bits is not the number of runs in the header",
+        native.BAD_LISTS: "has a size that does not match its explicit lists",
+        native.BAD_OFFSETS: "has offsets that decrease or do not start at 0",
         native.NEGATIVE: "holds a negative start, count or row",
-        native.BEYOND: "names a row that its chunk does not have",
-        native.MISSING: "is asked for a fragment that its chunk does not have",
-        native.BAD_BOUNDS: "lies beyond the bytes at hand",
+        native.BEYOND: "refers to a row that its chunk does not have",
+        native.MISSING: "does not have a requested fragment",
+        native.BAD_BOUNDS: "exceeds the available bytes",
     }
     return CorruptError(f"{what} {says[fault]}. Restore it from a copy.")
 
@@ -364,23 +362,23 @@ def corrupt_index_error(fault: int, blob: Bytes, what: str) -> CorruptError:
 def locate_fragments(
     blob: Bytes, which: NDArray[np.int64], n_rows: int, spans: NDArray[np.int64], what: str = "A fragment index"
 ) -> None:
-    """Find some fragments of one chunk; the others are not read.
+    """Locate some fragments of one chunk; the others are not read.
 
     Parameters
     ----------
     blob : (n_bytes,) uint8
         A ZVFG blob.
     which : (P,) int64
-        Fragments, ascending; the chunk has them all.
+        Fragment numbers, ascending, all in range.
     n_rows : int
-        How many rows the chunk has.
+        Number of rows of the chunk.
     spans : (P, 3) int64
-        Filled with the first row of a run, or -1; the byte of the blob where a list begins; how many rows.
+        Output: first row of a range, or -1; byte offset of a list in the blob; number of rows.
 
     Raises
     ------
     CorruptError
-        If what was read of the blob is wrong, a run goes beyond the rows, or there is no such fragment.
+        If what was read of the blob is invalid, a range exceeds the rows, or a fragment does not exist.
     """
     fault = library().ra_locate_fragments(blob, blob.size, which, len(which), n_rows, spans)
     if fault:
@@ -388,7 +386,7 @@ def locate_fragments(
 
 
 class FragmentIndex:
-    """Random access to the fragments of one chunk; nothing is decoded before it is asked for.
+    """Random access to the fragments of one chunk, decoded lazily.
 
     Parameters
     ----------
@@ -409,27 +407,27 @@ class FragmentIndex:
         self.n_fragments, self.n_ranges = (int(value) for value in self.blob[8:HEADER_BYTES].copy().view("<u4"))
 
     def _span(self, f: int) -> tuple[int, int, int]:
-        """Return the first row of a run or -1, the byte where a list begins, and how many rows there are."""
+        """Return the first row of a range or -1, the byte offset of a list, and the number of rows."""
         if not 0 <= f < self.n_fragments:
-            raise QueryError(f"There is no fragment {f}; the chunk has {self.n_fragments}.")
+            raise QueryError(f"Fragment {f} does not exist; the chunk has {self.n_fragments}.")
         spans = np.empty((1, 3), np.int64)
         locate_fragments(self.blob, np.array([f]), np.iinfo(np.int64).max, spans)
         first, byte, count = spans[0].tolist()
         return first, byte, count
 
     def is_range(self, f: int) -> bool:
-        """Tell whether fragment `f` is a run."""
+        """Return whether fragment `f` is a range."""
         return self._span(f)[0] >= 0
 
     def range(self, f: int) -> tuple[int, int]:
-        """Return start and count of a run; `QueryError` for an explicit list."""
+        """Return start and count of a range; `QueryError` for an explicit list."""
         first, _, count = self._span(f)
         if first < 0:
-            raise QueryError(f"Fragment {f} is an explicit list and no run; ask for its indices.")
+            raise QueryError(f"Fragment {f} is an explicit list, not a range; use indices().")
         return first, count
 
     def indices(self, f: int) -> NDArray[np.int64]:
-        """Return the rows of a fragment, runs written out."""
+        """Return the rows of a fragment, with ranges expanded."""
         first, byte, count = self._span(f)
         if first >= 0:
             return np.arange(first, first + count)
@@ -437,12 +435,12 @@ class FragmentIndex:
 
 
 def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the chunk-local rows of some fragments, one after the other, and how many each has.
+    """Return the chunk-local rows of some fragments, concatenated, and the number of rows of each.
 
     Raises
     ------
     CorruptError
-        If a fragment is asked for that is not there, or a list goes beyond the rows that are.
+        If a requested fragment does not exist, or a list exceeds the available rows.
     """
     counts = fragments.counts[which]
     rows = np.empty(counts.sum(), np.int64)
@@ -452,12 +450,12 @@ def fragment_rows(fragments: Fragments, which: NDArray[np.int64]) -> tuple[NDArr
         U8.address(kinds), I64.address(starts), I64.address(sizes), len(kinds), I64.address(listed), len(listed)
     )
     if library().ra_expand_fragments(byref(known), np.ascontiguousarray(which), len(which), rows, len(rows)):
-        raise CorruptError("A list of fragments names one that is not there. Restore the store from a copy.")
+        raise CorruptError("A list of fragments refers to a missing one. Restore the store from a copy.")
     return rows, counts
 
 
 def detect_runs(fragments: Fragments) -> Fragments:
-    """Return the same fragments with every explicit list that is a run written as one."""
+    """Return the fragments with every explicit list that is a range stored as one."""
     listed = np.flatnonzero(~fragments.is_range & (fragments.counts > 0))
     if not listed.size:
         return fragments
@@ -479,7 +477,7 @@ SINGLE, RUN, LIST = 0, 1, 2
 
 
 def encode_manifests(objects: Objects) -> Blobs:
-    """Return one manifest for each object: u32 blocks, and of each int64 chunk, u8 mode, and what the mode asks."""
+    """Return one manifest per object: u32 number of blocks; for each block int64 chunk, u8 mode and the data of the mode."""
     body = np.where(objects.modes == LIST, 4 + 8 * objects.counts, 8 + 8 * (objects.modes == RUN))
     sizes = body + 8 * objects.chunks.shape[1] + 1
     bounds = counts_to_offsets(4 + np.diff(counts_to_offsets(sizes)[objects.bounds]))
@@ -493,7 +491,7 @@ def encode_manifests(objects: Objects) -> Blobs:
 
 
 def _build_objects(columns: Any) -> Manifests:  # noqa: ANN401  (arrays of several types)
-    """Describe checked columns of manifests, of which the second and the last tell the sizes, to compiled functions."""
+    """Return the C struct of validated manifest columns; the sizes come from the second and the last."""
     bounds, chunks, items = columns[0][1], columns[1][1], columns[-1][1]
     return Manifests(
         *(kind.address(column) for kind, column in columns), len(bounds) - 1, chunks.shape[1], len(chunks), len(items)
@@ -501,21 +499,21 @@ def _build_objects(columns: Any) -> Manifests:  # noqa: ANN401  (arrays of sever
 
 
 def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objects:
-    """Return the object index of manifests.
+    """Return the object index of encoded manifests.
 
     Parameters
     ----------
     blobs : Blobs
         One manifest for each object.
     n_dims : int
-        How many coordinates a chunk has.
+        Number of coordinates of a chunk.
     ids : (n,) int64
         Ids of the objects.
 
     Raises
     ------
     CorruptError
-        If a manifest has an unknown mode, is cut short, goes on after its end, or holds a negative number.
+        If a manifest has an unknown mode, is truncated, has trailing bytes, or holds a negative number.
     """
     totals, where = np.zeros(2, np.int64), c_int64()
     data, first, n = np.ascontiguousarray(blobs.data), np.ascontiguousarray(blobs.bounds), len(blobs)
@@ -536,16 +534,16 @@ def decode_manifests(blobs: Blobs, n_dims: int, ids: NDArray[np.int64]) -> Objec
 
 
 def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
-    """Find the manifests that stand back to back in ``object_index/data``.
+    """Return the concatenated manifests of ``object_index/data`` as separate blobs.
 
     Raises
     ------
     CorruptError
-        If there are not exactly `n_objects`.
+        If their number is not `n_objects`.
     """
     if n_objects < 0 or 4 * n_objects > data.size:
         raise CorruptError(
-            f"object_index/data has {data.size:,} bytes, too few for {n_objects:,} manifests; it was cut short."
+            f"object_index/data has {data.size:,} bytes, too few for {n_objects:,} manifests; it is truncated."
         )
     bounds = np.zeros(n_objects + 1, np.int64)
     contents = np.ascontiguousarray(data)
@@ -554,7 +552,7 @@ def split_manifests(data: Bytes, n_dims: int, n_objects: int) -> Blobs:
 
 
 class ObjectFragments(NamedTuple):
-    """Fragments of objects one by one: (P,) the block of each and its chunk-local number, (B + 1,) those of each object."""
+    """Expanded fragments of objects: (P,) block and chunk-local number of each, (B + 1,) fragments of each object."""
 
     blocks: NDArray[np.int64]
     fragments: NDArray[np.int64]
@@ -562,14 +560,14 @@ class ObjectFragments(NamedTuple):
 
 
 def find_missing_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which blocks name a fragment that their chunk does not have, (K,) bool, without expanding the runs.
+    """Return which blocks refer to a fragment that their chunk does not have, (K,) bool, without expanding ranges.
 
     Parameters
     ----------
     objects : Objects
         The index.
     limits : (K,) int64
-        How many fragments the chunk of each block has; 0 for a chunk that is not there.
+        Number of fragments of each block's chunk; 0 for a missing chunk.
     """
     # compared by subtraction, because start + count may exceed int64
     absent = (objects.counts > 0) & ((objects.starts < 0) | (objects.starts > limits - objects.counts))
@@ -582,25 +580,25 @@ def find_missing_blocks(objects: Objects, limits: NDArray[np.int64]) -> NDArray[
 
 
 def expand_manifests(objects: Objects, limits: NDArray[np.int64], where: str) -> ObjectFragments:
-    """Return the fragments of an object index one by one, in order of traversal.
+    """Return the fragments of an object index, expanded, in traversal order.
 
     Parameters
     ----------
     objects : Objects
         The index.
     limits : (K,) int64
-        How many fragments the chunk of each block has. The counts of a damaged index are compared with it before memory is allocated.
+        Number of fragments of each block's chunk. Counts of a damaged index are checked against it before memory is allocated.
     where : str
-        The level, for the message.
+        The level, for messages.
 
     Raises
     ------
     CorruptError
-        If a block names a fragment that its chunk does not have.
+        If a block refers to a fragment that its chunk does not have.
     """
     if find_missing_blocks(objects, limits).any():
         raise CorruptError(
-            f"{where}/object_index names a fragment that its chunk does not have. Restore the store from a copy."
+            f"{where}/object_index refers to a fragment that its chunk does not have. Restore the store from a copy."
         )
     fragments = concat_ranges(objects.starts, objects.counts)
     listed = objects.modes == LIST
@@ -623,7 +621,7 @@ def take_manifests(objects: Objects, rows: NDArray[np.int64]) -> Objects:
 
 
 QUANTISATION_BITS = 11
-"""Positions are rounded to this many bits of the chunk's extent, as the peers do."""
+"""Positions are quantised to this many bits of the chunk's extent, as in other implementations."""
 
 
 def _draco_library() -> Any:  # noqa: ANN401 - a module
@@ -631,24 +629,24 @@ def _draco_library() -> Any:  # noqa: ANN401 - a module
         import DracoPy
     except ImportError as error:
         raise MissingExtraError(
-            "This store holds meshes in Draco, which needs DracoPy: pip install 'raggedatlas[draco]'."
+            "This store has Draco meshes, which need DracoPy: pip install 'raggedatlas[draco]'."
         ) from error
     return DracoPy
 
 
 def encode_cells(level: Level, width: int | None) -> Blobs:
-    """Return one Draco bit stream for each chunk; vertices and faces keep their order.
+    """Return one Draco bit stream per chunk; the order of vertices and faces is preserved.
 
     Raises
     ------
     MissingExtraError
-        Without DracoPy.
+        If DracoPy is not installed.
     CorruptError
-        If the links are no triangles.
+        If the links are not triangles.
     """
     library = _draco_library()
     if width not in (None, 3):
-        raise CorruptError(f"Draco holds triangles; these links have {width} ends. Use the encoding 'raw'.")
+        raise CorruptError(f"Draco encodes triangles; these links have {width} ends. Use the encoding 'raw'.")
     cells = []
     for c in range(len(level.chunks)):
         points = level.positions[level.bounds[c] : level.bounds[c + 1]].astype(np.float32)
@@ -661,12 +659,12 @@ def encode_cells(level: Level, width: int | None) -> Blobs:
 
 
 def encode_grid(points: NDArray[np.int32], faces: NDArray[np.int64]) -> bytes:
-    """Return a Draco bit stream of triangles whose positions are whole numbers, (N, 3), which it keeps as they are, in their order.
+    """Return a Draco bit stream of triangles with integer positions, (N, 3), encoded losslessly and in order.
 
     Raises
     ------
     MissingExtraError
-        Without DracoPy.
+        If DracoPy is not installed.
     """
     options: dict[str, Any] = {"quantization_bits": 0, "preserve_order": True}
     return bytes(_draco_library().encode(points, faces.astype(np.uint32), **options))
@@ -678,9 +676,9 @@ def decode_cell(blob: Bytes, what: str) -> tuple[NDArray[np.float32], NDArray[np
     Raises
     ------
     MissingExtraError
-        Without DracoPy.
+        If DracoPy is not installed.
     CorruptError
-        If it does not decode.
+        If it cannot be decoded.
     """
     library = _draco_library()
     try:

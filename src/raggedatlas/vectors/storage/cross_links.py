@@ -1,4 +1,4 @@
-"""Links across chunks and levels of an open store, from either layout."""
+"""Links across chunks and levels: the offset arrays of layout 0.9, and a reader for both layouts."""
 
 import math
 import re
@@ -28,22 +28,22 @@ from raggedatlas.vectors.storage.zarr_reader import CellArray, node_attributes, 
 
 @dataclass(frozen=True)
 class OffsetSegment:
-    """The links of one set of offsets.
+    """The links of one set of chunk offsets, one array of layout 0.9.
 
     Parameters
     ----------
     offsets : (L - 1, D) int64
-        How far the chunks of the ends after the first lie from the anchor of the source chunk.
+        Offset of the chunks of the ends after the first, relative to the anchor of the source chunk.
     cells : (C, D) int64
         Source chunks, ascending.
     bounds : (C + 1,) int64
         Records of each cell.
     rows : (M, L) or (M, L + 1) int64
-        Rows of the ends; before them the number of the permutation, where ends were sorted.
+        Rows of the ends, preceded by the permutation number if ends were sorted.
     record : (M,) int64
-        Which link each record is.
+        Link of each record.
     has_order : bool
-        Whether that number is there.
+        Whether records have a permutation number.
     """
 
     offsets: NDArray[np.int64]
@@ -60,7 +60,7 @@ class OffsetSegment:
 
 
 def segment_name(offsets: NDArray[np.int64]) -> str:
-    """Spell offsets: parts signed and joined by dots, ends joined by ``_``; ``self`` where there is but one end.
+    """Format offsets: signed parts joined by dots, ends joined by ``_``; ``self`` if there is only one end.
 
     Examples
     --------
@@ -73,12 +73,12 @@ def segment_name(offsets: NDArray[np.int64]) -> str:
 
 
 def parse_segment(name: str, width: int, n_dims: int) -> NDArray[np.int64]:
-    """Read the offsets out of a name.
+    """Parse the offsets of an array name.
 
     Raises
     ------
     CorruptError
-        If there are not ``width - 1`` ends of `n_dims` whole numbers.
+        If there are not ``width - 1`` ends of `n_dims` integers.
     """
     if width == 1 and name == "self":
         return np.zeros((0, n_dims), np.int64)
@@ -87,29 +87,29 @@ def parse_segment(name: str, width: int, n_dims: int) -> NDArray[np.int64]:
     except ValueError:
         offsets = np.zeros((0, 0), np.int64)
     if offsets.shape != (width - 1, n_dims):
-        raise CorruptError(f"{name!r} does not name the offsets of {width} ends on {n_dims} axes.")
+        raise CorruptError(f"{name!r} is not a list of offsets of {width} ends on {n_dims} axes.")
     return offsets
 
 
 @cache
 def _permutations(width: int) -> NDArray[np.int64]:
-    """Return all permutations of `width` ends, in the order of their numbers: (width!, width)."""
+    """Return all permutations of `width` ends, in lexicographic order: (width!, width)."""
     return np.array(list(permutations(range(width))), np.int64)
 
 
 @cache
 def _inverse_permutations(width: int) -> NDArray[np.int64]:
-    """Return what undoes each permutation: (width!, width)."""
+    """Return the inverse of each permutation: (width!, width)."""
     return np.argsort(_permutations(width), axis=1)
 
 
 def has_permutation(offsets: NDArray[np.int64], delta: int, *, directed: bool, store: str) -> bool:
-    """Tell whether records carry the number of a permutation."""
+    """Return whether records have a permutation number."""
     return delta == 0 and bool(offsets.any()) and (store == "duplicate" or not directed)
 
 
 def anchor_chunks(chunks: NDArray[np.int64], scales: tuple[NDArray[np.int64], NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return source chunks in the grid of the level where the other ends lie."""
+    """Return source chunks in the grid of the level of the other ends."""
     return chunks * scales[0] // scales[1]
 
 
@@ -119,7 +119,7 @@ def encode_cross_links(
     policy: tuple[int, bool, str],
     scales: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> list[OffsetSegment]:
-    """Sort links into segments and cells.
+    """Sort links into arrays by offset, and into cells by source chunk.
 
     Parameters
     ----------
@@ -128,11 +128,11 @@ def encode_cross_links(
     policy : (delta, directed, store)
         As in `CrossLinks`.
     scales : (source, target)
-        How many root chunks a chunk spans, on the level of the first end and of the others: (D,) each.
+        Number of root chunks that a chunk spans, on the level of the first end and of the others: (D,) each.
 
     Returns
     -------
-    list of Segment
+    list of OffsetSegment
         By name.
     """
     delta, directed, store = policy
@@ -179,7 +179,7 @@ def _sorted_ends(chunks: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[
 def _rotate_to_each_chunk(
     chunks: NDArray[np.int64], rows: NDArray[np.int64], apart: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return an order for each link and chunk that it touches, with an end there first, and which link it is."""
+    """Return an order of ends for each link and chunk that it touches, with an end in that chunk first, and the link index."""
     n, width, _ = chunks.shape
     by_end = np.broadcast_to(np.arange(width), (n, width)).copy()
     by_end[apart] = _sorted_ends(chunks[apart], rows[apart])
@@ -196,7 +196,7 @@ def _rotate_to_each_chunk(
 
 
 def _permutation_numbers(order: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    """Return the number of each permutation among all of them in ascending order (its Lehmer code)."""
+    """Return the lexicographic number of each permutation (its Lehmer code)."""
     number = np.zeros(len(order), np.int64)
     for i in range(width):
         smaller = (order[:, i + 1 :] < order[:, i : i + 1]).sum(axis=1)
@@ -207,12 +207,12 @@ def _permutation_numbers(order: NDArray[np.int64], width: int) -> NDArray[np.int
 def decode_cross_links(
     segment: OffsetSegment, scales: tuple[NDArray[np.int64], NDArray[np.int64]], what: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return chunks and rows of the ends of a segment's links, in the order in which the ends were given.
+    """Return chunks and rows of the ends of a segment's links, with ends in their original order.
 
     Raises
     ------
     CorruptError
-        If a permutation has no such number, or a row is negative.
+        If a permutation number is out of range, or a row is negative.
     """
     width = len(segment.offsets) + 1
     source = np.repeat(segment.cells, np.diff(segment.bounds), axis=0)
@@ -222,7 +222,7 @@ def decode_cross_links(
     if segment.has_permutation:
         number, rows = rows[:, 0], rows[:, 1:]
         if ((number < 0) | (number >= math.factorial(width))).any():
-            raise CorruptError(f"{what} holds a permutation that {width} ends do not have. Restore it from a copy.")
+            raise CorruptError(f"{what} holds an invalid permutation of {width} ends. Restore it from a copy.")
         back = _inverse_permutations(width)[number]
         every = np.arange(len(rows))[:, None]
         chunks, rows = chunks[every, back], rows[every, back]
@@ -235,22 +235,22 @@ _DELTA = re.compile(r"0|[+-]\d+")
 
 
 def level_deltas(level: LevelReader) -> list[int]:
-    """Return for which differences of levels a level has links, besides those within chunks."""
+    """Return the deltas for which a level has links, besides those within chunks."""
     names = {*level.files.children(f"{level.number}/links"), *level.files.children(f"{level.number}/cross_chunk_links")}
     return sorted(int(name) for name in names if _DELTA.fullmatch(name))
 
 
 class CrossLinkReader:
-    """Links across chunks (delta 0) or levels, as they are asked for.
+    """Lazy reader of links across chunks (delta 0) or levels.
 
     Parameters
     ----------
     level : LevelReader
         The owning level.
     target : LevelReader or None
-        The level of the ends after the first; None where it is not there.
+        The level of the ends after the first; None if it does not exist.
     delta : int
-        The difference between them.
+        Difference of the level numbers.
     """
 
     def __init__(self, level: LevelReader, target: LevelReader | None, delta: int) -> None:
@@ -265,7 +265,7 @@ class CrossLinkReader:
 
     @cached_property
     def _segments(self) -> list[tuple[str, CellArray, NDArray[np.int64]]]:
-        """The arrays of layout 0.9 but for that of links within chunks."""
+        """The arrays of layout 0.9, without the one for links within chunks."""
         if "link_width" not in self._policy:
             return []
         path = f"{self.level.number}/links/{self.name}"
@@ -283,14 +283,14 @@ class CrossLinkReader:
 
     @cached_property
     def _scales(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How many root chunks a chunk of the owning level and of the other one spans on each part of a key."""
+        """Number of root chunks spanned by a chunk of the owning and of the other level, per key part."""
         n_parts = self.level.keys.keys.shape[1]
         own, other = (level_scale(level.root, level.facts, n_parts) for level in (self.level, self.target))
         return own, other
 
     @cached_property
     def _by_chunk(self) -> dict[tuple[int, ...], list[int]]:
-        """For each source chunk, the arrays with links that begin there."""
+        """For each source chunk, the arrays that have links starting in it."""
         found: dict[tuple[int, ...], list[int]] = {}
         for i, (_, array, _) in enumerate(self._segments):
             for key in array.keys.tolist():
@@ -300,14 +300,14 @@ class CrossLinkReader:
     def read(
         self, chunks: NDArray[np.int64] | None = None, wanted: AttributeFilter = all_attributes
     ) -> CrossLinks | None:
-        """Return the links that begin in some chunks (in layout 0.7: all), or None where there are none.
+        """Return the links that start in some chunks (in layout 0.7: all), or None if there are none.
 
         Parameters
         ----------
         chunks : (n, K) int64 or None
             Source chunks; None: all.
         wanted : callable
-            Tells by its name whether an attribute is asked for.
+            Predicate on attribute names.
         """
         parts = self._read_07(wanted) if self.level.layout == "0.7" else self._read_09(chunks, wanted)
         parts = [part for part in parts if part.n_links]
@@ -316,7 +316,7 @@ class CrossLinkReader:
         if len(parts) == 1:
             return parts[0]
         if len({part.width for part in parts}) > 1:
-            raise CorruptError(f"{self.where} has links of different numbers of ends. Restore it from a copy.")
+            raise CorruptError(f"{self.where} has links with different numbers of ends. Restore it from a copy.")
         attributes = concat_attributes([part.attributes for part in parts], [part.n_links for part in parts])
         chunk = np.concatenate([part.chunks for part in parts])
         rows = np.concatenate([part.rows for part in parts])
@@ -361,7 +361,7 @@ class CrossLinkReader:
         return made
 
     def _read_07(self, wanted: AttributeFilter) -> list[CrossLinks]:
-        """Read both places where layout 0.7 keeps such links."""
+        """Read both places where layout 0.7 stores such links."""
         made = [] if self.delta == 0 else self._read_level_links(wanted)
         path = f"{self.level.number}/cross_chunk_links/{self.name}"
         node = self.level.files.node(path)
@@ -372,7 +372,7 @@ class CrossLinkReader:
         width, n_dims = int(block["link_width"]), int(block.get("sid_ndim") or self.level.keys.keys.shape[1])
         chunks, rows = decode_records(np.zeros(0, np.uint8) if raw is None else raw, width, n_dims, path)
         if len(rows) != int(block.get("num_links", len(rows))):
-            raise CorruptError(f"{self.where}: {block['num_links']} links are declared, {len(rows)} are stored.")
+            raise CorruptError(f"{self.where} declares {block['num_links']} links, but {len(rows)} are stored.")
         attributes = {}
         for title in filter(wanted, self.level.attribute_names("cross_chunk_link_attributes")):
             at = f"{self.level.number}/cross_chunk_link_attributes/{title}/{self.name}"
@@ -386,7 +386,7 @@ class CrossLinkReader:
         return [*made, CrossLinks(self.delta, chunks, rows, directed, store, attributes)]
 
     def _read_level_links(self, wanted: AttributeFilter) -> list[CrossLinks]:
-        """Read links across levels that stand in the chunk of their first end, in either encoding."""
+        """Read links across levels that are stored with the chunk of their first end, in either encoding."""
         family = self.level.family(f"links/{self.name}")
         if family is None or not len(family.keys):
             return []
@@ -414,14 +414,14 @@ class CrossLinkReader:
 
 
 def _decode_stream(blob: Bytes | None, where: str) -> Bytes:
-    """Return the rows of an inline stream, all groups together."""
+    """Return the rows of an inline stream, all groups concatenated."""
     return np.zeros(0, np.uint8) if blob is None or not blob.size else decode_ragged(blob, where).data
 
 
 def _decode_ragged_rows(
     blob: Bytes, width: int, block: dict[str, Any], where: str, encoding: str | None
 ) -> NDArray[np.int64] | None:
-    """Return rows of an inline stream; None where it is none and nothing says that it must be."""
+    """Return the rows of an inline stream; None if it is not one and no declaration requires it."""
     try:
         rows = from_bytes(_decode_stream(blob, where), declared_dtype({"dtype": "int64", **block}, where), width, where)
     except CorruptError:
@@ -432,7 +432,7 @@ def _decode_ragged_rows(
 
 
 def _from_lowest_chunk(links: CrossLinks, sources: NDArray[np.int64]) -> CrossLinks:
-    """Return, of links that are filed under each chunk they touch, those filed under the least of them: each link once."""
+    """Deduplicate links stored under each chunk they touch: keep those stored under the lowest one."""
     n, width, n_parts = links.chunks.shape
     codes, _ = encode_keys(np.concatenate([links.chunks.reshape(-1, n_parts), sources]))
     kept = np.flatnonzero(codes[: n * width].reshape(n, width).min(axis=1) == codes[n * width :])

@@ -1,4 +1,4 @@
-"""Layout 0.7, as seed 002 says: a group for each family of a level, an array of its own for each chunk in it."""
+"""Writer of layout 0.7 (seed 002): a group for each family of a level, with one array per chunk."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +29,7 @@ from raggedatlas.vectors.storage.zarr_writer import (
 def level_files(geometry: Geometry, k: int, compression: str | None) -> Iterator[File]:
     """Yield the files of one level."""
     level, root = geometry.levels[k], str(k)
-    has_links = level.links is not None and level.encoding != "draco"  # whose cells have the faces in them
+    has_links = level.links is not None and level.encoding != "draco"  # Draco cells include the faces
     has_links = has_links or any(not _crosses_chunks(links).all() for links in level.cross_links)
     present = [name for name in present_families(level) if name != "links" or has_links]
     crossing = [links for links in level.cross_links if _crosses_chunks(links).any()]
@@ -57,7 +57,7 @@ def level_files(geometry: Geometry, k: int, compression: str | None) -> Iterator
 
 
 def array_node(path: str, values: NDArray[Any], compression: str | None) -> Iterator[File]:
-    """Write an array of one chunk."""
+    """Yield an array with one chunk."""
     codecs: list[dict[str, Any]] = [BYTES_CODEC] if values.dtype.itemsize > 1 else [{"name": "bytes"}]
     if compression is not None:
         codecs.append(compressor_codec(compression, values.dtype.itemsize))
@@ -70,7 +70,7 @@ def array_node(path: str, values: NDArray[Any], compression: str | None) -> Iter
 
 
 def _parent_groups(root: str, path: str, made: set[str]) -> Iterator[File]:
-    """Yield the groups above a family that were not yet written."""
+    """Yield the groups above a family that are not yet written."""
     parts = path.split("/")
     for i in range(1, len(parts)):
         parent = "/".join(parts[:i])
@@ -80,16 +80,16 @@ def _parent_groups(root: str, path: str, made: set[str]) -> Iterator[File]:
 
 
 def _crosses_chunks(links: CrossLinks) -> NDArray[np.bool_]:
-    """Tell which links go to ``cross_chunk_links``: those whose ends do not have one key."""
+    """Return which links are stored in ``cross_chunk_links``: those whose ends have different chunk keys."""
     if links.delta == 0:
         return np.ones(links.n_links, bool)
     return np.asarray((links.chunks != links.chunks[:, :1]).any(axis=(1, 2)))
 
 
 def _cross_files(root: str, links: CrossLinks, made: set[str], compression: str | None) -> Iterator[File]:
-    """Yield links across chunks, and those across levels within one key, in the order of their ends.
+    """Yield links across chunks, and those across levels within one chunk key, in the order of their ends.
 
-    Layout 0.9 files links by chunk and keeps no order of its own, so that an order which is not that of the ends would be lost there.
+    Layout 0.9 sorts links by chunk and does not preserve their order, so any other order would be lost there.
     """
     ends = encode_records(links.chunks, links.rows).reshape(links.n_links, -1)
     order = np.lexsort(ends.T[::-1]) if links.n_links else np.zeros(0, np.int64)
@@ -128,7 +128,7 @@ def _cross_files(root: str, links: CrossLinks, made: set[str], compression: str 
 def _level_links(
     root: str, links: CrossLinks, inner: NDArray[np.int64], made: set[str], compression: str | None
 ) -> Iterator[File]:
-    """Yield links across levels whose ends have one key: rows in that chunk, as an inline stream."""
+    """Yield links across levels whose ends have the same chunk key: rows in that chunk, as an inline stream."""
     name = delta_name(links.delta)
     yield from _parent_groups(root, f"links/{name}", made)
     block = {
@@ -188,7 +188,7 @@ def _group_files(root: str, level: Level, compression: str | None) -> Iterator[F
 
 
 def _tables(root: str, family: str, described: tuple[str, Attributes], compression: str | None) -> Iterator[File]:
-    """Yield attributes of objects or groups; strings as codes with their categories."""
+    """Yield attributes of objects or groups; strings are encoded as codes with categories."""
     kind, attributes = described
     if attributes:
         yield group_json(f"{root}/{family}", {})
@@ -207,11 +207,11 @@ def _tables(root: str, family: str, described: tuple[str, Attributes], compressi
 
 
 STRINGS = "raggedatlas_strings"
-"""Key that tells codes made of strings from codes that were given."""
+"""Key that marks codes made from strings, as opposed to codes given as such."""
 
 
 def _encode_strings(attribute: Attribute) -> Attribute:
-    """Return strings as codes, and anything else as it is."""
+    """Return strings as codes; other attributes are unchanged."""
     if attribute.values.dtype.kind not in "UTO":
         return attribute
     texts = attribute.values.astype(str)

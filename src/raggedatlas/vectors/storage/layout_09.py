@@ -1,4 +1,4 @@
-"""Layout 0.9: one array for each family of a level, a byte string for each chunk in it."""
+"""Writer of layout 0.9: one array for each family of a level, with one byte string per chunk."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,13 +35,13 @@ from raggedatlas.vectors.storage.zarr_writer import (
 )
 
 MIN_RANGE_LENGTH = 16
-"""How many consecutive ids make a group a range in ``group_ranges``."""
+"""Minimum number of consecutive ids for which a group is stored as a range in ``group_ranges``."""
 
 _FRAMED = {"vertex_fragments", "link_fragments"}
 
 
 def level_files(geometry: Geometry, k: int, options: CellGridOptions) -> Iterator[File]:
-    """Yield the files of one level; `options` say how cells are put into files, its grid is filled in here."""
+    """Yield the files of one level; `options` give the file layout of cells, without the grid, which is added here."""
     level = geometry.levels[k]
     grid = _grid_of(geometry, level, options)
     if grid.compression == "default":
@@ -67,10 +67,10 @@ def level_files(geometry: Geometry, k: int, options: CellGridOptions) -> Iterato
 
 
 def _compression(level: Level, family: ArrayData, asked: str | None) -> str | None:
-    """Return how the chunks of a family are compressed.
+    """Return the compression of the chunks of a family.
 
-    By default just the attributes of vertices that belong to no object are: they are read by whole chunks (those of objects by rows,
-    straight from the file), and what stands there, such as the genes of transcripts, is often small numbers.
+    By default only vertex attributes of points without objects are compressed: they are read by chunk (those of objects by row,
+    directly from the file), and their values, such as the genes of transcripts, are often small integers.
     """
     if family.dtype is None:
         return None
@@ -86,13 +86,13 @@ def _parents(path: str) -> list[str]:
 
 
 def _is_link_group(path: str) -> bool:
-    """Tell whether a group says something of links, and is written with them."""
+    """Return whether a group has metadata of links and is written with them."""
     parts = path.split("/")
     return (parts[0] == "links" and len(parts) == 2) or (parts[0] == "link_attributes" and len(parts) == 3)
 
 
 def _grid_of(geometry: Geometry, level: Level, options: CellGridOptions) -> CellGridOptions:
-    """Return the grid of a level: from the least to the greatest chunk of bounds and data."""
+    """Return the grid of a level: from the first to the last chunk of bounds and data."""
     shape = level_chunk_shape(geometry, level.metadata)
     ends = chunk_coordinates(np.asarray(geometry.bounds, np.float64), shape)
     lead = level.chunks.shape[1] - len(shape)
@@ -103,7 +103,7 @@ def _grid_of(geometry: Geometry, level: Level, options: CellGridOptions) -> Cell
 
 
 def _fragments_tile(fragments: Fragments, level: Level) -> bool:
-    """Tell whether the fragments of every chunk are its rows in order."""
+    """Return whether the fragments of every chunk are its rows in order."""
     if not fragments.is_range.all() or len(fragments.bounds) != len(level.bounds):
         return False
     ends = counts_to_offsets(fragments.counts)
@@ -113,7 +113,7 @@ def _fragments_tile(fragments: Fragments, level: Level) -> bool:
 
 
 def _layout_array(family: ArrayData, level: Level, zero: str) -> tuple[str, dict[str, Any]]:
-    """Return path and attributes of a family as this layout spells them."""
+    """Return path and attributes of a family in this layout."""
     path, block = family.path, dict(family.attributes)
     if path in _FRAMED:
         block["encoding"] = "fragment_index_v1"
@@ -176,13 +176,13 @@ def _link_files(geometry: Geometry, k: int, grid: CellGridOptions, made: set[str
 
 
 def _level_scale(geometry: Geometry, level: Level, k: int) -> Any:  # noqa: ANN401 - an array
-    """Return the scale of a level that is there, or that of `level`."""
+    """Return the scale of level `k` if it exists, otherwise that of `level`."""
     metadata = geometry.levels[k].metadata if 0 <= k < len(geometry.levels) else level.metadata
     return level_scale(geometry, metadata, level.chunks.shape[1])
 
 
 def delta_name(delta: int) -> str:
-    """Spell a difference of levels: 0, +1, -1."""
+    """Format a level difference: 0, +1, -1."""
     return f"{delta:+d}" if delta else "0"
 
 
@@ -232,7 +232,7 @@ def _object_files(root: str, level: Level) -> Iterator[File]:
 
 
 def _tables(root: str, family: str, described: tuple[str, Attributes]) -> Iterator[File]:
-    """Yield attributes that are plain arrays; absent rows hold the array's fill value."""
+    """Yield attributes as plain arrays; absent rows hold the array's fill value."""
     kind, attributes = described
     if attributes:
         yield group_json(f"{root}/{family}", {})
@@ -266,7 +266,7 @@ def _group_files(root: str, level: Level) -> Iterator[File]:
 
 
 def _is_range(groups: Groups) -> NDArray[np.bool_]:
-    """Tell which groups are consecutive ids, and so many that their two ends are written instead: (G,) bool."""
+    """Return which groups are consecutive ids and long enough to be stored as a range: (G,) bool."""
     first, counts = groups.offsets[:-1], np.diff(groups.offsets)
     run = counts >= MIN_RANGE_LENGTH
     broken = np.concatenate([[0], np.cumsum(np.diff(groups.ids) != 1)])

@@ -1,4 +1,4 @@
-"""One level of an open store: its arrays, chunk by chunk, in either layout."""
+"""Reader of one level of an open store: its arrays, chunk by chunk, in either layout."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,30 +26,30 @@ from raggedatlas.vectors.storage.zarr_reader import (
 def read_partition_attribute(
     facts: Mapping[str, Any], keys: NDArray[np.int64], counts: NDArray[np.int64], n_dims: int, where: str
 ) -> dict[str, Attribute]:
-    """Return the attribute that the keys of chunks tell, by its name; nothing where chunks are cut in space alone.
+    """Return the attribute encoded in the keys of chunks, by name; empty if chunks are partitioned by space only.
 
     Parameters
     ----------
     facts : mapping
-        What the level says: ``chunk_attribute_name`` and ``chunk_attribute_values``.
+        Metadata of the level: ``chunk_attribute_name`` and ``chunk_attribute_values``.
     keys : (n, K) int64
-        Keys of chunks or fragments; the first part is the number of a value.
+        Keys of chunks or fragments; the first part is the index of a value.
     counts : (n,) int64
-        Vertices of each.
+        Number of vertices of each.
     n_dims : int
-        How many of the parts are space.
+        Number of key parts that are space axes.
     where : str
         The level, for messages.
 
     Returns
     -------
     dict
-        Numbers as they are, texts as codes of categories.
+        Numbers unchanged, texts as codes of categories.
 
     Raises
     ------
     CorruptError
-        If a key has the number of a value that is not there.
+        If the value index of a key is out of range.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def read_partition_attribute(
     codes = keys[:, 0]
     if ((codes < 0) | (codes >= len(values))).any():
         bad = codes[(codes < 0) | (codes >= len(values))][0]
-        raise CorruptError(f"{where} has a chunk of value {bad} of {name!r}; it names {len(values)} values.")
+        raise CorruptError(f"{where} has a chunk with value {bad} of {name!r}, which has {len(values)} values.")
     numbers = all(isinstance(value, int | float) for value in values)
     if numbers:
         return {str(name): Attribute(np.repeat(np.array(values)[codes] if values else codes, counts))}
@@ -86,39 +86,39 @@ _BLOCK_KEYS = {
         "has_present_mask",
     ),
 }
-"""Keys of an attribute's block that its array or place says already."""
+"""Keys of array metadata that repeat what the array or its path says."""
 
 AttributeFilter = Callable[[str], bool]
 
 
 def all_attributes(_: str) -> bool:
-    """Want every attribute."""
+    """Select every attribute."""
     return True
 
 
 def attribute_filter(names: Sequence[str] | None) -> AttributeFilter:
-    """Return what tells whether an attribute is asked for."""
+    """Return a predicate for the requested attributes."""
     return all_attributes if names is None else set(names).__contains__
 
 
 class LevelReader:
-    """The arrays of one level.
+    """Reader of the arrays of one level.
 
     Parameters
     ----------
     files : Files
         The store.
     root : Geometry
-        What the root says, without levels.
+        The root metadata, without levels.
     layout : str
         ``"0.7"`` or ``"0.9"``.
     number : int
-        Which level.
+        Number of the level.
 
     Raises
     ------
     SourceError
-        If its arrays are of another generation than the root says, or older than those that are read.
+        If the version of its arrays is not that of the root, or is unsupported.
     """
 
     def __init__(self, files: StoreFiles, root: Geometry, layout: str, number: int) -> None:
@@ -133,18 +133,18 @@ class LevelReader:
         self.vertices = self._vertices()
 
     def _vertices(self) -> ChunkArray | None:
-        """Open the vertices, and refuse what is not of the generation that the root names."""
+        """Open the vertices; refuse a version other than that of the root."""
         node = self.files.node(f"{self.number}/vertices")
         if node is None:
             if self.files.node(f"{self.number}/vertex_group_offsets") is not None or self.facts.get("vertex_count"):
                 raise CorruptError(
-                    f"{self.where} declares {self.facts.get('vertex_count')} vertices, but has no array of them."
+                    f"{self.where} declares {self.facts.get('vertex_count')} vertices, but has no vertex array."
                 )
             return None
         expected = "group" if self.layout == "0.7" else "array"
         if node.get("node_type") != expected:
             raise SourceError(
-                f"{self.where} mixes two generations: the root says {self.layout}, but its vertices are "
+                f"{self.where} mixes two versions: the root declares {self.layout}, but its vertices are "
                 f"{'an' if expected == 'group' else 'no'} array. Write the store again from its source."
             )
         if self.layout == "0.7" and self.files.node(f"{self.number}/vertex_group_offsets") is not None:
@@ -157,7 +157,7 @@ class LevelReader:
         return family
 
     def family(self, path: str) -> ChunkArray | None:
-        """Return a family of the level, or None where it has none."""
+        """Return a per-chunk array of the level, or None if it does not exist."""
         if path not in self._families:
             full = f"{self.number}/{path}"
             node = self.files.node(full)
@@ -173,7 +173,7 @@ class LevelReader:
 
     @cached_property
     def n_vertices(self) -> int:
-        """How many vertices the level says it has."""
+        """Number of vertices declared by the level."""
         return int(self.facts.get("vertex_count") or 0)
 
     @cached_property
@@ -184,7 +184,7 @@ class LevelReader:
 
     @cached_property
     def links_path(self) -> str:
-        """Where the links within chunks lie."""
+        """Path of the links within chunks."""
         if self.layout == "0.7":
             return "links/0"
         node = self.files.node(f"{self.number}/links/0")
@@ -194,7 +194,7 @@ class LevelReader:
 
     @cached_property
     def link_width(self) -> int | None:
-        """How many ends a link has, or None where no links are stored."""
+        """Number of ends of a link, or None if no links are stored."""
         for path in ("links/0", "cross_chunk_links/0"):
             node = self.files.node(f"{self.number}/{path}")
             if node is not None and "link_width" in node_attributes(node):
@@ -208,7 +208,7 @@ class LevelReader:
 
     @property
     def tiles(self) -> bool:
-        """Whether the level says that its fragments are its rows in order."""
+        """Whether the level declares that its fragments are its rows in order."""
         return bool(self.facts.get("fragments_tile"))
 
     def load(
@@ -217,14 +217,14 @@ class LevelReader:
         wanted: AttributeFilter = all_attributes,
         parts: Sequence[str] = ("fragments", "links"),
     ) -> Level:
-        """Return some chunks as a level: vertices, their attributes, and of fragments and links what `parts` names.
+        """Return some chunks as a level: vertices, their attributes, and the fragments and links named in `parts`.
 
         Parameters
         ----------
         rows : (n,) int64
-            Which of the chunks `keys`, ascending.
+            Rows of the chunks in `keys`, ascending.
         wanted : callable
-            Tells by its name whether an attribute is asked for.
+            Predicate on attribute names.
         parts : sequence of str
             ``"fragments"`` and ``"links"``.
         """
@@ -250,7 +250,7 @@ class LevelReader:
     def _positions(
         self, keys: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.int64], list[NDArray[np.int64]] | None]:
-        """Return positions and bounds of chunks, and the faces that stand in Draco cells."""
+        """Return positions and bounds of chunks, and the faces stored in Draco cells."""
         n_dims = len(self.root.axes)
         if self.vertices is None:
             return np.zeros((0, n_dims), np.float32), np.zeros(len(keys) + 1, np.int64), None
@@ -268,19 +268,19 @@ class LevelReader:
         if (counts % size).any():
             bad = keys[int(np.flatnonzero(counts % size)[0])]
             raise CorruptError(
-                f"{self.where}/vertices, chunk {bad.tolist()}: {counts[counts % size > 0][0]} bytes are no rows of {size}."
+                f"{self.where}/vertices, chunk {bad.tolist()}: {counts[counts % size > 0][0]} bytes are not a multiple of {size}."
             )
         return from_bytes(concat_bytes(raw), dtype, n_dims), counts_to_offsets(counts // size), None
 
     def _fragments(self, keys: NDArray[np.int64], sizes: NDArray[np.int64]) -> Fragments:
-        """Return the vertex fragments of chunks; where none are stored, a chunk is one."""
+        """Return the vertex fragments of chunks; if none are stored, each chunk is one."""
         family = self.family("vertex_fragments")
         return self._index(family, keys, sizes, "vertex_fragments")
 
     def _index(
         self, family: ChunkArray | None, keys: NDArray[np.int64], sizes: NDArray[np.int64], name: str
     ) -> Fragments:
-        """Decode a fragment index, and refuse rows that the chunks do not have."""
+        """Decode a fragment index; refuse rows that the chunks do not have."""
         if family is None:
             ones = np.ones(len(keys), bool)
             return Fragments(
@@ -292,7 +292,9 @@ class LevelReader:
         listed = np.repeat(limit[~found.is_range], found.counts[~found.is_range])
         beyond = (found.counts > limit) | (found.starts > limit - found.counts)
         if (beyond & found.is_range).any() or (found.rows >= listed).any():
-            raise CorruptError(f"{self.where}/{name} names a row that its chunk does not have. Restore it from a copy.")
+            raise CorruptError(
+                f"{self.where}/{name} refers to a row that its chunk does not have. Restore it from a copy."
+            )
         return found
 
     def _links(
@@ -311,7 +313,9 @@ class LevelReader:
         size = dtype.itemsize * self.link_width
         counts = np.array([blob.size for blob in raw], np.int64)
         if (counts % size).any():
-            raise CorruptError(f"{self.where}/links has a chunk that is no whole number of links of {size} bytes.")
+            raise CorruptError(
+                f"{self.where}/links has a chunk whose size is not a multiple of the link size, {size} bytes."
+            )
         bounds = counts_to_offsets(counts // size)
         own = self.family("link_fragments")
         parts = None if own is None else self._index(own, keys, np.diff(bounds), "link_fragments")
@@ -321,7 +325,7 @@ class LevelReader:
     def _attributes(
         self, group: str, keys: NDArray[np.int64], bounds: NDArray[np.int64], wanted: AttributeFilter
     ) -> dict[str, Attribute]:
-        """Return the attributes of chunks that are asked for; only their arrays are read."""
+        """Return the requested attributes of chunks; only their arrays are read."""
         made = {}
         tail = self.links_path.removeprefix("links") if group == "link_attributes" else ""
         for name in filter(wanted, self.attribute_names(group)):
@@ -336,14 +340,14 @@ class LevelReader:
     def read_partition_attribute(
         self, keys: NDArray[np.int64], counts: NDArray[np.int64], wanted: AttributeFilter
     ) -> dict[str, Attribute]:
-        """Return the attribute by which chunks are also cut, if it is asked for and stands in no array."""
+        """Return the attribute that partitions the chunks, if requested and not stored in an array."""
         name = str(self.facts.get("chunk_attribute_name") or "")
         if not name or not wanted(name) or name in self.attribute_names("vertex_attributes"):
             return {}
         return read_partition_attribute(self.facts, keys, counts, len(self.root.axes), self.where)
 
     def attribute_names(self, group: str) -> list[str]:
-        """Return the names of the attributes of a family; listed once."""
+        """Return the names of the attributes of a family; cached."""
         if group not in self._listed:
             self._listed[group] = self.names(group)
         return self._listed[group]
@@ -358,7 +362,7 @@ EMPTY_INDEX: Bytes = np.frombuffer(b"GFVZ\1\0\0\0" + bytes(8), np.uint8)
 
 
 def declared_dtype(attributes: Mapping[str, Any], where: str, *, texts: bool = False) -> np.dtype[Any]:
-    """Return the declared element type, little-endian; with `texts` also a NumPy type of strings of one length."""
+    """Return the declared dtype, little-endian; with `texts` also fixed-length NumPy strings."""
     name = attributes.get("dtype")
     try:
         found = np.dtype(str(name))
@@ -371,18 +375,18 @@ def declared_dtype(attributes: Mapping[str, Any], where: str, *, texts: bool = F
 
 @dataclass(frozen=True)
 class AttributeStorage:
-    """How the rows of an attribute are stored.
+    """Storage of the rows of an attribute.
 
     Parameters
     ----------
     dtype : dtype
-        Of a value.
+        Dtype of a value.
     columns : int or None
-        Values of a row; None: one, and the attribute has one axis.
+        Values per row; None: one, and the attribute has one axis.
     channels : tuple of str
-        Their names, if they have some.
+        Names of the channels, if they are named.
     extra : dict
-        What the block says beyond its array and name.
+        Metadata besides array and name.
     """
 
     dtype: np.dtype[Any]
@@ -392,11 +396,11 @@ class AttributeStorage:
 
     @property
     def size(self) -> int:
-        """Bytes of a row."""
+        """Size of a row in bytes."""
         return self.dtype.itemsize * (self.columns or 1)
 
     def attribute(self, data: Bytes) -> Attribute:
-        """Return rows as an attribute; strings become codes and their categories, as `Attribute` has them."""
+        """Return rows as an attribute; strings become codes with categories, as in `Attribute`."""
         values = from_bytes(data, self.dtype, self.columns)
         if self.dtype.kind not in "US":
             return Attribute(values, self.channels, None, self.extra)
@@ -412,15 +416,15 @@ class AttributeStorage:
 def attribute_storage(
     block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArray[np.int64], where: str
 ) -> AttributeStorage:
-    """Return how an attribute is stored, after checking it against the bytes of chunks.
+    """Return the storage of an attribute, after checking it against the bytes of chunks.
 
-    zarr-vectors 0.9.2 declares rows of one value (``"row_shape": []``) also for attributes of several columns, and 0.2.0 declares no
-    shape; the columns then follow from the bytes, if every chunk has the same number of them.
+    zarr-vectors 0.9.2 declares rows of one value (``"row_shape": []``) even for attributes with several columns, and 0.2.0 declares
+    no shape; the number of columns then follows from the bytes, if it is the same in every chunk.
 
     Raises
     ------
     CorruptError
-        If a chunk does not have one row for each vertex, fragment or link.
+        If a chunk does not have one row per vertex, fragment or link.
     """
     dtype = declared_dtype(block, where, texts=True)
     counts = np.array([blob.size for blob in raw], np.int64)
@@ -438,23 +442,23 @@ def attribute_storage(
     if (counts != rows * form.size).any():
         bad = int(np.flatnonzero(counts != rows * form.size)[0])
         raise CorruptError(
-            f"{where} has {counts[bad] / form.size:g} rows in a chunk where {rows[bad]} were expected. Restore it from a copy."
+            f"{where} has {counts[bad] / form.size:g} rows in a chunk; expected {rows[bad]}. Restore it from a copy."
         )
     return form
 
 
 def decode_attribute(block: Mapping[str, Any], raw: Sequence[Bytes], rows: NDArray[np.int64], where: str) -> Attribute:
-    """Return the rows of an attribute from the bytes of chunks, checked as `attribute_storage` does."""
+    """Return the rows of an attribute from the bytes of chunks, validated by `attribute_storage`."""
     return attribute_storage(block, raw, rows, where).attribute(concat_bytes(raw))
 
 
 def extra_metadata(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an attribute's block says beyond its array and name."""
+    """Return the metadata of an attribute besides array and name."""
     return {key: value for key, value in block.items() if key not in _BLOCK_KEYS}
 
 
 def concat_bytes(parts: Sequence[Bytes]) -> Bytes:
-    """Put bytes one after the other; without a copy where there is but one part."""
+    """Concatenate bytes; a single part is not copied."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.zeros(0, np.uint8)

@@ -1,4 +1,4 @@
-"""The object index, groups and tables of objects of one level of an open store."""
+"""Reader of the object index, groups and tables of objects of one level."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ from raggedatlas.vectors.storage.zarr_reader import VlenArray, node_attributes, 
 
 
 class ObjectIndex:
-    """Which objects a level has, and where their fragments lie.
+    """The objects of a level and their fragments.
 
     Parameters
     ----------
@@ -42,16 +42,16 @@ class ObjectIndex:
         self.is_there = node is not None
         layout = str(self.block.get("layout", ""))
         if layout not in {"", "vlen_manifests_v1", "vlen_manifests_v2"}:
-            raise SourceError(f"{level.where}/object_index has the layout {layout!r}; versions 1 and 2 are read.")
+            raise SourceError(f"{level.where}/object_index has layout {layout!r}; versions 1 and 2 are supported.")
 
     @cached_property
     def n_dims(self) -> int:
-        """How many coordinates a chunk has in a manifest."""
+        """Number of coordinates of a chunk in a manifest."""
         width = self.level.keys.keys.shape[1] or len(self.level.chunk_shape)
         n_dims = self.block.get("sid_ndim") or width
         if n_dims != width:
             raise CorruptError(
-                f"{self.level.where}/object_index declares sid_ndim {n_dims!r}; expected {width}, as chunk keys have."
+                f"{self.level.where}/object_index declares sid_ndim {n_dims!r}; expected {width}, as in chunk keys."
             )
         return width
 
@@ -63,20 +63,20 @@ class ObjectIndex:
 
     @cached_property
     def _stored_ids(self) -> NDArray[np.int64] | None:
-        """Ids in the order of the manifests, where they are not row numbers."""
+        """Ids in manifest order, if they are not row numbers."""
         found = read_table(self.level.files, f"{self.path}/object_ids") if self.is_there else None
         if found is None:
             return None
         ids = found.astype(np.int64)
         if len(ids) != self.n_objects or len(np.unique(ids)) != len(ids):
             raise CorruptError(
-                f"{self.level.where}/object_index/object_ids does not hold {self.n_objects} different ids."
+                f"{self.level.where}/object_index/object_ids does not hold {self.n_objects} distinct ids."
             )
         return ids
 
     @cached_property
     def _order(self) -> NDArray[np.int64] | None:
-        """The manifest of each object by ascending id, where they stand in another order."""
+        """Manifest of each object by ascending id, if they are stored in another order."""
         stored = self._stored_ids
         if stored is None or (np.diff(stored) > 0).all():
             return None
@@ -84,7 +84,7 @@ class ObjectIndex:
 
     @cached_property
     def n_objects(self) -> int:
-        """How many objects there are."""
+        """Number of objects."""
         declared = self.block.get("num_objects", 0 if self.items is None else self.items.n_items)
         if type(declared) is not int or declared < 0 or (self.items is not None and declared != self.items.n_items):
             stored = "" if self.items is None else f" and holds {self.items.n_items} manifests"
@@ -95,14 +95,14 @@ class ObjectIndex:
 
     @cached_property
     def items(self) -> VlenArray | None:
-        """The manifests as an array of byte strings, where they are one."""
+        """The manifests as an array of byte strings, if they are stored as one."""
         path = f"{self.path}/manifests"
         node = self.level.files.node(path) if self.is_there else None
         return None if node is None else VlenArray(self.level.files, path, node)
 
     @cached_property
     def _flat(self) -> Blobs:
-        """The manifests of ``object_index/data``, cut by the sidecar or by scanning them."""
+        """The manifests of ``object_index/data``, split by the sidecar or by scanning."""
         data = read_small_array(self.level.files, f"{self.path}/data")
         if data is None:
             if self.n_objects:
@@ -115,24 +115,26 @@ class ObjectIndex:
             return split_manifests(data, self.n_dims, self.n_objects)
         bounds = np.append(from_bytes(starts, np.int64), data.size)
         if len(bounds) != self.n_objects + 1 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
-            raise CorruptError(f"{self.level.where}/object_index/offsets does not cut {self.n_objects} manifests.")
+            raise CorruptError(
+                f"{self.level.where}/object_index/offsets does not split the data into {self.n_objects} manifests."
+            )
         return Blobs(data, bounds)
 
     @cached_property
     def every(self) -> Objects:
-        """The whole index."""
+        """The complete index."""
         blobs = self._flat if self.items is None else self.items.read()
         if self._order is not None:
             blobs = _take_blobs(blobs, self._order)
         return decode_manifests(blobs, self.n_dims, self.ids)
 
     def rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return where objects stand in the index.
+        """Return the index rows of objects.
 
         Raises
         ------
         NotFoundError
-            If there is no object of such an id.
+            If an id does not exist.
         """
         if self._stored_ids is None:
             rows, good = ids, (ids >= 0) & (ids < self.n_objects)
@@ -141,7 +143,7 @@ class ObjectIndex:
             good = self.ids[rows] == ids if len(self.ids) else np.zeros(len(ids), bool)
         if not good.all():
             raise NotFoundError(
-                f"There is no object {ids[~good][0]} in {self.level.where}; it has {self.n_objects:,} objects."
+                f"Object {ids[~good][0]} does not exist in {self.level.where}; it has {self.n_objects:,} objects."
             )
         return rows
 
@@ -154,9 +156,9 @@ class ObjectIndex:
 
     @cached_property
     def by_chunk(self) -> tuple[NDArray[np.int64], Objects]:
-        """All blocks in the order of their chunks.
+        """All blocks in chunk order.
 
-        The row of each block's chunk among those of the level (-1: absent), and an index whose entries are one block each, with the
+        Row of each block's chunk among those of the level (-1: absent), and an index whose entries are one block each, with the
         id of its object.
         """
         every = self.every
@@ -176,7 +178,7 @@ def _take_blobs(blobs: Blobs, rows: NDArray[np.int64]) -> Blobs:
 
 
 def read_groups(level: LevelReader) -> Groups | None:
-    """Return the groups of a level, or None where it has none."""
+    """Return the groups of a level, or None if it has none."""
     path = f"{level.number}/groups"
     node = level.files.node(path)
     if node is None:
@@ -196,7 +198,7 @@ def read_groups(level: LevelReader) -> Groups | None:
 def _expand_ranged_groups(
     blobs: Blobs, block: Mapping[str, Any], level: LevelReader
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return groups of layout 0.9, those that are runs of ids written out."""
+    """Return groups of layout 0.9, with ranges of ids expanded."""
     where = level.where
     if not blobs.data.size % 8 and not block.get("group_ranges"):
         return blobs.bounds // 8, from_bytes(blobs.data, np.int64, what=f"{where}/groups")
@@ -213,7 +215,7 @@ def _expand_ranged_groups(
 
 
 def _max_objects(level: LevelReader) -> int:
-    """Return how many objects a level may have: those of its index, or, without one, a fragment each, of at least one vertex."""
+    """Return the maximum number of objects of a level: that of its index, or one per fragment and vertex without an index."""
     index = ObjectIndex(level)
     return index.n_objects if index.is_there else level.n_vertices
 
@@ -257,7 +259,7 @@ def read_table_attribute(level: LevelReader, family: str, name: str) -> Attribut
 
 
 def _decode_categories(attribute: Attribute) -> Attribute:
-    """Return codes as the strings of which they were made."""
+    """Return codes as the strings that they encode."""
     kept = {key: value for key, value in attribute.metadata.items() if key not in _CODED}
     categories = np.array([*attribute.metadata["categories"], ""], dtype=str)
     codes = attribute.values
@@ -269,8 +271,8 @@ def _decode_categories(attribute: Attribute) -> Attribute:
 _CODED = {"encoding", "categories", "ordered", STRINGS}
 
 
-def _present_rows(values: NDArray[Any], fill: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - whatever JSON holds
-    """Return which rows do not hold the fill value throughout; None where all do not."""
+def _present_rows(values: NDArray[Any], fill: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - any JSON value
+    """Return which rows are not entirely the fill value; None if there are no such rows."""
     if values.dtype.kind == "f":
         absent = np.isnan(values) if fill in {"NaN", None} else values == float(fill)
     else:

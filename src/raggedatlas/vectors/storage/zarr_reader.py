@@ -1,4 +1,4 @@
-"""The files of a store, wherever it lies: small ones whole, listings, and arrays that only zarr-python knows."""
+"""Reader of a store's Zarr nodes: small files, listings, arrays of byte strings, and a fallback to zarr-python."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from raggedatlas.vectors.storage.codecs import (
 
 
 class StoreFiles:
-    """Reads what lies below a location.
+    """Access to the files below a location.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class StoreFiles:
         self._parsed: dict[bytes, dict[str, Any]] = {}
 
     def read(self, key: str) -> Bytes | None:
-        """Return the bytes of a file, or None where there is none."""
+        """Return the bytes of a file, or None if it does not exist."""
         with store_errors(f"read {self.root}/{key}"):
             if self.location.is_local:
                 try:
@@ -61,7 +61,7 @@ class StoreFiles:
             return np.frombuffer(memoryview(found), np.uint8)
 
     def node(self, path: str) -> dict[str, Any] | None:
-        """Return the ``zarr.json`` of a node, or None where there is none; equal ones are parsed once."""
+        """Return the ``zarr.json`` of a node, or None if it does not exist; equal ones are parsed once."""
         raw = self.read(f"{path}/zarr.json" if path else "zarr.json")
         if raw is None:
             return None
@@ -70,9 +70,9 @@ class StoreFiles:
             try:
                 found = json.loads(text)
             except ValueError:
-                raise CorruptError(f"{self.root}/{path}/zarr.json is no JSON. Restore it from a copy.") from None
+                raise CorruptError(f"{self.root}/{path}/zarr.json is not valid JSON. Restore it from a copy.") from None
             if not isinstance(found, dict) or found.get("zarr_format") != 3:
-                raise CorruptError(f"{self.root}/{path} is no Zarr v3 node.")
+                raise CorruptError(f"{self.root}/{path} is not a Zarr v3 node.")
             self._parsed[text] = found
         return self._parsed[text]
 
@@ -90,7 +90,7 @@ class StoreFiles:
             return sorted(prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in found["common_prefixes"])
 
     def foreign(self, path: str) -> Any:  # noqa: ANN401 - a zarr array
-        """Return an array by zarr-python, for pipelines that are not read here."""
+        """Return an array opened with zarr-python, for pipelines that are not supported here."""
         import zarr
 
         from raggedatlas.store.untrusted import guarded_zarr_store
@@ -104,13 +104,13 @@ def node_attributes(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def codec_names(codecs: list[Any]) -> list[str]:
-    """Return the names of codecs, after refusing those that may not be read at all."""
+    """Return the names of codecs, after refusing those that are not allowed."""
     refuse_unknown_codecs(codecs)
     return [str(codec.get("name") if isinstance(codec, dict) else codec) for codec in codecs]
 
 
 def decompress(data: Bytes, names: list[str], where: str) -> Bytes:
-    """Undo compressors and checksums; `names` are those after the first codec.
+    """Undo compressors and checksums; `names` are the codecs after the first.
 
     Raises
     ------
@@ -137,29 +137,29 @@ def decompress(data: Bytes, names: list[str], where: str) -> Bytes:
 
 
 def _verify_crc32c(data: Bytes, where: str) -> Bytes:
-    """Return the bytes before a trailing crc32c, after checking it."""
+    """Return the bytes before a trailing crc32c, after verifying it."""
     if not has_checksum(data):
         raise CorruptError(f"{where} has a chunk that does not match its crc32c. Restore it from a copy.")
     return data[:-4]
 
 
 SUPPORTED_CODECS = {"zstd", "blosc", "gzip", "crc32c"}
-"""Codecs that `decompress` undoes."""
+"""Codecs that `decompress` supports."""
 
 
 def read_small_array(files: StoreFiles, path: str) -> Bytes | None:
-    """Return the values of a small array as little-endian bytes, or None where there is none.
+    """Return the values of a small array as little-endian bytes, or None if it does not exist.
 
     Raises
     ------
     CorruptError
-        If a stored chunk has other bytes than the array declares.
+        If the size of a stored chunk does not match the array.
     """
     node = files.node(path)
     if node is None:
         return None
     if node.get("node_type") != "array":
-        raise CorruptError(f"{files.root}/{path} is a group where an array was expected.")
+        raise CorruptError(f"{files.root}/{path} is a group; expected an array.")
     shape = [int(size) for size in node["shape"]]
     if not np.prod(shape):
         return np.zeros(0, np.uint8)
@@ -176,17 +176,17 @@ def read_small_array(files: StoreFiles, path: str) -> Bytes | None:
     data = decompress(raw, names[1:], f"{files.root}/{path}")
     expected = int(np.prod(shape)) * np.dtype(str(node["data_type"])).itemsize
     if data.size != expected:
-        raise CorruptError(f"{files.root}/{path} has {data.size:,} bytes; expected {expected:,}. It was cut short.")
+        raise CorruptError(f"{files.root}/{path} has {data.size:,} bytes; expected {expected:,}. It is truncated.")
     return data
 
 
 _DICT_LOOKUP_LIMIT = 64
 _CACHED_CHUNKS = 256
-"""Decoded chunks of byte strings in a row that stay at hand."""
+"""Number of decoded vlen-bytes chunks kept in memory."""
 
 
 class ChunkArray(Protocol):
-    """One array of a level that has a byte string for each chunk, in either layout."""
+    """A per-chunk array of a level, in either layout."""
 
     attributes: dict[str, Any]
 
@@ -196,12 +196,12 @@ class ChunkArray(Protocol):
         ...
 
     def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
-        """Return the bytes of some chunks; None where there are none."""
+        """Return the bytes of some chunks; None for missing ones."""
         ...
 
 
 class KeyLookup:
-    """A table of chunk keys that finds few of them by a dictionary and many by one search.
+    """Lookup in a table of chunk keys: few keys through a dictionary, many through one search.
 
     Parameters
     ----------
@@ -225,12 +225,12 @@ class KeyLookup:
 
 
 def parse_keys(names: Sequence[str], where: str) -> NDArray[np.int64]:
-    """Return dotted keys as (n, K) int64, ascending.
+    """Parse dotted keys as (n, K) int64, ascending.
 
     Raises
     ------
     CorruptError
-        If one is no list of whole numbers, or they have different lengths.
+        If a key is not a list of integers, or lengths differ.
     """
     if not names:
         return np.zeros((0, 0), np.int64)
@@ -239,7 +239,7 @@ def parse_keys(names: Sequence[str], where: str) -> NDArray[np.int64]:
         flat = np.array(".".join(names).split("."), dtype=np.int64)
         keys = flat.reshape(len(names), n_parts)
     except ValueError:
-        raise CorruptError(f"{where} has a chunk key that is no list of whole numbers.") from None
+        raise CorruptError(f"{where} has a chunk key that is not a list of integers.") from None
     if n_parts > 1 and any(name.count(".") + 1 != n_parts for name in names):
         raise CorruptError(f"{where} has chunk keys of different lengths.")
     return keys[np.lexsort(keys.T[::-1])]
@@ -247,7 +247,7 @@ def parse_keys(names: Sequence[str], where: str) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _Pipeline:
-    """How chunks of an array lie in files: inner and outer chunk, compressors of the inner one, or only zarr-python knows."""
+    """Chunk pipeline of an array: inner and outer chunk, compressors of the inner one, or only supported by zarr-python."""
 
     shape: tuple[int, ...]
     inner: tuple[int, ...]
@@ -259,11 +259,11 @@ class _Pipeline:
 
 
 def _parse_pipeline(node: dict[str, Any], where: str) -> _Pipeline:
-    """Read how an array of byte strings is stored."""
+    """Parse the storage of an array of byte strings."""
     kind = node.get("data_type")
     name = kind.get("name") if isinstance(kind, dict) else kind
     if node.get("node_type") != "array" or name not in {"variable_length_bytes", "bytes", "string"}:
-        raise CorruptError(f"{where} is no array of byte strings.")
+        raise CorruptError(f"{where} is not an array of byte strings.")
     shape = tuple(int(size) for size in node["shape"])
     outer = tuple(int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"])
     codecs, inner, is_sharded, at_end = node["codecs"], outer, False, True
@@ -297,7 +297,7 @@ class _InnerChunks:
         self._is_one_shard = all(a <= b for a, b in zip(self.pipeline.shape, self.pipeline.outer, strict=True))
 
     def read(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
-        """Return the decompressed bytes of inner chunks, (m, rank) by number; None where they are not stored."""
+        """Return the decompressed bytes of inner chunks, given by number as (m, rank); None for missing ones."""
         if not self.pipeline.is_sharded:
             keys = [self._key(tuple(chunk)) for chunk in chunks.tolist()]
             raw = (
@@ -316,7 +316,7 @@ class _InnerChunks:
         return f"{self.path}/" + self.pipeline.separator.join(["c", *map(str, chunk)])
 
     def _from_shards(self, chunks: NDArray[np.int64]) -> list[Bytes | None]:
-        """Look chunks up in the indexes of their shards."""
+        """Look up chunks in the indexes of their shards."""
         found: list[Bytes | None] = [None] * len(chunks)
         slots, members_of = self._places(chunks)
         for owner, members in members_of.items():
@@ -337,7 +337,7 @@ class _InnerChunks:
         return found
 
     def _places(self, chunks: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[tuple[int, ...], list[int]]]:
-        """Return the slot of each chunk in its shard, and which chunks each shard has."""
+        """Return the slot of each chunk in its shard, and the chunks of each shard."""
         if self._is_one_shard:
             return chunks @ self.strides, {(0,) * len(self.strides): list(range(len(chunks)))}
         owners = chunks // self.per_shard
@@ -347,7 +347,7 @@ class _InnerChunks:
         return (chunks - owners * self.per_shard) @ self.strides, members
 
     def _shard(self, owner: tuple[int, ...]) -> Shard | None:
-        """Return an open shard, or None where none is stored."""
+        """Return an open shard, or None if it is not stored."""
         key = self._key(owner)
         if not self.files.location.is_local:
             try:
@@ -366,7 +366,7 @@ class _InnerChunks:
 
 
 class CellArray:
-    """A family of layout 0.9: a byte string in each cell of a grid.
+    """A per-chunk array of layout 0.9: one byte string per cell of a grid.
 
     Parameters
     ----------
@@ -393,19 +393,19 @@ class CellArray:
         names = self.attributes.get("nonempty_chunks")
         if names is None:
             raise SourceError(
-                f"{self._chunks.where} does not list its chunks; only arrays with 'nonempty_chunks' are read."
+                f"{self._chunks.where} does not list its chunks; only arrays with 'nonempty_chunks' are supported."
             )
         keys = parse_keys(names, self._chunks.where)
         keys = keys if len(keys) else np.zeros((0, len(self.origin)), np.int64)
         cells = keys - self.origin if keys.shape[1] == len(self.origin) else np.full((1, 1), -1)
         if (cells < 0).any() or (len(cells) and (cells.view(np.uint64) >= self._shape[: cells.shape[1]]).any()):
-            raise CorruptError(f"{self._chunks.where} lists a chunk outside of its grid.")
+            raise CorruptError(f"{self._chunks.where} lists a chunk outside its grid.")
         return keys
 
     def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
-        """Return the byte strings of some cells; None where there are none."""
+        """Return the byte strings of some cells; None for missing ones."""
         cells = keys - self.origin
-        beyond = cells.view(np.uint64) >= self._shape  # a negative number is then greater than any
+        beyond = cells.view(np.uint64) >= self._shape  # as unsigned, negative numbers are out of range too
         if beyond.any():
             outside = beyond.any(axis=1)
             found: list[Bytes | None] = [None] * len(keys)
@@ -423,7 +423,7 @@ class CellArray:
 
 
 class VlenArray:
-    """Byte strings in a row: manifests, groups, texts.
+    """A one-dimensional array of byte strings: manifests, groups, texts.
 
     Parameters
     ----------
@@ -439,10 +439,10 @@ class VlenArray:
         self.attributes = node_attributes(node)
         self._chunks = _InnerChunks(files, path, node)
         if len(self._chunks.pipeline.shape) != 1:
-            raise CorruptError(f"{self._chunks.where} has the shape {self._chunks.pipeline.shape}; expected one axis.")
+            raise CorruptError(f"{self._chunks.where} has shape {self._chunks.pipeline.shape}; expected one axis.")
         self.n_items = self._chunks.pipeline.shape[0]
         self._inner = min(self._chunks.pipeline.inner[0], max(1, self.n_items))
-        # an item takes four bytes or more in its chunk, so both limits bound what the declared shape may cost
+        # An item takes at least four bytes in its chunk, so both limits bound the memory for the declared shape.
         check_chunk_bytes(self._chunks.where, 4 * self._inner)
         if self.n_items > MAX_SHARD_CHUNKS * self._inner:
             raise LimitError(
@@ -467,7 +467,7 @@ class VlenArray:
         return concat_blobs([chunks[row // inner][row % inner] for row in rows.tolist()])
 
     def _decode(self, chunk: int) -> Blobs:
-        """Return the items of one inner chunk; kept for the next time."""
+        """Return the items of one inner chunk, cached."""
         known = self._decoded.get(chunk)
         if known is not None:
             return known
@@ -489,7 +489,7 @@ def _first_blobs(blobs: Blobs, n: int) -> Blobs:
 
 
 class ChunkGroup:
-    """A family of layout 0.7: a group with an array for each chunk.
+    """A per-chunk array of layout 0.7: a group with one array per chunk.
 
     Parameters
     ----------
@@ -512,7 +512,7 @@ class ChunkGroup:
         return parse_keys([name for name in names if name[-1].isdigit() and name[0] in "-0123456789"], self._path)
 
     def read(self, keys: NDArray[np.int64]) -> list[Bytes | None]:
-        """Return the values of some chunks as bytes; None where there are none."""
+        """Return the values of some chunks as bytes; None for missing ones."""
         paths = [f"{self._path}/{'.'.join(map(str, key))}" for key in keys.tolist()]
         if self._files.location.is_local:
             return [read_small_array(self._files, path) for path in paths]
@@ -520,7 +520,7 @@ class ChunkGroup:
 
 
 def read_table(files: StoreFiles, path: str) -> NDArray[Any] | None:
-    """Return a plain array of numbers or strings, whole, or None where there is none."""
+    """Return a plain array of numbers or strings, or None if it does not exist."""
     node = files.node(path)
     if node is None:
         return None
@@ -540,7 +540,7 @@ def read_table(files: StoreFiles, path: str) -> NDArray[Any] | None:
 
 
 def _read_single_chunk(files: StoreFiles, path: str, node: dict[str, Any]) -> NDArray[Any] | None:
-    """Return an array that lies in one chunk of plain, maybe compressed, little-endian numbers; None where it does not."""
+    """Return an array stored in one chunk of (possibly compressed) little-endian numbers; None if it is stored otherwise."""
     names = codec_names(node["codecs"])
     shape = [int(size) for size in node["shape"]]
     chunk = [int(size) for size in node["chunk_grid"]["configuration"]["chunk_shape"]]
@@ -555,5 +555,5 @@ def _read_single_chunk(files: StoreFiles, path: str, node: dict[str, Any]) -> ND
         return np.zeros(shape, dtype)
     data = decompress(raw, names[1:], f"{files.root}/{path}")
     if data.size != product(chunk) * dtype.itemsize:
-        raise CorruptError(f"{files.root}/{path} has a chunk of {data.size:,} bytes; it was cut short.")
+        raise CorruptError(f"{files.root}/{path} has a chunk of {data.size:,} bytes; it is truncated.")
     return np.ascontiguousarray(data).view(dtype).reshape(chunk)[: shape[0]]

@@ -1,4 +1,4 @@
-"""Zarr v3 nodes as files: groups, plain arrays, arrays of byte strings, sharded grids of cells."""
+"""Zarr v3 nodes as files: groups, plain arrays, vlen-bytes arrays, sharded grids of cells, and the arrays of a level."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,34 +23,34 @@ from raggedatlas.vectors.storage.codecs import (
 )
 
 File: TypeAlias = tuple[str, Sequence[bytes | memoryview]]
-"""A key and the pieces of its content."""
+"""A key and the parts of its content."""
 
 BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
 ZSTD_CODEC = {"name": "zstd", "configuration": {"level": 0, "checksum": False}}
 VLEN_CODEC = {"name": "vlen-bytes", "configuration": {}}
 _BLOSC = {"blosc": "zstd", "lz4": "lz4"}
-"""What Blosc packs the shuffled bytes with."""
+"""Compressor inside Blosc, after the byte shuffle."""
 COMPRESSORS = ("zstd", *_BLOSC)
 MAX_SHARD_SLOTS = 4096
-"""Cells in a shard."""
+"""Maximum number of cells in a shard."""
 _ROWS = 65_536
 _MANIFESTS = 128
 
 
 @dataclass(frozen=True)
 class CellGridOptions:
-    """How cells are put into files.
+    """File layout of cells.
 
     Parameters
     ----------
     origin : (K,) int64
-        The chunk key of the first cell.
+        Chunk key of the first cell.
     shape : (K,) int64
-        How many cells there are on each axis.
+        Number of cells on each axis.
     shards : bool
         Whether many cells share a file.
     compression : str or None
-        Of `COMPRESSORS`. ``"default"``: `layout_09` chooses for each array.
+        A member of `COMPRESSORS`. ``"default"``: `layout_09` chooses for each array.
     """
 
     origin: NDArray[np.int64]
@@ -60,7 +60,7 @@ class CellGridOptions:
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
-    """Return metadata as JSON; NaN and infinities are refused, as no JSON reader takes them."""
+    """Return metadata as JSON; NaN and infinities are refused, because JSON has none."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -76,7 +76,7 @@ def array_json(
     data_type: str,
     codecs: Sequence[Mapping[str, Any]],
     attributes: Mapping[str, Any],
-    fill: Any = 0,  # noqa: ANN401 - a value of the type
+    fill: Any = 0,  # noqa: ANN401 - a scalar of that type
 ) -> bytes:
     """Return an array's ``zarr.json``."""
     return to_json(
@@ -96,7 +96,7 @@ def array_json(
 
 
 def compressor_codec(name: str, itemsize: int) -> dict[str, Any]:
-    """Return one of `COMPRESSORS` as a codec of values of so many bytes."""
+    """Return a member of `COMPRESSORS` as the codec for values of the given item size."""
     if name == "zstd":
         return ZSTD_CODEC
     own = {"typesize": itemsize, "cname": _BLOSC[name], "clevel": 5, "shuffle": "shuffle", "blocksize": 0}
@@ -104,7 +104,7 @@ def compressor_codec(name: str, itemsize: int) -> dict[str, Any]:
 
 
 def compress(data: bytes | memoryview, name: str | None, itemsize: int) -> bytes | memoryview:
-    """Return bytes compressed as `compressor_codec` says, or as they are."""
+    """Return bytes compressed with `compressor_codec`, or unchanged."""
     if name is None:
         return data
     from numcodecs import blosc, zstd
@@ -115,7 +115,7 @@ def compress(data: bytes | memoryview, name: str | None, itemsize: int) -> bytes
 
 
 def small_array(path: str, values: NDArray[Any], attributes: Mapping[str, Any], fill: Any = 0) -> Iterator[File]:  # noqa: ANN401
-    """Write a plain array of numbers or strings in chunks of 65,536 rows, compressed by zstd."""
+    """Yield a plain array of numbers or strings in chunks of 65,536 rows, compressed with zstd."""
     rows = max(1, min(len(values), _ROWS))
     chunk = (rows, *values.shape[1:])
     is_text = values.dtype.kind in "UTO"
@@ -139,7 +139,7 @@ def small_array(path: str, values: NDArray[Any], attributes: Mapping[str, Any], 
 
 
 def vlen_array(path: str, blobs: Blobs, attributes: Mapping[str, Any]) -> Iterator[File]:
-    """Write byte strings as one sharded array; each inner chunk has 128 of them, so that one is had without the others."""
+    """Yield byte strings as one sharded array, with 128 items per inner chunk for random access."""
     inner = min(_MANIFESTS, max(1, len(blobs)))
     n_inner = -(-len(blobs) // inner)
     shard = inner * max(1, n_inner)
@@ -159,7 +159,7 @@ def vlen_array(path: str, blobs: Blobs, attributes: Mapping[str, Any]) -> Iterat
 
 
 def sharding_codec(inner: Sequence[int], codecs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sharding codec: chunks of `inner`, an index at the end with its crc32c."""
+    """Return the sharding codec: chunks of `inner`, index at the end with crc32c."""
     return {
         "name": "sharding_indexed",
         "configuration": {
@@ -174,18 +174,18 @@ def sharding_codec(inner: Sequence[int], codecs: Sequence[Mapping[str, Any]]) ->
 def cell_array(
     path: str, keys: NDArray[np.int64], blobs: Blobs, attributes: Mapping[str, Any], grid: CellGridOptions
 ) -> Iterator[File]:
-    """Write an array with one byte string in each cell of a grid (layout 0.9); empty strings are left out.
+    """Yield an array with one byte string per cell of a grid (layout 0.9); empty strings are omitted.
 
     Parameters
     ----------
     path : str
-        Where the array lies.
+        Path of the array.
     keys : (n, K) int64
         Chunk keys, ascending.
     blobs : Blobs
-        One for each key.
+        One per key.
     attributes : mapping
-        What the array says of itself; the keys of cells and the origin are added.
+        Attributes of the array; the keys of cells and the origin are added.
     grid : GridOptions
         Origin, shape and files.
     """
@@ -215,7 +215,7 @@ def cell_array(
 
 
 def shard_shape(shape: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many cells a shard spans on each axis: all, or halves of the longest axis until there are 4,096 at most."""
+    """Return how many cells a shard spans on each axis: all, with the longest axis halved until there are at most 4,096."""
     spans = np.maximum(shape, 1)
     while float(np.prod(spans.astype(np.float64))) > MAX_SHARD_SLOTS:
         longest = int(np.argmax(spans))
@@ -239,7 +239,7 @@ def _shards(
     blobs: Blobs,
     options: tuple[NDArray[np.int64], str | None, int],
 ) -> Iterator[File]:
-    """Compose shards in memory, each written once."""
+    """Compose shards in memory; each is written once."""
     shard, compression, itemsize = options
     slots = (
         np.ravel_multi_index(tuple((cells % shard).T), tuple(shard.tolist())) if len(cells) else np.zeros(0, np.int64)
@@ -265,20 +265,20 @@ def _shards(
 
 @dataclass(frozen=True)
 class ArrayData:
-    """One array of a level, a byte string for each chunk.
+    """An array of a level, one byte string per chunk.
 
     Parameters
     ----------
     path : str
         Below the level, e.g. ``vertex_attributes/intensity``.
     blobs : Blobs
-        One for each chunk of the level.
+        One per chunk of the level.
     attributes : dict
-        Its block, in the spelling of layout 0.7.
+        Its metadata, as in layout 0.7.
     dtype : numpy dtype or None
-        Of the values; None for bytes of our own framing.
+        Dtype of the values; None for the framed formats.
     columns : int or None
-        Values in a row; None: rows are single values.
+        Values per row; None: rows are single values.
     """
 
     path: str
@@ -302,18 +302,18 @@ def attribute_metadata(kind: str, name: str, attribute: Attribute, shape: list[i
 
 
 def _type_name(dtype: np.dtype[Any]) -> str:
-    """Name an element type as ``dtype`` does."""
+    """Return the name of a dtype as in ``dtype``."""
     return "string" if dtype.kind in "UTO" else str(dtype.name)
 
 
 def encode_rows(values: NDArray[Any], bounds: NDArray[np.int64]) -> Blobs:
-    """Return rows as bytes, cut by chunk."""
+    """Return rows as bytes, one blob per chunk."""
     size = values.dtype.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
     return Blobs(to_bytes(values), bounds * size)
 
 
 def vertex_array(level: Level, width: int | None) -> ArrayData:
-    """Return the positions, raw or as Draco; a Draco cell of a mesh has its faces in it."""
+    """Return the positions, raw or as Draco; a Draco cell of a mesh includes its faces."""
     block = {"zv_array": "vertices", "dtype": level.positions.dtype.name, "encoding": level.encoding}
     if level.encoding == "draco":
         from raggedatlas.vectors.storage.codecs import encode_cells
@@ -329,7 +329,7 @@ def vertex_array(level: Level, width: int | None) -> ArrayData:
 
 
 def chunk_arrays(level: Level) -> Iterator[ArrayData]:
-    """Yield every array of a level that has one piece for each chunk; `path` is as in layout 0.7."""
+    """Yield every per-chunk array of a level; `path` is as in layout 0.7."""
     yield vertex_array(level, None if level.links is None else level.links.width)
     for name, attribute in level.vertex_attributes.items():
         yield _attribute_array(f"vertex_attributes/{name}", ("attribute", name, attribute), level.bounds)
@@ -359,12 +359,12 @@ def chunk_arrays(level: Level) -> Iterator[ArrayData]:
 
 
 def _attribute_array(path: str, described: tuple[str, str, Attribute], bounds: NDArray[np.int64]) -> ArrayData:
-    """Return an attribute cut by chunk."""
+    """Return an attribute as one blob per chunk."""
     kind, name, attribute = described
     values = attribute.values
     if values.dtype.kind not in "iuf":
         raise SourceError(
-            f"The attribute {path!r} is of type {values.dtype}; numbers are stored beside vertices, fragments and links. "
+            f"The attribute {path!r} has dtype {values.dtype}; vertices, fragments and links hold numbers only. "
             "Store codes, with the categories in its metadata."
         )
     columns = None if values.ndim == 1 else int(values.shape[1])

@@ -1,1 +1,1 @@
-"""The validator of geometry stores: numbered rules, and the walk that looks for them."""
+"""Validator of geometry stores: numbered rules and their checks."""

@@ -1,4 +1,4 @@
-"""Checks of what stands in chunks: vertices, fragments, links, and their attributes, a few chunks at a time."""
+"""Checks of chunks: vertices, fragments, links and their attributes, a few chunks at a time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ class Bins:
     Parameters
     ----------
     edges : (D,) float64
-        Of a bin.
+        Edge lengths of a bin.
     ratio : (D,) int64
-        How many a chunk has on each axis; fragment ``k`` of a chunk is bin ``k``, last axis fastest.
+        Number of bins of a chunk on each axis; fragment ``k`` of a chunk is bin ``k``, last axis fastest.
     """
 
     edges: NDArray[np.float64]
@@ -46,12 +46,12 @@ class Bins:
 
     @property
     def n(self) -> int:
-        """How many bins a chunk has."""
+        """Number of bins of a chunk."""
         return int(np.prod(self.ratio))
 
 
 def level_bins(checking: ValidationContext, seen: LevelSummary) -> Bins | None:
-    """Return the bins of points without objects; None for anything else, and where a chunk is one bin."""
+    """Return the bins of points without objects; None for other shapes, or if a chunk is one bin."""
     root = checking.root
     if root is None or root.types != ("point_cloud",) or root.index_convention == "identity":
         return None
@@ -69,13 +69,13 @@ def level_bins(checking: ValidationContext, seen: LevelSummary) -> Bins | None:
 def check_fragments(checking: ValidationContext, place: CheckLocation, found: Fragments, bins: Bins) -> None:
     """Check that a chunk has no more fragments than bins."""
     if found.n_fragments > bins.n:
-        checking.report("V113", place, f"it has {found.n_fragments:,} fragments, and {bins.n:,} bins.")
+        checking.report("V113", place, f"it has {found.n_fragments:,} fragments, but {bins.n:,} bins.")
 
 
 def check_bin_positions(
     checking: ValidationContext, place: CheckLocation, points: NDArray[Any], of: tuple[Fragments, Bins]
 ) -> None:
-    """Check that the vertices of each fragment of a chunk lie in its bin, but for rounding."""
+    """Check that the vertices of each fragment of a chunk are in its bin, within rounding."""
     found, bins = of
     if found.n_fragments != bins.n or not found.is_range.all():
         return
@@ -87,14 +87,14 @@ def check_bin_positions(
     out = ((own < low - slack) | (own > low + bins.edges + slack)).any(axis=1)
     if out.any():
         first = int(np.flatnonzero(out)[0])
-        text = f"{np.count_nonzero(out):,} vertices lie outside of their bin, e.g. {own[first].tolist()} of bin {number[first]}."
+        text = f"{np.count_nonzero(out):,} vertices are outside their bin, e.g. {own[first].tolist()} of bin {number[first]}."
         checking.report("V114", place, text)
 
 
 def decode_fragment_indexes(
     checking: ValidationContext, place: CheckLocation, keys: NDArray[np.int64], raw: list[Bytes | None]
 ) -> list[Fragments | None]:
-    """Return the fragments of each chunk; None, which is told, where a blob does not decode."""
+    """Return the fragments of each chunk; report undecodable blobs, and return None for them."""
     blobs = [EMPTY_INDEX if blob is None or not blob.size else blob for blob in raw]
     try:
         together = decode_fragments(concat_blobs(blobs))
@@ -104,7 +104,7 @@ def decode_fragment_indexes(
 
 
 def _chunk_fragments(fragments: Fragments, c: int) -> Fragments:
-    """Return the fragments of one chunk; explicit lists keep their place in all rows."""
+    """Return the fragments of one chunk; explicit lists keep their offsets into all rows."""
     a, b = int(fragments.bounds[c]), int(fragments.bounds[c + 1])
     part = slice(a, b)
     return Fragments(
@@ -119,7 +119,7 @@ def _chunk_fragments(fragments: Fragments, c: int) -> Fragments:
 
 
 def _decode(checking: ValidationContext, place: CheckLocation, blob: Bytes) -> Fragments | None:
-    """Decode one blob; what is wrong with it is told by the rule that it breaks."""
+    """Decode one blob; report a fault by the rule that it breaks."""
     fault = find_fault(blob)
     if fault is not None:
         checking.report(fault[0], place, fault[1])
@@ -130,9 +130,9 @@ def _decode(checking: ValidationContext, place: CheckLocation, blob: Bytes) -> F
 
 
 def find_fault(blob: Bytes) -> tuple[str, str] | None:
-    """Return the rule that a blob breaks and what was found; None where it decodes."""
+    """Return the rule that a blob breaks and a message; None if it can be decoded."""
     if blob.size < HEADER_BYTES:
-        return "V026", f"it has {blob.size} bytes; its head alone has {HEADER_BYTES}."
+        return "V026", f"it has {blob.size} bytes; its header alone has {HEADER_BYTES}."
     magic, packed, n_all, n_runs = (int(value) for value in np.ascontiguousarray(blob[:HEADER_BYTES]).view("<u4"))
     if (magic, packed) != (MAGIC, VERSION):
         text = f"it begins with {magic:#010x}, version {packed & 0xFFFF}, flags {packed >> 16}"
@@ -140,17 +140,17 @@ def find_fault(blob: Bytes) -> tuple[str, str] | None:
     if n_runs > n_all:
         return "V027", f"it declares {n_runs} runs among {n_all} fragments."
     if not n_all:
-        return None if blob.size == HEADER_BYTES else ("V031", f"without fragments it has {blob.size} bytes.")
+        return None if blob.size == HEADER_BYTES else ("V031", f"it has {blob.size} bytes, but no fragments.")
     padded = (n_all + 63) // 64 * 8
     n_lists = n_all - n_runs
     at_rows = HEADER_BYTES + padded + 16 * n_runs + 4 * (n_lists + 1)
     if blob.size < at_rows:
-        return "V041", f"it has {blob.size} bytes; {n_all} fragments, {n_runs} of them runs, need {at_rows} or more."
+        return "V041", f"it has {blob.size} bytes; {n_all} fragments, {n_runs} of them runs, need at least {at_rows}."
     bits = np.unpackbits(blob[HEADER_BYTES : HEADER_BYTES + padded], bitorder="little")
     if bits[n_all:].any():
-        return "V028", "bits behind the last fragment are set."
+        return "V028", "bits after the last fragment are set."
     if int(bits.sum()) != n_runs:
-        return "V027", f"{int(bits.sum())} bits are set, and {n_runs} runs declared."
+        return "V027", f"{int(bits.sum())} bits are set, but {n_runs} runs are declared."
     return _fault_of_lists(blob, at_rows, n_lists)
 
 
@@ -160,12 +160,12 @@ def _fault_of_lists(blob: Bytes, at_rows: int, n_lists: int) -> tuple[str, str] 
     if offsets[0] != 0 or (np.diff(offsets) < 0).any():
         return "V030", f"its offsets are {offsets[:8].tolist()}."
     if blob.size != at_rows + 8 * int(offsets[-1]):
-        return "V041", f"it has {blob.size} bytes; its explicit fragments ask for {at_rows + 8 * int(offsets[-1])}."
+        return "V041", f"it has {blob.size} bytes; its explicit fragments need {at_rows + 8 * int(offsets[-1])}."
     return None
 
 
 def names_missing_rows(fragments: Fragments, n_rows: int) -> bool:
-    """Tell whether a fragment names a row at or beyond `n_rows`, or a negative one."""
+    """Return whether a fragment refers to a row at or beyond `n_rows`, or a negative one."""
     runs = fragments.is_range
     starts, counts = fragments.starts[runs], fragments.counts[runs]
     if ((starts < 0) | (counts < 0) | (starts > n_rows) | (counts > n_rows - starts)).any():
@@ -184,7 +184,7 @@ def _listed(fragments: Fragments) -> NDArray[np.int64]:
 
 
 def covers_once(fragments: Fragments, n_rows: int) -> bool:
-    """Tell whether fragments, whose rows are there, hold every row once."""
+    """Return whether fragments, whose rows are valid, hold every row exactly once."""
     steps = np.zeros(n_rows + 1, np.int64)
     runs = fragments.is_range
     np.add.at(steps, fragments.starts[runs], 1)
@@ -195,7 +195,7 @@ def covers_once(fragments: Fragments, n_rows: int) -> bool:
 
 
 def tiles(fragments: Fragments, n_rows: int) -> bool:
-    """Tell whether fragments are the rows of a chunk in order."""
+    """Return whether fragments are the rows of a chunk in order."""
     ends = np.cumsum(fragments.counts)
     return bool(fragments.is_range.all() and (fragments.starts == ends - fragments.counts).all()) and n_rows == (
         int(ends[-1]) if len(ends) else 0
@@ -206,14 +206,14 @@ _ONE_FRAGMENT = 1
 
 
 def walk_level(checking: ValidationContext, number: int, facts: dict[str, Any]) -> LevelSummary:
-    """Walk all chunks of a level; what is counted there is kept for checks of objects and links."""
+    """Check all chunks of a level; return the summary that checks of objects and links need."""
     place = CheckLocation(number, "vertices")
     n_dims = 1 if checking.root is None else checking.root.n_dims
     n_parts = n_dims
     family = checking.open(place)
     if checking.node(CheckLocation(number, "vertex_group_offsets")) is not None:
         checking.report(
-            "V040", CheckLocation(number, "vertex_group_offsets"), "it is there; zarr-vectors before 0.6 wrote it."
+            "V040", CheckLocation(number, "vertex_group_offsets"), "it exists; zarr-vectors before 0.6 wrote it."
         )
     keys = np.zeros((0, n_parts), np.int64)
     if family is not None:
@@ -235,33 +235,33 @@ def walk_level(checking: ValidationContext, number: int, facts: dict[str, Any]) 
 
 
 def _is_partitioned(facts: dict[str, Any]) -> bool:
-    """Tell whether chunks of a level are also cut by an attribute, so that keys have leading parts."""
+    """Return whether chunks of a level are also partitioned by an attribute, so that keys have leading parts."""
     return bool(facts.get("chunk_dims") or facts.get("chunk_attribute_name"))
 
 
 def _check_chunk_names(checking: ValidationContext, number: int) -> None:
-    """Check that layout 0.7 has nothing but chunks among those of its vertices; others are not seen by readers."""
+    """Check that layout 0.7 has only chunks among those of its vertices; readers do not see others."""
     for name in checking.children(CheckLocation(number, "vertices")) if checking.layout == "0.7" else ():
         if not all(part.removeprefix("-").isdigit() for part in name.split(".")):
-            checking.report("V009", CheckLocation(number, f"vertices/{name}"), "its name is no list of whole numbers.")
+            checking.report("V009", CheckLocation(number, f"vertices/{name}"), "its name is not a list of integers.")
 
 
 def _check_total(checking: ValidationContext, seen: LevelSummary) -> None:
-    """Compare the number of vertices with what the level declares."""
+    """Compare the number of vertices with the declared one."""
     declared, found = seen.facts.get("vertex_count"), int(seen.vertices.clip(0).sum())
     if declared != found and (seen.vertices >= 0).all():
-        text = f"vertex_count is {declared}; its chunks hold {found:,}."
+        text = f"vertex_count is {declared}; its chunks have {found:,}."
         checking.report("V098", CheckLocation(seen.number), text)
 
 
 def batches(keys: NDArray[np.int64]) -> Iterator[slice]:
-    """Yield slices of a few chunks."""
+    """Yield slices of `STEP` chunks."""
     for start in range(0, len(keys), STEP):
         yield slice(start, min(start + STEP, len(keys)))
 
 
 def _walk_vertices(checking: ValidationContext, place: CheckLocation, family: ChunkArray, seen: LevelSummary) -> None:
-    """Count the vertices of every chunk, and check where they lie."""
+    """Count the vertices of every chunk, and check their positions."""
     look = _position_checker(checking, seen)
     for part in batches(seen.keys):
         for i, blob in enumerate(checking.read(family, seen.keys[part], place), part.start):
@@ -271,7 +271,7 @@ def _walk_vertices(checking: ValidationContext, place: CheckLocation, family: Ch
                 continue
             if blob is None or not blob.size:
                 seen.vertices[i] = 0
-                checking.report("V009", here, "the chunk is listed, but holds nothing.", "practice")
+                checking.report("V009", here, "the chunk is listed, but empty.", "practice")
                 continue
             with checking.guarded("V000", here):
                 points = _points_of(checking, here, family, blob)
@@ -284,7 +284,7 @@ def _walk_vertices(checking: ValidationContext, place: CheckLocation, family: Ch
 def _points_of(
     checking: ValidationContext, place: CheckLocation, family: ChunkArray, blob: Bytes
 ) -> tuple[NDArray[Any], int] | None:
-    """Return the positions of a chunk, and how many faces stand with them; None, which is told, where they are not whole rows."""
+    """Return the positions of a chunk, and its number of faces in Draco; report incomplete rows and return None."""
     if family.attributes.get("encoding") == "draco":
         from raggedatlas.vectors.storage.codecs import decode_cell
 
@@ -296,13 +296,13 @@ def _points_of(
     dtype = np.dtype(str(name)).newbyteorder("<")
     size = dtype.itemsize * checking.root.n_dims
     if blob.size % size:
-        checking.report("V010", place, f"{blob.size:,} bytes are no whole rows of {size}.")
+        checking.report("V010", place, f"{blob.size:,} bytes are not a multiple of {size}.")
         return None
     return np.ascontiguousarray(blob).view(dtype).reshape(-1, checking.root.n_dims), 0
 
 
 def _position_checker(checking: ValidationContext, seen: LevelSummary) -> Callable[[CheckLocation, NDArray[Any]], None]:
-    """Return what checks where the vertices of a chunk lie."""
+    """Return a function that checks the positions of a chunk's vertices."""
     root = checking.root
     assert root is not None
     with checking.guarded("V097", CheckLocation(seen.number)):
@@ -320,19 +320,19 @@ def _position_checker(checking: ValidationContext, seen: LevelSummary) -> Callab
         slack = _quantisation_step(good) if rounded else 0.0
         stray = _vertices_outside(good, key, edges, slack)
         if stray.any() and not repeated:
-            text = f"{np.count_nonzero(stray):,} vertices lie outside, e.g. {good[stray][0].tolist()}."
+            text = f"{np.count_nonzero(stray):,} vertices are outside, e.g. {good[stray][0].tolist()}."
             checking.report("V016", place, text)
         tolerance = 1e-6 * np.maximum(np.abs(low), np.abs(high)) + slack
         out = ((good < low - tolerance) | (good > high + tolerance)).any(axis=1)
         if out.any():
-            text = f"{np.count_nonzero(out):,} vertices lie beyond bounds, e.g. {good[out][0].tolist()}."
+            text = f"{np.count_nonzero(out):,} vertices are outside the bounds, e.g. {good[out][0].tolist()}."
             checking.report("V112", place, text)
 
     return look
 
 
 def _quantisation_step(points: NDArray[Any]) -> float:
-    """Return how far the vertices of a Draco cell may lie from where they were: one step of its widest axis."""
+    """Return the position error of a Draco cell: one quantisation step of its widest axis."""
     from raggedatlas.vectors.storage.codecs import QUANTISATION_BITS
 
     return float(np.ptp(points, axis=0).max()) / (2**QUANTISATION_BITS - 1) if len(points) else 0.0
@@ -341,7 +341,7 @@ def _quantisation_step(points: NDArray[Any]) -> float:
 def _vertices_outside(
     points: NDArray[Any], key: NDArray[np.int64], edges: tuple[float, ...], slack: float
 ) -> NDArray[np.bool_]:
-    """Tell which vertices lie outside of a chunk by more than `slack`."""
+    """Return which vertices are outside a chunk by more than `slack`."""
     if not slack:
         return np.asarray((chunk_coordinates(points, edges) != key).any(axis=1))
     under, over = (chunk_coordinates(points + step, edges) for step in (-slack, slack))
@@ -351,7 +351,7 @@ def _vertices_outside(
 def _check_attributes(
     checking: ValidationContext, seen: LevelSummary, group: str, asked: tuple[str, NDArray[np.int64]], tail: str = ""
 ) -> None:
-    """Check that attributes have as many rows as what they stand beside; `asked` is the rule and the rows of each chunk."""
+    """Check the number of rows of attributes; `asked` is the rule and the expected rows of each chunk."""
     if group not in checking.children(CheckLocation(seen.number)):
         return
     for name in checking.children(CheckLocation(seen.number, group)):
@@ -367,7 +367,7 @@ def walk_column(
     family: ChunkArray,
     asked: tuple[str, NDArray[np.int64], NDArray[np.int64]],
 ) -> None:
-    """Check the rows of one attribute; `asked` is the rule, the chunks, and their rows (-1: not known)."""
+    """Check the rows of one attribute; `asked` is the rule, the chunks, and their expected rows (-1: unknown)."""
     rule, keys, rows = asked
     dtype = family.attributes.get("dtype")
     if not is_numeric(dtype) and not is_text(dtype):
@@ -382,14 +382,14 @@ def walk_column(
         size *= columns
         own = checking.keys(family, place, keys.shape[1])
         for key in own[KeyLookup(keys).find(own) < 0] if len(own) else ():
-            checking.report(rule, place.at(key), "it has rows in a chunk that is not there.")
+            checking.report(rule, place.at(key), "it has rows in a missing chunk.")
         for part in batches(keys):
             for i, blob in enumerate(checking.read(family, keys[part], place), part.start):
                 found = 0 if blob is None else blob.size
                 if place.at(keys[i]) in checking.unread:
                     continue
                 if rows[i] >= 0 and found != rows[i] * size:
-                    text = f"it has {found / max(size, 1):g} rows, where {rows[i]:,} belong."
+                    text = f"it has {found / max(size, 1):g} rows; expected {rows[i]:,}."
                     checking.report(rule, place.at(keys[i]), text)
 
 
@@ -400,7 +400,7 @@ def _columns_of(
     asked: tuple[str, NDArray[np.int64], NDArray[np.int64]],
     size: int,
 ) -> int:
-    """Return how many values of `size` bytes a row has by the first chunk with rows; 1 where they make no whole rows."""
+    """Return the number of values of `size` bytes per row, from the first chunk with rows; 1 if rows are incomplete."""
     _, keys, rows = asked
     some = np.flatnonzero(rows > 0)
     if not some.size or not size:
@@ -411,7 +411,7 @@ def _columns_of(
 
 
 def _walk_fragments(checking: ValidationContext, seen: LevelSummary) -> None:
-    """Count the fragments of every chunk, and check the rows that they name."""
+    """Count the fragments of every chunk, and check their rows."""
     place = CheckLocation(seen.number, "vertex_fragments")
     family = checking.open(place)
     claims = bool(seen.facts.get("fragments_tile"))
@@ -436,7 +436,7 @@ def _walk_fragments(checking: ValidationContext, seen: LevelSummary) -> None:
             if bins is not None:
                 check_fragments(checking, here, found, bins)
             if names_missing_rows(found, n_rows):
-                checking.report("V034", here, f"a fragment names rows beyond the {n_rows:,} vertices of the chunk.")
+                checking.report("V034", here, f"a fragment refers to rows beyond the {n_rows:,} vertices of the chunk.")
                 continue
             seen.widest = max(seen.widest, int(found.counts.max(initial=0)))
             if bins is not None and vertices is not None and i < STEP:
@@ -451,7 +451,7 @@ def _walk_fragments(checking: ValidationContext, seen: LevelSummary) -> None:
 def _look_into_bins(
     checking: ValidationContext, place: CheckLocation, family: ChunkArray, of: tuple[Fragments, Bins]
 ) -> None:
-    """Check where the vertices of the bins of one chunk lie."""
+    """Check that the vertices of one chunk are in their bins."""
     with checking.guarded("V000", place):
         blob = checking.read(family, np.array([place.chunk]), place)[0]
         points = None if blob is None else _points_of(checking, place, family, blob)
@@ -460,7 +460,7 @@ def _look_into_bins(
 
 
 def _walk_links(checking: ValidationContext, seen: LevelSummary) -> None:
-    """Check the links within chunks, and what goes with them."""
+    """Check the links within chunks, and their fragments and attributes."""
     zero = ".".join("0" for _ in range(seen.keys.shape[1]))
     top = CheckLocation(seen.number, "links/0")
     block = checking.block(top)
@@ -472,7 +472,7 @@ def _walk_links(checking: ValidationContext, seen: LevelSummary) -> None:
     family = checking.open(place) if checking.node(top) is not None else None
     index = checking.open(own)
     if family is None:
-        if index is not None and seen.links.any():  # faces of Draco cells
+        if index is not None and seen.links.any():  # faces of Draco cells are counted by their chunks
             _walk_link_fragments(checking, own, index, seen)
         elif index is not None:
             checking.report("V057", own, "there are no links within chunks.")
@@ -483,7 +483,7 @@ def _walk_links(checking: ValidationContext, seen: LevelSummary) -> None:
         declared = block.get("num_links")
         found = int(seen.links.clip(0).sum())
         if checking.layout == "0.7" and isinstance(declared, int) and declared != found and (seen.links >= 0).all():
-            checking.report("V055", top, f"num_links is {declared}; the chunks hold {found}.")
+            checking.report("V055", top, f"num_links is {declared}; the chunks have {found}.")
     if index is not None:
         _walk_link_fragments(checking, own, index, seen)
     _check_attributes(checking, seen, "link_attributes", ("V082", seen.links), "/" + place.family.split("/", 1)[1])
@@ -492,7 +492,7 @@ def _walk_links(checking: ValidationContext, seen: LevelSummary) -> None:
 def _walk_rows(
     checking: ValidationContext, place: CheckLocation, family: ChunkArray, counted: tuple[LevelSummary, int]
 ) -> None:
-    """Count the links of every chunk, and check the rows that they name."""
+    """Count the links of every chunk, and check their rows."""
     seen, width = counted
     name = family.attributes.get("dtype")
     if not is_numeric(name):
@@ -501,7 +501,9 @@ def _walk_rows(
     most = int(seen.vertices.max(initial=0))
     if dtype.itemsize > smallest_unsigned_dtype(most).itemsize:
         checking.report(
-            "V052", place, f"its type is {dtype.name}; {smallest_unsigned_dtype(most).name} holds {most:,} rows."
+            "V052",
+            place,
+            f"its type is {dtype.name}; {smallest_unsigned_dtype(most).name} is enough for {most:,} rows.",
         )
     own = checking.keys(family, place, seen.keys.shape[1])
     for key in own[KeyLookup(seen.keys).find(own) < 0] if len(own) else ():
@@ -514,19 +516,19 @@ def _walk_rows(
                 continue
             if blob.size % size:
                 seen.links[i] = -1
-                checking.report("V051", place.at(seen.keys[i]), f"{blob.size:,} bytes are no whole links of {size}.")
+                checking.report("V051", place.at(seen.keys[i]), f"{blob.size:,} bytes are not a multiple of {size}.")
                 continue
             rows = np.ascontiguousarray(blob).view(dtype)
             seen.links[i] = rows.size // width
             if rows.size and seen.vertices[i] >= 0 and (rows.min() < 0 or int(rows.max()) >= seen.vertices[i]):
-                text = f"a link names row {int(rows.max() if rows.min() >= 0 else rows.min())} of {seen.vertices[i]:,}."
+                text = f"a link refers to row {int(rows.max() if rows.min() >= 0 else rows.min())} of {seen.vertices[i]:,}."
                 checking.report("V051", place.at(seen.keys[i]), text)
 
 
 def _walk_link_fragments(
     checking: ValidationContext, place: CheckLocation, family: ChunkArray, seen: LevelSummary
 ) -> None:
-    """Check that link fragments go with vertex fragments, and hold every link once."""
+    """Check that link fragments match vertex fragments, and hold every link exactly once."""
     for part in batches(seen.keys):
         raw = checking.read(family, seen.keys[part], place)
         found = decode_fragment_indexes(checking, place, seen.keys[part], raw)
@@ -542,20 +544,20 @@ def _check_partition(
     n_fragments, n_links = counts
     if n_fragments >= 0 and found.n_fragments != n_fragments and (n_links or found.n_fragments):
         text = f"it has {found.n_fragments} fragments for {n_fragments} vertex fragments."
-        # zarr-vectors 0.9 leaves out the last fragments where they have no links
+        # zarr-vectors 0.9 omits trailing fragments without links
         short = checking.layout == "0.9" and found.n_fragments < n_fragments
         checking.report("V054", place, text, "practice" if short else None)
     if n_links < 0:
         return
     if names_missing_rows(found, n_links) or not covers_once(found, n_links):
-        checking.report("V054", place, f"its fragments do not hold each of {n_links:,} links once.")
+        checking.report("V054", place, f"its fragments do not hold each of {n_links:,} links exactly once.")
 
 
 _ENDS = {"mesh": 3, "graph": 2, "skeleton": 1}
 
 
 def check_kind(checking: ValidationContext, seen: LevelSummary) -> None:
-    """Check the links of a level against type and convention."""
+    """Check the links of a level against geometry type and convention."""
     root = checking.root
     if root is None:
         return
@@ -567,13 +569,15 @@ def check_kind(checking: ValidationContext, seen: LevelSummary) -> None:
         for width in widths:
             if width < _ENDS.get(kind, 0) and len(root.types) == 1:
                 checking.report(
-                    "V056", inner, f"its links have {width} ends; those of a {kind} have {_ENDS[kind]} or more."
+                    "V056", inner, f"its links have {width} ends; links of a {kind} have at least {_ENDS[kind]}."
                 )
     if root.types == ("point_cloud",) and n_inner:
         checking.report("V056", inner, f"a point cloud has {n_inner:,} links.", "practice")
     if root.links_convention == "implicit_sequential" and n_inner and set(root.types) != {"point_cloud"}:
-        checking.report("V060", inner, f"{n_inner:,} links are stored, though they follow from the order of vertices.")
+        checking.report("V060", inner, f"{n_inner:,} links are stored, although they follow from the vertex order.")
     linked = {"mesh", "graph"} & set(root.types)
     if root.links_convention == "explicit" and linked and not blocks and not n_inner and seen.widest > 1:
-        text = f"no links are stored, though they are explicit and a {min(linked)} has fragments of {seen.widest} vertices."
+        text = (
+            f"no links are stored, but they are explicit and a {min(linked)} has fragments of {seen.widest} vertices."
+        )
         checking.report("V049", CheckLocation(seen.number), text)

@@ -1,4 +1,4 @@
-"""What every check of a geometry store shares: its files, what is known of its levels, and the list of problems."""
+"""State shared by all checks of a geometry store: its files, summaries of its levels, and the problems found."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,30 +20,30 @@ DAMAGE = (
     *(AtlasError, OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, IndexError),
     *(OverflowError, NotImplementedError, AssertionError, MemoryError, ArithmeticError),
 )
-"""What readers and libraries raise on damaged metadata and bytes."""
+"""Exceptions of readers and libraries for damaged metadata and bytes."""
 
 STEP = 64
-"""How many chunks are read at once."""
+"""Number of chunks read at once."""
 
 Key = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedProblem(Problem):
-    """One rule broken in one place of a geometry store.
+    """A rule broken at one location of a geometry store.
 
     Parameters
     ----------
     rule, level, path, message, mend
-        As of any `Problem`; `path` says the place in words.
+        As for any `Problem`; `path` describes the location in words.
     resolution : int or None
-        The level of resolution; None: the root.
+        The resolution level; None: the root.
     family : str
-        The array below that level, ``""`` for the level itself.
+        The array of that level, ``""`` for the level itself.
     chunk : tuple of int or None
-        Its chunk.
+        Key of the chunk.
     object_id : int or None
-        Its object.
+        Id of the object.
     """
 
     resolution: int | None = None
@@ -54,7 +54,7 @@ class PlacedProblem(Problem):
 
 @dataclass(frozen=True, slots=True)
 class CheckLocation:
-    """Where a check looks: a level, an array there, and a chunk or an object in it."""
+    """Location of a check: a level, an array of it, and a chunk or an object in the array."""
 
     resolution: int | None = None
     family: str = ""
@@ -63,11 +63,11 @@ class CheckLocation:
 
     @property
     def path(self) -> str:
-        """The array below the root."""
+        """Path of the array below the root."""
         return "/".join(part for part in ("" if self.resolution is None else str(self.resolution), self.family) if part)
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Describe the location in words."""
         words = [self.path]
         if self.chunk is not None:
             words.append("chunk " + ".".join(map(str, self.chunk)))
@@ -78,31 +78,31 @@ class CheckLocation:
     def at(
         self, chunk: Sequence[int] | NDArray[np.int64] | None = None, object_id: int | None = None
     ) -> "CheckLocation":
-        """Return the place of one chunk or object here."""
+        """Return the location of a chunk or object of this array."""
         key = None if chunk is None else tuple(int(part) for part in chunk)
         return CheckLocation(self.resolution, self.family, key, object_id)
 
 
 @dataclass(slots=True)
 class LevelSummary:
-    """What is known of one level once its chunks were walked; -1 where a count could not be told.
+    """Summary of one level after its chunks were checked; -1 for unknown counts.
 
     Parameters
     ----------
     number : int
-        Which level.
+        Number of the level.
     facts : dict
-        What its group declares.
+        Attributes of its group.
     keys : (C, K) int64
         Its chunks.
     vertices, fragments, links : (C,) int64
-        How many each chunk has.
+        Counts of each chunk.
     widest : int
-        Most vertices of a fragment.
+        Maximum number of vertices of a fragment.
     ids : (B,) int64 or None
         Ids of its objects.
     n_groups : int
-        How many groups there are.
+        Number of groups.
     """
 
     number: int
@@ -118,26 +118,26 @@ class LevelSummary:
 
 @dataclass(slots=True)
 class ValidationContext:
-    """One walk over one store.
+    """Validation of one store.
 
     Parameters
     ----------
     files : Files
         The store.
     depth : int
-        Which levels of rules are looked for, 1 to 5.
+        Highest level of rules to check, 1 to 5.
     problems : list of PlacedProblem
-        What was found.
+        Problems found.
     layout : str
         ``"0.7"`` or ``"0.9"``.
     root : Geometry or None
-        What the root says; None where that cannot be told.
+        The root metadata; None if it cannot be parsed.
     levels : dict of int to Seen
-        Levels that were walked.
+        Summaries of the levels checked so far.
     nodes : dict of str to dict
-        Every ``zarr.json`` that was looked at, by its path.
+        Every ``zarr.json`` read so far, by path.
     unread : set of Place
-        Chunks that could not be read, which is told already.
+        Chunks that could not be read and are already reported.
     """
 
     files: StoreFiles
@@ -150,7 +150,7 @@ class ValidationContext:
     unread: set[CheckLocation] = field(default_factory=set)
 
     def report(self, rule: str, place: CheckLocation, message: str, severity: Severity | None = None) -> None:
-        """Note that a rule is broken; `severity` is given where it is milder than the rule's own."""
+        """Report a broken rule; `severity` is given if it is milder than that of the rule."""
         if DEPTH_OF[rule] > self.depth:
             return
         known = RULES[rule]
@@ -163,21 +163,21 @@ class ValidationContext:
 
     @contextmanager
     def guarded(self, rule: str, place: CheckLocation) -> Iterator[None]:
-        """Turn what cannot be opened or decoded into a problem."""
+        """Report exceptions of opening and decoding as a problem."""
         try:
             yield
         except DAMAGE as error:
             self.report(rule, place, self._said(error))
 
     def _said(self, error: BaseException) -> str:
-        """Return the first sentence of an error, as it reads below its place."""
+        """Return the first sentence of an error, without the location."""
         if not isinstance(error, AtlasError):
             return f"it cannot be read ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})."
         text = str(error).replace(f"{self.files.root}/", "")
         return text.partition(" Restore it")[0]
 
     def node(self, place: CheckLocation) -> dict[str, Any] | None:
-        """Return the ``zarr.json`` of a place, checked once to be Zarr v3; None where there is none, or it is not read."""
+        """Return the ``zarr.json`` of a location, checked once to be Zarr v3; None if it is missing or unreadable."""
         path = place.path
         if path not in self.nodes:
             self.nodes[path] = None
@@ -185,30 +185,30 @@ class ValidationContext:
                 self.nodes[path] = self.files.node(path)
                 for name in (".zattrs", ".zgroup", ".zarray"):
                     if self.files.read(f"{path}/{name}" if path else name) is not None:
-                        self.report("V001", place, f"there is a file {name} of Zarr v2.")
+                        self.report("V001", place, f"there is a Zarr v2 file {name}.")
         return self.nodes[path]
 
     def block(self, place: CheckLocation) -> dict[str, Any]:
-        """Return the attributes of a place; empty where there are none."""
+        """Return the attributes of a location; empty if there are none."""
         node = self.node(place)
         with self.guarded("V001", place):
             return {} if node is None else node_attributes(node)
         return {}
 
     def children(self, place: CheckLocation) -> list[str]:
-        """Return the names of the folders below a place; none where they cannot be listed."""
+        """Return the names of the folders below a location; empty if they cannot be listed."""
         with self.guarded("V000", place):
             return self.files.children(place.path)
         return []
 
     def open(self, place: CheckLocation) -> ChunkArray | None:
-        """Open an array with a piece for each chunk; None where there is none, or it cannot be opened."""
+        """Open a per-chunk array; None if it is missing or cannot be opened."""
         node = self.node(place)
         if node is None:
             return None
         kind = "group" if self.layout == "0.7" else "array"
         if node.get("node_type") != kind:
-            self.report("V007", place, f"it is {node.get('node_type')!r}, where layout {self.layout} has {kind!r}.")
+            self.report("V007", place, f"it is {node.get('node_type')!r}, but layout {self.layout} has {kind!r}.")
             return None
         with self.guarded("V000", place):
             if self.layout == "0.7":
@@ -217,7 +217,7 @@ class ValidationContext:
         return None
 
     def keys(self, family: ChunkArray, place: CheckLocation, n_parts: int) -> NDArray[np.int64]:
-        """Return the chunks of a family; none where they are not read, or have another number of parts."""
+        """Return the chunks of an array; none if they cannot be read or have an unexpected number of parts."""
         none = np.zeros((0, n_parts), np.int64)
         with self.guarded("V009", place):
             keys = family.keys
@@ -228,7 +228,7 @@ class ValidationContext:
         return none
 
     def read(self, family: ChunkArray, keys: NDArray[np.int64], place: CheckLocation) -> list[Bytes | None]:
-        """Return the bytes of some chunks; what cannot be read is told chunk by chunk, and None."""
+        """Return the bytes of some chunks; report unreadable ones, and return None for them."""
         try:
             return family.read(keys)
         except DAMAGE:

@@ -16,7 +16,7 @@ from raggedatlas.vectors.validation.metadata_checks import DELTA, is_numeric
 
 
 def check_cross_links(checking: ValidationContext, seen: LevelSummary) -> None:
-    """Check all links of a level but those within chunks."""
+    """Check all links of a level except those within chunks."""
     deltas: set[int] = set()
     top = checking.children(CheckLocation(seen.number))
     for name in ("links", "cross_chunk_links"):
@@ -38,20 +38,20 @@ def check_cross_links(checking: ValidationContext, seen: LevelSummary) -> None:
 
 
 def _check_policy(checking: ValidationContext, place: CheckLocation, deltas: set[int]) -> None:
-    """Check that the root announces links across levels."""
+    """Check that the root declares links across levels."""
     root = checking.root
     if root is None or not deltas:
         return
     if root.cross_level_storage == "none":
         checking.report("V050", place, f"it has links to level {place.resolution} {min(deltas):+d}; storage is 'none'.")
     if "multiscale_links" not in root.capabilities:
-        checking.report("V079", place, "it has links across levels, which the root does not announce.")
+        checking.report("V079", place, "it has links across levels, which the root does not declare.")
 
 
 def _check_target(checking: ValidationContext, place: CheckLocation, number: int) -> None:
-    """Check that the other level is there."""
+    """Check that the other level exists."""
     if number not in checking.levels:
-        checking.report("V058", place, f"it links to level {number}, which is not there.")
+        checking.report("V058", place, f"it links to level {number}, which does not exist.")
 
 
 def _check_ends(
@@ -60,7 +60,7 @@ def _check_ends(
     ends: tuple[NDArray[np.int64], NDArray[np.int64]],
     of: tuple[LevelSummary, int],
 ) -> None:
-    """Check that every end of some links names a chunk and a row that there are."""
+    """Check that every link end refers to an existing chunk and row."""
     chunks, rows = ends
     seen, delta = of
     other = checking.levels.get(seen.number + delta)
@@ -73,9 +73,9 @@ def _check_ends(
         bad = np.flatnonzero(((rows[:, end] < 0) | (rows[:, end] >= limit)) & (limit >= 0))
         if bad.size:
             i = int(bad[0])
-            what = "which is not there" if at[i] < 0 else f"which has {limit[i]} vertices"
+            what = "which does not exist" if at[i] < 0 else f"which has {limit[i]} vertices"
             key = ".".join(map(str, chunks[i, end].tolist()))
-            text = f"{bad.size:,} links name what is not there, e.g. row {rows[i, end]} of chunk {key}, {what}."
+            text = f"{bad.size:,} links refer to missing vertices, e.g. row {rows[i, end]} of chunk {key}, {what}."
             checking.report("V080", place, text)
     if delta == 0 and chunks.shape[1] > 1:
         same = (chunks == chunks[:, :1]).all(axis=(1, 2))
@@ -89,7 +89,7 @@ def _check_records(checking: ValidationContext, place: CheckLocation, of: tuple[
     block = checking.block(place)
     for key in ("level_delta", "link_width", "num_links", "sid_ndim"):
         if not isinstance(block.get(key), int):
-            checking.report("V076", place, f"{key} is {block.get(key)!r}; expected a whole number.")
+            checking.report("V076", place, f"{key} is {block.get(key)!r}; expected an integer.")
             return
     if block["level_delta"] != of[1]:
         checking.report("V076", place, f"level_delta is {block['level_delta']}; the folder is {of[1]:+d}.")
@@ -118,11 +118,11 @@ def _check_column(checking: ValidationContext, place: CheckLocation, n_links: in
     columns = int(np.prod((block.get("shape") or [1])[1:], dtype=np.int64))
     size = np.dtype(str(block["dtype"])).itemsize * columns
     if raw.size != size * n_links:
-        checking.report("V088", place, f"it has {raw.size / max(size, 1):g} rows, where {n_links:,} belong.")
+        checking.report("V088", place, f"it has {raw.size / max(size, 1):g} rows; expected {n_links:,}.")
 
 
 def _check_streams(checking: ValidationContext, place: CheckLocation, of: tuple[LevelSummary, int]) -> None:
-    """Check links across levels that stand in the chunk of their first end in layout 0.7, in either encoding."""
+    """Check links across levels that layout 0.7 stores with the chunk of their first end, in either encoding."""
     family = checking.open(place)
     if family is None:
         return
@@ -140,7 +140,7 @@ def _check_streams(checking: ValidationContext, place: CheckLocation, of: tuple[
                 found += len(rows)
                 _check_ends(checking, place.at(keys[i]), (chunks, rows), of)
     if isinstance(block.get("num_links"), int) and block["num_links"] != found and (counts >= 0).all():
-        checking.report("V055", place, f"num_links is {block['num_links']}; the chunks hold {found}.")
+        checking.report("V055", place, f"num_links is {block['num_links']}; the chunks have {found}.")
     _check_attributes(checking, place, (keys, counts))
 
 
@@ -161,7 +161,7 @@ def _stream_ends(
 def _check_attributes(
     checking: ValidationContext, place: CheckLocation, of: tuple[NDArray[np.int64], NDArray[np.int64]]
 ) -> None:
-    """Check the attributes of links that stand in cells: `of` are the chunks and their links."""
+    """Check the attributes of links stored in cells: `of` are the chunks and their numbers of links."""
     number = place.resolution
     if "link_attributes" not in checking.children(CheckLocation(number)):
         return
@@ -173,7 +173,7 @@ def _check_attributes(
 
 
 def _check_family(checking: ValidationContext, place: CheckLocation, of: tuple[LevelSummary, int]) -> None:
-    """Check the arrays of layout 0.9 but for that of links within chunks, and count all links."""
+    """Check the arrays of layout 0.9 except the one for links within chunks, and count all links."""
     seen, delta = of
     block = checking.block(place)
     width, n_parts = block.get("link_width"), int(block.get("sid_ndim") or seen.keys.shape[1])
@@ -199,7 +199,7 @@ def _check_family(checking: ValidationContext, place: CheckLocation, of: tuple[L
                 whole &= bool((counts >= 0).all())
     declared = block.get("num_links")
     if whole and isinstance(declared, int) and declared != found and block.get("store", "canonical") == "canonical":
-        checking.report("V055", place, f"num_links is {declared}; its arrays hold {found}.")
+        checking.report("V055", place, f"num_links is {declared}; its arrays have {found}.")
 
 
 def _check_segment(
@@ -208,7 +208,7 @@ def _check_segment(
     described: tuple[ChunkArray, NDArray[np.int64]],
     of: tuple[LevelSummary, int],
 ) -> NDArray[np.int64]:
-    """Check the links of one set of offsets; return how many each cell has, -1 where that could not be told."""
+    """Check the links of one set of offsets; return the number of links of each cell, -1 if unknown."""
     family, offsets = described
     seen, delta = of
     policy = checking.block(CheckLocation(seen.number, "/".join(place.family.split("/")[:2])))

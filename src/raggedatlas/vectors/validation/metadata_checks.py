@@ -1,4 +1,4 @@
-"""Checks of the root of a geometry store: version, vocabulary, axes, chunks, bounds, and what its geometry types ask."""
+"""Checks of metadata: root, levels, the pyramid, and the attributes of every array."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -28,18 +28,18 @@ KIND_REQUIREMENTS = {
     "mesh": ("explicit",),
     "skeleton": ("implicit_sequential_with_branches", "explicit"),
 }
-"""Geometry type -> conventions that go with it."""
+"""Geometry type -> allowed link conventions."""
 
 
 def check_root(checking: ValidationContext) -> bool:
-    """Check the root; tell whether levels can be looked at."""
+    """Check the root; return whether levels can be checked."""
     node = checking.node(_ROOT)
     if node is None:
         if not checking.problems:
             checking.report("V001", _ROOT, "there is no zarr.json.")
         return False
     if node.get("node_type") != "group":
-        checking.report("V001", _ROOT, "it is an array, where a group belongs.")
+        checking.report("V001", _ROOT, "it is an array; expected a group.")
         return False
     facts = checking.block(_ROOT).get("zarr_vectors")
     if not isinstance(facts, Mapping):
@@ -48,7 +48,7 @@ def check_root(checking: ValidationContext) -> bool:
     version = str(facts.get("zv_version"))
     known = ".".join(version.split(".")[:2])
     if "zv_version" in facts and known not in VERSIONS:
-        checking.report("V007", _ROOT, f"zv_version is {version!r}; 0.7 and 0.9 are read.")
+        checking.report("V007", _ROOT, f"zv_version is {version!r}; 0.7 and 0.9 are supported.")
         return False
     _check_vocabulary(checking, facts)
     _check_numbers(checking, facts)
@@ -65,10 +65,10 @@ def check_root(checking: ValidationContext) -> bool:
 
 
 def _check_vocabulary(checking: ValidationContext, facts: Mapping[str, Any]) -> None:
-    """Check required keys, words and tokens."""
+    """Check required keys, vocabulary and capabilities."""
     for key in ("zv_version", "chunk_shape", "bounds", "geometry_types"):
         if key not in facts:
-            checking.report("V096", _ROOT, f"the root lacks {key}.")
+            checking.report("V096", _ROOT, f"the root has no {key}.")
     for key, words in _WORDS.items():
         value = facts.get(key)
         if value is not None and value not in words:
@@ -80,7 +80,7 @@ def _check_vocabulary(checking: ValidationContext, facts: Mapping[str, Any]) -> 
         checking.report("V096", _ROOT, "geometry_types is empty.", "should")
     for kind in types if isinstance(types, list) else ():
         if kind not in KINDS:
-            text = f"the geometry type {kind!r} is not known; it is read as vertices and links."
+            text = f"the geometry type {kind!r} is unknown; it is read as vertices and links."
             checking.report("V096", _ROOT, text, "should")
     _check_tokens(checking, facts)
 
@@ -91,11 +91,11 @@ def _check_tokens(checking: ValidationContext, facts: Mapping[str, Any]) -> None
         tokens = facts.get(key) or []
         for token in tokens if isinstance(tokens, list) else [tokens]:
             if token not in CAPABILITIES:
-                checking.report("V099", _ROOT, f"the token {token!r} of {key} is not known; {why}.")
+                checking.report("V099", _ROOT, f"the token {token!r} of {key} is unknown; {why}.")
 
 
 def _check_numbers(checking: ValidationContext, facts: Mapping[str, Any]) -> None:
-    """Check that chunks, bins, bounds and axes are numbers that go together."""
+    """Check that chunks, bins, bounds and axes are consistent numbers."""
     edges = _numbers(checking, "chunk_shape", facts.get("chunk_shape"))
     if edges is None:
         return
@@ -109,16 +109,16 @@ def _check_numbers(checking: ValidationContext, facts: Mapping[str, Any]) -> Non
     if bounds is not None and (len(ends) != 2 or any(end is None or len(end) != len(edges) for end in ends)):
         checking.report("V096", _ROOT, f"bounds do not have two corners of {len(edges)} numbers.")
     elif ends and ends[0] is not None and ends[1] is not None and (ends[0] > ends[1]).any():
-        checking.report("V096", _ROOT, f"bounds are crossed: {bounds}.")
+        checking.report("V096", _ROOT, f"bounds are swapped: {bounds}.")
     scales = checking.block(_ROOT).get("multiscales") or [{}]
     with checking.guarded("V096", _ROOT):
         axes = [axis for axis in scales[0].get("axes", []) if axis.get("type", "space") == "space"]
         if axes and len(axes) != len(edges):
-            checking.report("V096", _ROOT, f"there are {len(axes)} space axes, and chunks of {len(edges)} numbers.")
+            checking.report("V096", _ROOT, f"there are {len(axes)} space axes, but chunks have {len(edges)} numbers.")
 
 
 def _numbers(checking: ValidationContext, key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]] | None:  # noqa: ANN401
-    """Return numbers; None, which is told, where they are none."""
+    """Return numbers; report other values and return None."""
     if values is None:
         return None
     try:
@@ -132,7 +132,7 @@ def _numbers(checking: ValidationContext, key: str, values: Any) -> np.ndarray[A
 
 
 def divides(bins: Any, edges: Any) -> bool:  # noqa: ANN401 - arrays or lists
-    """Tell whether edges are whole multiples of bins."""
+    """Return whether edges are integer multiples of bins."""
     small, large = np.asarray(bins, np.float64), np.asarray(edges, np.float64)
     if small.shape != large.shape or not (small > 0).all():
         return False
@@ -142,17 +142,17 @@ def divides(bins: Any, edges: Any) -> bool:  # noqa: ANN401 - arrays or lists
 
 
 def _check_conventions(checking: ValidationContext, facts: Mapping[str, Any]) -> None:
-    """Check that the convention of links goes with each geometry type."""
+    """Check that the link convention is allowed for each geometry type."""
     convention = facts.get("links_convention") or "implicit_sequential"
     types = facts.get("geometry_types")
     for kind in types if isinstance(types, list) else ():
         asked = KIND_REQUIREMENTS.get(kind, ()) if isinstance(kind, str) else ()
         if asked and convention in CONVENTIONS and convention not in asked:
-            checking.report("V062", _ROOT, f"{kind} asks for {' or '.join(asked)}; links_convention is {convention}.")
+            checking.report("V062", _ROOT, f"{kind} requires {' or '.join(asked)}; links_convention is {convention}.")
 
 
 def check_level_metadata(checking: ValidationContext, number: int) -> dict[str, Any] | None:
-    """Check what a level declares; None where it cannot be walked."""
+    """Check the declarations of a level; None if its chunks cannot be checked."""
     place = CheckLocation(number)
     facts = checking.block(place).get("zarr_vectors_level")
     if not isinstance(facts, Mapping):
@@ -160,14 +160,14 @@ def check_level_metadata(checking: ValidationContext, number: int) -> dict[str, 
         return None
     for key in ("level", "vertex_count", "arrays_present"):
         if key not in facts:
-            checking.report("V097", place, f"it lacks {key}.")
+            checking.report("V097", place, f"it has no {key}.")
     if facts.get("level", number) != number:
-        checking.report("V097", place, f"it says that it is level {facts['level']!r}.")
+        checking.report("V097", place, f"it declares level {facts['level']!r}.")
     for key in ("bin_shape", "parent_level"):
         if number == 0 and facts.get(key) is not None:
             checking.report("V097", place, f"level 0 has {key}.")
         if number > 0 and facts.get(key) is None:
-            # build_pyramid of zarr-vectors 0.2 and 0.9 writes no bin_shape; the chunks are then the bins
+            # build_pyramid of zarr-vectors 0.2 and 0.9 omits bin_shape; the bins are then the chunks
             severity: Severity | None = "practice" if key == "bin_shape" else None
             checking.report("V097", place, f"a level above 0 has no {key}.", severity)
     _check_present(checking, place, facts)
@@ -175,13 +175,13 @@ def check_level_metadata(checking: ValidationContext, number: int) -> dict[str, 
 
 
 def _check_present(checking: ValidationContext, place: CheckLocation, facts: Mapping[str, Any]) -> None:
-    """Compare ``arrays_present`` with what is there."""
+    """Compare ``arrays_present`` with the stored arrays."""
     listed = facts.get("arrays_present")
     if not isinstance(listed, list):
         return
     there = set(checking.children(place))
     for name in sorted({str(name) for name in listed} - there):
-        checking.report("V097", place, f"arrays_present names {name}, which is not there.", "should")
+        checking.report("V097", place, f"arrays_present names {name}, which does not exist.", "should")
 
 
 def check_pyramid(checking: ValidationContext) -> None:
@@ -202,7 +202,7 @@ def _check_nesting(checking: ValidationContext, seen: LevelSummary) -> None:
     edges = level_chunk_shape(root, seen.facts)
     if not divides(root.chunk_shape, edges):
         checking.report(
-            "V100", place, f"chunks of {list(edges)} are no multiple of the root's {list(root.chunk_shape)}."
+            "V100", place, f"chunks of {list(edges)} are not multiples of the root's {list(root.chunk_shape)}."
         )
     bins, ratio = seen.facts.get("bin_shape"), seen.facts.get("bin_ratio")
     if bins is None:
@@ -211,18 +211,20 @@ def _check_nesting(checking: ValidationContext, seen: LevelSummary) -> None:
         checking.report("V100", place, f"bins of {bins} do not divide chunks of {list(edges)}.")
     base = root.bin_shape or root.chunk_shape
     if ratio is not None and not np.allclose(np.asarray(base) * np.asarray(ratio, np.float64), bins):
-        checking.report("V100", place, f"bin_ratio is {ratio}, but bins of {bins} stand over {list(base)}.")
+        checking.report(
+            "V100", place, f"bin_ratio is {ratio}, but bins are {bins} and those of the base level {list(base)}."
+        )
 
 
 def _check_parent(checking: ValidationContext, seen: LevelSummary) -> None:
-    """Check a level against the one it was made from."""
+    """Check a level against its parent level."""
     place, facts = CheckLocation(seen.number), seen.facts
     parent = checking.levels.get(-1 if facts.get("parent_level") is None else int(facts["parent_level"]))
     if seen.number and (parent is None or parent.number >= seen.number):
-        checking.report("V101", place, f"its parent_level {facts.get('parent_level')!r} is no level before it.")
+        checking.report("V101", place, f"its parent_level {facts.get('parent_level')!r} is not a finer level.")
         return
     if parent is not None and seen.vertices.clip(0).sum() > parent.vertices.clip(0).sum():
-        text = f"it has {seen.vertices.clip(0).sum():,} vertices, its parent {parent.vertices.clip(0).sum():,}."
+        text = f"it has {seen.vertices.clip(0).sum():,} vertices, but its parent {parent.vertices.clip(0).sum():,}."
         checking.report("V101", place, text, "practice")
     if not facts.get("preserves_object_ids"):
         return
@@ -231,11 +233,11 @@ def _check_parent(checking: ValidationContext, seen: LevelSummary) -> None:
         checking.report("V101", place, "it preserves ids, but has no parent_level or no inherited_num_objects.")
         return
     if parent.ids is not None and inherited != len(parent.ids):
-        text = f"inherited_num_objects is {inherited}, its parent has {len(parent.ids)} objects."
+        text = f"inherited_num_objects is {inherited}, but its parent has {len(parent.ids)} objects."
         checking.report("V101", place, text)
     if parent.ids is not None and seen.ids is not None and not np.isin(seen.ids, parent.ids).all():
         other = seen.ids[~np.isin(seen.ids, parent.ids)][0]
-        checking.report("V101", place, f"it says that ids are preserved, but its parent has no object {other}.")
+        checking.report("V101", place, f"it declares that ids are preserved, but its parent has no object {other}.")
 
 
 DELTA = re.compile(r"0|[+-][1-9]\d*")
@@ -264,7 +266,7 @@ _ATTRIBUTES = {"vertex_attributes", "fragment_attributes", "link_attributes"}
 
 
 def level_arrays(checking: ValidationContext, number: int) -> Iterator[CheckLocation]:
-    """Yield the arrays of a level that have a piece for each chunk, and those of objects, by their place."""
+    """Yield the per-chunk arrays of a level, and those of objects, with their locations."""
     top = checking.children(CheckLocation(number))
     for name in ("vertices", *FRAGMENT_INDEXES, "object_index", "groups"):
         if name in top:
@@ -278,11 +280,11 @@ def level_arrays(checking: ValidationContext, number: int) -> Iterator[CheckLoca
 
 
 def _by_delta(checking: ValidationContext, above: CheckLocation) -> Iterator[CheckLocation]:
-    """Yield what lies below a family of links: a place for each delta, in layout 0.9 for each set of offsets too."""
+    """Yield the arrays of a family of links: one for each delta, in layout 0.9 also for each set of offsets."""
     for delta in checking.children(above):
         place = CheckLocation(above.resolution, f"{above.family}/{delta}")
         if not DELTA.fullmatch(delta):
-            checking.report("V048", place, f"{delta!r} is no difference of levels; expected 0, +1 or -1.")
+            checking.report("V048", place, f"{delta!r} is not a level difference; expected 0, +1 or -1.")
             continue
         if checking.layout == "0.7" or above.family.startswith("cross_"):
             yield place
@@ -321,59 +323,59 @@ def _check_name(checking: ValidationContext, place: CheckLocation, block: Mappin
         asked, rule = ("groupings_attribute",), "V044"
     name = block.get("zv_array", block.get("zvf_array"))
     if "zv_array" not in block and "zvf_array" in block:
-        checking.report("V002", place, "it names itself in zvf_array, the older key.", "practice")
+        checking.report("V002", place, "it declares its name as zvf_array, the older key.", "practice")
     if name is None and family == "link_fragments":
-        checking.report("V002", place, "it does not name itself, as zarr-vectors 0.2 writes it.", "practice")
+        checking.report("V002", place, "it does not declare its name; zarr-vectors 0.2 omits it.", "practice")
     elif name not in asked:
         checking.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, asked))}.")
 
 
 def _check_vertices(checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any]) -> None:
-    """Check what vertices declare."""
+    """Check the metadata of vertices."""
     if block.get("dtype") not in POSITION_TYPES:
         checking.report("V011", place, f"dtype is {block.get('dtype')!r}; expected floats or integers of 8 to 64 bits.")
     encoding = block.get("encoding", "raw")
     if encoding not in ("raw", "draco"):
         checking.report("V012", place, f"the encoding is {encoding!r}; expected 'raw' or 'draco'.")
     elif "encoding" not in block:
-        checking.report("V012", place, "no encoding is declared; raw is taken.", "practice")
+        checking.report("V012", place, "no encoding is declared; raw is assumed.", "practice")
     for key in sorted(set(block) - _VERTEX_KEYS):
-        checking.report("V012", place, f"{key!r} is no key of vertices.", "practice")
+        checking.report("V012", place, f"{key!r} is not a key of vertices.", "practice")
     types = checking.root.types if checking.root is not None else ()
     if encoding == "draco" and "mesh" not in types:
-        checking.report("V014", place, f"the encoding is 'draco', and the geometry {', '.join(types) or 'unnamed'}.")
+        checking.report("V014", place, f"the encoding is 'draco', but the geometry {', '.join(types) or 'unnamed'}.")
 
 
 def _check_framed(
     checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any], node: Mapping[str, Any]
 ) -> None:
-    """Check what fragment indexes declare, and that they are bytes."""
+    """Check the metadata of fragment indexes, and that they are bytes."""
     for key in sorted(set(block) - _FRAGMENT_KEYS):
         counted = isinstance(block[key], int | float) and not isinstance(block[key], bool)
         rule = "V005" if counted and place.family == "vertex_fragments" else "V036"
-        checking.report(rule, place, f"the attribute {key!r} does not belong here.")
+        checking.report(rule, place, f"the attribute {key!r} is not allowed here.")
     if checking.layout == "0.9":
         check_bytes(checking, place, node)
 
 
 def check_bytes(checking: ValidationContext, place: CheckLocation, node: Mapping[str, Any]) -> None:
-    """Check that an array is one of bytes."""
+    """Check that an array has the type of bytes."""
     kind = node.get("data_type")
     name = kind.get("name") if isinstance(kind, dict) else kind
     if node.get("node_type") == "array" and name not in {"uint8", "variable_length_bytes", "bytes"}:
         checking.report("V004", place, f"its type is {name!r}; expected uint8 or byte strings.")
 
 
-def is_numeric(name: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
-    """Tell whether a name is that of a type of numbers."""
+def is_numeric(name: Any) -> bool:  # noqa: ANN401 - any JSON value
+    """Return whether a name is that of a numeric dtype."""
     try:
         return np.dtype(str(name)).kind in "iuf"
     except TypeError:
         return False
 
 
-def is_text(name: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
-    """Tell whether a name is that of a NumPy type of strings of one length, as the packages write them."""
+def is_text(name: Any) -> bool:  # noqa: ANN401 - any JSON value
+    """Return whether a name is that of a fixed-length NumPy string dtype, as other packages write it."""
     try:
         kind = np.dtype(str(name))
     except TypeError:
@@ -382,7 +384,7 @@ def is_text(name: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
 
 
 def _check_attribute(checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any]) -> None:
-    """Check what an attribute of vertices, fragments or links declares."""
+    """Check the metadata of an attribute of vertices, fragments or links."""
     if is_text(block.get("dtype")):
         checking.report(
             "V003", place, f"its type is {block['dtype']!r}; codes and categories are the standard.", "practice"
@@ -394,10 +396,10 @@ def _check_attribute(checking: ValidationContext, place: CheckLocation, block: M
         checking.report("V021", place, f"name is {block.get('name')!r}; expected {name!r}.")
     shape = block.get("row_shape", block.get("shape"))
     if shape is None:
-        checking.report("V021", place, "it declares no shape of a row, as zarr-vectors 0.2 writes it.", "practice")
+        checking.report("V021", place, "it declares no row shape; zarr-vectors 0.2 omits it.", "practice")
         return
     if not isinstance(shape, list) or not all(isinstance(size, int) and size > 0 for size in shape):
-        checking.report("V021", place, f"the shape of a row is {shape!r}; expected [] or [channels].")
+        checking.report("V021", place, f"the row shape is {shape!r}; expected [] or [channels].")
         return
     check_channels(checking, place, block, int(np.prod(shape)) if shape else 1)
 
@@ -405,23 +407,23 @@ def _check_attribute(checking: ValidationContext, place: CheckLocation, block: M
 def check_channels(
     checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any], n_channels: int
 ) -> None:
-    """Check that each channel has a name, where channels have names."""
+    """Check that each channel has a name, if channels are named."""
     names = block.get("channel_names")
     if names and len(names) != n_channels:
-        checking.report("V022", place, f"there are {len(names)} channel names for {n_channels} values of a row.")
+        checking.report("V022", place, f"there are {len(names)} channel names for {n_channels} values per row.")
 
 
 def _check_links(checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any]) -> None:
-    """Check what links declare."""
+    """Check the metadata of links."""
     if not is_numeric(block.get("dtype")) or np.dtype(str(block.get("dtype"))).kind == "f":
         checking.report("V055", place, f"dtype is {block.get('dtype')!r}; expected integers.")
     delta = place.family.split("/")[1]
     family = CheckLocation(place.resolution, f"links/{delta}")
     own = checking.block(family)
     if own.get("num_links") is None:
-        checking.report("V055", family, "it does not declare num_links, as zarr-vectors 0.2 writes it.", "practice")
+        checking.report("V055", family, "it does not declare num_links; zarr-vectors 0.2 omits it.", "practice")
     for key in ("level_delta", "link_width", *(("num_links",) if own.get("num_links") is not None else ())):
         if not isinstance(own.get(key), int):
-            checking.report("V055", family, f"{key} is {own.get(key)!r}; expected a whole number.")
+            checking.report("V055", family, f"{key} is {own.get(key)!r}; expected an integer.")
     if isinstance(own.get("level_delta"), int) and own["level_delta"] != int(delta):
         checking.report("V055", family, f"level_delta is {own['level_delta']}; the folder is {delta}.")

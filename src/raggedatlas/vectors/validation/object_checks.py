@@ -24,13 +24,13 @@ _LAYOUTS = ("", "vlen_manifests_v1", "vlen_manifests_v2")
 
 
 def check_objects(checking: ValidationContext, seen: LevelSummary) -> None:
-    """Check the object index of a level, its groups, and what stands beside them."""
+    """Check the object index of a level, its groups and object attributes."""
     place = CheckLocation(seen.number, "object_index")
     identity = checking.root is not None and checking.root.index_convention == "identity"
     there = checking.node(place) is not None
     if identity:
         if there:
-            checking.report("V070", place, "it is there, though ids are the numbers of fragments.")
+            checking.report("V070", place, "it exists, although ids are fragment numbers.")
         if len(seen.keys) > 1:
             checking.report("V070", CheckLocation(seen.number), f"there are {len(seen.keys)} chunks.")
         seen.ids = np.arange(max(0, int(seen.fragments.sum())))
@@ -40,7 +40,7 @@ def check_objects(checking: ValidationContext, seen: LevelSummary) -> None:
     elif not identity:
         named = {"object_attributes", "groups"} & set(checking.children(CheckLocation(seen.number)))
         for name in sorted(named):
-            checking.report("V071", CheckLocation(seen.number, name), "it is there, but no object index.")
+            checking.report("V071", CheckLocation(seen.number, name), "it exists, but there is no object index.")
     n_objects = None if seen.ids is None else len(seen.ids)
     _check_tables(checking, seen, ("object_attributes", "V090", n_objects))
     groups = CheckLocation(seen.number, "groups")
@@ -51,14 +51,16 @@ def check_objects(checking: ValidationContext, seen: LevelSummary) -> None:
 
 
 def _check_index(checking: ValidationContext, place: CheckLocation, seen: LevelSummary) -> None:
-    """Check the manifests of all objects, some at a time."""
+    """Check the manifests of all objects, in batches."""
     block = checking.block(place)
     declared, n_dims = block.get("num_objects"), block.get("sid_ndim", seen.keys.shape[1])
     for key in ("num_objects", "sid_ndim"):
         if not isinstance(block.get(key), int) or block[key] < 0:
-            checking.report("V068", place, f"{key} is {block.get(key)!r}; expected a whole number.")
+            checking.report("V068", place, f"{key} is {block.get(key)!r}; expected an integer.")
     if str(block.get("layout", "")) not in _LAYOUTS:
-        checking.report("V068", place, f"the layout is {block['layout']!r}; versions 1 and 2 of manifests are read.")
+        checking.report(
+            "V068", place, f"the layout is {block['layout']!r}; versions 1 and 2 of manifests are supported."
+        )
         return
     if n_dims != seen.keys.shape[1]:
         checking.report("V068", place, f"sid_ndim is {n_dims}; chunk keys have {seen.keys.shape[1]} parts.")
@@ -89,7 +91,7 @@ def _check_index(checking: ValidationContext, place: CheckLocation, seen: LevelS
 
 
 def _ids_of(checking: ValidationContext, place: CheckLocation, n_objects: int) -> NDArray[np.int64]:
-    """Return the ids of objects in the order of their manifests."""
+    """Return the ids of objects in manifest order."""
     below = CheckLocation(place.resolution, "object_index/object_ids")
     if checking.node(below) is not None:
         with checking.guarded("V000", below):
@@ -97,14 +99,14 @@ def _ids_of(checking: ValidationContext, place: CheckLocation, n_objects: int) -
             if found is not None and found.shape == (n_objects,):
                 ids = found.astype(np.int64)
                 if len(np.unique(ids)) != n_objects:
-                    checking.report("V068", below, "an id is there twice.")
+                    checking.report("V068", below, "an id occurs twice.")
                 return ids
             checking.report("V068", below, f"it does not hold {n_objects} ids.")
     return np.arange(n_objects)
 
 
 def _flat(checking: ValidationContext, place: CheckLocation, counted: tuple[int, int]) -> Blobs | None:
-    """Return the manifests of ``object_index/data``; None, which is told, where they cannot be cut."""
+    """Return the manifests of ``object_index/data``; if they cannot be split, report it and return None."""
     n_objects, n_dims = counted
     below = CheckLocation(place.resolution, "object_index/data")
     node = checking.node(below)
@@ -133,7 +135,7 @@ def _flat(checking: ValidationContext, place: CheckLocation, counted: tuple[int,
     )
     if not fits:
         where = CheckLocation(place.resolution, "object_index/offsets")
-        checking.report("V065", where, "the offsets do not cut the manifests that stand in data.")
+        checking.report("V065", where, "the offsets do not match the manifests in data.")
         return scanned
     return Blobs(data, bounds)
 
@@ -141,7 +143,7 @@ def _flat(checking: ValidationContext, place: CheckLocation, counted: tuple[int,
 def _check_manifests(
     checking: ValidationContext, place: CheckLocation, blobs: Blobs, of: tuple[LevelSummary, NDArray[np.int64]]
 ) -> int:
-    """Check some manifests; return how many are not empty."""
+    """Check some manifests; return the number of non-empty ones."""
     seen, rows = of
     ids = seen.ids[rows] if seen.ids is not None else rows
     n_dims = seen.keys.shape[1]
@@ -161,17 +163,17 @@ def _check_manifests(
 
 
 def _check_references(checking: ValidationContext, place: CheckLocation, found: Objects, seen: LevelSummary) -> None:
-    """Check that blocks name chunks and fragments that there are; nothing is written out, however much a block declares."""
+    """Check that blocks refer to existing chunks and fragments; ranges are not expanded, however large."""
     owner = np.repeat(found.ids, np.diff(found.bounds))
     at = KeyLookup(seen.keys).find(found.chunks) if len(found.chunks) else np.zeros(0, np.int64)
     for i in np.flatnonzero((at < 0) & (found.counts > 0)).tolist():
         key = ".".join(map(str, found.chunks[i].tolist()))
-        checking.report("V067", place.at(object_id=int(owner[i])), f"it names chunk {key}, which is not there.")
+        checking.report("V067", place.at(object_id=int(owner[i])), f"it refers to chunk {key}, which does not exist.")
     limit = np.append(seen.fragments, -1)[at]
     known = (at >= 0) & (limit >= 0)
     for i in np.flatnonzero(known & find_missing_blocks(found, limit)).tolist():
         key = ".".join(map(str, found.chunks[i].tolist()))
-        text = f"it names a fragment of chunk {key} beyond its {limit[i]}."
+        text = f"it refers to a fragment of chunk {key} beyond its {limit[i]}."
         checking.report("V067", place.at(object_id=int(owner[i])), text)
 
 
@@ -187,7 +189,7 @@ def _check_groups(checking: ValidationContext, place: CheckLocation, seen: Level
         parts = [from_bytes(blobs[i], np.int64, what=f"group {i}") for i in range(len(blobs))]
         for group, (start, stop) in (block.get("group_ranges") or {}).items():
             if not 0 <= int(group) < len(parts) or not 0 <= int(start) <= int(stop):
-                checking.report("V042", place, f"group {group} is the range {start} to {stop}, which cannot be.")
+                checking.report("V042", place, f"group {group} is the range {start} to {stop}, which is invalid.")
             elif seen.ids is not None and int(stop) > int(seen.ids.max(initial=-1)) + 1:
                 checking.report(
                     "V047", place, f"group {group} is the range {start} to {stop} of {len(seen.ids)} objects."
@@ -205,18 +207,18 @@ def _check_groups(checking: ValidationContext, place: CheckLocation, seen: Level
         checking.report("V043", place, f"num_groups is {declared!r}; there are {seen.n_groups}.")
     if seen.ids is not None and not np.isin(members, seen.ids).all():
         other = members[~np.isin(members, seen.ids)][0]
-        checking.report("V047", place, f"a group names object {other}, which is not there.")
+        checking.report("V047", place, f"a group refers to object {other}, which does not exist.")
 
 
 def _count_groups(data: Any, begin: NDArray[np.int64] | None) -> int:  # noqa: ANN401 - bytes or None
-    """Return how many groups layout 0.7 has."""
+    """Return the number of groups of layout 0.7."""
     if begin is not None:
         return len(begin)
     return 0 if data is None or data.size < 8 else int(from_bytes(data[:8], np.int64)[0])
 
 
 def _check_tables(checking: ValidationContext, seen: LevelSummary, asked: tuple[str, str, int | None]) -> None:
-    """Check attributes of objects or groups; `asked` is the family, the rule, and how many rows there are."""
+    """Check attributes of objects or groups; `asked` is the family, the rule and the expected number of rows."""
     family, rule, n_rows = asked
     top = checking.children(CheckLocation(seen.number))
     for name in checking.children(CheckLocation(seen.number, family)) if family in top else ():
@@ -233,14 +235,14 @@ def _check_tables(checking: ValidationContext, seen: LevelSummary, asked: tuple[
             if rows is None:
                 continue
             if n_rows is not None and rows[0] != n_rows:
-                checking.report(rule, place, f"it has {rows[0]:,} rows, where {n_rows:,} belong.")
+                checking.report(rule, place, f"it has {rows[0]:,} rows; expected {n_rows:,}.")
             check_channels(checking, place, block, rows[1])
 
 
 def _table_shape(
     checking: ValidationContext, place: CheckLocation, described: tuple[dict[str, Any], dict[str, Any]]
 ) -> tuple[int, int] | None:
-    """Return rows and channels of a table that was read; None, which is told, where it is not there."""
+    """Return rows and channels of a table; if it is missing, report it and return None."""
     node, block = described
     if node.get("node_type") == "array":
         values = read_table(checking.files, place.path)

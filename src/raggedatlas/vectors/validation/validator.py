@@ -1,4 +1,4 @@
-"""The validator of geometry stores: `validate` walks one once and lists every rule that it breaks."""
+"""Entry point of the validator: `validate` checks a geometry store once and lists every rule that it breaks."""
 
 import os
 
@@ -22,28 +22,28 @@ from raggedatlas.vectors.validation.rules import LEVELS, RULES
 
 @checked
 def validate(location: Location | str | os.PathLike[str], level: int | str = 5) -> list[Problem]:
-    """List the rules that a geometry store breaks, in either layout (seed 002 §7; rules are named in the reference).
+    """List the rules that a geometry store breaks, in either layout (seed 002 §7; the reference lists the rules).
 
     Parameters
     ----------
     location : Location, str or path
         The store.
     level : int or str
-        How deep to look, each level with all before it: 1 ``"structure"``, 2 ``"metadata"``, 3 ``"consistency"``, 4 ``"conformance"``,
-        5 ``"pyramid"``. From 3 on every value is read, 64 chunks at a time; memory is bounded by those, the object index and what
-        counts the chunks.
+        Highest level to check, including the previous ones: 1 ``"structure"``, 2 ``"metadata"``, 3 ``"consistency"``, 4 ``"conformance"``,
+        5 ``"pyramid"``. From 3 on every value is read, 64 chunks at a time; memory is bounded by those, the object index and the
+        chunk counts.
 
     Returns
     -------
     list of Problem
-        Sorted by rule; empty for a store without fault. Each has the place (level of resolution, family, chunk, object), severity and mend.
+        Sorted by rule; empty for a valid store. Each has the location (resolution level, family, chunk, object), severity and mend.
 
     Raises
     ------
     NotFoundError
-        If there is nothing.
+        If the location does not exist.
     SourceError
-        If there is no such level.
+        If the level is unknown.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     depth = depth_of(level)
     place = Location.of(location)
     if not place.exists():
-        raise NotFoundError(f"There is nothing at {place.uri}; check the path.")
+        raise NotFoundError(f"{place.uri} does not exist; check the path.")
     checking = ValidationContext(StoreFiles(place), depth)
     if check_root(checking):
         _check_levels(checking)
@@ -69,16 +69,16 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
 
 
 def depth_of(level: int | str) -> int:
-    """Return the number of a level of validation; `SourceError` if there is none."""
+    """Return the number of a validation level; `SourceError` if it is unknown."""
     if isinstance(level, str) and level in LEVELS:
         return LEVELS.index(level) + 1
     if isinstance(level, int) and 1 <= level <= len(LEVELS):
         return level
-    raise SourceError(f"There is no level {level!r}; 1 to 5 are known: {', '.join(LEVELS)}.")
+    raise SourceError(f"Unknown level {level!r}; expected 1 to 5 or one of {', '.join(LEVELS)}.")
 
 
 def _check_levels(checking: ValidationContext) -> None:
-    """Check every level by itself, then their links, then all of them together."""
+    """Check every level, then the links of each, then all levels together."""
     names = checking.children(CheckLocation())
     numbers = sorted(int(name) for name in names if name.isascii() and name.isdigit())
     if numbers != list(range(len(numbers))) or not numbers:
@@ -87,7 +87,7 @@ def _check_levels(checking: ValidationContext) -> None:
     for number in numbers:
         node = checking.node(CheckLocation(number))
         if node is None or node.get("node_type") != "group":
-            checking.report("V001", CheckLocation(number), "it is no group of Zarr v3.")
+            checking.report("V001", CheckLocation(number), "it is not a Zarr v3 group.")
             continue
         if checking.node(CheckLocation(number, "vertices")) is None:
             _check_no_vertices(checking, number)
@@ -109,9 +109,9 @@ def _check_levels(checking: ValidationContext) -> None:
 
 
 def _check_no_vertices(checking: ValidationContext, number: int) -> None:
-    """Tell a level that says it has vertices, but has no array of them."""
+    """Report a level that declares vertices but has no vertex array."""
     facts = checking.block(CheckLocation(number)).get("zarr_vectors_level") or {}
     with checking.guarded("V097", CheckLocation(number)):
         if facts.get("vertex_count"):
-            text = f"vertex_count is {facts['vertex_count']}, but there is no array of vertices."
+            text = f"vertex_count is {facts['vertex_count']}, but there is no vertex array."
             checking.report("V000", CheckLocation(number, "vertices"), text)

@@ -23,10 +23,9 @@ import pytest
 import raggedatlas as ra
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA
 from raggedatlas.ingest.options import AddChoices
+from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA
 from raggedatlas.model.genes import GENES_SCHEMA, ORTHOLOGS_SCHEMA
-from raggedatlas.model.geometries import GEOMETRY_SCHEMA
 from raggedatlas.model.records import LAYOUTS_SCHEMA
-from raggedatlas.model.results import RESULTS_SCHEMA
 from raggedatlas.store.location import OPTION_NAMES
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +84,7 @@ def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
     """Run a block as part of its page; line numbers of errors are those of the page."""
     code = compile("\n" * (block.line - 1) + block.code, page, "exec")
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        if block.needs:  # packages beyond our locks warn of what we cannot mend
+        if block.needs:  # packages beyond our locks warn of what we cannot fix
             warnings.simplefilter("ignore")
         exec(code, namespace)
 

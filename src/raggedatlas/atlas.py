@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from raggedatlas.catalog.catalog import CELLS, DEFAULT_CODEC, create_catalog, open_catalog
 from raggedatlas.errors import ArgumentError, QueryError
 from raggedatlas.ingest.options import AddChoices, OnDuplicate, Progress
-from raggedatlas.model.annotations import OnConflict
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.assets import OnConflict
 from raggedatlas.model.records import AtlasVersionRecord
 from raggedatlas.model.reports import AnnotationReport, MaintenanceReport
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema

@@ -322,7 +322,7 @@ def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytes
     monkeypatch.setattr(checks, "read_layouts", damaged_once)
     (found,) = checks.validate(catalog)
     assert (found.rule, checks.is_note(found)) == ("seen-once", True)
-    assert "do not drop" in found.mend
+    assert "do not drop" in found.fix
     reads.clear()
     assert snapshots.snapshot(catalog).version == 1
 

@@ -17,8 +17,7 @@ from raggedatlas.catalog.cells import (
 )
 from raggedatlas.catalog.layouts import ensure_layouts, read_layouts
 from raggedatlas.errors import FeatureError, NotFoundError, SchemaError
-from raggedatlas.model.columns import find_column, metadata_columns
-from raggedatlas.model.frames import ColumnFacts, facts_of
+from raggedatlas.model.frames import ColumnFacts, facts_of, find_column, metadata_columns
 from raggedatlas.model.ids import feature_uids, layout_uid
 from raggedatlas.store.location import Location
 from raggedatlas.testing.atlases import SPACE, write_dataset
@@ -227,7 +226,7 @@ def test_widening_adds_columns_once(two: Two) -> None:
 
 
 def test_values_fit_exactly_or_not_at_all() -> None:
-    """A cast that would change a value is refused with the mend; types of one family do not clash."""
+    """A cast that would change a value is refused with the fix; types of one family do not clash."""
     assert fit_values("n", pa.chunked_array([[1, 2]]), pa.float64()).to_pylist() == [1.0, 2.0]
     with pytest.raises(SchemaError, match="rename it"):
         fit_values("n", pa.chunked_array([[1.5]]), pa.int64())

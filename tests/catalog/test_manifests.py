@@ -13,7 +13,7 @@ from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import CorruptError
-from raggedatlas.model.reports import Problem
+from raggedatlas.model.reports import AtlasProblem
 from raggedatlas.testing.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]
@@ -28,7 +28,7 @@ def flip(file: Path, bit: int) -> bytes:
     return data
 
 
-def found(catalog: Catalog) -> list[Problem]:
+def found(catalog: Catalog) -> list[AtlasProblem]:
     return [problem for problem in validate(catalog, "deep") if not is_note(problem)]
 
 

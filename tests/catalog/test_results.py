@@ -15,7 +15,7 @@ from raggedatlas.catalog.catalog import CELLS, RESULTS
 from raggedatlas.catalog.results import change_results, drop_result
 from raggedatlas.errors import CorruptError, NotFoundError, ReadOnlyError
 from raggedatlas.ingest import results
-from raggedatlas.model.results import RESULTS_SCHEMA, result_columns
+from raggedatlas.model.assets import RESULTS_SCHEMA, result_columns
 from raggedatlas.testing.atlases import Modelled, make_modelled
 
 NOW = dt.timedelta(0)

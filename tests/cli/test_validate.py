@@ -39,7 +39,7 @@ def test_validate_tells_and_ends_with_one(bad: Path, tmp_path: Path) -> None:
     assert document.exit_code == 1
     (problem,) = json.loads(document.stdout)
     assert (problem["rule"], problem["level"], problem["path"]) == ("A26", "must", "uns/list")
-    assert set(problem) == {"rule", "level", "path", "message", "mend"}
+    assert set(problem) == {"rule", "level", "path", "message", "fix"}
     good = ask("validate", write_good(tmp_path / "good.zarr", "zarr3"))
     assert (good.exit_code, good.stdout) == (0, "Nothing is wrong (metadata).\n")
 

@@ -20,8 +20,7 @@ from raggedatlas.formats.containers import Container, open_hdf5, open_zarr
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.element_writer import plain_text, write_element, write_table
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.model.frames import frame_to_arrow
-from raggedatlas.model.tables import Column, ColumnTable, Texts, arrow_table
+from raggedatlas.model.frames import Column, ColumnTable, Texts, arrow_table, frame_to_arrow
 from raggedatlas.testing.anndata_strategies import make_obs
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
@@ -36,7 +35,7 @@ STEPS = [4, 1 << 17]
 @pytest.fixture(params=STEPS)
 def step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Cut text into blocks of so many rows, in everything that reads or writes it."""
-    places = ("formats.element_writer.COLUMN_CHUNK", "formats.anndata.elements.TEXT_ROWS", "model.tables.TEXT_ROWS")
+    places = ("formats.element_writer.COLUMN_CHUNK", "formats.anndata.elements.TEXT_ROWS", "model.frames.TEXT_ROWS")
     for place in places:
         monkeypatch.setattr(f"raggedatlas.{place}", request.param)
     return int(request.param)

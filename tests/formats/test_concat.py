@@ -19,7 +19,7 @@ from raggedatlas.formats.concat import ConcatInput, ConcatOptions, ConcatSource,
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.modalities import read, select_modalities
 from raggedatlas.formats.registry import open_sink, open_source
-from raggedatlas.model.tables import Column, ColumnTable, Texts
+from raggedatlas.model.frames import Column, ColumnTable, Texts
 from raggedatlas.testing.anndata_strategies import assert_equal, assert_same, wholes
 from raggedatlas.testing.hypothesis_profile import examples
 

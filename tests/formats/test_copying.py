@@ -448,7 +448,7 @@ import numpy as np
 import scipy.sparse as sp
 from raggedatlas.formats.registry import open_sink
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.model.contracts import SinkMatrix
+from raggedatlas.model.protocols import SinkMatrix
 sink = open_sink(sys.argv[1])
 sink.begin((SinkMatrix.of("X", "csr", "f4", (10**9, 9)),))
 rows = 100_000

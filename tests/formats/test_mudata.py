@@ -15,8 +15,8 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.mudata import mudata_object_source, mudata_source
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.model.contracts import SinkMatrix
 from raggedatlas.model.frames import arrow_to_frame
+from raggedatlas.model.protocols import SinkMatrix
 
 mudata = pytest.importorskip("mudata")
 pytestmark = pytest.mark.filterwarnings("ignore")

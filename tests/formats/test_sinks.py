@@ -19,8 +19,8 @@ from raggedatlas.formats.anndata import sink as anndata_sink
 from raggedatlas.formats.containers import open_hdf5, open_zarr
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
-from raggedatlas.model.contracts import Sink, SinkMatrix
 from raggedatlas.model.frames import arrow_to_frame
+from raggedatlas.model.protocols import Sink, SinkMatrix
 from raggedatlas.testing.hypothesis_profile import examples
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.

@@ -67,7 +67,7 @@ def test_each_damage_is_told(goods: Goods, found: Damage, atlas: RaggedAtlas, tm
     problems = validate(path, "full")
     assert rules_of(problems) == {found.rule} | found.also | experimental, [str(p) for p in problems]
     assert all(
-        p.message.endswith(".") and p.mend.endswith(".") and p.level in ("must", "should", "practice") for p in problems
+        p.message.endswith(".") and p.fix.endswith(".") and p.level in ("must", "should", "practice") for p in problems
     )
     assert told(found, problems)
     broken = {problem.rule for problem in problems if problem.level == "must"}
@@ -95,7 +95,7 @@ UNMENDED = {
     "_index names nothing", "the version of anndata 0.7", "a group as string", "a number as text", "numbers as text",
     "invalid UTF-8", "a short mask", "raw is an array", "categories of numbers as text",
 }  # fmt: skip
-"""Damages that nothing can mend though their rule can be mended elsewhere."""
+"""Damages that nothing can fix though their rule can be mended elsewhere."""
 
 BY_VALUES = {"offsets go beyond the data", "invalid UTF-8", "a frame of other names"}
 """Damages that only values tell, of rules that can also be broken by metadata."""

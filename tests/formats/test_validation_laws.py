@@ -278,4 +278,4 @@ def test_the_page_of_rules_is_the_registry() -> None:
     """docs/reference/anndata-rules.md is what `rules_page` makes of the rules; write it again after a change."""
     assert (ROOT / "docs" / "reference" / "anndata-rules.md").read_text("utf-8") == rules_page()
     assert list(RULES) == sorted(RULES, key=lambda name: int(name[1:]))
-    assert all(rule.sentence.endswith(".") and rule.mend.endswith(".") for rule in RULES.values())
+    assert all(rule.sentence.endswith(".") and rule.fix.endswith(".") for rule in RULES.values())

@@ -20,7 +20,7 @@ from raggedatlas.formats.anndata import validate
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
-from raggedatlas.model.contracts import SinkMatrix
+from raggedatlas.model.protocols import SinkMatrix
 from raggedatlas.testing.anndata_strategies import assert_equal
 
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.

@@ -32,7 +32,7 @@ from raggedatlas.errors import (
     SourceError,
 )
 from raggedatlas.ingest.annotations import UidIndex
-from raggedatlas.model.annotations import ANNOTATION_KEY, annotation_columns
+from raggedatlas.model.assets import ANNOTATION_KEY, annotation_columns
 from raggedatlas.model.ids import new_uids
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.atlases import small_anndata

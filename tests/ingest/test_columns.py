@@ -1,4 +1,4 @@
-"""Laws of cell columns: every one stands in the report, none changes a value, every refusal names its mend."""
+"""Laws of cell columns: every one stands in the report, none changes a value, every refusal names its fix."""
 
 import anndata as ad
 import numpy as np

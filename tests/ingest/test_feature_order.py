@@ -22,7 +22,7 @@ from raggedatlas.ingest import feature_order, group_writer
 from raggedatlas.ingest.group_writer import reorder_columns
 from raggedatlas.ingest.values import canonicalize
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.model.contracts import MatrixInfo
+from raggedatlas.model.protocols import MatrixInfo
 from raggedatlas.model.records import DATASETS_SCHEMA
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.read import ArrayReader, read_slice

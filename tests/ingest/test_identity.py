@@ -289,7 +289,7 @@ def test_sums_over_repeated_columns_equal_those_of_pandas(tmp_path_factory, firs
 
 
 def test_features_without_an_id_are_refused(atlas, unchanged) -> None:  # noqa: ANN001
-    """An empty id is refused, with the column number and the mend."""
+    """An empty id is refused, with the column number and the fix."""
     given = with_var(pd.DataFrame({"id": ["x", "", "z"]}, index=["A", "B", "C"]))
     with unchanged(atlas), pytest.raises(FeatureError, match=r"column 1.*feature_id="):
         atlas.add(given, "d", feature_id="id", progress=False)

@@ -182,7 +182,7 @@ def test_twins_that_are_there_are_reported(atlas: RaggedAtlas) -> None:
     atlas._catalog.tables.append(DATASETS, type(rows).from_pylist([twin | {"uid": "0" * 16}], schema=rows.schema))
     found = {problem.rule: problem for problem in atlas.validate()}
     assert x in found["duplicate-dataset"].message
-    assert "drop_dataset('0000000000000000')" in found["duplicate-dataset"].mend
+    assert "drop_dataset('0000000000000000')" in found["duplicate-dataset"].fix
     assert checks.is_note(found["duplicate-name"])
     assert not checks.is_note(found["duplicate-dataset"])
 

@@ -23,7 +23,7 @@ from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest import commit, group_writer, staging
 from raggedatlas.ingest.group_writer import WrittenGroup
 from raggedatlas.ingest.options import IngestOptions
-from raggedatlas.model.contracts import Source
+from raggedatlas.model.protocols import Source
 
 KINDS = ("good", "repeated", "same cells", "bad plan", "bad values", "does not open", "disk is full")
 """What a source is; the first of a call is none of those that look back."""

@@ -151,7 +151,7 @@ def test_nonfinite_values_stay_when_asked(atlas) -> None:  # noqa: ANN001
 
 
 def test_a_layer_called_counts_must_be_counts(atlas, unchanged) -> None:  # noqa: ANN001
-    """Fractions under the name `counts` are refused, with another name as the mend."""
+    """Fractions under the name `counts` are refused, with another name as the fix."""
     x = np.array([[0.5, 1], [2, 0]], np.float32)
     with unchanged(atlas), pytest.raises(ValuesError, match="another name"):
         atlas.add(simple(np.ones((2, 2), np.float32), counts=x), "d", progress=False)

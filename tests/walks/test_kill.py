@@ -109,17 +109,17 @@ def test_killed_then_added_again(killed, data_dir, tmp_path, point) -> None:  # 
     check_whole(atlas, source)
 
 
-@pytest.mark.parametrize("mend", ["repair", "gc"])
+@pytest.mark.parametrize("fix", ["repair", "gc"])
 @pytest.mark.parametrize("point", [p for p in POINTS if p[0] != "plan"], ids=lambda p: f"{p[0]}-{p[1]}")
-def test_what_the_dead_left_is_freed(killed, tmp_path, point, mend) -> None:  # noqa: ANN001
+def test_what_the_dead_left_is_freed(killed, tmp_path, point, fix) -> None:  # noqa: ANN001
     """repair() and gc() leave exactly the groups of the visible datasets, and repair() no other cells."""
     atlas = RaggedAtlas.open(str(shutil.copytree(killed[point], tmp_path / "atlas")))
     left = groups(atlas) - set(atlas.list_datasets().index)
     assert len(left) == (point[0] not in ("lease", "records", "done"))
-    report = atlas.repair() if mend == "repair" else atlas.gc(dry_run=False)
+    report = atlas.repair() if fix == "repair" else atlas.gc(dry_run=False)
     assert set(report.groups) == left
     assert groups(atlas) == set(atlas.list_datasets().index)
-    if mend == "repair":
+    if fix == "repair":
         n_cells = atlas._catalog.tables.read("cells", ["uid"]).num_rows
         assert n_cells == int(atlas.list_datasets()["n_cells"].sum())
         assert all(is_note(problem) for problem in atlas.validate("rows"))

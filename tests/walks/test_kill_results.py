@@ -16,7 +16,7 @@ from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog.catalog import CELLS
 from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.results import RESULT_STEPS
-from raggedatlas.model.results import result_columns
+from raggedatlas.model.assets import result_columns
 from raggedatlas.testing.atlases import Modelled, make_modelled
 from raggedatlas.testing.processes import started
 

@@ -9,9 +9,8 @@ import pyarrow as pa
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import CellColumn, add_cell_columns, fit_values, text_of
 from raggedatlas.errors import ConflictError, NotFoundError
-from raggedatlas.model.annotations import AnnotationRecord, annotation_columns
-from raggedatlas.model.columns import column_stacks
-from raggedatlas.model.frames import ColumnFacts, facts_of
+from raggedatlas.model.assets import AnnotationRecord, annotation_columns
+from raggedatlas.model.frames import ColumnFacts, column_stacks, facts_of
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.sql import all_of, is_not_null, is_null
 from raggedatlas.store.tables import Tables, update_columns

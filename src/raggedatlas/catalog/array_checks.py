@@ -10,7 +10,7 @@ from raggedatlas.catalog.datasets import read_specs
 from raggedatlas.catalog.leases import is_atlas_group
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, DatasetRecord
-from raggedatlas.model.reports import Problem
+from raggedatlas.model.reports import AtlasProblem
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.arrays import ArraySpec, is_described, read_group_attributes
 from raggedatlas.store.location import Location
@@ -28,7 +28,7 @@ def described_paths(record: DatasetRecord) -> list[str]:
         return []
 
 
-def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Problem]:
+def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[AtlasProblem]:
     """Check that the arrays a record describes fit each other, its counts and its layers; reads nothing.
 
     Parameters
@@ -39,8 +39,8 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
         Its feature space; None skips what only the space knows.
     """
 
-    def wrong(message: str) -> Problem:
-        return Problem("array-spec", record.zarr_group, message, _BACK)
+    def wrong(message: str) -> AtlasProblem:
+        return AtlasProblem("array-spec", record.zarr_group, message, _BACK)
 
     try:
         specs, _, _ = read_specs(record), record.array_checksums, record.file_facts
@@ -68,22 +68,22 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Probl
     return problems
 
 
-def check_arrays(arrays: Location, record: DatasetRecord) -> list[Problem]:
+def check_arrays(arrays: Location, record: DatasetRecord) -> list[AtlasProblem]:
     """Check that every array of a record is there, by its metadata object alone (rule ``missing-array``)."""
     problems = []
     for path in described_paths(record):
         try:
             arrays.read_bytes(f"{record.zarr_group}/{path}/zarr.json")
         except NotFoundError:
-            problems.append(Problem("missing-array", record.zarr_group, f"the array {path} is not there", _BACK))
+            problems.append(AtlasProblem("missing-array", record.zarr_group, f"the array {path} is not there", _BACK))
         except AtlasError as error:
             problems.append(
-                Problem("missing-array", record.zarr_group, f"the array {path} cannot be read: {error}", _BACK)
+                AtlasProblem("missing-array", record.zarr_group, f"the array {path} cannot be read: {error}", _BACK)
             )
     return problems
 
 
-def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
+def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[AtlasProblem]:
     """Read every byte of a record's arrays.
 
     Parameters
@@ -95,7 +95,7 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
 
     Returns
     -------
-    list of Problem
+    list of AtlasProblem
         Rules ``group-metadata``, ``array-metadata``, ``array-damaged``, ``checksum``, ``entry-bounds``, ``feature-bounds``, ``column-order``, ``pointer-bounds``.
     """
     try:
@@ -116,18 +116,18 @@ def check_bytes(catalog: Catalog, record: DatasetRecord) -> list[Problem]:
     for path, limit in (("csr/indices", record.n_features), ("csc/indices", record.n_cells)):
         if path in sound and (beyond := _count_beyond(catalog.arrays, specs[path], limit)):
             text = f"{beyond:,} entries of {path} are {limit:,} or more"
-            problems.append(Problem("feature-bounds", record.zarr_group, text, _BACK))
+            problems.append(AtlasProblem("feature-bounds", record.zarr_group, text, _BACK))
     if COLUMNS in sound:
         columns = read_slice(ArrayReader(catalog.arrays, specs[COLUMNS]), 0, record.n_features)
         if not np.array_equal(np.sort(columns), np.arange(record.n_features)):
             text = f"{COLUMNS} does not give every column of the file a place of its own"
-            problems.append(Problem("column-order", record.zarr_group, text, _BACK))
+            problems.append(AtlasProblem("column-order", record.zarr_group, text, _BACK))
     if "csr/indptr" in sound and record.pointer:
         problems += _check_pointers(catalog, record, specs["csr/indptr"])
     return problems
 
 
-def _check_groups(arrays: Location, record: DatasetRecord, paths: Iterable[str]) -> list[Problem]:
+def _check_groups(arrays: Location, record: DatasetRecord, paths: Iterable[str]) -> list[AtlasProblem]:
     """Check the metadata of the groups that hold some arrays, the dataset's own and the group's included."""
     parts = [f"{record.zarr_group}/{path}".split("/")[:-1] for path in paths]
     groups = {"/".join(part[:n]) for part in parts for n in range(len(part) + 1)}
@@ -136,35 +136,35 @@ def _check_groups(arrays: Location, record: DatasetRecord, paths: Iterable[str])
         try:
             if not is_atlas_group(read_group_attributes(arrays, group), record.feature_space):
                 text = f"{group}/zarr.json has attributes that were not written there"
-                problems.append(Problem("group-metadata", record.zarr_group, text, _BACK))
+                problems.append(AtlasProblem("group-metadata", record.zarr_group, text, _BACK))
         except NotFoundError:
             continue  # zarr-python takes a folder without metadata for a group
         except AtlasError as error:
-            problems.append(Problem("group-metadata", record.zarr_group, str(error), _BACK))
+            problems.append(AtlasProblem("group-metadata", record.zarr_group, str(error), _BACK))
     return problems
 
 
-def _check_array(arrays: Location, group: str, path: str, spec: ArraySpec, checksum: str | None) -> list[Problem]:
+def _check_array(arrays: Location, group: str, path: str, spec: ArraySpec, checksum: str | None) -> list[AtlasProblem]:
     try:
         there = ArraySpec.open(arrays, f"{group}/{path}")
         if there != spec or not is_described(arrays, spec):
             return [
-                Problem(
+                AtlasProblem(
                     "array-metadata", group, f"{path}/zarr.json is not what was written: {there}, not {spec}", _BACK
                 )
             ]
         damaged, found = verify(ArrayReader(arrays, spec))
     except AtlasError as error:
-        return [Problem("array-damaged", group, str(error), _BACK)]
+        return [AtlasProblem("array-damaged", group, str(error), _BACK)]
     if damaged:
-        return [Problem("array-damaged", group, text, _BACK) for text in damaged]
+        return [AtlasProblem("array-damaged", group, text, _BACK) for text in damaged]
     if checksum is not None and found != checksum:
         text = f"the values of {path} have the checksum {found}, {checksum} was written"
-        return [Problem("checksum", group, text, _BACK)]
+        return [AtlasProblem("checksum", group, text, _BACK)]
     return []
 
 
-def _check_bounds(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) -> dict[str, Problem]:
+def _check_bounds(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) -> dict[str, AtlasProblem]:
     """Find the arrays of bounds that do not ascend from 0 to the number of their entries, whose values are as they were recorded."""
     problems = {}
     for path, spec in specs.items():
@@ -173,7 +173,7 @@ def _check_bounds(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) 
             try:
                 read_bounds(ArrayReader(arrays, spec), spec.n_rows - 1, entries.n_rows)
             except AtlasError as error:
-                problems[path] = Problem("entry-bounds", group, str(error), _BACK)
+                problems[path] = AtlasProblem("entry-bounds", group, str(error), _BACK)
     return problems
 
 
@@ -181,7 +181,7 @@ def _count_beyond(arrays: Location, spec: ArraySpec, limit: int) -> int:
     return sum(int(np.count_nonzero(values >= limit)) for values in iterate_slices(ArrayReader(arrays, spec)))
 
 
-def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) -> list[Problem]:
+def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) -> list[AtlasProblem]:
     indptr = read_slice(ArrayReader(catalog.arrays, spec), 0, spec.n_rows)
     rows = catalog.tables.read(CELLS, [record.pointer], equals("dataset_uid", record.uid))
     pointer = rows.column(record.pointer).combine_chunks()
@@ -193,5 +193,7 @@ def _check_pointers(catalog: Catalog, record: DatasetRecord, spec: ArraySpec) ->
     if n == 0:
         return []
     return [
-        Problem("pointer-bounds", record.zarr_group, f"{n:,} pointers are not where csr/indptr has their rows", _BACK)
+        AtlasProblem(
+            "pointer-bounds", record.zarr_group, f"{n:,} pointers are not where csr/indptr has their rows", _BACK
+        )
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError, ReadOnlyError, SchemaError, StoreError
-from raggedatlas.model import geometries, results
+from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, VERSIONS_SCHEMA, AtlasVersionRecord, PurgeMark
@@ -19,8 +19,8 @@ from raggedatlas.store.codecs import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.tables import Tables
 
+RESULTS, GEOMETRY = RESULTS_TABLE, GEOMETRY_TABLE
 CELLS, DATASETS, LAYOUTS, VERSIONS = "cells", "datasets", "_feature_layouts", "atlas_versions"
-RESULTS, GEOMETRY = results.TABLE, geometries.TABLE
 IDENTITY, FACTS, LINKS = "_feature_identity", "_feature_facts", "_feature_links"
 GENE_TABLE, ORTHOLOG_TABLE = "_genes", "_orthologs"
 """Table names (seed 000). `VERSIONS` marks a complete atlas and is created last; `RESULTS` comes with the first result of a model,

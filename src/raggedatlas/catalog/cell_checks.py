@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.array_checks import described_paths
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.results import visible_columns
+from raggedatlas.model.assets import ResultRecord, result_columns
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.reports import Problem
-from raggedatlas.model.results import ResultRecord, result_columns
+from raggedatlas.model.reports import AtlasProblem
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _GroupCheck:
         self.repeated += int((counts - 1).sum()) + int(self.rows[unique].sum())
         self.rows[unique] = True
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[AtlasProblem]:
         """Say what was wrong."""
         record, found = self.record, []
         drop = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again, or restore() a snapshot."
@@ -54,24 +54,26 @@ class _GroupCheck:
             drop = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
         if self.outside:
             found.append(
-                Problem("pointer-bounds", record.zarr_group, f"{self.outside:,} pointers lie outside the arrays", drop)
+                AtlasProblem(
+                    "pointer-bounds", record.zarr_group, f"{self.outside:,} pointers lie outside the arrays", drop
+                )
             )
         if self.repeated:
             found.append(
-                Problem(
+                AtlasProblem(
                     "pointer-rows", record.zarr_group, f"{self.repeated:,} cells share a row with another cell", drop
                 )
             )
         if self.owned and self.n != record.n_cells:
             text = f"{self.n:,} cells point into a group that holds {record.n_cells:,}"
-            found.append(Problem("cell-count", record.zarr_group, text, drop))
+            found.append(AtlasProblem("cell-count", record.zarr_group, text, drop))
         elif self.n_entries != record.n_entries and "csr/indices" in described_paths(record) and not self.outside:
             text = f"the cells' ranges hold {self.n_entries:,} entries together, the group has {record.n_entries:,}"
-            found.append(Problem("pointer-bounds", record.zarr_group, text, drop))
+            found.append(AtlasProblem("pointer-bounds", record.zarr_group, text, drop))
         return found
 
 
-def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Problem]:
+def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[AtlasProblem]:
     """Check the ids and pointers of every cell against the inventory.
 
     Parameters
@@ -83,7 +85,7 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
 
     Returns
     -------
-    list of Problem
+    list of AtlasProblem
         Rules ``pointer-bounds``, ``pointer-rows``, ``pointer-group``, ``cell-count``, ``cell-uid``, ``duplicate-uid``,
         ``uncommitted-cells``, ``result-count``.
     """
@@ -113,12 +115,12 @@ def check_rows(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Probl
         for name, found in counts.items():
             count_results(rows, name, found)
     problems = [
-        Problem("uncommitted-cells", CELLS, f"{n:,} cells of dataset {uid} have no record: an add is under way, or died",
+        AtlasProblem("uncommitted-cells", CELLS, f"{n:,} cells of dataset {uid} have no record: an add is under way, or died",
                 "If it died, run repair().")
         for uid, n in uncommitted.items()
     ]  # fmt: skip
     problems += [
-        Problem("pointer-group", CELLS, f"{n:,} pointers in column {column!r} lead to {group!r}, which is no group of their dataset",
+        AtlasProblem("pointer-group", CELLS, f"{n:,} pointers in column {column!r} lead to {group!r}, which is no group of their dataset",
                 "Restore a snapshot, or drop the dataset and add it again.")
         for (column, group), n in foreign.items()
     ]  # fmt: skip
@@ -135,7 +137,7 @@ def count_results(rows: pa.RecordBatch, name: str, found: dict[str, int]) -> Non
         found[entry["values"]] = found.get(entry["values"], 0) + entry["counts"]
 
 
-def check_counts(record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]) -> list[Problem]:
+def check_counts(record: ResultRecord, found: Mapping[str, int], datasets: AbstractSet[str]) -> list[AtlasProblem]:
     """Check that as many cells of every dataset have a result as when it was added."""
     wanted = {uid: n for uid, n in record.cells_of.items() if uid in datasets}
     found = {uid: n for uid, n in found.items() if uid in datasets}
@@ -143,8 +145,8 @@ def check_counts(record: ResultRecord, found: Mapping[str, int], datasets: Abstr
     if not wrong:
         return []
     text = f"{sum(found.values()):,} cells have the result {record.name!r}, {sum(wanted.values()):,} were given it"
-    mend = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
-    return [Problem("result-count", record.column, text, mend)]
+    fix = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
+    return [AtlasProblem("result-count", record.column, text, fix)]
 
 
 def _take_pointers(
@@ -174,19 +176,21 @@ def _take_pointers(
             foreign[name, group] = foreign.get((name, group), 0) + int(here.sum())
 
 
-def _check_uids(uids: list[pa.Array]) -> list[Problem]:
+def _check_uids(uids: list[pa.Array]) -> list[AtlasProblem]:
     every = pa.chunked_array(uids, pa.string())
     bad = len(every) - (pc.sum(pc.match_substring_regex(every, "^[0-9a-f]{16}$")).as_py() or 0)
     problems = []
     if bad:
-        problems.append(Problem("cell-uid", CELLS, f"{bad:,} cell uids are not 16 hex digits", "Restore a snapshot."))
+        problems.append(
+            AtlasProblem("cell-uid", CELLS, f"{bad:,} cell uids are not 16 hex digits", "Restore a snapshot.")
+        )
     n_twice = len(every) - pc.count_distinct(every, mode="all").as_py()
     if n_twice:
         counts = pc.value_counts(every)
         twice = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
         shown = pc.struct_field(twice, "values").to_pylist()[:3]
         problems.append(
-            Problem(
+            AtlasProblem(
                 "duplicate-uid",
                 CELLS,
                 f"{n_twice:,} cells bear the uid of another cell, e.g. {shown}",

@@ -40,13 +40,12 @@ from raggedatlas.catalog.result_checks import check_results, check_values
 from raggedatlas.catalog.results import asset_uids, read_results
 from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, versions_exist
 from raggedatlas.errors import AtlasError, WorkersError
+from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA
 from raggedatlas.model.genes import GENES_SCHEMA, ORTHOLOGS_SCHEMA
-from raggedatlas.model.geometries import GEOMETRY_SCHEMA
 from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, AtlasVersionRecord, DatasetRecord
-from raggedatlas.model.reports import Problem
-from raggedatlas.model.results import RESULTS_SCHEMA
+from raggedatlas.model.reports import AtlasProblem
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.tables import Tables
@@ -62,12 +61,14 @@ _IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed 
 _ATTEMPTS = 10
 
 
-def is_note(problem: Problem) -> bool:
+def is_note(problem: AtlasProblem) -> bool:
     """Tell whether a problem is only worth knowing, and does not stop a snapshot."""
     return problem.rule in NOTES
 
 
-def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Workers | None = None) -> list[Problem]:
+def validate(
+    catalog: Catalog, level: Level = "quick", executor: Executor | Workers | None = None
+) -> list[AtlasProblem]:
     """Look for everything that could be wrong, at the tip or in a snapshot.
 
     Parameters
@@ -81,7 +82,7 @@ def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Work
 
     Returns
     -------
-    list of Problem
+    list of AtlasProblem
         Empty when all is well. Rule names are stable: ``unreadable``, ``missing-table``, ``table-columns``, ``lost-version``,
         ``unfinished-purge``, ``unknown-space``, ``space-kind``, ``missing-registry``, ``duplicate-record``, ``duplicate-dataset``,
         ``duplicate-name`` (note), ``seen-once`` (note), ``group-name``,
@@ -106,18 +107,18 @@ def validate(catalog: Catalog, level: Level = "quick", executor: Executor | Work
             once = [problem for problem in once if _groups_in(problem) <= named]
     if once:
         text = f"{len(once):,} problems were found by a first read and not by a second; the first was: {once[0].place}: {once[0].message}"
-        found.append(Problem("seen-once", catalog.location.uri, text, _IN_FLIGHT))
+        found.append(AtlasProblem("seen-once", catalog.location.uri, text, _IN_FLIGHT))
     return found
 
 
-def _groups_in(problem: Problem) -> set[str]:
+def _groups_in(problem: AtlasProblem) -> set[str]:
     """Return the uids of the datasets, results and geometry stores whose groups a problem names."""
     return set(re.findall(r"([0-9a-f]{16})/", f"{problem.place} {problem.message}"))
 
 
-def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | None) -> list[Problem]:
+def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | None) -> list[AtlasProblem]:
     """Look at everything once."""
-    problems: list[Problem] = []
+    problems: list[AtlasProblem] = []
     try:
         catalog = catalog.current()
         problems += _check_files(catalog, executor) if level == "deep" else []
@@ -125,17 +126,19 @@ def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | N
     except WorkersError:
         raise
     except AtlasError as error:
-        problems.append(Problem("unreadable", catalog.location.uri, str(error), _COPY))
+        problems.append(AtlasProblem("unreadable", catalog.location.uri, str(error), _COPY))
     return problems
 
 
-def _check_files(catalog: Catalog, executor: Executor | Workers | None) -> list[Problem]:
+def _check_files(catalog: Catalog, executor: Executor | Workers | None) -> list[AtlasProblem]:
     if catalog.snapshot is not None:
         return check_files(catalog, [catalog.snapshot], head=False, executor=executor)
     return check_files(catalog, list_versions(catalog), head=True, executor=executor)
 
 
-def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor: Executor | Workers | None) -> None:
+def _validate(
+    catalog: Catalog, level: Level, problems: list[AtlasProblem], executor: Executor | Workers | None
+) -> None:
     """Look at everything but the table files, and add what is wrong; nothing more is read once it cannot be."""
     if not catalog.read_only:
         problems += _check_tables(catalog, _schemas(catalog))
@@ -176,8 +179,8 @@ def _validate(catalog: Catalog, level: Level, problems: list[Problem], executor:
 
 
 def _shared(
-    catalog: Catalog, checks: Sequence[Callable[[], list[Problem]]], executor: Executor | Workers | None
-) -> list[Problem]:
+    catalog: Catalog, checks: Sequence[Callable[[], list[AtlasProblem]]], executor: Executor | Workers | None
+) -> list[AtlasProblem]:
     """Make checks that read arrays or files, on workers if there are any; their findings come in the order of the checks."""
     return [problem for found in in_order(run_tasks(checks, executor, place=catalog.location)) for problem in found]
 
@@ -192,18 +195,18 @@ def _tip_versions(catalog: Catalog) -> AtlasVersionRecord:
     return draft
 
 
-def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Problem]:
+def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[AtlasProblem]:
     problems = []
     for name, schema in wanted.items():
         try:
             there = catalog.tables.schema(name)
         except AtlasError as error:
-            problems.append(Problem("missing-table", name, str(error), _COPY))
+            problems.append(AtlasProblem("missing-table", name, str(error), _COPY))
             continue
         wrong = [f.name for f in schema if f.name not in there.names or there.field(f.name).type != f.type]
         if wrong:
             problems.append(
-                Problem("table-columns", name, f"the columns {wrong} are missing or have another type", _COPY)
+                AtlasProblem("table-columns", name, f"the columns {wrong} are missing or have another type", _COPY)
             )
     return problems
 
@@ -220,7 +223,7 @@ def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
     return {CELLS: BASE_CELLS, DATASETS: DATASETS_SCHEMA, LAYOUTS: LAYOUTS_SCHEMA, **results}
 
 
-def _check_pinned(catalog: Catalog) -> list[Problem]:
+def _check_pinned(catalog: Catalog) -> list[AtlasProblem]:
     """Check what must hold before anything else can be read: tables, columns, spaces of pointers, tags."""
     names = _schemas(catalog)
     # Registries from before symbols had a source get that column with the next features.
@@ -232,24 +235,24 @@ def _check_pinned(catalog: Catalog) -> list[Problem]:
     for column, (space, kind) in pointer_columns(catalog.tables.schema(CELLS)).items():
         if space not in spaces:
             problems.append(
-                Problem(
+                AtlasProblem(
                     "unknown-space", CELLS, f"column {column!r} points into the unknown feature space {space!r}", _COPY
                 )
             )
         elif spaces[space].kind is not kind:
             text = f"column {column!r} holds {kind.value} pointers into the {spaces[space].kind.value} space {space!r}"
-            problems.append(Problem("space-kind", CELLS, text, _COPY))
+            problems.append(AtlasProblem("space-kind", CELLS, text, _COPY))
     return problems
 
 
-def _check_versions(catalog: Catalog) -> list[Problem]:
+def _check_versions(catalog: Catalog) -> list[AtlasProblem]:
     """Check that every snapshot's table versions are there, and that no purge is half done."""
     problems = []
     unfinished = catalog.unfinished_purge()
     if unfinished is not None:
         text = f"the purge of dataset {unfinished.shown} is not finished; nothing can be written before it is"
         problems.append(
-            Problem("unfinished-purge", VERSIONS, text, f"Run repair(), or purge({unfinished.uid!r}) again.")
+            AtlasProblem("unfinished-purge", VERSIONS, text, f"Run repair(), or purge({unfinished.uid!r}) again.")
         )
     tags: dict[str, dict[str, int]] = {}
     for record in list_versions(catalog):
@@ -259,18 +262,18 @@ def _check_versions(catalog: Catalog) -> list[Problem]:
             if tags[name].get(record.tag) == version or Tables(catalog.tables.location, {name: version}).has(name):
                 continue
             text = f"version {version} of table {name!r} is gone"
-            mend = f"Something other than this library cleaned up; forget the snapshot with delete_version({record.version})."
-            problems.append(Problem("lost-version", f"snapshot {record.version}", text, mend))
+            fix = f"Something other than this library cleaned up; forget the snapshot with delete_version({record.version})."
+            problems.append(AtlasProblem("lost-version", f"snapshot {record.version}", text, fix))
     return problems
 
 
-def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[Problem]:
+def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[AtlasProblem]:
     spaces, registries = catalog.spaces(), registry_tables(catalog)
     problems = []
     for group, n in Counter(record.zarr_group for record in records).items():
         if n > 1:
             problems.append(
-                Problem(
+                AtlasProblem(
                     "duplicate-record",
                     DATASETS,
                     f"{n} records name the group {group!r}",
@@ -282,20 +285,22 @@ def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[P
         space = spaces.get(record.feature_space)
         if space is None:
             text = f"its feature space {record.feature_space!r} is unknown"
-            problems.append(Problem("unknown-space", record.zarr_group, text, "Define it with register_space()."))
+            problems.append(AtlasProblem("unknown-space", record.zarr_group, text, "Define it with register_space()."))
         elif space.has_features and space.name not in registries:
             problems.append(
-                Problem("missing-registry", space.registry, f"the features of {record.zarr_group} are not there", _COPY)
+                AtlasProblem(
+                    "missing-registry", space.registry, f"the features of {record.zarr_group} are not there", _COPY
+                )
             )
         parts = record.zarr_group.split("/")
         if len(parts) != 2 or parts[0] != record.uid or any(not NAME.fullmatch(part) or ".." in part for part in parts):
             text = f"the group {record.zarr_group!r} is not below its dataset {record.uid!r}"
-            problems.append(Problem("group-name", DATASETS, text, "Restore a snapshot."))
+            problems.append(AtlasProblem("group-name", DATASETS, text, "Restore a snapshot."))
         problems += check_specs(record, space)
     return problems
 
 
-def _check_duplicates(records: Sequence[DatasetRecord]) -> list[Problem]:
+def _check_duplicates(records: Sequence[DatasetRecord]) -> list[AtlasProblem]:
     """Find datasets that hold the same, and those that are called the same."""
     content: dict[tuple[str, str], dict[str, str]] = {}
     names: dict[str, list[str]] = {}
@@ -308,11 +313,11 @@ def _check_duplicates(records: Sequence[DatasetRecord]) -> list[Problem]:
         if len(same) > 1:
             text = f"{len(same)} datasets hold the same cells, features and values: {_named(same)}"
             way_out = f"Keep one, and drop the others by their uids, e.g. drop_dataset({list(same)[-1]!r})."
-            problems.append(Problem("duplicate-dataset", DATASETS, text, way_out))
+            problems.append(AtlasProblem("duplicate-dataset", DATASETS, text, way_out))
     for name, uids in names.items():
         if name and len(uids) > 1:
             text = f"{len(uids)} datasets are called {name!r}: {uids}"
-            problems.append(Problem("duplicate-name", DATASETS, text, "Use their uids."))
+            problems.append(AtlasProblem("duplicate-name", DATASETS, text, "Use their uids."))
     return problems
 
 
@@ -320,46 +325,46 @@ def _named(datasets: Mapping[str, str]) -> str:
     return ", ".join(f"{name!r} ({uid})" for uid, name in datasets.items())
 
 
-def _check_registry(registry: Registry) -> list[Problem]:
+def _check_registry(registry: Registry) -> list[AtlasProblem]:
     place = f"{registry.space}_registry"
     problems = []
     n_twice = len(registry.uids) - len(registry.row_of)
     if n_twice:
         text = f"{n_twice:,} features stand there more than once"
-        problems.append(Problem("duplicate-feature", place, text, "Restore the atlas from a copy."))
+        problems.append(AtlasProblem("duplicate-feature", place, text, "Restore the atlas from a copy."))
     index = registry.table.column("global_index")
     assigned = np.sort(index.drop_null().to_numpy())
     if not np.array_equal(assigned, np.arange(len(assigned))):
         text = f"the {len(assigned):,} assigned indices are not 0 to {len(assigned) - 1:,}, each once"
-        problems.append(Problem("global-index", place, text, "Restore the atlas from a copy."))
+        problems.append(AtlasProblem("global-index", place, text, "Restore the atlas from a copy."))
     if len(assigned) < len(index):
         text = f"{len(index) - len(assigned):,} features have no index yet"
-        problems.append(Problem("unassigned-index", place, text, "Run optimize()."))
+        problems.append(AtlasProblem("unassigned-index", place, text, "Run optimize()."))
     return problems
 
 
-def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Registry | None) -> list[Problem]:
+def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Registry | None) -> list[AtlasProblem]:
     if registry is None or record.n_features == 0:
         return []
     place = f"layout {record.layout_uid}"
     back = f"Drop the dataset with drop_dataset({record.uid!r}) and add it again."
     if layout is None:
-        return [Problem("missing-layout", place, f"the feature list of {record.zarr_group} is not there", back)]
+        return [AtlasProblem("missing-layout", place, f"the feature list of {record.zarr_group} is not there", back)]
     problems = []
     if len(layout.features) != record.n_features:
         text = f"it has {len(layout.features):,} features, {record.zarr_group} {record.n_features:,}"
-        problems.append(Problem("layout-size", place, text, back))
+        problems.append(AtlasProblem("layout-size", place, text, back))
     rows = np.array([registry.row_of.get(uid, -1) for uid in layout.features.tolist()], dtype=np.int64)
     if (rows < 0).any():
         text = f"{int((rows < 0).sum()):,} of its features are not in the registry of {record.feature_space!r}"
-        problems.append(Problem("layout-features", place, text, back))
+        problems.append(AtlasProblem("layout-features", place, text, back))
     known, has = rows[rows >= 0], layout.global_index[rows >= 0]
     if ((has != -1) & (has != registry.global_index[known])).any():  # -1: none yet
         text = "its feature indices are not those of the registry"
-        problems.append(Problem("layout-index", place, text, "Restore the atlas from a copy."))
+        problems.append(AtlasProblem("layout-index", place, text, "Restore the atlas from a copy."))
     if (has < 0).any():
         problems.append(
-            Problem(
+            AtlasProblem(
                 "unassigned-index",
                 place,
                 f"{int((has < 0).sum()):,} of its features have no index yet",
@@ -369,5 +374,7 @@ def _check_layout(record: DatasetRecord, layout: Layout | None, registry: Regist
     return problems
 
 
-def _hash_problem(layout: Layout) -> Problem:
-    return Problem("layout-hash", f"layout {layout.uid}", "its feature list is not the one that was written", _COPY)
+def _hash_problem(layout: Layout) -> AtlasProblem:
+    return AtlasProblem(
+        "layout-hash", f"layout {layout.uid}", "its feature list is not the one that was written", _COPY
+    )

@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import ConflictError, NotFoundError
-from raggedatlas.model.entries import read_json
-from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
+from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table, read_json
 from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader

@@ -15,7 +15,7 @@ from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.geometries import read_geometries
 from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.versions import find_version, registry_tables
-from raggedatlas.model.columns import column_stacks
+from raggedatlas.model.frames import column_stacks
 from raggedatlas.model.reports import Difference
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.datasets import group_by_dataset
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
+from raggedatlas.model.frames import TEXT_ROWS
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.reports import Problem
-from raggedatlas.model.tables import TEXT_ROWS
+from raggedatlas.model.reports import AtlasProblem
 
 
 def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table) -> str:
@@ -68,12 +68,12 @@ def read_frame(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Table:
         return table
 
 
-def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Problem]:
+def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[AtlasProblem]:
     """Read every frame that has a recorded hash to the end.
 
     Returns
     -------
-    list of Problem
+    list of AtlasProblem
         Rule ``frame``, and the note ``unverified-files`` for datasets that were added before hashes were recorded.
     """
     problems = []
@@ -82,7 +82,9 @@ def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Pro
             names = group[0].file_facts.frames
             if not names and catalog.arrays.child(uid, "frames").exists():
                 text = "its frames have no recorded hashes, because it was added before they were recorded"
-                problems.append(Problem("unverified-files", uid, text, "Add it again with on_duplicate='replace'."))
+                problems.append(
+                    AtlasProblem("unverified-files", uid, text, "Add it again with on_duplicate='replace'.")
+                )
         except CorruptError:
             continue  # rule array-spec
         for name in names:
@@ -90,7 +92,7 @@ def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Pro
                 read_frame(catalog, group[0], name)
             except AtlasError as error:
                 text = "Restore the file from a copy, or drop the dataset and add it again."
-                problems.append(Problem("frame", uid, str(error), text))
+                problems.append(AtlasProblem("frame", uid, str(error), text))
     return problems
 
 

@@ -16,7 +16,7 @@ from raggedatlas.catalog.datasets import find_dataset, read_records
 from raggedatlas.catalog.leases import GRACE, lease_alive
 from raggedatlas.catalog.registry import AssetTable, change_assets, read_assets
 from raggedatlas.errors import ConflictError, NotFoundError, QueryError
-from raggedatlas.model.geometries import GEOMETRY_SCHEMA, GeometryRecord
+from raggedatlas.model.assets import GEOMETRY_SCHEMA, GeometryRecord
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.reports import MaintenanceReport
 from raggedatlas.store.sql import is_not_null

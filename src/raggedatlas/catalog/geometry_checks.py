@@ -11,25 +11,25 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.geometries import geometry_columns, is_visible
 from raggedatlas.errors import AtlasError
-from raggedatlas.model.geometries import GeometryRecord
+from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.pointers import AXES, pointer_columns
-from raggedatlas.model.reports import Problem
+from raggedatlas.model.reports import AtlasProblem
 from raggedatlas.store.location import Location, digest_files
 from raggedatlas.store.sql import equals
 
 _AGAIN = "Drop it with drop_geometry({name!r}) and add it again, or restore() a snapshot."
 
 
-def _problem(record: GeometryRecord, rule: str, text: str) -> Problem:
-    return Problem(rule, f"{record.name} {record.zarr_group}", text, _AGAIN.format(name=record.name))
+def _problem(record: GeometryRecord, rule: str, text: str) -> AtlasProblem:
+    return AtlasProblem(rule, f"{record.name} {record.zarr_group}", text, _AGAIN.format(name=record.name))
 
 
-def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
+def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[AtlasProblem]:
     """Check that a dataset has one store of a name, and that every store has its column and its feature space; reads no pointer.
 
     Returns
     -------
-    list of Problem
+    list of AtlasProblem
         Rules ``duplicate-geometry``, ``geometry-column``, ``unknown-space``, ``group-name``.
     """
     schema, spaces = catalog.tables.schema(CELLS), catalog.spaces()
@@ -38,7 +38,7 @@ def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> lis
     for (name, uid), n in Counter((r.name, uid) for r in records for uid in r.cells_of).items():
         if n > 1:
             text = f"{n} stores called {name!r} have shapes of the dataset {uid}"
-            problems.append(Problem("duplicate-geometry", name, text, "Run restore() of a snapshot."))
+            problems.append(AtlasProblem("duplicate-geometry", name, text, "Run restore() of a snapshot."))
     for record in records:
         if record.column not in columns or pointers[record.column][0] != record.space:
             text = f"the cells have no column {record.column!r} of pointers into {record.space!r}"
@@ -50,14 +50,14 @@ def check_geometries(catalog: Catalog, records: Sequence[GeometryRecord]) -> lis
     return problems
 
 
-def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Problem]:
+def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[AtlasProblem]:
     """Check every visible store's root, and the pointers of the cells to it.
 
     Pointers to a store that nobody names are no problem: nobody follows them, and `repair` removes them.
 
     Returns
     -------
-    list of Problem
+    list of AtlasProblem
         Rules ``missing-store``, ``geometry-count``, ``geometry-box``, ``geometry-object``.
     """
     known = {record.uid for record in read_records(catalog)}
@@ -77,7 +77,7 @@ def check_shapes(catalog: Catalog, records: Sequence[GeometryRecord]) -> list[Pr
     return problems
 
 
-def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> list[Problem]:
+def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> list[AtlasProblem]:
     problems = []
     counts = {e["values"]: e["counts"] for e in pc.value_counts(rows.column("dataset_uid")).to_pylist()}
     wanted = {uid: n for uid, n in record.cells_of.items() if uid in known}
@@ -104,7 +104,7 @@ def _check_pointers(record: GeometryRecord, rows: pa.Table, known: set[str]) -> 
     return problems
 
 
-def check_store(arrays: Location, record: GeometryRecord) -> list[Problem]:
+def check_store(arrays: Location, record: GeometryRecord) -> list[AtlasProblem]:
     """Read every byte of a visible store (rule ``store-files``)."""
     try:
         n_files, n_bytes, digest = digest_files(arrays.child(*record.zarr_group.split("/")))

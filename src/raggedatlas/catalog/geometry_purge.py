@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from raggedatlas.catalog.catalog import GEOMETRY, Catalog
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import ConflictError
-from raggedatlas.model.geometries import geometries_from_table, geometries_to_table
+from raggedatlas.model.assets import geometries_from_table, geometries_to_table
 from raggedatlas.store.tables import Tables
 
 

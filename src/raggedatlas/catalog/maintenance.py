@@ -1,4 +1,4 @@
-"""Upkeep: optimize and drop datasets beside other writers, free what nothing reaches, mend what a dead process left."""
+"""Upkeep: optimize and drop datasets beside other writers, free what nothing reaches, fix what a dead process left."""
 
 import time
 from collections.abc import Sequence

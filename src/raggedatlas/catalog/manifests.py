@@ -14,7 +14,7 @@ from raggedatlas.catalog.leases import GRACE
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import Problem
+from raggedatlas.model.reports import AtlasProblem
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.runtime import map_requests
@@ -135,7 +135,7 @@ def check_files(
     *,
     head: bool,
     executor: Executor | Workers | None = None,
-) -> list[Problem]:
+) -> list[AtlasProblem]:
     """Compare every table file that snapshots reach with its recorded length and hash.
 
     Parameters
@@ -151,7 +151,7 @@ def check_files(
 
     Returns
     -------
-    list of Problem
+    list of AtlasProblem
         Rules ``table-file``, ``manifest``, and the note ``unverified-files``.
     """
     problems, files = [], dict[str, FileEntry]()
@@ -159,12 +159,12 @@ def check_files(
         place = f"snapshot {record.version}"
         if not record.manifest:
             text = "its table files have no recorded hashes, because it was taken before they were recorded"
-            problems.append(Problem("unverified-files", place, text, _NEXT))
+            problems.append(AtlasProblem("unverified-files", place, text, _NEXT))
             continue
         try:
             files |= read_manifest(catalog, record.manifest)
         except AtlasError as error:
-            problems.append(Problem("manifest", place, str(error), _COPY))
+            problems.append(AtlasProblem("manifest", place, str(error), _COPY))
     if head and records:
         try:
             sealed = _read_head(catalog)
@@ -172,9 +172,9 @@ def check_files(
                 files |= sealed.files
             else:
                 text = "the newest list of snapshots has no recorded hashes"
-                problems.append(Problem("unverified-files", VERSIONS, text, "Run optimize()."))
+                problems.append(AtlasProblem("unverified-files", VERSIONS, text, "Run optimize()."))
         except AtlasError as error:
-            problems.append(Problem("manifest", VERSIONS, str(error), _COPY))
+            problems.append(AtlasProblem("manifest", VERSIONS, str(error), _COPY))
     location, paths = catalog.tables.location, sorted(files)
     tasks = (
         partial(_compare, location, {path: files[path] for path in paths[at : at + FILES]})
@@ -244,7 +244,7 @@ def _hash_files(location: Location, paths: Sequence[str], *, missing_ok: bool = 
     return {path: found for path, found in zip(paths, each, strict=True) if found is not None}
 
 
-def _compare(location: Location, files: Files) -> list[Problem]:
+def _compare(location: Location, files: Files) -> list[AtlasProblem]:
     def differs(path: str) -> str:
         try:
             found = FileEntry(*digest_file(location, path))
@@ -256,4 +256,4 @@ def _compare(location: Location, files: Files) -> list[Problem]:
 
     paths = sorted(files)
     each = map(differs, paths) if location.is_local else map_requests(differs, paths)
-    return [Problem("table-file", path, text, _COPY) for path, text in zip(paths, each, strict=True) if text]
+    return [AtlasProblem("table-file", path, text, _COPY) for path, text in zip(paths, each, strict=True) if text]

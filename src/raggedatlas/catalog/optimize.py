@@ -9,8 +9,8 @@ from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.manifests import seal_versions
 from raggedatlas.catalog.versions import assign_indices, registry_tables, repair_tags
 from raggedatlas.errors import ConflictError, NotFoundError
+from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.reports import MaintenanceReport
-from raggedatlas.model.results import ResultRecord
 
 KEEP = timedelta(days=7)
 """How long table versions that no snapshot names are kept, so that readers of the tip finish in peace."""

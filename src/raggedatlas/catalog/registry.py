@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import ConflictError, StoreError
-from raggedatlas.model.entries import Record, entries_from_table, entries_to_table
+from raggedatlas.model.records import Record, entries_from_table, entries_to_table
 from raggedatlas.store.tables import Tables
 
 

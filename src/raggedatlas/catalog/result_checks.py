@@ -10,22 +10,22 @@ from raggedatlas.catalog.array_checks import check_specs
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cell_checks import check_counts, count_results
 from raggedatlas.catalog.datasets import read_records
+from raggedatlas.model.assets import ResultRecord, result_columns
 from raggedatlas.model.pointers import pointer_columns
-from raggedatlas.model.reports import Problem
-from raggedatlas.model.results import ResultRecord, result_columns
+from raggedatlas.model.reports import AtlasProblem
 
 
-def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
+def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[AtlasProblem]:
     """Check that every result has its own name, the column that it names, and arrays that fit it; reads no values.
 
     Returns
     -------
-    list of Problem
+    list of AtlasProblem
         Rules ``duplicate-result``, ``result-column``, ``unknown-space``, ``array-spec``.
     """
     schema, spaces = catalog.tables.schema(CELLS), catalog.spaces()
     problems = [
-        Problem("duplicate-result", name, f"{n} results are called {name!r}", "Run restore() of a snapshot.")
+        AtlasProblem("duplicate-result", name, f"{n} results are called {name!r}", "Run restore() of a snapshot.")
         for name, n in Counter(record.name for record in records).items()
         if n > 1
     ]
@@ -34,12 +34,12 @@ def check_results(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Pro
         if record.kind == "space":
             if record.space not in spaces:
                 text = f"its feature space {record.space!r} is unknown"
-                problems.append(Problem("unknown-space", record.name, text, "Define it with register_space()."))
+                problems.append(AtlasProblem("unknown-space", record.name, text, "Define it with register_space()."))
             problems += check_specs(record.as_group(stored=True), spaces.get(record.space))
     return problems
 
 
-def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Problem]:
+def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[AtlasProblem]:
     """Read every vector of the results that lie in the cell table (rules ``result-values``, ``result-count``)."""
     there = catalog.tables.schema(CELLS).names
     vectors = {record.column: record for record in records if record.kind == "vector" and record.column in there}
@@ -53,17 +53,19 @@ def check_values(catalog: Catalog, records: Sequence[ResultRecord]) -> list[Prob
             bad[column] += int(np.count_nonzero(~np.isfinite(flat)))
     problems = [problem for c, found in counts.items() for problem in check_counts(vectors[c], found, datasets)]
     return problems + [
-        Problem("result-values", column, f"{n:,} of its values are not finite", "Restore a snapshot, or add it again.")
+        AtlasProblem(
+            "result-values", column, f"{n:,} of its values are not finite", "Restore a snapshot, or add it again."
+        )
         for column, n in bad.items()
         if n
     ]
 
 
-def _check_column(record: ResultRecord, schema: pa.Schema) -> list[Problem]:
-    mend = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
+def _check_column(record: ResultRecord, schema: pa.Schema) -> list[AtlasProblem]:
+    fix = f"Drop the result with drop_result({record.name!r}) and add it again, or restore() a snapshot."
 
-    def wrong(text: str) -> list[Problem]:
-        return [Problem("result-column", record.name, text, mend)]
+    def wrong(text: str) -> list[AtlasProblem]:
+        return [AtlasProblem("result-column", record.name, text, fix)]
 
     if record.column not in schema.names:
         return wrong(f"the cells have no column {record.column!r}")

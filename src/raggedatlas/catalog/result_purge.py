@@ -12,7 +12,7 @@ from raggedatlas.catalog.datasets import read_specs
 from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.versions import list_versions
 from raggedatlas.errors import ConflictError
-from raggedatlas.model.results import ResultRecord, results_to_table
+from raggedatlas.model.assets import ResultRecord, results_to_table
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.sql import all_of, equals, is_not_null

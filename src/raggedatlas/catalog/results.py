@@ -9,12 +9,12 @@ from raggedatlas.catalog.geometries import read_all_geometries
 from raggedatlas.catalog.leases import GRACE, lease_alive
 from raggedatlas.catalog.registry import AssetTable, change_assets, read_assets
 from raggedatlas.errors import NotFoundError
-from raggedatlas.model.reports import MaintenanceReport
-from raggedatlas.model.results import (
+from raggedatlas.model.assets import (
     RESULTS_SCHEMA,
     ResultRecord,
     result_columns,
 )
+from raggedatlas.model.reports import MaintenanceReport
 
 ENTRIES = AssetTable(RESULTS, ResultRecord, RESULTS_SCHEMA)
 

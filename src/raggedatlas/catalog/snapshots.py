@@ -161,7 +161,7 @@ def open_latest(
         if wrong:
             raise SchemaError(
                 f"{schema.__name__} names the columns {wrong}, which the cells of {location.uri} lack or hold in another type; "
-                f"they have {dict(zip(there.names, map(str, there.types), strict=True))}. Leave the schema out, or mend it."
+                f"they have {dict(zip(there.names, map(str, there.types), strict=True))}. Leave the schema out, or fix it."
             )
     return view
 

@@ -49,7 +49,7 @@ def info(place: Place, at: At = None) -> None:
     from raggedatlas.catalog.results import read_results
     from raggedatlas.catalog.snapshots import list_versions
     from raggedatlas.catalog.versions import registry_tables
-    from raggedatlas.model.columns import metadata_columns
+    from raggedatlas.model.frames import metadata_columns
     from raggedatlas.query.browse import list_datasets, list_geometries
 
     catalog = place.catalog(at)

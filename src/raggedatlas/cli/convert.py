@@ -12,7 +12,7 @@ from raggedatlas.cli.printing import progress, say, show, show_json
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
-    from raggedatlas.model.contracts import Sink
+    from raggedatlas.model.protocols import Sink
     from raggedatlas.vectors.converters.convert import Conversion
     from raggedatlas.vectors.pyramid import PyramidOptions
 

@@ -13,8 +13,7 @@ from raggedatlas.cli.printing import console, show, show_json
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from raggedatlas.model.inspections import Inspection
-    from raggedatlas.model.problems import Problem
+    from raggedatlas.model.reports import Inspection, Problem
 
 ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
 """Names that tell a Zarr folder from that of an atlas."""
@@ -277,7 +276,7 @@ def inspect(
     from raggedatlas.errors import NotFoundError
     from raggedatlas.formats import cxg
     from raggedatlas.formats.anndata.inspection import inspect as inspect_file
-    from raggedatlas.model.inspections import size_text
+    from raggedatlas.model.reports import size_text
     from raggedatlas.vectors.inspection import inspect as inspect_geometry
 
     found: Inspection

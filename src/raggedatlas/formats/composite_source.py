@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.matrix_readers import RowReader
 from raggedatlas.model.batch import Block, CsrBlock
-from raggedatlas.model.contracts import NARROW, MatrixInfo, SourceSchema
-from raggedatlas.model.frames import frame_to_arrow
-from raggedatlas.model.tables import ColumnTable
+from raggedatlas.model.frames import ColumnTable, frame_to_arrow
+from raggedatlas.model.protocols import NARROW, MatrixInfo, SourceSchema
 
 if TYPE_CHECKING:
     import pandas as pd

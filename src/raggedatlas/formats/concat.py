@@ -19,9 +19,8 @@ from raggedatlas.formats.modalities import ElementReader, Modality, select_modal
 from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.subset import hstack_blocks
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.contracts import MatrixInfo, Sink, Source, SourceSchema
-from raggedatlas.model.frames import frame_to_arrow
-from raggedatlas.model.tables import Column, ColumnTable, Texts
+from raggedatlas.model.frames import Column, ColumnTable, Texts, frame_to_arrow
+from raggedatlas.model.protocols import MatrixInfo, Sink, Source, SourceSchema
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.store.sparse import remap_csr
 

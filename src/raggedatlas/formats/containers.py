@@ -203,7 +203,7 @@ def open_hdf5(path: Path) -> Container:
 
 
 def open_zarr(path: Path, *, consolidated: bool = True) -> Container:
-    """Open a Zarr folder or a ``.zarr.zip`` file for reading, format 2 or 3, after its metadata was checked by `store.guards`.
+    """Open a Zarr folder or a ``.zarr.zip`` file for reading, format 2 or 3, after its metadata was checked by `store.untrusted`.
 
     Parameters
     ----------

@@ -22,8 +22,8 @@ from raggedatlas.formats.modalities import (
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.formats.subset import find_features, hstack_blocks, select_rows, subset_block, take
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.contracts import MatrixInfo, Sink, SinkMatrix, Source
-from raggedatlas.model.tables import ColumnTable
+from raggedatlas.model.frames import ColumnTable
+from raggedatlas.model.protocols import MatrixInfo, Sink, SinkMatrix, Source
 from raggedatlas.store.runtime import release_unused_memory
 
 Rows = NDArray[np.int64] | None

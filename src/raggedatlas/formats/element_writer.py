@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SchemaError
 from raggedatlas.formats.containers import unknown_encoding
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.tables import TEXT_ROWS, Column, ColumnTable, Texts
+from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts
 from raggedatlas.store.runtime import release_unused_memory, warnings_as
 
 COLUMN_CHUNK = TEXT_ROWS

@@ -12,7 +12,7 @@ from raggedatlas.formats.containers import readable
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.hdf5_chunks import open_chunk_reader
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
-from raggedatlas.model.contracts import NARROW, MatrixForm
+from raggedatlas.model.protocols import NARROW, MatrixForm
 
 BLOCK_BYTES = 256 << 20
 """A step down the rows stops early rather than take more than this (one row is always taken)."""

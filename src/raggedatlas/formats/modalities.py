@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError
 from raggedatlas.formats.composite_source import SPACES
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
-from raggedatlas.model.tables import ColumnTable
+from raggedatlas.model.frames import ColumnTable
+from raggedatlas.model.protocols import MatrixInfo, Source, SourceSchema
 from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:

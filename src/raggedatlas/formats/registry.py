@@ -15,7 +15,7 @@ from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.mudata import mudata_object_source, mudata_source
 from raggedatlas.formats.tenx import find_part, is_tenx, tenx_h5_source, tenx_mtx_source
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.contracts import Sink, Source
+from raggedatlas.model.protocols import Sink, Source
 from raggedatlas.store.storage_errors import failure
 
 Opener = Callable[..., Source]

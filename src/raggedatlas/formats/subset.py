@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
+from raggedatlas.model.frames import INDEX, ColumnFacts, ColumnTable, facts_of
 from raggedatlas.model.ids import column_name
-from raggedatlas.model.tables import ColumnTable
 from raggedatlas.store.filters import Columns, Filter, warn_of_unknown
 from raggedatlas.store.location import Location
 from raggedatlas.store.sparse import remap_csr

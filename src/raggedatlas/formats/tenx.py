@@ -24,7 +24,7 @@ from raggedatlas.formats.matrix_readers import (
     SparseArrays,
 )
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.model.contracts import MatrixForm
+from raggedatlas.model.protocols import MatrixForm
 from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:

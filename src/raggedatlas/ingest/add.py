@@ -14,9 +14,8 @@ from raggedatlas.ingest.commit import add_sources
 from raggedatlas.ingest.geometry_detecting import is_geometry
 from raggedatlas.ingest.options import IngestOptions, Progress, bar, no_progress
 from raggedatlas.ingest.results import add_results, is_results
-from raggedatlas.model.contracts import Source
-from raggedatlas.model.geometries import GeometryReport
-from raggedatlas.model.reports import IngestReport, ResultReport
+from raggedatlas.model.protocols import Source
+from raggedatlas.model.reports import GeometryReport, IngestReport, ResultReport
 from raggedatlas.store.executors import Workers
 
 ANNDATA_FORMATS = ("h5ad", "zarr", "h5mu")

@@ -14,8 +14,8 @@ from raggedatlas.errors import NotFoundError, SchemaError, SourceError, StoreErr
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.content_hash import block_rows
 from raggedatlas.ingest.other_elements import merge_colors
-from raggedatlas.model.contracts import Source, SourceSchema
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of, frame_to_arrow
+from raggedatlas.model.protocols import Source, SourceSchema
 
 TABLE_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "None", "null", "NULL", "<NA>"]

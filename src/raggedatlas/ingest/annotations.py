@@ -17,19 +17,18 @@ from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, 
 from raggedatlas.ingest.annotation_source import AnnotationSource, read_annotation_source, text_of_column
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cell_column, column_values
 from raggedatlas.ingest.results import add_results
-from raggedatlas.model.annotations import (
+from raggedatlas.model.assets import (
     AnnotatedColumn,
     AnnotationRecord,
     OnConflict,
     annotation_columns,
     annotation_of,
+    result_columns,
 )
-from raggedatlas.model.columns import column_stacks
-from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of, is_text
+from raggedatlas.model.frames import INDEX, ColumnFacts, column_stacks, facts_of, is_text
 from raggedatlas.model.ids import check_length, column_name, new_uid, uid_numbers
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
-from raggedatlas.model.results import result_columns
 from raggedatlas.results.row_readers import ObjectIds
 from raggedatlas.store.tables import Tables
 

@@ -1,4 +1,4 @@
-"""Which obs columns become cell columns, under which names and types; every refusal names its mend."""
+"""Which obs columns become cell columns, under which names and types; every refusal names its fix."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +9,11 @@ import pyarrow as pa
 from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, stored_type
 from raggedatlas.errors import NotFoundError, SchemaError
 from raggedatlas.ingest.options import IngestOptions, OnClash
-from raggedatlas.model.annotations import annotation_columns
+from raggedatlas.model.assets import annotation_columns, result_columns
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
 from raggedatlas.model.ids import column_name
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.reports import ColumnReport
-from raggedatlas.model.results import result_columns
 
 FILLED = ("uid", "dataset_uid", "cell_name", "dataset", "layout_uid")
 """Names that the atlas or a query's result fills; a file's column of that name gets the prefix ``obs_``."""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.ingest.values import canonicalize, to_csr
 from raggedatlas.model.batch import Block, CsrBlock
-from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import FACTS_KEY
+from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.store.native import library
 from raggedatlas.store.runtime import submit
 

@@ -14,8 +14,8 @@ from raggedatlas.ingest.content_hash import block_rows
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan
 from raggedatlas.ingest.values import to_csr
-from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.store.sparse import count_columns
 

@@ -14,8 +14,8 @@ from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
 from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan
 from raggedatlas.ingest.options import IngestOptions
+from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.geometries import GeometryRecord
 from raggedatlas.model.ids import new_uids
 from raggedatlas.model.records import DatasetFacts, DatasetRecord
 

@@ -17,8 +17,8 @@ from raggedatlas.catalog.geometries import read_geometries
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.geometry_source import GeometrySource
 from raggedatlas.ingest.options import OnDuplicate
-from raggedatlas.model.columns import find_column, metadata_columns
-from raggedatlas.model.geometries import GeometryRecord
+from raggedatlas.model.assets import GeometryRecord
+from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, new_uid
 from raggedatlas.model.pointers import AXES, PointerKind, pointer_columns
 from raggedatlas.model.spaces import GEOMETRY_TYPES, known_spaces
@@ -394,7 +394,7 @@ def _refuse_shared(
     rows = np.flatnonzero(objects == shared[0])
     of = pc.unique(found.column("dataset_uid").take(pa.array(rows))).to_pylist()
     where = f"in the datasets {sorted(names[uid] for uid in of)}; say which with dataset=..." if len(of) > 1 else (
-        f"in the dataset {names[of[0]]!r}; mend the column, or link by another"
+        f"in the dataset {names[of[0]]!r}; fix the column, or link by another"
     )  # fmt: skip
     raise SourceError(
         f"{len(shared):,} values of {column!r} stand in several cells, first {keys[int(shared[0])]} in {counts[shared[0]]} cells {where}."

@@ -19,9 +19,9 @@ from raggedatlas.ingest.options import IngestOptions, Progress
 from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan
 from raggedatlas.ingest.values import LayerFit, canonicalize, to_csr
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import COLUMNS
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
 from raggedatlas.store.codecs import is_exact

@@ -13,8 +13,8 @@ from raggedatlas.errors import NotFoundError
 from raggedatlas.formats.archive import pack
 from raggedatlas.ingest.content_hash import iterate_blocks
 from raggedatlas.model.batch import CsrBlock
-from raggedatlas.model.contracts import MatrixInfo, Source
 from raggedatlas.model.frames import facts_of
+from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import ELEMENTS, EXTRAS, ExtraFacts
 from raggedatlas.model.reports import ColumnReport
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group

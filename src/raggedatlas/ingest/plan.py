@@ -19,13 +19,13 @@ from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
 from raggedatlas.ingest.identity import Features, identify
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.other_elements import OtherElements, plan_other_elements
+from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
-from raggedatlas.model.contracts import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import check_length, column_name, layout_uid, new_uid
 from raggedatlas.model.pointers import PointerKind, pointer_columns
+from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
-from raggedatlas.model.results import result_columns
 from raggedatlas.model.schemas import FeatureBaseSchema
 from raggedatlas.model.spaces import FeatureSpace
 
@@ -234,7 +234,7 @@ def plan_ingest(
     cells = source.cells()
     if cells.num_rows != schema.n_cells:
         raise SourceError(
-            f"{_where(schema)} has {schema.n_cells} cells by its matrices but {cells.num_rows} rows of obs; mend the file."
+            f"{_where(schema)} has {schema.n_cells} cells by its matrices but {cells.num_rows} rows of obs; fix the file."
         )
     _refuse_known_uids(catalog, schema, cells)
     tables = {layer.info.features for group in groups if group.features is not None for layer in group.layers}
@@ -476,7 +476,7 @@ def _identify(
     var = source.features(key)
     if var.num_rows != info.shape[1]:
         raise SourceError(
-            f"{info.key} has {info.shape[1]} columns but {key} names {var.num_rows} features; mend the file."
+            f"{info.key} has {info.shape[1]} columns but {key} names {var.num_rows} features; fix the file."
         )
     lacking = [
         f.name for f in extra if not f.nullable and (f.name not in var.column_names or var.column(f.name).null_count)

@@ -19,10 +19,10 @@ from raggedatlas.catalog.results import read_results
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, ValuesError
 from raggedatlas.ingest.columns import FILLED
 from raggedatlas.ingest.options import OnDuplicate
-from raggedatlas.model.columns import find_column, metadata_columns
+from raggedatlas.model.assets import Kind, ResultRecord, result_columns
+from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_length, new_uid
 from raggedatlas.model.pointers import PointerKind, pointer_columns
-from raggedatlas.model.results import Kind, ResultRecord, result_columns
 from raggedatlas.results.dataset import ResultDataset, load_results_dataset
 from raggedatlas.results.folder import DATABASE, TABLE, read_config
 from raggedatlas.results.npy_results import InferenceDataSet
@@ -295,7 +295,7 @@ def _content_hash(plan: ResultPlan, dataset: Any) -> str:  # noqa: ANN401
             at = start + int(np.argmin(finite))
             raise ValuesError(
                 f"{dataset!r}: the result of the cell {plan.uids[at].as_py()!r} (row {plan.rows[at]:,}) holds NaN or an infinity, "
-                f"and so do others of this block ({int((~finite).sum()):,} cells); leave such cells out of the run, or mend the model."
+                f"and so do others of this block ({int((~finite).sum()):,} cells); leave such cells out of the run, or fix the model."
             )
         digest.update("".join(plan.uids.slice(start, len(block)).to_pylist()).encode())
         digest.update(np.ascontiguousarray(block).tobytes())

@@ -19,9 +19,9 @@ from raggedatlas.errors import AtlasError, DuplicateError, SchemaError, SourceEr
 from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.ingest.options import Progress, bar, no_progress
 from raggedatlas.ingest.result_plan import BLOCK_ROWS, ResultOptions, ResultPlan, is_results, plan_result, result_exists
+from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
 from raggedatlas.model.pointers import PointerKind, pointer_field
 from raggedatlas.model.reports import ResultReport
-from raggedatlas.model.results import VALUES, IndexFacts, ResultRecord, mark, result_columns
 from raggedatlas.store.arrays import ArrayWriter, create_group
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables
@@ -138,7 +138,7 @@ def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
     """Give the cells their pointers or vectors, in one commit, in a column that has the result's name where that is free."""
     for column in (record.name, f"{record.name}_{record.uid[:8]}"):
         made = record.model_copy(update={"column": column})
-        schema = pa.schema([mark(_field(made), made.uid, made.name)])
+        schema = pa.schema([mark_result(_field(made), made.uid, made.name)])
 
         with contextlib.suppress(DuplicateError):
             catalog.tables.fill_columns(CELLS, partial(_values, plan, record, schema))

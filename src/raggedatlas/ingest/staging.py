@@ -30,9 +30,9 @@ from raggedatlas.ingest.other_elements import (
 )
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan, free_name, plan_ingest, rename_notes, select_source
 from raggedatlas.ingest.values import canonicalize, to_csr
-from raggedatlas.model.contracts import NO_MATRIX, Source
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.protocols import NO_MATRIX, Source
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
 from raggedatlas.store.location import Location

@@ -28,10 +28,10 @@ from raggedatlas.ingest.geometry_plan import GeometryPlan, check_options, plan_g
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry, owner_codes
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.contracts import Source
-from raggedatlas.model.geometries import GeometryRecord, GeometryReport
+from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.pointers import PointerKind, pointer_field
-from raggedatlas.model.reports import IngestReport
+from raggedatlas.model.protocols import Source
+from raggedatlas.model.reports import GeometryReport, IngestReport
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def gene_codes(
     if codes.size and (codes.min() < 0 or codes.max() >= len(names)):
         bad = int(np.count_nonzero((codes < 0) | (codes >= len(names))))
         raise CorruptError(
-            f"{bad:,} transcripts name a gene that is none of the {len(names):,} of {genes!r}; leave them out, or mend the names."
+            f"{bad:,} transcripts name a gene that is none of the {len(names):,} of {genes!r}; leave them out, or fix the names."
         )
     return codes, names
 

@@ -221,7 +221,7 @@ def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: b
     fault = library().ra_check_order(byref(given), block.n_cols, byref(where))
     if fault == BAD_BOUNDS:
         raise SourceError(
-            f"{key} has pointers that fall or go beyond its entries at cell {first_row + where.value}; mend the file."
+            f"{key} has pointers that fall or go beyond its entries at cell {first_row + where.value}; fix the file."
         )
     if fault == GOOD:
         four = block.indices.dtype.itemsize == 4
@@ -230,7 +230,7 @@ def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: b
     try:
         order = sorting_order(block.indptr, block.indices, block.n_cols)
     except CorruptError as error:
-        raise SourceError(f"{key} names a column outside its {block.n_cols:,} columns; mend the file.") from error
+        raise SourceError(f"{key} names a column outside its {block.n_cols:,} columns; fix the file.") from error
     indices, values = block.indices[order].astype(np.uint32), block.layers["values"][order]
     rows = np.repeat(np.arange(block.n_rows), np.diff(block.indptr))
     first = np.ones(len(indices), bool)
@@ -240,7 +240,7 @@ def canonicalize(block: CsrBlock, key: str, first_row: int, *, sum_duplicates: b
     if not sum_duplicates:
         at = int(np.argmin(first))
         raise SourceError(
-            f"{key} names feature {int(indices[at])} twice in cell {first_row + int(rows[at])} (both counted from 0); mend the file, or "
+            f"{key} names feature {int(indices[at])} twice in cell {first_row + int(rows[at])} (both counted from 0); fix the file, or "
             "pass duplicate_entries='sum'."
         )
     wide = values if values.dtype.kind == "f" else values.astype(np.uint64 if values.dtype.kind in "bu" else np.int64)

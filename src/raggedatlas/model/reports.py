@@ -1,9 +1,113 @@
-"""What an operation did, said in full: columns, layers, features, problems."""
+"""Numbered rules of a format, and what it is to break one."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
-from typing import Any, Literal
+from math import prod
+from pathlib import Path
+from typing import Any, Literal, cast
+
+Level = Literal["must", "should", "practice"]
+Depth = Literal["metadata", "full"]
+
+
+class _Fixable:
+    """Base of what carries a `fix`, for its name before version 0.1."""
+
+    __slots__ = ()
+
+    fix: str
+
+    @property
+    def mend(self) -> str:
+        """Deprecated name of `fix`."""
+        warnings.warn("mend is now called fix.", DeprecationWarning, stacklevel=2)
+        return self.fix
+
+
+class _Report:
+    """Base of reports: conversion to plain values, and how a notebook shows one."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as dictionaries, lists and plain values, as ``--json`` prints it."""
+        return asdict(cast("Any", self))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(_Fixable):
+    """One rule.
+
+    Parameters
+    ----------
+    id : str
+        Stable, e.g. ``A01``.
+    level : {"must", "should", "practice"}
+        ``must``: a reader fails or returns something else than was meant. ``should``: the format recommends it.
+        ``practice``: readers cope, some with a warning.
+    sentence : str
+        What holds in a good file.
+    fix : str
+        What to do about a file that breaks it.
+    depth : {"metadata", "full"}
+        Whether values must be read to tell.
+    fixed : bool
+        Whether a repaired copy can have it mended.
+    stated : bool
+        Whether the description of the format says so; else it follows from what readers and writers do.
+    refused : bool
+        Whether a file that breaks it cannot be added to an atlas.
+    """
+
+    id: str
+    level: Level
+    sentence: str
+    fix: str
+    depth: Depth = "metadata"
+    fixed: bool = False
+    stated: bool = True
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(_Fixable):
+    """One rule broken in one place.
+
+    Parameters
+    ----------
+    rule : str
+        Id of the rule.
+    level : {"must", "should", "practice"}
+        How bad it is here; never worse than the rule's own level.
+    path : str
+        The element in the file, ``""`` for its root.
+    message : str
+        What was found, and what was expected.
+    fix : str
+        The way out.
+
+    Examples
+    --------
+    >>> print(Problem("A12", "must", "", "there is no var.", "Write a table of features."))
+    A12 must: there is no var. Write a table of features.
+    """
+
+    rule: str
+    level: Level
+    path: str
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        """Return the problem as one line of text."""
+        place = f" {self.path}:" if self.path else ""
+        return f"{self.rule} {self.level}:{place} {self.message} {self.fix}"
+
 
 ColumnOrder = Literal["file", "detected", "shared"]
 
@@ -70,7 +174,7 @@ class SpaceReport:
 
 
 @dataclass(frozen=True, slots=True)
-class IngestReport:
+class IngestReport(_Report):
     """What `add` did with one source, or would do (``dry_run``).
 
     Parameters
@@ -102,12 +206,8 @@ class IngestReport:
     elements: tuple[ColumnReport, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Give the report as plain dictionaries and lists, as ``--json`` prints it."""
-        return asdict(self)
-
     def __repr__(self) -> str:
-        """Say it in lines."""
+        """Return the report as lines of text."""
         lines = [f"{self.name}: {self.status}, {self.n_cells:,} cells, dataset {self.dataset_uid or '(none)'}"]
         lines += [
             f"  {s.space} ({', '.join(s.layers)}): {s.n_features:,} features ({s.n_new_features:,} new), {s.n_entries:,} entries"
@@ -122,12 +222,9 @@ class IngestReport:
         lines.extend(f"  {note}" for note in self.notes)
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
-
 
 @dataclass(frozen=True, slots=True)
-class ResultReport:
+class ResultReport(_Report):
     """What `add` did with a model's result, or would do (``dry_run``).
 
     Parameters
@@ -159,18 +256,65 @@ class ResultReport:
     source: str = ""
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Give the report as plain values, as ``--json`` prints it."""
-        return asdict(self)
-
     def __repr__(self) -> str:
-        """Say it in lines."""
+        """Return the report as lines of text."""
         where = f"feature space {self.space}" if self.kind == "space" else "vectors in the cell table"
         first = f"{self.name}: {self.status}, {self.n_cells:,} cells of {self.n_datasets:,} datasets, {self.width} x {self.dtype}, {where}"
         return "\n".join([first, *(f"  {note}" for note in self.notes)])
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
+
+@dataclass(frozen=True, slots=True)
+class GeometryReport(_Report):
+    """What `add` did with geometry, or would do (``dry_run``).
+
+    Parameters
+    ----------
+    name, space, column, zarr_group : str
+        What it is called, its feature space, and where pointers and shapes lie.
+    types : tuple of str
+        Geometry types.
+    n_objects, n_vertices, n_levels : int
+        Of the store.
+    n_cells, n_new_cells, n_datasets : int
+        Cells that have a shape now, those of them that are new, and datasets that these are of.
+    status : {"added", "skipped", "replaced", "dry run"}
+        What happened.
+    n_bytes : int
+        Of the store.
+    dataset_uid : str
+        Of the new cells; empty without any.
+    content_hash, source : str
+        Of what is stored and how it is linked, and where it came from.
+    notes : tuple of str
+        Everything else worth knowing: objects and cells left out, points of no cell.
+    """
+
+    name: str
+    space: str
+    column: str
+    zarr_group: str
+    types: tuple[str, ...]
+    n_objects: int
+    n_vertices: int
+    n_levels: int
+    n_cells: int
+    n_new_cells: int
+    n_datasets: int
+    status: Literal["added", "skipped", "replaced", "dry run"]
+    n_bytes: int = 0
+    dataset_uid: str = ""
+    content_hash: str = ""
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return the report as lines of text."""
+        fresh = f" ({self.n_new_cells:,} new)" if self.n_new_cells else ""
+        first = (
+            f"{self.name}: {self.status}, {self.n_cells:,} cells{fresh} of {self.n_datasets:,} datasets, {self.n_objects:,} objects "
+            f"({', '.join(self.types)}), {self.n_vertices:,} vertices, feature space {self.space}"
+        )
+        return "\n".join([first, *(f"  {note}" for note in self.notes)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +342,7 @@ class AnnotationColumnReport:
 
 
 @dataclass(frozen=True, slots=True)
-class AnnotationReport:
+class AnnotationReport(_Report):
     """What `annotate` did, or would do (``dry_run``).
 
     Parameters
@@ -228,12 +372,8 @@ class AnnotationReport:
     snapshot: int | None = None
     results: tuple[ResultReport, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values, as ``--json`` prints it."""
-        return asdict(self)
-
     def __repr__(self) -> str:
-        """Return it as lines."""
+        """Return the report as lines of text."""
         unknown = f", {self.n_unknown:,} rows name no cell" if self.n_unknown else ""
         lines = [f"{self.name}: {self.status}, {self.n_cells:,} cells{unknown}"]
         for column in self.columns:
@@ -248,12 +388,9 @@ class AnnotationReport:
             lines.append(f"  {column.name}: {column.status}, {', '.join(counts)}")
         return "\n".join([*lines, *(repr(result) for result in self.results)])
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
-
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AtlasProblem(_Fixable):
     """One thing that `validate` found wrong.
 
     Parameters
@@ -264,22 +401,22 @@ class Problem:
         Table, dataset or group.
     message : str
         What is wrong.
-    mend : str
+    fix : str
         The way out.
     """
 
     rule: str
     place: str
     message: str
-    mend: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
-        """Say it in one line."""
-        return f"{self.place}: {self.message} [{self.rule}]{' ' + self.mend if self.mend else ''}"
+        """Return the problem as one line of text."""
+        return f"{self.place}: {self.message} [{self.rule}]{' ' + self.fix if self.fix else ''}"
 
 
 @dataclass(frozen=True, slots=True)
-class MaintenanceReport:
+class MaintenanceReport(_Report):
     """What `gc`, `repair`, `drop_dataset` or `purge` removed or would remove.
 
     Parameters
@@ -305,13 +442,9 @@ class MaintenanceReport:
     kept: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Give the report as plain dictionaries and lists."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(_Report):
     """What changed between two snapshots.
 
     Parameters
@@ -357,6 +490,182 @@ class Difference:
     annotations_added: tuple[str, ...] = ()
     annotations_removed: tuple[str, ...] = ()
 
+
+FOLDED = {
+    "csr_matrix", "csc_matrix", "categorical", "nullable-integer", "nullable-boolean", "nullable-string-array", "awkward-array",
+}  # fmt: skip
+"""Encodings whose members are parts of one value, and are told in one line."""
+
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element of a file.
+
+    Parameters
+    ----------
+    path, name : str
+        Where it stands, and the last part of that.
+    encoding : str
+        Type and version as declared, ``""`` where it declares none.
+    kind : str
+        What it is: the declared type, or what it looks like.
+    shape : tuple of int, optional
+        Its sizes; None for a mapping.
+    dtype : str
+        Type of its values; of a group, of its main part.
+    chunks, shards : tuple of int, optional
+        What is decoded at once, and what is stored as one object.
+    compression : str
+        Filters and compressors in the order of writing, ``""`` for none.
+    n_bytes : int
+        Decoded size without variable-length text.
+    n_stored : int
+        Bytes in the file; text of variable length in HDF5 is not counted.
+    n_entries : int, optional
+        Stored entries of a sparse matrix.
+    fault : str
+        Why it cannot be read, ``""`` where it can.
+    children : tuple of Element
+        What a group holds.
+    """
+
+    path: str
+    name: str
+    encoding: str
+    kind: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    chunks: tuple[int, ...] | None
+    shards: tuple[int, ...] | None
+    compression: str
+    n_bytes: int
+    n_stored: int
+    n_entries: int | None
+    fault: str
+    children: "tuple[Element, ...]"
+
+    @property
+    def shown(self) -> "tuple[Element, ...]":
+        """The children that have a line of their own."""
+        return () if self.encoding and self.kind in FOLDED else self.children
+
+    def facts(self) -> str:
+        """Say in one line what it is."""
+        parts = [self.encoding or (f"({self.kind}, undeclared)" if self.kind else "")]
+        if self.shape is not None:
+            parts.append(" x ".join(f"{n:,}" for n in self.shape) or "one value")
+        parts.append(self.dtype)
+        if self.n_entries is not None:
+            cells = prod(self.shape or (0,))
+            parts.append(f"{self.n_entries:,} entries" + (f" ({self.n_entries / cells:.1%})" if cells else ""))
+        if self.chunks:
+            parts.append(f"chunks {_sizes(self.chunks)}" + (f" in shards {_sizes(self.shards)}" if self.shards else ""))
+        parts.append(self.compression)
+        if self.n_stored or self.n_bytes:
+            parts.append(size_text(self.n_stored) + self._ratio())
+        parts.append(f"UNREADABLE: {self.fault}" if self.fault else "")
+        return ", ".join(part for part in parts if part)
+
+    def _ratio(self) -> str:
+        if not self.n_stored or self.n_bytes <= self.n_stored or not self.compression:
+            return ""
+        return f" of {size_text(self.n_bytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What `inspect` found; prints as a tree, and shows as one in a notebook.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    store : str
+        ``"HDF5"``, ``"Zarr 2"`` or ``"Zarr 3"``.
+    n_bytes : int
+        Its size.
+    root : Element
+        Its top.
+    """
+
+    path: str
+    store: str
+    n_bytes: int
+    root: Element
+
+    def lines(self, depth: int | None = None) -> Iterator[tuple[str, Element]]:
+        """Walk down the tree.
+
+        Parameters
+        ----------
+        depth : int, optional
+            How many levels below the root.
+
+        Yields
+        ------
+        branch : str
+            What is drawn before the name.
+        element : Element
+            What stands there.
+        """
+        yield from _lines(self.root, "", depth)
+
     def to_dict(self) -> dict[str, Any]:
-        """Give the difference as plain dictionaries and lists."""
+        """Return all of it as plain Python."""
         return asdict(self)
+
+    def __str__(self) -> str:
+        """Draw the tree."""
+        head = f"{Path(self.path).name}: {self.store}, {size_text(self.n_bytes)}; {self.root.facts()}"
+        return "\n".join([head, *(f"{branch}{element.name}: {element.facts()}" for branch, element in self.lines())])
+
+    def _repr_html_(self) -> str:
+        head = f"<b>{escape(Path(self.path).name)}</b> {escape(self.store)}, {size_text(self.n_bytes)}"
+        inner = "".join(_html(child, opened=True) for child in self.root.shown)
+        return f'<div style="font-family:monospace;line-height:1.5">{head}{_html_facts(self.root)}{inner}</div>'
+
+
+def size_text(n: int) -> str:
+    """Write a number of bytes.
+
+    Examples
+    --------
+    >>> size_text(0), size_text(999), size_text(12_345), size_text(1_234_567_890)
+    ('0 B', '999 B', '12.3 kB', '1.23 GB')
+    """
+    value, unit = float(n), 0
+    while value >= 999.5 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{n} B" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+
+
+def _sizes(sizes: tuple[int, ...] | None) -> str:
+    return "x".join(f"{n:,}" for n in sizes or ())
+
+
+def _lines(element: Element, stem: str, depth: int | None) -> Iterator[tuple[str, Element]]:
+    if depth is not None and depth <= 0:
+        return
+    children = element.shown
+    for i, child in enumerate(children):
+        last = i == len(children) - 1
+        yield stem + ("└── " if last else "├── "), child
+        yield from _lines(child, stem + ("    " if last else "│   "), None if depth is None else depth - 1)
+
+
+def _html(element: Element, *, opened: bool) -> str:
+    line = f"<b>{escape(element.name)}</b>{_html_facts(element)}"
+    if not element.shown:
+        return f'<div style="margin-left:2.4em">{line}</div>'
+    inner = "".join(_html(child, opened=False) for child in element.shown)
+    state = " open" if opened else ""
+    return (
+        f'<details{state} style="margin-left:1.2em"><summary style="cursor:pointer">{line}</summary>{inner}</details>'
+    )
+
+
+def _html_facts(element: Element) -> str:
+    color = "#b00020" if element.fault else "#666"
+    return f' <span style="color:{color}">{escape(element.facts())}</span>'

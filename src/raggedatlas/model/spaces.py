@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.entries import read_json
 from raggedatlas.model.ids import check_name
 from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.records import read_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.geometries import read_geometries
 from raggedatlas.catalog.results import read_results
 from raggedatlas.model.arguments import checked
+from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import Difference, Problem
-from raggedatlas.model.results import ResultRecord
+from raggedatlas.model.reports import AtlasProblem, Difference
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.store.executors import Workers
@@ -162,7 +162,7 @@ class ReadOnlyAtlas:
 
         return FeatureIdentity(self._catalog)
 
-    def validate(self, level: Level = "quick", *, executor: Executor | Workers | None = None) -> list[Problem]:
+    def validate(self, level: Level = "quick", *, executor: Executor | Workers | None = None) -> list[AtlasProblem]:
         """Look for anything wrong.
 
         Parameters
@@ -175,7 +175,7 @@ class ReadOnlyAtlas:
 
         Returns
         -------
-        list of Problem
+        list of AtlasProblem
             Empty when all is well.
         """
         from raggedatlas.catalog.checks import validate

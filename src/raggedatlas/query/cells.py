@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.errors import QueryError
-from raggedatlas.model.columns import DATASET, IDS, metadata_columns
-from raggedatlas.model.frames import nan_to_null
+from raggedatlas.model.assets import result_columns
+from raggedatlas.model.frames import DATASET, IDS, metadata_columns, nan_to_null
 from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.results import result_columns
 from raggedatlas.query.modalities import DEFAULT_SPACE, CellPointers, pointer_column
 from raggedatlas.query.spec import QuerySpec, Sample
 from raggedatlas.store.filters import Columns, warn_of_unknown

@@ -15,8 +15,7 @@ from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.model.arguments import brief
 from raggedatlas.model.batch import Batch, Block, CsrBlock
-from raggedatlas.model.columns import DATASET
-from raggedatlas.model.frames import ColumnFacts, arrow_to_series, facts_of, nan_to_null
+from raggedatlas.model.frames import DATASET, ColumnFacts, arrow_to_series, facts_of, nan_to_null
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.outputs import atlas_facts, make_var, measured_frame
 from raggedatlas.query.plan import plan_read, plan_rows

@@ -10,9 +10,9 @@ from raggedatlas.catalog.datasets import find_dataset
 from raggedatlas.catalog.frames import read_frame
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.contracts import NO_MATRIX
 from raggedatlas.model.frames import arrow_to_frame
 from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.protocols import NO_MATRIX
 from raggedatlas.model.records import DatasetRecord
 
 if TYPE_CHECKING:

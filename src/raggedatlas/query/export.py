@@ -13,10 +13,10 @@ import pyarrow as pa
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.formats.registry import open_sink
+from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.contracts import Sink, SinkMatrix
-from raggedatlas.model.results import VALUES
-from raggedatlas.model.tables import Column, Texts
+from raggedatlas.model.frames import Column, Texts
+from raggedatlas.model.protocols import Sink, SinkMatrix
 from raggedatlas.query.modalities import read_modalities
 from raggedatlas.query.obsm import joined_obsm
 from raggedatlas.query.outputs import layout_column, make_uns, make_var, measured_frame, obs_columns, obs_frame

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.errors import QueryError
-from raggedatlas.model.geometries import GeometryRecord
+from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.pointers import AXES
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.plan import plan_rows

@@ -11,9 +11,9 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.datasets import array_readers, group_by_dataset, read_records
 from raggedatlas.catalog.results import read_results
 from raggedatlas.errors import CorruptError, QueryError
+from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.results import ResultRecord
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan
 from raggedatlas.store.location import Location

@@ -13,12 +13,10 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.datasets import group_by_dataset, read_records, read_specs
 from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.errors import CorruptError, QueryError
-from raggedatlas.model.annotations import annotation_columns
-from raggedatlas.model.columns import column_stacks
-from raggedatlas.model.frames import facts_of
+from raggedatlas.model.assets import VALUES, ResultRecord, annotation_columns
+from raggedatlas.model.frames import column_stacks, facts_of
 from raggedatlas.model.pointers import AXES, PointerKind
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.results import VALUES, ResultRecord
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.query.cells import Cells
 from raggedatlas.query.modalities import join_dtypes

@@ -15,10 +15,9 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.errors import LimitError
 from raggedatlas.formats.modalities import make_mudata
+from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr, sparse_dtype
-from raggedatlas.model.frames import ColumnFacts, arrow_to_series, facts_of
-from raggedatlas.model.results import VALUES
-from raggedatlas.model.tables import Column, ColumnTable, Texts, arrow_values
+from raggedatlas.model.frames import Column, ColumnFacts, ColumnTable, Texts, arrow_to_series, arrow_values, facts_of
 from raggedatlas.query.cells import LazyTable
 from raggedatlas.query.obsm import joined_colors, joined_obsm
 from raggedatlas.query.read import PartReader, row_blocks

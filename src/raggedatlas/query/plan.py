@@ -17,8 +17,8 @@ from raggedatlas.catalog.orthologs import OrthologFeatures, map_to_orthologs
 from raggedatlas.catalog.results import find_result
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import FeatureError, QueryError
-from raggedatlas.model.columns import DATASET
-from raggedatlas.model.results import VALUES, ResultRecord
+from raggedatlas.model.assets import VALUES, ResultRecord
+from raggedatlas.model.frames import DATASET
 from raggedatlas.query.cells import (
     CellRows,
     Cells,

@@ -20,7 +20,7 @@ from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import ArgumentError, FeatureError, QueryError
 from raggedatlas.model.arguments import brief, checked
 from raggedatlas.model.batch import Batch
-from raggedatlas.model.columns import DATASET
+from raggedatlas.model.frames import DATASET
 from raggedatlas.query import compute, export, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.compute import map_batches

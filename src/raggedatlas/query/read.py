@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError
+from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import Batch, Block, CsrBlock, DenseBlock, SpaceBatch
-from raggedatlas.model.results import VALUES
 from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, ReadPlan, SpacePlan, read_group_rows
 from raggedatlas.store.native import GOOD, I64, REPEATED, Columns, library
 from raggedatlas.store.read import ArrayReader, is_packed, read_bounds, read_ranges

@@ -15,10 +15,9 @@ from raggedatlas.formats.archive import unpack
 from raggedatlas.formats.composite_source import CompositeSource, MatrixPart, SourceParts
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES, ENTRIES, stop_by_entries
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
-from raggedatlas.model.contracts import NO_MATRIX, MatrixForm
-from raggedatlas.model.frames import arrow_to_frame
+from raggedatlas.model.frames import ColumnTable, arrow_table, arrow_to_frame
+from raggedatlas.model.protocols import NO_MATRIX, MatrixForm
 from raggedatlas.model.records import COLUMNS, ELEMENTS, DatasetRecord, ExtraFacts, MatrixFacts
-from raggedatlas.model.tables import ColumnTable, arrow_table
 from raggedatlas.store.read import ArrayReader, read_all, read_bounds, read_slice
 from raggedatlas.store.sparse import remap_csr
 

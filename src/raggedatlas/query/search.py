@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import QueryError
-from raggedatlas.model.results import ResultRecord
+from raggedatlas.model.assets import ResultRecord
 from raggedatlas.query.cells import Cells, read_cells
 from raggedatlas.query.modalities import Modality, choose_layers, plan_parts, vector_results
 from raggedatlas.query.obsm import column_vectors

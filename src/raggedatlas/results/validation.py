@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, QueryError
-from raggedatlas.model.problems import Problem
+from raggedatlas.model.reports import Problem
 from raggedatlas.results.dataset import load_results_dataset
 from raggedatlas.results.folder import (
     CHECKSUMS,
@@ -96,8 +96,8 @@ def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Proble
         message = (
             "no checksums are recorded, because the results were written by an older version or a run that was killed."
         )
-        mend = "Write the results again to have every byte checked."
-        return [Problem("R04", "practice", f"{DATABASE}/{CHECKSUMS}", message, mend)]
+        fix = "Write the results again to have every byte checked."
+        return [Problem("R04", "practice", f"{DATABASE}/{CHECKSUMS}", message, fix)]
     problems = []
     for path in [*files, *([folder / CONFIG_FILE] if (folder / CONFIG_FILE).exists() else [])]:
         name = path.relative_to(folder).as_posix()

@@ -12,8 +12,16 @@ import pyarrow as pa
 
 from raggedatlas.errors import QueryError, UnknownValueWarning
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.columns import DATASET, IDS, LAYOUT, find_column, metadata_columns, shown_names
-from raggedatlas.model.frames import ColumnFacts, is_text
+from raggedatlas.model.frames import (
+    DATASET,
+    IDS,
+    LAYOUT,
+    ColumnFacts,
+    find_column,
+    is_text,
+    metadata_columns,
+    shown_names,
+)
 from raggedatlas.store.sql import (
     Target,
     all_of,

@@ -7,7 +7,7 @@ from typing import Any
 
 from raggedatlas.errors import AtlasError, NotFoundError
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.inspections import Element, Inspection
+from raggedatlas.model.reports import Element, Inspection
 from raggedatlas.store.location import Location, store_errors
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.metadata import Root, parse_root

@@ -19,7 +19,7 @@ from raggedatlas.errors import AtlasError
 from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.registry import open_source
-from raggedatlas.model.inspections import Element
+from raggedatlas.model.reports import Element
 from raggedatlas.testing.cxg_files import EMBEDDINGS, VALUES, create, set_meta, write_cxg
 
 ROOT = Path(__file__).parents[3]

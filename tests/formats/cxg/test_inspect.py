@@ -11,7 +11,7 @@ pytest.importorskip("tiledb", reason="CXG needs the extra cxg")
 
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.cxg import CxgInspection, inspect
-from raggedatlas.model.inspections import Element
+from raggedatlas.model.reports import Element
 from raggedatlas.testing.cxg_files import FORMS, VERSIONS, Form, set_meta, write_cxg
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"

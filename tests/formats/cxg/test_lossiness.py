@@ -179,7 +179,7 @@ def test_each_conversion_of_a_column_is_told(tmp_path: Path, what: str) -> None:
 
 
 def _matrices() -> Any:
-    from raggedatlas.model.contracts import SinkMatrix
+    from raggedatlas.model.protocols import SinkMatrix
 
     return SinkMatrix.of("X", "dense", "f4", (N, 4)), SinkMatrix.of("obsm/X_umap", "dense", "f8", (N, 2))
 

@@ -36,4 +36,4 @@ def test_rules_and_mends_are_sentences() -> None:
     """Each rule says what holds, and the way out."""
     for rule in RULES.values():
         assert rule.sentence.endswith(".")
-        assert rule.mend.endswith(".")
+        assert rule.fix.endswith(".")

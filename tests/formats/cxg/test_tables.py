@@ -19,7 +19,7 @@ from raggedatlas.formats.cxg.spool import BATCH_ROWS, ColumnSpill
 from raggedatlas.formats.cxg.table_encoder import EncodingOptions, encode_table
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.registry import open_sink
-from raggedatlas.model.tables import Column, ColumnTable, Texts
+from raggedatlas.model.frames import Column, ColumnTable, Texts
 
 pytest.importorskip("tiledb")
 # anndata 0.13 asks pandas 3 for options that pandas 3 deprecates.
@@ -66,7 +66,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take every table for a long one: text comes in blocks, columns wait in files, a band has one tile."""
-    for module in ("formats.anndata.elements", "formats.cxg.table_reader", "model.tables"):
+    for module in ("formats.anndata.elements", "formats.cxg.table_reader", "model.frames"):
         monkeypatch.setattr(f"raggedatlas.{module}.TEXT_ROWS", 500)
     monkeypatch.setattr("raggedatlas.formats.cxg.sink.SPILL_ROWS", 500)
     monkeypatch.setattr("raggedatlas.formats.cxg.spool.BATCH_ROWS", 300)

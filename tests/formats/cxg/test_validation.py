@@ -62,7 +62,7 @@ def test_each_damage_is_told(goods: dict[Form, Path], damage: Damage, tmp_path: 
     assert {p.rule for p in problems} == expected, [str(p) for p in problems]
     mine = [p for p in problems if p.rule == damage.rule]
     assert {p.level for p in mine} == {damage.level}, [str(p) for p in mine]
-    assert all(p.message.endswith(".") and p.mend.endswith(".") for p in problems), [str(p) for p in problems]
+    assert all(p.message.endswith(".") and p.fix.endswith(".") for p in problems), [str(p) for p in problems]
     if RULES[damage.rule].depth == "full":
         assert damage.rule not in {p.rule for p in validate(path)}
 
@@ -161,7 +161,7 @@ def test_the_command_tells_and_exits(goods: dict[Form, Path], tmp_path: Path) ->
     bad = run("validate", str(path), "--json")
     assert bad.returncode == 1
     assert [problem["rule"] for problem in json.loads(bad.stdout)] == ["C17"]
-    assert set(json.loads(bad.stdout)[0]) == {"rule", "level", "path", "message", "mend"}
+    assert set(json.loads(bad.stdout)[0]) == {"rule", "level", "path", "message", "fix"}
     refused = run("validate", str(path), "--fix", str(tmp_path / "y.cxg"))
     assert refused.returncode == 2
     assert "a CXG is not mended" in refused.stderr

@@ -20,7 +20,7 @@ from raggedatlas.formats.cxg.sink import principal_components
 from raggedatlas.formats.cxg.tiledb_arrays import context, import_tiledb, open_array
 from raggedatlas.formats.registry import open_sink, open_source
 from raggedatlas.model.batch import CsrBlock, DenseBlock
-from raggedatlas.model.contracts import SinkMatrix
+from raggedatlas.model.protocols import SinkMatrix
 from raggedatlas.testing.processes import started
 from raggedatlas.verbs.reduction import embedder
 
@@ -501,7 +501,7 @@ BAD: dict[str, tuple[Any, type[Exception], str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_written_is_refused_by_rule(tmp_path: Path, case: str) -> None:
-    """Each is refused by rule with the mend, and nothing is left."""
+    """Each is refused by rule with the fix, and nothing is left."""
     make, error, match, options = BAD[case]
     refused(make(), tmp_path, error, match, **options)
 

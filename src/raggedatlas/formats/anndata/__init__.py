@@ -4,8 +4,7 @@ from raggedatlas.formats.anndata.fixes import Repair, repair
 from raggedatlas.formats.anndata.inspection import inspect
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.anndata.validation import Limits, raise_if_invalid, validate, with_rule_id
-from raggedatlas.model.inspections import Element, Inspection
-from raggedatlas.model.problems import Problem, Rule
+from raggedatlas.model.reports import Element, Inspection, Problem, Rule
 
 __all__ = [
     "RULES",

@@ -12,7 +12,7 @@ from raggedatlas.errors import AtlasError, LimitError
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.containers import readable
-from raggedatlas.model.problems import Level, Problem
+from raggedatlas.model.reports import Level, Problem
 
 Layout = Literal["", "0.7", "0.5"]
 Check = Callable[["Checker", Node], None]
@@ -100,16 +100,16 @@ class Checker:
     n_nodes: int = 0
     read_names: dict[str, list[NDArray[np.uint64]]] = field(default_factory=dict)
 
-    def report(self, rule: str, node: Node, message: str, level: Level | None = None, mend: str = "") -> None:
-        """Note that a rule is broken; `level` is given where it is milder than the rule's own, `mend` where it is another."""
+    def report(self, rule: str, node: Node, message: str, level: Level | None = None, fix: str = "") -> None:
+        """Note that a rule is broken; `level` is given where it is milder than the rule's own, `fix` where it is another."""
         known = RULES[rule]
-        self.problems.append(Problem(rule, level or known.level, node.path, message, mend or known.mend))
+        self.problems.append(Problem(rule, level or known.level, node.path, message, fix or known.fix))
 
     def unreadable(self, node: Node, fault: str) -> None:
         """Note that an element cannot be read; the reason says the way out after its last semicolon."""
         said, _, way_out = fault.removeprefix(f"{node.uri}: ").rpartition("; ")
         if said and way_out.endswith("."):
-            self.report("A00", node, f"{said}.", mend=f"{way_out[0].upper()}{way_out[1:]}")
+            self.report("A00", node, f"{said}.", fix=f"{way_out[0].upper()}{way_out[1:]}")
         else:
             self.report("A00", node, fault)
 

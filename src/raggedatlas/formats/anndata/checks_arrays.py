@@ -12,7 +12,7 @@ from raggedatlas.errors import CorruptError, LimitError
 from raggedatlas.formats.anndata.checking import Checker, as_text, decode, encoding_of, hash_names, sparse_shape
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.problems import Level
+from raggedatlas.model.reports import Level
 from raggedatlas.store.native import csr_of, library
 
 NUMBERS = ("bool", "integer", "real", "complex")

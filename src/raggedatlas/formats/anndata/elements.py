@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import MissingExtraError, SourceError
 from raggedatlas.formats.containers import Container, attribute, check_whole, is_array, readable, unknown_encoding
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.tables import TEXT_ROWS, Column, ColumnTable, Texts
+from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts
 from raggedatlas.store.runtime import warnings_as
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A repaired copy of a file: what breaks a rule is mended where the mend is certain, and told where it is not."""
+"""A repaired copy of a file: what breaks a rule is mended where the fix is certain, and told where it is not."""
 
 import json
 import os
@@ -35,11 +35,11 @@ from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, unknown_encoding
 from raggedatlas.formats.output_files import writable
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.problems import Depth, Problem
+from raggedatlas.model.reports import Depth, Problem
 from raggedatlas.store.runtime import warnings_as
 
 MOST_ROUNDS = 10
-"""A mend can bring another problem to light; so often is the copy looked through again."""
+"""A fix can bring another problem to light; so often is the copy looked through again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +485,7 @@ FIXES: dict[str, Fix] = {
     "A144": make_boolean,
     "A146": set_missing_value,
 }
-"""Rule -> its mend, which says what it did, or nothing where it cannot be done."""
+"""Rule -> its fix, which says what it did, or nothing where it cannot be done."""
 
 
 ENTRIES = 1 << 20

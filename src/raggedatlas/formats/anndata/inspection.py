@@ -8,7 +8,7 @@ from raggedatlas.formats.anndata.checking import SPARSE, declared_encoding, exte
 from raggedatlas.formats.anndata.file_tree import Node, open_tree
 from raggedatlas.formats.containers import READ_ERRORS
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.inspections import FOLDED, Element, Inspection
+from raggedatlas.model.reports import FOLDED, Element, Inspection
 
 HDF5_FILTERS = {
     1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc",

@@ -1,6 +1,6 @@
 """The numbered rules of AnnData's on-disk format, and what it is to break one."""
 
-from raggedatlas.model.problems import Rule
+from raggedatlas.model.reports import Rule
 
 _REWRITE = "Write the file again from its source; the values cannot be guessed."
 _SHAPE = "Write the element again with the size of its axis, or remove it."
@@ -141,6 +141,6 @@ def rules_page() -> str:
     for rule in RULES.values():
         level = rule.level if rule.stated else f"{rule.level} \\*"
         flags = ("yes" if rule.fixed else "", "yes" if rule.refused else "")
-        text = f"{rule.sentence} {rule.mend}".replace("|", "\\|")
+        text = f"{rule.sentence} {rule.fix}".replace("|", "\\|")
         lines.append(" | ".join((f"| {rule.id}", level, rule.depth, *flags, f"{text} |")))
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import NUMBER_KINDS
 from raggedatlas.formats.output_files import Hdf5Output, OutputFile, ZarrOutput, writable
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
-from raggedatlas.model.contracts import SinkMatrix
+from raggedatlas.model.protocols import SinkMatrix
 
 DICT = ("dict", "0.1.0")
 GROUPS = ("layers", "obsm", "obsp", "uns", "varm", "varp")

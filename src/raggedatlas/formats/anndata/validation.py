@@ -32,7 +32,7 @@ from raggedatlas.formats.anndata.file_tree import Node, open_tree
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.containers import readable
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.problems import Depth, Problem
+from raggedatlas.model.reports import Depth, Problem
 
 CHECKS: dict[str, Check] = {
     "anndata": check_anndata,
@@ -157,7 +157,7 @@ def _validate_apart(path: Path, level: Depth, limits: Limits) -> list[Problem]:
 
 
 def _beyond(message: str) -> Problem:
-    return Problem("A00", RULES["A00"].level, "", message, RULES["A00"].mend)
+    return Problem("A00", RULES["A00"].level, "", message, RULES["A00"].fix)
 
 
 def _answer() -> None:

@@ -47,7 +47,7 @@ from raggedatlas.formats.cxg.table_reader import NUMBERED
 from raggedatlas.formats.cxg.tiledb_arrays import ArrayInfo, Attribute, attribute_files, check_text_offsets, open_array
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.problems import Depth, Level, Problem
+from raggedatlas.model.reports import Depth, Level, Problem
 
 MAX_TILE_BYTES = 128 << 20
 """Bytes of a decoded tile beyond which a reader of a part reads far too much."""
@@ -635,4 +635,4 @@ def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
 
 
 def _no_cxg(message: str) -> Problem:
-    return Problem("C01", "must", "", message, RULES["C01"].mend)
+    return Problem("C01", "must", "", message, RULES["C01"].fix)

@@ -33,7 +33,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 )
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.inspections import Element, Inspection
+from raggedatlas.model.reports import Element, Inspection
 
 Kind = Literal["array", "group"]
 

@@ -21,7 +21,7 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
 )
 from raggedatlas.formats.matrix_readers import BLOCK_BYTES
 from raggedatlas.model.batch import CsrBlock, DenseBlock
-from raggedatlas.model.contracts import MatrixForm
+from raggedatlas.model.protocols import MatrixForm
 
 ENTRY_BYTES = 16
 """What an entry takes while it is read: two coordinates, a value, and its place in the order."""

@@ -11,7 +11,7 @@ from raggedatlas.formats.cxg.inspection import Kind, list_members
 from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, UNNAMED, VAR
 from raggedatlas.formats.cxg.tiledb_arrays import ArrayInfo, read_array_info
 from raggedatlas.formats.cxg.unstructured import parse_json
-from raggedatlas.model.problems import Level, Problem, Rule
+from raggedatlas.model.reports import Level, Problem, Rule
 
 _AGAIN = "Write the CXG again from its source."
 _CONVERT = "Write it again, e.g. by raggedatlas convert."
@@ -97,7 +97,7 @@ def rules_page() -> str:
     lines = [_HEAD, "| rule | level | needs | what holds, and the way out |", "|---|---|---|---|"]
     for rule in RULES.values():
         level = rule.level if rule.stated else f"{rule.level} \\*"
-        text = f"{rule.sentence} {rule.mend}".replace("|", "\\|")
+        text = f"{rule.sentence} {rule.fix}".replace("|", "\\|")
         lines.append(f"| {rule.id} | {level} | {rule.depth} | {text} |")
     return "\n".join(lines) + "\n"
 
@@ -129,10 +129,10 @@ class Checker:
     version: str = UNNAMED
     problems: list[Problem] = field(default_factory=list)
 
-    def report(self, rule: str, where: str, message: str, level: Level | None = None, mend: str = "") -> None:
-        """Note that a rule is broken; `level` is given where it is milder than the rule's own, `mend` where it is another."""
+    def report(self, rule: str, where: str, message: str, level: Level | None = None, fix: str = "") -> None:
+        """Note that a rule is broken; `level` is given where it is milder than the rule's own, `fix` where it is another."""
         known = RULES[rule]
-        self.problems.append(Problem(rule, level or known.level, where, message, mend or known.mend))
+        self.problems.append(Problem(rule, level or known.level, where, message, fix or known.fix))
 
     @contextmanager
     def catch_damage(self, where: str) -> Iterator[None]:

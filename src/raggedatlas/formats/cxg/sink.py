@@ -39,7 +39,7 @@ from raggedatlas.formats.cxg.table_encoder import EncodingOptions, Table, encode
 from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
 from raggedatlas.formats.cxg.unstructured import CxgMetadata, collect_metadata, stored_var_index
 from raggedatlas.model.batch import Block, CsrBlock
-from raggedatlas.model.contracts import SinkMatrix
+from raggedatlas.model.protocols import SinkMatrix
 
 LOCK = "cxg.lock"
 """File of a work folder that the run which writes there holds a lock on."""

@@ -12,8 +12,8 @@ from raggedatlas.errors import SourceError
 from raggedatlas.formats.cxg.options import ConversionLoss
 from raggedatlas.formats.cxg.schema import IN_TISSUE, INDEX, MISSING_TEXT, OBS, TRUTHS, VAR, Profile
 from raggedatlas.formats.cxg.spool import BATCH_ROWS, ColumnSpill, SpilledColumn
-from raggedatlas.model.tables import Column as Given
-from raggedatlas.model.tables import ColumnTable, Texts
+from raggedatlas.model.frames import Column as Given
+from raggedatlas.model.frames import ColumnTable, Texts
 
 if TYPE_CHECKING:
     import pandas as pd

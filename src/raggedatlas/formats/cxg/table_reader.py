@@ -14,7 +14,7 @@ from raggedatlas.errors import LimitError, SourceError
 from raggedatlas.formats.cxg.schema import HINTS, INDEX, MISSING_TEXT, TRUTHS
 from raggedatlas.formats.cxg.tiledb_arrays import attribute_files, check_text_offsets, is_fully_written, open_array
 from raggedatlas.formats.cxg.unstructured import parse_json
-from raggedatlas.model.tables import TEXT_ROWS, Column, ColumnTable, Texts
+from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts
 
 if TYPE_CHECKING:
     import pandas as pd

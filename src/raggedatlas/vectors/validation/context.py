@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError
-from raggedatlas.model.problems import Level as Severity
-from raggedatlas.model.problems import Problem
+from raggedatlas.model.reports import Level as Severity
+from raggedatlas.model.reports import Problem
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.storage.codecs import Bytes
 from raggedatlas.vectors.storage.zarr_reader import CellArray, ChunkArray, ChunkGroup, StoreFiles, node_attributes
@@ -34,7 +34,7 @@ class PlacedProblem(Problem):
 
     Parameters
     ----------
-    rule, level, path, message, mend
+    rule, level, path, message, fix
         As for any `Problem`; `path` describes the location in words.
     resolution : int or None
         The resolution level; None: the root.
@@ -156,7 +156,7 @@ class ValidationContext:
         known = RULES[rule]
         self.problems.append(
             PlacedProblem(
-                *(rule, severity or known.level, str(place), message, known.mend),
+                *(rule, severity or known.level, str(place), message, known.fix),
                 *(place.resolution, place.family, place.chunk, place.object_id),
             )
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from raggedatlas.model.problems import Level as Severity
+from raggedatlas.model.reports import Level as Severity
 from raggedatlas.vectors.geometry import CAPABILITIES, CONVENTIONS, CROSS_CHUNK, CROSS_LEVEL, INDEX_CONVENTIONS
 from raggedatlas.vectors.metadata import VERSIONS, level_chunk_shape, parse_root
 from raggedatlas.vectors.shapes import KINDS, POSITION_TYPES

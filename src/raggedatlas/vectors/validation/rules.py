@@ -3,7 +3,7 @@
 A rule has the number of the item of seed 002 that it checks; rules from V110 on follow from what readers do.
 """
 
-from raggedatlas.model.problems import Rule
+from raggedatlas.model.reports import Rule
 
 LEVELS = ("structure", "metadata", "consistency", "conformance", "pyramid")
 """Levels of validation; each includes the previous ones."""
@@ -122,6 +122,6 @@ def rules_page() -> str:
     lines = [_HEAD, "| rule | severity | level | requirement, and fix |", "|---|---|---|---|"]
     for rule in RULES.values():
         severity = rule.level if rule.stated else f"{rule.level} \\*"
-        text = f"{rule.sentence} {rule.mend}".replace("|", "\\|")
+        text = f"{rule.sentence} {rule.fix}".replace("|", "\\|")
         lines.append(f"| {rule.id} | {severity} | {DEPTH_OF[rule.id]} {LEVELS[DEPTH_OF[rule.id] - 1]} | {text} |")
     return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ import os
 
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.problems import Problem
+from raggedatlas.model.reports import Problem
 from raggedatlas.store.location import Location
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.vectors.validation.chunk_checks import check_kind, walk_level
@@ -36,7 +36,7 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     Returns
     -------
     list of Problem
-        Sorted by rule; empty for a valid store. Each has the location (resolution level, family, chunk, object), severity and mend.
+        Sorted by rule; empty for a valid store. Each has the location (resolution level, family, chunk, object), severity and fix.
 
     Raises
     ------

@@ -23,9 +23,8 @@ from raggedatlas.formats.subset import find_features
 from raggedatlas.ingest.identity import SYMBOL_COLUMNS
 from raggedatlas.ingest.other_elements import merge_colors
 from raggedatlas.model.batch import Block, DenseBlock
-from raggedatlas.model.columns import DATASET
-from raggedatlas.model.contracts import MatrixInfo, Source, SourceSchema
-from raggedatlas.model.frames import INDEX
+from raggedatlas.model.frames import DATASET, INDEX
+from raggedatlas.model.protocols import MatrixInfo, Source, SourceSchema
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.modalities import read_modalities, vector_results
 from raggedatlas.query.obsm import column_vectors

@@ -1,0 +1,465 @@
+"""A model's result in an atlas: its row in the registry, and the mark on the cell column that holds it (seed 003)."""
+
+import json
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, Field
+
+from raggedatlas.model.records import (
+    DatasetRecord,
+    entries_from_table,
+    entries_schema,
+    entries_to_table,
+    read_json,
+    utc_now,
+)
+
+RESULT_KEY = b"raggedatlas.result"
+"""Arrow field metadata key of a cell column that holds a result: the result's uid."""
+
+RESULT_NAME_KEY = b"raggedatlas.result_name"
+"""Arrow field metadata key of such a column: the result's name."""
+
+VALUES = "values"
+"""The one layer of a result, and of a member of `obsm`."""
+
+Kind = Literal["space", "vector"]
+
+RESULTS_TABLE = "_results"
+"""Name of the registry's table."""
+
+
+class IndexFacts(BaseModel):
+    """What is known of the index over a column of vectors.
+
+    Attributes
+    ----------
+    kind : str
+        Lance's name of it.
+    n_partitions, nprobes : int
+        Partitions, and how many of them are searched.
+    recall : float
+        Share of the `k` nearest that is found, measured over `n_queries` cells.
+    k, n_queries : int
+        Of the measurement.
+
+    Examples
+    --------
+    >>> IndexFacts().n_partitions
+    0
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: str = ""
+    n_partitions: int = Field(0, ge=0)
+    nprobes: int = Field(1, ge=1)
+    recall: float = 0.0
+    k: int = 0
+    n_queries: int = 0
+
+
+class ResultRecord(BaseModel):
+    """One result of a model for cells of the atlas; its row in ``_results`` is the commit point of its `add`.
+
+    Attributes
+    ----------
+    uid : str
+        16 hex digits; another each time that a result is added.
+    name : str
+        What queries call it; once in an atlas.
+    kind : {"space", "vector"}
+        Whether values are rows of an array that a pointer column points into, or lie in the cell table themselves.
+    column : str
+        The cell column that holds the pointers or the vectors.
+    space, zarr_group : str
+        Of a ``space``: feature space, and group ``<uid>/<name>`` with the array ``layers/values``; else empty.
+    width : int
+        Values of a cell, along the first axis.
+    dtype : str
+        Of the values.
+    metric : str
+        Of a ``vector``: by which distance an index answers.
+    n_cells : int
+        Cells that had a result when it was added.
+    datasets : str
+        JSON: dataset uid -> how many of its cells had one.
+    output : str
+        Column of the results table that it came from.
+    verb, model, model_hash, query, snapshot, parent : str
+        What computed it, of which cells, at which snapshot, and the results that it was computed from; empty where unknown.
+    source, config : str
+        The result folder, and what stands in its ``original_dataset_config.toml``, as JSON.
+    arrays, checksums, index : str
+        JSON: path below the group -> array description, checksum over the decoded values; and what is known of a vector index.
+    content_hash : str
+        Of ids and values, whatever their order.
+    created_at : str
+        UTC ISO timestamp.
+
+    Examples
+    --------
+    >>> ResultRecord(uid="0" * 16, name="scvi", kind="vector", column="scvi", dtype="float32").cells_of
+    {}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    uid: str
+    name: str
+    kind: Kind
+    column: str
+    dtype: str
+    space: str = ""
+    zarr_group: str = ""
+    width: int = 1
+    metric: str = ""
+    n_cells: int = 0
+    datasets: str = "{}"
+    output: str = ""
+    verb: str = ""
+    model: str = ""
+    model_hash: str = ""
+    query: str = ""
+    snapshot: str = ""
+    parent: str = ""
+    source: str = ""
+    config: str = "{}"
+    arrays: str = "{}"
+    checksums: str = "{}"
+    index: str = "{}"
+    content_hash: str = ""
+    created_at: str = Field(default_factory=utc_now)
+
+    @property
+    def cells_of(self) -> dict[str, int]:
+        """`datasets`, read: dataset uid -> cells."""
+        return read_json(dict[str, int], self.datasets, RESULTS_TABLE, self.uid, "datasets")
+
+    @property
+    def index_facts(self) -> IndexFacts | None:
+        """`index`, read; None where every row is compared."""
+        facts = read_json(IndexFacts, self.index, RESULTS_TABLE, self.uid, "index")
+        return facts if facts.n_partitions else None
+
+    @property
+    def array_specs(self) -> dict[str, dict[str, Any]]:
+        """`arrays`, read."""
+        return read_json(dict[str, dict[str, Any]], self.arrays, RESULTS_TABLE, self.uid, "arrays")
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the array of a ``space``; more than `n_cells` where a dataset was purged."""
+        shapes = [spec.get("shape") or [0] for spec in self.array_specs.values()]
+        return int(shapes[0][0]) if shapes else 0
+
+    def as_group(self, *, stored: bool = False) -> DatasetRecord:
+        """Describe the group of a ``space`` as those of datasets are described, for whatever reads and checks these.
+
+        Parameters
+        ----------
+        stored : bool
+            Whether the array goes by the name that it has on disk, which a purge changes, or by that of the layer.
+        """
+        specs = self.array_specs
+        names = [path.removeprefix("layers/") for path in specs] if stored else [VALUES]
+        described = {f"layers/{name}": spec for name, spec in zip(names, specs.values(), strict=False)}
+        return DatasetRecord(
+            uid=self.uid,
+            zarr_group=self.zarr_group,
+            feature_space=self.space,
+            n_cells=self.n_rows,
+            pointer=self.column,
+            name=self.name,
+            source=self.source,
+            n_features=self.width,
+            n_entries=self.n_rows * self.width,
+            layers=names,
+            arrays=json.dumps(described),
+            checksums=self.checksums,
+            created_at=self.created_at,
+        )
+
+
+RESULTS_SCHEMA = entries_schema(
+    ResultRecord, {"width": pa.int64(), "n_cells": pa.int64()}, ("uid", "name", "kind", "column")
+)
+"""Arrow schema of the table `_results`."""
+
+
+def results_to_table(records: list[ResultRecord]) -> pa.Table:
+    """Write results as rows of ``_results``.
+
+    Examples
+    --------
+    >>> results_to_table([]).num_rows
+    0
+    """
+    return entries_to_table(records, RESULTS_SCHEMA)
+
+
+def results_from_table(table: pa.Table) -> list[ResultRecord]:
+    """Read rows of ``_results``, in the order of adding.
+
+    Examples
+    --------
+    >>> made = ResultRecord(uid="0" * 16, name="scvi", kind="vector", column="scvi", dtype="float32")
+    >>> results_from_table(results_to_table([made])) == [made]
+    True
+    """
+    return entries_from_table(ResultRecord, table, RESULTS_TABLE)
+
+
+def result_columns(schema: pa.Schema) -> dict[str, tuple[str, str]]:
+    """Find the cell columns that hold results, visible or not: column -> uid and name of the result.
+
+    Examples
+    --------
+    >>> result_columns(pa.schema([pa.field("z", pa.float32(), metadata={RESULT_KEY: b"1", RESULT_NAME_KEY: b"z"})]))
+    {'z': ('1', 'z')}
+    """
+    marked = [(field.name, field.metadata or {}) for field in schema]
+    return {
+        name: (facts[RESULT_KEY].decode(), facts.get(RESULT_NAME_KEY, b"").decode())
+        for name, facts in marked
+        if RESULT_KEY in facts
+    }
+
+
+def mark_result(field: pa.Field, uid: str, name: str) -> pa.Field:
+    """Mark a cell column as one that holds a result."""
+    return field.with_metadata({**(field.metadata or {}), RESULT_KEY: uid.encode(), RESULT_NAME_KEY: name.encode()})
+
+
+GEOMETRY_TABLE = "_geometry"
+"""Name of the registry's table."""
+
+
+class Corners(NamedTuple):
+    """Least and greatest corner of a box."""
+
+    lo: tuple[float, ...]
+    hi: tuple[float, ...]
+
+
+class GeometryRecord(BaseModel):
+    """One geometry store whose objects are cells of the atlas; its row in ``_geometry`` is the commit point of its `add`.
+
+    Attributes
+    ----------
+    uid : str
+        16 hex digits, another each time that a store is added; also the folder of its group.
+    name : str
+        What queries call it; by default its feature space. Stores of several datasets share a name; a dataset has one of a name.
+    space, column, zarr_group : str
+        Feature space, the cell column of its pointers, and the group ``<uid>/<space>``: the store as it was added.
+    datasets : str
+        JSON: dataset uid -> how many of its cells have an object here.
+    types, axes : list of str
+        Geometry types, and names of the space axes.
+    layout : str
+        ``"0.9"`` or ``"0.7"``.
+    n_objects, n_vertices, n_levels : int
+        Of the store; vertices at the finest level.
+    bounds : str
+        JSON: least and greatest corner over all objects; empty lists where there is no vertex.
+    link : str
+        JSON: the cell column and the object attribute (empty: the ids) whose values were matched.
+    owner, genes : str
+        Of transcripts: the vertex attributes that tell the cell (empty where objects are cells) and the gene.
+    n_files, n_bytes : int
+        Of the group.
+    digest : str
+        SHA-256 over names and bytes of its files.
+    content_hash : str
+        SHA-256 over what is stored, and what it was linked with; tells the same store.
+    source : str
+        Where it came from.
+    created_at : str
+        UTC ISO timestamp.
+
+    Examples
+    --------
+    >>> record = GeometryRecord(uid="0" * 16, name="tract", space="tract", column="tract", zarr_group="0/tract")
+    >>> record.cells_of
+    {}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uid: str
+    name: str
+    space: str
+    column: str
+    zarr_group: str
+    datasets: str = "{}"
+    types: list[str] = Field(default_factory=list)
+    axes: list[str] = Field(default_factory=list)
+    layout: str = ""
+    n_objects: int = 0
+    n_vertices: int = 0
+    n_levels: int = 1
+    bounds: str = "[[], []]"
+    link: str = "{}"
+    owner: str = ""
+    genes: str = ""
+    n_files: int = 0
+    n_bytes: int = 0
+    digest: str = ""
+    content_hash: str = ""
+    source: str = ""
+    created_at: str = Field(default_factory=utc_now)
+
+    @property
+    def cells_of(self) -> dict[str, int]:
+        """`datasets`, read: dataset uid -> cells."""
+        return read_json(dict[str, int], self.datasets, GEOMETRY_TABLE, self.uid, "datasets")
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of all datasets that have an object here."""
+        return sum(self.cells_of.values())
+
+    @property
+    def extent(self) -> Corners:
+        """`bounds`, read."""
+        return read_json(Corners, self.bounds, GEOMETRY_TABLE, self.uid, "bounds")
+
+    @property
+    def linked(self) -> dict[str, str]:
+        """`link`, read."""
+        return read_json(dict[str, str], self.link, GEOMETRY_TABLE, self.uid, "link")
+
+
+_NUMBERS = dict.fromkeys(("n_objects", "n_vertices", "n_levels", "n_files", "n_bytes"), pa.int64())
+_LISTS = dict.fromkeys(("types", "axes"), pa.list_(pa.string()))
+GEOMETRY_SCHEMA = entries_schema(
+    GeometryRecord, {**_NUMBERS, **_LISTS}, ("uid", "name", "space", "column", "zarr_group")
+)
+"""Arrow schema of the table `_geometry`."""
+
+
+def geometries_to_table(records: list[GeometryRecord]) -> pa.Table:
+    """Write geometry stores as rows of ``_geometry``.
+
+    Examples
+    --------
+    >>> geometries_to_table([]).num_rows
+    0
+    """
+    return entries_to_table(records, GEOMETRY_SCHEMA)
+
+
+def geometries_from_table(table: pa.Table) -> list[GeometryRecord]:
+    """Read rows of ``_geometry``, in the order of adding.
+
+    Examples
+    --------
+    >>> made = GeometryRecord(uid="0" * 16, name="tract", space="tract", column="tract", zarr_group="0/tract")
+    >>> geometries_from_table(geometries_to_table([made])) == [made]
+    True
+    """
+    return entries_from_table(GeometryRecord, table, GEOMETRY_TABLE)
+
+
+ANNOTATION_KEY = b"raggedatlas.annotation"
+"""Arrow field metadata key of a cell column that an annotation brought: its `AnnotationRecord` as JSON."""
+
+OnConflict = Literal["error", "replace", "keep"]
+
+
+class AnnotatedColumn(BaseModel):
+    """One column of an annotation.
+
+    Attributes
+    ----------
+    n_values : int
+        Cells that got a value from the annotation: they had none, or another one.
+    n_replaced : int
+        How many of them had another value.
+    colors : dict of str to str
+        Category -> color; empty where none were given.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    n_values: int = Field(0, ge=0)
+    n_replaced: int = Field(0, ge=0)
+    colors: dict[str, str] = Field(default_factory=dict)
+
+
+class AnnotationRecord(BaseModel):
+    """One call of `annotate`.
+
+    The record is stored in the metadata of the columns that it describes, so that values and record become visible in one commit.
+
+    Attributes
+    ----------
+    uid : str
+        16 hex digits; new for each annotation.
+    name : str
+        Unique in the atlas.
+    created_at : str
+        UTC ISO timestamp.
+    source : str
+        The file, or the type of the object.
+    snapshot : int or None
+        Snapshot from which the annotated cells were queried, where the source says so.
+    query : str
+        That query as text.
+    on_conflict : {"error", "replace", "keep"}
+        What was done where a cell had another value.
+    n_cells : int
+        Cells of the atlas that the source names.
+    columns : dict of str to AnnotatedColumn
+        Name of a column, as results show it -> what was written.
+
+    Examples
+    --------
+    >>> AnnotationRecord(uid="0" * 16, name="leiden").columns
+    {}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    uid: str
+    name: str
+    created_at: str = Field(default_factory=utc_now)
+    source: str = ""
+    snapshot: int | None = None
+    query: str = ""
+    on_conflict: OnConflict = "error"
+    n_cells: int = Field(0, ge=0)
+    columns: dict[str, AnnotatedColumn] = Field(default_factory=dict)
+
+    def mark(self, field: pa.Field) -> pa.Field:
+        """Return a cell column that carries this record in its metadata."""
+        return field.with_metadata({**(field.metadata or {}), ANNOTATION_KEY: self.model_dump_json().encode()})
+
+
+def annotation_of(field: pa.Field) -> AnnotationRecord | None:
+    """Return the record of a cell column, or None if no annotation brought the column.
+
+    Raises
+    ------
+    CorruptError
+        If the record does not parse.
+
+    Examples
+    --------
+    >>> annotation_of(pa.field("leiden", pa.string())) is None
+    True
+    """
+    text = (field.metadata or {}).get(ANNOTATION_KEY)
+    if text is None:
+        return None
+    return read_json(
+        AnnotationRecord, text.decode(errors="replace"), "the schema of cells", field.name, ANNOTATION_KEY.decode()
+    )
+
+
+def annotation_columns(schema: pa.Schema) -> dict[str, AnnotationRecord]:
+    """Return the cell columns that annotations brought, oldest first: stored name -> record."""
+    found = ((field.name, annotation_of(field)) for field in schema)
+    return {name: record for name, record in found if record is not None}

@@ -5,9 +5,9 @@
     AtlasError
     ├── SchemaError          (also TypeError)           a schema class or a column type that cannot be stored
     ├── NameRefusedError     (also ValueError)          a name that may not become part of a path, table or column
-    ├── SourceError          (also ValueError)          a file or object that cannot be added as it is
+    ├── SourceError          (also ValueError)          a file or object that cannot be added unchanged
     │   ├── ValuesError                                 a value that the value policy refuses
-    │   └── DuplicateError   (also FileExistsError)     the same content, name or uid is there already
+    │   └── DuplicateError   (also FileExistsError)     the same content, name or uid already exists
     ├── FeatureError         (also KeyError)            a feature that is unknown, ambiguous or asked for twice
     ├── QueryError           (also ValueError)          a question that cannot be answered as asked
     │   ├── ArgumentError    (also TypeError)           an argument of a type or a word that the call does not take
@@ -52,7 +52,7 @@ class NameRefusedError(AtlasError, ValueError):
 
 
 class SourceError(AtlasError, ValueError):
-    """A file or object cannot be added as it is."""
+    """A file or object cannot be added unchanged."""
 
 
 class ValuesError(SourceError):

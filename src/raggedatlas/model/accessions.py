@@ -1,4 +1,4 @@
-"""Accessions: identifiers that name a species, or a fixed list, by themselves, and the organisms that they stand for."""
+"""Accessions: identifiers that name a species, or a fixed list, by themselves, and the organisms that they denote."""
 
 import re
 from dataclasses import dataclass
@@ -204,7 +204,7 @@ class Accession:
     Parameters
     ----------
     namespace : str
-        Who gave the accession, e.g. ``"ensembl"``; ``"symbol"`` for a name that is no accession.
+        Issuer of the accession, e.g. ``"ensembl"``; ``"symbol"`` for a name that is not an accession.
     name : str
         The accession without its version, or the name.
     organism : str

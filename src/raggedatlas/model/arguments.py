@@ -236,7 +236,7 @@ def _literals(hint: Any) -> list[object]:  # noqa: ANN401 - an annotation
 
 
 def _describe(hint: Any) -> str:  # noqa: ANN401 - an annotation
-    """Say in words what an annotation accepts."""
+    """Describe in words what an annotation accepts."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in {Union, types.UnionType}:
         parts = list(dict.fromkeys(_describe(one) for one in inner))
@@ -254,6 +254,6 @@ def _describe(hint: Any) -> str:  # noqa: ANN401 - an annotation
 
 
 def _plural(hint: Any) -> str:  # noqa: ANN401 - an annotation
-    """Say in words what the members of a collection are."""
+    """Describe in words the members of a collection."""
     known = {str: "texts", int: "whole numbers", float: "numbers", Any: "values"}
     return known.get(hint) or f"{getattr(hint, '__name__', _describe(hint))} objects"

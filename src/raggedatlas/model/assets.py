@@ -1,4 +1,4 @@
-"""A model's result in an atlas: its row in the registry, and the mark on the cell column that holds it (seed 003)."""
+"""What is attached to cells: records of results, geometry stores and annotations, and the marks on their cell columns."""
 
 import json
 from typing import Any, Literal, NamedTuple
@@ -70,7 +70,7 @@ class ResultRecord(BaseModel):
     name : str
         What queries call it; once in an atlas.
     kind : {"space", "vector"}
-        Whether values are rows of an array that a pointer column points into, or lie in the cell table themselves.
+        Whether values are rows of an array that a pointer column points into, or are stored in the cell table itself.
     column : str
         The cell column that holds the pointers or the vectors.
     space, zarr_group : str
@@ -90,11 +90,11 @@ class ResultRecord(BaseModel):
     verb, model, model_hash, query, snapshot, parent : str
         What computed it, of which cells, at which snapshot, and the results that it was computed from; empty where unknown.
     source, config : str
-        The result folder, and what stands in its ``original_dataset_config.toml``, as JSON.
+        The result folder, and the content of its ``original_dataset_config.toml`` as JSON.
     arrays, checksums, index : str
         JSON: path below the group -> array description, checksum over the decoded values; and what is known of a vector index.
     content_hash : str
-        Of ids and values, whatever their order.
+        Of ids and values, independent of their order.
     created_at : str
         UTC ISO timestamp.
 
@@ -155,7 +155,7 @@ class ResultRecord(BaseModel):
         return int(shapes[0][0]) if shapes else 0
 
     def as_group(self, *, stored: bool = False) -> DatasetRecord:
-        """Describe the group of a ``space`` as those of datasets are described, for whatever reads and checks these.
+        """Describe the group of a ``space`` like a group of a dataset, for code that reads and checks those.
 
         Parameters
         ----------
@@ -189,7 +189,7 @@ RESULTS_SCHEMA = entries_schema(
 
 
 def results_to_table(records: list[ResultRecord]) -> pa.Table:
-    """Write results as rows of ``_results``.
+    """Convert results to rows of ``_results``.
 
     Examples
     --------
@@ -341,7 +341,7 @@ GEOMETRY_SCHEMA = entries_schema(
 
 
 def geometries_to_table(records: list[GeometryRecord]) -> pa.Table:
-    """Write geometry stores as rows of ``_geometry``.
+    """Convert geometry stores to rows of ``_geometry``.
 
     Examples
     --------

@@ -82,7 +82,7 @@ def sparse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def assemble_csr(kind: Any, parts: tuple[Any, Any, Any], n_cols: int) -> Any:  # noqa: ANN401  (SciPy has no types)
-    """Make a SciPy matrix of arrays that are known to fit, without the copies that its constructor makes.
+    """Assemble a SciPy matrix from arrays known to fit, without the copies of its constructor.
 
     The constructor widens columns to the type of the bounds, and copies what is a small part of larger memory.
 
@@ -110,7 +110,7 @@ def assemble_csr(kind: Any, parts: tuple[Any, Any, Any], n_cols: int) -> Any:  #
 
 @lru_cache(maxsize=8)
 def _empty_csr(kind: Any, n_rows: int, n_cols: int) -> Any:  # noqa: ANN401  (SciPy has no types)
-    """Make what is copied for every batch of one shape: a constructor takes longer than reading a cell."""
+    """Return the template that is copied for every batch of one shape: a constructor takes longer than reading a cell."""
     made = kind((n_rows, n_cols))
     made.indptr = made.indptr[:0].copy()
     return made
@@ -160,7 +160,7 @@ class Batch:
     obsm: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Say how many cells and which spaces."""
+        """Return the number of cells and the spaces."""
         parts = ", ".join(f"{name}: {len(part.features)} features" for name, part in self.spaces.items())
         return f"Batch of {self.obs.num_rows:,} cells ({parts})"
 

@@ -86,7 +86,7 @@ def facts_of(field: pa.Field) -> ColumnFacts | None:
 
 
 def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
-    """Turn a frame into a table whose first column `_index` is its index.
+    """Convert a frame to a table whose first column `_index` is its index.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
     Returns
     -------
     pyarrow.Table
-        Columns in order, each with its `ColumnFacts`; `arrow_to_frame` gives the frame back.
+        Columns in order, each with its `ColumnFacts`; `arrow_to_frame` restores the frame.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def frame_to_arrow(frame: "pd.DataFrame") -> pa.Table:
 
 
 def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
-    """Turn a table of `frame_to_arrow` back into the frame it was.
+    """Convert a table of `frame_to_arrow` back to the original frame.
 
     Examples
     --------
@@ -161,7 +161,7 @@ def arrow_to_frame(table: pa.Table) -> "pd.DataFrame":
 
 
 def arrow_to_series(column: pa.ChunkedArray, facts: ColumnFacts) -> "pd.Series[Any]":
-    """Turn one column into the pandas dtype that its facts name.
+    """Convert one column to the pandas dtype named by its facts.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ def nan_to_null(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def is_text(kind: str) -> bool:
-    """Say whether a kind of column or of categories is text.
+    """Return whether a kind of column or of categories is text.
 
     Examples
     --------
@@ -482,7 +482,7 @@ class Texts:
             yield np.concatenate(waiting)
 
     def whole(self) -> NDArray[np.object_]:
-        """Give all of them, (n_rows,) object array of str."""
+        """Return all texts, (n_rows,) object array of str."""
         return np.concatenate([np.empty(0, object), *self.blocks()])
 
     def take(self, rows: NDArray[np.int64]) -> "Texts":
@@ -555,7 +555,7 @@ class ColumnTable:
 
 
 def arrow_table(schema: pa.Schema, n_rows: int, chunks_of: Callable[[int], Iterable[pa.Array]]) -> ColumnTable:
-    """Make a table of an Arrow one as `frames.frame_to_arrow` makes it; `arrow_to_frame` gives the same values at once.
+    """Return a lazy table over an Arrow table of `frame_to_arrow`; `arrow_to_frame` returns the same values at once.
 
     Parameters
     ----------
@@ -579,7 +579,7 @@ def arrow_table(schema: pa.Schema, n_rows: int, chunks_of: Callable[[int], Itera
 
 
 def arrow_values(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_rows: int) -> "pd.Series[Any] | Texts":
-    """Turn one Arrow column into what its facts name: long text without missing values as `Texts`, else a pandas Series.
+    """Convert one Arrow column to the type named by its facts: long text without missing values as `Texts`, else a pandas Series.
 
     Parameters
     ----------
@@ -596,7 +596,7 @@ def arrow_values(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_ro
     if n_rows > TEXT_ROWS and _is_usual_text(field, facts) and not any(chunk.null_count for chunk in chunks()):
         return Texts(n_rows, partial(_objects, chunks), text_dtype_of(facts.kind))
     if facts.kind == "categorical":
-        # Chunk by chunk, as the codes take much less than what they stand for.
+        # Chunk by chunk, as codes take much less memory than their categories.
         parts = [arrow_to_series(pa.chunked_array([chunk]), facts) for chunk in chunks()]
         if parts:
             kind: Any = parts[0].dtype
@@ -606,7 +606,7 @@ def arrow_values(field: pa.Field, chunks: Callable[[], Iterable[pa.Array]], n_ro
 
 
 def _is_usual_text(field: pa.Field, facts: ColumnFacts) -> bool:
-    """Say whether a column is text, and not of pandas' nullable type."""
+    """Return whether a column is text, and not of pandas' nullable type."""
     text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     return text and (not facts.kind or is_text(facts.kind)) and not facts.kind.startswith("string[")
 

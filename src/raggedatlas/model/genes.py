@@ -1,4 +1,4 @@
-"""Gene tables: what an outside source says of genes, in one plain schema, whatever file it came from."""
+"""Gene tables: gene annotations of an external source in one schema, independent of the file format."""
 
 import json
 from dataclasses import asdict, dataclass

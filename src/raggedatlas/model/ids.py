@@ -1,4 +1,4 @@
-"""Identifiers: random cell uids, stable feature uids, content-hashed layout uids, and the names people give."""
+"""Identifiers: random cell uids, stable feature uids, content-hashed layout uids, and user-supplied names."""
 
 import hashlib
 import re
@@ -59,7 +59,7 @@ def uid_numbers(uids: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     Parameters
     ----------
     uids : pyarrow.Array of str
-        In any number; at most some megabytes are held beside the result.
+        In any number; at most some megabytes are used in addition to the result.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def feature_uids(space: str, features: Iterable[str | Accession], organism: str 
     -------
     list of str
         First 16 hex digits of a sha256 over fields that each end in a NUL byte: space, namespace and accession without its
-        version where the accession stands for one species by itself, else space, organism, ``symbol`` and the name.
+        version where the accession denotes one species by itself, else space, organism, ``symbol`` and the name.
 
     Examples
     --------
@@ -141,7 +141,7 @@ def feature_uids(space: str, features: Iterable[str | Accession], organism: str 
 
 
 def repeated_uids(uids: Iterable[str]) -> list[str]:
-    r"""Give every column of a matrix a uid of its own, where several columns are one feature.
+    r"""Return unique uids for the columns of a matrix in which several columns are one feature.
 
     The mapping of features says that these count as one; the columns stay as they are.
 
@@ -219,7 +219,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_length(name: str, what: str) -> str:
-    """Return a name that people gave if it is printable and short enough to be shown.
+    """Return a user-supplied name if it is printable and short enough to be displayed.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def check_length(name: str, what: str) -> str:
 
 
 def column_name(name: str) -> str:
-    """Turn a file's column name into one that tables and SQL accept; the original is kept beside it.
+    """Convert a file's column name to one that tables and SQL accept; the original is kept in its metadata.
 
     Examples
     --------

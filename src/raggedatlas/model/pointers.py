@@ -1,4 +1,4 @@
-"""Pointers: where in the Zarr store one cell's values of one feature space lie (seed 000, pointer types)."""
+"""Pointers: the location of one cell's values of one feature space in the Zarr store."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -210,7 +210,7 @@ def pointer_columns(schema: pa.Schema) -> dict[str, tuple[str, PointerKind]]:
 
 
 def _kind(children: set[str]) -> PointerKind:
-    """Tell the kind of a pointer by what its struct holds."""
+    """Return the kind of a pointer by the fields of its struct."""
     if "object_id" in children:
         return PointerKind.GEOMETRY
     return PointerKind.SPARSE if "zarr_row" in children else PointerKind.DENSE

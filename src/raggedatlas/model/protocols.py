@@ -1,4 +1,4 @@
-"""The two protocols: whatever can be read is a `Source`, whatever can be written is a `Sink`."""
+"""Protocols of what can be read (`Source`) and what can be written (`Sink`)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class MatrixInfo:
     Parameters
     ----------
     key : str
-        Where it stands: ``"X"``, ``"raw/X"``, ``"layers/<name>"``, ``"obsm/<name>"``; within MuData ``"mod/<m>/X"`` and so on.
+        Its path: ``"X"``, ``"raw/X"``, ``"layers/<name>"``, ``"obsm/<name>"``; within MuData ``"mod/<m>/X"`` and so on.
     form : {"csr", "csc", "dense"}
         How it is stored.
     dtype : numpy dtype
@@ -35,7 +35,7 @@ class MatrixInfo:
     shape : tuple of int
         ``(n_cells, n_features)``, or more axes for tiles.
     features : str
-        Key under which `Source.features` gives its columns; empty when they have no names.
+        Key under which `Source.features` returns its columns; empty when they have no names.
     space : str
         Feature space it belongs to by the source's own knowledge; empty when unknown.
     n_entries : int or None
@@ -100,7 +100,7 @@ class Source(Protocol):
     """Something that can be read: a file, an object in memory, a query."""
 
     def describe(self) -> SourceSchema:
-        """Say what is there; reads no values."""
+        """Return the schema without reading values."""
         ...
 
     def cells(self) -> pa.Table:
@@ -117,12 +117,12 @@ class Source(Protocol):
         """Walk down the rows of some matrices together, at most `n_rows` rows a step, each as one block with the layer ``"values"``.
 
         The walk is over ``rows[0]`` to ``rows[1]`` (exclusive), or over all rows where `rows` is None. Sparse matrices and dense ones that are read as such come in the form they have in the source, CSC as CSR; entries of
-        a row come in the source's order, duplicates included. Every call is a walk of its own.
+        a row come in the source's order, duplicates included. Every call starts a new iteration.
         """
         ...
 
     def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-        """Read whole one of the `elements` or `others`, ``"obs"``, or a table of features as a pandas frame."""
+        """Read one of the `elements` or `others` entirely, ``"obs"``, or a table of features as a pandas frame."""
         ...
 
     def present(self, key: str) -> "np.ndarray[Any, np.dtype[np.int64]] | None":
@@ -133,7 +133,7 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of open files."""
+        """Close open files."""
         ...
 
 
@@ -169,7 +169,7 @@ class SinkMatrix:
 
     @classmethod
     def of(cls, key: str, form: MatrixForm, dtype: DTypeLike, shape: tuple[int, ...]) -> "SinkMatrix":
-        """Make one, with anything that NumPy takes for a dtype."""
+        """Create one; `dtype` is anything that NumPy accepts as a dtype."""
         return cls(key, form, np.dtype(dtype), shape)
 
 
@@ -186,14 +186,14 @@ class Sink(Protocol):
         ...
 
     def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
-        """Write a whole element: ``"obs"`` and ``"var"`` as pandas frames, ``"uns"``, ``"varm"``, ... as AnnData takes them.
+        """Write an element: ``"obs"`` and ``"var"`` as pandas frames, ``"uns"``, ``"varm"``, ... as AnnData takes them.
 
         A sink whose attribute `by_column` is true gets tables of cells as `model.frames.ColumnTable` where the source has them.
         """
         ...
 
     def commit(self) -> str:
-        """Make the result visible under its name, and return that name."""
+        """Publish the result under its name, and return that name."""
         ...
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""Records as rows of an Arrow table, and back: what is read from an atlas is parsed here, and nowhere else."""
+"""Records of an atlas (datasets, feature layouts, snapshots) and their conversion to and from Arrow rows, the one place that parses them."""
 
 import datetime as dt
 import json
@@ -72,7 +72,7 @@ def read_json(kind: type[T], text: str, table: str, row: object, field: str) -> 
     kind : type
         What it holds: a frozen pydantic model or dataclass, or a type such as ``dict[str, int]``.
     text : str
-        The field; empty text stands for an empty object.
+        The field; empty text means an empty object.
     table, row, field : str
         Where it is, for messages.
 
@@ -107,7 +107,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:  # noqa: ANN401
 
 
 def _damaged(error: Exception, table: str, row: object, field: str = "") -> CorruptError:
-    """Name table, row and field of what does not parse."""
+    """Return an error that names the table, row and field that do not parse."""
     first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
     place = ".".join([field, *map(str, first["loc"])]).strip(".")
     return CorruptError(
@@ -117,12 +117,12 @@ def _damaged(error: Exception, table: str, row: object, field: str = "") -> Corr
 
 
 def entries_to_table(records: Sequence[BaseModel], schema: pa.Schema) -> pa.Table:
-    """Write records as rows of a table."""
+    """Convert records to rows of a table."""
     return pa.Table.from_pylist([record.model_dump() for record in records], schema=schema)
 
 
 def entries_from_table(record: type[Record], table: pa.Table, name: str) -> list[Record]:
-    """Read rows of a table as records, in the order of adding (``created_at``); where a row has nothing, the field's default stands.
+    """Read rows of a table as records, in the order of adding (``created_at``); a null means the field's default.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def entries_from_table(record: type[Record], table: pa.Table, name: str) -> list
 
 
 def rows_of(table: pa.Table, name: str) -> list[dict[str, Any]]:
-    """Give the rows of a table as Python objects.
+    """Return the rows of a table as Python objects.
 
     Raises
     ------
@@ -154,7 +154,7 @@ TableVersion = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 def utc_now() -> str:
-    """Give the time as an ISO 8601 text in UTC, with microseconds.
+    """Return the current time as ISO 8601 text in UTC, with microseconds.
 
     Examples
     --------
@@ -242,7 +242,7 @@ class DatasetFacts(BaseModel):
     column_order : str
         How the columns are stored.
     feature_set : str or None
-        Hash of the features whatever their order; None in datasets that were added before it was noted.
+        Hash of the features, independent of their order; None in datasets added before it was recorded.
     frames : dict of str to str
         Kept frame -> SHA-256 of its file; empty in datasets that were added before it was noted.
 
@@ -265,7 +265,7 @@ class DatasetFacts(BaseModel):
     frames: dict[str, str] = Field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Write it as the column holds it."""
+        """Return the JSON of the column."""
         return json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
 
@@ -279,7 +279,7 @@ class DatasetRecord(BaseModel):
     uid : str
         Dataset uid, shared by the records of one dataset.
     zarr_group : str
-        ``<uid>/<space>`` or, for a layer with entries of its own, ``<uid>/<space>__<layer>``.
+        ``<uid>/<space>`` or, for a layer with separate entries, ``<uid>/<space>__<layer>``.
     feature_space : str
         The group's feature space.
     n_cells : int
@@ -367,10 +367,10 @@ COLUMNS = "columns"
 """Array of a sparse group whose columns are not in the file's order: the stored column of every column of the file, (n_features,) uint32."""
 
 EXTRAS = "extras"
-"""Group below a dataset's first group that keeps what the source held beside cells, features and layers."""
+"""Group below a dataset's first group that keeps everything of the source except cells, features and layers."""
 
 ELEMENTS = "extras/elements"
-"""Array of the bytes of the file in which elements are kept whole, (n_bytes,) uint8; see ``raggedatlas.formats.archive``."""
+"""Array of the bytes of the file that holds the kept elements, (n_bytes,) uint8; see ``raggedatlas.formats.archive``."""
 
 DATASETS_SCHEMA = pa.schema(
     [
@@ -442,7 +442,7 @@ class AtlasVersionRecord(BaseModel):
     version : int
         1, 2, 3, ... in the order of recording.
     label : str or None
-        A name that people gave.
+        A user-supplied name.
     created_at : str
         UTC ISO timestamp.
     table_versions : dict
@@ -517,7 +517,7 @@ class PurgeMark(BaseModel):
 
     @classmethod
     def from_json(cls, text: str) -> "PurgeMark | None":
-        """Read a mark; ``null`` stands for none.
+        """Parse a mark; ``null`` means none.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Numbered rules of a format, and what it is to break one."""
+"""Reports of operations, problems found by validation and the rules behind them, and inspections of files."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ class Rule(_Fixable):
     depth : {"metadata", "full"}
         Whether values must be read to tell.
     fixed : bool
-        Whether a repaired copy can have it mended.
+        Whether a repaired copy fixes it.
     stated : bool
         Whether the description of the format says so; else it follows from what readers and writers do.
     refused : bool
@@ -123,7 +123,7 @@ _ORDERS: dict[ColumnOrder, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ColumnReport:
-    """What became of one obs column, layer or other element.
+    """What happened to one obs column, layer or other element.
 
     Parameters
     ----------
@@ -132,9 +132,9 @@ class ColumnReport:
     fate : {"kept", "renamed", "cast", "refused", "left out"}
         What was done.
     stored_as : str
-        Where it is now; empty when it is nowhere.
+        Its stored name; empty when it is not stored.
     note : str
-        Why, or how to have it otherwise.
+        The reason, or how to change the outcome.
     """
 
     name: str
@@ -192,7 +192,7 @@ class IngestReport(_Report):
     elements : tuple of ColumnReport
         Every other element: layers, raw, obsm, uns, ...
     notes : tuple of str
-        Everything else worth knowing: features in several columns, entries summed, ids and symbols chosen.
+        Other notes: features in several columns, entries summed, ids and symbols chosen.
     """
 
     dataset_uid: str
@@ -230,7 +230,7 @@ class ResultReport(_Report):
     Parameters
     ----------
     name, kind, space, column : str
-        What it is called, ``space`` or ``vector``, and where it lies.
+        What it is called, ``space`` or ``vector``, and its location.
     width, dtype : int, str
         Values of a cell.
     n_cells, n_datasets : int
@@ -240,7 +240,7 @@ class ResultReport(_Report):
     content_hash, source : str
         Of ids and values, and the result folder.
     notes : tuple of str
-        Everything else worth knowing: ids left out, cells without a result, the index and its recall.
+        Other notes: ids left out, cells without a result, the index and its recall.
     """
 
     name: str
@@ -270,7 +270,7 @@ class GeometryReport(_Report):
     Parameters
     ----------
     name, space, column, zarr_group : str
-        What it is called, its feature space, and where pointers and shapes lie.
+        What it is called, its feature space, and the location of its pointers and shapes.
     types : tuple of str
         Geometry types.
     n_objects, n_vertices, n_levels : int
@@ -286,7 +286,7 @@ class GeometryReport(_Report):
     content_hash, source : str
         Of what is stored and how it is linked, and where it came from.
     notes : tuple of str
-        Everything else worth knowing: objects and cells left out, points of no cell.
+        Other notes: objects and cells left out, points of no cell.
     """
 
     name: str
@@ -494,7 +494,7 @@ class Difference(_Report):
 FOLDED = {
     "csr_matrix", "csc_matrix", "categorical", "nullable-integer", "nullable-boolean", "nullable-string-array", "awkward-array",
 }  # fmt: skip
-"""Encodings whose members are parts of one value, and are told in one line."""
+"""Encodings whose members are parts of one value and are displayed on one line."""
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -506,7 +506,7 @@ class Element:
     Parameters
     ----------
     path, name : str
-        Where it stands, and the last part of that.
+        Its path, and the last part of the path.
     encoding : str
         Type and version as declared, ``""`` where it declares none.
     kind : str
@@ -552,7 +552,7 @@ class Element:
         return () if self.encoding and self.kind in FOLDED else self.children
 
     def facts(self) -> str:
-        """Say in one line what it is."""
+        """Return a one-line description."""
         parts = [self.encoding or (f"({self.kind}, undeclared)" if self.kind else "")]
         if self.shape is not None:
             parts.append(" x ".join(f"{n:,}" for n in self.shape) or "one value")
@@ -596,7 +596,7 @@ class Inspection:
     root: Element
 
     def lines(self, depth: int | None = None) -> Iterator[tuple[str, Element]]:
-        """Walk down the tree.
+        """Iterate over the tree.
 
         Parameters
         ----------
@@ -608,7 +608,7 @@ class Inspection:
         branch : str
             What is drawn before the name.
         element : Element
-            What stands there.
+            The element.
         """
         yield from _lines(self.root, "", depth)
 

@@ -39,8 +39,8 @@ class PointerField:
     """Declares a pointer column whose name is not its feature space's name."""
 
     @staticmethod
-    def declare(*, feature_space: str) -> Any:  # noqa: ANN401  (stands where a field's default stands)
-        """Give the default of a pointer field.
+    def declare(*, feature_space: str) -> Any:  # noqa: ANN401  (used as the default of a field)
+        """Return the default of a pointer field.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ class HoxBaseSchema(BaseModel):
 
     @classmethod
     def arrow_schema(cls) -> pa.Schema:
-        """Give the Arrow schema of the cell table, with feature spaces as field metadata."""
+        """Return the Arrow schema of the cell table, with feature spaces as field metadata."""
         fields = [
             pa.field("uid", pa.string(), nullable=False),
             pa.field("dataset_uid", pa.string(), nullable=False),
@@ -187,7 +187,7 @@ class FeatureBaseSchema(BaseModel):
 
     @classmethod
     def arrow_schema(cls) -> pa.Schema:
-        """Give the Arrow schema of the registry table; `uid` is its merge key."""
+        """Return the Arrow schema of the registry table; `uid` is its merge key."""
         fields = [_plain_field(cls.__name__, name, info) for name, info in cls.model_fields.items() if name != "uid"]
         return pa.schema([pa.field("uid", pa.string(), nullable=False, metadata=PRIMARY_KEY), *fields])
 

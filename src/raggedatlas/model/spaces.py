@@ -24,7 +24,7 @@ class FeatureSpace:
     has_features : bool
         Whether columns are named features with a registry (genes, proteins, peaks). Embeddings and tiles have none.
     is_counts : bool
-        Whether whole non-negative matrices of this space go to a layer ``counts``.
+        Whether non-negative integer matrices of this space go to a layer ``counts``.
     rank : int
         Rank of one cell's value: 1 for a vector, 3 for an image tile ``(C, Y, X)``.
     description : str
@@ -129,7 +129,7 @@ _KNOWN: dict[str, FeatureSpace] = {space.name: space for space in BUILT_IN}
 
 @checked
 def register_space(space: FeatureSpace) -> FeatureSpace:
-    """Make a space known to this process, so that schema classes may name it.
+    """Register a space in this process, so that schema classes can refer to it.
 
     Parameters
     ----------

@@ -97,9 +97,9 @@ class ArraySpec:
     Parameters
     ----------
     path : str
-        Where the array lies below the Zarr store.
+        Path of the array below the Zarr store.
     shape : tuple of int
-        Shape of the whole array.
+        Shape of the array.
     dtype : str
         One of `raggedatlas.store.codecs.DTYPES`.
     chunk_shape : tuple of int
@@ -107,7 +107,7 @@ class ArraySpec:
     shard_shape : tuple of int or None
         Shape of one stored object; None where the array is not sharded in a way that is read directly.
     codecs : str
-        JSON list of the codecs of one chunk (of the whole array where `shard_shape` is None).
+        JSON list of the codecs of one chunk (of the array where `shard_shape` is None).
     fill_value : str
         JSON of the value of elements that are not stored.
 
@@ -206,7 +206,7 @@ class ArraySpec:
         location : Location
             The Zarr store.
         path : str
-            Where the array lies below it.
+            Path of the array below it.
 
         Raises
         ------
@@ -229,7 +229,7 @@ class ArraySpec:
 
 
 def _parse_metadata(path: str, metadata: dict[str, Any]) -> ArraySpec:
-    """Turn Zarr v3 array metadata into a spec."""
+    """Parse Zarr v3 array metadata."""
     if metadata["node_type"] != "array" or metadata["zarr_format"] != 3:
         raise CorruptError(f"{path} is not a Zarr v3 array but a {metadata['node_type']}.")
     codecs = metadata["codecs"]
@@ -286,14 +286,14 @@ def array_metadata(spec: ArraySpec) -> bytes:
 
 
 def is_described(location: Location, spec: ArraySpec) -> bool:
-    """Tell whether the ``zarr.json`` of a sharded array holds just what a writer puts there; True for other arrays."""
+    """Return whether the ``zarr.json`` of a sharded array is exactly what a writer writes; True for other arrays."""
     if spec.shard_shape is None:
         return True
     return bool(json.loads(location.read_bytes(f"{spec.path}/zarr.json")) == json.loads(array_metadata(spec)))
 
 
 def _decode_all(spec: ArraySpec, chunks: Sequence[Piece]) -> NDArray[Any]:
-    """Decode full chunks that lie one behind the other."""
+    """Decode consecutive full chunks."""
     out = np.empty((len(chunks) * spec.chunk_shape[0], *spec.row_shape), spec.dtype)
     decoder = spec.decoder()
     if decoder is None:
@@ -313,7 +313,7 @@ class ArrayWriter:
     location : Location
         The Zarr store.
     path : str
-        Where the array shall lie below it; every part is checked before the first write.
+        Path of the array below it; every part is checked before the first write.
     dtype : dtype
         Element type, one of `raggedatlas.store.codecs.DTYPES`.
     row_shape : tuple of int
@@ -323,7 +323,7 @@ class ArrayWriter:
     chunk_rows, shard_rows : int, optional
         Rows of a chunk and of a shard; a shard is rounded up to whole chunks. By default as the profile says for 1-D
         arrays (``standard``: 4,096 and 4 Mi elements), about 64 KiB and 4 Mi elements of others. An array smaller than
-        one shard gets one shard (and chunk) of its own size.
+        one shard gets one shard (and chunk) of exactly its size.
 
     Raises
     ------
@@ -378,7 +378,7 @@ class ArrayWriter:
         self._spec(self.chunk_rows, self.shard_rows)
 
     def behind(self, send: BackgroundWriter) -> Self:
-        """Have shards and metadata written while the next are made; they are there when the context of `send` ends.
+        """Write shards and metadata in the background; they are complete when the context of `send` ends.
 
         Parameters
         ----------
@@ -486,7 +486,7 @@ class ArrayWriter:
         return spec
 
     def _set_dtype(self, dtype: np.dtype[Any]) -> None:
-        """Take an element type and its encoder."""
+        """Set the element type and its encoder."""
         self.dtype = dtype.newbyteorder("=")
         if self.dtype.name not in DTYPES:
             raise SchemaError(f"{self.path} cannot hold {dtype}; expected one of {', '.join(DTYPES)}.")
@@ -520,7 +520,7 @@ class ArrayWriter:
             self._runs = later
 
     def _encode(self, values: NDArray[Any], breaks: NDArray[np.int64] = NO_BREAKS) -> list[EncodedChunks]:
-        """Encode whole chunks of rows; the first ones decide whether differences are stored."""
+        """Encode full chunks of rows; the first ones decide whether differences are stored."""
         if not self._judged and len(values):
             self.encoder = chunk_encoder(self.profile, self.dtype, values[: self.chunk_rows])
             self._judged = True
@@ -552,7 +552,7 @@ class ArrayWriter:
         return _decode_all(spec, chunks)
 
     def _spec(self, chunk_rows: int, shard_rows: int) -> ArraySpec:
-        """Describe the array as it is now."""
+        """Return the spec of the array in its current state."""
         zero = np.zeros((), self.dtype).item()
         return ArraySpec(
             path=self.path,
@@ -579,7 +579,7 @@ def index_bytes(n_chunks: int) -> int:
 
 
 def compose_shard(runs: Sequence[EncodedChunks], n_slots: int) -> list[Piece]:
-    """Give the pieces of one shard of `n_slots` chunks: the encoded chunks, and their index with its crc32c."""
+    """Return the parts of one shard of `n_slots` chunks: the encoded chunks, and their index with its crc32c."""
     sizes = np.concatenate([np.diff(run.ends, prepend=0) for run in runs])
     index = np.full((n_slots, 2), -1, dtype=np.int64)
     index[: len(sizes)] = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
@@ -587,7 +587,7 @@ def compose_shard(runs: Sequence[EncodedChunks], n_slots: int) -> list[Piece]:
 
 
 def compose_index(index: NDArray[np.int64]) -> bytes:
-    """Make the bytes of a shard index, the inverse of `parse_index`.
+    """Encode a shard index; the inverse of `parse_index`.
 
     Parameters
     ----------
@@ -608,7 +608,7 @@ def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
     tail : bytes-like
         The last `index_bytes` bytes of the shard.
     shard_size : int
-        Bytes of the whole shard.
+        Size of the shard in bytes.
     where : str
         The shard's name for messages.
 
@@ -620,7 +620,7 @@ def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
     Raises
     ------
     CorruptError
-        If the checksum does not match or a chunk lies outside the shard.
+        If the checksum does not match or a chunk is outside the shard.
     """
     data = np.frombuffer(tail, dtype=np.uint8)
     if not has_checksum(data):
@@ -648,7 +648,7 @@ def create_group(location: Location, path: str, attributes: Mapping[str, Any] | 
     path : str
         Slash-separated path of the group; the empty string is the root.
     attributes : mapping, optional
-        Attributes of the group itself; they replace those of a group that is there already.
+        Attributes of the group itself; they replace those of an existing group.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The door for stored bytes: which codecs may be read, and how chunks are checked before they are decoded."""
+"""Codecs: which may be read, how chunks are checked and decoded, and how the codec profiles encode them."""
 
 import json
 import struct
@@ -40,7 +40,7 @@ KNOWN_CODECS = frozenset(
         "raggedatlas.packed",
     }
 )  # fmt: skip
-"""Codecs that may stand in a foreign array; anything else, above all pickle, is refused by name."""
+"""Codecs allowed in foreign arrays; anything else, above all pickle, is refused by name."""
 
 PACKED = "raggedatlas.packed"
 """Name of the packed codec in ``zarr.json``."""
@@ -98,7 +98,7 @@ def chunk_decoder(codecs: Sequence[dict[str, Any]]) -> ChunkDecoder | None:
     Parameters
     ----------
     codecs : sequence of dict
-        Codecs of one (inner) chunk as they stand in ``zarr.json``.
+        Codecs of one (inner) chunk as listed in ``zarr.json``.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def refuse_unknown_codecs(codecs: Sequence[Any], where: str = "a Zarr array") ->
 
 
 def is_exact(narrow: DTypeLike, wide: DTypeLike) -> bool:
-    """Tell whether every value of one element type is a value of the other (float64 does not hold all int64)."""
+    """Return whether every value of one element type is a value of the other (float64 does not hold all int64)."""
     old, new = np.dtype(narrow), np.dtype(wide)
     if old.kind in "iu" and new.kind in "fc":
         part = np.empty(0, new).real.dtype
@@ -158,7 +158,7 @@ def codecs_json(codecs: Sequence[dict[str, Any]]) -> str:
 
 
 def blosc_declared_bytes(data: NDArray[np.uint8]) -> int:
-    """Return how many bytes a Blosc frame says it holds, after checking its head against the bytes at hand."""
+    """Return the declared decoded size of a Blosc frame, after checking its header against the stored bytes."""
     if data.size < BLOSC_HEADER.size:
         raise CorruptError(f"A Blosc frame of {data.size} bytes is shorter than its head of {BLOSC_HEADER.size}.")
     *_, n_bytes, _, n_compressed = BLOSC_HEADER.unpack(data[: BLOSC_HEADER.size].tobytes())
@@ -168,7 +168,7 @@ def blosc_declared_bytes(data: NDArray[np.uint8]) -> int:
 
 
 def zstd_declared_bytes(data: NDArray[np.uint8]) -> int:
-    """Return how many bytes a zstd frame holds, or at most holds where it does not say, without decoding it."""
+    """Return the decoded size of a zstd frame, or an upper bound where it declares none, without decoding it."""
     if data.size < 6 or data[:4].tobytes() != ZSTD_MAGIC:
         raise CorruptError("A zstd frame does not start with the zstd magic number.")
     flags = int(data[4])
@@ -182,7 +182,7 @@ def zstd_declared_bytes(data: NDArray[np.uint8]) -> int:
 
 
 def _bound_zstd_blocks(data: NDArray[np.uint8], position: int) -> int:
-    """Add up what the blocks of a zstd frame can hold at most."""
+    """Return an upper bound on the decoded size of the blocks of a zstd frame."""
     total, last = 0, False
     while not last and position + 3 <= data.size:
         head = int.from_bytes(data[position : position + 3].tobytes(), "little")
@@ -256,29 +256,29 @@ def crc32c(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> int:
 
 
 def extend_checksum(crc: int, values: NDArray[Any]) -> int:
-    """Extend a crc32c by the little-endian bytes of values."""
+    """Update a crc32c with the little-endian bytes of values."""
     raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return int(library().ra_crc32c(crc, raw, raw.size))
 
 
 def has_checksum(data: NDArray[np.uint8]) -> bool:
-    """Tell whether bytes end with the crc32c of those before."""
+    """Return whether bytes end with the crc32c of the preceding ones."""
     return data.size >= 4 and crc32c(np.ascontiguousarray(data[:-4])) == int.from_bytes(data[-4:].tobytes(), "little")
 
 
 def with_checksum(data: bytes) -> bytes:
-    """Return bytes with their crc32c behind them."""
+    """Append their crc32c to bytes."""
     return data + crc32c(data).to_bytes(4, "little")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedChunks:
-    """Some encoded chunks.
+    """Consecutive encoded chunks in one buffer; a Python object per chunk would cost more than writing it.
 
     Parameters
     ----------
     data : bytes or memoryview
-        The chunks, one behind the other.
+        The chunks, concatenated.
     ends : (n_chunks,) int64
         Where each ends in `data`; the next begins there.
     """
@@ -288,7 +288,7 @@ class EncodedChunks:
 
     @classmethod
     def single(cls, chunk: bytes) -> Self:
-        """Take one chunk."""
+        """Wrap one encoded chunk."""
         return cls(chunk, np.array([len(chunk)], np.int64))
 
     def __len__(self) -> int:
@@ -296,23 +296,23 @@ class EncodedChunks:
         return len(self.ends)
 
     def chunks(self) -> list[memoryview]:
-        """Give each chunk by itself."""
+        """Return the chunks as separate views."""
         whole = memoryview(self.data)
         return [whole[start:stop] for start, stop in pairwise([0, *self.ends.tolist()])]
 
     def split(self, n: int) -> tuple[Self, Self]:
-        """Part the first `n` chunks, more than none and fewer than all, from the rest."""
+        """Split off the first `n` chunks, 0 < n < len(self)."""
         whole, at = memoryview(self.data), int(self.ends[n - 1])
         return type(self)(whole[:at], self.ends[:n]), type(self)(whole[at:], self.ends[n:] - at)
 
 
 def count_chunks(runs: Sequence[EncodedChunks]) -> int:
-    """Add up the chunks of all runs."""
+    """Count the chunks of a list."""
     return sum(map(len, runs))
 
 
 def split_chunks(runs: Sequence[EncodedChunks], n: int) -> tuple[list[EncodedChunks], list[EncodedChunks]]:
-    """Part the first `n` chunks of some runs from the rest.
+    """Split off the first `n` chunks of a list.
 
     Examples
     --------
@@ -356,12 +356,12 @@ def encode_packed(values: NDArray[Any], breaks: NDArray[np.int64]) -> NDArray[np
 
 
 def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64]) -> EncodedChunks:
-    """Pack chunks, each with its crc32c behind it, in one call that holds no lock.
+    """Pack chunks, each followed by its crc32c, in one call that releases the interpreter's lock.
 
     Parameters
     ----------
     values : (c * chunk,) unsigned integers
-        Chunks, one behind the other.
+        Consecutive chunks.
     chunk : int
         Values of one chunk.
     breaks : (k,) int64
@@ -373,12 +373,12 @@ def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64
         Of c chunks.
     """
     n_chunks = values.size // chunk
-    # Most of it is never touched; memory that is used again need not be cleared by the system either.
+    # Most of the buffer is never touched, and reused memory need not be cleared by the system.
     room = n_chunks * (library().ra_packed_room(chunk, values.itemsize) + 4)
     out = shared_pool().take(room, np.dtype(np.uint8))
     ends, own = np.empty(n_chunks, np.int64), breaks.copy()
     n = library().ra_pack_chunks(values, n_chunks, chunk, values.itemsize, own, own.size, out, out.size, ends)
-    # Copied by NumPy, which holds no lock meanwhile.
+    # NumPy releases the interpreter's lock while it copies.
     return EncodedChunks(out[:n].copy().data, ends)
 
 
@@ -386,7 +386,7 @@ _SLAB_BYTES = 4 * 2**20
 _SLAB_CHUNKS = 64
 _CRC: dict[str, Any] = {"name": "crc32c"}
 NO_BREAKS = np.empty(0, np.int64)
-"""No row is known to begin anywhere."""
+"""Empty list of row starts."""
 
 
 @dataclass(frozen=True)
@@ -424,7 +424,7 @@ class BloscEncoder:
         return with_checksum(packed)
 
     def codecs(self) -> list[dict[str, Any]]:
-        """Return the codecs of a chunk as they stand in ``zarr.json``."""
+        """Return the codecs of a chunk for ``zarr.json``."""
         settings = {
             "typesize": self.itemsize,
             "cname": self.name,
@@ -460,12 +460,12 @@ class PackedEncoder:
         return encode_packed_chunk(values, NO_BREAKS)
 
     def codecs(self) -> list[dict[str, Any]]:
-        """Return the codecs of a chunk as they stand in ``zarr.json``."""
+        """Return the codecs of a chunk for ``zarr.json``."""
         return [{"name": PACKED}, _CRC]
 
 
 ChunkEncoder: TypeAlias = BloscEncoder | PackedEncoder
-"""How one chunk becomes bytes."""
+"""Encoder of one chunk."""
 
 
 def _standard(dtype: np.dtype[Any], delta: str) -> ChunkEncoder:
@@ -490,7 +490,7 @@ PROFILES: dict[str, Callable[[np.dtype[Any], str], ChunkEncoder]] = {
     "standard": _standard,
     "archive": _archive,
 }
-"""What may be chosen for an atlas: fast random reads, codecs that any Zarr v3 reader knows, or the fewest bytes."""
+"""The codec profiles of an atlas: fast random reads, codecs that any Zarr v3 reader knows, or the fewest bytes."""
 
 
 def chunk_encoder(profile: str, dtype: DTypeLike, first: NDArray[Any] | None = None) -> ChunkEncoder:
@@ -541,7 +541,7 @@ def encode_packed_chunk(values: NDArray[Any], breaks: NDArray[np.int64]) -> byte
 def encode_run(
     encoder: ChunkEncoder, values: NDArray[Any], chunk_rows: int, breaks: NDArray[np.int64] = NO_BREAKS
 ) -> list[EncodedChunks]:
-    """Encode whole chunks of rows on the decoding threads.
+    """Encode full chunks of rows on the decoding threads.
 
     Parameters
     ----------

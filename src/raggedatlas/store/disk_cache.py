@@ -18,12 +18,12 @@ from raggedatlas.errors import StoreError
 from raggedatlas.store.codecs import has_checksum
 
 CACHE_OPTIONS = ("cache_dir", "cache_size")
-"""Storage options of the cache: where it lies, and how many bytes it may take."""
+"""Storage options of the cache: its folder and its maximal size."""
 
 CACHE_DIR_VARIABLE, CACHE_SIZE_VARIABLE = "RAGGEDATLAS_CACHE_DIR", "RAGGEDATLAS_CACHE_SIZE"
 DEFAULT_SIZE = "10GB"
 SUBFOLDER = "raggedatlas-shards-1"
-"""Nothing beside this folder in the folder that a user names is ever looked at or removed."""
+"""The cache reads and removes nothing else in the folder that a user names."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B?\s*", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -57,18 +57,18 @@ class DiskCache:
     Parameters
     ----------
     folder : Path
-        Where the copies lie.
+        Folder of the copies.
     n_bytes : int
         How much of the disk they may take.
 
     Notes
     -----
-    A copy has the size of its shard and holds the shard index at its end; chunks lie where they lie in the shard, and what was
+    A copy has the size of its shard and holds the shard index at its end; chunks have the same offsets as in the shard, and what was
     not fetched yet is a hole. A chunk counts as held when its own crc32c, which ends it, is right: so a hole, a half-written
     chunk, a damaged disk and a process that was killed all look alike, and the chunk is fetched again. Two processes that write
-    the same chunk write the same bytes to the same place. Copies are removed whole, least recently used first.
+    the same chunk write the same bytes to the same place. Copies are removed entirely, least recently used first.
 
-    Copies are found by address alone: an array is written once, to a folder named by random digits, and never changed after.
+    Copies are identified by address only: an array is written once, to a folder with a random name, and never changes.
     """
 
     folder: Path
@@ -76,7 +76,7 @@ class DiskCache:
 
     @classmethod
     def of_options(cls, options: Mapping[str, str]) -> "DiskCache | None":
-        """Give the cache that storage options, or else the environment, ask for; an empty ``cache_dir`` asks for none.
+        """Return the cache configured by storage options, or else by the environment; an empty ``cache_dir`` disables it.
 
         Raises
         ------
@@ -113,7 +113,7 @@ class DiskCache:
         index : (k, 2) int64
             Offset and size of each chunk.
         size : int
-            Bytes of the whole shard.
+            Size of the shard in bytes.
         """
         with _opened(self._file(name), os.O_RDONLY) as handle:
             if handle is None or os.fstat(handle).st_size != size:
@@ -138,7 +138,7 @@ class DiskCache:
         chunks : k uint8 arrays
             Their bytes.
         size, tail : int, bytes
-            Bytes of the whole shard, and its index.
+            Size of the shard in bytes, and its index.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class DiskCache:
         self._file(name).unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
-        """Return where the copy of a shard lies."""
+        """Return the path of the copy of a shard."""
         return self.folder / f"{sha256(name.encode()).hexdigest()[:32]}.shard"
 
     def _make_room(self) -> None:
@@ -229,7 +229,7 @@ def _opened(file: Path, flags: int) -> Iterator[int | None]:
 
 
 def _is_sound(chunk: NDArray[np.uint8]) -> bool:
-    """Tell whether the crc32c at the end of a chunk is that of its bytes."""
+    """Return whether the crc32c at the end of a chunk matches its bytes."""
     return chunk.size > 4 and has_checksum(chunk)
 
 
@@ -243,7 +243,7 @@ def _plain_size(file: Path) -> int:
 
 
 def _begin(file: Path, size: int, tail: bytes) -> None:
-    """Make the copy of a shard that holds its index only; other processes see all of it or nothing."""
+    """Create the copy of a shard with its index only; the file appears atomically for other processes."""
     temporary = file.with_name(f"{file.name}.{uuid4().hex[:8]}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Tasks on the workers of any executor, a bounded number at a time; an error of a task is told from a worker that is lost."""
+"""Tasks on the workers of any executor, a bounded number at a time; errors of tasks are distinguished from lost workers."""
 
 import os
 import pickle
@@ -49,7 +49,7 @@ class Workers:
     executor : concurrent.futures.Executor
         Whose workers compute; the caller shuts it down.
     timeout : float or None
-        Seconds after which a call gives up when no task has finished meanwhile. None waits for as long as it takes.
+        Seconds without a finished task after which a call fails. None waits indefinitely.
     retries : int
         How often a task is sent again that was lost with its worker, where the executor goes on without that worker, as dask does.
 
@@ -80,7 +80,7 @@ def run_tasks(
     in_flight: int = IN_FLIGHT,
     lost: str = "Nothing was written.",
 ) -> Generator[tuple[int, T], None, None]:
-    """Run tasks, and give their results as they come, each with the number of its task.
+    """Run tasks and yield their results as they arrive, each with the number of its task.
 
     Close it (`contextlib.closing`) where the walk may end early: tasks that have not begun are cancelled then, and those that run are
     waited for, unless a worker hangs.
@@ -89,7 +89,7 @@ def run_tasks(
     ----------
     tasks : iterable of callables without arguments
         Picklable, by cloudpickle where it is installed; taken one by one as workers become free. A task may run twice where a worker
-        is lost, and gives one result.
+        is lost, but yields one result.
     executor : Executor, Workers or None
         Whose workers run them; None runs them here, one after the other.
     place : Location or None
@@ -131,7 +131,7 @@ def run_tasks(
 
 
 def in_order(results: Generator[tuple[int, T], None, None]) -> Generator[T, None, None]:
-    """Give the results of `run_tasks` in the order of the tasks."""
+    """Return the results of `run_tasks` in the order of the tasks."""
     held: dict[int, T] = {}
     given = 0
     with closing(results):
@@ -144,7 +144,7 @@ def in_order(results: Generator[tuple[int, T], None, None]) -> Generator[T, None
 
 @contextmanager
 def spawned(n: int) -> Iterator[Executor]:
-    """Start processes of this machine, which end with this one, whatever ends it."""
+    """Start local processes that end with this one, however it ends."""
     with ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=_follow_parent) as pool:
         try:
             yield pool
@@ -161,7 +161,7 @@ class _Sent:
 
 @dataclass(frozen=True)
 class _Outcome(Generic[T]):
-    """What a task gave on a worker, or the error that it raised."""
+    """The result of a task on a worker, or the error that it raised."""
 
     value: T | None = None
     error: Exception | None = None
@@ -210,7 +210,7 @@ class _Run(Generic[T]):
             wait(running, self.workers.timeout)
 
     def _again(self, sent: _Sent, error: BaseException) -> None:
-        """Send a task again that gave nothing, where that may help."""
+        """Resubmit a task without a result, where that may help."""
         if isinstance(error, BrokenExecutor):
             raise self._died(error) from error
         if isinstance(error, _NOT_SENT):
@@ -234,7 +234,7 @@ class _Run(Generic[T]):
 
 
 def _why_died() -> str:
-    """Tell a script without a main guard, which every spawned process runs again, from a process that was killed."""
+    """Distinguish a script without a main guard, which every spawned process runs again, from a killed process."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     text = ""
     if script is not None and Path(script).suffix == ".py" and Path(script).is_file():
@@ -269,7 +269,7 @@ def _pickled(task: object) -> bytes:
 
 
 def _work(task: Callable[[], Any] | bytes, place: Location | None, caller: str, attempt: str) -> _Outcome[Any]:
-    """Run a task on a worker; its error is a value, so that whatever the executor raises is about the worker."""
+    """Run a task on a worker; its error is a value, so any exception of the executor concerns the worker."""
     here = socket.gethostname()
     try:
         if place is not None:
@@ -303,7 +303,7 @@ def _unpickled(payload: bytes, here: str) -> Callable[[], Any]:
 
 
 def _portable(error: Exception, host: str) -> Exception:
-    """Make an error that can be pickled, with the traceback of the worker as its note."""
+    """Return a picklable error with the traceback of the worker as a note."""
     if isinstance(error, AtlasError):
         if host:
             error.args = (f"{error} (on the worker {host})", *error.args[1:])

@@ -1,4 +1,4 @@
-"""A location: a local folder or an object-store prefix, and the plain calls on bytes below it."""
+"""Locations: a local folder or an object-store prefix, and reading, writing, listing and hashing the files below it."""
 
 import contextlib
 import hashlib
@@ -45,7 +45,7 @@ AZURE_OPTIONS = {
     "azure_storage_use_emulator": "use_emulator",
 }
 OPTION_NAMES = ("allow_http", *S3_OPTIONS, *GCS_OPTIONS, *AZURE_OPTIONS, *CACHE_OPTIONS)
-"""Every storage option a user may give; but for those of the cache in the spelling that Lance understands as it is."""
+"""All storage options a user may pass; except those of the cache, they are spelled as in Lance."""
 
 _LONGEST_NAME = 255
 """Bytes of one part of a local path; no common file system takes more."""
@@ -145,7 +145,7 @@ class Location:
     def of(
         cls, address: "str | os.PathLike[str] | Location", storage_options: Mapping[str, str] | None = None
     ) -> "Location":
-        """Return the location of an address that a user gave.
+        """Return the location of an address passed by a user.
 
         Raises
         ------
@@ -165,7 +165,7 @@ class Location:
 
     @property
     def is_local(self) -> bool:
-        """Whether the bytes lie in a local folder."""
+        """Whether the location is a local folder."""
         return "://" not in self.uri
 
     @property
@@ -256,7 +256,7 @@ class Location:
         return replace(self, storage_options={**self.storage_options, "cache_dir": ""})
 
     def exists(self) -> bool:
-        """Whether anything lies here."""
+        """Return whether there is any file below."""
         if self.is_local:
             with store_errors(f"look for {self.uri}"):
                 return self.path.exists()
@@ -344,7 +344,7 @@ class Location:
             raise NotFoundError(f"There is no {key!r} in {self.uri}.") from None
 
     def write_bytes(self, key: str, data: Buffers, *, only_if_absent: bool = False) -> bool:
-        """Write one object whole: other readers see the old bytes or the new, never a part.
+        """Write one object atomically: readers see the old or the new bytes, never a mixture.
 
         Parameters
         ----------
@@ -353,7 +353,7 @@ class Location:
         data : bytes, memoryview, or list of these
             The content, in one piece or in several that need not be joined first.
         only_if_absent : bool
-            Leave an object that is there already as it is.
+            Do not overwrite an existing object.
 
         Returns
         -------
@@ -380,7 +380,7 @@ class Location:
         return True
 
     def ensure_bytes(self, key: str, data: bytes) -> None:
-        """Write one object where there is none; what is there already stays, unread."""
+        """Write one object if it does not exist; an existing one is neither read nor changed."""
         if self.is_local:
             with store_errors(f"write {self.uri}/{key}"):
                 file = self._file(key)
@@ -433,7 +433,7 @@ def refuse_symlink(path: Path) -> None:
 
 @contextlib.contextmanager
 def store_errors(what: str) -> Iterator[None]:
-    """Turn errors of the operating system and of obstore into `StoreError`, `MissingFileError` where a file or object is missing."""
+    """Convert errors of the operating system and of obstore to `StoreError`, `MissingFileError` where a file or object is missing."""
     from obstore.exceptions import BaseError
 
     try:
@@ -533,12 +533,12 @@ _MOST_PIECES = 1024
 
 
 def joined(data: Buffers) -> bytes:
-    """Give bytes in one piece."""
+    """Return the buffers as one bytes object."""
     return b"".join(data) if isinstance(data, list) else bytes(data)
 
 
 def _write_pieces(file: Path, pieces: list[Piece]) -> None:
-    """Write a file from many pieces: to join them would take fresh memory, and the interpreter's lock all the while."""
+    """Write a file from many buffers: joining them would allocate memory while holding the interpreter's lock."""
     if not hasattr(os, "writev"):
         file.write_bytes(joined(pieces))
         return
@@ -555,7 +555,7 @@ def _write_pieces(file: Path, pieces: list[Piece]) -> None:
 
 
 def write_file(file: Path, data: Buffers, *, only_if_absent: bool) -> bool:
-    """Write a local file by a temporary neighbour and a rename (or a hard link for create-if-absent)."""
+    """Write a local file through a temporary file in the same folder and a rename (a hard link for create-if-absent)."""
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.is_dir() or (file.exists() and not stat.S_ISREG(file.lstat().st_mode)):
         raise StoreError(f"{file} is not a plain file and is not overwritten.")
@@ -584,12 +584,12 @@ _PIECE = 2**20
 
 
 def list_files(location: Location) -> list[tuple[str, int]]:
-    """List every file below a location, whatever its name: (key, bytes), sorted.
+    """List all files below a location as sorted (key, size) pairs.
 
     Raises
     ------
     StoreError
-        If one of them is a symlink or no plain file.
+        If one of them is not a regular file.
     """
     return sorted(_walk(location))
 
@@ -614,7 +614,7 @@ def read_file(location: Location, key: str) -> bytes:
 
 
 def digest_file(location: Location, key: str) -> tuple[int, str]:
-    """Read one file in pieces, and give its bytes and its SHA-256.
+    """Read one file in blocks and return its size and its SHA-256.
 
     Raises
     ------
@@ -652,7 +652,7 @@ def digest_file(location: Location, key: str) -> tuple[int, str]:
 
 
 def digest_files(location: Location) -> tuple[int, int, str]:
-    """Read every file and give their number, their bytes, and a SHA-256 over names and contents.
+    """Read all files and return their number, total size, and a SHA-256 over names and contents.
 
     Examples
     --------

@@ -22,7 +22,7 @@ class PackedCodec(ArrayBytesCodec):
     """Blocks of about 256 unsigned integers packed to as few bits as they need; lossless for any content.
 
     Every chunk is self-contained; ``docs/reference/packed-codec.md`` describes it byte by byte. It takes no settings and
-    stands where the ``bytes`` codec does, best followed by ``crc32c``.
+    takes the place of the ``bytes`` codec, best followed by ``crc32c``.
 
     Examples
     --------
@@ -39,23 +39,23 @@ class PackedCodec(ArrayBytesCodec):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "PackedCodec":
-        """Make the codec from ``zarr.json``."""
+        """Create the codec from its entry in ``zarr.json``."""
         if data.get("configuration"):
             raise SchemaError(f"The codec {PACKED} takes no settings, got {data['configuration']}.")
         return cls()
 
     def to_dict(self) -> dict[str, Any]:
-        """Give what stands in ``zarr.json``."""
+        """Return the entry of the codec in ``zarr.json``."""
         return {"name": PACKED}
 
     def validate(self, *, shape: tuple[int, ...], dtype: Any, chunk_grid: Any) -> None:  # noqa: ANN401 (zarr-python's)
-        """Refuse element types that are no unsigned integers."""
+        """Refuse element types other than unsigned integers."""
         kind = _native(dtype)
         if kind.kind != "u":
             raise SchemaError(f"The codec {PACKED} holds unsigned integers, not {kind}; choose another codec.")
 
     def compute_encoded_size(self, input_byte_length: int, _chunk_spec: ArraySpec) -> int:
-        """Refuse to foretell a size, which depends on the values."""
+        """Refuse to compute a size in advance, as it depends on the values."""
         raise CorruptError(f"The size of a chunk in the codec {PACKED} depends on its values.")
 
     async def _encode_single(self, chunk_array: NDBuffer, chunk_spec: ArraySpec) -> Buffer | None:

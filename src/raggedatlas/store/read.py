@@ -1,4 +1,4 @@
-"""Shards as bytes: encoded chunks, their index, and the two ways to look one up (memory map, byte ranges)."""
+"""Batched reads of stored arrays: many row ranges in one call, every touched chunk decoded once, from mapped or remote shards."""
 
 import ctypes
 import mmap
@@ -37,7 +37,7 @@ class Shard:
     index : (n_chunks, 2) int64
         Offset and size of every chunk; size -1 where the chunk is not stored.
     size : int
-        Bytes of the whole shard.
+        Size of the shard in bytes.
     data : (size,) uint8 or None
         The mapped bytes of a local shard.
     stamp : tuple
@@ -147,7 +147,7 @@ def fetch_chunks(location: Location, key: str, shard: Shard, index: NDArray[np.i
     key : str
         Key of the shard.
     shard : Shard
-        What `fetch_index` gave.
+        The result of `fetch_index`.
     index : (k, 2) int64
         Offset and size of the wanted chunks.
 
@@ -166,7 +166,7 @@ def fetch_chunks(location: Location, key: str, shard: Shard, index: NDArray[np.i
 
 
 def _held_index(location: Location, name: str, n_chunks: int) -> Shard | None:
-    """Look a shard index up in the disk cache; what is wrong there is removed."""
+    """Look up a shard index in the disk cache; damaged copies are removed."""
     cache = location.disk_cache
     found = None if cache is None else cache.read_tail(_cache_name(location, name), index_bytes(n_chunks))
     if cache is None or found is None:
@@ -179,7 +179,7 @@ def _held_index(location: Location, name: str, n_chunks: int) -> Shard | None:
 
 
 def _cache_name(location: Location, name: str) -> str:
-    """Tell a shard from one of the same address on another server."""
+    """Return the cache key of a shard, which includes the server."""
     return f"{location.storage_options.get('aws_endpoint', '')} {name}"
 
 
@@ -217,7 +217,7 @@ def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]
 
 
 def _cut_short(name: str, size: int, n_chunks: int) -> CorruptError:
-    """Say that a shard is too short for its index."""
+    """Return the error of a shard that is too short for its index."""
     return CorruptError(
         f"The shard {name} has {size:,} bytes and no room for its index of {index_bytes(n_chunks):,}; "
         "it was cut short. Restore it from a copy or drop its dataset."
@@ -258,7 +258,7 @@ class ArrayReader:
 
     @property
     def name(self) -> str:
-        """Where the array lies, for messages."""
+        """Address of the array, for messages."""
         return f"{self.location.uri}/{self.spec.path}"
 
     @cached_property
@@ -277,7 +277,7 @@ class ArrayReader:
         return self.spec.decoder()
 
     def shard(self, number: int) -> Shard:
-        """Look up one shard: memory-mapped where local, else its index alone.
+        """Look up one shard: memory-mapped where local, else only its index.
 
         Raises
         ------
@@ -336,7 +336,7 @@ def read_ranges(
     Raises
     ------
     CorruptError
-        If a range lies outside the array, a shard is missing, or stored bytes are not what was written.
+        If a range is outside the array, a shard is missing, or stored bytes are damaged.
     LimitError
         If more is asked than the stored bytes can hold.
     SchemaError
@@ -387,7 +387,7 @@ def read_slice(reader: ArrayReader, start: int, stop: int, out: NDArray[Any] | N
 
 
 def read_all(reader: ArrayReader) -> NDArray[Any]:
-    """Read a whole array and compare its checksum, where the reader has one.
+    """Read an entire array and compare its checksum, where the reader has one.
 
     Raises
     ------
@@ -450,7 +450,7 @@ def verify(reader: ArrayReader) -> tuple[list[str], str | None]:
     problems : list of str
         At most 20 messages, one per bad chunk or shard; empty where all is well.
     checksum : str or None
-        crc32c of the little-endian bytes of all values, as `ArrayWriter.checksum` gives it; None beside problems.
+        crc32c of the little-endian bytes of all values, as in `ArrayWriter.checksum`; None if there are problems.
     """
     spec = reader.spec
     reader = replace(reader, location=reader.location.uncached())
@@ -480,7 +480,7 @@ def _chunk_bytes(spec: ArraySpec) -> int:
 
 
 def _check_bounds(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-    """Refuse ranges that are none or lie outside the array."""
+    """Refuse invalid ranges and ranges outside the array."""
     if starts.ndim != 1 or starts.shape != ends.shape:
         raise SchemaError(
             f"{reader.name} is read by two equally long lists, got shapes {starts.shape} and {ends.shape}."
@@ -510,7 +510,7 @@ def _plan(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk_rows: int) -
 
 
 def _refuse_hollow(reader: ArrayReader, plan: _Plan) -> None:
-    """Before much memory is taken, see that the shards are there and can hold what is asked."""
+    """Check, before large allocations, that the shards exist and can hold the requested rows."""
     spec = reader.spec
     asked = plan.chunks.size * _chunk_bytes(spec)
     if asked <= _LARGE_BYTES or reader.decoder is None:
@@ -573,7 +573,7 @@ def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
 
 
 def _address(data: NDArray[np.uint8]) -> int:
-    """Return where the bytes of an array lie."""
+    """Return the memory address of an array."""
     return int(data.__array_interface__["data"][0])
 
 
@@ -583,7 +583,7 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def is_packed(reader: ArrayReader) -> bool:
-    """Tell whether an array is packed with checksums at most 4 bytes a value, so that kernels unpack it block by block."""
+    """Return whether kernels can unpack an array block by block: packed, with checksums, at most 4 bytes per value."""
     known = reader.decoder
     small = np.dtype(reader.spec.dtype).itemsize <= 4 and len(reader.spec.shape) == 1
     return known is not None and known.compressor == "packed" and known.checksum and small
@@ -704,7 +704,7 @@ def _decode_foreign(reader: ArrayReader, plan: _Plan, chunks: range, out: NDArra
 
 
 def bad_chunk(reader: ArrayReader, chunk: int, fault: str) -> CorruptError:
-    """Name a bad chunk and the file it lies in."""
+    """Return the error of a damaged chunk, with its file."""
     spec = reader.spec
     rows = spec.chunk_shape[0]
     key = shard_key(spec.row_shape, chunk // spec.chunks_per_shard)
@@ -716,7 +716,7 @@ def bad_chunk(reader: ArrayReader, chunk: int, fault: str) -> CorruptError:
 
 
 def iterate_slices(reader: ArrayReader, n_bytes: int = WAVE_BYTES) -> Iterator[NDArray[Any]]:
-    """Read the whole array in pieces of whole chunks, each of about `n_bytes`."""
+    """Iterate over the array in slices of full chunks, each of about `n_bytes`."""
     spec = reader.spec
     step = max(1, n_bytes // _chunk_bytes(spec)) * spec.chunk_shape[0]
     for start in range(0, spec.n_rows, step):

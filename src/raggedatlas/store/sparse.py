@@ -1,4 +1,4 @@
-"""Rows of sparse matrices: renumber their columns, sort them, count them. The loops are in ``native/csr.c``."""
+"""Rows of sparse matrices: renumber, sort and count their columns, and gather rows of stored groups. The loops are in ``native/``."""
 
 import ctypes
 import threading
@@ -402,7 +402,7 @@ class _ChunkTable:
 class RowGatherer:
     """Reads rows of ragged groups into one CSR, columns mapped, in any order and as often as asked.
 
-    Usable from several threads at once. It holds memory maps, so it is made anew in every process.
+    Usable from several threads at once. It holds memory maps, so every process creates its own.
 
     Parameters
     ----------
@@ -473,7 +473,7 @@ class RowGatherer:
         start, end : (n,) int64
             Entries of every row in the arrays of its group.
         sort : bool
-            Whether the columns of every row shall ascend. If not, and no column is left out, they come as stored.
+            Whether the columns of every row are sorted. If not, and no column is left out, they come as stored.
 
         Returns
         -------
@@ -483,7 +483,7 @@ class RowGatherer:
         Raises
         ------
         CorruptError
-            If a range lies outside its group, a chunk is not what was written, or a column is none of its group's.
+            If a range is outside its group, a chunk is damaged, or a column is not one of its group.
         """
         n = len(group)
         group, start, end = np.ascontiguousarray(group), np.ascontiguousarray(start), np.ascontiguousarray(end)
@@ -566,7 +566,7 @@ class RowGatherer:
     def _misplaced(
         self, group: NDArray[np.int32], start: NDArray[np.int64], end: NDArray[np.int64], *, row: int, outside: bool
     ) -> CorruptError:
-        """Say what is wrong with the pointer of a row."""
+        """Return the error of an invalid pointer."""
         g = int(group[row])
         name = self.columns.readers[g].name
         if outside:
@@ -602,7 +602,7 @@ def _few_columns(groups: Sequence[RowGroup]) -> tuple[NDArray[np.uint32], NDArra
 
 
 def can_gather(groups: Sequence[RowGroup], dtype: np.dtype[Any]) -> bool:
-    """Tell whether the compiled gather knows the arrays of all groups and the result's type; else `read_ranges` reads."""
+    """Return whether the compiled gather supports the arrays of all groups and the result's type; else use `read_ranges`."""
     if dtype.name not in TYPE_CODES:
         return False
     floats = {np.dtype(group.values.spec.dtype).kind == "f" for group in groups}

@@ -212,7 +212,7 @@ def quote_literal(value: Any) -> str:  # noqa: ANN401  (any value that people co
 
 
 def plain_value(value: Any) -> Any:  # noqa: ANN401  (any value that people compare with)
-    """Turn NumPy and pandas scalars into Python's own, and refuse what no column can be compared with.
+    """Convert NumPy and pandas scalars to Python's, and refuse values that no column can be compared with.
 
     Raises
     ------
@@ -405,14 +405,14 @@ def _always(column: Target, *, holds: bool) -> str:
 
 
 def parenthesized(where: str | None) -> str | None:
-    """Put a filter in parentheses, after checking that nothing in it could end them early.
+    """Enclose a filter in parentheses, after checking that nothing in it can close them early.
 
-    Lance's parser ignores whatever follows a complete expression, so ``"n = 1) or so"`` would pass as ``"n = 1"``.
+    Lance's parser ignores everything after a complete expression, so ``"n = 1) or so"`` would pass as ``"n = 1"``.
 
     Raises
     ------
     QueryError
-        If a parenthesis outside quotes has no partner, or a comment or semicolon stands there.
+        If a parenthesis outside quotes has no partner, or it contains a comment or semicolon.
 
     Examples
     --------

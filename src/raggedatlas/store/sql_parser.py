@@ -72,7 +72,7 @@ class _Token:
 
 
 def as_filter(condition: "str | Mapping[str, Any] | Filter") -> Filter:
-    """Turn what people pass to `where` into a filter.
+    """Convert the argument of `where` to a filter.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class _Parser:
     columns: Columns
 
     def tokens(self) -> Iterator[_Token]:
-        """Cut the text into tokens without spaces; a token ``column`` is still a quoted name here."""
+        """Split the text into tokens without spaces; columns are not resolved yet."""
         at, open_signs = 0, []
         while at < len(self.text):
             found = _TOKEN.match(self.text, at)
@@ -222,7 +222,7 @@ class _Parser:
             at += 1
 
     def _may_be_column(self, tokens: Sequence[_Token], at: int) -> bool:
-        """Tell a column from a keyword, a function and a type by what stands around it."""
+        """Return whether a word is a column and not a keyword, function or type, judging by its neighbors."""
         word = tokens[at].keyword
         before = tokens[at - 1].keyword if at else ""
         after = tokens[at + 1] if at + 1 < len(tokens) else _Token("sign", "")
@@ -274,7 +274,7 @@ class _Parser:
         return parts[0] if len(parts) == 1 else Combination("AND", tuple(parts))
 
     def _split(self, tokens: Sequence[_Token], word: str) -> list[Sequence[_Token]]:
-        """Cut at a word outside parentheses; the AND of a BETWEEN is none."""
+        """Split at a word outside parentheses, except at the AND of a BETWEEN."""
         parts: list[Sequence[_Token]] = []
         depth = start = between = 0
         for i, token in enumerate(tokens):

@@ -5,8 +5,8 @@ obstore has exception classes, but a listing that fails has the generic one; Lan
 
 - Lance begins with the name of the kind (``Commit conflict for version 3: ...``, ``LanceError(IO): ...``), after the
   wrappers that a kind may be nested in, and ends with the line of its source, which is removed.
-- object_store (below both) gives the HTTP status and the body of the answer, or ``HTTP error`` where there was no answer.
-- Rust gives the number of an error of the operating system: ``(os error 28)``.
+- object_store (below both) reports the HTTP status and the body of the response, or ``HTTP error`` without a response.
+- Rust reports the number of an error of the operating system: ``(os error 28)``.
 """
 
 import contextlib
@@ -146,7 +146,7 @@ def failure(error: BaseException) -> str:
 
 
 def _remote(text: str, status: int) -> tuple[str, str]:
-    """Say why an object store failed, by the status of its answer, and the way out."""
+    """Return why an object store failed, by the status of its response, and the way out."""
     found = _CODE.search(text)
     code = (found[1] or found[2]) if found else ""
     answer = f"{status} {code}".strip()
@@ -193,16 +193,16 @@ def _remote(text: str, status: int) -> tuple[str, str]:
 
 
 LANCE_ERRORS = (OSError, ValueError, RuntimeError, NotImplementedError, pa.ArrowException)
-"""What Lance raises, and Arrow on what Lance gives it."""
+"""Exceptions of Lance, and of Arrow on data from Lance."""
 
 
 def is_panic(error: BaseException) -> bool:
-    """Tell whether Lance's code in Rust panicked; pyo3 raises that as a `BaseException` without a public name."""
+    """Return whether Lance's Rust code panicked; pyo3 raises that as a `BaseException` without a public name."""
     return type(error).__name__ == "PanicException"
 
 
 def panicked(place: str, error: BaseException) -> CorruptError:
-    """Say that Lance failed on what it read."""
+    """Return the error of a panic of Lance."""
     reason = str(error).split("\n", 1)[0]
     return CorruptError(
         f"Lance cannot read {place} ({reason}); its files are damaged. Run validate('deep'), and restore the atlas from a copy."
@@ -211,7 +211,7 @@ def panicked(place: str, error: BaseException) -> CorruptError:
 
 @contextlib.contextmanager
 def lance_errors(place: str) -> Iterator[None]:
-    """Turn Lance's errors into ours.
+    """Convert Lance's errors to ours.
 
     `ConflictError` for lost races, `NotFoundError` for what is not there, `CorruptError` for a panic, else `StoreError`.
     """

@@ -1,4 +1,4 @@
-"""Rows of Lance tables: create, read in row order, append, merge, delete, overwrite under a check."""
+"""Lance tables: rows (read, append, merge, delete), columns, tags, compaction, indexes and clean-up."""
 
 import contextlib
 import random
@@ -77,7 +77,7 @@ class TableRows:
         return {"location": self.location, "pinned": self.pinned, "_opened": {}}
 
     def uri(self, name: str) -> str:
-        """Give the address of a table."""
+        """Return the address of a table."""
         return f"{self.location.lance_uri()}/{check_name(name, 'table')}.lance"
 
     def names(self) -> list[str]:
@@ -116,7 +116,7 @@ class TableRows:
         return table
 
     def has(self, name: str) -> bool:
-        """Tell whether a table exists."""
+        """Return whether a table exists."""
         try:
             self.open(name)
         except NotFoundError:
@@ -138,7 +138,7 @@ class TableRows:
         return found
 
     def create(self, name: str, schema: pa.Schema) -> None:
-        """Create an empty table; one that is there already with these columns and no rows is taken over.
+        """Create an empty table; an existing one with these columns and no rows is reused.
 
         Raises
         ------
@@ -166,12 +166,12 @@ class TableRows:
                 raise
 
     def schema(self, name: str) -> pa.Schema:
-        """Give a table's schema with its field metadata."""
+        """Return a table's schema with its field metadata."""
         with lance_errors(self.uri(name)):
             return self.open(name).schema
 
     def version(self, name: str) -> int:
-        """Give the version of a table that `open` opens."""
+        """Return the version of a table that `open` opens."""
         return int(self.open(name).version)
 
     def count(self, name: str, where: str | None = None) -> int:
@@ -189,7 +189,7 @@ class TableRows:
     def read(
         self, name: str, columns: Sequence[str] | None = None, where: str | None = None, *, row_ids: bool = False
     ) -> pa.Table:
-        """Read rows in table order: the order in which they were first added, whatever compaction did since.
+        """Read rows in table order: the order in which they were added, regardless of compaction.
 
         Parameters
         ----------
@@ -264,7 +264,7 @@ class TableRows:
         retry: bool = True,
         read_version: int | None = None,
     ) -> int:
-        """Insert the rows whose key is new, and with `update` overwrite those whose key is there, in one commit.
+        """Insert rows with new keys, and with `update` overwrite those with existing keys, in one commit.
 
         Parameters
         ----------
@@ -279,7 +279,7 @@ class TableRows:
         retry : bool
             Whether to run again after a lost race; without, the caller does so with rows read afresh.
         read_version : int or None
-            The version that `rows` were made from: whatever was committed to them since is a lost race. None takes the newest.
+            The version that `rows` derive from: a later commit to them is a conflict. None means the newest.
 
         Returns
         -------
@@ -446,7 +446,7 @@ def walk(tables: TableRows, name: str, columns: Sequence[str], where: str | None
 
 
 def check_rows(rows: Rows, place: str) -> Rows:
-    """Return rows that Lance gave, once Arrow has found them valid: offsets within their buffers, and text in UTF-8.
+    """Return rows from Lance after Arrow has validated them: offsets within their buffers, and text in UTF-8.
 
     Lance checks neither, and what reads such a column later could leave its memory.
 
@@ -482,7 +482,7 @@ def plain(rows: pa.Table) -> pa.Table:
 
 @contextlib.contextmanager
 def filter_errors(where: str | None, table: "lance.LanceDataset") -> Iterator[None]:
-    """Turn errors of a filter into `QueryError`, which lists the columns there are."""
+    """Convert errors of a filter to `QueryError`, which lists the existing columns."""
     try:
         yield
     except AtlasError:
@@ -509,7 +509,7 @@ _WHOLE: dict[str, Any] = {
     "remove_stop_words": False,
     "ascii_folding": False,
 }
-"""Full-text indexes on uids know whole values, as they stand; those on other columns know words."""
+"""Full-text indexes on uids index exact values; those on other columns index words."""
 
 
 @dataclass(frozen=True)
@@ -544,7 +544,7 @@ class Tables(TableRows):
 
         def once() -> None:
             version = self.version(name)
-            # `make` opens a handle of its own: Lance reads the batches while it holds the table that they are for.
+            # `make` opens a separate handle: Lance reads the batches while it holds the table that they are for.
             made = make(type(self)(self.location, {name: version}))
             if made is None:
                 return
@@ -557,12 +557,12 @@ class Tables(TableRows):
         self.retry(name, once)
 
     def rename_columns(self, name: str, names: Mapping[str, str]) -> None:
-        """Give columns other names (old -> new), all in one commit."""
+        """Rename columns (old -> new) in one commit."""
         changes: Any = [{"path": old, "name": new} for old, new in names.items()]
         self.retry(name, lambda: self.open(name).alter_columns(*changes))
 
     def drop_columns(self, name: str, columns: Sequence[str]) -> None:
-        """Take columns out of a table, in one commit; those that are gone already are no matter."""
+        """Drop columns of a table in one commit; missing ones are ignored."""
 
         def once() -> None:
             table = self.open(name)
@@ -573,16 +573,16 @@ class Tables(TableRows):
         self.retry(name, once)
 
     def settled(self, name: str) -> bool:
-        """Tell whether a table has nothing to compact: at most one fragment, and no deleted row in it."""
+        """Return whether a table has nothing to compact: at most one fragment, and no deleted row in it."""
         fragments = self.open(name).get_fragments()
         return len(fragments) < 2 and not any(f.num_deletions for f in fragments)
 
     def has_deleted_rows(self, name: str) -> bool:
-        """Tell whether the files of a table hold rows that were deleted from it."""
+        """Return whether the files of a table contain deleted rows."""
         return any(fragment.num_deletions for fragment in self.open(name).get_fragments())
 
     def restore(self, name: str, version: int) -> int:
-        """Make an old version the newest, and return the version it became."""
+        """Restore an old version, and return the version number of the restored one."""
         import lance
 
         def once() -> int:
@@ -623,11 +623,11 @@ class Tables(TableRows):
 
     @staticmethod
     def tag_file(tag: str) -> str:
-        """Give the path of a tag below its table."""
+        """Return the path of a tag below its table."""
         return f"_refs/tags/{tag}.json"
 
     def tag(self, name: str, tag: str, version: int) -> None:
-        """Keep a version for ever under a tag; a tag that is there is moved."""
+        """Keep a version permanently under a tag; an existing tag is moved."""
         with lance_errors(self.uri(name)):
             tags = self.open(name).tags
             try:
@@ -693,7 +693,7 @@ class Tables(TableRows):
         )
 
     def index(self, name: str, column: str, kind: str, *, rebuild: bool = False) -> bool:
-        """Build a scalar (``BTREE``, ``BITMAP``) or full-text (``FTS``) index, or bring it up to date; tell if there was need."""
+        """Build or update a scalar (``BTREE``, ``BITMAP``) or full-text (``FTS``) index; return whether it was necessary."""
         index_name = f"{column}_{kind.lower()}_idx"
         options = _WHOLE if kind == "FTS" and column.endswith("uid") else {}
         stored: Any = "INVERTED" if kind == "FTS" else kind
@@ -716,7 +716,7 @@ class Tables(TableRows):
         return self.retry(name, once)
 
     def index_vectors(self, name: str, column: str, metric: str, n_partitions: int) -> None:
-        """Build an index over a column of vectors (``IVF_SQ``), in place of the one that it has."""
+        """Build or replace the index over a column of vectors (``IVF_SQ``)."""
 
         def once() -> None:
             self.open(name).create_index(
@@ -726,7 +726,7 @@ class Tables(TableRows):
         self.retry(name, once)
 
     def refresh_vectors(self, name: str) -> bool:
-        """Bring the indexes over vectors up to date; tell whether there was need."""
+        """Update the indexes over vectors; return whether it was necessary."""
 
         def once() -> bool:
             table = self.open(name)
@@ -763,9 +763,9 @@ def _indices(table: "lance.LanceDataset") -> list[dict[str, Any]]:
 
 
 def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_version: int) -> None:
-    """Overwrite some columns of the rows whose key is given, in one commit; rows whose key is not there are no matter.
+    """Overwrite some columns of the rows with the given keys in one commit; unknown keys are ignored.
 
-    Row ids, and so the order of the table, stay.
+    Row ids, and so the order of the table, do not change.
 
     Parameters
     ----------
@@ -774,11 +774,11 @@ def update_columns(tables: Tables, name: str, key: str, rows: pa.Table, read_ver
     name : str
         Table.
     key : str
-        Column by which rows are told.
+        Column that identifies rows.
     rows : pyarrow.Table
         The key and the columns.
     read_version : int
-        The version that `rows` were made from: whatever was committed to the same rows since is a lost race.
+        The version that `rows` derive from: a later commit to the same rows is a conflict.
 
     Raises
     ------

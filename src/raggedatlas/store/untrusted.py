@@ -1,4 +1,4 @@
-"""Guards on Zarr files of other people: metadata and compressed frames are checked before memory is taken."""
+"""Untrusted Zarr files: metadata and compressed frames are checked before memory is allocated."""
 
 import json
 import zlib
@@ -27,12 +27,12 @@ _NO_BYTES = (".zattrs", ".zgroup")
 
 @dataclass(frozen=True)
 class StoredArray:
-    """What a guard knows of one foreign array.
+    """Properties of one foreign array that its chunks are checked against.
 
     Parameters
     ----------
     path : str
-        Where it lies.
+        Path of the array.
     chunk_bytes : int
         Decoded bytes of what is decoded at once (the inner chunk of a shard).
     compressors : tuple of str
@@ -40,7 +40,7 @@ class StoredArray:
     checksum : bool
         Whether a crc32c follows the compressed bytes.
     slots : int
-        Inner chunks of a shard whose index stands at its end; 0 where chunks are stored one by one.
+        Inner chunks of a shard whose index is at its end; 0 where chunks are stored one by one.
     """
 
     path: str
@@ -56,7 +56,7 @@ def check_array_metadata(path: str, metadata: Mapping[str, Any]) -> StoredArray:
     Parameters
     ----------
     path : str
-        Where the array lies, for messages.
+        Path of the array, for messages.
     metadata : mapping
         The parsed ``.zarray`` or ``zarr.json``.
 
@@ -78,7 +78,7 @@ def check_array_metadata(path: str, metadata: Mapping[str, Any]) -> StoredArray:
 
 
 def check_frames(array: StoredArray, data: NDArray[np.uint8]) -> None:
-    """Refuse a stored chunk (or whole shard) whose compressed frames would decode to more than the chunk holds.
+    """Refuse a stored chunk (or shard) whose compressed frames would decode to more than the chunk holds.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def _check_v2(path: str, metadata: Mapping[str, Any]) -> StoredArray:
 
 
 def _dtype_v2(kind: Any) -> Any:  # noqa: ANN401 - JSON
-    """Turn a data type of ``.zarray`` into what NumPy takes: records are lists of fields, which may be records."""
+    """Convert a data type of ``.zarray`` to NumPy's form: records are lists of fields, which may be records."""
     if isinstance(kind, str):
         return kind
     return [(name, _dtype_v2(inner), *(tuple(size) for size in shape)) for name, inner, *shape in kind]

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.vectors.geometry import Fragments, Objects
+from raggedatlas.vectors.shapes import concat_ranges, counts_to_offsets
 from raggedatlas.vectors.storage.codecs import (
     Blobs,
     FragmentIndex,
     concat_blobs,
-    concat_ranges,
-    counts_to_offsets,
     decode_fragments,
     decode_groups,
     decode_manifests,

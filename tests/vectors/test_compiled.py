@@ -10,10 +10,10 @@ from raggedatlas.store.native import BAD_BOUNDS, BAD_SIZE, BEYOND, I64, OUTSIDE,
 from raggedatlas.vectors import geometry
 from raggedatlas.vectors.grids import chunk_coordinates, encode_positions
 from raggedatlas.vectors.pyramid import vertex_tolerances
+from raggedatlas.vectors.shapes import counts_to_offsets
 from raggedatlas.vectors.storage.codecs import (
     Blobs,
     Bytes,
-    counts_to_offsets,
     decode_fragments,
     decode_manifests,
     decode_vlen,

@@ -178,7 +178,8 @@ def manifests(change: Callable[[bytes], bytes], which: int = 3) -> Callable[[Dam
     """Change one manifest of `paths`, and write the index again."""
 
     def damage(store: Damage) -> None:
-        from raggedatlas.vectors.storage.codecs import concat_blobs, counts_to_offsets, encode_manifests
+        from raggedatlas.vectors.shapes import counts_to_offsets
+        from raggedatlas.vectors.storage.codecs import concat_blobs, encode_manifests
         from raggedatlas.vectors.storage.zarr_writer import vlen_array
 
         objects = STORES["streamline"]().levels[0].objects

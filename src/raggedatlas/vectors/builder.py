@@ -21,8 +21,7 @@ from raggedatlas.vectors.geometry import (
     Level,
 )
 from raggedatlas.vectors.grids import bins_per_chunk, check_edges
-from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes, fill_value
-from raggedatlas.vectors.storage.codecs import counts_to_offsets
+from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Shapes, counts_to_offsets, fill_value
 
 _VERTICES_PER_CHUNK = 16_384
 

@@ -18,8 +18,15 @@ from raggedatlas.vectors.grids import (
     run_starts,
     stable_order,
 )
-from raggedatlas.vectors.shapes import SEQUENTIAL, Attribute, Attributes, Shapes
-from raggedatlas.vectors.storage.codecs import concat_ranges, counts_to_offsets
+from raggedatlas.vectors.shapes import (
+    SEQUENTIAL,
+    Attribute,
+    Attributes,
+    Shapes,
+    concat_ranges,
+    counts_to_offsets,
+    take_attributes,
+)
 
 OWNER_ATTRIBUTE = "object_id"
 """The fragment attribute that names the object of each fragment."""
@@ -134,11 +141,11 @@ def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
         positions=np.take(shapes.positions, stored.source, axis=0),
         fragments=fragments,
         objects=None if grid.identity else index,
-        vertex_attributes=_take_attributes(shapes.vertex_attributes, stored.source),
+        vertex_attributes=take_attributes(shapes.vertex_attributes, stored.source),
         fragment_attributes={}
         if grid.identity
         else {OWNER_ATTRIBUTE: Attribute(np.append(shapes.ids, NO_OWNER)[stored.owner])},
-        object_attributes=_take_attributes(shapes.object_attributes, np.argsort(shapes.ids)),
+        object_attributes=take_attributes(shapes.object_attributes, np.argsort(shapes.ids)),
         groups=shapes.groups,
     )
     made = ChunkedLevel(level, stored.source, stored.repeated)
@@ -175,8 +182,8 @@ def _sort_by_id(shapes: Shapes) -> Shapes:
         ids=ids[order],
         links=None if shapes.links is None else place[shapes.links],
         link_offsets=None,
-        vertex_attributes=_take_attributes(shapes.vertex_attributes, vertices),
-        object_attributes=_take_attributes(shapes.object_attributes, order),
+        vertex_attributes=take_attributes(shapes.vertex_attributes, vertices),
+        object_attributes=take_attributes(shapes.object_attributes, order),
     )
 
 
@@ -209,7 +216,7 @@ def _chunk_points(shapes: Shapes, grid: Grid, chunks: ChunkCodes) -> ChunkedLeve
         bounds=bounds,
         positions=np.take(shapes.positions, order, axis=0),
         fragments=fragments,
-        vertex_attributes=_take_attributes(shapes.vertex_attributes, order),
+        vertex_attributes=take_attributes(shapes.vertex_attributes, order),
     )
     return ChunkedLevel(level, order, np.zeros((0, 2), np.int64))
 
@@ -357,7 +364,7 @@ def _add_links(shapes: Shapes, grid: Grid, made: ChunkedLevel, stored: _StoredOr
     level = replace(level, links=_inner_links(level, (chunk[:, 0], row, owner[:, 0]), shapes, inner))
     if grid.boundary == "boundary_deduplication":
         return level
-    return _add_cross_links(level, made, ends[apart], _take_attributes(shapes.link_attributes, np.flatnonzero(apart)))
+    return _add_cross_links(level, made, ends[apart], take_attributes(shapes.link_attributes, np.flatnonzero(apart)))
 
 
 def _add_sequence_links(level: Level, stored: _StoredOrder, grid: Grid) -> Level:
@@ -408,7 +415,7 @@ def _inner_links(
     bounds = np.searchsorted(chunk[order], np.arange(len(level.chunks) + 1)).astype(np.int64)
     starts = counts_to_offsets(counts)[:-1] - np.repeat(bounds[:-1], np.diff(fragments.bounds))
     own = Fragments(fragments.bounds, np.ones(len(counts), bool), starts, counts, np.zeros(0, np.int64))
-    attributes = _take_attributes(shapes.link_attributes, np.flatnonzero(stored)[order])
+    attributes = take_attributes(shapes.link_attributes, np.flatnonzero(stored)[order])
     most = int(np.diff(level.bounds).max(initial=0))
     return Links(bounds, row[order].astype(smallest_unsigned_dtype(most)), own, attributes)
 
@@ -428,8 +435,3 @@ def _add_cross_links(level: Level, made: ChunkedLevel, ends: NDArray[np.int64], 
     chunk, row = made.place(ends)
     links = CrossLinks(0, level.chunks[chunk], row, attributes=attributes)
     return replace(level, cross_links=(*level.cross_links, links))
-
-
-def _take_attributes(attributes: Attributes, rows: NDArray[np.int64]) -> dict[str, Attribute]:
-    """Return some rows of each attribute."""
-    return {name: attribute.take(rows) for name, attribute in attributes.items()}

@@ -15,7 +15,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.vectors.chunking import NO_OWNER, ORDERED_KINDS, OWNER_ATTRIBUTE
 from raggedatlas.vectors.geometry import CrossLinks, Geometry, Level, Objects
 from raggedatlas.vectors.metadata import Root, parse_root, with_levels
-from raggedatlas.vectors.shapes import KINDS, SEQUENTIAL, Attribute, Groups, Shapes
+from raggedatlas.vectors.shapes import KINDS, SEQUENTIAL, Attribute, Groups, Shapes, concat_ranges, counts_to_offsets
 from raggedatlas.vectors.storage.assembly import (
     FragmentRequest,
     FragmentSelection,
@@ -26,13 +26,7 @@ from raggedatlas.vectors.storage.assembly import (
     read_chunk_indexes,
     read_fragments,
 )
-from raggedatlas.vectors.storage.codecs import (
-    concat_ranges,
-    counts_to_offsets,
-    expand_manifests,
-    fragment_rows,
-    take_manifests,
-)
+from raggedatlas.vectors.storage.codecs import expand_manifests, fragment_rows, take_manifests
 from raggedatlas.vectors.storage.cross_links import CrossLinkReader, level_deltas
 from raggedatlas.vectors.storage.level_reader import LevelReader, attribute_filter
 from raggedatlas.vectors.storage.object_index import ObjectIndex, read_groups, read_table_attribute, read_tables

@@ -316,15 +316,29 @@ def fill_value(dtype: np.dtype[Any]) -> Any:  # noqa: ANN401 - a scalar of that 
     return ""
 
 
-def counts_to_offsets(counts: NDArray[np.integer[Any] | np.bool_]) -> NDArray[np.int64]:
-    """Return the offsets of lists of the given lengths.
+def counts_to_offsets(counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the offsets of lists with lengths `counts`: (n + 1,) int64, from 0 to their sum.
 
     Examples
     --------
     >>> counts_to_offsets(np.array([2, 0, 3])).tolist()
     [0, 2, 2, 5]
     """
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def concat_ranges(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
+    """Return ``starts[i], starts[i] + 1, ...``, `counts[i]` of them for each ``i``, concatenated.
+
+    Examples
+    --------
+    >>> concat_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    offsets = counts_to_offsets(counts)
+    return np.repeat(np.asarray(starts, np.int64) - offsets[:-1], counts) + np.arange(offsets[-1])
 
 
 def gather_rows(offsets: NDArray[np.int64], lists: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -335,13 +349,10 @@ def gather_rows(offsets: NDArray[np.int64], lists: NDArray[np.integer[Any]]) -> 
     >>> gather_rows(np.array([0, 2, 5]), np.array([1, 0])).tolist()
     [2, 3, 4, 0, 1]
     """
-    counts = np.diff(offsets)[lists]
-    starts = counts_to_offsets(counts)
-    rows: NDArray[np.int64] = np.arange(starts[-1]) + np.repeat(offsets[:-1][lists] - starts[:-1], counts)
-    return rows
+    return concat_ranges(offsets[:-1][lists], np.diff(offsets)[lists])
 
 
-def take_attributes(attributes: Attributes, rows: NDArray[Any]) -> dict[str, Any]:
+def take_attributes(attributes: Attributes, rows: NDArray[Any]) -> dict[str, Attribute]:
     """Return some rows of each attribute."""
     return {name: attribute.take(rows) for name, attribute in attributes.items()}
 

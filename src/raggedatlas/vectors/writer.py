@@ -21,9 +21,9 @@ from raggedatlas.vectors.chunking import smallest_unsigned_dtype
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level, Links, Objects
 from raggedatlas.vectors.grids import KeyIndex
 from raggedatlas.vectors.metadata import root_json
-from raggedatlas.vectors.shapes import POSITION_TYPES, Attributes, check_rows, concat_attributes
+from raggedatlas.vectors.shapes import POSITION_TYPES, Attributes, check_rows, concat_attributes, counts_to_offsets
 from raggedatlas.vectors.storage import layout_07, layout_09
-from raggedatlas.vectors.storage.codecs import LIST, counts_to_offsets, find_missing_blocks, fragment_rows
+from raggedatlas.vectors.storage.codecs import LIST, find_missing_blocks, fragment_rows
 from raggedatlas.vectors.storage.zarr_writer import COMPRESSORS, CellGridOptions, File, group_json
 
 _PUT_BATCH = 64

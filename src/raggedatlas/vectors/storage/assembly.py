@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.native import library
 from raggedatlas.vectors.geometry import CrossLinks, Level
-from raggedatlas.vectors.shapes import KINDS, SEQUENTIAL, Attribute, Attributes, Shapes, concat_attributes
-from raggedatlas.vectors.storage.codecs import (
-    Bytes,
+from raggedatlas.vectors.shapes import (
+    KINDS,
+    SEQUENTIAL,
+    Attribute,
+    Attributes,
+    Shapes,
+    concat_attributes,
     concat_ranges,
-    corrupt_index_error,
     counts_to_offsets,
-    fragment_rows,
-    from_bytes,
-    locate_fragments,
+    take_attributes,
 )
+from raggedatlas.vectors.storage.codecs import Bytes, corrupt_index_error, fragment_rows, from_bytes, locate_fragments
 from raggedatlas.vectors.storage.level_reader import (
     EMPTY_INDEX,
     AttributeFilter,
@@ -101,9 +103,9 @@ def assemble_shapes(
         np.take(level.positions, rows, axis=0),
         offsets=bounds[chosen.bounds],
         ids=chosen.ids,
-        vertex_attributes=_take_attributes(level.vertex_attributes, rows),
+        vertex_attributes=take_attributes(level.vertex_attributes, rows),
         fragment_offsets=bounds,
-        fragment_attributes=_take_attributes(level.fragment_attributes, chosen.fragments),
+        fragment_attributes=take_attributes(level.fragment_attributes, chosen.fragments),
     )
     if rules.kind in SEQUENTIAL or (level.links is None and cross is None):
         return _with_empty_links(shapes)
@@ -145,11 +147,6 @@ def mask_repeated_rows(
     return kept
 
 
-def _take_attributes(attributes: Attributes, rows: NDArray[np.int64]) -> dict[str, Attribute]:
-    """Return some rows of each attribute."""
-    return {name: attribute.take(rows) for name, attribute in attributes.items()}
-
-
 def _add_links(
     shapes: Shapes,
     level: Level,
@@ -171,7 +168,7 @@ def _add_links(
         parts.append((_global_rows(level, cross), cross.attributes))
     found = [finder.place(ends) for ends, _ in parts]
     placed_links = [ends for ends, _ in found]
-    values = [_take_attributes(own, kept) for (_, own), (_, kept) in zip(parts, found, strict=True)]
+    values = [take_attributes(own, kept) for (_, own), (_, kept) in zip(parts, found, strict=True)]
     if rules.convention == "implicit_sequential_with_branches":
         placed_links.append(_implicit_links(shapes, np.concatenate([np.zeros((0, 2), np.int64), *placed_links])))
         values.append({})
@@ -299,20 +296,20 @@ def clip_shapes(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
         new = {
             "links": ends[order],
             "link_offsets": counts_to_offsets(sizes),
-            "link_attributes": _take_attributes(shapes.link_attributes, good[order]),
+            "link_attributes": take_attributes(shapes.link_attributes, good[order]),
         }
     pieces, values = shapes.fragment_offsets, shapes.fragment_attributes
     if pieces is not None:
         sizes = np.diff(counted[pieces])
-        values = _take_attributes(values, np.flatnonzero(sizes > 0))
+        values = take_attributes(values, np.flatnonzero(sizes > 0))
         pieces = counts_to_offsets(sizes[sizes > 0])
     return replace(
         shapes,
         positions=np.take(shapes.positions, kept, axis=0),
         offsets=counts_to_offsets(counts[some]),
         ids=None if shapes.ids is None else shapes.ids[some],
-        vertex_attributes=_take_attributes(shapes.vertex_attributes, kept),
-        object_attributes=_take_attributes(shapes.object_attributes, np.flatnonzero(some)),
+        vertex_attributes=take_attributes(shapes.vertex_attributes, kept),
+        object_attributes=take_attributes(shapes.object_attributes, np.flatnonzero(some)),
         fragment_offsets=pieces,
         fragment_attributes=values,
         **new,  # type: ignore[arg-type]

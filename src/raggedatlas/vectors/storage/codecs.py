@@ -14,6 +14,7 @@ from raggedatlas.errors import CorruptError, MissingExtraError, QueryError, Sour
 from raggedatlas.store import native
 from raggedatlas.store.native import I64, OUT_I64, OUT_U8, U8, Manifests, library
 from raggedatlas.vectors.geometry import Fragments, Level, Objects
+from raggedatlas.vectors.shapes import concat_ranges, counts_to_offsets
 
 Bytes = NDArray[np.uint8]
 MAGIC, VERSION, HEADER_BYTES = 0x5A564647, 1, 16
@@ -51,25 +52,6 @@ class Blobs:
     def __getitem__(self, i: int) -> Bytes:
         """Return one blob."""
         return self.data[self.bounds[i] : self.bounds[i + 1]]
-
-
-def counts_to_offsets(counts: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the offsets of lists with lengths `counts`: (n + 1,) int64, from 0 to their sum."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
-def concat_ranges(starts: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.int64]:
-    """Return ``starts[i], starts[i] + 1, ...``, `counts[i]` of them for each ``i``, concatenated.
-
-    Examples
-    --------
-    >>> concat_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
-    [5, 6, 0, 1, 2]
-    """
-    offsets = counts_to_offsets(counts)
-    return np.repeat(np.asarray(starts, np.int64) - offsets[:-1], counts) + np.arange(offsets[-1])
 
 
 def to_bytes(array: NDArray[Any]) -> Bytes:

@@ -14,8 +14,8 @@ from raggedatlas.errors import CorruptError
 from raggedatlas.vectors.geometry import CrossLinks
 from raggedatlas.vectors.grids import encode_keys, run_starts, stable_order
 from raggedatlas.vectors.metadata import level_scale
-from raggedatlas.vectors.shapes import Attribute, concat_attributes
-from raggedatlas.vectors.storage.codecs import Bytes, counts_to_offsets, decode_ragged, decode_records, from_bytes
+from raggedatlas.vectors.shapes import Attribute, concat_attributes, counts_to_offsets
+from raggedatlas.vectors.storage.codecs import Bytes, decode_ragged, decode_records, from_bytes
 from raggedatlas.vectors.storage.level_reader import (
     AttributeFilter,
     LevelReader,

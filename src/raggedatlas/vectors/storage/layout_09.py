@@ -11,14 +11,8 @@ from raggedatlas.vectors.chunking import smallest_unsigned_dtype
 from raggedatlas.vectors.geometry import CrossLinks, Fragments, Geometry, Level
 from raggedatlas.vectors.grids import chunk_coordinates
 from raggedatlas.vectors.metadata import level_chunk_shape, level_json, level_scale
-from raggedatlas.vectors.shapes import Attributes, Groups, fill_value
-from raggedatlas.vectors.storage.codecs import (
-    Blobs,
-    counts_to_offsets,
-    encode_manifests,
-    encode_single_groups,
-    to_bytes,
-)
+from raggedatlas.vectors.shapes import Attributes, Groups, counts_to_offsets, fill_value
+from raggedatlas.vectors.storage.codecs import Blobs, encode_manifests, encode_single_groups, to_bytes
 from raggedatlas.vectors.storage.cross_links import encode_cross_links
 from raggedatlas.vectors.storage.zarr_writer import (
     ArrayData,

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import CorruptError, SourceError
 from raggedatlas.vectors.geometry import Fragments, Geometry, Level, Links
 from raggedatlas.vectors.metadata import extra_level_metadata, level_chunk_shape, parse_level
-from raggedatlas.vectors.shapes import Attribute
-from raggedatlas.vectors.storage.codecs import Bytes, concat_blobs, counts_to_offsets, decode_fragments, from_bytes
+from raggedatlas.vectors.shapes import Attribute, counts_to_offsets
+from raggedatlas.vectors.storage.codecs import Bytes, concat_blobs, decode_fragments, from_bytes
 from raggedatlas.vectors.storage.zarr_reader import (
     CellArray,
     ChunkArray,

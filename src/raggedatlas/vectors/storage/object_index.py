@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, NotFoundError, SourceError
 from raggedatlas.vectors.geometry import Objects
-from raggedatlas.vectors.shapes import Attribute, Groups
+from raggedatlas.vectors.shapes import Attribute, Groups, counts_to_offsets
 from raggedatlas.vectors.storage.codecs import (
     Blobs,
-    counts_to_offsets,
     decode_groups,
     decode_manifests,
     from_bytes,

@@ -18,15 +18,8 @@ from raggedatlas.store.location import Location, store_errors
 from raggedatlas.store.read import Shard, fetch_chunks, fetch_index, map_shard
 from raggedatlas.store.runtime import LRUCache, map_requests
 from raggedatlas.vectors.grids import KeyIndex
-from raggedatlas.vectors.storage.codecs import (
-    Blobs,
-    Bytes,
-    concat_blobs,
-    counts_to_offsets,
-    decode_single_item,
-    decode_vlen,
-    to_bytes,
-)
+from raggedatlas.vectors.shapes import counts_to_offsets
+from raggedatlas.vectors.storage.codecs import Blobs, Bytes, concat_blobs, decode_single_item, decode_vlen, to_bytes
 
 
 class StoreFiles:

@@ -12,15 +12,8 @@ from numpy.typing import NDArray
 from raggedatlas.errors import SourceError
 from raggedatlas.store.arrays import compose_index
 from raggedatlas.vectors.geometry import Level
-from raggedatlas.vectors.shapes import Attribute
-from raggedatlas.vectors.storage.codecs import (
-    Blobs,
-    concat_blobs,
-    counts_to_offsets,
-    encode_fragments,
-    encode_vlen,
-    to_bytes,
-)
+from raggedatlas.vectors.shapes import Attribute, counts_to_offsets
+from raggedatlas.vectors.storage.codecs import Blobs, concat_blobs, encode_fragments, encode_vlen, to_bytes
 
 File: TypeAlias = tuple[str, Sequence[bytes | memoryview]]
 """A key and the parts of its content."""

@@ -11,6 +11,7 @@ from raggedatlas.vectors.chunking import smallest_unsigned_dtype
 from raggedatlas.vectors.geometry import Fragments
 from raggedatlas.vectors.grids import bins_per_chunk, chunk_coordinates
 from raggedatlas.vectors.metadata import level_chunk_shape
+from raggedatlas.vectors.shapes import concat_ranges
 from raggedatlas.vectors.storage.codecs import (
     HEADER_BYTES,
     MAGIC,
@@ -18,7 +19,6 @@ from raggedatlas.vectors.storage.codecs import (
     Blobs,
     Bytes,
     concat_blobs,
-    concat_ranges,
     decode_fragments,
 )
 from raggedatlas.vectors.storage.level_reader import EMPTY_INDEX

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.vectors.metadata import level_scale
-from raggedatlas.vectors.storage.codecs import Bytes, counts_to_offsets, decode_ragged, decode_records, from_bytes
+from raggedatlas.vectors.shapes import counts_to_offsets
+from raggedatlas.vectors.storage.codecs import Bytes, decode_ragged, decode_records, from_bytes
 from raggedatlas.vectors.storage.cross_links import OffsetSegment, decode_cross_links, has_permutation, parse_segment
 from raggedatlas.vectors.storage.zarr_reader import ChunkArray, KeyLookup, read_small_array
 from raggedatlas.vectors.validation.chunk_checks import batches, walk_column

@@ -461,5 +461,5 @@ def annotation_of(field: pa.Field) -> AnnotationRecord | None:
 
 def annotation_columns(schema: pa.Schema) -> dict[str, AnnotationRecord]:
     """Return the cell columns that annotations brought, oldest first: stored name -> record."""
-    found = ((field.name, annotation_of(field)) for field in schema)
-    return {name: record for name, record in found if record is not None}
+    records = ((field.name, annotation_of(field)) for field in schema)
+    return {name: record for name, record in records if record is not None}

@@ -101,19 +101,19 @@ def assemble_csr(kind: Any, parts: tuple[Any, Any, Any], n_cols: int) -> Any:  #
         On the same memory as values and columns.
     """
     values, indices, indptr = parts
-    made = copy.copy(_empty_csr(kind, len(indptr) - 1, n_cols))
+    matrix = copy.copy(_empty_csr(kind, len(indptr) - 1, n_cols))
     fits = indptr.dtype == indices.dtype or indptr[-1] <= np.iinfo(indices.dtype).max
-    made.data, made.indices = values, indices
-    made.indptr = indptr.astype(indices.dtype, copy=False) if fits else indptr
-    return made
+    matrix.data, matrix.indices = values, indices
+    matrix.indptr = indptr.astype(indices.dtype, copy=False) if fits else indptr
+    return matrix
 
 
 @lru_cache(maxsize=8)
 def _empty_csr(kind: Any, n_rows: int, n_cols: int) -> Any:  # noqa: ANN401  (SciPy has no types)
     """Return the template that is copied for every batch of one shape: a constructor takes longer than reading a cell."""
-    made = kind((n_rows, n_cols))
-    made.indptr = made.indptr[:0].copy()
-    return made
+    matrix = kind((n_rows, n_cols))
+    matrix.indptr = matrix.indptr[:0].copy()
+    return matrix
 
 
 @dataclass(frozen=True, slots=True)

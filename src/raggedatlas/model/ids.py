@@ -162,11 +162,11 @@ def repeated_uids(uids: Iterable[str]) -> list[str]:
     (['a', 'b'], 3)
     """
     seen: dict[str, int] = {}
-    found = []
+    repeated = []
     for uid in uids:
         n = seen[uid] = seen.get(uid, -1) + 1
-        found.append(hashlib.sha256(f"{uid}\0repeat\0{n}\0".encode()).hexdigest()[:16] if n else uid)
-    return found
+        repeated.append(hashlib.sha256(f"{uid}\0repeat\0{n}\0".encode()).hexdigest()[:16] if n else uid)
+    return repeated
 
 
 def layout_uid(uids: Iterable[str]) -> str:

@@ -148,16 +148,16 @@ class GeometryPointer(BaseModel):
     @property
     def bbox(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Least and greatest corner; None for an object without vertices."""
-        there = [axis for axis in AXES if getattr(self, f"{axis}_min") is not None]
-        if not there:
+        axes = [axis for axis in AXES if getattr(self, f"{axis}_min") is not None]
+        if not axes:
             return None
-        return tuple(getattr(self, f"{a}_min") for a in there), tuple(getattr(self, f"{a}_max") for a in there)
+        return tuple(getattr(self, f"{a}_min") for a in axes), tuple(getattr(self, f"{a}_max") for a in axes)
 
     @property
     def centroid(self) -> tuple[float, ...] | None:
         """Mean of the vertices; None for an object without any."""
-        found = tuple(getattr(self, axis) for axis in AXES if getattr(self, axis) is not None)
-        return found or None
+        values = tuple(getattr(self, axis) for axis in AXES if getattr(self, axis) is not None)
+        return values or None
 
 
 POINTERS: dict[PointerKind, type[SparseZarrPointer] | type[DenseZarrPointer] | type[GeometryPointer]] = {
@@ -200,13 +200,13 @@ def pointer_columns(schema: pa.Schema) -> dict[str, tuple[str, PointerKind]]:
     >>> pointer_columns(pa.schema([pointer_field("gene_expression", PointerKind.SPARSE, "gene_expression")]))
     {'gene_expression': ('gene_expression', <PointerKind.SPARSE: 'sparse'>)}
     """
-    found = {}
+    columns = {}
     for field in schema:
         space = (field.metadata or {}).get(SPACE_KEY)
         if space is not None:
             children = {field.type.field(i).name for i in range(field.type.num_fields)}
-            found[field.name] = (space.decode(), _kind(children))
-    return found
+            columns[field.name] = (space.decode(), _kind(children))
+    return columns
 
 
 def _kind(children: set[str]) -> PointerKind:

@@ -129,8 +129,8 @@ def entries_from_table(record: type[Record], table: pa.Table, name: str) -> list
     CorruptError
         If a row is damaged; the message names the table by `name`, the row by its uid, and the field.
     """
-    made = [record_from_row(record, row, name, "uid") for row in rows_of(table, name)]
-    return sorted(made, key=lambda entry: str(getattr(entry, "created_at")))  # noqa: B009 - records have one; their base has not
+    records = [record_from_row(record, row, name, "uid") for row in rows_of(table, name)]
+    return sorted(records, key=lambda entry: str(getattr(entry, "created_at")))  # noqa: B009 - records have one; their base has not
 
 
 def rows_of(table: pa.Table, name: str) -> list[dict[str, Any]]:

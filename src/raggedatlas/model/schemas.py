@@ -117,12 +117,12 @@ class HoxBaseSchema(BaseModel):
     @classmethod
     def pointer_fields(cls) -> dict[str, tuple[str, PointerKind]]:
         """Name the pointer fields: field -> (feature space, kind)."""
-        found = {}
+        fields = {}
         for name, info in cls.model_fields.items():
             kind = _pointer_kind(info.annotation)
             if kind is not None:
-                found[name] = (_declared_space(info) or name, kind)
-        return found
+                fields[name] = (_declared_space(info) or name, kind)
+        return fields
 
     @classmethod
     def arrow_schema(cls) -> pa.Schema:

@@ -151,10 +151,10 @@ def register_space(space: FeatureSpace) -> FeatureSpace:
     >>> register_space(FeatureSpace("tf_activity", PointerKind.DENSE, is_counts=False)).name
     'tf_activity'
     """
-    known = _KNOWN.setdefault(space.name, space)
-    if known != space:
+    registered = _KNOWN.setdefault(space.name, space)
+    if registered != space:
         raise SchemaError(
-            f"The feature space {space.name!r} is defined already, as {known}; choose another name or use that definition."
+            f"The feature space {space.name!r} is defined already, as {registered}; choose another name or use that definition."
         )
     return space
 

@@ -54,8 +54,8 @@ def check_shapes(
     CorruptError, LimitError
     """
     for sizes, least in ((shape, 0), (chunk, 1), (shard if shard is not None else chunk, 1)):
-        whole = all(type(size) is int and size >= least for size in sizes)
-        if not whole or len(sizes) != len(shape):
+        valid = all(type(size) is int and size >= least for size in sizes)
+        if not valid or len(sizes) != len(shape):
             raise CorruptError(f"{path} declares the shape {shape} with chunks {chunk} and shards {shard}.")
     if not 1 <= len(shape) <= MAX_RANK or product(shape) >= 2**60:
         raise LimitError(
@@ -366,8 +366,8 @@ class ArrayWriter:
         row_bytes = max(1, product(self.row_shape)) * self.dtype.itemsize
         default = max(1, _ROW_CHUNK_BYTES // row_bytes) if self.row_shape else self.encoder.chunk_elements
         self.chunk_rows = chunk_rows or default
-        wanted = shard_rows or max(1, self.encoder.shard_elements // max(1, product(self.row_shape)))
-        self.shard_rows = -(-wanted // self.chunk_rows) * self.chunk_rows
+        wanted_rows = shard_rows or max(1, self.encoder.shard_elements // max(1, product(self.row_shape)))
+        self.shard_rows = -(-wanted_rows // self.chunk_rows) * self.chunk_rows
         self.n_rows = 0
         self.n_shards = 0
         self._runs: list[EncodedChunks] = []
@@ -627,9 +627,9 @@ def parse_index(tail: Stored, shard_size: int, where: str) -> NDArray[np.int64]:
         raise CorruptError(f"The index of shard {where} does not match its crc32c; restore the file from a copy.")
     entries = data[:-4].view("<u8").reshape(-1, 2)
     absent = (entries == ABSENT).all(axis=1)
-    room = shard_size - data.size
+    data_size = shard_size - data.size
     stored = entries[~absent]
-    if ((stored > room) | (stored.sum(axis=1, keepdims=True) > room)).any():
+    if ((stored > data_size) | (stored.sum(axis=1, keepdims=True) > data_size)).any():
         raise CorruptError(
             f"The index of shard {where} points outside its {shard_size:,} bytes; restore the file from a copy."
         )

@@ -297,13 +297,13 @@ class EncodedChunks:
 
     def chunks(self) -> list[memoryview]:
         """Return the chunks as separate views."""
-        whole = memoryview(self.data)
-        return [whole[start:stop] for start, stop in pairwise([0, *self.ends.tolist()])]
+        data = memoryview(self.data)
+        return [data[start:stop] for start, stop in pairwise([0, *self.ends.tolist()])]
 
     def split(self, n: int) -> tuple[Self, Self]:
         """Split off the first `n` chunks, 0 < n < len(self)."""
-        whole, at = memoryview(self.data), int(self.ends[n - 1])
-        return type(self)(whole[:at], self.ends[:n]), type(self)(whole[at:], self.ends[n:] - at)
+        data, offset = memoryview(self.data), int(self.ends[n - 1])
+        return type(self)(data[:offset], self.ends[:n]), type(self)(data[offset:], self.ends[n:] - offset)
 
 
 def count_chunks(runs: Sequence[EncodedChunks]) -> int:
@@ -376,8 +376,10 @@ def encode_packed_run(values: NDArray[Any], chunk: int, breaks: NDArray[np.int64
     # Most of the buffer is never touched, and reused memory need not be cleared by the system.
     room = n_chunks * (library().ra_packed_room(chunk, values.itemsize) + 4)
     out = shared_pool().take(room, np.dtype(np.uint8))
-    ends, own = np.empty(n_chunks, np.int64), breaks.copy()
-    n = library().ra_pack_chunks(values, n_chunks, chunk, values.itemsize, own, own.size, out, out.size, ends)
+    ends, row_starts = np.empty(n_chunks, np.int64), breaks.copy()
+    n = library().ra_pack_chunks(
+        values, n_chunks, chunk, values.itemsize, row_starts, row_starts.size, out, out.size, ends
+    )
     # NumPy releases the interpreter's lock while it copies.
     return EncodedChunks(out[:n].copy().data, ends)
 
@@ -527,8 +529,8 @@ def array_codecs(profile: str, dtype: DTypeLike, first: NDArray[Any] | None = No
 
     known: dict[str, Any] = {"blosc": BloscCodec, "crc32c": Crc32cCodec, "bytes": BytesCodec}
     codecs = chunk_encoder(profile, dtype, first).codecs()
-    made = [known.get(item["name"]) or get_codec_class(item["name"]) for item in codecs]
-    built = [kind.from_dict(item) for kind, item in zip(made, codecs, strict=True)]
+    classes = [known.get(item["name"]) or get_codec_class(item["name"]) for item in codecs]
+    built = [kind.from_dict(item) for kind, item in zip(classes, codecs, strict=True)]
     place = next(i for i, item in enumerate(codecs) if item["name"] in {"bytes", PACKED})
     return {"filters": built[:place] or None, "serializer": built[place], "compressors": built[place + 1 :]}
 

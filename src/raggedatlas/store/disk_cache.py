@@ -120,9 +120,9 @@ class DiskCache:
                 return [None] * len(index)
             with contextlib.suppress(OSError):
                 os.utime(handle)
-            found = [np.frombuffer(os.pread(handle, n, offset), np.uint8) for offset, n in index.tolist()]
-            sound = [data.size == n and _is_sound(data) for data, n in zip(found, index[:, 1].tolist(), strict=True)]
-            return [data if good else None for data, good in zip(found, sound, strict=True)]
+            chunks = [np.frombuffer(os.pread(handle, n, offset), np.uint8) for offset, n in index.tolist()]
+            sound = [data.size == n and _is_sound(data) for data, n in zip(chunks, index[:, 1].tolist(), strict=True)]
+            return [data if good else None for data, good in zip(chunks, sound, strict=True)]
 
     def write_chunks(
         self, name: str, index: NDArray[np.int64], chunks: Sequence[NDArray[np.uint8]], size: int, tail: bytes
@@ -208,10 +208,10 @@ def parse_size(text: str) -> int:
     >>> parse_size("1.5GB"), parse_size("64 MiB"), parse_size("500")
     (1500000000, 67108864, 500)
     """
-    found = _SIZE.fullmatch(text)
-    if found is None or (found[3] and not found[2]):
+    match = _SIZE.fullmatch(text)
+    if match is None or (match[3] and not match[2]):
         raise StoreError(f"{text!r} is no size of a cache; expected e.g. '20GB', '512MiB', or a number of bytes.")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2].upper()])
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2].upper()])
 
 
 @contextlib.contextmanager

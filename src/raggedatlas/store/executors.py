@@ -270,13 +270,13 @@ def _pickled(task: object) -> bytes:
 
 def _work(task: Callable[[], Any] | bytes, place: Location | None, caller: str, attempt: str) -> _Outcome[Any]:
     """Run a task on a worker; its error is a value, so any exception of the executor concerns the worker."""
-    here = socket.gethostname()
+    host = socket.gethostname()
     try:
         if place is not None:
-            _reach(place, here)
-        return _Outcome((_unpickled(task, here) if isinstance(task, bytes) else task)())
+            _reach(place, host)
+        return _Outcome((_unpickled(task, host) if isinstance(task, bytes) else task)())
     except Exception as error:  # noqa: BLE001  (the caller raises it)
-        return _Outcome(error=_portable(error, "" if here == caller else here) if isinstance(task, bytes) else error)
+        return _Outcome(error=_portable(error, "" if host == caller else host) if isinstance(task, bytes) else error)
 
 
 def _reach(place: Location, here: str) -> None:
@@ -315,9 +315,9 @@ def _portable(error: Exception, host: str) -> Exception:
         again = None
     if type(again) is type(error):
         return error
-    made = RuntimeError(f"{type(error).__name__}: {error}")
-    made.__notes__ = getattr(error, "__notes__", [])
-    return made
+    substitute = RuntimeError(f"{type(error).__name__}: {error}")
+    substitute.__notes__ = getattr(error, "__notes__", [])
+    return substitute
 
 
 def _follow_parent() -> None:

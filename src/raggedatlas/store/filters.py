@@ -490,8 +490,8 @@ def suggest(text: str, known: Sequence[str]) -> str:
     near += [value for value in known if folded and folded in value.casefold() and value not in near]
     if near:
         return f"Did you mean {' or '.join(map(repr, near[:3]))}?"
-    more = f", ... {len(known):,} in all" if len(known) > 10 else ""
-    return f"Values are {', '.join(map(repr, known[:10]))}{more}." if known else "The column holds no text."
+    suffix = f", ... {len(known):,} in all" if len(known) > 10 else ""
+    return f"Values are {', '.join(map(repr, known[:10]))}{suffix}." if known else "The column holds no text."
 
 
 def _listed(columns: Columns, name: str) -> list[str] | None:

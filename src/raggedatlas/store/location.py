@@ -271,8 +271,8 @@ class Location:
         import obstore
 
         with store_errors(f"list {self.uri}"):
-            found = obstore.list_with_delimiter(self.store())
-        return sorted(prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in found["common_prefixes"])
+            listing = obstore.list_with_delimiter(self.store())
+        return sorted(prefix.rstrip("/").rsplit("/", 1)[-1] for prefix in listing["common_prefixes"])
 
     def list_objects(self) -> list[tuple[str, int, datetime]]:
         """List every object below: (key, bytes, time when it was written in UTC), in any order."""
@@ -469,7 +469,7 @@ def probe_conditional_puts(location: Location) -> None:
     from obstore.exceptions import AlreadyExistsError, BaseError
 
     store, key = location.store(), f"_probe_{uuid4().hex}"
-    wanted = "Use a store with conditional writes (AWS S3, GCS, Azure, MinIO, Ceph) or a local folder."
+    way_out = "Use a store with conditional writes (AWS S3, GCS, Azure, MinIO, Ceph) or a local folder."
     try:
         with store_errors(f"write to {location.uri}"):
             obstore.put(store, key, b"1", mode="create")
@@ -479,11 +479,11 @@ def probe_conditional_puts(location: Location) -> None:
             return
         except BaseError as error:
             raise StoreError(
-                f"{location.uri} does not answer create-if-absent writes: {plain_reason(error)}. {wanted}"
+                f"{location.uri} does not answer create-if-absent writes: {plain_reason(error)}. {way_out}"
             ) from error
         raise StoreError(
             f"{location.uri} accepted two create-if-absent writes of one key, so parallel writers would lose "
-            f"data. {wanted}"
+            f"data. {way_out}"
         )
     finally:
         with contextlib.suppress(BaseError, FileNotFoundError):
@@ -692,8 +692,8 @@ def refuse_symlinks(location: Location) -> None:
 
 def _refuse_links(folder: str) -> None:
     changed = os.stat(folder).st_mtime_ns  # noqa: PTH116 - at every opening of a table
-    known = _SEEN.get(folder)
-    if known is None or known[0] != changed:
+    cached = _SEEN.get(folder)
+    if cached is None or cached[0] != changed:
         inside = []
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -701,9 +701,9 @@ def _refuse_links(folder: str) -> None:
                     refuse_symlink(Path(entry.path))
                 if entry.is_dir(follow_symlinks=False):
                     inside.append(entry.path)
-        known = (changed, inside)
-        _SEEN.put(folder, known)
-    for path in known[1]:
+        cached = (changed, inside)
+        _SEEN.put(folder, cached)
+    for path in cached[1]:
         with contextlib.suppress(FileNotFoundError):
             _refuse_links(path)
 

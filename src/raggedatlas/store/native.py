@@ -87,8 +87,8 @@ class ArrayArgument:
 
     def address(self, array: NDArray[Any]) -> int:
         """Return the checked address of an array, for a field of a structure; the caller keeps the array alive."""
-        found = self.from_param(array)
-        return (found.value if found is not None else None) or 0
+        pointer = self.from_param(array)
+        return (pointer.value if pointer is not None else None) or 0
 
 
 ANY, U8, U32, U64, I32, I64, F64 = map(ArrayArgument, ("", "uint8", "uint32", "uint64", "int32", "int64", "float64"))
@@ -184,9 +184,9 @@ def csr_of(indptr: NDArray[np.int64], columns: NDArray[Any]) -> Csr:
     columns : (n,) integer
         Columns.
     """
-    made = Csr(I64.address(indptr), indptr.size - 1, ANY.address(columns), columns.size, columns.itemsize)
-    made.arrays = indptr, columns
-    return made
+    matrix = Csr(I64.address(indptr), indptr.size - 1, ANY.address(columns), columns.size, columns.itemsize)
+    matrix.arrays = indptr, columns
+    return matrix
 
 
 _csr = ctypes.POINTER(Csr)
@@ -271,22 +271,22 @@ def library() -> Any:  # noqa: ANN401  (a foreign library)
     """
     path = library_path()
     try:
-        found = ctypes.CDLL(os.fspath(path))
-        number = found.ra_abi()
+        loaded = ctypes.CDLL(os.fspath(path))
+        number = loaded.ra_abi()
     except (OSError, AttributeError) as error:
         raise MissingExtraError(f"The compiled library {path} cannot be loaded ({error}). {_HOW}") from error
     if number != ABI:
         raise MissingExtraError(f"The compiled library {path} has version {number}, expected {ABI}. {_HOW}")
     try:
         for name, (result, arguments) in FUNCTIONS.items():
-            function = getattr(found, name)
+            function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
     except AttributeError as error:
         raise MissingExtraError(f"The compiled library {path} is incomplete ({error}). {_HOW}") from error
-    wanted = os.environ.get("RAGGEDATLAS_SIMD")
-    if wanted:
-        _force_level(found, wanted)
-    return found
+    level = os.environ.get("RAGGEDATLAS_SIMD")
+    if level:
+        _force_level(loaded, level)
+    return loaded
 
 
 _HOW = "Install the package again with `pip install --force-reinstall --no-deps raggedatlas`; from sources, with a C compiler (gcc, clang, or `pip install ziglang`), `pip install .`."

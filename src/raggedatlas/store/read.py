@@ -79,9 +79,9 @@ def map_shard(file: Path | str, n_chunks: int, *, within: Path | None = None) ->
     except FileNotFoundError:
         raise CorruptError(f"The shard {file} is missing; restore it from a copy or drop its dataset.") from None
     stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
-    known = _MAPS.get(str(file))
-    if known is not None and known.stamp == stamp:
-        return known
+    cached = _MAPS.get(str(file))
+    if cached is not None and cached.stamp == stamp:
+        return cached
     if within is not None:
         for part in (Path(file), *Path(file).parents):
             if part == within:
@@ -105,29 +105,29 @@ def fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
     CorruptError
         If the shard is missing, too short, or its index is wrong.
     """
-    own = (f"{location.uri}/{key}", *location.storage_options.items())
+    cache_key = (f"{location.uri}/{key}", *location.storage_options.items())
     # One thread asks, the others that want the same index wait for it.
-    with _FETCHING.setdefault(own, threading.Lock()):
-        known = _INDEXES.get(own) or _fetch_index(location, key, n_chunks)
-        _INDEXES.put(own, known)
-    return known
+    with _FETCHING.setdefault(cache_key, threading.Lock()):
+        shard = _INDEXES.get(cache_key) or _fetch_index(location, key, n_chunks)
+        _INDEXES.put(cache_key, shard)
+    return shard
 
 
 def forget_indexes(location: Location) -> None:
     """Forget the indexes of all remote shards below a location, as something else is written there."""
     with _INDEXES.lock:
-        for own in [
+        for cache_key in [
             key for key in _INDEXES.entries if isinstance(key, tuple) and str(key[0]).startswith(f"{location.uri}/")
         ]:
-            del _INDEXES.entries[own]
+            del _INDEXES.entries[cache_key]
 
 
 def _fetch_index(location: Location, key: str, n_chunks: int) -> Shard:
     """Fetch the index of a remote shard from the disk cache, or else from the store."""
     name = f"{location.uri}/{key}"
-    known = _held_index(location, name, n_chunks)
-    if known is not None:
-        return known
+    shard = _held_index(location, name, n_chunks)
+    if shard is not None:
+        return shard
     try:
         tail, size = _fetch_tail(location, key, index_bytes(n_chunks))
     except FileNotFoundError:
@@ -161,18 +161,18 @@ def fetch_chunks(location: Location, key: str, shard: Shard, index: NDArray[np.i
     fetched = _get_ranges(location, key, index[missing]) if missing.size else []
     if cache is not None and fetched:
         cache.write_chunks(name, index[missing], fetched, shard.size, compose_index(shard.index))
-    more = iter(fetched)
-    return [next(more) if data is None else data for data in held]
+    remaining = iter(fetched)
+    return [next(remaining) if data is None else data for data in held]
 
 
 def _held_index(location: Location, name: str, n_chunks: int) -> Shard | None:
     """Look up a shard index in the disk cache; damaged copies are removed."""
     cache = location.disk_cache
-    found = None if cache is None else cache.read_tail(_cache_name(location, name), index_bytes(n_chunks))
-    if cache is None or found is None:
+    tail = None if cache is None else cache.read_tail(_cache_name(location, name), index_bytes(n_chunks))
+    if cache is None or tail is None:
         return None
     try:
-        return Shard(parse_index(*found, name), found[1])
+        return Shard(parse_index(*tail, name), tail[1])
     except CorruptError:
         cache.forget(_cache_name(location, name))
         return None
@@ -190,10 +190,10 @@ def _get_ranges(location: Location, key: str, index: NDArray[np.int64]) -> list[
     starts, ends = index[:, 0], index.sum(axis=1)
     try:
         with store_errors(f"read {location.uri}/{key}"):
-            found = obstore.get_ranges(location.store(), key, starts=starts.tolist(), ends=ends.tolist())
+            buffers = obstore.get_ranges(location.store(), key, starts=starts.tolist(), ends=ends.tolist())
     except FileNotFoundError:
         raise CorruptError(f"The shard {location.uri}/{key} is missing; restore it from a copy.") from None
-    return [np.frombuffer(memoryview(item), dtype=np.uint8) for item in found]
+    return [np.frombuffer(memoryview(item), dtype=np.uint8) for item in buffers]
 
 
 def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]:
@@ -205,8 +205,8 @@ def _fetch_tail(location: Location, key: str, n_bytes: int) -> tuple[bytes, int]
     with store_errors(f"read {location.uri}/{key}"):
         if not location.uri.startswith("az://"):
             try:
-                found = obstore.get(store, key, options={"range": {"suffix": n_bytes}})
-                return bytes(found.bytes()), int(found.meta["size"])
+                response = obstore.get(store, key, options={"range": {"suffix": n_bytes}})
+                return bytes(response.bytes()), int(response.meta["size"])
             except BaseError as error:
                 if isinstance(error, FileNotFoundError):
                     raise
@@ -512,13 +512,13 @@ def _plan(starts: NDArray[np.int64], ends: NDArray[np.int64], chunk_rows: int) -
 def _refuse_hollow(reader: ArrayReader, plan: _Plan) -> None:
     """Check, before large allocations, that the shards exist and can hold the requested rows."""
     spec = reader.spec
-    asked = plan.chunks.size * _chunk_bytes(spec)
-    if asked <= _LARGE_BYTES or reader.decoder is None:
+    n_bytes = plan.chunks.size * _chunk_bytes(spec)
+    if n_bytes <= _LARGE_BYTES or reader.decoder is None:
         return
     stored = sum(reader.shard(int(number)).size for number in np.unique(plan.chunks // spec.chunks_per_shard))
-    if stored * _MOST_ZERO_RATIO < asked:
+    if stored * _MOST_ZERO_RATIO < n_bytes:
         raise LimitError(
-            f"{reader.name} declares {spec.n_rows:,} rows; the {asked:,} bytes asked for cannot come from {stored:,} "
+            f"{reader.name} declares {spec.n_rows:,} rows; the {n_bytes:,} bytes asked for cannot come from {stored:,} "
             "stored bytes. The array is damaged or made to exhaust memory."
         )
 
@@ -584,17 +584,17 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 def is_packed(reader: ArrayReader) -> bool:
     """Return whether kernels can unpack an array block by block: packed, with checksums, at most 4 bytes per value."""
-    known = reader.decoder
+    decoder = reader.decoder
     small = np.dtype(reader.spec.dtype).itemsize <= 4 and len(reader.spec.shape) == 1
-    return known is not None and known.compressor == "packed" and known.checksum and small
+    return decoder is not None and decoder.compressor == "packed" and decoder.checksum and small
 
 
 def native_kind(reader: ArrayReader) -> int | None:
     """Return the kind by which the library decodes an array's chunks; None where Python must."""
-    known = reader.decoder
-    if known is None or known.delta:
+    decoder = reader.decoder
+    if decoder is None or decoder.delta:
         return None
-    return PACKED if is_packed(reader) else {"none": PLAIN, "blosc": BLOSC}.get(known.compressor)
+    return PACKED if is_packed(reader) else {"none": PLAIN, "blosc": BLOSC}.get(decoder.compressor)
 
 
 def _decode_run(

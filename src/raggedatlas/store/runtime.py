@@ -308,8 +308,8 @@ class BufferPool:
         if not self.n_kept or n_bytes < 2**16:
             return np.empty(n, dtype)
         with self.lock:
-            fit = [i for i, item in enumerate(self.free) if n_bytes <= item.size <= 4 * n_bytes]
-            memory = self.free.pop(min(fit, key=lambda i: self.free[i].size)) if fit else None
+            suitable = [i for i, item in enumerate(self.free) if n_bytes <= item.size <= 4 * n_bytes]
+            memory = self.free.pop(min(suitable, key=lambda i: self.free[i].size)) if suitable else None
         if memory is None:
             memory = np.empty(n_bytes + n_bytes // 8, np.uint8)
         # Chains of `base` end at the array made by frombuffer; once it is gone, nothing can refer to the memory. The owner has

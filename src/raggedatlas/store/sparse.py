@@ -167,9 +167,9 @@ def map_rows(
             )
         )  # fmt: skip
 
-    found = map_decode(fill, _spans(indptr))
-    faults = [state for state in found if state in (REPEATED, BAD_COLUMN, BAD_BOUNDS)]
-    return faults[0] if faults else max(found, default=GOOD)
+    counts = map_decode(fill, _spans(indptr))
+    faults = [state for state in counts if state in (REPEATED, BAD_COLUMN, BAD_BOUNDS)]
+    return faults[0] if faults else max(counts, default=GOOD)
 
 
 def _spans(indptr: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -216,14 +216,14 @@ def remap_csr(
     places = column_map.astype(np.int32 if n_out <= np.iinfo(np.int32).max else np.int64)
     bounds = np.zeros(len(indptr), np.int64)
     np.cumsum(count_kept(indptr, indices, places, "A sparse matrix"), out=bounds[1:])
-    out, at, moved = (np.empty(bounds[-1], dtype) for dtype in (places.dtype, np.int64, values.dtype))
-    fault = map_rows(indptr, indices, places, n_out, bounds[:-1], out, at)
+    out, positions, moved = (np.empty(bounds[-1], dtype) for dtype in (places.dtype, np.int64, values.dtype))
+    fault = map_rows(indptr, indices, places, n_out, bounds[:-1], out, positions)
     if fault == REPEATED:
-        at = _stable_order(indptr, places[indices])
-        return bounds, places[indices[at]], values[at]
+        positions = _stable_order(indptr, places[indices])
+        return bounds, places[indices[positions]], values[positions]
     refuse_rows(fault, "A sparse matrix with new columns", None, n_out)
     # each place is within; "clip" alone needs no second buffer
-    return bounds, out, np.take(values, at, out=moved, mode="clip")
+    return bounds, out, np.take(values, positions, out=moved, mode="clip")
 
 
 def sorting_order(indptr: NDArray[np.int64], indices: NDArray[Any], n_columns: int) -> NDArray[np.int64]:
@@ -372,8 +372,8 @@ class _ChunkTable:
     ) -> None:
         """Enter the frames of some chunks of a group."""
         found = fetch_frames(self.readers[g], chunks)
-        at = slot + np.arange(len(chunks)) if isinstance(slot, int) else slot
-        frames[0][at], frames[1][at] = found.addresses, found.sizes
+        positions = slot + np.arange(len(chunks)) if isinstance(slot, int) else slot
+        frames[0][positions], frames[1][positions] = found.addresses, found.sizes
         kept.extend(found.owners)
 
     def _fetch(
@@ -383,10 +383,10 @@ class _ChunkTable:
         frames, kept = self._fresh(), list[Any]()
 
         def fetch(g: int) -> None:
-            here = group == g
+            selected = group == g
             touched = np.zeros(int(self.first_slot[g + 1] - self.first_slot[g]) + 1, np.int64)
-            np.add.at(touched, first[here], 1)
-            np.add.at(touched, last[here] + 1, -1)
+            np.add.at(touched, first[selected], 1)
+            np.add.at(touched, last[selected] + 1, -1)
             chunks = np.flatnonzero(np.cumsum(touched)[:-1])
             self._put(g, self.first_slot[g] + chunks, chunks, frames, kept)
 
@@ -531,9 +531,9 @@ class RowGatherer:
         longest: int,
     ) -> None:
         """Read a run of rows in the calling thread."""
-        group, start, end, at = rows
+        group, start, end, targets = rows
         given = Rows(
-            I64.address(order), order.size, I32.address(group), *(I64.address(item) for item in (start, end, at)), group.size,
+            I64.address(order), order.size, I32.address(group), *(I64.address(item) for item in (start, end, targets)), group.size,
             len(self.facts),
         )  # fmt: skip
         tables = (Array * 2)(self.columns.native(frames[0][0]), self.values.native(frames[1][0]))
@@ -557,9 +557,9 @@ class RowGatherer:
         sizes = [longest + _BEYOND] * 3 + [self.n_cols // 64 + 1, self.n_cols + 1] if sort else [0] * 5
         slot = self.dtype if self.dtype.itemsize < 4 else np.dtype(np.uint32)
         kinds: list[DTypeLike] = [np.int32, np.uint32, np.int64, np.uint64, slot]
-        more = [np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)]
-        more[3][:] = 0
-        kept: list[NDArray[Any]] = [*chunks, *more]
+        extra = [np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)]
+        extra[3][:] = 0
+        kept: list[NDArray[Any]] = [*chunks, *extra]
         places = [OUT.address(item) for item in kept]
         return Room(*places[:3], chunks[0].size, *places[3:6], longest, *places[6:]), kept
 

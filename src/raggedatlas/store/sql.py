@@ -385,18 +385,18 @@ def _in_units(value: dt.timedelta | np.timedelta64, unit: str) -> Fraction:
 
 
 def _compare_integer(column: Target, operator: str, value: float | Fraction) -> str:
-    whole = math.floor(value)
-    if whole != value:
+    integer = math.floor(value)
+    if integer != value:
         if operator in {"=", "<>"}:
             return _always(column, holds=operator == "<>")
-        operator, whole = ("<=", whole) if operator in {"<", "<="} else (">=", whole + 1)
+        operator, integer = ("<=", integer) if operator in {"<", "<="} else (">=", integer + 1)
     lowest, highest = _BOUNDS["int64" if column.family == "span" else str(column.type)]
-    if whole < lowest or whole > highest:
-        below = whole > highest
+    if integer < lowest or integer > highest:
+        below = integer > highest
         return _always(
             column, holds=operator == "<>" or (operator in {"<", "<="} if below else operator in {">", ">="})
         )
-    return f"{column.compared} {operator} {quote_literal(whole)}"
+    return f"{column.compared} {operator} {quote_literal(integer)}"
 
 
 def _always(column: Target, *, holds: bool) -> str:

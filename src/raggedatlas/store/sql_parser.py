@@ -188,18 +188,18 @@ class _Parser:
 
     def tokens(self) -> Iterator[_Token]:
         """Split the text into tokens without spaces; columns are not resolved yet."""
-        at, open_signs = 0, []
-        while at < len(self.text):
-            found = _TOKEN.match(self.text, at)
-            if found is None:
-                raise self._refused(f"nothing is understood from {self.text[at : at + 20]!r} on")
-            kind, text = str(found.lastgroup), found.group()
-            at = found.end()
+        position, open_signs = 0, []
+        while position < len(self.text):
+            match = _TOKEN.match(self.text, position)
+            if match is None:
+                raise self._refused(f"nothing is understood from {self.text[position : position + 20]!r} on")
+            kind, text = str(match.lastgroup), match.group()
+            position = match.end()
             if kind == "space":
                 continue
             if text in {"--", "/*"}:
                 raise self._refused("it holds a comment")
-            if kind == "word" and self.text[at : at + 1] == "'":
+            if kind == "word" and self.text[position : position + 1] == "'":
                 raise self._refused(f"{text!r} cannot stand directly before a quote")
             if text in _PAIRS:
                 open_signs.append(_PAIRS[text])
@@ -211,15 +211,15 @@ class _Parser:
 
     def resolved(self, tokens: Sequence[_Token]) -> Iterator[_Token]:
         """Replace names by columns; functions, keywords and types stay."""
-        at = 0
-        while at < len(tokens):
-            token = tokens[at]
-            if token.kind == "quoted" or (token.kind == "word" and self._may_be_column(tokens, at)):
-                found, at = self._path(tokens, at)
-                yield found
+        position = 0
+        while position < len(tokens):
+            token = tokens[position]
+            if token.kind == "quoted" or (token.kind == "word" and self._may_be_column(tokens, position)):
+                token_found, position = self._path(tokens, position)
+                yield token_found
                 continue
             yield token
-            at += 1
+            position += 1
 
     def _may_be_column(self, tokens: Sequence[_Token], at: int) -> bool:
         """Return whether a word is a column and not a keyword, function or type, judging by its neighbors."""
@@ -319,8 +319,8 @@ class _Parser:
             value, left = self._literal(rest[1:])
             return None if left else self._comparison(column, _OPERATORS[rest[0].text], value)
         negated = bool(rest) and rest[0].keyword == "NOT"
-        found = self._ranged(column, rest[1:] if negated else rest)
-        return Negation(found) if negated and found is not None else found
+        condition = self._ranged(column, rest[1:] if negated else rest)
+        return Negation(condition) if negated and condition is not None else condition
 
     def _ranged(self, column: _Token, rest: Sequence[_Token]) -> Filter | None:
         """Read ``IN (...)`` and ``BETWEEN ... AND ...``."""
@@ -366,26 +366,28 @@ class _Parser:
 
     def _verbatim(self, tokens: Sequence[_Token]) -> str:
         """Write tokens as SQL; what asks for NaN of a float column asks for a missing value."""
-        texts, at = [], 0
-        while at < len(tokens):
-            token = tokens[at]
+        texts, position = [], 0
+        while position < len(tokens):
+            token = tokens[position]
             called = (
-                tokens[at + 2]
-                if token.kind == "word" and tokens[at + 1 : at + 2] == [_Token("sign", "(")] and at + 3 < len(tokens)
+                tokens[position + 2]
+                if token.kind == "word"
+                and tokens[position + 1 : position + 2] == [_Token("sign", "(")]
+                and position + 3 < len(tokens)
                 else None
             )
             of_float = called is not None and self._is_float(called)
-            if of_float and token.keyword == "ISNAN" and tokens[at + 3].text == ")":
-                texts.append("(" + is_missing(self.columns.target(tokens[at + 2].column)) + ")")
-                at += 4
+            if of_float and token.keyword == "ISNAN" and tokens[position + 3].text == ")":
+                texts.append("(" + is_missing(self.columns.target(tokens[position + 2].column)) + ")")
+                position += 4
                 continue
             texts.append("coalesce" if of_float and token.keyword == "NANVL" else token.text)
-            at += 1
+            position += 1
         return " ".join(texts)
 
     def _is_float(self, token: _Token) -> bool:
-        known = token.column and self.columns.virtual(token.column) is None
-        return bool(known) and self.columns.target(token.column).family == "float"
+        comparable = token.column and self.columns.virtual(token.column) is None
+        return bool(comparable) and self.columns.target(token.column).family == "float"
 
     def _refused(self, why: str) -> QueryError:
         return QueryError(

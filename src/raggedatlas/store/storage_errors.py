@@ -121,9 +121,9 @@ def failure(error: BaseException) -> str:
     """
     text = str(error)
     number = error.errno if isinstance(error, OSError) and error.errno else None
-    found = _OS_ERROR.search(text)
-    if number is None and found:
-        number = int(found[1])
+    os_error = _OS_ERROR.search(text)
+    if number is None and os_error:
+        number = int(os_error[1])
     status = _STATUS.search(text)
     if "resolve region" in text:
         reason = "the region of the bucket cannot be found"
@@ -147,8 +147,8 @@ def failure(error: BaseException) -> str:
 
 def _remote(text: str, status: int) -> tuple[str, str]:
     """Return why an object store failed, by the status of its response, and the way out."""
-    found = _CODE.search(text)
-    code = (found[1] or found[2]) if found else ""
+    code_match = _CODE.search(text)
+    code = (code_match[1] or code_match[2]) if code_match else ""
     answer = f"{status} {code}".strip()
     where = _ENDPOINT.search(text)
     host = where[1] if where else "the store"

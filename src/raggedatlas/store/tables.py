@@ -107,9 +107,9 @@ class TableRows:
             with lance_errors(self.uri(name)):
                 table = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
         except NotFoundError as error:
-            at = "" if version is None else f" at version {version}"
+            suffix = "" if version is None else f" at version {version}"
             raise NotFoundError(
-                f"There is no table {name!r}{at} in {self.location.uri}; check the address, or run validate() and repair()."
+                f"There is no table {name!r}{suffix} in {self.location.uri}; check the address, or run validate() and repair()."
             ) from error
         if self.pinned is not None:
             self._opened[name] = table
@@ -161,8 +161,8 @@ class TableRows:
         except StoreError as error:
             if error.__cause__ is None or lance_kind(error.__cause__) != "exists":
                 raise
-            there = self.open(name)
-            if there.count_rows() or there.schema.names != schema.names:
+            existing = self.open(name)
+            if existing.count_rows() or existing.schema.names != schema.names:
                 raise
 
     def schema(self, name: str) -> pa.Schema:
@@ -235,8 +235,8 @@ class TableRows:
         def drop_absent() -> bool:
             """Leave out columns without values that another writer has dropped since the rows were made."""
             nonlocal rows
-            there = self.schema(name).names
-            gone = [c for c in rows.column_names if c not in there and rows.column(c).null_count == rows.num_rows]
+            existing = self.schema(name).names
+            gone = [c for c in rows.column_names if c not in existing and rows.column(c).null_count == rows.num_rows]
             rows = rows.drop_columns(gone)
             return bool(gone)
 
@@ -545,14 +545,14 @@ class Tables(TableRows):
         def once() -> None:
             version = self.version(name)
             # `make` opens a separate handle: Lance reads the batches while it holds the table that they are for.
-            made = make(type(self)(self.location, {name: version}))
-            if made is None:
+            reader = make(type(self)(self.location, {name: version}))
+            if reader is None:
                 return
             table = lance.dataset(self.uri(name), version=version, storage_options=self.location.lance_options())
-            taken = [column for column in made.schema.names if column in table.schema.names]
+            taken = [column for column in reader.schema.names if column in table.schema.names]
             if taken:
                 raise DuplicateError(f"The table {name!r} of {self.location.uri} has the columns {taken} already.")
-            table.add_columns(made)
+            table.add_columns(reader)
 
         self.retry(name, once)
 
@@ -566,9 +566,9 @@ class Tables(TableRows):
 
         def once() -> None:
             table = self.open(name)
-            there = [column for column in columns if column in table.schema.names]
-            if there:
-                table.drop_columns(there)
+            existing = [column for column in columns if column in table.schema.names]
+            if existing:
+                table.drop_columns(existing)
 
         self.retry(name, once)
 
@@ -619,7 +619,7 @@ class Tables(TableRows):
         with lance_errors(self.uri(name)):
             listed = table.tracked_files(min_version=version).read_all()
         rows = zip(listed.column("version").to_pylist(), listed.column("path").to_pylist(), strict=True)
-        return sorted({path for at, path in rows if at == version})
+        return sorted({path for row_version, path in rows if row_version == version})
 
     @staticmethod
     def tag_file(tag: str) -> str:
@@ -666,29 +666,29 @@ class Tables(TableRows):
 
         def once() -> bool:
             table = self.open(name)
-            before, known = int(table.version), {f.fragment_id for f in table.get_fragments()}
+            before, old_ids = int(table.version), {f.fragment_id for f in table.get_fragments()}
             table.optimize.compact_files(**options)
             table = self.open(name)
             if int(table.version) == before:
                 return False
-            fresh = [f for f in table.get_fragments() if f.fragment_id not in known]
+            fresh = [f for f in table.get_fragments() if f.fragment_id not in old_ids]
             try:
-                whole = all(sum(b.num_rows for b in f.to_batches()) == f.count_rows() for f in fresh)
+                readable = all(sum(b.num_rows for b in f.to_batches()) == f.count_rows() for f in fresh)
             except (OSError, ValueError, RuntimeError):
-                whole = False
-            if not whole:
+                readable = False
+            if not readable:
                 self._undo(name, int(table.version), before)
             return True
 
         return self.retry(name, once)
 
     def _undo(self, name: str, bad: int, before: int) -> None:
-        alone = self.version(name) == bad
-        if alone:
+        is_newest = self.version(name) == bad
+        if is_newest:
             self.restore(name, before)
-        then = f"version {before} has been restored" if alone else f"the last good version is {before}"
+        outcome = f"version {before} has been restored" if is_newest else f"the last good version is {before}"
         raise CorruptError(
-            f"Table {name!r} of {self.location.uri} does not read back after compaction (version {bad}); {then}. "
+            f"Table {name!r} of {self.location.uri} does not read back after compaction (version {bad}); {outcome}. "
             "Please report this with the table's schema."
         )
 
@@ -700,18 +700,18 @@ class Tables(TableRows):
 
         def once() -> bool:
             table = self.open(name)
-            there = any(i["name"] == index_name for i in _indices(table))
-            if rebuild and there:
+            exists = any(i["name"] == index_name for i in _indices(table))
+            if rebuild and exists:
                 table.drop_index(index_name)
             if table.count_rows() == 0:
-                return rebuild and there
-            if rebuild or not there:
+                return rebuild and exists
+            if rebuild or not exists:
                 table.create_scalar_index(column, stored, name=index_name, **options)
                 return True
-            behind = int(table.stats.index_stats(index_name)["num_unindexed_rows"])
-            if behind:
+            n_unindexed = int(table.stats.index_stats(index_name)["num_unindexed_rows"])
+            if n_unindexed:
                 table.optimize.optimize_indices(index_names=[index_name])
-            return behind > 0
+            return n_unindexed > 0
 
         return self.retry(name, once)
 
@@ -730,11 +730,11 @@ class Tables(TableRows):
 
         def once() -> bool:
             table = self.open(name)
-            own = [i["name"] for i in _indices(table) if i["name"] == f"{i['fields'][0]}_vectors"]
-            behind = [i for i in own if int(table.stats.index_stats(i)["num_unindexed_rows"])]
-            if behind:
-                table.optimize.optimize_indices(index_names=behind)
-            return bool(behind)
+            names = [i["name"] for i in _indices(table) if i["name"] == f"{i['fields'][0]}_vectors"]
+            outdated = [i for i in names if int(table.stats.index_stats(i)["num_unindexed_rows"])]
+            if outdated:
+                table.optimize.optimize_indices(index_names=outdated)
+            return bool(outdated)
 
         return self.retry(name, once)
 

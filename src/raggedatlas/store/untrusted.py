@@ -131,8 +131,8 @@ def guarded_zarr_store(store: "Store") -> "Store":
         _supports_sync_io = False
 
         async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:  # noqa: ANN401
-            found = check(key, await self._store.get(key, prototype, byte_range), byte_range)
-            return found if found is None else _readable_records(key, found, prototype)
+            data = check(key, await self._store.get(key, prototype, byte_range), byte_range)
+            return data if data is None else _readable_records(key, data, prototype)
 
         async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:  # noqa: ANN401
             return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
@@ -146,8 +146,8 @@ def guarded_zarr_store(store: "Store") -> "Store":
                 yield request[0], await self.get(*request)
 
         def get_sync(self, key: str, *, prototype: Any = None, byte_range: Any = None) -> Any:  # noqa: ANN401
-            found = check(key, self._store.get_sync(key, prototype=prototype, byte_range=byte_range), byte_range)
-            return found if found is None else _readable_records(key, found, prototype)
+            data = check(key, self._store.get_sync(key, prototype=prototype, byte_range=byte_range), byte_range)
+            return data if data is None else _readable_records(key, data, prototype)
 
     return GuardedStore(store)
 
@@ -187,10 +187,10 @@ def _nodes(folder: str, name: str, metadata: dict[str, Any]) -> dict[str, dict[s
     if name == ".zmetadata":
         entries = metadata["metadata"].items()
         return {below + key.removesuffix("/.zarray"): node for key, node in entries if key.endswith("/.zarray")}
-    found = {folder: metadata} if metadata.get("node_type") == "array" else {}
+    arrays = {folder: metadata} if metadata.get("node_type") == "array" else {}
     inner = (metadata.get("consolidated_metadata") or {}).get("metadata") or {}
-    found.update({below + key: node for key, node in inner.items() if node.get("node_type") == "array"})
-    return found
+    arrays.update({below + key: node for key, node in inner.items() if node.get("node_type") == "array"})
+    return arrays
 
 
 def _array_of(arrays: dict[str, StoredArray], key: str) -> StoredArray | None:
@@ -335,12 +335,12 @@ def _check_frame(array: StoredArray, data: NDArray[np.uint8]) -> None:
     if not array.compressors:
         return
     name = array.compressors[0]
-    room = array.chunk_bytes if len(array.compressors) == 1 else MAX_CHUNK_BYTES
-    declared = _FRAMES[name](data[:-4] if array.checksum else data, room)
-    if declared > room:
+    max_bytes = array.chunk_bytes if len(array.compressors) == 1 else MAX_CHUNK_BYTES
+    declared = _FRAMES[name](data[:-4] if array.checksum else data, max_bytes)
+    if declared > max_bytes:
         raise CorruptError(
             f"A chunk of {array.path} is a {name} frame of {data.size:,} bytes that holds {declared:,} or more; the "
-            f"array's chunks have {room:,}. The file is damaged or made to exhaust memory and is not read."
+            f"array's chunks have {max_bytes:,}. The file is damaged or made to exhaust memory and is not read."
         )
 
 

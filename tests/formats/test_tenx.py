@@ -17,6 +17,7 @@ from raggedatlas.formats.composite_source import CompositeSource
 from raggedatlas.formats.registry import open_source
 from raggedatlas.formats.tenx import tenx_h5_source, tenx_mtx_source
 from raggedatlas.model.batch import CsrBlock
+from raggedatlas.model.frames import arrow_to_frame, frame_to_arrow
 
 DATA = Path(__file__).parent.parent / "data"
 MATRIX = sp.random_array((5, 7), density=0.5, rng=np.random.default_rng(3), format="csr")
@@ -219,3 +220,17 @@ def test_tables_that_do_not_fit_an_h5_are_refused(tmp_path: Path) -> None:
             file[f"matrix/{name}"] = np.array([b"A"])
         with pytest.raises(SourceError, match=f"matrix/{name}"):
             tenx_h5_source(tmp_path / "x.h5")
+
+
+def test_texts_become_the_table_of_their_frame(tmp_path: Path) -> None:
+    """Features and cells are read as `frame_to_arrow` writes frames of them, metadata too; bytes that are no UTF-8 are replaced."""
+    write_h5(tmp_path / "a.h5", ["Gene Expression"] * 7)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        del file["matrix/barcodes"]
+        file["matrix/barcodes"] = np.array([b"a", b"\xff", "\u00e9".encode(), b"", b"b"])
+    source = tenx_h5_source(tmp_path / "a.h5")
+    for table in (source.cells(), source.features("var")):
+        frame = arrow_to_frame(table)
+        frame = frame.astype(object).set_axis(frame.index.astype(object))  # pandas 3 has text of its own
+        assert frame_to_arrow(frame).equals(table, check_metadata=True)
+    assert source.cells().column("_index").to_pylist() == ["a", "\ufffd", "\u00e9", "", "b"]

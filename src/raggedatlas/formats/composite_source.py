@@ -63,11 +63,11 @@ class SourceParts:
     n_cells : int
         Number of cells.
     cells : callable
-        Reads the frame of cells.
+        Reads the cells: a frame, or the table that `frame_to_arrow` makes of one.
     matrices : tuple of MatrixPart
         Every matrix.
     features : mapping of str to callable
-        Key -> reads that frame of features.
+        Key -> reads those features, as `cells`.
     left_out : mapping of str to str
         What else there is.
     present : mapping of str to (n_rows,) int64
@@ -81,9 +81,9 @@ class SourceParts:
     """
 
     n_cells: int
-    cells: "Callable[[], pd.DataFrame]"
+    cells: "Callable[[], pd.DataFrame | pa.Table]"
     matrices: tuple[MatrixPart, ...]
-    features: "Mapping[str, Callable[[], pd.DataFrame]]"
+    features: "Mapping[str, Callable[[], pd.DataFrame | pa.Table]]"
     left_out: Mapping[str, str] = field(default_factory=dict)
     present: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     others: tuple[MatrixPart, ...] = ()
@@ -141,7 +141,7 @@ class CompositeSource:
 
     def cells(self) -> pa.Table:
         """Return one row per cell: the index first, then the columns."""
-        return frame_to_arrow(self._parts.cells())
+        return _as_table(self._parts.cells())
 
     def features(self, key: str) -> pa.Table:
         """Return one row per column of the matrices that name this key, the index first.
@@ -156,7 +156,7 @@ class CompositeSource:
             raise NotFoundError(
                 f"{self._schema.uri or self._schema.name} has no features {key!r}; there are {sorted(self._parts.features)}."
             )
-        return frame_to_arrow(read())
+        return _as_table(read())
 
     def blocks(
         self, keys: tuple[str, ...], n_rows: int, rows: tuple[int, int] | None = None
@@ -288,3 +288,7 @@ def read_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciP
         if wide:
             setattr(turned, name, getattr(turned, name).astype(np.int64, copy=False))
     return turned
+
+
+def _as_table(frame: "pd.DataFrame | pa.Table") -> pa.Table:
+    return frame if isinstance(frame, pa.Table) else frame_to_arrow(frame)

@@ -243,9 +243,9 @@ def _cells(
             key = f"{name}:{column}"
             if key not in frame.columns:
                 added[key] = _spread(own[column], rows)
-    return pd.concat(
-        [frame, pd.DataFrame({k: v.set_axis(frame.index) for k, v in added.items()}, index=frame.index)], axis=1
-    )
+    more = pd.DataFrame({k: v.set_axis(frame.index) for k, v in added.items()}, index=frame.index)
+    joined: pd.DataFrame = pd.concat([frame, more], axis=1)
+    return joined
 
 
 def _spread(column: "pd.Series[Any]", rows: NDArray[np.int64]) -> "pd.Series[Any]":

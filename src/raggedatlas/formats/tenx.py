@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from raggedatlas.errors import LimitError, NotFoundError, SourceError
@@ -24,11 +25,9 @@ from raggedatlas.formats.matrix_readers import (
     SparseArrays,
 )
 from raggedatlas.model.batch import CsrBlock
+from raggedatlas.model.frames import texts_to_arrow
 from raggedatlas.model.protocols import MatrixForm
 from raggedatlas.store.runtime import warnings_as
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FIELDS = {"name": "symbol", "feature_type": "feature_types", "genome": "genome"}
 """Cell Ranger's name of a feature column -> ours, which are scanpy's."""
@@ -150,7 +149,14 @@ def _feature_table(container: Container, group: str, n: int) -> tuple[dict[str, 
 
 def _texts(container: Container, path: str, n: int) -> NDArray[Any]:
     values = container.whole(path, n)
-    return np.array([v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values], dtype=object)
+    try:  # Arrow decodes tens of thousands of names in a few milliseconds.
+        decoded = pa.array(values.tolist(), pa.binary()).cast(pa.string())
+    except (pa.ArrowException, UnicodeError):
+        decoded = None
+    if decoded is None or decoded.null_count:
+        texts = [v.decode(errors="replace") if isinstance(v, bytes) else str(v) for v in values]
+        return np.array(texts, dtype=object)
+    return np.asarray(decoded.to_numpy(zero_copy_only=False), dtype=object)
 
 
 def _split(
@@ -165,28 +171,19 @@ def _split(
     types = list(dict.fromkeys(kinds.tolist()))
     if len(types) <= 1:
         parts = [MatrixPart.of("X", whole, "var", SPACES.get(types[0], "") if types else "")]
-        features = {"var": partial(_feature_frame, table, np.arange(n_features))}
-        return SourceParts(whole.shape[0], lambda: _cell_frame(barcodes()), tuple(parts), features, left_out)
+        features = {"var": partial(_feature_table_of, table, np.arange(n_features))}
+        return SourceParts(whole.shape[0], lambda: texts_to_arrow(barcodes(), {}), tuple(parts), features, left_out)
     parts, features = [], {}
     for kind in types:
         columns = np.flatnonzero(kinds == kind)
         parts.append(MatrixPart.of(f"X:{kind}", ColumnSubset(reader(), columns), f"var:{kind}", SPACES.get(kind, "")))
-        features[f"var:{kind}"] = partial(_feature_frame, table, columns)
-    return SourceParts(whole.shape[0], lambda: _cell_frame(barcodes()), tuple(parts), features, left_out)
+        features[f"var:{kind}"] = partial(_feature_table_of, table, columns)
+    return SourceParts(whole.shape[0], lambda: texts_to_arrow(barcodes(), {}), tuple(parts), features, left_out)
 
 
-def _cell_frame(names: NDArray[Any]) -> "pd.DataFrame":
-    import pandas as pd
-
-    return pd.DataFrame(index=pd.Index(names, dtype=object))
-
-
-def _feature_frame(table: Mapping[str, Any], columns: NDArray[np.int64]) -> "pd.DataFrame":
-    import pandas as pd
-
+def _feature_table_of(table: Mapping[str, Any], columns: NDArray[np.int64]) -> pa.Table:
     chosen = {name: np.asarray(values, dtype=object)[columns] for name, values in table.items()}
-    index = pd.Index(chosen.pop("id"), dtype=object)
-    return pd.DataFrame(chosen, index=index)
+    return texts_to_arrow(chosen.pop("id"), chosen)
 
 
 TEXT = 8 << 20

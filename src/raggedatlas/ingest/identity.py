@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from raggedatlas.errors import FeatureError, NotFoundError
-from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession
+from raggedatlas.model.accessions import UNKNOWN, Accession, is_organism, organism_name, parse_accession, parse_symbols
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import feature_uids, repeated_uids
 
@@ -103,15 +103,20 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
     symbol_source = _symbol_column(var, source)
     symbols, spellings = _symbols(_texts(var, symbol_source) if symbol_source else [""] * len(ids), parsed, ids)
     kinds = _kinds(var, parsed, space)
-    told = [
-        Accession(kind.lower() if kind else one.namespace, one.name, organism, one.version)
+    # An accession stands for one species by itself, so only names need their organism here.
+    accessions = [
+        replace(one, namespace=kind.lower() if kind else one.namespace, organism=organism)
+        if kind or one.namespace == "symbol"
+        else one
         for one, organism, kind in zip(parsed, organisms, kinds, strict=True)
     ]
-    named = feature_uids(space, told)
+    named = feature_uids(space, accessions)
     uids = tuple(repeated_uids(named))
     others = [
-        sorted({text for text in (given[i], spellings[i]) if text and text not in (ids[i], symbols[i])})
-        for i in range(len(ids))
+        sorted({text for text in texts if text and text not in names})
+        if (texts := (text, spelling)) != (names := (identifier, symbol))
+        else []
+        for text, spelling, identifier, symbol in zip(given, spellings, ids, symbols, strict=True)
     ]
     columns: dict[str, Any] = {
         "uid": pa.array(uids, pa.string()),
@@ -204,13 +209,11 @@ def _symbols(
     texts: Sequence[str], parsed: Sequence[Accession], ids: Sequence[str]
 ) -> tuple[list[str | None], list[str]]:
     """Return each feature's symbol, None where the file only repeats an accession, and the spelling that the file has."""
-    symbols: list[str | None] = []
-    for text, one, identifier in zip(texts, parsed, ids, strict=True):
-        named = parse_accession(text)
-        if text and named.namespace == "symbol":
-            symbols.append(named.name)
-        else:
-            symbols.append(identifier if one.namespace == "symbol" else None)
+    names = parse_symbols(texts)
+    symbols = [
+        name or (identifier if one.namespace == "symbol" else None)
+        for name, one, identifier in zip(names, parsed, ids, strict=True)
+    ]
     return symbols, list(texts)
 
 

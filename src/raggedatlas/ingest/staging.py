@@ -453,6 +453,8 @@ def _uids_of_older_records(
 def _once_unique(ids: Sequence[str]) -> list[str]:
     """Return the ids that datasets of before gave to features that a file repeats: with a number behind all but the first."""
     taken, seen, unique = set(ids), dict[str, int](), list[str]()
+    if len(taken) == len(ids):
+        return list(ids)
     for name in ids:
         n = seen.get(name, 0)
         seen[name] = n + 1

@@ -161,6 +161,9 @@ def repeated_uids(uids: Iterable[str]) -> list[str]:
     >>> repeated_uids(["a", "b", "a"])[:2], len(set(repeated_uids(["a", "a", "a"])))
     (['a', 'b'], 3)
     """
+    uids = list(uids)
+    if len(set(uids)) == len(uids):
+        return uids
     seen: dict[str, int] = {}
     repeated = []
     for uid in uids:

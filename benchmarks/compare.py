@@ -90,7 +90,7 @@ class Campaign:
 def child_environment(*path: Path) -> dict[str, str]:
     """Give a measured process our environment, but let it keep compiled modules."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    found = os.pathsep.join(str(p) for p in (HERE.parent / "src", *path))
+    found = os.pathsep.join(str(p) for p in (*path, HERE.parent / "src"))
     return {**kept, "PYTHONPATH": found, "PYTHONWARNINGS": "ignore"}
 
 

@@ -75,7 +75,8 @@ class Run:
         """Run one measurement in a process of its own; whether it succeeded."""
         environment = SYSTEMS[measurement.system]
         loads = measurement.op not in QUERIES
-        path = environment.path if loads else ()  # homeobox imports torch wherever it finds it
+        # homeobox imports torch wherever it finds it
+        path = () if measurement.system == "homeobox" and not loads else environment.path
         system = System(measurement.system, environment.python, HERE / measurement.script, path)
         campaign = Campaign(
             self.folder / "data", self.folder, self.wanted.rounds, self.wanted.repeats, self.wanted.limit

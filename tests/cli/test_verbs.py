@@ -71,7 +71,7 @@ def test_infer(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert told["columns"] == [{"name": "data", "shape": [2], "dtype": "float32"}]
     assert "-infer-" in told["results_dir"]
     assert len(ResultDataset({}, told["results_dir"])) == 20
-    assert "holds 40 results already" in refused(
+    assert "already holds 40 results" in refused(
         "infer", place / "atlas", f"{place}/model.py:Columns", "-o", place / "z"
     )
     assert "cannot be imported" in refused("infer", place / "atlas", "no_such_module:f")

@@ -201,7 +201,7 @@ def test_what_lies_there_decides(tmp_path: Path) -> None:
     (tmp_path / "empty/lance_db/results.lance").mkdir(parents=True)
     with pytest.raises(NotFoundError, match="incomplete results"):
         load_results_dataset({}, tmp_path / "empty")
-    with pytest.raises(NotFoundError, match="no result folder"):
+    with pytest.raises(NotFoundError, match=r"esult folder .* does not exist"):
         load_results_dataset({}, tmp_path / "nowhere")
 
 
@@ -223,7 +223,7 @@ def test_the_newest_run_is_found(tmp_path: Path) -> None:
     config["results"] = {"inference_dir": str(tmp_path / "20240101-000000-infer-AbC_")}
     assert opened_by(config).results_dir.name == "20240101-000000-infer-AbC_"
     assert find_results(config, tmp_path) == tmp_path
-    with pytest.raises(NotFoundError, match="no result folder"):
+    with pytest.raises(NotFoundError, match=r"esult folder .* does not exist"):
         find_results({"results": {"inference_dir": str(tmp_path / "gone")}})
 
 

@@ -108,11 +108,11 @@ def test_unfinished_parts_are_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (lambda part: filled(part, "x", "a"), "Part 1, row 1: the id 'a' has a result already"),
+        (lambda part: filled(part, "x", "a"), "Part 1, row 1: the id 'a' already has a result"),
         (lambda part: filled(part, "x", dtype="float32"), "Part 1: output 'data' has shape"),
-        (lambda part: data_of(Path(part.result_dir))[0].unlink() or filled(part, "x"), "it is not there any more"),
-        (lambda part: part.receipt.write_text("{"), "does not read"),
-        (lambda part: part.receipt.write_text(json.dumps({"columns": [], "files": [{}]})), "does not read"),
+        (lambda part: data_of(Path(part.result_dir))[0].unlink() or filled(part, "x"), "missing or has another size"),
+        (lambda part: part.receipt.write_text("{"), "cannot be parsed"),
+        (lambda part: part.receipt.write_text(json.dumps({"columns": [], "files": [{}]})), "cannot be parsed"),
     ],
 )
 def test_parts_that_do_not_fit(tmp_path: Path, second: Callable[[ResultPart], object], message: str) -> None:
@@ -138,9 +138,9 @@ def test_a_part_is_written_once(tmp_path: Path) -> None:
     second = part.writer()
     second.write_batch(["late"], np.ones((1, 2)))
     filled(part, "first")
-    with pytest.raises(DuplicateError, match="written already"):
+    with pytest.raises(DuplicateError, match="already been written"):
         second.commit()
-    with pytest.raises(DuplicateError, match="written already"):
+    with pytest.raises(DuplicateError, match="already been written"):
         part.writer()
     writer.commit()
     assert list(ResultDataset({}, tmp_path).ids()) == ["first"]
@@ -201,7 +201,7 @@ def test_finishing_twice_does_nothing(tmp_path: Path) -> None:
         share.commit()
         given_up = parts[1].writer()
         given_up.abort()
-        with pytest.raises(ReadOnlyError, match="given up"):
+        with pytest.raises(ReadOnlyError, match="aborted"):
             given_up.commit()
         filled(parts[1], "a")
     assert len(ResultDataset({}, tmp_path)) == 1

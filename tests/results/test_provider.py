@@ -164,7 +164,7 @@ def test_datasets_may_stack_themselves() -> None:
         assert batch["padded"]["ragged"].tolist() == [0, 1, 2]
         assert batch["padded"]["ragged_mask"].tolist() == [1, 1, 1]
     assert DataProvider(CONFIG, {"w": {**base, "dataset_class": "Whole"}}).batch([1, 3])["w"].tolist() == [2.0, 6.0]
-    with pytest.raises(SourceError, match=r"'ragged' of dataset 't' do not stack.*collate_ragged"):
+    with pytest.raises(SourceError, match=r"'ragged' of dataset 't' cannot be stacked.*collate_ragged"):
         DataProvider(CONFIG, {"t": {**base, "dataset_class": "Table"}}).batch([0, 1])
 
 
@@ -195,16 +195,16 @@ def test_no_pickle_of_a_data_folder_is_read(request_of_two: dict[str, Any]) -> N
 BAD: list[tuple[Any, str]] = [
     ({}, "names no datasets"),
     ({"a": 3}, "expected a table"),
-    ({"a": {"data_location": "x"}}, "names no dataset_class"),
-    ({"object_id": {"dataset_class": "Table"}}, "No dataset can be called"),
+    ({"a": {"data_location": "x"}}, "has no dataset_class"),
+    ({"object_id": {"dataset_class": "Table"}}, "A dataset cannot be called"),
     ({"a": {"dataset_class": "Table", "augment": ["x"]}}, r"unknown keys \['augment'\]"),
     ({"a": {"dataset_class": "Table", "fields": "key", "primary_id_field": "key"}}, "expected a list of names"),
     ({"a": {"dataset_class": "Table", "join_field": "key"}}, "no other dataset"),
-    ({"a": {"dataset_class": "Table", "join_field": "key", "primary_id_field": "key"}}, "one or the other"),
-    ({"a": {"dataset_class": "Table"}, "b": {"dataset_class": "Table"}}, r"one dataset with a primary_id_field"),
+    ({"a": {"dataset_class": "Table", "join_field": "key", "primary_id_field": "key"}}, "only one of them"),
+    ({"a": {"dataset_class": "Table"}, "b": {"dataset_class": "Table"}}, r"Exactly one dataset"),
     ({n: {"dataset_class": "Table", "primary_id_field": "key"} for n in "ab"}, r"\['a', 'b'\] have one"),
     ({"a": {"dataset_class": "Nothing"}}, "no dataset class 'Nothing'"),
-    ({"a": {"dataset_class": "no.such.Thing"}}, r"no dataset class 'no\.such\.Thing'"),
+    ({"a": {"dataset_class": "no.such.Thing"}}, r"ataset class 'no\.such\.Thing'"),
     ({"a": {"dataset_class": "Table"}}, "no field 'object_id'"),
     ({"a": {"dataset_class": "Table", "primary_id_field": "key", "fields": ["x"]}}, "no field 'x'"),
 ]
@@ -223,7 +223,7 @@ def test_joins_that_cannot_be(tmp_path: Path) -> None:
     """A key that stands twice, or rows by order of another number, are refused."""
     table = {"dataset_class": "Table", "primary_id_field": "key"}
     short = {"dataset_class": "ResultDataset", "data_location": saved(tmp_path / "s", ["a"], data=np.ones((1, 2)))}
-    with pytest.raises(QueryError, match="'short' has 1 rows and the primary one 30"):
+    with pytest.raises(QueryError, match="'short' has 1 rows and the primary dataset 30"):
         DataProvider(CONFIG, {"table": table, "short": short})
     left = {"dataset_class": "ResultDataset", "data_location": saved(tmp_path / "l", LEFT, data=VALUES), "primary_id_field": "object_id"}  # fmt: skip
     with pytest.raises(SourceError, match="has group '0' more than once"):

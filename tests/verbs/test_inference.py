@@ -139,7 +139,7 @@ Refused = tuple[Callable[[Any], Any], str]
         (lambda X: (X, X), "tuple of 2"),
         (lambda X: {"a": X} if len(X) == 10 else {"b": X}, r"Batch 7 has the outputs \['b'\]"),
         (lambda X: X.astype("c8"), "complex64"),
-        (lambda X: None, "expected a row for each object"),
+        (lambda X: None, "expected one row per object"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(small: Any, tmp_path: Path, model: Callable[[Any], Any], said: str) -> None:

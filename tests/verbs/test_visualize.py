@@ -311,7 +311,7 @@ def test_genes_are_found_by_name(snapshot: Any) -> None:
 def test_lance_results_alone_are_refused_by_their_class_and_the_verb(results: ResultDataset, tmp_path: Path) -> None:
     """C57, R5, X13: results in Lance hold no metadata; class and verb say so, and the way out."""
     for call in (results.visualize, lambda: visualize(results, path=tmp_path / "x.html"), lambda: visualize(tmp_path / "results", path=tmp_path / "x.html")):  # fmt: skip
-        with pytest.raises(QueryError, match=r"hold no metadata.*raggedatlas view"):
+        with pytest.raises(QueryError, match=r"contain no metadata.*raggedatlas view"):
             call()
     assert not (tmp_path / "x.html").exists()
 

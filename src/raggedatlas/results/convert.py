@@ -1,4 +1,4 @@
-"""From ``.npy`` results to a table: checked before anything is written, and compared bit by bit before anybody sees it."""
+"""Conversion of ``.npy`` results to a Lance table: validated before writing, verified bit by bit before the commit."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,25 +20,25 @@ from raggedatlas.results.writer import ResultDatasetWriter
 
 Progress = Callable[[str, int, int], None]
 
-_PIECE = 32 * 2**20
+_CHUNK_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What `convert_results` did.
+    """Report of `convert_results`.
 
     Parameters
     ----------
     results_dir : pathlib.Path
         Result folder.
     n_rows, n_batches : int
-        Rows, and the ``.npy`` files they came from.
+        Number of rows, and of ``.npy`` files.
     shape : tuple of int
-        Shape of a result.
+        Shape of one result.
     dtype : numpy.dtype
-        As it is stored.
+        Stored data type.
     n_verified : int
-        Rows that were read back and compared bit by bit.
+        Number of rows that were read back and compared bit by bit.
     """
 
     results_dir: Path
@@ -49,11 +49,11 @@ class Conversion:
     n_verified: int
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Return a one-sentence summary."""
         checked = "all" if self.n_verified == self.n_rows else f"{self.n_verified:,}"
         return (
             f"Converted {self.n_rows:,} results of shape {self.shape} and dtype {self.dtype} from {self.n_batches:,} .npy files in "
-            f"{self.results_dir}, and compared {checked} of them bit by bit. The .npy files are still there; remove them when you like."
+            f"{self.results_dir}, and compared {checked} of them bit by bit. The .npy files are unchanged and can be removed."
         )
 
 
@@ -66,39 +66,39 @@ def convert_results(
     spot_check: int | None = None,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Write the ``.npy`` results of a folder as a Lance table into the same folder (seed 003, step 5).
+    """Convert the ``.npy`` results of a folder to a Lance table in the same folder (seed 003, step 5).
 
-    The ``.npy`` files are never changed. Rows stand in the order of the batches, which is the order in which they were computed.
-    Until all is written and compared readers see the ``.npy`` files, or the table that was there before.
+    The ``.npy`` files are never changed. Rows are in batch order, which is the order in which they were computed.
+    Until everything is written and verified, readers see the ``.npy`` files, or the previous table.
 
     Parameters
     ----------
     results_dir : str or path
         Result folder.
     overwrite : bool
-        Whether a table that is there may be replaced.
+        Whether an existing table may be replaced.
     promote : bool
-        Whether batches of different dtypes may be stored in one that holds all of them.
+        Whether batches of different dtypes may be stored in their common dtype.
     spot_check : int or None
-        Compare so many rows, chosen at random with a fixed seed, and not all.
+        Number of rows to verify, chosen at random with a fixed seed; None verifies all.
     progress : callable or None
-        Called with the step, rows done, and rows in all.
+        Called with the step, the number of rows done, and the total number of rows.
 
     Returns
     -------
     Conversion
-        What was done.
+        Report of the conversion.
 
     Raises
     ------
     NotFoundError
-        If there is no folder, or no index in it.
+        If the folder or its index does not exist.
     CorruptError
-        If a file is truncated, missing, left over or does not agree with the index, or if what is read back differs.
+        If a file is truncated, missing, unexpected or contradicts the index, or if the data read back differ.
     SourceError
-        If batches differ in shape or dtype, ids are repeated, or a dtype has no place in a table (also a ``ValueError``).
+        If batches differ in shape or dtype, ids are duplicated, or a dtype is not supported (also a ``ValueError``).
     DuplicateError
-        If the folder has a table already and `overwrite` is not asked (also a ``FileExistsError``).
+        If the folder already has a table and `overwrite` is False (also a ``FileExistsError``).
 
     Examples
     --------
@@ -106,24 +106,24 @@ def convert_results(
     """
     files = NpyResults(Path(results_dir))
     tensor = files.tensor(promote=promote)
-    ResultColumn(DATA, tensor.shape, tensor.base)  # refuses what a table cannot hold
+    ResultColumn(DATA, tensor.shape, tensor.base)  # Raises if a table cannot hold it.
     files.check_ids()
     rows = None if spot_check is None else _sample(files.n_rows, spot_check)
-    written = _Counter(progress, "write", files.n_rows)
-    compared = _Counter(progress, "compare", files.n_rows if rows is None else len(rows))
+    written = _ProgressCounter(progress, "write", files.n_rows)
+    compared = _ProgressCounter(progress, "compare", files.n_rows if rows is None else len(rows))
     with ResultDatasetWriter(files.folder, overwrite=overwrite) as writer:
-        for ids, values in files.pieces(_PIECE):
+        for ids, values in files.iter_chunks(_CHUNK_BYTES):
             writer.write_batch(ids, values.astype(tensor.base, copy=False))
             written.add(len(ids))
         _compare(files, writer, rows, compared)
-    made = ResultDataset({}, files.folder, mapped=False)
-    if len(made) != files.n_rows:
-        raise CorruptError(f"{files.folder}: the table has {len(made):,} rows, and the index {files.n_rows:,}.")
+    dataset = ResultDataset({}, files.folder, mapped=False)
+    if len(dataset) != files.n_rows:
+        raise CorruptError(f"{files.folder}: the table has {len(dataset):,} rows, but the index has {files.n_rows:,}.")
     return Conversion(files.folder, files.n_rows, len(files.batches), tensor.shape, tensor.base, compared.done)
 
 
-class _Counter:
-    """Counts rows of one step for a progress bar."""
+class _ProgressCounter:
+    """Row counter of one step, for a progress bar."""
 
     def __init__(self, progress: Progress | None, step: str, total: int) -> None:
         self._progress = progress
@@ -139,28 +139,28 @@ class _Counter:
 
 def _sample(n_rows: int, size: int) -> NDArray[np.int64]:
     if size < 1:
-        raise QueryError(f"spot_check={size}; compare at least one row, or all by spot_check=None.")
+        raise QueryError(f"spot_check={size}; expected at least 1, or None to verify all rows.")
     return np.sort(np.random.default_rng(0).choice(n_rows, min(size, n_rows), replace=False))
 
 
 def _compare(
-    files: NpyResults, writer: ResultDatasetWriter, rows: NDArray[np.int64] | None, compared: _Counter
+    files: NpyResults, writer: ResultDatasetWriter, rows: NDArray[np.int64] | None, compared: _ProgressCounter
 ) -> None:
-    """Read the finished files back, and compare them with the ``.npy`` files."""
+    """Read the finished files back and compare them with the ``.npy`` files."""
     column = writer.columns[0]
-    stored = _Rows(writer.read_back(rows=rows), column)
-    for ids, values in files.pieces(_PIECE, rows):
+    stored = _RowStream(writer.read_back(rows=rows), column)
+    for ids, values in files.iter_chunks(_CHUNK_BYTES, rows):
         names, found = stored.take(len(ids))
         if names != ids or values.astype(column.dtype, copy=False).tobytes() != found.tobytes():
             raise CorruptError(
-                f"{files.folder}: what was read back differs from the .npy files within {len(ids):,} rows from the one of {ids[0]!r} on; "
-                "nothing is committed. Check the disk, and run the conversion again."
+                f"{files.folder}: the data read back differ from the .npy files within {len(ids):,} rows starting at {ids[0]!r}; "
+                "nothing was committed. Check the disk, and run the conversion again."
             )
         compared.add(len(ids))
 
 
-class _Rows:
-    """Batches as they are read back, taken in any number of rows at a time."""
+class _RowStream:
+    """Reader over record batches that returns any number of rows at a time."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], column: ResultColumn) -> None:
         self._batches = batches
@@ -168,18 +168,18 @@ class _Rows:
         self._rest: pa.RecordBatch | None = None
 
     def take(self, n: int) -> tuple[list[str], NDArray[Any]]:
-        """Give the ids and flat values of the next rows, or of fewer where there are no more."""
+        """Return ids and flattened values of the next `n` rows, or of fewer at the end."""
         names: list[str] = []
         values = [np.empty((0, self._column.n_values), self._column.dtype)]
-        while len(names) < n and self.left():
+        while len(names) < n and self.has_rows():
             assert self._rest is not None
             piece, self._rest = self._rest.slice(0, n - len(names)), self._rest.slice(n - len(names))
             names += piece.column(OBJECT_ID).to_pylist()
             values.append(to_matrix(piece.column(DATA), self._column))
         return names, np.concatenate(values)
 
-    def left(self) -> bool:
-        """Tell whether there are more rows."""
+    def has_rows(self) -> bool:
+        """Return whether there are more rows."""
         while self._rest is None or not self._rest.num_rows:
             self._rest = next(self._batches, None)
             if self._rest is None:

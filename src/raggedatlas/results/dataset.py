@@ -1,4 +1,4 @@
-"""Reading results: `ResultDataset`, rows by number at the speed of memory (seed 003, step 2)."""
+"""Reading results: `ResultDataset`, random row access through memory-mapped files (seed 003, step 2)."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,43 +40,43 @@ from raggedatlas.store.location import Location
 if TYPE_CHECKING:
     import lance
 
-_SMALL = 64 * 2**20
-_ITERATED = 1024
+_MAX_IN_MEMORY = 64 * 2**20
+_ITERATION_ROWS = 1024
 
 
 class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
-    """The results of one run, at the version of their table that was opened: rows in the order they were written.
+    """The results of one run, pinned to a version of their table; rows are in the order in which they were written.
 
-    Where PyTorch is installed this is one of its map-style datasets and rows are tensors; elsewhere they are arrays.
+    If PyTorch is installed, this is a map-style dataset and rows are tensors; otherwise rows are arrays.
 
     Parameters
     ----------
     config : mapping
-        Configuration; kept as `config`, and nothing of it is needed.
+        Configuration; available as `config`, otherwise unused.
     data_location : str or path
-        The result folder, which has ``lance_db`` in it; local, or on an object store.
+        The result folder, which contains ``lance_db``; local, or on an object store.
     version : int or None
-        Version of the table; None opens the newest.
+        Version of the table; None opens the latest.
     mapped : bool
-        Whether the table's files may be mapped into memory. Rows are the same without, and slower.
+        Whether the files of the table may be memory-mapped. Values are the same either way; without mapping reads are slower.
     storage_options : mapping of str to str, or None
-        For an object store, as `RaggedAtlas.open` takes them.
+        Options of the object store, as for `RaggedAtlas.open`.
 
     Raises
     ------
     NotFoundError
-        If there are no results, or none that were committed.
+        If there are no committed results.
     CorruptError
-        If the table is none of results.
+        If the table is not a results table.
 
     Notes
     -----
-    Results that are replaced stay readable for an hour (`grace` of `ResultDatasetWriter`); after that reading, or opening the pickled
-    dataset in another process, is a `NotFoundError` that says so.
+    Replaced results stay readable for an hour (`grace` of `ResultDatasetWriter`); after that, reading them or unpickling the
+    dataset in another process raises a `NotFoundError` that says so.
 
-    ``dataset[i]`` is a tensor of `tensor_shape`; a list, slice, mask, array or tensor of row numbers gives a stack
-    ``(k, *tensor_shape)`` in the order asked for. Numbers outside of ``0 <= i < len(dataset)`` are an ``IndexError``, so that
-    iteration ends; slices are Python's. What is given is a copy. A table with several outputs has ``get_<output>`` for each.
+    ``dataset[i]`` is a tensor of `tensor_shape`; a list, slice, mask, array or tensor of row numbers returns a stack
+    ``(k, *tensor_shape)`` in the requested order. Row numbers outside ``0 <= i < len(dataset)`` raise an ``IndexError``, so that
+    iteration ends; slices follow Python. Returned values are copies. A table with several outputs has ``get_<output>`` for each.
 
     Examples
     --------
@@ -98,81 +98,81 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         self.data_location = data_location
         self._mapped = mapped
         self._storage_options = storage_options
-        self._place = results_location(data_location, storage_options)
-        if self._place.is_local:
-            _refuse_missing(self._place.path)
+        self._location = results_location(data_location, storage_options)
+        if self._location.is_local:
+            _require_results(self._location.path)
         self._table = self._open(version)
         self.version = int(self._table.version)
-        self.columns = read_columns(self._table.schema, self._place.uri)
+        self.columns = read_columns(self._table.schema, self._location.uri)
         self._n_rows = int(self._table.count_rows())
         self._column = self.columns[0]
-        self._row_sources: dict[str, RowReader] = {}
+        self._readers: dict[str, RowReader] = {}
         self._first: RowReader | None = None
 
     def _open(self, version: int | None) -> "lance.LanceDataset":
         if version is not None and version < 1:
             raise QueryError(f"version={version}; versions of results count from 1.")
         try:
-            return open_table(self._place, version)
+            return open_table(self._location, version)
         except NotFoundError as error:
             if version is None:
                 raise
-            newest = int(open_table(self._place).version)
+            newest = int(open_table(self._location).version)
             if newest <= version:
                 raise
-            raise NotFoundError(replaced_message(self._place.uri, version, newest)) from error
+            raise NotFoundError(replaced_message(self._location.uri, version, newest)) from error
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
-        """Shape of a row of ``data``."""
+        """Shape of one row of ``data``."""
         return self._column.shape
 
     @property
     def tensor_dtype(self) -> "np.dtype[Any]":
-        """Dtype of ``data``."""
+        """Data type of ``data``."""
         return self._column.dtype
 
     @property
     def location(self) -> Location:
-        """Where the result folder lies."""
-        return self._place
+        """Location of the result folder."""
+        return self._location
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the writer noted about the table, e.g. which model made it."""
+        """Metadata that the writer stored with the table, e.g. the name of the model."""
         return read_facts(self._table.schema)
 
     def __len__(self) -> int:
-        """Count the rows."""
+        """Return the number of rows."""
         return self._n_rows
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401  (a tensor)
-        """Copy the tensor of a row, or a stack of several; `Notes` of the class say what an index can be.
+        """Return a copy of one row, or a stack of several rows; see `Notes` of the class for valid indices.
 
         Raises
         ------
         RowIndexError
-            For a row that is not there (also an ``IndexError``).
+            If a row does not exist (also an ``IndexError``).
         RowTypeError
-            For an index of another kind (also a ``TypeError``).
+            If the index is of an unsupported type (also a ``TypeError``).
         """
         return as_tensor(self._read(self._column, index))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Copy several rows at once, as a list of tensors: how PyTorch's DataLoader asks."""
+        """Return copies of several rows as a list of tensors; called by PyTorch's DataLoader."""
         return unstack(self[indices])
 
     def __iter__(self) -> Iterator[Any]:
-        """Walk over the tensors of all rows."""
-        for _, values in self.iter_batches(_ITERATED, ids=False):
+        """Iterate over the tensors of all rows."""
+        for _, values in self.iter_batches(_ITERATION_ROWS, ids=False):
             yield from unstack(as_tensor(values))
 
     def get_data(self, idx: Any) -> NDArray[Any]:  # noqa: ANN401
-        """Copy the same as ``dataset[idx]``, as NumPy array."""
+        """Return a copy of ``dataset[idx]`` as a NumPy array."""
         return self._read(self._column, idx)
 
     def get_object_id(self, idx: Any) -> Any:  # noqa: ANN401  (one text, or an array of texts)
-        """Give the id of a row; for several rows an object array of texts.
+        """Return the id of a row, or an object array of the ids of several rows.
 
         Raises
         ------
@@ -187,16 +187,16 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         return self._ids.take(pa.array(rows)).to_numpy(zero_copy_only=False)
 
     def ids(self) -> ObjectIds:
-        """Give the ids in row order; only their column is read."""
+        """Return the ids in row order; only the id column is read."""
         return ObjectIds(self._ids)
 
     def find_indexed(self, ids: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Find the rows of a few ids by the table's index; None without one, or where all ids are in memory already.
+        """Find the rows of a few ids in the table's index; return None without an index, or if all ids are already in memory.
 
         Returns
         -------
         tuple of (k,) int64 and (k,) int64, or None
-            Rows, and which of the asked ids each has.
+            Row numbers, and the position in `ids` of the id of each row.
         """
         if "_ids" in self.__dict__ or not ids:
             return None
@@ -225,19 +225,19 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
 
     @checked
     def to_numpy(self, out: NDArray[Any] | None = None, *, column: str | None = None) -> NDArray[Any]:
-        """Copy all rows into one array.
+        """Copy all rows into an array.
 
         Parameters
         ----------
         out : array of shape ``(n, *shape)``, or None
-            Contiguous array to fill; None makes one.
+            Contiguous array to fill; None allocates one.
         column : str or None
-            Output; None takes ``data``.
+            Output to read; None means ``data``.
 
         Raises
         ------
         QueryError
-            If `out` has another shape or dtype, or is not contiguous.
+            If `out` has the wrong shape or dtype, or is not contiguous.
         """
         chosen = self._column if column is None else self._find(column)
         shape = (self._n_rows, *chosen.shape)
@@ -249,23 +249,23 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
             raise QueryError(
                 f"out has shape {out.shape} and dtype {out.dtype}; expected contiguous {shape} of {chosen.dtype}."
             )
-        self._source(chosen).span(0, out.reshape(self._n_rows, chosen.n_values))
+        self._reader(chosen).span(0, out.reshape(self._n_rows, chosen.n_values))
         return out
 
     @checked
     def iter_batches(
         self, batch_size: int = 8192, *, column: str | None = None, ids: bool = True
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Walk over all rows in bounded memory.
+        """Iterate over all rows in bounded memory.
 
         Parameters
         ----------
         batch_size : int
-            Rows of a batch; the last has what is left.
+            Number of rows per batch; the last batch may be smaller.
         column : str or None
-            Output; None takes ``data``.
+            Output to read; None means ``data``.
         ids : bool
-            Whether ids are wanted too; without, they are row numbers.
+            Whether to read ids; otherwise row numbers are returned in their place.
 
         Yields
         ------
@@ -273,41 +273,41 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
             Ids and values.
         """
         if batch_size < 1:
-            raise QueryError(f"batch_size={batch_size}; a batch has at least one row.")
+            raise QueryError(f"batch_size={batch_size}; expected at least 1.")
         chosen = self._column if column is None else self._find(column)
         for start in range(0, self._n_rows, batch_size):
             rows = np.arange(start, min(start + batch_size, self._n_rows))
             values = np.empty((len(rows), chosen.n_values), chosen.dtype)
-            self._source(chosen).span(start, values)
+            self._reader(chosen).span(start, values)
             names = self._ids.slice(start, len(rows)).to_numpy(zero_copy_only=False) if ids else rows
             yield names, values.reshape(len(rows), *chosen.shape)
 
     def is_mapped(self, column: str | None = None) -> bool:
-        """Tell whether a column's rows come straight from its mapped files."""
+        """Return whether rows of a column are read from memory-mapped files."""
         chosen = self._column if column is None else self._find(column)
-        return self._maps(chosen) is not None
+        return self._map(chosen) is not None
 
     def visualize(self) -> NoReturn:
-        """Refuse: a table of results holds no metadata of its objects to look at (seed 003, R5).
+        """Raise an error: a results table holds no metadata of its objects to show (seed 003, R5).
 
         Raises
         ------
         QueryError
-            Always; the message says what shows them.
+            Always; the message names the alternatives.
         """
         raise QueryError(
-            f"Lance results hold no metadata of their objects, so ResultDataset cannot be visualized alone: {self._place.uri}. "
-            "Join it by id with the cells of an atlas: visualize(results, view.query(), path='cells.html'), or raggedatlas view "
-            "ATLAS RESULTS. Results in .npy files are visualized as they are."
+            f"Lance results contain no metadata of their objects, so ResultDataset cannot be visualized alone: {self._location.uri}. "
+            "Join them by id with the cells of an atlas: visualize(results, view.query(), path='cells.html'), or raggedatlas view "
+            "ATLAS RESULTS. Results in .npy files can be visualized directly."
         )
 
     def __repr__(self) -> str:
-        """Say what there is."""
+        """Return a one-line summary."""
         outputs = ", ".join(f"{column.name} {column.shape} {column.dtype}" for column in self.columns)
-        return f"ResultDataset of {self._n_rows:,} objects ({outputs}) in {self._place.uri}"
+        return f"ResultDataset of {self._n_rows:,} objects ({outputs}) in {self._location.uri}"
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Offer ``get_<output>`` for every output."""
+        """Return the getter ``get_<output>`` of an output; HyraxQL discovers outputs by these names, known only from the table."""
         if name.startswith("get_"):
             for column in self.__dict__.get("columns", ()):
                 if name == f"get_{column.name}":
@@ -315,11 +315,11 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
-        """List the attributes, with ``get_<output>`` of the outputs that this table has."""
+        """List the attributes, including ``get_<output>`` for each output of this table."""
         return [*super().__dir__(), *(f"get_{column.name}" for column in self.columns if column.name != DATA)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Take along where the table is and which version it has."""
+        """Pickle the location and version of the table."""
         return {
             "config": self.config,
             "data_location": self.data_location,
@@ -329,11 +329,11 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the table again, in another process."""
+        """Reopen the table in another process."""
         self.__init__(**state)  # type: ignore[misc]
 
     def _read(self, column: ResultColumn, index: Any) -> NDArray[Any]:  # noqa: ANN401
-        source = self._first if column is self._column and self._first is not None else self._source(column)
+        source = self._first if column is self._column and self._first is not None else self._reader(column)
         if type(index) is int and 0 <= index < self._n_rows:
             return source.one(index).reshape(column.shape).copy()
         rows, single = as_rows(index, self._n_rows)
@@ -346,25 +346,25 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
             if column.name == name:
                 return column
         raise NotFoundError(
-            f"{self._place.uri} has no output {name!r}; it has {[column.name for column in self.columns]}."
+            f"{self._location.uri} has no output {name!r}; available are {[column.name for column in self.columns]}."
         )
 
-    def _source(self, column: ResultColumn) -> RowReader:
-        """Choose how the rows of a column are read, when the first of them is asked for."""
-        if column.name not in self._row_sources:
-            self._row_sources[column.name] = self._maps(column) or self._through_lance(column)
-            self._first = self._row_sources.get(self._column.name)
-        return self._row_sources[column.name]
+    def _reader(self, column: ResultColumn) -> RowReader:
+        """Return the row reader of a column; it is chosen at the first read."""
+        if column.name not in self._readers:
+            self._readers[column.name] = self._map(column) or self._read_through_lance(column)
+            self._first = self._readers.get(self._column.name)
+        return self._readers[column.name]
 
-    def _maps(self, column: ResultColumn) -> RowReader | None:
-        if not (self._mapped and self._place.is_local and is_mapping_enabled()):
+    def _map(self, column: ResultColumn) -> RowReader | None:
+        if not (self._mapped and self._location.is_local and is_mapping_enabled()):
             return None
-        return map_column(self._table, column, table_path(self._place.path))
+        return map_column(self._table, column, table_path(self._location.path))
 
-    def _through_lance(self, column: ResultColumn) -> RowReader:
-        """Read a small column whole, and take the rows of a large one when they are asked for."""
+    def _read_through_lance(self, column: ResultColumn) -> RowReader:
+        """Return a reader that holds a small column in memory, and reads rows of a large one through Lance on demand."""
         taken = LanceRowReader(self._table, column, self._n_rows)
-        if self._n_rows == 0 or self._n_rows * column.n_bytes > _SMALL or not self._mapped:
+        if self._n_rows == 0 or self._n_rows * column.n_bytes > _MAX_IN_MEMORY or not self._mapped:
             return taken
         values = np.empty((self._n_rows, column.n_values), column.dtype)
         taken.span(0, values)
@@ -372,27 +372,27 @@ class ResultDataset(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
 
     @cached_property
     def _ids(self) -> pa.Array:
-        """All ids in one array, as texts that may together be longer than two gigabytes."""
+        """All ids in one array; as large strings if they may exceed two gigabytes together."""
         with result_errors(self._table):
             stored = self._table.to_table(columns=[OBJECT_ID]).column(0)
         if stored.null_count:
-            raise CorruptError(f"{self._place.uri} has {stored.null_count} rows without an id.")
+            raise CorruptError(f"{self._location.uri} has {stored.null_count} rows without an id.")
         small = stored.nbytes < 2**31 and pa.types.is_string(stored.type)
         return (stored if small else stored.cast(pa.large_string())).combine_chunks()
 
 
-def _refuse_missing(folder: Any) -> None:  # noqa: ANN401
+def _require_results(folder: Any) -> None:  # noqa: ANN401
     if not folder.is_dir():
-        raise NotFoundError(f"There is no result folder {folder}; check the path.")
+        raise NotFoundError(f"Result folder {folder} does not exist; check the path.")
     if is_committed(folder):
         return
     if has_table(folder):
         raise NotFoundError(
-            f"{folder} holds incomplete results: a run began to write {DATABASE} and did not commit. Run it again into this "
-            "folder, which removes what is left of it."
+            f"{folder} holds incomplete results: a run started to write {DATABASE} and did not commit. Run it again with this "
+            "folder, which removes the remains."
         )
     raise NotFoundError(
-        f"{folder} holds no results in {DATABASE}; a run without any batch writes none, and .npy results are converted by "
+        f"{folder} holds no results in {DATABASE}; a run without batches writes none, and .npy results are converted by "
         "convert_results or read by InferenceDataSet."
     )
 
@@ -401,26 +401,26 @@ def _refuse_missing(folder: Any) -> None:  # noqa: ANN401
 def load_results_dataset(
     config: Mapping[str, Any], results_dir: str | os.PathLike[str] | None = None, verb: str | None = None
 ) -> ResultDataset | InferenceDataSet:
-    """Open results, whichever way they are stored.
+    """Open results, stored either as a Lance table or as ``.npy`` files.
 
     Parameters
     ----------
     config : mapping
         Configuration.
     results_dir : str, path or None
-        Result folder; None takes the one that the configuration names, or the newest of `verb` (`find_results`).
+        Result folder; None uses the one named by the configuration, or the newest run of `verb` (see `find_results`).
     verb : str or None
-        Kind of run to look for; None looks for ``infer``.
+        Kind of run to look for; None means ``infer``.
 
     Returns
     -------
     ResultDataset or InferenceDataSet
-        The Lance table where one was committed, else the ``.npy`` files, also beside a table that was never committed.
+        The Lance table if one was committed, else the ``.npy`` files, even next to an uncommitted table.
 
     Raises
     ------
     NotFoundError
-        If there are neither, or only what an unfinished run left.
+        If there are neither, or only remains of an unfinished run.
 
     Examples
     --------
@@ -442,7 +442,7 @@ def load_results_dataset(
         return InferenceDataSet(config, folder)
     if has_table(folder):
         raise NotFoundError(
-            f"{folder} holds incomplete results: a run began to write {DATABASE} and did not commit. Run it again into this folder."
+            f"{folder} holds incomplete results: a run started to write {DATABASE} and did not commit. Run it again with this folder."
         )
     raise NotFoundError(
         f"{folder} holds no results: neither a table in {DATABASE} nor .npy files. Run the model first."

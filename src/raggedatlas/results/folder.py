@@ -33,28 +33,28 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 def results_location(result_dir: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> Location:
-    """Give the place of a result folder; `storage_options` are those of `RaggedAtlas.open`.
+    """Return the location of a result folder; `storage_options` are as in `RaggedAtlas.open`.
 
     Raises
     ------
     StoreError
-        If it is no local folder and no object store that we know.
+        If it is neither a local folder nor a supported object store.
     """
     return Location.of(result_dir, storage_options)
 
 
 def table_path(result_dir: Path) -> Path:
-    """Give the folder of the table ``results`` (seed 003, A1)."""
+    """Return the folder of the table ``results`` (seed 003, A1)."""
     return result_dir / DATABASE / f"{TABLE}.lance"
 
 
 def is_committed(result_dir: Path) -> bool:
-    """Tell whether a folder holds results that were committed; a killed run leaves a table without versions."""
+    """Return whether a folder holds committed results; a killed run leaves a table without versions."""
     return any((table_path(result_dir) / "_versions").glob("*.manifest"))
 
 
 def has_table(result_dir: Path) -> bool:
-    """Tell whether a run has begun to write here, committed or not."""
+    """Return whether a run has started to write to the folder, committed or not."""
     return table_path(result_dir).is_dir()
 
 
@@ -66,19 +66,19 @@ def open_table(location: Location, version: int | None = None) -> "lance.LanceDa
     location : Location
         The result folder.
     version : int or None
-        Version of the table; None opens the newest.
+        Version of the table; None opens the latest.
 
     Raises
     ------
     NotFoundError
-        If the table, or the version of it, is not there.
+        If the table or its version does not exist.
     """
     pinned = None if version is None else {TABLE: version}
     return Tables(location.child(DATABASE), pinned).open(TABLE)
 
 
 def list_data_files(table: "lance.LanceDataset") -> set[str]:
-    """Name the data files that any version of a table needs."""
+    """Return the names of the data files that any version of a table references."""
     import lance
 
     with lance_errors(table.uri):
@@ -92,18 +92,18 @@ def list_data_files(table: "lance.LanceDataset") -> set[str]:
 
 
 def remove_old_versions(table: "lance.LanceDataset", grace: timedelta) -> None:
-    """Remove the versions of a table that were replaced longer ago than a reader is expected to hold them.
+    """Remove table versions that were replaced at least `grace` ago.
 
     Parameters
     ----------
     table : lance.LanceDataset
-        Of results; nobody else may write to it.
+        Table of results; the caller must be its only writer.
     grace : datetime.timedelta
-        How long a version stays after another one took its place.
+        How long a version is kept after it was replaced.
     """
     with lance_errors(table.uri):
         entries: list[Any] = sorted(table.versions(), key=lambda entry: int(entry["version"]))
-        # a version is as old as the one that replaced it is, whenever it was written itself
+        # The age of a version counts from its replacement, whenever it was written itself.
         now = datetime.now(entries[-1]["timestamp"].tzinfo)
         gone = sum(now - after["timestamp"] >= grace for _, after in pairwise(entries))
         if gone:
@@ -114,12 +114,12 @@ def remove_old_versions(table: "lance.LanceDataset", grace: timedelta) -> None:
 
 @contextlib.contextmanager
 def result_errors(table: "lance.LanceDataset") -> Iterator[None]:
-    """Turn Lance's errors into ours, and name a version that was removed while it was read.
+    """Translate Lance errors, and report a version that was removed while it was being read.
 
     Raises
     ------
     NotFoundError
-        If the version is not there any more.
+        If the version no longer exists.
     StoreError, ConflictError
         As `lance_errors`.
     """
@@ -137,20 +137,20 @@ def result_errors(table: "lance.LanceDataset") -> Iterator[None]:
 
 
 def replaced_message(uri: str, version: int, newest: int) -> str:
-    """Say that a version of results is gone."""
+    """Return the error message for a version of results that was removed."""
     return (
-        f"Version {version} of the results in {uri} was replaced by version {newest} and has been removed; open the results again. "
-        "grace= of ResultDatasetWriter says how long replaced results stay."
+        f"Version {version} of the results in {uri} was replaced by version {newest} and has been removed; reopen the results. "
+        "grace= of ResultDatasetWriter sets how long replaced results are kept."
     )
 
 
 def create_folder(folder: Path) -> list[Path]:
-    """Make a folder with its parents, and name those that were not there, the innermost first.
+    """Create a folder with its parents, and return the ones that were missing, innermost first.
 
     Raises
     ------
     StoreError
-        If the place refuses.
+        If the folder cannot be created.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     with store_errors(f"make {folder}"):
@@ -159,14 +159,14 @@ def create_folder(folder: Path) -> list[Path]:
 
 
 def remove_empty_folders(folders: list[Path]) -> None:
-    """Remove folders that were made for nothing, the innermost first."""
+    """Remove folders that are still empty, innermost first."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 class WriteLock:
-    """The claim of one writer on a result folder; the operating system drops it when the process dies.
+    """Exclusive lock of one writer on a result folder; the operating system releases it when the process dies.
 
     Parameters
     ----------
@@ -176,14 +176,14 @@ class WriteLock:
     Raises
     ------
     ConflictError
-        If another writer has the claim.
+        If another writer holds the lock.
     """
 
     def __init__(self, database: Path) -> None:
         import fcntl
 
         self.path = database / ".writing"
-        # False on file systems without locks: rubbish of other writers is then left alone
+        # False on file systems without locks: files of other writers are then left alone.
         self.exclusive = True
         with store_errors(f"lock {self.path}"):
             self._file: int | None = os.open(self.path, os.O_CREAT | os.O_RDWR, 0o644)
@@ -198,14 +198,14 @@ class WriteLock:
             if not isinstance(error, BlockingIOError):
                 raise StoreError(f"{self.path} cannot be locked: {error}.") from error
             raise ConflictError(
-                f"Results are being written to {database.parent} already, by this process or another; "
-                "wait for that writer, or commit() or abort() it."
+                f"Results are already being written to {database.parent}, by this or another process; "
+                "wait for that writer, or call its commit() or abort()."
             ) from error
         if not self._holds_the_file():
-            # the writer before removed its file between our opening and our locking
+            # The previous writer removed its lock file after we opened it and before we locked it.
             os.close(self._file)
             self._file = None
-            raise ConflictError(f"Results are being written to {database.parent} already; try again.")
+            raise ConflictError(f"Results are already being written to {database.parent}; try again.")
 
     def _holds_the_file(self) -> bool:
         try:
@@ -214,7 +214,7 @@ class WriteLock:
             return False
 
     def release(self) -> None:
-        """Give the claim up; a second time does nothing."""
+        """Release the lock; further calls have no effect."""
         if self._file is None:
             return
         with contextlib.suppress(OSError):
@@ -225,20 +225,20 @@ class WriteLock:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Give a name beside a file to write to; it takes the file's place at the end, or goes with an error.
+    """Yield a temporary path; it replaces `path` at the end, or is removed after an error.
 
     Raises
     ------
     StoreError
-        If the disk refuses.
+        If the file cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with store_errors(f"write {path}"):
         try:
-            yield beside
-            beside.replace(path)
+            yield temporary
+            temporary.replace(path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 CHECKSUMS = "checksums.json"
@@ -246,14 +246,14 @@ CHECKSUMS = "checksums.json"
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file was when it was written.
+    """Recorded size and checksum of a file.
 
     Parameters
     ----------
     n_bytes : int
-        Its size.
+        Size in bytes.
     sha256 : str
-        Of its bytes, in hex.
+        SHA-256, hexadecimal.
     """
 
     n_bytes: int
@@ -261,19 +261,19 @@ class FileRecord:
 
 
 def record_checksums(result_dir: Path, digests: Mapping[str, str] | None = None) -> None:
-    """Record the files of a committed table; files never change, so known records are kept.
+    """Record size and checksum of the files of a committed table; existing records are kept, since files are immutable.
 
     Parameters
     ----------
     result_dir : pathlib.Path
-        Result folder; nobody else may write to it.
+        Result folder; the caller must be its only writer.
     digests : mapping of str to str, or None
-        Name of a data file -> its SHA-256, where that is known.
+        Name of a data file -> its SHA-256, if already computed.
 
     Raises
     ------
     StoreError
-        If the disk refuses.
+        If the file cannot be written.
     """
     table = open_table(results_location(result_dir))
     known = read_checksums(result_dir) or {}
@@ -289,17 +289,17 @@ def record_checksums(result_dir: Path, digests: Mapping[str, str] | None = None)
             found[name] = FileRecord(size, (digests or {}).get(path.name) or file_digest(path))
     text = json.dumps({name: [record.n_bytes, record.sha256] for name, record in sorted(found.items())}, indent=0)
     path = result_dir / DATABASE / CHECKSUMS
-    with store_errors(f"write {path}"), atomic_write(path) as beside:
-        beside.write_text(text, encoding="utf-8")
+    with store_errors(f"write {path}"), atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def read_checksums(result_dir: Path) -> dict[str, FileRecord] | None:
-    """Read what was recorded: path within the folder -> size and SHA-256; None for results written before there were records.
+    """Read the recorded size and SHA-256 by path; return None for results without records (written by old versions).
 
     Raises
     ------
     CorruptError
-        If the records do not read.
+        If the records cannot be parsed.
     """
     path = result_dir / DATABASE / CHECKSUMS
     if not path.is_file():
@@ -308,11 +308,11 @@ def read_checksums(result_dir: Path) -> dict[str, FileRecord] | None:
         recorded = json.loads(path.read_text(encoding="utf-8"))
         return {str(name): FileRecord(int(size), str(digest)) for name, (size, digest) in recorded.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise CorruptError(f"{path} does not read: {error}.") from error
+        raise CorruptError(f"{path} cannot be parsed: {error}.") from error
 
 
 def list_table_files(table: "lance.LanceDataset", result_dir: Path) -> list[Path]:
-    """List the files that a reader of any version of the table may need."""
+    """List the files that readers of any version of the table may need."""
     folder = table_path(result_dir)
     data = [folder / "data" / name for name in sorted(list_data_files(table))]
     manifests = sorted((folder / "_versions").glob("*.manifest"))
@@ -324,7 +324,7 @@ _UNKNOWN = "# The configuration of the original dataset was not told to the writ
 
 
 def config_text(result_dir: Path, config: Mapping[str, Any] | None, dataset: Any, *, replace: bool) -> str | None:  # noqa: ANN401
-    """Give what the file is to hold, or None where there is one already that is to stay.
+    """Return the content of ``original_dataset_config.toml``, or None if an existing file is to be kept.
 
     Parameters
     ----------
@@ -333,15 +333,15 @@ def config_text(result_dir: Path, config: Mapping[str, Any] | None, dataset: Any
     config : mapping or None
         The configuration.
     dataset : object or None
-        Where it is None: an object with the attribute ``original_config``, or ``data_location`` with such a file in it, or
-        ``config``, asked in this order. So a chain of runs keeps the configuration of the first data.
+        Used if `config` is None: an object with the attribute ``original_config``, or ``data_location`` with such a file, or
+        ``config``, in this order. A chain of runs thus keeps the configuration of the first dataset.
     replace : bool
-        Whether a file that is there is replaced by a known configuration.
+        Whether an existing file is replaced if the configuration is known.
 
     Raises
     ------
     SourceError
-        For a configuration that TOML cannot hold.
+        If the configuration cannot be represented in TOML.
     """
     text = to_toml(config) if config is not None else _text_of(dataset)
     if (result_dir / CONFIG_FILE).exists() and not (replace and text is not None):
@@ -350,10 +350,10 @@ def config_text(result_dir: Path, config: Mapping[str, Any] | None, dataset: Any
 
 
 def write_config(result_dir: Path, text: str | None) -> None:
-    """Write what `config_text` gives, in one step."""
+    """Write the result of `config_text` atomically."""
     if text is not None:
-        with atomic_write(result_dir / CONFIG_FILE) as beside:
-            beside.write_text(text, encoding="utf-8")
+        with atomic_write(result_dir / CONFIG_FILE) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 def _text_of(dataset: Any) -> str | None:  # noqa: ANN401
@@ -369,27 +369,27 @@ def _text_of(dataset: Any) -> str | None:  # noqa: ANN401
 
 
 def read_config(result_dir: Path) -> dict[str, Any]:
-    """Read the configuration of the original dataset; empty where there is none.
+    """Read the configuration of the original dataset; return an empty mapping if there is none.
 
     Raises
     ------
     CorruptError
-        If the file is no TOML.
+        If the file is not valid TOML.
     """
     path = result_dir / CONFIG_FILE
     try:
         return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CorruptError(f"{path} is no TOML: {error}.") from error
+        raise CorruptError(f"{path} is not valid TOML: {error}.") from error
 
 
 def to_toml(config: Mapping[str, Any]) -> str:
-    """Write a configuration as TOML; entries that are None are left out, as TOML has no word for them.
+    """Serialize a configuration as TOML; entries that are None are omitted, since TOML has no null.
 
     Raises
     ------
     SourceError
-        For a value that TOML cannot hold.
+        If a value cannot be represented in TOML.
 
     Examples
     --------
@@ -406,7 +406,7 @@ def to_toml(config: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any, names: tuple[str, ...]) -> Any:  # noqa: ANN401
-    """Return a value in the types that TOML has; NumPy's, paths, sets and other sequences become those."""
+    """Convert a value to TOML types; NumPy values, paths, sets and other sequences are converted."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -417,7 +417,9 @@ def _plain(value: Any, names: tuple[str, ...]) -> Any:  # noqa: ANN401
         return value
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
         return [_plain(each, names) for each in value if each is not None]
-    raise SourceError(f"The configuration's {'.'.join(names)} is a {type(value).__name__}, which TOML cannot hold.")
+    raise SourceError(
+        f"Configuration entry {'.'.join(names)} is a {type(value).__name__}, which TOML cannot represent."
+    )
 
 
 _RUN = re.compile(r"(\d{8})-(\d{6})-(.+)-[\w-]{4}")
@@ -427,45 +429,45 @@ _ROOT = "./results"
 def find_results(
     config: Mapping[str, Any], results_dir: str | os.PathLike[str] | None = None, verb: str | None = None
 ) -> Path:
-    """Find a result folder; only verbs and factories search, a dataset is told its place.
+    """Find a result folder; used by verbs and factories only, a dataset is given its location.
 
     Parameters
     ----------
     config : mapping
         Configuration: ``results.inference_dir`` names a folder, ``general.results_dir`` the root of all runs (``./results``).
     results_dir : str, path or None
-        The folder, if it is known.
+        The folder, if known.
     verb : str or None
-        Kind of run to look for; None looks for ``infer``.
+        Kind of run to look for; None means ``infer``.
 
     Returns
     -------
     pathlib.Path
-        What was told; else what the configuration names; else the newest ``<YYYYMMDD>-<HHMMSS>-<verb>-<four letters>``.
+        `results_dir` if given; else the folder named by the configuration; else the newest
 
     Raises
     ------
     NotFoundError
-        If there is no such folder.
+        If the folder does not exist.
     """
     named = results_dir if results_dir is not None else config.get("results", {}).get("inference_dir")
     if named:
         folder = Path(named).expanduser()
         if not folder.is_dir():
-            raise NotFoundError(f"There is no result folder {folder}; check the path.")
+            raise NotFoundError(f"Result folder {folder} does not exist; check the path.")
         return folder
     wanted = verb or "infer"
     root = Path(config.get("general", {}).get("results_dir") or _ROOT).expanduser()
     found = find_newest_run(root, wanted)
     if found is None:
         raise NotFoundError(
-            f"There is no run of {wanted} in {root}; run it first, or name its folder by results_dir or results.inference_dir."
+            f"There is no run of {wanted} in {root}; run it first, or pass results_dir, or set results.inference_dir."
         )
     return found
 
 
 def find_newest_run(root: Path, verb: str) -> Path | None:
-    """Find the newest run of a verb; None where there is none. Of two in one second the last by name is taken."""
+    """Return the folder of the newest run of a verb, or None; runs of the same second are ordered by name."""
     runs = [
         (hit[1], hit[2], path.name, path)
         for path in (root.iterdir() if root.is_dir() else ())

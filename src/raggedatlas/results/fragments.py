@@ -1,4 +1,4 @@
-"""Lance data files written batch by batch, and the one commit that makes them a table."""
+"""Lance data files of a results table: written batch by batch, listed in a manifest for resuming, committed at once."""
 
 import contextlib
 import json
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     import lance
 
 MAX_ROWS = 2**20
-"""Rows of a file: what Lance's own compaction aims at, so that it finds nothing to do."""
+"""Maximum number of rows per file: the target of Lance's compaction, so that there is nothing left to compact."""
 
 MAX_BYTES = 4 * 2**30
 _READ_ROWS, _READ_BYTES = 2**16, 2**24
-"""What is read back at a time: of a whole file Lance would read as much ahead as memory holds."""
+"""Limits per read when verifying: for a whole file Lance would read ahead without a memory bound."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """One finished data file, which no reader sees before the commit.
+    """One finished data file, invisible to readers until the commit.
 
     Parameters
     ----------
     name : str
-        File in the table's ``data`` folder.
+        File name in the table's ``data`` folder.
     n_rows : int
-        Rows.
+        Number of rows.
     n_bytes : int
-        Size of the file.
+        Size of the file in bytes.
     sha256 : str
-        Of the file, in hex.
+        SHA-256 of the file, hexadecimal.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Fragment:
 
 
 class FragmentWriter:
-    """Writes batches to files of bounded length; memory does not grow with the rows.
+    """Writer of record batches to files of bounded length; memory does not grow with the number of rows.
 
     Parameters
     ----------
     folder : pathlib.Path
-        The table's folder ``data``; made if it is missing.
+        The table's folder ``data``; created if missing.
     schema : pyarrow.Schema
-        Of every batch.
+        Schema of every batch.
     """
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
@@ -74,12 +74,12 @@ class FragmentWriter:
             folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows after all earlier ones, beginning a new file where the last is full.
+        """Append rows, starting a new file if the current one is full.
 
         Raises
         ------
         StoreError
-            If the disk refuses.
+            If writing fails.
         """
         start = 0
         while start < batch.num_rows:
@@ -103,7 +103,7 @@ class FragmentWriter:
             self._file = LanceFileWriter(str(self._path), self.schema, version=FILE_FORMAT)
 
     def finish_file(self) -> None:
-        """Finish the file that is being written; the next batch begins another."""
+        """Finish the current file; the next batch starts a new one."""
         if self._file is None:
             return
         file, self._file = self._file, None
@@ -114,20 +114,20 @@ class FragmentWriter:
         self.fragments.append(Fragment(self._path.name, self._n_rows, size, digest))
 
     def finish(self) -> tuple[Fragment, ...]:
-        """Finish all files, and name them in row order."""
+        """Finish all files, and return them in row order."""
         self.finish_file()
         return tuple(self.fragments)
 
     def discard(self, keep: int = 0) -> None:
-        """Remove the files of this writer, also the one that is being written.
+        """Remove the files of this writer, including the current one.
 
         Parameters
         ----------
         keep : int
-            How many of the finished files stay, the first ones.
+            Number of finished files to keep, from the first.
         """
         with contextlib.suppress(OSError, ConflictError):
-            # Lance writes under another name until a file is closed
+            # Lance writes to a temporary name until a file is closed.
             self.finish_file()
         for fragment in self.fragments[keep:]:
             (self.folder / fragment.name).unlink(missing_ok=True)
@@ -140,18 +140,18 @@ def read_batches(
     columns: list[str] | None = None,
     rows: NDArray[np.int64] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Walk over finished files in row order, as Lance reads them.
+    """Iterate over the rows of finished files in row order, as read by Lance.
 
     Parameters
     ----------
     folder : pathlib.Path
-        Where they lie.
+        Folder of the files.
     fragments : sequence of Fragment
         Which.
     columns : list of str or None
-        Which columns; None reads all.
+        Columns to read; None reads all.
     rows : (k,) int64 or None
-        Which rows, ascending; None reads all.
+        Rows to read, ascending; None reads all.
     """
     from lance.file import LanceFileReader
 
@@ -167,33 +167,33 @@ def read_batches(
                         first, min(size, fragment.n_rows - first), batch_size=size
                     ).to_batches()
             else:
-                here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + fragment.n_rows)] - start
-                for first in range(0, len(here), size):
-                    own = here[first : first + size].tolist()
-                    yield from reader.take_rows(own, batch_size=size).to_batches()
+                own_rows = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + fragment.n_rows)] - start
+                for first in range(0, len(own_rows), size):
+                    chunk = own_rows[first : first + size].tolist()
+                    yield from reader.take_rows(chunk, batch_size=size).to_batches()
         start += fragment.n_rows
 
 
 def commit_fragments(
     table: Path, schema: pa.Schema, fragments: Sequence[Fragment], replaced: int | None
 ) -> "lance.LanceDataset":
-    """Make files a table, or the next version of one, in a single commit.
+    """Commit files as a new table, or as the next version of one, in a single commit.
 
     Parameters
     ----------
     table : pathlib.Path
         Its folder.
     schema : pyarrow.Schema
-        Of every file.
+        Schema of every file.
     fragments : sequence of Fragment
-        In row order; none makes an empty table.
+        Files in row order; an empty sequence creates an empty table.
     replaced : int or None
-        Version that this one replaces; None for a new table.
+        Version that is replaced; None for a new table.
 
     Raises
     ------
     ConflictError
-        If there is a newer version than the replaced one.
+        If the table has a newer version than `replaced`.
     """
     import lance
     from lance.fragment import DataFile, FragmentMetadata
@@ -201,7 +201,7 @@ def commit_fragments(
 
     major, minor = map(int, FILE_FORMAT.split("."))
     fields = [field.id() for field in LanceSchema.from_pyarrow(schema).fields()]
-    made = [
+    metadata = [
         FragmentMetadata(
             id=0,
             files=[DataFile(each.name, fields, list(range(len(fields))), major, minor, each.n_bytes)],
@@ -211,26 +211,26 @@ def commit_fragments(
     ]
     with lance_errors(str(table)):
         return lance.LanceDataset.commit(
-            str(table), lance.LanceOperation.Overwrite(schema, made), read_version=replaced, max_retries=0
+            str(table), lance.LanceOperation.Overwrite(schema, metadata), read_version=replaced, max_retries=0
         )
 
 
 @dataclass(frozen=True)
 class RunManifest:
-    """What is finished of a run, or of a part of one.
+    """Finished work of a run, or of a part of one, from which another process can resume.
 
     Parameters
     ----------
     columns : tuple of ResultColumn
-        Outputs; none before the first batch.
+        Outputs; empty before the first batch.
     fragments : tuple of Fragment
         Finished files in row order.
     facts : mapping of str to str
-        Metadata that the run began with.
+        Table metadata that the run was started with.
     run : str
-        Name of the folder of the parts, where several processes share the run.
+        Name of the folder of the parts, if several processes share the run.
     n_parts : int
-        How many parts there are.
+        Number of parts.
     """
 
     columns: tuple[ResultColumn, ...] = ()
@@ -241,78 +241,84 @@ class RunManifest:
 
     @property
     def n_rows(self) -> int:
-        """Rows of the finished files."""
+        """Number of rows in the finished files."""
         return sum(each.n_rows for each in self.fragments)
 
     def to_json(self) -> str:
-        """Return it as JSON."""
+        """Return the manifest as JSON."""
         columns = [{"name": each.name, "shape": each.shape, "dtype": each.dtype.name} for each in self.columns]
         files = [asdict(each) for each in self.fragments]
-        told = {"columns": columns, "files": files, "facts": dict(self.facts), "run": self.run, "n_parts": self.n_parts}
-        return json.dumps(told)
+        document = {
+            "columns": columns,
+            "files": files,
+            "facts": dict(self.facts),
+            "run": self.run,
+            "n_parts": self.n_parts,
+        }
+        return json.dumps(document)
 
 
-def write_manifest(path: Path, receipt: RunManifest) -> None:
-    """Replace a receipt in one step.
+def write_manifest(path: Path, manifest: RunManifest) -> None:
+    """Write a manifest atomically.
 
     Raises
     ------
     StoreError
-        If the disk refuses.
+        If writing fails.
     """
     with atomic_write(path) as beside:
-        beside.write_text(receipt.to_json(), encoding="utf-8")
+        beside.write_text(manifest.to_json(), encoding="utf-8")
 
 
 def read_manifest(path: Path) -> RunManifest | None:
-    """Read a receipt; None where there is none.
+    """Read a manifest; return None if the file does not exist.
 
     Raises
     ------
     CorruptError
-        If it does not read.
+        If it cannot be parsed.
     """
     if not path.is_file():
         return None
     try:
-        told: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         columns = tuple(
-            ResultColumn(each["name"], tuple(each["shape"]), np.dtype(each["dtype"])) for each in told["columns"]
+            ResultColumn(each["name"], tuple(each["shape"]), np.dtype(each["dtype"])) for each in document["columns"]
         )
-        fragments = tuple(Fragment(**each) for each in told["files"])
-        run, n_parts = str(told.get("run", "")), int(told.get("n_parts", 0))
-        facts = {str(name): str(value) for name, value in told.get("facts", {}).items()}
+        fragments = tuple(Fragment(**each) for each in document["files"])
+        run, n_parts = str(document.get("run", "")), int(document.get("n_parts", 0))
+        facts = {str(name): str(value) for name, value in document.get("facts", {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CorruptError(f"{path} does not read: {error}.") from error
+        raise CorruptError(f"{path} cannot be parsed: {error}.") from error
     if Path(run).name != run or any(Path(each.name).name != each.name for each in fragments):
-        raise CorruptError(f"{path} names files outside of the folder of the results.")
+        raise CorruptError(f"{path} references files outside the result folder.")
     return RunManifest(columns, fragments, facts, run, n_parts)
 
 
-def verify_files(receipt: RunManifest, data: Path, what: str, *, deep: bool = False) -> None:
-    """Compare the files of a receipt with what it says.
+def verify_files(manifest: RunManifest, data: Path, what: str, *, deep: bool = False) -> None:
+    """Compare data files with their manifest.
 
     Parameters
     ----------
-    receipt : RunManifest
-        What was finished.
+    manifest : RunManifest
+        The manifest.
     data : pathlib.Path
-        The folder of the files.
+        Folder of the files.
     what : str
-        Who wrote them, for messages.
+        Name of the writer, for error messages.
     deep : bool
-        Whether every byte is compared, and not the sizes alone.
+        Whether to compare checksums in addition to sizes.
 
     Raises
     ------
     CorruptError
-        If one is missing or differs.
+        If a file is missing or differs.
     """
-    for fragment in receipt.fragments:
+    for fragment in manifest.fragments:
         path = data / fragment.name
         if not path.is_file() or path.stat().st_size != fragment.n_bytes:
             raise CorruptError(
-                f"{what} wrote {path} with {fragment.n_bytes:,} bytes; it is not there any more, or has another size."
+                f"{what} wrote {path} with {fragment.n_bytes:,} bytes; the file is missing or has another size."
             )
         if deep and fragment.sha256 and file_digest(path) != fragment.sha256:
-            raise CorruptError(f"{what} wrote {path} with other bytes than it has now; begin again without it.")
+            raise CorruptError(f"{what} wrote {path}, whose content has changed since; start again without resume.")

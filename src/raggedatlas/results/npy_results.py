@@ -1,7 +1,7 @@
-"""Results as public releases up to 0.6 wrote them: ``batch_<n>.npy`` files and an index, read and never changed.
+"""Results in ``.npy`` files, as written by public releases up to 0.6: ``batch_<n>.npy`` files and an index. Read-only.
 
-Three generations exist: ids were integers at first and later of the original dataset's own type, and
-``batch_index_insertion_order.npy`` and ``original_dataset_config.toml`` came in between. What is read here is the same in all.
+Three generations exist: ids were integers at first and later had the dtype of the original dataset;
+``batch_index_insertion_order.npy`` and ``original_dataset_config.toml`` were added in between. All share what is read here.
 """
 
 import os
@@ -28,31 +28,31 @@ from raggedatlas.store.runtime import warnings_as
 
 _BATCH = re.compile(r"batch_(\d+)\.npy")
 _ID, _TENSOR, _NUMBER = "id", "tensor", "batch_num"
-_NAMED = 5
+_MAX_LISTED = 5
 _BLOCK = 2**16
 
 
 def has_npy_results(folder: Path) -> bool:
-    """Tell whether a folder holds results in ``.npy`` files."""
+    """Return whether a folder holds results in ``.npy`` files."""
     return (folder / INDEX_FILE).is_file()
 
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A ``.npy`` file of records, whose head was read and whose size fits it.
+    """A ``.npy`` file of records, with its header read and its size verified.
 
     Parameters
     ----------
     path : pathlib.Path
-        The file.
+        Path of the file.
     number : int
-        Number in its name; -1 for an index.
+        Batch number in the file name; -1 for an index.
     dtype : numpy.dtype
-        Of a record.
+        Data type of a record.
     n_rows : int
-        Records.
+        Number of records.
     offset : int
-        Where they begin, in bytes.
+        Offset of the first record in bytes.
     """
 
     path: Path
@@ -62,167 +62,167 @@ class RecordFile:
     offset: int
 
     def map(self) -> NDArray[Any]:
-        """Map the records, ``(n_rows,)``; a file stays open as long as something refers to them."""
+        """Memory-map the records, ``(n_rows,)``; the file stays open as long as the array is referenced."""
         if not self.n_rows:
             return np.empty(0, self.dtype)
         return np.memmap(self.path, self.dtype, "r", self.offset, (self.n_rows,))
 
     @property
     def tensor(self) -> "np.dtype[Any]":
-        """Dtype of one result in native byte order, with its shape."""
+        """Data type of one result in native byte order, with its shape."""
         field = self.dtype[_TENSOR]
         return np.dtype((field.base.newbyteorder("="), field.shape))
 
 
 class NpyResults:
-    """The ``.npy`` results of one folder, checked against their index when they are opened.
+    """The ``.npy`` results of one folder, validated against their index when opened.
 
     Parameters
     ----------
     folder : pathlib.Path
         Result folder.
-    whole : bool
-        Whether files of batches that the index does not name are refused too.
+    strict : bool
+        Whether to reject batch files that are missing in the index.
 
     Raises
     ------
     NotFoundError
-        If there is no folder, or no ``batch_index.npy`` in it.
+        If the folder or its ``batch_index.npy`` does not exist.
     CorruptError
-        If a file is truncated, missing or left over, or does not agree with the index; the file is named.
+        If a file is truncated, missing or unexpected, or contradicts the index; the file is named.
     """
 
-    def __init__(self, folder: Path, *, whole: bool = True) -> None:
+    def __init__(self, folder: Path, *, strict: bool = True) -> None:
         self.folder = folder
         if not folder.is_dir():
-            raise NotFoundError(f"There is no result folder {folder}; check the path.")
+            raise NotFoundError(f"Result folder {folder} does not exist; check the path.")
         if not has_npy_results(folder):
             raise NotFoundError(
                 f"{folder} has no {INDEX_FILE}: it holds no .npy results, or their run did not finish. Run it again."
             )
         self.index = read_npy_header(folder / INDEX_FILE, -1, (_ID, _NUMBER)).map()
         self.n_rows = len(self.index)
-        self.batches = self._find_batches(whole=whole)
+        self.batches = self._find_batches(strict=strict)
         self.starts = np.cumsum([0, *(batch.n_rows for batch in self.batches)], dtype=np.int64)
 
-    def _find_batches(self, *, whole: bool) -> list[RecordFile]:
-        """Read the heads of all batch files, in the order of their numbers."""
+    def _find_batches(self, *, strict: bool) -> list[RecordFile]:
+        """Read the headers of all batch files, ordered by batch number."""
         found = {int(hit[1]): path for path in self.folder.iterdir() if (hit := _BATCH.fullmatch(path.name))}
-        told: Counter[int] = Counter()
+        expected: Counter[int] = Counter()
         for block in self._blocks():
             numbers, counts = np.unique(block[_NUMBER], return_counts=True)
-            told.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-        missing, extra = sorted(told.keys() - found.keys()), sorted(found.keys() - told.keys())
+            expected.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+        missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
         if missing:
             raise CorruptError(
-                f"{self.folder} lacks the file of batch {_few(missing)}, which {INDEX_FILE} names; the results are not whole."
+                f"{self.folder} lacks the file of batch {_abbreviate(missing)}, which is listed in {INDEX_FILE}; the results are incomplete."
             )
-        if extra and whole:
+        if extra and strict:
             raise CorruptError(
-                f"{self.folder} has files of batch {_few(extra)}, which {INDEX_FILE} does not name: they are of another run."
+                f"{self.folder} has files of batch {_abbreviate(extra)}, which are not listed in {INDEX_FILE}; they belong to another run."
             )
-        batches = [read_npy_header(found[number], number, (_ID, _TENSOR)) for number in sorted(told)]
+        batches = [read_npy_header(found[number], number, (_ID, _TENSOR)) for number in sorted(expected)]
         for batch in batches:
-            if batch.n_rows != told[batch.number]:
-                raise CorruptError(f"{batch.path} has {batch.n_rows:,} rows; {INDEX_FILE} says {told[batch.number]:,}.")
+            if batch.n_rows != expected[batch.number]:
+                raise CorruptError(
+                    f"{batch.path} has {batch.n_rows:,} rows; {INDEX_FILE} says {expected[batch.number]:,}."
+                )
         return batches
 
     def _blocks(self) -> Iterator[NDArray[Any]]:
-        """Walk over the index in blocks."""
+        """Iterate over the index in blocks."""
         for start in range(0, self.n_rows, _BLOCK):
             yield self.index[start : start + _BLOCK]
 
     def check_ids(self) -> None:
-        """Compare the ids of every batch with those that the index has for it, one batch at a time.
+        """Compare the ids of every batch with the index, one batch at a time.
 
         Raises
         ------
         CorruptError
-            If the index is not sorted, or has not each id of a batch for this batch; batch and row are named.
+            If the index is not sorted, or an id of a batch is not listed for it; batch and row are named.
         SourceError
-            If an id stands more than once in the index.
+            If an id occurs more than once in the index.
         """
         self._check_order()
         for batch in self.batches:
             names = batch.map()[_ID]
             places = np.minimum(_bisect(self.index, names), self.n_rows - 1)
-            told = self.index[places]
-            wrong = np.flatnonzero((told[_ID] != names) | (told[_NUMBER] != batch.number))
+            expected = self.index[places]
+            wrong = np.flatnonzero((expected[_ID] != names) | (expected[_NUMBER] != batch.number))
             if len(wrong):
                 name = as_ids(names[wrong[:1]], batch.number)[0]
                 raise CorruptError(
-                    f"{batch.path}, row {wrong[0]}: {INDEX_FILE} does not have the id {name!r} for batch {batch.number}; the two are "
-                    "not of one run."
+                    f"{batch.path}, row {wrong[0]}: {INDEX_FILE} does not list the id {name!r} for batch {batch.number}; the two "
+                    "belong to different runs."
                 )
             if len(np.unique(places)) != len(places):
                 again = np.setdiff1d(np.arange(len(places)), np.unique(places, return_index=True)[1])[0]
                 name = as_ids(names[again : again + 1], batch.number)[0]
                 raise CorruptError(
-                    f"{batch.path}, row {again}: the file has the id {name!r} twice, and {INDEX_FILE} once; the two are not of one run."
+                    f"{batch.path}, row {again}: the file has the id {name!r} twice, and {INDEX_FILE} once; the two belong to different runs."
                 )
 
-    def _places(self, name: Any) -> str:  # noqa: ANN401  (an id of any type)
-        """Say in which batches and rows an id stands."""
+    def _locate(self, name: Any) -> str:  # noqa: ANN401  (an id of any type)
+        """Return the batches and rows of an id as text."""
         found = [(batch.number, row) for batch in self.batches for row in np.flatnonzero(batch.map()[_ID] == name)]
         return "; ".join(f"batch {number}, row {row}" for number, row in found)
 
     def _check_order(self) -> None:
-        """Refuse an index that is not sorted by id, or has an id twice."""
+        """Raise if the index is not sorted by id, or has duplicate ids."""
         last = self.index[_ID][:0]
         for block in self._blocks():
             names = np.concatenate([last, block[_ID]])
             same = np.flatnonzero(names[1:] == names[:-1])
             if len(same):
                 raise SourceError(
-                    f"{self.folder} has the id {as_ids(names[same[:1]], 0)[0]!r} more than once ({self._places(names[same[0]])}); a table "
-                    "holds each object once. Old writers cut ids to the longest one that they knew."
+                    f"{self.folder} has the id {as_ids(names[same[:1]], 0)[0]!r} more than once ({self._locate(names[same[0]])}); a table "
+                    "holds each object once. Old writers truncated ids to the longest known length."
                 )
             if np.any(names[1:] < names[:-1]):
-                raise CorruptError(
-                    f"{self.folder / INDEX_FILE} is not sorted by id, as its writers leave it; it is damaged."
-                )
+                raise CorruptError(f"{self.folder / INDEX_FILE} is not sorted by id; it is damaged.")
             last = names[-1:]
 
     def tensor(self, *, promote: bool = False) -> "np.dtype[Any]":
-        """Give the dtype of one result, with its shape.
+        """Return the data type of one result, with its shape.
 
         Parameters
         ----------
         promote : bool
-            Whether batches may differ in dtype; the smallest dtype that holds all of them is given then.
+            Whether batches may differ in dtype; their common dtype is returned then.
 
         Raises
         ------
         SourceError
-            If there is no batch, or batches differ in shape or dtype; the batch is named.
+            If there are no batches, or batches differ in shape or dtype; the batch is named.
         """
         if not self.batches:
-            raise SourceError(f"{self.folder} holds no batch, so nothing says what its results look like.")
+            raise SourceError(f"{self.folder} holds no batches, so shape and dtype of its results are unknown.")
         first = self.batches[0].tensor
         for batch in self.batches:
             if batch.tensor.shape != first.shape:
                 raise SourceError(
-                    f"{batch.path} holds results of shape {batch.tensor.shape}, and batch {self.batches[0].number} of shape "
-                    f"{first.shape}; one table holds one shape."
+                    f"{batch.path} holds results of shape {batch.tensor.shape}, but batch {self.batches[0].number} has shape "
+                    f"{first.shape}; a table holds a single shape."
                 )
             if batch.tensor != first and not promote:
                 raise SourceError(
-                    f"{batch.path} holds {batch.tensor.base}, and batch {self.batches[0].number} {first.base}; one table holds "
-                    "one dtype. promote=True stores all in one that holds both."
+                    f"{batch.path} holds {batch.tensor.base}, but batch {self.batches[0].number} holds {first.base}; a table holds a single "
+                    "dtype. promote=True stores all batches in their common dtype."
                 )
         return np.dtype((np.result_type(*{batch.tensor.base for batch in self.batches}), first.shape))
 
-    def pieces(
-        self, most_bytes: int, rows: NDArray[np.int64] | None = None
+    def iter_chunks(
+        self, max_bytes: int, rows: NDArray[np.int64] | None = None
     ) -> Iterator[tuple[list[str], NDArray[Any]]]:
-        """Walk over the batches in pieces of bounded size.
+        """Iterate over the batches in chunks of bounded size.
 
         Parameters
         ----------
-        most_bytes : int
-            Bytes of a piece, but at least one row.
+        max_bytes : int
+            Maximum size of a chunk in bytes; a chunk has at least one row.
         rows : (k,) int64 or None
-            Which rows, ascending, counted over all batches; None takes all.
+            Rows to read, ascending, numbered over all batches; None reads all.
 
         Yields
         ------
@@ -233,26 +233,26 @@ class NpyResults:
             records = batch.map()
             if rows is not None:
                 records = records[rows[np.searchsorted(rows, start) : np.searchsorted(rows, end)] - start]
-            step = max(1, most_bytes // max(1, batch.dtype.itemsize))
+            step = max(1, max_bytes // max(1, batch.dtype.itemsize))
             for first in range(0, len(records), step):
                 piece = records[first : first + step]
                 yield as_ids(piece[_ID], batch.number), np.ascontiguousarray(piece[_TENSOR], batch.tensor.base)
 
     @cached_property
     def by_id(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """All ids sorted, and which row of the batches, one after the other, each of them is."""
+        """All ids, sorted, and for each the row number, counted over all batches."""
         names = np.concatenate([batch.map()[_ID] for batch in self.batches]) if self.batches else self.index[_ID]
         rows = np.argsort(names, kind="stable")
         return names[rows], rows
 
 
 def read_npy_header(path: Path, number: int, fields: tuple[str, str]) -> RecordFile:
-    """Read the head of one file.
+    """Read and validate the header of a file.
 
     Raises
     ------
     CorruptError
-        If the file is truncated or too long, or holds Python objects or anything but records of these fields.
+        If the file is truncated or too long, contains Python objects, or is not an array of records with these fields.
     """
     try:
         with path.open("rb") as file:
@@ -261,23 +261,23 @@ def read_npy_header(path: Path, number: int, fields: tuple[str, str]) -> RecordF
             shape, _, dtype = read(file)
             offset = file.tell()
     except (OSError, ValueError, EOFError) as error:
-        raise CorruptError(f"{path} is no .npy file that reads: {error}.") from error
+        raise CorruptError(f"{path} is not a readable .npy file: {error}.") from error
     if len(shape) != 1 or dtype.names != fields:
         raise CorruptError(f"{path} holds {dtype} of shape {shape}; expected records with the fields {fields}.")
     if dtype.hasobject:
-        raise CorruptError(f"{path} holds Python objects ({dtype}), which are never read from data.")
+        raise CorruptError(f"{path} contains Python objects ({dtype}), which are never unpickled.")
     size, expected = path.stat().st_size, offset + shape[0] * dtype.itemsize
     if size != expected:
-        wrong = f"row {max(0, size - offset) // dtype.itemsize} is not whole" if size < expected else "it has too much"
+        wrong = f"row {max(0, size - offset) // dtype.itemsize} is incomplete" if size < expected else "it is too long"
         raise CorruptError(
-            f"{path} (batch {number}) has {size:,} bytes, and its head says {expected:,}: it is truncated or damaged, {wrong}. Run the "
-            "model again, or copy the file again from where it came."
+            f"{path} (batch {number}) has {size:,} bytes; its header declares {expected:,}. It is truncated or damaged: {wrong}. Run the "
+            "model again, or copy the file again from its origin."
         )
     return RecordFile(path, number, dtype, shape[0], offset)
 
 
 def _bisect(index: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int64]:
-    """Find where names would stand in a mapped index sorted by id, touching few of its pages."""
+    """Return insertion points of names in a memory-mapped index sorted by id, touching few of its pages."""
     low, high = np.zeros(len(names), np.int64), np.full(len(names), len(index), np.int64)
     while np.any(low < high):
         middle = (low + high) // 2
@@ -287,9 +287,9 @@ def _bisect(index: NDArray[Any], names: NDArray[Any]) -> NDArray[np.int64]:
     return low
 
 
-def _few(numbers: list[int]) -> str:
-    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
-    return ", ".join(map(str, numbers[:_NAMED])) + more
+def _abbreviate(numbers: list[int]) -> str:
+    more = f" and {len(numbers) - _MAX_LISTED} more" if len(numbers) > _MAX_LISTED else ""
+    return ", ".join(map(str, numbers[:_MAX_LISTED])) + more
 
 
 _OPEN_FILES = 64
@@ -297,7 +297,7 @@ _OPEN_FILES = 64
 
 @checked
 class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[misc]
-    """The results of one run in ``.npy`` files, in the order of their ids; deprecated.
+    """The results of one run in ``.npy`` files, sorted by id; deprecated.
 
     Convert the folder with `convert_results`, and read it with `ResultDataset`.
 
@@ -306,24 +306,24 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
     config : mapping
         Configuration.
     results_dir : str, path or None
-        Result folder; None takes the one that the configuration names, or the newest of `verb`.
+        Result folder; None uses the one named by the configuration, or the newest run of `verb`.
     verb : str or None
-        Which kind of run to look for; None looks for ``infer``.
+        Kind of run to look for; None means ``infer``.
     data_location : str, path or None
-        The same as `results_dir`, as a data request calls it.
+        Alias of `results_dir`, used by data requests.
 
     Raises
     ------
     NotFoundError
-        If there is no such folder, or no index in it.
+        If the folder or its index does not exist.
     CorruptError
-        If a file is truncated or missing, or does not agree with the index.
+        If a file is truncated or missing, or contradicts the index.
 
     Notes
     -----
-    As ever, ``dataset[i]`` is of float64 whatever was stored, negative numbers count from the end, and rows stand in the
-    order of the ids and not as they were written. `get_data` gives the stored dtype. Other than before, a list of one
-    row keeps its first axis, a row may be asked for twice, and slices work.
+    As in the public releases, ``dataset[i]`` is float64 whatever the stored dtype, negative numbers count from the end, and rows
+    are sorted by id rather than in write order. `get_data` returns the stored dtype. Unlike before, a list of one row keeps its
+    first axis, a row may be requested twice, and slices work.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
         )
         super().__init__(config)
         self.results_dir = find_results(config, results_dir if data_location is None else data_location, verb)
-        self._files = NpyResults(self.results_dir, whole=False)
+        self._files = NpyResults(self.results_dir, strict=False)
         self._mapped = lru_cache(_OPEN_FILES)(lambda position: self._files.batches[position].map()["tensor"])
 
     @property
@@ -352,19 +352,19 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
 
     @property
     def original_config(self) -> dict[str, Any]:
-        """Configuration of the data that the model saw; empty where nobody wrote it."""
+        """Configuration of the data that the model was run on; empty if unknown."""
         return read_config(self.results_dir)
 
     @cached_property
     def original_dataset(self) -> Any:  # noqa: ANN401
-        """The data that the model saw, made again from their configuration.
+        """The dataset that the model was run on, created from its configuration.
 
         Raises
         ------
         NotFoundError
-            If the configuration names no dataset class that is known here.
+            If the configuration names no known dataset class.
         QueryError
-            If its data request does not read.
+            If its data request is invalid.
         """
         config = self.original_config
         name = config.get("data_set", {}).get("name")
@@ -381,16 +381,16 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
         return find_class(asked.dataset_class)(config=own, data_location=asked.data_location)
 
     def metadata_fields(self) -> list[str]:
-        """Name the metadata that the original dataset has."""
+        """Return the names of the metadata fields of the original dataset."""
         return list(self.original_dataset.metadata_fields())
 
     def metadata(self, idxs: Sequence[int], fields: Sequence[str]) -> Any:  # noqa: ANN401
-        """Ask the original dataset for metadata of rows of this one, joined by id.
+        """Return metadata of rows of this dataset, joined by id with the original dataset.
 
         Raises
         ------
         NotFoundError
-            If the original dataset has lost the id of one of them.
+            If an id is missing in the original dataset.
         """
         places = {str(each): row for row, each in enumerate(self.original_dataset.ids())}
         asked = self.get_object_id(np.asarray(idxs))
@@ -400,33 +400,33 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
         return self.original_dataset.metadata([places[each] for each in asked], list(fields))
 
     def __len__(self) -> int:
-        """Count the rows."""
+        """Return the number of rows."""
         return self._files.n_rows
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401  (a tensor)
-        """Copy the tensor of a row, or a stack of several, as float64.
+        """Return a copy of one row, or a stack of several rows, as float64.
 
         Raises
         ------
         RowIndexError, RowTypeError
-            For rows that are not there, or an index of another kind.
+            If a row does not exist, or the index is of an unsupported type.
         """
         return as_tensor(self.get_data(index).astype(np.float64))
 
     def get_data(self, idx: Any) -> NDArray[Any]:  # noqa: ANN401
-        """Copy the result of a row, or of several, in the dtype that was stored."""
+        """Return a copy of one row, or of several rows, in the stored dtype."""
         rows, single = self._rows(idx)
         found = self._read(self._files.by_id[1][rows])
         return found[0] if single else found
 
     def get_object_id(self, idx: Any) -> Any:  # noqa: ANN401  (one text, or an array of texts)
-        """Give the id of a row, or an object array of those of several."""
+        """Return the id of a row, or an object array of the ids of several rows."""
         rows, single = self._rows(idx)
         names = as_ids(self._files.by_id[0][rows], 0)
         return names[0] if single else np.array(names, object)
 
     def ids(self) -> ObjectIds:
-        """Give all ids as text, in row order."""
+        """Return all ids as strings, in row order."""
         import pyarrow as pa
 
         return ObjectIds(pa.array(as_ids(self._files.by_id[0], 0), pa.string()))
@@ -436,22 +436,22 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
         return {field: self.get_object_id(rows) if field == OBJECT_ID else self.get_data(rows) for field in fields}
 
     def iter_batches(self, batch_size: int = 8192) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Walk over all rows in bounded memory: ids, and values in the stored dtype."""
+        """Iterate over all rows in bounded memory: ids, and values in the stored dtype."""
         for start in range(0, len(self), batch_size):
             rows = np.arange(start, min(start + batch_size, len(self)))
             yield self.get_object_id(rows), self.get_data(rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Take along where the files are."""
+        """Pickle the location of the files."""
         return {"config": self.config, "results_dir": self.results_dir}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open them again, in another process."""
+        """Reopen the files in another process."""
         with warnings_as("ignore", DeprecationWarning):
             self.__init__(**state)  # type: ignore[misc]
 
     def _rows(self, index: Any) -> tuple[NDArray[np.int64], bool]:  # noqa: ANN401
-        """Understand an index; negative numbers count from the end, but not further than there is."""
+        """Convert an index to row numbers; negative numbers count from the end, within bounds."""
         try:
             given = np.asarray(as_numpy(index))
         except ValueError:
@@ -461,7 +461,7 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
         return as_rows(index, len(self))
 
     def _read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Copy rows, counted in the order of the batches."""
+        """Copy rows, numbered in batch order."""
         tensor = self._files.tensor(promote=True)
         out = np.empty((len(rows), *tensor.shape), tensor.base)
         positions = np.searchsorted(self._files.starts, rows, side="right") - 1
@@ -472,6 +472,6 @@ class InferenceDataSet(HyraxDataset, torch_dataset_class()):  # type: ignore[mis
 
 
 InferenceDataset = InferenceDataSet
-"""The name that later public releases have for it."""
+"""Alias used by later public releases."""
 
 HyraxDataset.registry["InferenceDataset"] = InferenceDataSet

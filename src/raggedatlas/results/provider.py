@@ -1,6 +1,6 @@
-"""Several datasets as one: rows of the primary dataset, and those of the others by order or by id (``data_request``).
+"""Several datasets as one: rows of a primary dataset joined with others by position or id (``data_request``).
 
-Joins are computed once, in memory and for whole columns; nothing is cached in the data's folders, and nothing found there is unpickled.
+Joins are computed once, in memory; nothing is cached in the data folders, and nothing found there is unpickled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,28 +31,28 @@ from raggedatlas.results.tensors import as_ids, as_rows, torch_dataset_class
 Sample = dict[str, Any]
 
 _MATCHED = "{}__matched"
-_KNOWN = (ResultDataset, InferenceDataSet)
+_BUILTIN_CLASSES = (ResultDataset, InferenceDataSet)
 
 
 class JoinedDataset:
-    """One dataset of a group: which fields of it are wanted, and which of its rows belongs to which of the primary one's.
+    """One dataset of a group: its requested fields, and the mapping from rows of the primary dataset to its own rows.
 
     Parameters
     ----------
     request : DatasetRequest
-        What was asked for.
+        The request.
     config : mapping
-        General configuration.
+        The general configuration.
 
     Raises
     ------
     NotFoundError
-        If there is no such class or field.
+        If the class or a field does not exist.
     """
 
     def __init__(self, request: DatasetRequest, config: Mapping[str, Any]) -> None:
         self.request = request
-        made = find_class(request.dataset_class, _KNOWN)
+        made = find_class(request.dataset_class, _BUILTIN_CLASSES)
         own: dict[str, Any] = {}
         for key, value in request.dataset_config.items():
             if key in HyraxDataset.registry:
@@ -66,50 +66,50 @@ class JoinedDataset:
         for name in needed:
             if name not in self.available:
                 raise NotFoundError(
-                    f"Dataset {request.name!r} ({request.dataset_class}) has no field {name!r}; it has {', '.join(self.available)}."
+                    f"Dataset {request.name!r} ({request.dataset_class}) has no field {name!r}; available are {', '.join(self.available)}."
                 )
         self.rows: NDArray[np.int64] | None = None
 
     def column(self, name: str) -> pa.Array:
-        """Read one field of all rows, as text."""
+        """Read one field of all rows as strings."""
         if name == OBJECT_ID and isinstance(ids := getattr(self.dataset, "ids", lambda: None)(), ObjectIds):
             return ids.to_arrow().cast(pa.large_string())
         values = [sample[name] for sample in self.samples(np.arange(len(self.dataset)), (name,))]
         return pa.array(as_ids(values, 0), pa.large_string())
 
     def match(self, keys: pa.Array) -> None:
-        """Find the row of each key; -1 where there is none."""
+        """Find the row of each key; -1 if there is none."""
         request = self.request
         if request.join_field is None:
             if len(self.dataset) != len(keys):
                 raise QueryError(
-                    f"Dataset {request.name!r} has {len(self.dataset):,} rows and the primary one {len(keys):,}; without a join_field "
-                    "rows are matched by their order. Name the field that holds the ids."
+                    f"Dataset {request.name!r} has {len(self.dataset):,} rows and the primary dataset {len(keys):,}; without a join_field rows "
+                    "are matched by position. Set join_field to the field with the ids."
                 )
             return
         own = self.column(request.join_field)
         if pc.count_distinct(own).as_py() != len(own):
             counts = pc.value_counts(own)
-            twice = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0].as_py()
+            duplicate = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0].as_py()
             raise SourceError(
-                f"Dataset {request.name!r} has {request.join_field} {twice!r} more than once; a join needs each of them once."
+                f"Dataset {request.name!r} has {request.join_field} {duplicate!r} more than once; a join needs unique keys."
             )
         found = pc.index_in(keys, value_set=own)
         self.rows = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def places(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give this dataset's rows for those of the primary one; -1 where there is none."""
+        """Return the rows of this dataset that match rows of the primary one; -1 if there is none."""
         return rows if self.rows is None else self.rows[rows]
 
     def read(self, rows: NDArray[np.int64], fields: Sequence[str]) -> dict[str, Any]:
-        """Read fields of this dataset's own rows: at once where the dataset can, else row by row."""
+        """Read fields of rows of this dataset: in one call if the dataset supports it, else row by row."""
         if hasattr(self.dataset, "read_batch"):
             return dict(self.dataset.read_batch(rows, fields))
         samples = self.samples(rows, fields)
         return {name: self._stack(name, [sample[name] for sample in samples]) for name in fields}
 
     def samples(self, rows: NDArray[np.int64], fields: Sequence[str]) -> list[Sample]:
-        """Read fields of this dataset's own rows, one sample for each."""
+        """Read fields of rows of this dataset, as one sample per row."""
         if hasattr(self.dataset, "read_batch"):
             values = self.dataset.read_batch(rows, fields)
             return [{name: values[name][k] for name in fields} for k in range(len(rows))]
@@ -117,7 +117,7 @@ class JoinedDataset:
         return [{name: getter(int(row)) for name, getter in getters.items()} for row in rows]
 
     def collate(self, samples: Sequence[Sample]) -> Any:  # noqa: ANN401
-        """Stack samples field by field, or as the dataset's own ``collate`` or ``collate_<field>`` does."""
+        """Stack samples field by field, or with the dataset's own ``collate`` or ``collate_<field>``."""
         own = getattr(self.dataset, "collate", None)
         if own is not None:
             return own(list(samples))
@@ -132,7 +132,7 @@ class JoinedDataset:
 
     @property
     def has_own_collate(self) -> bool:
-        """Tell whether the dataset wants to stack samples itself."""
+        """Whether the dataset defines its own collate functions."""
         return any(hasattr(self.dataset, name) for name in ("collate", *(f"collate_{each}" for each in self.fields)))
 
     def _stack(self, name: str, values: list[Any]) -> NDArray[Any]:
@@ -140,36 +140,36 @@ class JoinedDataset:
             return np.stack(values) if values and isinstance(values[0], np.ndarray) else np.array(values)
         except ValueError as error:
             raise SourceError(
-                f"Values of field {name!r} of dataset {self.request.name!r} do not stack: {error}. A method collate_{name} of "
-                f"{self.request.dataset_class} can put them together."
+                f"Values of field {name!r} of dataset {self.request.name!r} cannot be stacked: {error}. Define a method collate_{name} of "
+                f"{self.request.dataset_class} to combine them."
             ) from error
 
 
 @checked
 class DataProvider(torch_dataset_class()):  # type: ignore[misc]
-    """The datasets of one group of a ``data_request``, as one dataset whose samples have what each of them has.
+    """The datasets of one group of a ``data_request``, combined into one dataset.
 
     Parameters
     ----------
     config : mapping
-        Configuration; ``data_set.nan_mode`` (false, ``"zero"``, ``"quantile"``) and ``data_set.nan_quantile`` treat NaN in batches.
+        Configuration; ``data_set.nan_mode`` (false, ``"zero"``, ``"quantile"``) and ``data_set.nan_quantile`` control NaN in batches.
     request : mapping
         Name of a dataset -> ``dataset_class``, ``data_location``, and optionally ``fields``, ``primary_id_field``, ``join_field``,
-        ``dataset_config``. One dataset has the ``primary_id_field``; a group of one needs none.
+        ``dataset_config``. Exactly one dataset has a ``primary_id_field``; a group of one dataset needs none.
 
     Raises
     ------
     QueryError
         If the request contradicts itself (also a ``ValueError``).
     NotFoundError
-        If there is no such class, place or field.
+        If a class, location or field does not exist.
     SourceError
-        If a dataset has a join key twice.
+        If a dataset has duplicate join keys.
 
     Notes
     -----
-    A sample is ``{name: {field: value}, "object_id": text}``; of a joined dataset without a match it has None. A batch is
-    ``{name: {field: (k, ...) array}, "object_id": (n,) array of text}``, and for each joined dataset ``<name>__matched``, ``(n,)``
+    A sample is ``{name: {field: value}, "object_id": str}``; the entry of a joined dataset without a match is None. A batch is
+    ``{name: {field: (k, ...) array}, "object_id": (n,) array of str}``, and for each joined dataset ``<name>__matched``, ``(n,)``
     bool: its fields have rows only where that is True.
 
     Examples
@@ -198,36 +198,36 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
                 each.match(self._ids)
 
     def __len__(self) -> int:
-        """Count the rows of the primary dataset."""
+        """Return the number of rows of the primary dataset."""
         return len(self._ids)
 
     def __getitem__(self, idx: int) -> Sample:
-        """Give one sample.
+        """Return one sample.
 
         Raises
         ------
         RowIndexError
-            For a row that is not there (also an ``IndexError``).
+            If the row does not exist (also an ``IndexError``).
         """
         return self.__getitems__([idx])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """Give several samples, read at once: how PyTorch's DataLoader asks; `collate` makes them a batch."""
+        """Return several samples, read in one call; called by PyTorch's DataLoader. `collate` combines them to a batch."""
         rows, _ = as_rows(indices, len(self))
         samples: list[Sample] = [{} for _ in rows]
         for name, each in self.datasets.items():
             places = each.places(rows)
-            there = np.flatnonzero(places >= 0)
+            matched = np.flatnonzero(places >= 0)
             for sample in samples:
                 sample[name] = None
-            for position, found in zip(there, each.samples(places[there], each.fields), strict=True):
+            for position, found in zip(matched, each.samples(places[matched], each.fields), strict=True):
                 samples[position][name] = found
         for sample, identifier in zip(samples, self._ids.take(pa.array(rows)).to_pylist(), strict=True):
             sample[OBJECT_ID] = identifier
         return samples
 
     def batch(self, indices: Any) -> dict[str, Any]:  # noqa: ANN401  (whatever `as_rows` understands)
-        """Give a batch of rows, read and stacked at once.
+        """Read a batch of rows.
 
         Parameters
         ----------
@@ -237,7 +237,7 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
         Returns
         -------
         dict
-            As the notes of the class say.
+            The batch, as described in the notes of the class.
         """
         rows, _ = as_rows(indices, len(self))
         if any(each.has_own_collate for each in self.datasets.values()):
@@ -255,12 +255,12 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
         return made
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Make samples a batch: `torch.utils.data.DataLoader(provider, collate_fn=provider.collate)`.
+        """Combine samples to a batch: `torch.utils.data.DataLoader(provider, collate_fn=provider.collate)`.
 
         Parameters
         ----------
         samples : sequence of dict
-            As this dataset gives them.
+            Samples of this dataset.
         """
         made: dict[str, Any] = {}
         for name, each in self.datasets.items():
@@ -280,29 +280,29 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
         return self._nan.fill(collated) if isinstance(collated, np.ndarray) else collated
 
     def sample_data(self) -> Sample:
-        """Give the first sample, from which a model may learn the shapes."""
+        """Return the first sample, from which a model can infer shapes."""
         return self[0]
 
     def get_object_id(self, idx: int) -> str:
-        """Give the id of a row."""
+        """Return the id of a row."""
         rows, _ = as_rows(int(idx), len(self))
         found: str = self._ids[int(rows[0])].as_py()
         return found
 
     def ids(self) -> ObjectIds:
-        """Give the ids of the primary dataset in row order."""
+        """Return the ids of the primary dataset in row order."""
         return ObjectIds(self._ids)
 
     def fields(self) -> dict[str, list[str]]:
-        """Name the fields that each dataset has, whether they are asked for or not."""
+        """Return the available fields of each dataset, requested or not."""
         return {name: list(each.available) for name, each in self.datasets.items()}
 
     def unmatched(self) -> dict[str, int]:
-        """Count for each joined dataset the rows of the primary one without a match."""
+        """Return the number of unmatched rows of the primary dataset, by joined dataset."""
         return {name: int((each.rows < 0).sum()) for name, each in self.datasets.items() if each.rows is not None}
 
     def __repr__(self) -> str:
-        """Say what is put together."""
+        """Return a one-line summary."""
         parts = [
             f"{name} ({each.request.dataset_class}: {', '.join(each.fields)})" for name, each in self.datasets.items()
         ]
@@ -310,7 +310,7 @@ class DataProvider(torch_dataset_class()):  # type: ignore[misc]
 
 
 def prepare(config: Mapping[str, Any]) -> dict[str, DataProvider]:
-    """Make the providers of all groups of ``data_request``.
+    """Create the providers of all groups of ``data_request``.
 
     Parameters
     ----------
@@ -320,43 +320,43 @@ def prepare(config: Mapping[str, Any]) -> dict[str, DataProvider]:
     Returns
     -------
     dict of str to DataProvider
-        By the names of the groups, e.g. ``infer``.
+        Providers by group name, e.g. ``infer``.
 
     Raises
     ------
     QueryError
-        If nothing is requested.
+        If there is no data request.
     """
     groups = config.get("data_request")
     if not groups:
         raise QueryError(
-            "The configuration has no data_request; name datasets, e.g. under [data_request.infer.results]."
+            "The configuration has no data_request; define datasets, e.g. under [data_request.infer.results]."
         )
     return {name: DataProvider(config, group) for name, group in groups.items()}
 
 
 @dataclass(frozen=True)
 class NanMode:
-    """How NaN is treated.
+    """Handling of NaN in batches.
 
     Parameters
     ----------
     mode : {False, "zero", "quantile"}
-        False leaves them.
+        False keeps NaN.
     quantile : float
-        Between 0 and 1; of the row's other values.
+        Quantile of the other values of the row, between 0 and 1.
 
     Raises
     ------
     QueryError
-        For another mode, or a quantile outside.
+        If mode or quantile is invalid.
     """
 
     mode: Literal["zero", "quantile"] | Literal[False] = False
     quantile: float = 0.05
 
     def __post_init__(self) -> None:
-        """Refuse what there is not."""
+        """Validate mode and quantile."""
         if self.mode not in (False, "zero", "quantile"):
             raise QueryError(f"nan_mode is {self.mode!r}; expected false, 'zero' or 'quantile'.")
         if not 0 <= self.quantile <= 1:
@@ -364,22 +364,22 @@ class NanMode:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "NanMode":
-        """Take ``data_set.nan_mode`` and ``data_set.nan_quantile`` of a configuration."""
-        told = config.get("data_set", {})
-        return cls(told.get("nan_mode") or False, float(told.get("nan_quantile", 0.05)))
+        """Create from ``data_set.nan_mode`` and ``data_set.nan_quantile`` of a configuration."""
+        options = config.get("data_set", {})
+        return cls(options.get("nan_mode") or False, float(options.get("nan_quantile", 0.05)))
 
     def fill(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Fill the NaN of a batch.
+        """Fill NaN of a batch.
 
         Parameters
         ----------
         values : (k, ...) array
-            Left as it is; arrays of other dtypes than floats come back unchanged.
+            Not modified; arrays that are not floating point are returned unchanged.
 
         Returns
         -------
         (k, ...) array
-            Filled; a row that has nothing but NaN is filled by zero.
+            Filled; a row of only NaN is filled with zero.
 
         Examples
         --------
@@ -397,7 +397,7 @@ class NanMode:
         rows = np.flatnonzero(missing.reshape(len(values), -1).any(axis=1))
         out = values.copy()
         for row in rows:
-            here = missing[row]
-            known = values[row][~here]
-            out[row][here] = np.quantile(known, self.quantile) if known.size else 0
+            row_missing = missing[row]
+            known = values[row][~row_missing]
+            out[row][row_missing] = np.quantile(known, self.quantile) if known.size else 0
         return out

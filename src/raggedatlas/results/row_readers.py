@@ -1,4 +1,4 @@
-"""Rows of one column of a Lance table: from its files as they are mapped, from memory, or by `take` in the order asked."""
+"""Row access to one column of a Lance table: from memory-mapped data files, from memory, or through Lance's `take`."""
 
 import os
 import re
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK_ROWS = 2048
-"""Rows that are read ahead where somebody walks over a column row by row."""
+"""Number of rows prefetched when a column is read sequentially, row by row."""
 
 
 class RowReader(Protocol):
-    """Flat rows of a column, by number; numbers are checked before."""
+    """Random access to the flattened rows of a column; the caller validates row numbers."""
 
     def one(self, row: int) -> NDArray[Any]:
-        """Give one row, ``(n_values,)``, not to be written to."""
+        """Return one row as a read-only ``(n_values,)`` array."""
         ...
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Copy rows, ``(k, n_values)``, in the order asked for."""
+        """Copy rows into a new ``(k, n_values)`` array, in the requested order."""
         ...
 
     def span(self, start: int, out: NDArray[Any]) -> None:
-        """Copy the rows from `start` on into ``out``, ``(k, n_values)``."""
+        """Copy consecutive rows, beginning with `start`, into ``out``, ``(k, n_values)``."""
         ...
 
 
 class PageRowReader:
-    """Rows that lie one after the other in pages, each page somewhere in a flat array of values.
+    """Rows stored contiguously in pages, each page at some offset of a flat array of values.
 
     Parameters
     ----------
     values : sequence of (n,) arrays
-        The values of each file, as they lie there, and whatever lies between the pages.
+        The values of each file, including whatever is stored between pages.
     starts : sequence of int
         First row of each page, ascending from 0.
     files : sequence of int
-        Which of `values` each page is in.
+        Index into `values` of the file that holds each page.
     offsets : sequence of int
-        Where each page begins there, counted in values.
+        Position of the first value of each page in its file, counted in values.
     n_values : int
-        Values of a row.
+        Number of values per row.
 
     Examples
     --------
@@ -76,21 +76,21 @@ class PageRowReader:
         self._values = tuple(values)
         self._n = n_values
         self._starts, self._files, self._offsets = list(starts), list(files), list(offsets)
-        # where row 0 would begin if each page reached back to it: one addition finds a row
+        # Offset that row 0 would have if the page extended back to it, so that one addition locates a row.
         self._bases = [offset - start * n_values for offset, start in zip(offsets, starts, strict=True)]
         self._page_starts, self._page_bases = np.array(starts, np.int64), np.array(self._bases, np.int64)
         self._page_files = np.array(files, np.int64)
-        # every run of n values is a row of this view; nothing is copied
+        # Every window of n values is a row of this view; nothing is copied.
         self._windows = tuple(np.lib.stride_tricks.sliding_window_view(each, n_values) for each in self._values)
 
     def one(self, row: int) -> NDArray[Any]:
-        """Give one row, ``(n_values,)``, not to be written to."""
+        """Return one row as a read-only ``(n_values,)`` array."""
         page = bisect_right(self._starts, row) - 1
         begin = self._bases[page] + row * self._n
         return self._values[self._files[page]][begin : begin + self._n]
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Copy rows, ``(k, n_values)``, in the order asked for."""
+        """Copy rows into a new ``(k, n_values)`` array, in the requested order."""
         pages = np.searchsorted(self._page_starts, rows, side="right") - 1
         begins = self._page_bases[pages] + rows * self._n
         if len(self._values) == 1:
@@ -104,7 +104,7 @@ class PageRowReader:
         return out
 
     def span(self, start: int, out: NDArray[Any]) -> None:
-        """Copy the rows from `start` on into ``out``, ``(k, n_values)``."""
+        """Copy consecutive rows, beginning with `start`, into ``out``, ``(k, n_values)``."""
         done = 0
         while done < len(out):
             page = bisect_right(self._starts, start + done) - 1
@@ -116,21 +116,21 @@ class PageRowReader:
 
 
 def array_reader(values: NDArray[Any]) -> PageRowReader:
-    """Serve the rows of a ``(n, n_values)`` array."""
+    """Return a reader over the rows of a ``(n, n_values)`` array."""
     return PageRowReader([values.reshape(-1)], [0], [0], [0], values.shape[1])
 
 
 class LanceRowReader:
-    """Rows that Lance reads, in the order asked for; whoever walks row by row gets them from blocks read ahead.
+    """Rows read through Lance, in the requested order; sequential single-row reads are served from prefetched blocks.
 
     Parameters
     ----------
     table : lance.LanceDataset
-        At its version.
+        Table, pinned to a version.
     column : ResultColumn
-        Which column.
+        Column to read.
     n_rows : int
-        Rows of the table.
+        Number of rows of the table.
     """
 
     def __init__(self, table: "lance.LanceDataset", column: ResultColumn, n_rows: int) -> None:
@@ -140,7 +140,7 @@ class LanceRowReader:
         self._last = -2
 
     def one(self, row: int) -> NDArray[Any]:
-        """Give one row, ``(n_values,)``, not to be written to."""
+        """Return one row as a read-only ``(n_values,)`` array."""
         walking, self._last = row == self._last + 1, row
         if not self._start <= row < self._start + len(self._block):
             if not walking:
@@ -153,17 +153,17 @@ class LanceRowReader:
         return found
 
     def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Copy rows, ``(k, n_values)``, in the order asked for."""
+        """Copy rows into a new ``(k, n_values)`` array, in the requested order."""
         if len(rows) == 0:
             return np.empty((0, self._column.n_values), self._column.dtype)
         with result_errors(self._table):
             taken = self._table.take(rows, columns=[self._column.name])
         found = to_matrix(taken.column(self._column.name).combine_chunks(), self._column)
-        # Arrow's memory is not to be written to, and may be shared with what Lance keeps
+        # Arrow's buffers are read-only, and Lance may keep references to them.
         return found if found.flags.writeable else found.copy()
 
     def span(self, start: int, out: NDArray[Any]) -> None:
-        """Copy the rows from `start` on into ``out``, ``(k, n_values)``."""
+        """Copy consecutive rows, beginning with `start`, into ``out``, ``(k, n_values)``."""
         if len(out) == 0:
             return
         done = 0
@@ -172,29 +172,27 @@ class LanceRowReader:
                 out[done : done + batch.num_rows] = to_matrix(batch.column(0), self._column)
                 done += batch.num_rows
         if done != len(out):
-            raise CorruptError(
-                f"{self._table.uri} gave {done} rows from row {start} on, and {len(out)} are said to be there."
-            )
+            raise CorruptError(f"{self._table.uri} returned {done} rows starting at row {start}; expected {len(out)}.")
 
 
 def to_matrix(stored: "pa.FixedSizeListArray", column: ResultColumn) -> NDArray[Any]:
-    """Give Arrow's lists as rows, ``(k, n_values)``.
+    """Convert an Arrow list array to a ``(k, n_values)`` array.
 
     Raises
     ------
     CorruptError
-        If a value is missing: results have none.
+        If a value is null; results never contain nulls.
     """
     values = stored.flatten()
     if stored.null_count or values.null_count:
         raise CorruptError(
-            f"Column {column.name!r} holds {stored.null_count or values.null_count} missing values; results have none."
+            f"Column {column.name!r} contains {stored.null_count or values.null_count} null values; results cannot contain nulls."
         )
     flat: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return flat.astype(column.dtype, copy=False).reshape(len(stored), column.n_values)
 
 
-_SPACE = re.compile(r"\s+")
+_WHITESPACE = re.compile(r"\s+")
 _PLAIN_PAGE = (
     "PageLayout{{layout:Some(FullZipLayout(FullZipLayout{{bits_rep:0,bits_def:0,num_items:{n_rows},num_visible_items:{n_rows},"
     "value_compression:Some(CompressiveEncoding{{compression:Some(FixedSizeList(FixedSizeList{{items_per_value:{n_values},"
@@ -212,26 +210,26 @@ class _Page:
 
 
 def is_mapping_enabled() -> bool:
-    """Tell whether the environment leaves mapping on; ``RAGGEDATLAS_MAP_RESULTS=0`` switches it off."""
+    """Return whether memory mapping is enabled; ``RAGGEDATLAS_MAP_RESULTS=0`` disables it."""
     return os.environ.get(_ENVIRONMENT, "1").lower() not in {"0", "false", "no", "off"}
 
 
 def map_column(table: "lance.LanceDataset", column: ResultColumn, folder: Path) -> PageRowReader | None:
-    """Map a column's pages.
+    """Memory-map the pages of a column.
 
     Parameters
     ----------
     table : lance.LanceDataset
-        At its version.
+        Table, pinned to a version.
     column : ResultColumn
-        Which column.
+        Column to read.
     folder : pathlib.Path
-        The table's folder on this machine.
+        Local folder of the table.
 
     Returns
     -------
     PagedRows or None
-        None where the rows do not lie in the files as they are, or anything about them is not as expected.
+        None if the rows are not stored uncompressed and contiguous, or any other expectation fails.
     """
     found = _find_pages(table, column, folder)
     if not found:
@@ -245,13 +243,13 @@ def map_column(table: "lance.LanceDataset", column: ResultColumn, folder: Path) 
     offsets = [page.position // column.dtype.itemsize for page in pages]
     rows = PageRowReader(values, starts[:-1].tolist(), [page.file for page in pages], offsets, column.n_values)
     edges = np.unique(np.concatenate([starts[:-1], starts[1:] - 1]))
-    return rows if _agrees(table, column, rows, edges) else None
+    return rows if _matches_lance(table, column, rows, edges) else None
 
 
 def _find_pages(
     table: "lance.LanceDataset", column: ResultColumn, folder: Path
 ) -> tuple[list[Path], list[_Page]] | None:
-    """List the files and their pages in row order; None where a page is not plain rows."""
+    """List the data files and their pages in row order; return None if a page is not plain rows."""
     paths: list[Path] = []
     pages: list[_Page] = []
     field = _field_id(table, column.name)
@@ -275,7 +273,7 @@ def _field_id(table: "lance.LanceDataset", name: str) -> int:
 
 
 def _plain_pages(path: Path, index: int, column: ResultColumn, file: int) -> list[_Page] | None:
-    """Read where the pages of one column are in one file; None where one of them is not plain rows."""
+    """Locate the pages of one column in a file; return None if one of them is not plain rows."""
     from lance.file import LanceFileReader
 
     metadata = LanceFileReader(str(path)).metadata()
@@ -291,7 +289,7 @@ def _plain_pages(path: Path, index: int, column: ResultColumn, file: int) -> lis
         expected = _PLAIN_PAGE.format(
             n_rows=n_rows, n_values=column.n_values, bits=bits, row_bits=bits * column.n_values
         )
-        plain = _SPACE.sub("", str(page.encoding)) == expected
+        plain = _WHITESPACE.sub("", str(page.encoding)) == expected
         if (
             not plain
             or length != n_rows * column.n_bytes
@@ -303,24 +301,26 @@ def _plain_pages(path: Path, index: int, column: ResultColumn, file: int) -> lis
     return found
 
 
-def _agrees(table: "lance.LanceDataset", column: ResultColumn, rows: PageRowReader, sample: NDArray[np.int64]) -> bool:
-    """Compare some rows, bit by bit, with those that Lance gives."""
+def _matches_lance(
+    table: "lance.LanceDataset", column: ResultColumn, rows: PageRowReader, sample: NDArray[np.int64]
+) -> bool:
+    """Return whether some rows are bit-identical to those that Lance reads."""
     with result_errors(table):
         taken = table.take(sample, columns=[column.name])
     expected: bytes = to_matrix(taken.column(column.name).combine_chunks(), column).tobytes()
     return expected == rows.read(sample).tobytes()
 
 
-_PIECE = 2**16
+_CHUNK_IDS = 2**16
 
 
 class ObjectIds:
-    """Ids in row order: a sequence, an iterator with a place of its own, and an array for NumPy.
+    """Object ids in row order: a sequence, an iterator with its own position, and a NumPy-compatible array.
 
     Parameters
     ----------
     values : pyarrow.Array
-        Texts.
+        Strings.
 
     Examples
     --------
@@ -338,11 +338,11 @@ class ObjectIds:
         self._next = 0
 
     def __len__(self) -> int:
-        """Count the ids, whatever `next` has given already."""
+        """Return the number of ids, independent of the iterator position."""
         return len(self._values)
 
     def __eq__(self, other: object) -> bool:
-        """Compare with other ids or any sequence of texts, by length and item by item."""
+        """Compare with other ids or any sequence of strings, by length and element by element."""
         if isinstance(other, ObjectIds):
             return self is other or self._values.cast(pa.large_string()).equals(other._values.cast(pa.large_string()))
         if isinstance(other, Sequence | np.ndarray) and not isinstance(other, str | bytes):
@@ -350,12 +350,12 @@ class ObjectIds:
         return NotImplemented
 
     def __iter__(self) -> Iterator[str]:
-        """Begin from the first."""
-        for start in range(0, len(self._values), _PIECE):
-            yield from self._values.slice(start, _PIECE).to_pylist()
+        """Iterate from the first id."""
+        for start in range(0, len(self._values), _CHUNK_IDS):
+            yield from self._values.slice(start, _CHUNK_IDS).to_pylist()
 
     def __next__(self) -> str:
-        """Give the next id."""
+        """Return the next id."""
         if self._next >= len(self._values):
             raise StopIteration
         self._next += 1
@@ -366,7 +366,7 @@ class ObjectIds:
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        """Give one id or a slice of them, as a list does."""
+        """Return one id or a slice of ids, like a list."""
         if isinstance(index, slice):
             rows = np.arange(*index.indices(len(self)))
             found: list[str] = self._values.take(pa.array(rows)).to_pylist()
@@ -375,29 +375,29 @@ class ObjectIds:
         return value
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: ANN401, FBT001  (NumPy's protocol)
-        """Return the ids as an array of fixed-width texts, or of another dtype."""
+        """Return the ids as an array of fixed-width strings, or of another dtype."""
         values: NDArray[Any] = self._values.to_numpy(zero_copy_only=False)
         return values.astype(np.str_ if dtype is None else dtype)
 
     def to_arrow(self) -> pa.Array:
-        """Give the Arrow array, which is shared."""
+        """Return the underlying Arrow array, without a copy."""
         return self._values
 
 
 def lookup_rows(table: "lance.LanceDataset", ids: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Ask the table's index over ids for the rows of some of them.
+    """Look up the rows of some ids in the table's scalar index.
 
     Parameters
     ----------
     table : lance.LanceDataset
-        Of results.
+        Table of results.
     ids : sequence of str
-        At most some thousands.
+        At most a few thousand ids.
 
     Returns
     -------
     tuple of (k,) int64 and (k,) int64, or None
-        Rows, and which of the asked ids each has, a row for each time that one stands there; None where there is no index.
+        Row numbers, and for each row the position of its id in `ids`; one entry per occurrence. None if there is no index.
     """
     if not any(OBJECT_ID in map(str, index.field_names) for index in table.describe_indices()):
         return None

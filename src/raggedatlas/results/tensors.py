@@ -1,4 +1,4 @@
-"""What a model gives for one batch, as contiguous arrays and strings; every refusal names the batch and the row."""
+"""Conversion of model outputs, ids and row indices to NumPy arrays; the only module of the room that imports PyTorch."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from raggedatlas.results.schema import DATA
 
 
 def as_numpy(value: Any) -> Any:  # noqa: ANN401  (a tensor of any library, an array, or anything else)
-    """Give a tensor as an array that shares its memory where it can; other things come back as they are."""
+    """Convert a tensor to an array, without a copy if possible; return other objects unchanged."""
     if not hasattr(value, "detach"):
         return value
     try:
@@ -25,19 +25,19 @@ def as_numpy(value: Any) -> Any:  # noqa: ANN401  (a tensor of any library, an a
 
 
 def as_ids(object_ids: Iterable[Any] | None, batch: int) -> list[str]:
-    """Give ids as strings.
+    """Convert ids to strings.
 
     Parameters
     ----------
     object_ids : iterable
-        An array, a list or a tensor of texts, bytes (UTF-8), whole numbers, or anything with a text of its own.
+        An array, list or tensor of strings, bytes (UTF-8), integers, or other objects with a string form.
     batch : int
-        Number of the batch, for messages.
+        Number of the batch, for error messages.
 
     Raises
     ------
     SourceError
-        For an id that is missing or no text.
+        If an id is missing or not valid text.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def as_ids(object_ids: Iterable[Any] | None, batch: int) -> list[str]:
     (['a', 'b'], ['7', 'c'])
     """
     if object_ids is None:
-        raise SourceError(f"Batch {batch}: there are no ids; every result needs the id of its object.")
+        raise SourceError(f"Batch {batch}: object ids are missing; every result needs an object id.")
     given = as_numpy(object_ids)
     if isinstance(given, pa.Array | pa.ChunkedArray):
         given = given.to_pylist()
@@ -54,7 +54,7 @@ def as_ids(object_ids: Iterable[Any] | None, batch: int) -> list[str]:
     try:
         listed = list(given)
     except TypeError as error:
-        raise SourceError(f"Batch {batch}: the ids are {brief(given)}; expected one id for each row.") from error
+        raise SourceError(f"Batch {batch}: the ids are {brief(given)}; expected one id per row.") from error
     if set(map(type, listed)) <= {str}:
         return listed
     return [_as_id(value, batch, row) for row, value in enumerate(listed)]
@@ -68,36 +68,34 @@ def _as_id(value: Any, batch: int, row: int) -> str:  # noqa: ANN401
         or type(value).__name__ in {"NAType", "NaTType"}
         or (isinstance(value, float) and math.isnan(value))
     ):
-        raise SourceError(
-            f"Batch {batch}, row {row}: the id is missing ({value!r}); every result needs the id of its object."
-        )
+        raise SourceError(f"Batch {batch}, row {row}: the id is missing ({value!r}); every result needs an object id.")
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise SourceError(f"Batch {batch}, row {row}: the id {value!r} is not UTF-8.") from error
+            raise SourceError(f"Batch {batch}, row {row}: the id {value!r} is not valid UTF-8.") from error
     return str(value.item()) if hasattr(value, "item") and not getattr(value, "ndim", 0) else str(value)
 
 
 def as_outputs(data: Any, batch: int) -> dict[str, NDArray[Any]]:  # noqa: ANN401  (what any model gives)
-    """Give what a model computed for one batch as one contiguous array in native byte order for each output.
+    """Convert model outputs for one batch to contiguous arrays in native byte order.
 
     Parameters
     ----------
     data : array, tensor, sequence of them, or mapping of str to any of these
-        Outputs by name; without names it is ``data``. The first axis counts the rows.
+        Outputs by name; an unnamed output is called ``data``. The first axis is the row axis.
     batch : int
-        Number of the batch, for messages.
+        Number of the batch, for error messages.
 
     Returns
     -------
     dict of str to (n_rows, ...) array
-        Sharing memory with what was given where that is contiguous already.
+        Outputs by name, sharing memory with the input where it is already contiguous.
 
     Raises
     ------
     SourceError
-        If the rows of an output differ in shape or dtype, or hold objects, or the outputs differ in their number of rows.
+        If rows of an output differ in shape or dtype, an output contains objects, or outputs differ in length.
 
     Examples
     --------
@@ -106,7 +104,9 @@ def as_outputs(data: Any, batch: int) -> dict[str, NDArray[Any]]:  # noqa: ANN40
     """
     named = data if isinstance(data, Mapping) else {DATA: data}
     if not named:
-        raise SourceError(f"Batch {batch}: the model gave no outputs; expected at least one, e.g. {{'data': array}}.")
+        raise SourceError(
+            f"Batch {batch}: the model returned no outputs; expected at least one, e.g. {{'data': array}}."
+        )
     outputs = {str(name): _as_array(values, batch, str(name)) for name, values in named.items()}
     counts = {name: len(values) for name, values in outputs.items()}
     if len(set(counts.values())) > 1:
@@ -119,18 +119,18 @@ def _as_array(values: Any, batch: int, name: str) -> NDArray[Any]:  # noqa: ANN4
     if not isinstance(values, np.ndarray) and isinstance(values, Iterable) and not isinstance(values, str | bytes):
         values = _stacked([np.asarray(as_numpy(value)) for value in values], batch, name)
     if not isinstance(values, np.ndarray) or values.ndim == 0:
-        raise SourceError(f"Batch {batch}: output {name!r} is {values!r:.60}; expected a row for each object.")
+        raise SourceError(f"Batch {batch}: output {name!r} is {values!r:.60}; expected one row per object.")
     if values.dtype == object:
         row, kind = _first_object(values)
         raise SourceError(
-            f"Batch {batch}, row {row}: output {name!r} is an array of objects ({kind}); results hold numbers of one dtype and shape."
+            f"Batch {batch}, row {row}: output {name!r} is an object array ({kind}); results need one numeric dtype and shape."
         )
     native: NDArray[Any] = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     return native
 
 
 def _first_object(values: NDArray[Any]) -> tuple[int, str]:
-    """Find the first row of an array of objects that holds anything but numbers, and say what."""
+    """Return the first row of an object array that contains a non-number, and the type found there."""
     for row, value in enumerate(values):
         for each in np.asarray(value, object).flat:
             if not isinstance(each, int | float | np.number):
@@ -146,14 +146,14 @@ def _stacked(rows: list[NDArray[Any]], batch: int, name: str) -> NDArray[Any]:
         if values.shape != first.shape or values.dtype != first.dtype:
             raise SourceError(
                 f"Batch {batch}, row {row}: output {name!r} has shape {values.shape} and dtype {values.dtype}, but row 0 has "
-                f"shape {first.shape} and dtype {first.dtype}; all results of a run are alike."
+                f"shape {first.shape} and dtype {first.dtype}; all rows must have the same shape and dtype."
             )
     return np.stack(rows)
 
 
 @cache
 def import_torch() -> Any:  # noqa: ANN401  (a module)
-    """Import PyTorch; None where it is not installed."""
+    """Import PyTorch, or return None if it is not installed."""
     try:
         import torch.utils.data
     except ImportError:
@@ -162,45 +162,45 @@ def import_torch() -> Any:  # noqa: ANN401  (a module)
 
 
 def torch_dataset_class() -> type:
-    """Give PyTorch's map-style dataset class; `object` where it is not installed."""
+    """Return PyTorch's map-style dataset class, or `object` if PyTorch is not installed."""
     torch = import_torch()
     return object if torch is None else torch.utils.data.Dataset
 
 
 def as_tensor(values: NDArray[Any]) -> Any:  # noqa: ANN401  (a tensor or an array)
-    """Make an array a tensor that shares its memory; without PyTorch it stays an array."""
+    """Convert an array to a tensor that shares its memory; without PyTorch, return the array."""
     torch = import_torch()
     return values if torch is None else torch.from_numpy(values)
 
 
 def unstack(values: Any) -> list[Any]:  # noqa: ANN401
-    """Take rows apart, as PyTorch's collation wants them."""
+    """Split a stack into a list of rows, as PyTorch's collate function expects."""
     return list(values) if isinstance(values, np.ndarray) else list(values.unbind())
 
 
 def as_rows(index: Any, n_rows: int) -> tuple[NDArray[np.int64], bool]:  # noqa: ANN401
-    """Understand an index.
+    """Convert an index to validated row numbers.
 
     Parameters
     ----------
     index : int, slice, sequence of int, integer array, boolean array, or tensor
-        Whole numbers count from 0 and are never negative; slices are Python's; a mask has one value for each row.
+        Integers are non-negative row numbers; slices follow Python; a mask has one value per row.
     n_rows : int
-        How many rows there are.
+        Number of rows.
 
     Returns
     -------
     (k,) int64
-        Row numbers in the order asked for, duplicates kept.
+        Row numbers in the requested order, with duplicates.
     bool
-        Whether one row was asked for by its number, and not several.
+        Whether the index is a single integer.
 
     Raises
     ------
     RowIndexError
-        For a number that is negative or too large, or a mask of another length (also an ``IndexError``).
+        If a number is negative or too large, or a mask has the wrong length (also an ``IndexError``).
     RowTypeError
-        For anything else (also a ``TypeError``).
+        For any other kind of index (also a ``TypeError``).
 
     Examples
     --------
@@ -218,7 +218,7 @@ def as_rows(index: Any, n_rows: int) -> tuple[NDArray[np.int64], bool]:  # noqa:
         raise _refused(index) from error
     if rows.dtype == bool and rows.ndim == 1:
         if len(rows) != n_rows:
-            raise RowIndexError(f"A mask of {len(rows)} values is given for {n_rows:,} rows; it needs one for each.")
+            raise RowIndexError(f"The mask has {len(rows)} values for {n_rows:,} rows; expected one value per row.")
         return np.flatnonzero(rows), False
     if rows.dtype.kind not in "iu" or rows.ndim > 1:
         raise _refused(index)
@@ -227,14 +227,14 @@ def as_rows(index: Any, n_rows: int) -> tuple[NDArray[np.int64], bool]:  # noqa:
     outside = (rows < 0) | (rows >= n_rows)
     if outside.any():
         raise RowIndexError(
-            f"Row {rows[outside][0]} is asked for of {n_rows:,}; rows count from 0 to {n_rows - 1:,}, and negative numbers "
-            "do not count from the end."
+            f"Row {rows[outside][0]} is out of range for {n_rows:,} rows; valid rows are 0 to {n_rows - 1:,}, and negative numbers "
+            "are not supported."
         )
     return rows.astype(np.int64, copy=False), single
 
 
 def _refused(index: Any) -> RowTypeError:  # noqa: ANN401
     return RowTypeError(
-        f"Rows are asked for by {index!r:.80} ({type(index).__name__}); expected a whole number, a slice, a mask, or whole "
-        "numbers in one dimension."
+        f"Invalid row index {index!r:.80} ({type(index).__name__}); expected an integer, a slice, a mask, or a "
+        "one-dimensional array of integers."
     )

@@ -1,4 +1,4 @@
-"""Checks of a result folder: its files against their recorded size and SHA-256, its ids, and its configuration."""
+"""Validation of a result folder: files against their recorded size and SHA-256, ids, and configuration."""
 
 import os
 from pathlib import Path
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
 Level = Literal["quick", "deep"]
 
-_AGAIN = "Take the folder from a copy, or run the model again."
+_AGAIN = "Restore the folder from a copy, or run the model again."
 
 
 def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") -> list[Problem]:
-    """Look for anything wrong in a folder of results.
+    """Validate a folder of results.
 
     Parameters
     ----------
     result_dir : str or path
-        Local result folder: a Lance table, or results in ``.npy`` files.
+        Local result folder: a Lance table, or ``.npy`` results.
     level : {"quick", "deep"}
-        Whether files are compared by their size, or byte by byte and value by value.
+        ``quick`` compares file sizes; ``deep`` compares every byte and value.
 
     Returns
     -------
     list of Problem
-        Empty where nothing is wrong. ``R01``: the table does not read; ``R02``: a file is missing or has another size; ``R03``: a
-        file has other bytes; ``R04``: no checksum is recorded; ``R05``: ids are missing or there twice; ``R06``: the
-        configuration of the original dataset does not read.
+        Empty if the results are valid. ``R01``: the table cannot be read; ``R02``: a file is missing or has another size; ``R03``: the
+        content of a file differs; ``R04``: no checksum is recorded; ``R05``: ids are missing or duplicated; ``R06``: the
+        configuration of the original dataset cannot be parsed.
 
     Raises
     ------
     NotFoundError
-        If there are no results.
+        If the folder holds no results.
     QueryError
-        For another level.
+        If `level` is unknown.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
     []
     """
     if level not in get_args(Level):
-        raise QueryError(f"level={level!r}; results are checked 'quick' or 'deep'.")
+        raise QueryError(f"level={level!r}; expected 'quick' or 'deep'.")
     folder = Path(result_dir)
     if not is_committed(folder):
         return _check_npy(folder, level)
@@ -80,7 +80,7 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
         read_columns(table.schema, str(folder))
         files = list_table_files(table, folder)
         problems = _compare_files(folder, files, level)
-        # what is damaged is not read any further
+        # Damaged files are not read any further.
         found = [] if problems and level == "deep" and problems[0].level == "must" else _check_ids(table, level)
     except NotFoundError:
         raise
@@ -90,13 +90,11 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
 
 
 def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Problem]:
-    """Compare the files that readers need with their records."""
+    """Compare the files that readers need with their recorded checksums."""
     records = read_checksums(folder)
     if records is None:
-        message = (
-            "no checksums are recorded, because the results were written by an older version or a run that was killed."
-        )
-        fix = "Write the results again to have every byte checked."
+        message = "no checksums are recorded; the results were written by an older version or by a run that was killed."
+        fix = "Write the results again to record checksums."
         return [Problem("R04", "practice", f"{DATABASE}/{CHECKSUMS}", message, fix)]
     problems = []
     for path in [*files, *([folder / CONFIG_FILE] if (folder / CONFIG_FILE).exists() else [])]:
@@ -104,13 +102,13 @@ def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Proble
         if name in records:
             problems += _compare_file(path, name, records[name], level)
         else:
-            message = "no checksum of the file is recorded."
-            problems.append(Problem("R04", "practice", name, message, "Write the results again to have it checked."))
+            message = "no checksum is recorded for this file."
+            problems.append(Problem("R04", "practice", name, message, "Write the results again to record checksums."))
     return sorted(problems, key=lambda problem: problem.level != "must")
 
 
 def _compare_records(folder: Path, level: Level) -> list[Problem]:
-    """Compare all recorded files, of a table that does not open."""
+    """Compare all recorded files of a table that cannot be opened."""
     try:
         records = read_checksums(folder) or {}
     except CorruptError:
@@ -124,7 +122,7 @@ def _compare_file(path: Path, name: str, record: FileRecord, level: Level) -> li
         what = "is missing" if size is None else f"has {size:,} bytes"
         return [Problem("R02", "must", name, f"the file {what}; {record.n_bytes:,} were written.", _AGAIN)]
     if level == "deep" and file_digest(path) != record.sha256:
-        return [Problem("R03", "must", name, "the file has other bytes than were written.", _AGAIN)]
+        return [Problem("R03", "must", name, "the content of the file differs from what was written.", _AGAIN)]
     return []
 
 
@@ -133,11 +131,11 @@ def _check_ids(table: "lance.LanceDataset", level: Level) -> list[Problem]:
         return []
     with lance_errors(table.uri):
         ids = table.to_table(columns=[OBJECT_ID]).column(0).cast(pa.large_string())
-    n_twice = len(ids) - ids.null_count - pc.count_distinct(ids).as_py()
-    if not ids.null_count and not n_twice:
+    n_duplicates = len(ids) - ids.null_count - pc.count_distinct(ids).as_py()
+    if not ids.null_count and not n_duplicates:
         return []
-    message = f"{ids.null_count:,} ids are missing, and {n_twice:,} are there more than once."
-    return [Problem("R05", "must", OBJECT_ID, message, "Write the results again, one row for each object.")]
+    message = f"{ids.null_count:,} ids are missing, and {n_duplicates:,} are duplicates."
+    return [Problem("R05", "must", OBJECT_ID, message, "Write the results again, with one row per object.")]
 
 
 def _check_config(folder: Path) -> list[Problem]:
@@ -160,12 +158,12 @@ def _check_npy(folder: Path, level: Level) -> list[Problem]:
 
 
 def require_intact(result_dir: Path) -> None:
-    """Compare every byte of results with what was recorded.
+    """Raise if any file of the results differs from its recorded checksum.
 
     Raises
     ------
     CorruptError
-        Naming the first file that differs.
+        If a file differs; the first one is named.
     """
     wrong = [problem for problem in validate_results(result_dir) if problem.rule in {"R01", "R02", "R03"}]
     if wrong:

@@ -1,4 +1,4 @@
-"""Results written by several processes: each writes a part, and one commit makes all of them one table."""
+"""Result writers: `ResultDatasetWriter` with a single commit at the end, and parts for several processes (seed 003, step 1)."""
 
 import contextlib
 import os
@@ -44,16 +44,16 @@ PARTS = ".parts"
 
 @dataclass(frozen=True)
 class ResultPart:
-    """A share of one run that another process may write; it travels by pickle (see `ResultDatasetWriter.parts`).
+    """A part of one run to be written by another process; picklable (see `ResultDatasetWriter.parts`).
 
     Parameters
     ----------
     result_dir : str
-        Result folder, by the same path on every machine.
+        Result folder, under the same path on every machine.
     run : str
-        Which run it belongs to.
+        Id of the run.
     number : int
-        Which part, from 0; rows of the table stand in the order of the parts.
+        Number of the part, from 0; rows of the table are in the order of the parts.
     """
 
     result_dir: str
@@ -62,38 +62,38 @@ class ResultPart:
 
     @property
     def folder(self) -> Path:
-        """Where the parts of the run tell what they wrote; it is there as long as the run."""
+        """Folder of the manifests of the parts; it exists as long as the run."""
         return Path(self.result_dir) / DATABASE / PARTS / self.run
 
     @property
     def receipt(self) -> Path:
-        """The file that says what the part wrote; it is there once the part is finished."""
+        """Path of the manifest of the part; it exists once the part is finished."""
         return self.folder / f"{self.number}.json"
 
     @property
     def checkpoint(self) -> Path:
-        """The file that says what is finished of the part while it is written."""
+        """Path of the checkpoint of the part while it is being written."""
         return self.folder / f"{self.number}.partial"
 
     def writer(self) -> "ResultPartWriter":
-        """Begin to write, in the process that this part is for."""
+        """Return a writer, in the process that writes this part."""
         return ResultPartWriter(self)
 
 
 class ResultPartWriter(BatchWriter):
-    """Writes one part of a run, in a process of its own; nothing is visible before the run's writer commits.
+    """Writer of one part of a run, in its own process; nothing is visible before the run's writer commits.
 
     Parameters
     ----------
     part : ResultPart
-        Which part.
+        The part to write.
 
     Raises
     ------
     NotFoundError
         If the run has ended.
     DuplicateError
-        If the part is written already.
+        If the part has already been written.
 
     Examples
     --------
@@ -104,123 +104,123 @@ class ResultPartWriter(BatchWriter):
     def __init__(self, part: ResultPart) -> None:
         super().__init__(Path(part.result_dir), {}, part.checkpoint)
         self.part = part
-        self._refuse_ended()
+        self._require_open()
         if part.receipt.exists():
-            raise DuplicateError(self._twice())
+            raise DuplicateError(self._already_written())
         begun = read_manifest(part.checkpoint)
         if begun is not None:
             self._resume_from(begun)
 
     def commit(self) -> None:
-        """Finish the part: say which files it wrote; a second call does nothing.
+        """Finish the part by writing its manifest; further calls have no effect.
 
         Raises
         ------
         ReadOnlyError
             After `abort`.
         NotFoundError
-            If the run has ended meanwhile; the files are removed.
+            If the run has ended in the meantime; the files are removed.
         DuplicateError
             If another process has written the same part.
         """
         if self._state == "finished":
             return
         if self._state != "open":
-            raise ReadOnlyError(f"Part {self.part.number} of the results in {self.result_dir} was given up.")
-        self._refuse_ended()
+            raise ReadOnlyError(f"Part {self.part.number} of the results in {self.result_dir} was aborted.")
+        self._require_open()
         receipt = RunManifest(self.columns, tuple(self._finish_files()))
-        beside = self.part.receipt.with_name(f".{self.part.number}.{os.getpid()}")
+        temporary = self.part.receipt.with_name(f".{self.part.number}.{os.getpid()}")
         try:
             with store_errors(f"write {self.part.receipt}"):
-                beside.write_text(receipt.to_json(), encoding="utf-8")
-            # unlike a renaming, a link never takes the place of another receipt
-            os.link(beside, self.part.receipt)
+                temporary.write_text(receipt.to_json(), encoding="utf-8")
+            # Unlike a rename, a link never replaces the manifest of another process.
+            os.link(temporary, self.part.receipt)
         except FileExistsError as error:
             self.abort()
-            raise DuplicateError(self._twice()) from error
+            raise DuplicateError(self._already_written()) from error
         except FileNotFoundError as error:
             self.abort()
-            raise NotFoundError(self._ended()) from error
+            raise NotFoundError(self._run_ended()) from error
         except StoreError:
             raise
         except OSError as error:
             raise StoreError(f"{self.part.receipt} cannot be written: {error.strerror or error}.") from error
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         self.part.checkpoint.unlink(missing_ok=True)
         self._state = "finished"
 
-    def _refuse_ended(self) -> None:
+    def _require_open(self) -> None:
         if not self.part.folder.is_dir():
             self.abort()
-            raise NotFoundError(self._ended())
+            raise NotFoundError(self._run_ended())
 
-    def _ended(self) -> str:
+    def _run_ended(self) -> str:
         return (
-            f"Part {self.part.number} belongs to a run into {self.result_dir} that has ended; its writer was committed or given "
-            "up, or this machine does not see the folder."
+            f"Part {self.part.number} belongs to a run with results in {self.result_dir} that has ended; its writer was committed or "
+            "aborted, or this machine does not see the folder."
         )
 
-    def _twice(self) -> str:
-        return f"Part {self.part.number} of the results in {self.result_dir} is written already; each part is written once."
+    def _already_written(self) -> str:
+        return f"Part {self.part.number} of the results in {self.result_dir} has already been written."
 
 
 def unfinished_parts(parts: list[ResultPart]) -> list[int]:
-    """Number the parts that are not finished."""
+    """Return the numbers of the parts that are not finished."""
     return [part.number for part in parts if not part.receipt.is_file()]
 
 
 CHECKPOINT = ".checkpoint"
-"""File in the database folder that notes what is finished of a run that goes on."""
+"""File in the database folder that records the finished work of a running writer."""
 
 
 @checked
 class ResultDatasetWriter(BatchWriter):
-    """Writes what a model computes to ``<result_dir>/lance_db/results.lance``, batch by batch, in flat memory.
+    """Writer of model outputs to ``<result_dir>/lance_db/results.lance``, batch by batch, in bounded memory.
 
-    Nothing is visible before `commit`, which is one commit of the table however many batches there were. A run that is
-    killed leaves no table, and its files are removed by the next writer.
+    Nothing is visible before `commit`, which is a single commit of the table for any number of batches. A killed run
+    leaves no table, and its files are removed by the next writer.
 
     Parameters
     ----------
     result_dir : str or path
-        Local folder; made with its parents if it is missing. Other files in it are left alone.
+        Local folder; created with its parents if missing. Other files in it are left alone.
     overwrite : bool
-        Whether results that are committed there may be replaced; readers see the old ones or the new ones.
+        Whether committed results may be replaced; readers see either the old or the new ones.
     facts : mapping of str to str, or None
-        Further metadata of the table, e.g. which model made it.
+        Additional table metadata, e.g. the name of the model.
     resume : bool
-        Whether to go on from what an interrupted run with the same `facts` has noted here; `len` counts its rows, which come
-        first. Without such a run it begins anew.
+        Whether to continue from the checkpoint of an interrupted run with the same `facts`; `len` counts its rows, which come
+        first. Without a checkpoint the run starts from the beginning.
     grace : datetime.timedelta
-        How long results that are replaced stay readable for those who have them open.
+        How long replaced results stay readable for those who have them open.
 
     Attributes
     ----------
     original_dataset_config : mapping or None
-        Configuration of the data that the model saw, for ``original_dataset_config.toml``; may be set before `commit`.
+        Configuration of the original dataset, for ``original_dataset_config.toml``; may be set before `commit`.
     original_dataset : object or None
-        Instead of the configuration: a dataset that has it, or a `ResultDataset` whose folder has the file.
+        Alternative to the configuration: a dataset that has it, or a `ResultDataset` whose folder has the file.
     facts : dict of str to str
-        Metadata of the table; may be added to before `commit`.
+        Table metadata; may be extended before `commit`.
 
     Raises
     ------
     DuplicateError
-        If the folder holds committed results and `overwrite` is not asked (also a ``FileExistsError``).
+        If the folder holds committed results and `overwrite` is False (also a ``FileExistsError``).
     ConflictError
-        If another writer is writing there.
+        If another writer is writing to the folder.
     QueryError
-        If the interrupted run that is to be resumed was another one.
+        If the interrupted run has different `facts`.
     CorruptError
-        If its files are damaged.
+        If files of the interrupted run are damaged.
     StoreError
-        If the place refuses.
+        If writing fails.
 
     Notes
     -----
-    A run that takes longer than a minute finishes its files now and then, and notes them. An error or a kill after that leaves
-    them in the folder, invisible to readers, for a writer with `resume`; any other writer removes them.
+    A run of more than a minute finishes its files periodically and records them in a checkpoint. An error or a kill after that
+    leaves them in the folder, invisible to readers, for a writer with `resume`; any other writer removes them.
 
     Examples
     --------
@@ -250,42 +250,42 @@ class ResultDatasetWriter(BatchWriter):
         self._parts: list[ResultPart] = []
         self._grace = grace
         self._manifest = RunManifest(facts=self.facts)
-        self._made = create_folder(self.result_dir / DATABASE)
+        self._created_folders = create_folder(self.result_dir / DATABASE)
         self._replaced: int | None = None
         try:
             self._lock = WriteLock(self.result_dir / DATABASE)
         except BaseException:
-            remove_empty_folders(self._made)
+            remove_empty_folders(self._created_folders)
             raise
         try:
-            noted = read_manifest(self._checkpoint) if resume else None
-            self._check_place(noted, overwrite=overwrite)
-            if noted is not None:
-                self._manifest = noted
-                self._resume_from(noted)
+            checkpoint = read_manifest(self._checkpoint) if resume else None
+            self._check_folder(checkpoint, overwrite=overwrite)
+            if checkpoint is not None:
+                self._manifest = checkpoint
+                self._resume_from(checkpoint)
         except BaseException:
             self._release()
             raise
 
-    def _check_place(self, noted: RunManifest | None, *, overwrite: bool) -> None:
-        """Refuse to write over results unasked, or to mix two runs; remove what dead writers left."""
+    def _check_folder(self, checkpoint: RunManifest | None, *, overwrite: bool) -> None:
+        """Raise if results would be overwritten unasked, or two runs be mixed; remove remains of killed writers."""
         table = open_table(results_location(self.result_dir)) if is_committed(self.result_dir) else None
         if table is not None and not overwrite:
             raise DuplicateError(
-                f"{self.result_dir} holds {table.count_rows():,} results already; choose another folder, or pass overwrite=True."
+                f"{self.result_dir} already holds {table.count_rows():,} results; choose another folder, or pass overwrite=True."
             )
-        told = {} if noted is None else noted.facts
-        for name in sorted({*told, *self.facts} if noted is not None else ()):
-            if told.get(name) != self.facts.get(name):
+        resumed = {} if checkpoint is None else checkpoint.facts
+        for name in sorted({*resumed, *self.facts} if checkpoint is not None else ()):
+            if resumed.get(name) != self.facts.get(name):
                 raise QueryError(
-                    f"The run that was interrupted in {self.result_dir} had {name} {told.get(name)!r}, and this one has "
-                    f"{self.facts.get(name)!r}; results of both cannot be mixed. Begin anew, without resume."
+                    f"The interrupted run in {self.result_dir} had {name} {resumed.get(name)!r}, and this one has "
+                    f"{self.facts.get(name)!r}; their results cannot be mixed. Start again without resume."
                 )
         self._replaced = None if table is None else int(table.version)
-        self._remove_unused_files(noted)
+        self._remove_unused_files(checkpoint)
 
-    def _remove_unused_files(self, noted: RunManifest | None = None) -> None:
-        """Remove what no reader can hold: files that no version of the table and no noted run needs, and versions replaced long ago."""
+    def _remove_unused_files(self, checkpoint: RunManifest | None = None) -> None:
+        """Remove files that no table version and no resumable run needs, and versions replaced longer than `grace` ago."""
         if not self._lock.exclusive:
             return
         needed: set[str] = set()
@@ -293,23 +293,23 @@ class ResultDatasetWriter(BatchWriter):
             table = open_table(results_location(self.result_dir))
             remove_old_versions(table, self._grace)
             needed = list_data_files(table)
-        if noted is None:
+        if checkpoint is None:
             self._checkpoint.unlink(missing_ok=True)
             shutil.rmtree(self.result_dir / DATABASE / PARTS, ignore_errors=True)
         else:
-            needed |= {each.name for each in noted.fragments} | self._files_of_parts(noted)
+            needed |= {each.name for each in checkpoint.fragments} | self._files_of_parts(checkpoint)
         data = self._table / "data"
         for path in data.iterdir() if data.is_dir() else ():
             if path.name not in needed:
                 path.unlink(missing_ok=True)
 
-    def _files_of_parts(self, noted: RunManifest) -> set[str]:
-        """Name the files of the parts of an interrupted run."""
-        parts = self._numbered(noted.run, noted.n_parts) if noted.run else []
+    def _files_of_parts(self, checkpoint: RunManifest) -> set[str]:
+        """Return the names of the files of the parts of an interrupted run."""
+        parts = self._make_parts(checkpoint.run, checkpoint.n_parts) if checkpoint.run else []
         receipts = [read_manifest(path) for part in parts for path in (part.receipt, part.checkpoint)]
         return {each.name for receipt in receipts if receipt is not None for each in receipt.fragments}
 
-    def _numbered(self, run: str, n: int, first: int = 0) -> list[ResultPart]:
+    def _make_parts(self, run: str, n: int, first: int = 0) -> list[ResultPart]:
         return [ResultPart(str(self.result_dir.absolute()), run, first + k) for k in range(n)]
 
     def _make_manifest(self, fragments: tuple[Fragment, ...]) -> RunManifest:
@@ -317,28 +317,28 @@ class ResultDatasetWriter(BatchWriter):
 
     @property
     def is_saved(self) -> bool:
-        """Whether a part of the run is noted, from which another can go on."""
+        """Whether a checkpoint exists from which the run can be resumed."""
         if not self._parts:
             return super().is_saved
         return any(path.is_file() for part in self._parts for path in (part.receipt, part.checkpoint))
 
     @property
     def n_parts(self) -> int:
-        """How many parts the interrupted run has that is gone on with; 0 where it was not shared."""
+        """Number of parts of the resumed run; 0 if it was not shared among processes."""
         return self._manifest.n_parts
 
     def parts(self, n: int) -> list[ResultPart]:
-        """Share the run among processes: each writes one part, and `commit` of this writer makes all visible at once.
+        """Divide the run among processes: each writes one part, and `commit` of this writer makes all visible at once.
 
         Parameters
         ----------
         n : int
-            How many parts; hand them to the processes by pickle, e.g. as arguments or by ``broadcast_object_list``.
+            Number of parts; send them to the processes by pickle, e.g. as arguments or with ``broadcast_object_list``.
 
         Returns
         -------
         list of ResultPart
-            ``part.writer()`` begins one. The table has this writer's own batches first, then the parts by their numbers.
+            ``part.writer()`` opens one. The table has this writer's own batches first, then the parts in order.
 
         Raises
         ------
@@ -356,37 +356,37 @@ class ResultDatasetWriter(BatchWriter):
         ...         with part.writer() as share:
         ...             share.write_batch([f"cell{part.number}"], np.zeros((1, 3)))
         """
-        self._refuse_ended()
+        self._require_open()
         if n < 1:
-            raise QueryError(f"{n} parts are asked for; a run has at least one.")
+            raise QueryError(f"n={n}; a run has at least one part.")
         if self._manifest.run and not self._parts:
             if n != self._manifest.n_parts:
                 raise QueryError(
-                    f"The run that was interrupted in {self.result_dir} has {self._manifest.n_parts} parts, and {n} are asked for; ask for "
-                    "as many, or begin anew, without resume."
+                    f"The interrupted run in {self.result_dir} has {self._manifest.n_parts} parts, and {n} were requested; request the "
+                    "same number, or start again without resume."
                 )
-            self._parts = self._numbered(self._manifest.run, n)
+            self._parts = self._make_parts(self._manifest.run, n)
             return list(self._parts)
         run = self._parts[0].run if self._parts else uuid4().hex
-        made = self._numbered(run, n, len(self._parts))
-        with store_errors(f"make {made[0].folder}"):
-            made[0].folder.mkdir(parents=True, exist_ok=True)
-        self._parts += made
+        parts = self._make_parts(run, n, len(self._parts))
+        with store_errors(f"make {parts[0].folder}"):
+            parts[0].folder.mkdir(parents=True, exist_ok=True)
+        self._parts += parts
         self._manifest = replace(self._manifest, run=run, n_parts=len(self._parts))
         own = () if self._files is None else self._files.fragments[: self._n_saved]
         write_manifest(self._checkpoint, self._make_manifest((*self._resumed, *own)))
-        return made
+        return parts
 
-    def _refuse_ended(self) -> None:
+    def _require_open(self) -> None:
         if self._state != "open":
-            raise ReadOnlyError(f"The results in {self.result_dir} are {self._state}; make a new writer.")
+            raise ReadOnlyError(f"The results in {self.result_dir} are {self._state}; create a new writer.")
 
     def _collect(self) -> None:
-        """Take the files of all parts, and refuse ids that two of them have."""
+        """Collect the files of all parts, and raise for ids that occur in two of them."""
         missing = unfinished_parts(self._parts)
         if missing:
             raise ConflictError(
-                f"Parts {missing} of the results in {self.result_dir} are not finished; wait for their processes, and commit then. "
+                f"Parts {missing} of the results in {self.result_dir} are not finished; wait for their processes before commit(). "
                 "If one of them died, write its part again."
             )
         try:
@@ -410,29 +410,29 @@ class ResultDatasetWriter(BatchWriter):
         self._n_rows += receipt.n_rows
 
     def write_index(self) -> None:
-        """Make all batches visible at once, and write ``original_dataset_config.toml``; a second call does nothing.
+        """Commit all batches at once, and write ``original_dataset_config.toml``; further calls have no effect.
 
-        Without any batch there is nothing to read later: the table is made only where an empty batch told its shape.
+        Without any batch no table is created, unless an empty batch defined its shape.
 
         Raises
         ------
         ReadOnlyError
             After `abort`.
         ConflictError
-            If parts are not finished (the run stays open), or somebody committed other results here meanwhile.
+            If parts are not finished (the run stays open), or other results were committed here in the meantime.
         SourceError
-            If an id is in two parts, or their outputs differ; the run is given up then.
+            If an id occurs in two parts, or their outputs differ; the run is aborted then.
         StoreError
-            If the disk refuses.
+            If writing fails.
         """
         if self._state == "committed":
             return
-        self._refuse_ended()
+        self._require_open()
         self._collect()
         replaced = self._replaced is not None
         config = config_text(self.result_dir, self.original_dataset_config, self.original_dataset, replace=replaced)
         if not replaced:
-            # new results are never there without it; the file of older ones stays until they are replaced
+            # New results never exist without this file; the file of older results is kept until they are replaced.
             write_config(self.result_dir, config)
         fragments: list[Fragment] = []
         if self._columns is not None:
@@ -449,16 +449,16 @@ class ResultDatasetWriter(BatchWriter):
             self._release()
 
     def _release(self) -> None:
-        """Let others write, and leave no empty folder."""
+        """Release the lock, and remove empty folders."""
         self._lock.release()
-        remove_empty_folders([self._table / "data", self._table, self._table.parent, *self._made])
+        remove_empty_folders([self._table / "data", self._table, self._table.parent, *self._created_folders])
 
     def commit(self) -> None:
-        """Do what `write_index` does, under the other name that the seed has for it."""
+        """Alias of `write_index`."""
         self.write_index()
 
     def abort(self) -> None:
-        """Give up: remove the files of this run, parts included; what was committed before stays. After `commit` nothing happens."""
+        """Abort: remove the files of this run, parts included; earlier committed results are kept. No effect after `commit`."""
         if self._state != "open":
             return
         super().abort()
@@ -474,7 +474,7 @@ class ResultDatasetWriter(BatchWriter):
 
 @checked
 def create_results_writer(result_dir: str | os.PathLike[str]) -> ResultDatasetWriter:
-    """Make the writer of new results, which are always a Lance table.
+    """Return a writer of new results, which are always stored as a Lance table.
 
     Parameters
     ----------

@@ -131,7 +131,7 @@ def test_a_pipe_is_refused_and_not_waited_for(cxg: Path, place: str) -> None:
     at.unlink(missing_ok=True)
     os.mkfifo(at)
     array = str(at.relative_to(cxg)).split("/__")[0].removesuffix("/pipe")
-    with pytest.raises(AtlasError, match=r"^C00: .* is no file but a pipe"):
+    with pytest.raises(AtlasError, match=r"^C00: .* is not a regular file but a pipe"):
         read_all(cxg)
     assert ("C00", array) in {(problem.rule, problem.path) for problem in validate(cxg, "full")}
     inspect(cxg)

@@ -102,7 +102,7 @@ def test_what_has_no_place_is_listed(tmp_path: Path, stored: bool) -> None:
 
 def test_strictness_refuses_with_the_list(tmp_path: Path) -> None:
     """Strictly, all of it is refused by name, and nothing is left."""
-    with pytest.raises(SourceError, match=r"strict was asked: lost: layers/counts .*; and \d more") as refusal:
+    with pytest.raises(SourceError, match=r"strict is set: lost: layers/counts .*; and \d more") as refusal:
         copy(everything(), open_sink(tmp_path / "a.cxg", strict=True))
     assert "lost: raw (" in str(refusal.value)
     assert list(tmp_path.iterdir()) == []

@@ -59,21 +59,21 @@ def changed(place: int, by: int) -> "np.ndarray":
 
 GOOD = packed(STARTS)
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "beyond the texts": (packed(changed(-1, 100)), "backwards or beyond"),
-    "far beyond": (packed(changed(-1, 2**60)), "backwards or beyond"),
-    "backwards": (packed(STARTS[[0, 2, 1, 3, 4, 5]]), "backwards or beyond"),
-    "not from the first": (packed(STARTS + np.uint64(1)), "backwards or beyond"),
-    "not by zstd": (GOOD[:-8] + b"\xff" * 8, "cannot be decoded|backwards or beyond"),
-    "another length": (packed(STARTS, 56), "part of another length"),
-    "another length than its parts": (GOOD[:8] + struct.pack("<I", 56) + GOOD[12:], "chunk of another length"),
-    "no parts": (GOOD[:24] + bytes(4) + GOOD[28:], "described wrongly"),
-    "parts that do not fill it": (GOOD[:32] + struct.pack("<I", 3) + GOOD[36:], "do not fill"),
-    "a short description": (GOOD[:16] + struct.pack("<I", 4) + GOOD[20:], "described wrongly"),
+    "beyond the texts": (packed(changed(-1, 100)), "decrease or exceed"),
+    "far beyond": (packed(changed(-1, 2**60)), "decrease or exceed"),
+    "backwards": (packed(STARTS[[0, 2, 1, 3, 4, 5]]), "decrease or exceed"),
+    "not from the first": (packed(STARTS + np.uint64(1)), "decrease or exceed"),
+    "not by zstd": (GOOD[:-8] + b"\xff" * 8, "cannot be decoded|decrease or exceed"),
+    "another length": (packed(STARTS, 56), "part whose length differs"),
+    "another length than its parts": (GOOD[:8] + struct.pack("<I", 56) + GOOD[12:], "chunk whose length differs"),
+    "no parts": (GOOD[:24] + bytes(4) + GOOD[28:], "invalid header"),
+    "parts that do not fill it": (GOOD[:32] + struct.pack("<I", 3) + GOOD[36:], "do not add up"),
+    "a short description": (GOOD[:16] + struct.pack("<I", 4) + GOOD[20:], "invalid header"),
     "a huge chunk": (GOOD[:8] + struct.pack("<I", MAX_CHUNK_BYTES + 8) + GOOD[12:], "more bytes than it has"),
     "a chunk beyond the file": (GOOD[:12] + struct.pack("<I", 2**31) + GOOD[16:], "more bytes than it has"),
-    "more chunks": (struct.pack("<Q", 2**60) + GOOD[8:], "cut short"),
-    "half of a header": (GOOD[:10], "cut short"),
-    "half of a bound": (struct.pack("<QIII", 1, 4, 4, 0) + bytes(4), "within a bound"),
+    "more chunks": (struct.pack("<Q", 2**60) + GOOD[8:], "truncated"),
+    "half of a header": (GOOD[:10], "truncated"),
+    "half of a bound": (struct.pack("<QIII", 1, 4, 4, 0) + bytes(4), "within an offset"),
     "two tiles": (GOOD + GOOD, "more tiles"),
 }
 
@@ -106,7 +106,7 @@ def test_bounds_that_are_sound_are_read(tmp_path: Path) -> None:
     assert list(open_source(path).element("obs").index) == [f"cell {i}" for i in range(N_OBS)]
     # Without a filter they can be judged all the same.
     bounds_of(path / "obs").write_bytes(unpacked(changed(-1, 100)))
-    with open_array(path / "obs") as array, pytest.raises(SourceError, match="beyond its texts"):
+    with open_array(path / "obs") as array, pytest.raises(SourceError, match="exceed its text"):
         check_text_offsets(path / "obs", array.schema)
 
 
@@ -122,7 +122,7 @@ def test_sound_arrays_pass(form: Form, tmp_path: Path) -> None:
     with open_array(path / "obs") as array:
         assert attribute_files(array.schema, "sample") == ("a2", "sample")
         check_text_offsets(path / "obs", array.schema, attribute_files(array.schema, "name_0"))
-        with pytest.raises(SourceError, match="cut short"):
+        with pytest.raises(SourceError, match="truncated"):
             check_text_offsets(path / "obs", array.schema, attribute_files(array.schema, "sample"))
 
 
@@ -141,7 +141,7 @@ def test_names_of_old_files_are_not_mistaken(tmp_path: Path) -> None:
         (old / f"{new}.tdb").rename(old / f"{name}.tdb")
     check_text_offsets(path, schema)
     (old / "t.tdb").write_bytes(packed(np.array([0, 9, 9])))
-    with pytest.raises(SourceError, match=r"t\.tdb has bounds"):
+    with pytest.raises(SourceError, match=r"t\.tdb has offsets"):
         check_text_offsets(path, schema)
 
 
@@ -188,7 +188,7 @@ def test_sizes_beyond_the_file_are_refused(file: Callable[[Path], Path], at: int
     damaged = file(path)
     raw = damaged.read_bytes()
     damaged.write_bytes(raw[:at] + b"\xff\xff\xff\x7f" + raw[at + 4 :])
-    with pytest.raises(SourceError, match=r"^C00: .*obs is damaged: .* announces [\d,]{13,} bytes"):
+    with pytest.raises(SourceError, match=r"^C00: .*obs is damaged: .* declares [\d,]{13,} bytes"):
         open_source(path)
     assert ("C00", "obs") in {(p.rule, p.path) for p in validate(path)}
     damaged.write_bytes(raw)

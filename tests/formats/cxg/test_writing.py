@@ -489,8 +489,8 @@ BAD: dict[str, tuple[Any, type[Exception], str, dict[str, Any]]] = {
     "a count beyond float32": (
         lambda: changed(X=np.full((30, 2), 2**24 + 1)), ValuesError, r"^C03: .*16777217 of cell 0", {}
     ),
-    "no X": (lambda: ad.AnnData(obs=small().obs, obsm=dict(small().obsm)), SourceError, r"^C17: there is no X", {}),
-    "no such layer": (small, SourceError, r"^C17: there is no layers/no", {"x": "layers/no"}),
+    "no X": (lambda: ad.AnnData(obs=small().obs, obsm=dict(small().obsm)), SourceError, r"^C17: X is missing", {}),
+    "no such layer": (small, SourceError, r"^C17: layers/no is missing", {"x": "layers/no"}),
     "no embedding": (
         lambda: ad.AnnData(np.ones((3, 2))), SourceError, r"^C22: .*compute_embedding='pca'", {}
     ),
@@ -580,12 +580,12 @@ def test_a_sink_holds_its_caller_to_order(tmp_path: Path) -> None:
 
     sink = begun()
     sink.write("X", block)
-    with pytest.raises(SchemaError, match="obsm/X_umap got 0 of 3 rows"):
+    with pytest.raises(SchemaError, match="obsm/X_umap has 0 of 3 rows"):
         sink.commit()
     sink.abort()
     sink = begun()
     sink.write("X", block)
-    with pytest.raises(SchemaError, match="uns/x comes after"):
+    with pytest.raises(SchemaError, match="uns/x follows"):
         sink.element("uns/x", 1)
     with pytest.raises(SchemaError, match="sparse block"):
         sink.write("obsm/X_umap", CsrBlock(np.zeros(4, np.int64), np.empty(0), {"values": np.empty(0)}, 2))

@@ -1,4 +1,4 @@
-"""Which CXG a folder is: its version by what it says, its layout by the arrays that are there."""
+"""Detection of version and layout of a CXG, and `inspect`, which describes its arrays and metadata."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,29 +37,29 @@ from raggedatlas.model.reports import Element, Inspection
 
 Kind = Literal["array", "group"]
 
-# The last three are those of an array that has lost its schema, which is to be refused and not overlooked.
+# The last three identify an array that has lost its schema, which must be reported, not overlooked.
 _ARRAY_MARKS = ("__schema", "__array_schema.tdb", "__fragments", "__commits", "__lock.tdb")
 _GROUP_MARKS = ("__tiledb_group.tdb", "__group")
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What a folder is, told from its members and one metadata value.
+    """Version, layout and members of a CXG.
 
     Parameters
     ----------
     path : Path
         The folder.
     version : str
-        As it stands there; `UNNAMED` where there is none.
+        The stored version; `UNNAMED` if there is none.
     layout : {"dense", "sparse", "split"} or None
-        By the arrays that are there; None where there is no expression matrix.
+        Layout according to the existing arrays; None if there is no expression matrix.
     reason : str
-        Why, in one line for people.
+        Human-readable reason, in one line.
     members : mapping of str to str
-        Name at the root -> ``"array"`` or ``"group"``; folders that are neither are not listed.
+        Name in the root group -> ``"array"`` or ``"group"``; other folders are not listed.
     embeddings : tuple of str
-        Names of the arrays in ``emb``, sorted.
+        Sorted names of the arrays in ``emb``.
     """
 
     path: Path
@@ -76,12 +76,12 @@ class Detection:
 
     @property
     def extras(self) -> tuple[str, ...]:
-        """Members that the format does not name."""
+        """Members that are not part of the format."""
         return tuple(name for name in self.members if name not in MEMBERS)
 
 
 def tiledb_kind(path: Path) -> Kind | None:
-    """Say whether a folder is a TileDB array or group, by its files; the library is not needed.
+    """Return whether a folder is a TileDB array or group, from its files; TileDB is not needed.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def tiledb_kind(path: Path) -> Kind | None:
 
 
 def is_cxg(path: Path) -> bool:
-    """Say whether a folder looks like a CXG: a TileDB group with a member of that name, or arrays ``obs`` and ``var``."""
+    """Return whether a folder looks like a CXG: a TileDB group with a known member, or arrays ``obs`` and ``var``."""
     if not path.is_dir() or tiledb_kind(path) == "array":
         return False
     arrays = [name for name in MEMBERS if tiledb_kind(path / name) is not None]
@@ -102,33 +102,33 @@ def is_cxg(path: Path) -> bool:
 
 
 def detect(path: str | Path) -> Detection:
-    """Find out which CXG a folder is; refuses nothing that it can describe.
+    """Detect version and layout of a CXG; raises only if they cannot be described.
 
     Raises
     ------
     NotFoundError
-        If there is no such folder.
+        If the folder does not exist.
     SourceError
-        If it is no CXG (C01), or its metadata cannot be opened (C00).
+        If it is not a CXG (C01), or its metadata cannot be opened (C00).
     MissingExtraError
         If tiledb is not installed.
     """
     path = Path(path)
     if not path.exists():
-        raise NotFoundError(f"There is no file or folder {path}; check the path.")
+        raise NotFoundError(f"File or folder {path} does not exist; check the path.")
     if not is_cxg(path):
         raise SourceError(
-            f"C01: {path} is no CXG: it is no TileDB group with arrays such as obs, var and X. Give the folder that holds them."
+            f"C01: {path} is not a CXG: it is not a TileDB group with arrays such as obs, var and X. Pass the folder that contains them."
         )
     members = list_members(path)
-    version, said = _version(path, members)
+    version, reason = _version(path, members)
     layout, shown = _layout(path, members)
     embeddings = tuple(name for name, kind in list_members(path / EMB).items() if kind == "array")
-    return Detection(path, version, layout, f"{said}; {shown}", members, embeddings)
+    return Detection(path, version, layout, f"{reason}; {shown}", members, embeddings)
 
 
 def list_members(path: Path) -> dict[str, Kind]:
-    """List the arrays and groups in a group, sorted by name; members are found by looking, since none are registered."""
+    """Return the arrays and groups in a group, sorted by name; found in the file system, since none are registered."""
     if not path.is_dir():
         return {}
     kinds = {inner.name: tiledb_kind(inner) for inner in sorted(path.iterdir()) if inner.is_dir()}
@@ -136,16 +136,16 @@ def list_members(path: Path) -> dict[str, Kind]:
 
 
 def require_readable(found: Detection, version: str | None = None, *, allow_unknown: bool = False) -> str:
-    """Refuse what cannot be read, and settle by which version the rest is read.
+    """Raise if a CXG cannot be read, and return the version to read it as.
 
     Parameters
     ----------
     found : Detection
-        Of `detect`.
+        Result of `detect`.
     version : str, optional
-        The version to read it as, whatever it says.
+        Version to read it as, overriding the stored one.
     allow_unknown : bool
-        Whether an unknown version is read as the newest known.
+        Whether to read an unknown version as the newest known one.
 
     Returns
     -------
@@ -155,18 +155,18 @@ def require_readable(found: Detection, version: str | None = None, *, allow_unkn
     Raises
     ------
     SourceError
-        By rule id: C10 and C11 for absent ``obs`` and ``var``, C17 for an absent or half matrix, C21 for absent embeddings, C50 for
-        an unknown version.
+        By rule id: C10 and C11 if ``obs`` or ``var`` is missing, C17 for a missing or incomplete matrix, C21 for missing
+        embeddings, C50 for an unknown version.
     """
     if version is not None and version not in VERSIONS:
-        raise SourceError(f"There is no CXG version {version!r}; choose one of {', '.join(VERSIONS)}.")
+        raise SourceError(f"Unknown CXG version {version!r}; choose one of {', '.join(VERSIONS)}.")
     _require_members(found)
     if version is not None or found.is_known:
         return version or found.version
     if allow_unknown:
         return VERSIONS[-1]
     raise SourceError(
-        f"C50: {found.path} says it is of version {found.version!r}, and {', '.join(VERSIONS)} are known. Pass version= one of them to "
+        f"C50: {found.path} has version {found.version!r}; known are {', '.join(VERSIONS)}. Pass version= one of them to "
         "read it as such (raggedatlas convert --cxg-version), or allow_unknown=True to read it as the newest."
     )
 
@@ -176,12 +176,12 @@ def _require_members(found: Detection) -> None:
     for name, rule in needed.items():
         if found.members.get(name) != "array":
             raise SourceError(
-                f"{rule}: {found.path} has no array {name}; the CXG is not complete. Fetch or write it again."
+                f"{rule}: {found.path} has no array {name}; the CXG is incomplete. Fetch or write it again."
             )
     if found.layout is None:
         half = next((name for name in (XR, XC) if name in found.members), "")
-        said = f"{half} and not {XC if half == XR else XR}" if half else f"neither {X} nor {XR} and {XC}"
-        raise SourceError(f"C17: {found.path} has {said}; the CXG is not complete. Fetch or write it again.")
+        reason = f"{half} and not {XC if half == XR else XR}" if half else f"neither {X} nor {XR} and {XC}"
+        raise SourceError(f"C17: {found.path} has {reason}; the CXG is incomplete. Fetch or write it again.")
 
 
 def _version(path: Path, members: Mapping[str, Kind]) -> tuple[str, str]:
@@ -196,7 +196,7 @@ def _version(path: Path, members: Mapping[str, Kind]) -> tuple[str, str]:
 
 
 def _layout(path: Path, members: Mapping[str, Kind]) -> tuple[Layout | None, str]:
-    """Tell by presence: versions and layouts were mixed freely by what wrote them. Both halves win over ``X``, as in viewers."""
+    """Detect the layout from the existing arrays: writers mixed versions and layouts freely. As in viewers, both halves win over ``X``."""
     if members.get(XR) == members.get(XC) == "array":
         return "split", f"layout split: there are {XR} and {XC}"
     if members.get(X) != "array":
@@ -206,23 +206,23 @@ def _layout(path: Path, members: Mapping[str, Kind]) -> tuple[Layout | None, str
     return ("sparse", f"layout sparse: {X} is sparse") if sparse else ("dense", f"layout dense: {X} is dense")
 
 
-_LONGEST = 80
+_MAX_TEXT = 80
 
 
 @dataclass(frozen=True, slots=True)
 class CxgInspection(Inspection):
-    """What `inspect` found of a CXG; prints as a tree, and shows as one in a notebook.
+    """Structure of a CXG, as found by `inspect`; prints as a tree, also in notebooks.
 
     Parameters
     ----------
     path, store, n_bytes, root
         As of any `Inspection`; `store` is ``"CXG"`` with the version.
     version : str
-        As it stands there; ``"unnamed"`` where there is none.
+        The stored version; ``"unnamed"`` if there is none.
     layout : {"dense", "sparse", "split"} or None
-        By the arrays that are there.
+        Layout according to the existing arrays.
     reason : str
-        Why it is taken for that.
+        Human-readable reason for version and layout.
     """
 
     version: str = UNNAMED
@@ -232,24 +232,24 @@ class CxgInspection(Inspection):
 
 @checked
 def inspect(path: str | Path) -> CxgInspection:
-    """Look at a CXG without reading its values.
+    """Inspect a CXG without reading its values.
 
     Parameters
     ----------
     path : str or Path
-        Its folder.
+        Path of the folder.
 
     Returns
     -------
     CxgInspection
-        A tree of arrays, columns and metadata; arrays that cannot be opened are in it, with the reason.
+        A tree of arrays, columns and metadata; arrays that cannot be opened are included with the reason.
 
     Raises
     ------
     NotFoundError
-        If there is no such folder.
+        If the folder does not exist.
     SourceError
-        If it is no CXG (C01).
+        If it is not a CXG (C01).
 
     Examples
     --------
@@ -292,8 +292,8 @@ def _member(folder: Path, name: str, kind: Kind, prefix: str = "") -> Element:
     try:
         return _array(f"{prefix}{name}", path, read_array_info(path))
     except SourceError as error:
-        said = str(error).removeprefix("C00: ")
-        return Element(f"{prefix}{name}", name, "array", "array", None, "", None, None, "", 0, 0, None, said, ())
+        reason = str(error).removeprefix("C00: ")
+        return Element(f"{prefix}{name}", name, "array", "array", None, "", None, None, "", 0, 0, None, reason, ())
 
 
 def _array(path: str, at: Path, found: ArrayInfo) -> Element:
@@ -331,13 +331,13 @@ def _hints(found: ArrayInfo) -> dict[str, Any]:
 
 def _column(path: str, one: Attribute, shape: tuple[int, ...], hints: dict[str, Any]) -> Element:
     hint = hints.get(one.name)
-    said = _hint_text(hint) if isinstance(hint, dict) else "attribute"
+    reason = _hint_text(hint) if isinstance(hint, dict) else "attribute"
     if hints.get("index") == one.name:
-        said = f"{said}, the index"
+        reason = f"{reason}, the index"
     dtype = "text" if one.is_text else str(one.dtype)
     name = one.name or "(anonymous)"
     return Element(
-        f"{path}/{one.name}", name, said, "column", shape, dtype, None, None, one.filters, 0, 0, None, "", ()
+        f"{path}/{one.name}", name, reason, "column", shape, dtype, None, None, one.filters, 0, 0, None, "", ()
     )
 
 
@@ -350,8 +350,8 @@ def _hint_text(hint: dict[str, Any]) -> str:
 def _metadata(path: str, key: str, value: Any) -> Element:  # noqa: ANN401
     text = value if isinstance(value, str) else repr(value)
     size = len(text.encode("utf-8", errors="replace"))
-    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
     return Element(
         f"{path}@{key}", key, f"metadata {shown}", "metadata", None, "", None, None, "", 0,
-        size if size > _LONGEST else 0, None, "", (),
+        size if size > _MAX_TEXT else 0, None, "", (),
     )  # fmt: skip

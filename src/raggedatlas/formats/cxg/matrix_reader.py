@@ -1,4 +1,4 @@
-"""Expression matrices in each of the three layouts, read by rows and by columns."""
+"""Readers of the expression matrix in each of the three layouts, by rows and by columns."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,16 +24,16 @@ from raggedatlas.model.batch import CsrBlock, DenseBlock
 from raggedatlas.model.protocols import MatrixForm
 
 ENTRY_BYTES = 16
-"""What an entry takes while it is read: two coordinates, a value, and its place in the order."""
+"""Memory per entry while reading: two coordinates, a value, and its position in the sort order."""
 
 
 class LazyArray:
-    """An array that is opened when it is first read.
+    """An array that is opened at the first access.
 
     Parameters
     ----------
     path : Path
-        Of the array.
+        Path of the array.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,112 +50,110 @@ class LazyArray:
         return self._array
 
     def close(self) -> None:
-        """Close it; it opens again when it is read again."""
+        """Close the array; the next access reopens it."""
         if self._array is not None:
             self._array.close()
             self._array = None
 
     def shape(self) -> tuple[int, ...]:
-        """Return the lengths of its axes.
+        """Return the sizes of the dimensions.
 
         Raises
         ------
         SourceError
-            C02 if one does not begin at 0 or is not counted by integers.
+            C02 if a dimension does not start at 0 or is not of integers.
         """
         domain = self.array.schema.domain
         axes = [domain.dim(i) for i in range(domain.ndim)]
         for axis in axes:
             if axis.dtype.kind not in "iu" or int(axis.domain[0]):
                 raise SourceError(
-                    f"C02: {self.path}: axis {axis.name!r} has the domain {axis.domain} of {axis.dtype}, where integers from 0 belong. "
+                    f"C02: {self.path}: dimension {axis.name!r} has the domain {axis.domain} of {axis.dtype}; expected integers from 0. "
                     "Write the CXG again."
                 )
         return tuple(int(axis.domain[1]) + 1 for axis in axes)
 
     def attribute(self, name: str, rule: str) -> np.dtype[Any]:
-        """Return the dtype of an attribute of numbers.
+        """Return the dtype of a numeric attribute.
 
         Raises
         ------
         SourceError
-            By the rule if there is none, C04 if it holds no numbers.
+            `rule` if the attribute is missing, C04 if it is not numeric.
         """
         schema = self.array.schema
         found = attribute_names(schema)
         if name not in found:
-            raise SourceError(
-                f"{rule}: {self.path} has the attributes {found}, where {name!r} belongs; write the CXG again."
-            )
+            raise SourceError(f"{rule}: {self.path} has attributes {found}; expected {name!r}. Write the CXG again.")
         dtype: np.dtype[Any] = np.dtype(schema.attr(found.index(name)).dtype)
         if dtype.kind not in "biuf" or dtype.itemsize > 8:
             raise SourceError(
-                f"C04: {self.path} holds values of {dtype}, where numbers belong. Write the CXG again from its source."
+                f"C04: {self.path} holds values of {dtype}; expected numbers. Write the CXG again from its source."
             )
         return dtype
 
     def require_fully_written(self) -> None:
-        """Refuse a dense array that is not written as a whole.
+        """Raise if a dense array is not fully written.
 
         Raises
         ------
         SourceError
-            C00, since its other values would be read as fill values.
+            C00, since missing values would be read as fill values.
         """
         if not is_fully_written(self.path, self.array.schema):
             raise SourceError(
-                f"C00: {self.path} is declared with the shape {self.shape()}, and not all of it is written; it is incomplete. Fetch or "
+                f"C00: {self.path} is declared with shape {self.shape()}, but is only partially written; it is incomplete. Fetch or "
                 "write the CXG again."
             )
 
     def n_cells(self) -> int | None:
-        """Count what is stored, without reading it; None where fragments may overlap."""
+        """Return the number of stored cells, from the metadata of the fragments."""
         with tiledb_errors(self.path):
             found = import_tiledb().array_fragments(absolute_uri(self.path), ctx=context())
             return int(sum(found.cell_num)) if len(found) else 0
 
-    def stored(self, first: int, stop: int, *, along: int = 0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Read the entries with coordinates ``[first, stop)`` on one axis.
+    def read_slice(self, first: int, stop: int, *, axis: int = 0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Read the entries with coordinates ``[first, stop)`` along one dimension.
 
         Returns
         -------
         tuple of arrays
-            The coordinate on that axis, the one on the other, and the value, in any order. In ``Xr`` and ``Xc`` the other one is an attribute.
+            Coordinates along that dimension, along the other, and values, unordered. In ``Xr`` and ``Xc`` the other is an attribute.
         """
-        return self._entries(slice(first, stop), along, inclusive=False)
+        return self._entries(slice(first, stop), axis, inclusive=False)
 
     def read_points(
-        self, places: NDArray[np.int64], *, along: int = 0
+        self, places: NDArray[np.int64], *, axis: int = 0
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Read the entries at some coordinates of one axis, as `stored` does."""
-        return self._entries(places.tolist(), along, inclusive=True)
+        """Read the entries at given coordinates along one dimension; returns the same as `read_slice`."""
+        return self._entries(places.tolist(), axis, inclusive=True)
 
-    def _entries(self, wanted: Any, along: int, *, inclusive: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:  # noqa: ANN401
+    def _entries(self, wanted: Any, axis: int, *, inclusive: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:  # noqa: ANN401
         schema = self.array.schema
         names = [schema.domain.dim(i).name for i in range(schema.domain.ndim)]
         ranges: list[Any] = [slice(None)] * len(names)
-        ranges[along] = wanted
-        others = [name for i, name in enumerate(names) if i != along]
+        ranges[axis] = wanted
+        others = [name for i, name in enumerate(names) if i != axis]
         taken = [name for name in attribute_names(schema) if name in (ANONYMOUS, OBS, VAR)]
         with tiledb_errors(self.path):
             query = query_attributes(self.array, *taken, dims=names, order="U")
             reader = query.multi_index if inclusive else query
             found = reader[tuple(ranges) if len(ranges) > 1 else ranges[0]]
         other = found[others[0]] if others else found[next(name for name in taken if name)]
-        return found[names[along]], other, found[ANONYMOUS]
+        return found[names[axis]], other, found[ANONYMOUS]
 
 
 class SparseRowReader:
-    """A sparse matrix by rows, from ``Xr`` or from ``X`` of two dimensions.
+    """Row reader of a sparse matrix, from ``Xr`` or a two-dimensional ``X``.
 
     Parameters
     ----------
     opened : LazyArray
-        The array; coordinates on its first axis are cells.
+        The array; its first dimension is cells.
     shape : tuple of int
         ``(n_cells, n_features)``.
     rule : str
-        By which a missing attribute is refused.
+        Rule id for a missing attribute.
     """
 
     form: MatrixForm = "csr"
@@ -167,13 +165,13 @@ class SparseRowReader:
         self.n_entries: int | None = opened.n_cells()
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far one step may go, by the mean of the matrix."""
+        """Return the end of a block that begins at `start`, from the mean number of entries per row."""
         mean = max(1, (self.n_entries or 0) // max(self.shape[0], 1))
         return min(stop, start + max(1, BLOCK_BYTES // (ENTRY_BYTES * mean)))
 
     def read(self, start: int, stop: int) -> CsrBlock:
-        """Read rows ``[start, stop)``; entries of a row come by feature."""
-        major, minor, values = self._opened.stored(start, stop)
+        """Read rows ``[start, stop)``; entries of a row are sorted by feature."""
+        major, minor, values = self._opened.read_slice(start, stop)
         indptr, minor, values = compress_entries(
             self._opened.path, (major, minor, values), (start, stop), self.shape[1]
         )
@@ -185,14 +183,14 @@ class SparseRowReader:
 
 
 class ShiftedRowReader:
-    """A sparse matrix whose columns were shifted, as the dense matrix that it stands for.
+    """Row reader of a sparse matrix with column shifts, as the dense matrix that it represents.
 
     Parameters
     ----------
     rows : SparseRows
-        What is stored.
+        Reader of the stored matrix.
     shift : (n_features,) array
-        What was taken from every value of a column, and what a missing value stands for.
+        Value subtracted from each column, and so the value of its missing entries.
     """
 
     form: MatrixForm = "dense"
@@ -203,7 +201,7 @@ class ShiftedRowReader:
         self.shape, self.dtype = rows.shape, rows.dtype
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far one step may go."""
+        """Return the end of a block that begins at `start`."""
         return min(stop, start + max(1, BLOCK_BYTES // (8 * max(1, self.shape[1]))))
 
     def read(self, start: int, stop: int) -> DenseBlock:
@@ -220,14 +218,14 @@ class ShiftedRowReader:
 
 
 class DenseArray:
-    """A dense array sliced by rows, as readers of dense rows take it.
+    """A dense array that can be sliced by rows.
 
     Parameters
     ----------
     opened : LazyArray
-        Of two dimensions.
+        A two-dimensional array.
     rule : str
-        By which a missing attribute is refused.
+        Rule id for a missing attribute.
     """
 
     def __init__(self, opened: LazyArray, rule: str) -> None:
@@ -237,7 +235,7 @@ class DenseArray:
         opened.require_fully_written()
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """Read some rows."""
+        """Read consecutive rows."""
         with tiledb_errors(self._opened.path):
             read = query_attributes(self._opened.array, ANONYMOUS)[rows, :]
             return np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
@@ -249,34 +247,34 @@ def compress_entries(
     extent: tuple[int, int],
     n_minor: int,
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-    """Compress entries by their major coordinate, sorted by the minor one within.
+    """Compress entries along the major coordinate, sorted by the minor one.
 
     Parameters
     ----------
     path : Path
-        For messages.
+        Path of the array, for error messages.
     entries : tuple of (n,) arrays
-        Major and minor coordinates, values; in any order.
+        Major coordinates, minor coordinates and values; unordered.
     extent : tuple of int
-        First major coordinate and the one after the last.
+        First major coordinate and the end of the range.
     n_minor : int
-        Bound of the minor coordinates.
+        Size of the minor dimension.
 
     Returns
     -------
     tuple
-        ``(n_major + 1,)`` int64 bounds, minor coordinates as int32 (int64 where they are larger), values.
+        ``(n_major + 1,)`` int64 indptr, minor coordinates as int32 (int64 if larger), values.
 
     Raises
     ------
     SourceError
-        C20 for a place that is named twice or lies outside.
+        C20 for duplicate or out-of-range coordinates.
     """
     major, minor, values = entries
     if len(minor) and int(minor.max()) >= n_minor:
         at = int(minor.argmax())
         raise SourceError(
-            f"C20: {path} has an entry ({int(major[at]):,}, {int(minor[at]):,}), and the other axis has a length of {n_minor:,}; "
+            f"C20: {path} has an entry ({int(major[at]):,}, {int(minor[at]):,}), but the other dimension has size {n_minor:,}; "
             "write the CXG again."
         )
     key = (major.astype(np.int64) - extent[0]) * n_minor + minor.astype(np.int64)
@@ -284,27 +282,27 @@ def compress_entries(
     if len(steps) and int(steps.min()) <= 0:
         order = np.argsort(key, kind="stable")
         key, minor, values = key[order], minor[order], values[order]
-        twice = np.flatnonzero(np.diff(key) == 0)
-        if len(twice):
-            where = divmod(int(key[twice[0]]), n_minor)
+        duplicates = np.flatnonzero(np.diff(key) == 0)
+        if len(duplicates):
+            where = divmod(int(key[duplicates[0]]), n_minor)
             raise SourceError(
-                f"C20: {path} has two entries at ({where[0] + extent[0]:,}, {where[1]:,}), and viewers take either; write the CXG again."
+                f"C20: {path} has two entries at ({where[0] + extent[0]:,}, {where[1]:,}), and viewers use either; write the CXG again."
             )
     indptr = np.searchsorted(key, np.arange(extent[1] - extent[0] + 1, dtype=np.int64) * n_minor).astype(np.int64)
     return indptr, minor.astype(np.int32 if n_minor < 2**31 else np.int64), values
 
 
 def columns_per_block(folder: Path, n_rows: int, n_columns: int, *, shifted: bool) -> int:
-    """Say how many columns of a CXG's matrix take about as much as a block of rows does.
+    """Return the number of matrix columns that take about as much memory as a block of rows.
 
     Parameters
     ----------
     folder : Path
-        Of the CXG.
+        Folder of the CXG.
     n_rows, n_columns : int
-        Cells and features.
+        Numbers of cells and features.
     shifted : bool
-        Whether columns are dense because they were shifted.
+        Whether columns are dense because of column shifts.
     """
     split = (folder / XC).is_dir() and (folder / XR).is_dir()
     opened = LazyArray(folder / (XC if split else X))
@@ -317,21 +315,21 @@ def columns_per_block(folder: Path, n_rows: int, n_columns: int, *, shifted: boo
 
 
 def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | None = None) -> Any:  # noqa: ANN401
-    """Read some columns of a CXG's matrix whole, from ``Xc`` where there is one.
+    """Read columns of the matrix, from ``Xc`` if it exists.
 
     Parameters
     ----------
     folder : Path
-        Of the CXG.
+        Folder of the CXG.
     columns : sequence of int
-        Which ones, in the order of the result.
+        Column numbers, in the order of the result.
     shift : (n_features,) array, optional
-        As of `ShiftedRowReader`.
+        See `ShiftedRowReader`.
 
     Returns
     -------
     scipy.sparse.csc_matrix or numpy.ndarray
-        ``(n_cells, n_columns)``; an array where the matrix is dense or shifted.
+        ``(n_cells, n_columns)``; an array if the matrix is dense or shifted.
     """
     split = (folder / XC).is_dir() and (folder / XR).is_dir()
     opened = LazyArray(folder / (XC if split else X))
@@ -341,21 +339,21 @@ def read_columns(folder: Path, columns: Sequence[int], shift: NDArray[Any] | Non
             return _dense_columns(opened, distinct)[:, np.searchsorted(distinct, columns)]
         n_rows = LazyArray(folder / XR).shape()[0] if split else opened.shape()[0]
         try:
-            made = _columns_at_once(opened, distinct, n_rows, along=0 if split else 1)
+            matrix = _columns_at_once(opened, distinct, n_rows, axis=0 if split else 1)
         except SourceError:
-            # Alone, a column that is at fault is named by its own number.
+            # Read columns one by one, so that the error names the damaged column by its own number.
             for column in distinct.tolist():
-                entries = opened.stored(column, column + 1, along=0 if split else 1)
+                entries = opened.read_slice(column, column + 1, axis=0 if split else 1)
                 compress_entries(opened.path, entries, (column, column + 1), n_rows)
             raise
-        made = made[:, np.searchsorted(distinct, columns)] if list(columns) != distinct.tolist() else made
-        return made if shift is None else made.toarray() + shift[list(columns)].astype(made.dtype)
+        matrix = matrix[:, np.searchsorted(distinct, columns)] if list(columns) != distinct.tolist() else matrix
+        return matrix if shift is None else matrix.toarray() + shift[list(columns)].astype(matrix.dtype)
     finally:
         opened.close()
 
 
 def _dense_columns(opened: LazyArray, columns: NDArray[np.int64]) -> NDArray[Any]:
-    """Read distinct, ascending columns in one query, so that a tile which holds several is decoded once."""
+    """Read distinct, ascending columns in one query, so that shared tiles are decoded once."""
     if not len(columns):
         return np.empty((opened.shape()[0], 0), opened.attribute(ANONYMOUS, "C14"))
     breaks = np.flatnonzero(np.diff(columns) != 1) + 1
@@ -365,13 +363,13 @@ def _dense_columns(opened: LazyArray, columns: NDArray[np.int64]) -> NDArray[Any
     return read
 
 
-def _columns_at_once(opened: LazyArray, columns: NDArray[np.int64], n_rows: int, *, along: int) -> Any:  # noqa: ANN401
-    """Read distinct, ascending columns in one query, so that a tile which holds several is decoded once."""
+def _columns_at_once(opened: LazyArray, columns: NDArray[np.int64], n_rows: int, *, axis: int) -> Any:  # noqa: ANN401
+    """Read distinct, ascending columns in one query, so that shared tiles are decoded once."""
     from scipy.sparse import csc_matrix
 
     if not len(columns):
         return csc_matrix((n_rows, 0), dtype=opened.attribute(ANONYMOUS, "C14"))
-    major, minor, values = opened.read_points(columns, along=along)
+    major, minor, values = opened.read_points(columns, axis=axis)
     ranks = np.searchsorted(columns, major)
     indptr, minor, values = compress_entries(opened.path, (ranks, minor, values), (0, len(columns)), n_rows)
     return csc_matrix((values, minor, indptr), (n_rows, len(columns)))

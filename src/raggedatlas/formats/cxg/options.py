@@ -1,4 +1,4 @@
-"""What a CXG does not hold of what is to be written, told before anything is."""
+"""Options of the CXG writer, and reports of what a CXG cannot represent."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -15,28 +15,28 @@ LossKind = Literal["lost", "changed", "kept", "rounded", "converted"]
 LOSS_KINDS: dict[LossKind, str] = {
     "lost": "left out",
     "changed": "written with another meaning or value",
-    "kept": "written as it is, though viewers do not cope with it",
+    "kept": "written unchanged, although viewers do not support it",
     "rounded": "rounded to 32 bits",
-    "converted": "written in another type, by which it can be told from the original but not in value",
+    "converted": "written with another type but the same values",
 }
-"""Fate -> what it means, worst first."""
+"""Kind of loss -> its meaning, worst first."""
 
 STRICT_KINDS: tuple[LossKind, ...] = ("lost", "changed")
-"""What ``strict`` refuses. Everything that has 64 bits is rounded by the format, so that rounding is only told."""
+"""Kinds that ``strict`` rejects. The format rounds all 64-bit values, so rounding is only reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionLoss:
-    """One thing that does not come through as it is.
+    """One element that is not preserved exactly.
 
     Parameters
     ----------
     key : str
-        Where it stands: ``"layers/counts"``, ``"obs/n_genes"``.
+        Key of the element: ``"layers/counts"``, ``"obs/n_genes"``.
     fate : {"lost", "changed", "kept", "rounded", "converted"}
-        What becomes of it.
+        What happens to it.
     what : str
-        In a few words, with the way out where there is one.
+        Short explanation, with a workaround if there is one.
 
     Examples
     --------
@@ -49,12 +49,12 @@ class ConversionLoss:
     what: str
 
     def __str__(self) -> str:
-        """Return it as one line."""
+        """Return the loss as one line."""
         return f"{self.fate}: {self.key} ({self.what})"
 
 
 def sort_losses(losses: Iterable[ConversionLoss]) -> tuple[ConversionLoss, ...]:
-    """Order losses: the worst first, then as they came."""
+    """Sort losses, worst first, otherwise in the given order."""
     order = list(LOSS_KINDS)
     return tuple(sorted(dict.fromkeys(losses), key=lambda loss: order.index(loss.fate)))
 
@@ -64,16 +64,16 @@ OBSM = "obsm/"
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """A way to compute an embedding from principal components.
+    """Method to compute an embedding from principal components.
 
     Parameters
     ----------
     name : str
-        Of the embedding in the CXG.
+        Name of the embedding in the CXG.
     n_components : int
-        How many principal components it takes.
+        Number of principal components to pass to `layout`.
     layout : callable, optional
-        ``(n_cells, n_components)`` float32 -> ``(n_cells, >= 2)``; None takes the components themselves.
+        ``(n_cells, n_components)`` float32 -> ``(n_cells, >= 2)``; None uses the components themselves.
     """
 
     name: str
@@ -85,24 +85,24 @@ PCA = Embedder("pca")
 
 
 def get_embedder(what: "str | Embedder | None") -> Embedder | None:
-    """Understand what is to compute an embedding.
+    """Return the embedder for a name.
 
     Raises
     ------
     SourceError
-        For a name that is not known here.
+        If the name is unknown.
     """
     if what is None or isinstance(what, Embedder):
         return what
     if what == PCA.name:
         return PCA
     raise SourceError(
-        f"compute_embedding={what!r} is not known here; 'pca' is, and raggedatlas.verbs.reduction.embedder('umap') gives what computes a UMAP."
+        f"compute_embedding={what!r} is unknown; use 'pca', or raggedatlas.verbs.reduction.embedder('umap') for a UMAP."
     )
 
 
 def embedding_name(name: str) -> str:
-    """Name a member of ``obsm`` as an embedding: without ``X_``.
+    """Return the name of an embedding in a CXG for a key of ``obsm``, i.e. without ``X_``.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def embedding_name(name: str) -> str:
 
 
 def is_embedding(name: str, width: int, dtype: np.dtype[Any]) -> bool:
-    """Say whether a member of ``obsm`` is taken for an embedding: ``spatial``, ``X_...``, or two or three columns of reals.
+    """Return whether an array of ``obsm`` is treated as an embedding: ``spatial``, ``X_...``, or two or three float columns.
 
     Examples
     --------
@@ -125,49 +125,49 @@ def is_embedding(name: str, width: int, dtype: np.dtype[Any]) -> bool:
 
 
 def is_path_name(name: str) -> bool:
-    """Say whether a name can be that of an array: no slash, nothing that the file system or TileDB reserves."""
+    """Return whether an array can have a name: no slash, nothing that the file system or TileDB reserves."""
     return bool(name) and not name.startswith(("__", ".")) and not set(name) & set('/\\\0:*?"<>|')
 
 
 SPARSE_BELOW = 25.0
-"""Percent of entries that are not zero, below which the matrix is written sparse."""
+"""Percentage of non-zero entries below which the matrix is written sparse."""
 
 
 @dataclass(frozen=True, slots=True)
 class CxgOptions:
-    """How a CXG is written.
+    """Options of the CXG writer.
 
     Parameters
     ----------
     overwrite : bool
-        Whether what is there may be replaced.
+        Whether an existing CXG may be replaced.
     profile : {"0.3.0", "0.2.0"}
-        The newer one has codes for categories and, where the matrix is sparse, ``Xr`` and ``Xc``; the older one is what cellxgene 0.15 to
-        0.16.8 serve: text for categories, one ``X``.
+        Version to write. 0.3.0 stores categories as codes and a sparse matrix as ``Xr`` and ``Xc``; 0.2.0, served by cellxgene 0.15 to
+        0.16.8, stores categories as text and a single ``X``.
     strict : bool
-        Whether anything that would be lost or changed is refused.
+        Whether to raise an error if anything would be lost or changed.
     title, about : str, optional
-        Of the dataset; `about` is an address. Taken from ``uns["title"]`` and ``uns["cxg"]["properties"]`` where they are None.
+        Title and URL of the dataset. None uses ``uns["title"]`` and ``uns["cxg"]["properties"]``.
     layout : {"auto", "dense", "sparse"}
-        How the matrix is laid out; ``"auto"`` goes by `sparse_below`.
+        Layout of the matrix; ``"auto"`` decides by `sparse_below`.
     sparse_below : float
-        Percent of entries that are not zero, below which it is sparse. Where a source does not tell how many it has, those of the
-        first rows count.
+        Percentage of non-zero entries below which the matrix is written sparse. If a source does not know its number of entries,
+        it is estimated from the first rows.
     x : str
-        Which matrix becomes the one that a CXG has: ``"X"``, or ``"layers/<name>"``.
+        Matrix to write: ``"X"``, or ``"layers/<name>"``.
     embeddings : sequence of str, optional
-        Which members of ``obsm`` become embeddings; None takes ``spatial`` and all whose names begin with ``X_``.
+        Keys of ``obsm`` to write as embeddings; None selects ``spatial`` and all names that begin with ``X_``.
     compute_embedding : str or Embedder, optional
-        ``"pca"`` computes two principal components where there is no embedding of that name; an `Embedder` can do more.
+        ``"pca"`` computes two principal components if there is no embedding of that name; an `Embedder` allows other methods.
     var_index : str, optional
-        The column of ``var`` by whose names viewers show features; where features share names, a column ``feature_name`` is made in which
-        they have their ids too. None takes ``feature_name`` where its names are unique, else the index.
+        Column of ``var`` with the feature names that viewers show; if names are not unique, a column ``feature_name`` is added in
+        which they are extended by the ids. None uses ``feature_name`` if its names are unique, else the index.
     sort_categories : bool
-        Whether categories are sorted by name, instead of keeping their order.
+        Whether to sort categories by name instead of keeping their order.
     wide_integers : {"refuse", "text"}
-        What becomes of integers that 32 bits do not hold.
+        Handling of integers beyond 32 bits.
     on_losses : callable, optional
-        Called with what does not come through before anything is written, and again at the end where the matrix has NaN or infinite values.
+        Called with the losses before anything is written, and again at the end if the matrix has NaN or infinite values.
     """
 
     overwrite: bool = False
@@ -187,17 +187,17 @@ class CxgOptions:
 
     @property
     def embedder(self) -> Embedder | None:
-        """What computes an embedding."""
+        """The embedder, or None."""
         return get_embedder(self.compute_embedding)
 
     @classmethod
     def of(cls, choices: dict[str, Any]) -> "CxgOptions":
-        """Make them of keyword arguments.
+        """Create from keyword arguments.
 
         Raises
         ------
         SourceError
-            For an unknown name or value.
+            If an option or value is unknown.
 
         Examples
         --------
@@ -207,15 +207,15 @@ class CxgOptions:
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(choices) - set(known))
         if unknown:
-            raise SourceError(f"The options {unknown} mean nothing for a CXG; it takes {known}.")
-        made = cls(**choices)
+            raise SourceError(f"Unknown CXG options {unknown}; available are {known}.")
+        options = cls(**choices)
         values: dict[str, tuple[Any, ...]] = {
             "profile": PROFILES, "layout": ("auto", "dense", "sparse"), "wide_integers": ("refuse", "text")
         }  # fmt: skip
         for name, legal in values.items():
-            if getattr(made, name) not in legal:
+            if getattr(options, name) not in legal:
                 raise SourceError(
-                    f"There is no {name} {getattr(made, name)!r} for a CXG; choose one of {', '.join(legal)}."
+                    f"Invalid {name} {getattr(options, name)!r} for a CXG; choose one of {', '.join(legal)}."
                 )
-        _ = made.embedder
-        return made
+        _ = options.embedder
+        return options

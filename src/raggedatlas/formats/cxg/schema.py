@@ -1,10 +1,10 @@
-"""What a CXG is made of, as data: names of arrays, layouts, versions, metadata keys, and the limits of its types."""
+"""Constants of the CXG format: names of arrays, layouts, versions, metadata keys and type limits."""
 
 from typing import Literal
 
 Layout = Literal["dense", "sparse", "split"]
-"""How expression values lie: `dense` and `sparse` are one array ``X`` of two dimensions; `split` is ``Xr`` and ``Xc``, each sparse in
-one dimension, for slices of cells and of features."""
+"""Storage layout of the matrix: `dense` and `sparse` are one two-dimensional array ``X``; `split` is ``Xr`` and ``Xc``, each
+sparse in one dimension, for slices of cells and of features."""
 
 OBS, VAR = "obs", "var"
 X, XR, XC = "X", "Xr", "Xc"
@@ -15,10 +15,10 @@ UNS = "uns"
 COVERAGE = "coverage"
 
 MEMBERS = (OBS, VAR, X, XR, XC, SHIFT, EMB, GROUP_METADATA, UNS, COVERAGE)
-"""What may stand at the root; anything else is carried through by name and ignored by viewers."""
+"""Members of the root group; others are preserved by name and ignored by viewers."""
 
 ANONYMOUS = ""
-"""Name of the attribute that holds the values of a matrix or embedding."""
+"""Name of the attribute with the values of a matrix or embedding."""
 
 VERSION = "cxg_version"
 PROPERTIES = "cxg_properties"
@@ -32,50 +32,50 @@ GENESETS = "genesets"
 """Keys of the metadata of ``obs`` and ``var``, both JSON."""
 
 INDEX = "index"
-"""Key of the hints that names the column which is the index."""
+"""Key of the hints that names the index column."""
 
 UNNAMED = "unnamed"
-"""What the version is called that was written before versions were; viewers call it 0.0."""
+"""Name of the version without a version number; viewers call it 0.0."""
 
 VERSIONS = (UNNAMED, "0.1", "0.2.0", "0.3.0")
-"""Versions that are known, old to new."""
+"""Known versions, old to new."""
 
 TITLED_BY_PROPERTIES = ("0.1",)
-"""Versions in which the title of `PROPERTIES` is taken where `CORPORA` has another."""
+"""Versions in which the title in `PROPERTIES` takes precedence over the one in `CORPORA`."""
 
 Profile = Literal["0.3.0", "0.2.0"]
 PROFILES: tuple[Profile, ...] = ("0.3.0", "0.2.0")
-"""Versions that are written: the first for the Explorer of today, the second for cellxgene 0.15 to 0.16.8."""
+"""Versions that can be written: the first for the current Explorer, the second for cellxgene 0.15 to 0.16.8."""
 
 HINT_TYPES = ("string", "categorical", "boolean", "int32", "float32", "int64", "float64")
-"""Types that a hint may name; the first five are what viewers serve."""
+"""Types that a hint may name; viewers serve the first five."""
 
 FEATURE_NAME = "feature_name"
-"""The column of ``var`` that viewers show where its names are unique and no other is chosen."""
+"""Column of ``var`` that viewers show by default if its names are unique."""
 
 CODE_TYPES = ("int8", "int16", "int32")
-"""Types of codes of categoricals, as pandas has them."""
+"""Types of categorical codes, as in pandas."""
 
 SPATIAL = "spatial"
-"""The one key of `UNS` that viewers read, and the one embedding that keeps its name in AnnData."""
+"""The only key of `UNS` that viewers read, and the only embedding that keeps its name in AnnData."""
 
 IN_TISSUE = "in_tissue"
-"""The column of ``obs`` that viewers take for booleans where there is an image of tissue."""
+"""Column of ``obs`` that viewers treat as boolean if there is a tissue image."""
 
 LIBRARY = {
     "image_properties": ("resolution", "crop_coords", "width", "height"),
     "scalefactors": ("spot_diameter_fullres", "tissue_hires_scalef"),
 }
-"""What viewers ask of each library in the value of `SPATIAL` in `UNS`; they take every key of that value for a library."""
+"""Keys that viewers require for each library in `SPATIAL` of `UNS`; they treat every key of that value as a library."""
 
 OBSM_PREFIX = "X_"
-"""What names in ``obsm`` begin with, and names of embeddings do not."""
+"""Prefix of names in ``obsm`` that names of embeddings do not have."""
 
 MISSING_TEXT = "nan"
-"""What stands for a missing value where only text can stand."""
+"""Text that represents a missing value in text columns."""
 
 TRUTHS = ("False", "True")
-"""Categories of booleans where viewers would stumble over a column without a False."""
+"""Categories of booleans for columns without a False, which viewers do not support as booleans."""
 
 SIDE = "cxg"
-"""Key of ``uns`` under which an AnnData carries what only a CXG has a place for."""
+"""Key of ``uns`` under which AnnData holds what only a CXG has a place for."""

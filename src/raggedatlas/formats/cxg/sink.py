@@ -1,4 +1,4 @@
-"""CXG as a sink: rows and tables come in as for any other format; what cannot be held is told before anything is written."""
+"""CXG as a sink; anything that a CXG cannot represent is reported before writing starts."""
 
 import os
 import shutil
@@ -42,33 +42,33 @@ from raggedatlas.model.batch import Block, CsrBlock
 from raggedatlas.model.protocols import SinkMatrix
 
 LOCK = "cxg.lock"
-"""File of a work folder that the run which writes there holds a lock on."""
+"""Lock file in a work folder, locked by the writing process."""
 
 REPLACED = "replaced"
-"""Where in a work folder a CXG waits that is being overwritten."""
+"""Name in a work folder for the CXG that is being overwritten."""
 
-_NO_EMBEDDING = "embeddings are dense, of two or more columns of numbers"
-_ONE_MATRIX = "a CXG has one matrix; x= names another one"
+_NO_EMBEDDING = "embeddings are dense arrays of two or more numeric columns"
+_ONE_MATRIX = "a CXG has a single matrix; x= selects another one"
 
 
 def cxg_sink(path: str | Path, **choices: Any) -> "CxgSink":  # noqa: ANN401  (the fields of CxgOptions)
-    """Write a CXG.
+    """Return a sink that writes a CXG.
 
     Parameters
     ----------
     path : str or Path
-        Where to.
+        Path of the new CXG.
     **choices
         Fields of `CxgOptions`: ``profile``, ``strict``, ``title``, ``about``, ``compute_embedding``, ``overwrite``, and more.
 
     Raises
     ------
     SourceError
-        For an unknown choice.
+        If an option is unknown.
     DuplicateError
-        If there is something of the name.
+        If the path exists.
     StoreError
-        If the folder refuses.
+        If the folder cannot be written.
     MissingExtraError
         If tiledb is not installed.
 
@@ -80,26 +80,26 @@ def cxg_sink(path: str | Path, **choices: Any) -> "CxgSink":  # noqa: ANN401  (t
 
 
 class CxgSink:
-    """A `Sink` that writes a CXG beside its name, and moves it there at the end.
+    """A `Sink` that writes a CXG to a temporary folder, and renames it at the end.
 
     Parameters
     ----------
     path : Path
-        Its final name.
+        Final path.
     options : CxgOptions
-        The caller's choices.
+        Options of the writer.
     """
 
     multimodal = False
     by_column = True
-    """The table of cells may come as `ColumnTable`."""
+    """Whether the table of cells may be passed as `ColumnTable`."""
 
     def __init__(self, path: Path, options: CxgOptions) -> None:
         self.path, self.options = path, options
         self.losses: tuple[ConversionLoss, ...] = ()
-        self._noted: list[ConversionLoss] = []
+        self._losses: list[ConversionLoss] = []
         self._matrices: dict[str, SinkMatrix] = {}
-        self._considered: set[str] = set()
+        self._seen_embeddings: set[str] = set()
         self._frames: dict[str, Any] = {}
         self._uns: dict[str, Any] = {}
         self._tables: tuple[Table, Table] | None = None
@@ -107,7 +107,7 @@ class CxgSink:
         self._main: MatrixWriter | None = None
         self._embeddings: dict[str, _EmbeddingWriter] = {}
         if not options.overwrite:
-            _refuse_existing(path)
+            _raise_if_exists(path)
         if not path.parent.is_dir():
             raise StoreError(f"C01: {path} cannot be written: there is no folder {path.parent}; make it first.")
         self._work = path.with_name(f".{path.name}.{uuid4().hex[:8]}.partial")
@@ -115,50 +115,50 @@ class CxgSink:
         with tiledb_errors(path, writes=True):
             _remove_abandoned(path.parent)
             self._work.mkdir()
-            self._lock: int | None = _locked(self._work)
+            self._lock: int | None = _lock_folder(self._work)
         create_group(self._folder)
         create_group(self._folder / EMB)
 
     def begin(self, matrices: tuple[SinkMatrix, ...]) -> None:
-        """Prepare for these matrices.
+        """Announce the matrices to write.
 
         Raises
         ------
         SchemaError
-            If one has values that are no numbers.
+            If a matrix is not numeric.
         """
         for matrix in matrices:
             if matrix.dtype.kind not in "biuf":
                 raise SchemaError(
-                    f"{matrix.key} has values of type {matrix.dtype}; numbers and booleans can be written."
+                    f"{matrix.key} has values of type {matrix.dtype}; only numbers and booleans can be written."
                 )
             if matrix.key.startswith(OBSM):
-                self._consider(matrix)
+                self._accept_embedding(matrix)
             elif self.wants(matrix.key):
                 self._matrices[matrix.key] = matrix
 
     def wants(self, key: str) -> bool:
-        """Say whether an element has a place in a CXG, and note the loss where it has none."""
+        """Return whether a CXG can hold an element, and record a loss if not."""
         head, _, rest = key.partition("/")
         if key in (OBS, VAR, self.options.x) or head == UNS:
             return True
         if head == "obsm" and rest:
-            if key not in self._considered:
-                self._noted.append(ConversionLoss(key, "lost", _NO_EMBEDDING))
+            if key not in self._seen_embeddings:
+                self._losses.append(ConversionLoss(key, "lost", _NO_EMBEDDING))
             return key in self._matrices
         what = _ONE_MATRIX if head in ("X", "layers", "raw") else "a CXG has no place for it"
-        self._noted.append(ConversionLoss("raw" if head == "raw" else key, "lost", what))
+        self._losses.append(ConversionLoss("raw" if head == "raw" else key, "lost", what))
         return False
 
     def write(self, key: str, block: Block) -> None:
-        """Append rows to one matrix; those of matrices that have no place are passed over.
+        """Append rows to a matrix; rows of matrices that a CXG cannot hold are ignored.
 
         Raises
         ------
         SourceError
-            By rule id, with the first rows, if something cannot be written or is refused by ``strict``.
+            By rule id, at the first rows, if something cannot be written or is rejected by ``strict``.
         ValuesError
-            C03 for a value that float32 does not hold, C24 for an infinite coordinate.
+            C03 for a value that float32 cannot represent, C24 for an infinite coordinate.
         """
         self._start()
         if key == self.options.x:
@@ -168,15 +168,15 @@ class CxgSink:
             self._embeddings[embedding_name(key.removeprefix(OBSM))].append(block)
 
     def element(self, key: str, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
-        """Take a whole element; all come before the rows of matrices.
+        """Write a complete element; elements must precede rows of matrices.
 
         Raises
         ------
         SchemaError
-            If it comes later.
+            If rows were already written.
         """
         if self._tables is not None:
-            raise SchemaError(f"{key} comes after rows of a matrix; a CXG takes tables and metadata first.")
+            raise SchemaError(f"{key} follows rows of a matrix; a CXG needs tables and metadata first.")
         head, _, rest = key.partition("/")
         if key in (OBS, VAR):
             self._frames[key] = value
@@ -189,16 +189,16 @@ class CxgSink:
             self.wants(key)
 
     def commit(self) -> str:
-        """Make the CXG visible under its name, and return that name.
+        """Move the CXG to its final path, and return that path.
 
         Raises
         ------
         SchemaError
             If rows are missing.
         SourceError, ValuesError
-            As of `write`.
+            As for `write`.
         StoreError
-            If the disk refuses.
+            If writing fails.
         """
         self._start()
         assert self._main is not None
@@ -221,7 +221,7 @@ class CxgSink:
         return str(self.path)
 
     def abort(self) -> None:
-        """Remove what was written so far."""
+        """Remove everything written so far."""
         if self._main is not None:
             self._main.abort()
         self._remove_work()
@@ -232,9 +232,9 @@ class CxgSink:
             os.close(self._lock)
             self._lock = None
 
-    def _consider(self, matrix: SinkMatrix) -> None:
-        """Take a member of ``obsm`` as an embedding, or note why not."""
-        self._considered.add(matrix.key)
+    def _accept_embedding(self, matrix: SinkMatrix) -> None:
+        """Accept an array of ``obsm`` as an embedding, or record why not."""
+        self._seen_embeddings.add(matrix.key)
         name, chosen = matrix.key.removeprefix(OBSM), self.options.embeddings
         plain = matrix.form == "dense" and len(matrix.shape) == 2 and matrix.shape[1] >= 2
         if not plain:
@@ -242,18 +242,18 @@ class CxgSink:
         elif chosen is not None and name not in chosen:
             why = "not among embeddings="
         elif chosen is None and not is_embedding(name, matrix.shape[1], matrix.dtype):
-            why = "embeddings are called spatial or X_<name>, or have 2 or 3 columns; embeddings= takes others"
+            why = "embeddings are named spatial or X_<name>, or have 2 or 3 columns; use embeddings= to select others"
         elif not is_path_name(embedding_name(name)):
-            why = "no embedding can have that name; rename it"
+            why = "not a valid name of an embedding; rename it"
         else:
             self._matrices[matrix.key] = matrix
             if matrix.dtype not in (np.float32, np.float64):
-                self._noted.append(ConversionLoss(matrix.key, "converted", f"{matrix.dtype} is written as float32"))
+                self._losses.append(ConversionLoss(matrix.key, "converted", f"{matrix.dtype} is written as float32"))
             return
-        self._noted.append(ConversionLoss(matrix.key, "lost", why))
+        self._losses.append(ConversionLoss(matrix.key, "lost", why))
 
     def _start(self) -> None:
-        """Decide everything that needs no values, tell what is lost, and make the arrays."""
+        """Decide everything that needs no matrix values, report losses, and create the arrays."""
         if self._tables is not None:
             return
         x = self._matrices.get(self.options.x)
@@ -261,29 +261,29 @@ class CxgSink:
         if x is None or missing:
             rule = "C17" if x is None else "C10" if OBS in missing else "C11"
             raise SourceError(
-                f"{rule}: there is no {self.options.x if x is None else missing[0]}, and a CXG needs one. {_others(self._noted)}"
+                f"{rule}: {self.options.x if x is None else missing[0]} is missing, and a CXG needs it. {_available_text(self._losses)}"
             )
         shape = (x.shape[0], x.shape[1])
         lengths = tuple(len(self._frames[name]) for name in (OBS, VAR))
         if shape != lengths or 0 in shape:
             raise SourceError(
-                f"C71: {x.key} has shape {shape}, beside {lengths} cells and features; a CXG needs one or more of each."
+                f"C71: {x.key} has shape {shape}, but there are {lengths} cells and features; a CXG needs at least one of each."
             )
         names = self._embedding_names()
-        self._noted += (
+        self._losses += (
             []
             if x.dtype.kind != "f" or x.dtype.itemsize <= 4
             else [ConversionLoss(x.key, "rounded", "float64 is written as float32")]
         )
-        self._noted += (
+        self._losses += (
             []
             if x.dtype in (np.float32, np.float64)
             else [ConversionLoss(x.key, "converted", f"{x.dtype} is written as float32")]
         )
         tables = self._encode()
         contents = collect_metadata(self._uns, tables[0], self.options)
-        self.losses = sort_losses([*self._noted, *tables[0].losses, *tables[1].losses, *contents.losses])
-        self._refuse_strictly()
+        self.losses = sort_losses([*self._losses, *tables[0].losses, *tables[1].losses, *contents.losses])
+        self._check_strict()
         if self.options.on_losses is not None:
             self.options.on_losses(self.losses)
         self._tables, self._contents, self._frames, self._uns = tables, contents, {}, {}
@@ -297,10 +297,10 @@ class CxgSink:
         shown = self.options.var_index or stored_var_index(self._uns)
         if self.options.var_index is not None and shown not in var.columns:
             raise SourceError(
-                f"C30: var has no column {shown!r} to show features by; it has {[str(c) for c in var.columns][:20]}."
+                f"C30: var has no column {shown!r} for var_index; available are {[str(c) for c in var.columns][:20]}."
             )
         if self.options.var_index is not None and FEATURE_NAME not in var.columns and not var[shown].is_unique:
-            self._noted.append(
+            self._losses.append(
                 ConversionLoss(f"var/{FEATURE_NAME}", "converted", f"made of {shown}, whose names are shared")
             )
             var, shown = var.assign(**{FEATURE_NAME: make_names_unique(var[shown])}), FEATURE_NAME
@@ -315,42 +315,44 @@ class CxgSink:
     def _embedding_names(self) -> dict[str, str]:
         keys = [key for key in self._matrices if key.startswith(OBSM)]
         names = {key: embedding_name(key.removeprefix(OBSM)) for key in keys}
-        twice = [key for key, name in names.items() if list(names.values()).count(name) > 1]
-        if twice:
+        duplicates = [key for key, name in names.items() if list(names.values()).count(name) > 1]
+        if duplicates:
             raise SourceError(
-                f"C25: {twice} would become one embedding, {names[twice[0]]!r}; choose one with embeddings=[...]."
+                f"C25: {duplicates} would become the same embedding {names[duplicates[0]]!r}; choose one with embeddings=[...]."
             )
         if not names and self.options.embedder is None:
             raise SourceError(
-                "C22: there is no embedding, and viewers show nothing without one. Add one as obsm['X_<name>'], name one with "
-                f"embeddings=[...], or have one computed with compute_embedding='pca'. {_others(self._noted)}".rstrip()
+                "C22: there is no embedding, which viewers need. Add one as obsm['X_<name>'], select one with "
+                f"embeddings=[...], or compute one with compute_embedding='pca'. {_available_text(self._losses)}".rstrip()
             )
         for key, name in names.items():
             back = obsm_name(name, list(names.values()))
             if f"{OBSM}{back}" != key:
-                self._noted.append(
+                self._losses.append(
                     ConversionLoss(key, "converted", f"it is written as {name!r}, and comes back as {back!r}")
                 )
         return names
 
-    def _refuse_strictly(self) -> None:
+    def _check_strict(self) -> None:
         bad = [loss for loss in self.losses if loss.fate in STRICT_KINDS]
         if self.options.strict and bad:
-            said = "; ".join(str(loss) for loss in bad[:8]) + ("" if len(bad) <= 8 else f"; and {len(bad) - 8:,} more")
+            details = "; ".join(str(loss) for loss in bad[:8]) + (
+                "" if len(bad) <= 8 else f"; and {len(bad) - 8:,} more"
+            )
             raise SourceError(
-                f"A CXG does not hold all of it, and strict was asked: {said}. Leave these out first, or do not ask for strict."
+                f"A CXG cannot represent everything, and strict is set: {details}. Leave these elements out, or unset strict."
             )
 
     def _report_nonfinite(self, main: MatrixWriter) -> None:
-        """Note NaN and infinite values of the matrix, which are known when all of it is read."""
+        """Report NaN and infinite values of the matrix, known only after all rows were written."""
         if main.first_nonfinite is None:
             return
         row, column = main.first_nonfinite
-        what = f"{main.n_nonfinite:,} values are NaN or infinite, the first of cell {row:,}, feature {column:,}; viewers compute no differences of such features"
-        told = (ConversionLoss(self.options.x, "kept", what),)
-        self.losses = sort_losses([*self.losses, *told])
+        what = f"{main.n_nonfinite:,} values are NaN or infinite, first at cell {row:,}, feature {column:,}; viewers cannot test such features for differential expression"
+        losses = (ConversionLoss(self.options.x, "kept", what),)
+        self.losses = sort_losses([*self.losses, *losses])
         if self.options.on_losses is not None:
-            self.options.on_losses(told)
+            self.options.on_losses(losses)
 
     def _compute(self) -> None:
         embedder = self.options.embedder
@@ -362,7 +364,7 @@ class CxgSink:
             found = np.asarray(embedder.layout(found), np.float32)
         matrix = SinkMatrix(f"{OBSM}{embedder.name}", "dense", found.dtype, found.shape)
         writer = _EmbeddingWriter(self._folder / EMB / embedder.name, matrix, self._main.shape[0])
-        writer.take(found)
+        writer.append_values(found)
         writer.finish()
 
     def _publish(self) -> None:
@@ -371,7 +373,7 @@ class CxgSink:
             if self.options.overwrite and self.path.exists():
                 self.path.rename(old)
             else:
-                _refuse_existing(self.path)
+                _raise_if_exists(self.path)
             try:
                 self._folder.rename(self.path)
             except BaseException:
@@ -382,29 +384,29 @@ class CxgSink:
 
 
 class _EmbeddingWriter:
-    """One embedding in the making."""
+    """Writer of one embedding."""
 
     def __init__(self, path: Path, matrix: SinkMatrix, n_cells: int) -> None:
         self._key = matrix.key
         dtype = matrix.dtype if matrix.dtype in (np.float32, np.float64) else np.dtype(np.float32)
         if matrix.shape[0] != n_cells:
             raise SourceError(
-                f"C23: {matrix.key} has {matrix.shape[0]:,} rows, and there are {n_cells:,} cells; write it again."
+                f"C23: {matrix.key} has {matrix.shape[0]:,} rows, but there are {n_cells:,} cells; write it again."
             )
         self._bands = DenseBandWriter(path, embedding_spec((matrix.shape[0], matrix.shape[1]), str(dtype)))
         self._dtype, self._n, self._all_missing, self._rows = dtype, n_cells, True, 0
 
     def append(self, block: Block) -> None:
         if isinstance(block, CsrBlock):
-            raise SchemaError(f"{self._key} was announced dense, and a sparse block came.")
-        self.take(block.layers["values"])
+            raise SchemaError(f"{self._key} was announced as dense, but got a sparse block.")
+        self.append_values(block.layers["values"])
 
-    def take(self, values: NDArray[Any]) -> None:
+    def append_values(self, values: NDArray[Any]) -> None:
         wrong = np.flatnonzero(np.isinf(values).any(axis=1)) if values.dtype.kind == "f" else np.empty(0, int)
         if len(wrong):
             raise ValuesError(
-                f"C24: {self._key} has an infinite coordinate for cell {self._rows + int(wrong[0]):,}; viewers cannot place it. Make it NaN, or "
-                "leave the embedding out with embeddings=[...]."
+                f"C24: {self._key} has an infinite coordinate for cell {self._rows + int(wrong[0]):,}, which viewers cannot show. Make it NaN, "
+                "or leave the embedding out with embeddings=[...]."
             )
         self._all_missing &= values.dtype.kind == "f" and bool(np.isnan(values).all())
         small = values.astype(self._dtype)
@@ -418,12 +420,12 @@ class _EmbeddingWriter:
     def finish(self) -> None:
         _check_rows(self._key, self._rows, self._n)
         if self._all_missing:
-            raise ValuesError(f"C24: {self._key} has no coordinates but NaN; leave it out with embeddings=[...].")
+            raise ValuesError(f"C24: all coordinates of {self._key} are NaN; leave it out with embeddings=[...].")
         self._bands.close()
 
 
-def _locked(work: Path) -> int | None:
-    """Claim a new work folder for as long as this process lives; None where the system has no such locks."""
+def _lock_folder(work: Path) -> int | None:
+    """Lock a new work folder until this process ends; return None if the system does not support locks."""
     try:
         import fcntl
     except ImportError:
@@ -431,13 +433,13 @@ def _locked(work: Path) -> int | None:
     lock = os.open(work / f"{LOCK}.new", os.O_CREAT | os.O_RDWR, 0o600)
     with suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Under its final name the file is locked already, so that no other run takes the folder for an abandoned one.
+        # Renamed only once locked, so that no other run mistakes the folder for an abandoned one.
         (work / f"{LOCK}.new").rename(work / LOCK)
     return lock
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove the work folders of runs that were killed: those whose lock nobody holds."""
+    """Remove work folders of killed runs, i.e. those whose lock is free."""
     for lock in folder.glob(f".*.partial/{LOCK}"):
         with suppress(OSError, ImportError):
             import fcntl
@@ -447,24 +449,24 @@ def _remove_abandoned(folder: Path) -> None:
                 replaced = lock.parent / REPLACED
                 target = folder / lock.parent.name[1:].rsplit(".", 2)[0]
                 if replaced.exists() and not target.exists():
-                    # Killed between the two renames of an overwrite: the old CXG goes back.
+                    # Killed between the two renames of an overwrite: restore the old CXG.
                     replaced.rename(target)
                 shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def _check_rows(key: str, n: int, expected: int) -> None:
     if n != expected:
-        raise SchemaError(f"{key} got {n:,} of {expected:,} rows; write the rest before commit().")
+        raise SchemaError(f"{key} has {n:,} of {expected:,} rows; write the rest before commit().")
 
 
-def _refuse_existing(path: Path) -> None:
+def _raise_if_exists(path: Path) -> None:
     if path.exists():
         raise DuplicateError(f"{path} exists; choose another name, or pass overwrite=True to replace it.")
 
 
-def _others(noted: list[ConversionLoss]) -> str:
+def _available_text(noted: list[ConversionLoss]) -> str:
     keys = [loss.key for loss in noted if loss.fate == "lost"]
-    return f"There are {keys[:10]}." if keys else ""
+    return f"Available elements: {keys[:10]}." if keys else ""
 
 
 _OVERSAMPLED = 10
@@ -479,27 +481,27 @@ _SCALED_TO = 1e4
 def principal_components(
     blocks: Callable[[], Iterator[Block]], shape: tuple[int, int], n_components: int, seed: int = 0
 ) -> NDArray[np.float32]:
-    """Find principal components by walking over the rows a few times; counts are scaled to 10,000 a cell and logged.
+    """Compute principal components in a few passes over the rows; counts are normalized to 10,000 per cell and logged.
 
     Parameters
     ----------
     blocks : callable
-        Each call walks over all rows, in blocks with the layer ``"values"``.
+        Each call iterates over all rows, in blocks with the layer ``"values"``.
     shape : tuple of int
         ``(n_cells, n_features)``.
     n_components : int
-        How many; where there are fewer, the rest is 0.
+        Number of components; missing ones are 0.
     seed : int
-        Of the random projections; the same seed gives the same components.
+        Seed of the random projections; the same seed gives the same components.
 
     Returns
     -------
     (n_cells, n_components) float32
-        Of each component, the entry that is largest in size is positive.
+        The entry with the largest magnitude of each component is positive.
 
     Notes
     -----
-    Memory: ``n_components + 10`` float64 per cell and per feature, twice, and a block.
+    Memory: ``n_components + 10`` float64 per cell and per feature, duplicates, and one block.
     """
     matrix = _Centred(blocks, shape)
     size = min(n_components + _OVERSAMPLED, *shape)
@@ -518,7 +520,7 @@ def principal_components(
 
 
 class _Centred:
-    """A matrix that is walked over, logged where it holds counts, minus the means of its columns."""
+    """A matrix read in blocks, log-normalized if it holds counts, minus the means of its columns."""
 
     def __init__(self, blocks: Callable[[], Iterator[Block]], shape: tuple[int, int]) -> None:
         self._blocks, self._shape = blocks, shape

@@ -1,4 +1,4 @@
-"""A CXG as a source: its matrix by rows, embeddings as ``obsm``, tables, and all else that it says as ``uns``."""
+"""A CXG as a source: the matrix by rows, embeddings as ``obsm``, tables, and all other content as ``uns``."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ from raggedatlas.formats.cxg.unstructured import from_json, restore_arrays
 from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowReader
 
 MAX_EXTRA_BYTES = 256 << 20
-"""Arrays that the format does not name are carried along up to this size on disk."""
+"""Maximum size on disk of arrays outside the format that are read into ``uns``."""
 
 
 def cxg_source(
@@ -75,20 +75,20 @@ def cxg_source(
     Parameters
     ----------
     path : str or Path
-        The folder.
+        Path of the folder.
     version : str, optional
-        Read it as this version, whatever it says.
+        Version to read it as, overriding the stored one.
     allow_unknown : bool
-        Whether a version that is not known is read as the newest.
+        Whether to read an unknown version as the newest known one.
     uns : bool
-        Whether unstructured metadata is read.
+        Whether to read unstructured metadata.
 
     Raises
     ------
     NotFoundError
-        If there is no such folder.
+        If the folder does not exist.
     SourceError
-        By rule id, if it is no CXG, is incomplete or damaged, does not fit together, or holds bytes in ``uns``.
+        By rule id, if it is not a CXG, is incomplete, damaged or inconsistent, or holds bytes in ``uns``.
     MissingExtraError
         If tiledb is not installed.
 
@@ -104,16 +104,16 @@ def cxg_source(
 
 
 class CxgSource(CompositeSource):
-    """A `Source` that can also be asked for columns.
+    """A `Source` that can also read columns.
 
     Parameters
     ----------
     found : Detection
-        Of a CXG that can be read.
+        Detection result of a readable CXG.
     version : str
-        The version that it is read as.
+        Version to read it as.
     uns : bool
-        Whether unstructured metadata is read.
+        Whether to read unstructured metadata.
     """
 
     def __init__(self, found: Detection, version: str, *, uns: bool) -> None:
@@ -121,48 +121,48 @@ class CxgSource(CompositeSource):
         self._stored = _CxgReader(found, version, uns=uns)
         super().__init__(self._stored.parts(), name=found.path.stem, uri=str(found.path), format="cxg")
 
-    def columns(self, wanted: Sequence[int] | Sequence[str]) -> Any:  # noqa: ANN401
-        """Read some features of all cells, by ``Xc`` where there is one.
+    def columns(self, features: Sequence[int] | Sequence[str]) -> Any:  # noqa: ANN401
+        """Read some features of all cells, from ``Xc`` if it exists.
 
         Parameters
         ----------
-        wanted : sequence of int or str
-            Numbers of columns, or names: of the index of ``var``, or of the column that viewers show.
+        features : sequence of int or str
+            Column numbers, or names from the index of ``var`` or from the column that viewers show.
 
         Returns
         -------
         scipy.sparse.csc_matrix or numpy.ndarray
-            ``(n_cells, n)``, in the asked order; an array where the matrix is dense or its columns were shifted.
+            ``(n_cells, n)``, in the requested order; an array if the matrix is dense or its columns are shifted.
 
         Raises
         ------
         FeatureError
-            If a name is unknown or stands for several features.
+            If a name is unknown or ambiguous.
         SourceError
             If the CXG is damaged.
         """
-        numbers = [w for w in wanted if not isinstance(w, str)]
-        if len(numbers) < len(wanted):
-            numbers = self._stored.numbers([str(w) for w in wanted])
+        numbers = [w for w in features if not isinstance(w, str)]
+        if len(numbers) < len(features):
+            numbers = self._stored.numbers([str(w) for w in features])
         n = self._stored.shape[1]
         if any(not 0 <= number < n for number in numbers):
-            raise SourceError(f"{self.found.path} has columns 0 to {n - 1:,}; {numbers[:5]} are asked for.")
+            raise SourceError(f"{self.found.path} has columns 0 to {n - 1:,}; got {numbers[:5]}.")
         return read_columns(self.found.path, numbers, self._stored.shift)
 
     def column_blocks(self, step: int | None = None) -> Iterator[tuple[int, Any]]:
-        """Walk over all features from the first to the last, a block of them at a time, by ``Xc`` where there is one.
+        """Iterate over all features in blocks, from ``Xc`` if it exists.
 
         Parameters
         ----------
         step : int, optional
-            Features of a block; as many as take about 16 MiB where it is None, at least one.
+            Number of features per block; None uses as many as take about 16 MiB, at least one.
 
         Yields
         ------
         first : int
-            Number of the first feature.
+            Number of the first feature of the block.
         values : scipy.sparse.csc_matrix or numpy.ndarray
-            ``(n_cells, n)``, as of `columns`.
+            ``(n_cells, n)``, as returned by `columns`.
 
         Raises
         ------
@@ -182,13 +182,13 @@ class CxgSource(CompositeSource):
         if step is None:
             step = columns_per_block(self.found.path, n_cells, n, shifted=self._stored.shift is not None)
         if step < 1:
-            raise SourceError(f"step is {step}; a block has one feature or more.")
+            raise SourceError(f"step={step}; expected at least 1.")
         for first in range(0, n, step):
             yield first, read_columns(self.found.path, range(first, min(first + step, n)), self._stored.shift)
 
 
 class _CxgReader:
-    """What stands in the folder, as parts."""
+    """Reader of the content of a CXG, as parts of a composite source."""
 
     def __init__(self, found: Detection, version: str, *, uns: bool) -> None:
         self.found, self.path, self.version = found, found.path, version
@@ -221,7 +221,7 @@ class _CxgReader:
 
         columns = [name for name in dict.fromkeys((self.var.index, self.var.shown)) if name is not None]
         texts = {name: [str(v) for v in read_column(self.var, name)] for name in columns}
-        # The column that is shown goes under a name that is looked into.
+        # The shown column gets a name that find_features searches.
         table = {INDEX if i == 0 else "feature_name": pa.array(texts[name]) for i, name in enumerate(columns)}
         return [int(n) for n in find_features(pa.table(table), names)]
 
@@ -240,7 +240,7 @@ class _CxgReader:
         opened = LazyArray(self.path / X)
         extents = opened.shape()
         if extents != self.shape:
-            raise SourceError(_unfit(self.path, X, extents, self.shape))
+            raise SourceError(_shape_error(self.path, X, extents, self.shape))
         if self.found.layout == "dense":
             return DenseRows(DenseArray(opened, "C14"), self._place(X))
         rows = SparseRowReader(opened, self.shape, "C40")
@@ -251,7 +251,7 @@ class _CxgReader:
         try:
             for opened, n, name in ((by_row, self.shape[0], XR), (by_column, self.shape[1], XC)):
                 if opened.shape() != (n,):
-                    raise SourceError(_unfit(self.path, name, opened.shape(), (n,)))
+                    raise SourceError(_shape_error(self.path, name, opened.shape(), (n,)))
             by_row.attribute(VAR, "C15")
             by_column.attribute(ANONYMOUS, "C16")
             by_column.attribute(OBS, "C16")
@@ -260,7 +260,7 @@ class _CxgReader:
             by_column.close()
 
     def _shift(self) -> NDArray[Any] | None:
-        """Read what columns were shifted by; None where by nothing."""
+        """Read the column shifts; return None if there are none."""
         if self.found.members.get(SHIFT) != "array" or self.found.layout != "sparse":
             return None
         opened = LazyArray(self.path / SHIFT)
@@ -273,7 +273,7 @@ class _CxgReader:
             opened.close()
         shift = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
         if shift.shape != (self.shape[1],):
-            raise SourceError(_unfit(self.path, SHIFT, shift.shape, (self.shape[1],), "C43"))
+            raise SourceError(_shape_error(self.path, SHIFT, shift.shape, (self.shape[1],), "C43"))
         return shift if shift.any() else None
 
     def _space(self) -> str:
@@ -284,44 +284,44 @@ class _CxgReader:
         return "gene_expression"
 
     def _embeddings(self) -> list[MatrixPart]:
-        made = []
+        parts = []
         for name in self.found.embeddings:
             opened = LazyArray(self.path / EMB / name)
             extents = opened.shape()
             if len(extents) != 2 or extents[1] < 2 or opened.array.schema.sparse:
                 raise SourceError(
-                    f"C23: {opened.path} is no dense array of cells by two or more coordinates but of {extents}; write the CXG again."
+                    f"C23: {opened.path} has shape {extents}; expected a dense array of cells by two or more coordinates. Write the CXG again."
                 )
             if extents[0] != self.shape[0]:
-                raise SourceError(_unfit(self.path, f"{EMB}/{name}", extents, (self.shape[0], "any")))
+                raise SourceError(_shape_error(self.path, f"{EMB}/{name}", extents, (self.shape[0], "any")))
             rows = DenseRows(DenseArray(opened, "C23"), self._place(f"{EMB}/{name}"))
-            made.append(MatrixPart.of(f"obsm/{obsm_name(name, self.found.embeddings)}", rows))
-        return made
+            parts.append(MatrixPart.of(f"obsm/{obsm_name(name, self.found.embeddings)}", rows))
+        return parts
 
     def _unstructured(self) -> dict[str, Callable[[], Any]]:
-        """Name everything else, each under the key of ``uns`` that it has in AnnData."""
+        """Return readers of all other content by its key in ``uns``."""
         group = self._group_metadata()
         side: dict[str, Any] = {}
-        found = self._said(group, side)
+        found = self._read_group_metadata(group, side)
         for frame, key in ((self.obs, "obs_metadata"), (self.var, "var_metadata")):
-            more = {k: _shown(v) for k, v in frame.metadata.items() if k != GENESETS}
+            more = {k: _decode_bytes(v) for k, v in frame.metadata.items() if k != GENESETS}
             if GENESETS in frame.metadata:
                 if frame is self.obs:
                     found[GENESETS] = json.dumps(parse_object(frame.path, GENESETS, frame.metadata[GENESETS], "C30"))
                 else:
-                    more[GENESETS] = _shown(frame.metadata[GENESETS])
+                    more[GENESETS] = _decode_bytes(frame.metadata[GENESETS])
             side |= {key: more} if more else {}
-        # A writer would show feature_name where nothing else is said.
+        # By default a writer would show feature_name.
         if self.var.shown is not None and (self.var.shown != self.var.index or FEATURE_NAME in self.var.columns):
             side["var_index"] = self.var.shown
         if UNS in self.found.members and self._uns:
             found |= read_unstructured(self.path / UNS)
         elif UNS in self.found.members:
-            self.left_out["uns"] = "left out as asked"
+            self.left_out["uns"] = "left out as requested"
         arrays = self._extras()
-        readers: dict[str, Callable[[], Any]] = {key: partial(_given, value) for key, value in found.items()}
+        readers: dict[str, Callable[[], Any]] = {key: partial(_identity, value) for key, value in found.items()}
         if side or arrays:
-            readers[SIDE] = partial(_side, side, arrays)
+            readers[SIDE] = partial(_read_side_data, side, arrays)
         self.left_out |= {f"uns/{key}": "metadata" for key in readers}
         return readers
 
@@ -331,14 +331,14 @@ class _CxgReader:
         with open_array(self.path / GROUP_METADATA) as array:
             return dict(array.meta.items())
 
-    def _said(self, group: Mapping[str, Any], side: dict[str, Any]) -> dict[str, Any]:
+    def _read_group_metadata(self, group: Mapping[str, Any], side: dict[str, Any]) -> dict[str, Any]:
         at = self.path / GROUP_METADATA
         properties, colors, corpora = (
             parse_object(at, key, group.get(key, "{}"), rule)
             for key, rule in ((PROPERTIES, "C51"), (COLORS, "C53"), (CORPORA, "C60"))
         )
         found = {key: restore_arrays(value) for key, value in corpora.items() if value is not None}
-        # Since 0.2.0 the title of the properties may be the name of the file that was uploaded.
+        # Since 0.2.0 the title of the properties may be the name of the uploaded file.
         if found.get("title") is None or (self.version in TITLED_BY_PROPERTIES and properties.get("title") is not None):
             found |= {"title": properties["title"]} if properties.get("title") is not None else {}
         elif properties.get("title") not in (None, found["title"]):
@@ -347,7 +347,7 @@ class _CxgReader:
             key: restore_arrays(value) for key, value in properties.items() if key != "title" and value is not None
         }
         known = (VERSION, PROPERTIES, COLORS, CORPORA)
-        more = {key: _shown(value) for key, value in group.items() if key not in known}
+        more = {key: _decode_bytes(value) for key, value in group.items() if key not in known}
         side |= {"properties": {**side.get("properties", {}), **about}} if about else {}
         side |= {"metadata": more} if more else {}
         left = {}
@@ -362,11 +362,9 @@ class _CxgReader:
         return found
 
     def _listed_colors(self, column: str, table: Any) -> NDArray[Any] | None:  # noqa: ANN401
-        """List colours in the order of the categories; None where one has none."""
+        """Return colors in the order of the categories, or None if one is missing."""
         if not isinstance(table, dict):
-            raise SourceError(
-                f"C53: the colours of {column!r} in {self.path} are no table of labels; correct {COLORS}."
-            )
+            raise SourceError(f"C53: the colors of {column!r} in {self.path} are not a JSON object; correct {COLORS}.")
         hint = self.obs.hints.get(column)
         listed = hint.get("categories") if isinstance(hint, dict) else None
         if listed is None and column in self.obs.columns:
@@ -384,14 +382,14 @@ class _CxgReader:
                 continue
             size = sum(file.stat().st_size for file in (self.path / name).rglob("*") if file.is_file())
             if size > MAX_EXTRA_BYTES:
-                self.left_out[name] = f"{size:,} bytes, more than are carried along"
+                self.left_out[name] = f"{size:,} bytes, more than the limit for arrays outside the format"
             else:
-                readers[name] = partial(_extra, self.path / name)
+                readers[name] = partial(_read_extra, self.path / name)
         return readers
 
 
 def obsm_name(name: str, all_names: Sequence[str]) -> str:
-    """Name an embedding as AnnData does: ``umap`` is ``X_umap``, ``spatial`` stays.
+    """Return the key of an embedding in ``obsm``: ``umap`` becomes ``X_umap``, ``spatial`` is kept.
 
     Examples
     --------
@@ -404,58 +402,58 @@ def obsm_name(name: str, all_names: Sequence[str]) -> str:
     return name if taken else f"{OBSM_PREFIX}{name}"
 
 
-def _unfit(path: Path, name: str, extents: Sequence[Any], expected: Sequence[Any], rule: str = "C71") -> str:
+def _shape_error(path: Path, name: str, extents: Sequence[Any], expected: Sequence[Any], rule: str = "C71") -> str:
     return (
-        f"{rule}: {path}: {name} has the shape {tuple(extents)}, where the tables of cells and features ask for {tuple(expected)}; "
-        "the CXG does not fit together. Write it again."
+        f"{rule}: {path}: {name} has shape {tuple(extents)}, but the tables of cells and features require {tuple(expected)}; "
+        "the CXG is inconsistent. Write it again."
     )
 
 
-def _given(value: Any) -> Any:  # noqa: ANN401
+def _identity(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def _shown(value: Any) -> Any:  # noqa: ANN401
+def _decode_bytes(value: Any) -> Any:  # noqa: ANN401
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
 
 
-def _side(side: Mapping[str, Any], arrays: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def _read_side_data(side: Mapping[str, Any], arrays: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
     return {**side, "arrays": {name: read() for name, read in arrays.items()}} if arrays else dict(side)
 
 
-def _extra(path: Path) -> dict[str, Any]:
-    """Read an array, or all of a group, that the format does not name; ``metadata`` is JSON."""
+def _read_extra(path: Path) -> dict[str, Any]:
+    """Read an array outside the format, or all arrays of a group; ``metadata`` is JSON."""
     if tiledb_kind(path) != "array":
-        return {name: _extra(path / name) for name in list_members(path)}
+        return {name: _read_extra(path / name) for name in list_members(path)}
     import pandas as pd
 
     with open_array(path) as array:
-        sparse, meta = bool(array.schema.sparse), {k: _shown(v) for k, v in array.meta.items()}
+        sparse, meta = bool(array.schema.sparse), {k: _decode_bytes(v) for k, v in array.meta.items()}
         axes = [_axis(array.schema.domain.dim(i)) for i in range(array.schema.domain.ndim)]
         check_text_offsets(path, array.schema)
         read = array[:]
-    made: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     if sparse or (isinstance(read, dict) and set(read) != {ANONYMOUS}):
-        table = {name: _texts_of(np.asarray(values)) for name, values in read.items()}
+        table = {name: _decode_texts(np.asarray(values)) for name, values in read.items()}
         flat = all(values.ndim == 1 for values in table.values())
-        made["table" if flat else "values"] = (
+        parts["table" if flat else "values"] = (
             pd.DataFrame(table).rename(columns={ANONYMOUS: "value"}) if flat else table
         )
         if flat:
-            made["table"].index = made["table"].index.astype(str)
-            made |= {"axes": json.dumps(axes)} if sparse else {}
+            parts["table"].index = parts["table"].index.astype(str)
+            parts |= {"axes": json.dumps(axes)} if sparse else {}
     else:
-        made["values"] = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
+        parts["values"] = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
     plain = {key: value for key, value in meta.items() if isinstance(value, str | int | float | np.generic)}
     return (
-        {**made, "metadata": json.dumps({k: getattr(v, "item", lambda v=v: v)() for k, v in plain.items()})}
+        {**parts, "metadata": json.dumps({k: getattr(v, "item", lambda v=v: v)() for k, v in plain.items()})}
         if plain
-        else made
+        else parts
     )
 
 
 def _axis(axis: Any) -> dict[str, Any]:  # noqa: ANN401  (a TileDB dimension)
-    """Describe an axis so that it can be made again; one of text has neither bounds nor tiles."""
+    """Describe a dimension so that it can be recreated; text dimensions have neither domain nor tile."""
     if axis.dtype.kind not in "iuf":
         return {"name": axis.name, "dtype": "ascii"}
     low, high = (value.item() for value in axis.domain)
@@ -467,7 +465,7 @@ def _axis(axis: Any) -> dict[str, Any]:  # noqa: ANN401  (a TileDB dimension)
     }
 
 
-def _texts_of(values: NDArray[Any]) -> NDArray[Any]:
+def _decode_texts(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind not in "SO":
         return values
     return np.array(
@@ -476,22 +474,22 @@ def _texts_of(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def read_unstructured(path: Path) -> dict[str, Any]:
-    """Read ``uns``, whether its values are metadata of an array, as in all files that are known, or of a group.
+    """Read ``uns``, stored as metadata of an array, as in all known files, or of a group.
 
     Parameters
     ----------
     path : Path
-        The array or group.
+        Path of the array or group.
 
     Returns
     -------
     dict of str to any
-        JSON is parsed; arrays of a group are read whole.
+        Values by key; JSON is parsed, and arrays of a group are read.
 
     Raises
     ------
     SourceError
-        C27 for bytes, which may be pickled and so could run code if they were read; C00 for damage.
+        C27 for bytes, which may be a pickle and could run code if loaded; C00 for damage.
     """
     if tiledb_kind(path) == "array":
         with open_array(path) as array:
@@ -514,7 +512,7 @@ def read_unstructured(path: Path) -> dict[str, Any]:
 def _value(path: Path, key: str, value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, bytes):
         raise SourceError(
-            f"C27: {path}: the value of {key!r} is bytes, which some old writers pickled; reading that could run code of a stranger. "
+            f"C27: {path}: the value of {key!r} is bytes, which some old writers pickled; unpickling could run foreign code. "
             "Have it written as JSON, or leave uns out with uns=False (raggedatlas convert --no-uns)."
         )
     return from_json(value) if isinstance(value, str) else value

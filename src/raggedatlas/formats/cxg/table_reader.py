@@ -1,4 +1,4 @@
-"""Tables of cells and features as they are stored: typed attributes, and hints that say what the types cannot."""
+"""Reader of ``obs`` and ``var``: typed attributes, decoded with the hints in ``cxg_schema``."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_ROWS = 2**31
-"""Tables of more rows are refused before memory is taken."""
+"""Maximum number of rows; larger tables are rejected before memory is allocated."""
 
 NUMBERED = re.compile(r"name_(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table, known without reading its values.
+    """Description of a table, without its values.
 
     Parameters
     ----------
     path : Path
-        Of the array.
+        Path of the array.
     n_rows : int
-        Its length.
+        Number of rows.
     columns : tuple of str
-        Attributes in order.
+        Attribute names, in order.
     hints : mapping
-        The parsed ``cxg_schema``; empty where there is none.
+        The parsed ``cxg_schema``; empty if there is none.
     metadata : mapping of str to any
         Other metadata.
     """
@@ -51,16 +51,16 @@ class TableInfo:
 
     @property
     def shown(self) -> str | None:
-        """The column that viewers take for the index; None where the hints name none that is there."""
+        """The column that viewers use as the index; None if the hints name no existing column."""
         named = self.hints.get(INDEX)
         return named if isinstance(named, str) and named in self.columns else None
 
     @property
     def index(self) -> str | None:
-        """The column that was the index of the table once.
+        """The column with the original index of the table.
 
-        What writes CXG files puts the index into a column ``name_0`` (or ``name_1`` and so on where that was taken) even when
-        another column is the one that is shown.
+        Writers of CXG store the index in a column ``name_0`` (or ``name_1`` and so on if that is taken) even if viewers are to show
+        another column.
         """
         shown = self.shown
         numbered = sorted((int(m[1]), name) for name in self.columns if (m := NUMBERED.fullmatch(name)))
@@ -70,14 +70,14 @@ class TableInfo:
 
 
 def read_table_info(path: Path) -> TableInfo:
-    """Describe a table.
+    """Read the description of a table.
 
     Raises
     ------
     SourceError
-        By rule id: C00 for damage, C02 for another domain than one axis from 0, C30 for hints that are no JSON object.
+        By rule id: C00 for damage, C02 if the array is not one-dimensional from 0, C30 if the hints are not a JSON object.
     LimitError
-        If it declares more rows than may be.
+        If it declares too many rows.
     """
     with open_array(path) as array:
         low, high = _domain(path, array)
@@ -86,7 +86,7 @@ def read_table_info(path: Path) -> TableInfo:
             raise LimitError(f"{path} declares {n_rows:,} rows; at most {MAX_ROWS:,} are read.")
         if not is_fully_written(path, array.schema):
             raise SourceError(
-                f"C00: {path} declares {n_rows:,} rows, and not all of them are written; it is damaged or incomplete. Fetch or write "
+                f"C00: {path} declares {n_rows:,} rows, but not all of them are written; it is damaged or incomplete. Fetch or write "
                 "the CXG again."
             )
         columns = tuple(array.schema.attr(i).name for i in range(array.schema.nattr))
@@ -98,35 +98,34 @@ def read_table_info(path: Path) -> TableInfo:
 def _domain(path: Path, array: Any) -> tuple[int, int]:  # noqa: ANN401
     domain = array.schema.domain
     if array.schema.sparse or domain.ndim != 1 or domain.dim(0).dtype.kind not in "iu" or int(domain.dim(0).domain[0]):
-        raise SourceError(f"C02: {path} is no dense array of one axis that begins at 0. Write the CXG again.")
+        raise SourceError(f"C02: {path} is not a one-dimensional dense array that starts at 0. Write the CXG again.")
     return int(domain.dim(0).domain[0]), int(domain.dim(0).domain[1])
 
 
 def parse_object(path: Path, key: str, stored: Any, rule: str) -> dict[str, Any]:  # noqa: ANN401
-    """Parse a metadata value that is to be a JSON object; null is an empty one.
+    """Parse a metadata value as a JSON object; null is treated as empty.
 
     Raises
     ------
     SourceError
-        By the rule, if it is none.
+        With the rule id, if it is not a JSON object.
     """
     try:
         value = parse_json(stored)
     except (TypeError, ValueError) as error:
-        raise SourceError(f"{rule}: {path}: the metadata {key} is no JSON ({error}); write it again.") from error
+        raise SourceError(f"{rule}: {path}: the metadata {key} is not valid JSON ({error}); write it again.") from error
     if value is not None and not isinstance(value, dict):
-        raise SourceError(f"{rule}: {path}: the metadata {key} is JSON but no object; write it again.")
+        raise SourceError(f"{rule}: {path}: the metadata {key} is not a JSON object; write it again.")
     return value or {}
 
 
 def read_dataframe(stored: TableInfo) -> "pd.DataFrame":
-    """Read a table; its index is what it was in the file that the CXG was made of.
+    """Read a table, with the index of the original file.
 
     Raises
     ------
     SourceError
-        By rule id: C00 for damage, C13 for codes without categories, C30 for categories that are no unique texts, C31 for codes beyond
-        them.
+        By rule id: C00 for damage, C13 for codes without categories, C30 for invalid categories, C31 for codes out of range.
     """
     import pandas as pd
 
@@ -144,7 +143,7 @@ def read_dataframe(stored: TableInfo) -> "pd.DataFrame":
 
 
 def open_column_table(stored: TableInfo) -> ColumnTable:
-    """Open a table to be read one column at a time, long text in blocks; it has the values of `read_dataframe`, and its errors."""
+    """Open a table for reading column by column, long text in blocks; values and errors are those of `read_dataframe`."""
     at = stored.index
     columns = [Column(name, partial(_column, stored, name)) for name in stored.columns if name != at]
     return ColumnTable(stored.n_rows, Column(_label(stored), partial(_index, stored)), tuple(columns))
@@ -168,9 +167,9 @@ def _column(stored: TableInfo, name: str) -> "pd.Series[Any] | Texts":
     import pandas as pd
 
     hint = stored.hints.get(name)
-    of_text = not isinstance(hint, dict) or (hint.get("type") != "categorical" and "categories" not in hint)
-    if of_text and _is_long_text(stored, name):
-        # A short column comes as objects, whose dtype pandas infers.
+    is_text = not isinstance(hint, dict) or (hint.get("type") != "categorical" and "categories" not in hint)
+    if is_text and _is_long_text(stored, name):
+        # A short column is read as objects, whose dtype pandas infers.
         return Texts(stored.n_rows, partial(_text_blocks, stored, name), pd.Series(["text"]).dtype)
     return pd.Series(read_column(stored, name))
 
@@ -191,7 +190,7 @@ def _text_blocks(stored: TableInfo, name: str) -> Iterator[NDArray[np.object_]]:
 
 
 def read_column(stored: TableInfo, name: str) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
-    """Read one column, decoded."""
+    """Read and decode one column."""
     values = _attribute(stored, name)
     return decode_column(f"{stored.path.name} column {name!r} of {stored.path.parent}", values, stored.hints.get(name))
 
@@ -203,7 +202,7 @@ def _attribute(stored: TableInfo, name: str) -> NDArray[Any]:
 
 
 def _read(stored: TableInfo) -> dict[str, NDArray[Any]]:
-    """Read columns one by one: asked for several of a damaged array at once, the library crashes the process."""
+    """Read all columns, one by one: reading several columns of a damaged array at once crashes TileDB."""
     with open_array(stored.path) as array:
         check_text_offsets(stored.path, array.schema)
         return {name: _plain(array.query(attrs=[name])[:], name) for name in stored.columns}
@@ -214,21 +213,21 @@ def _plain(read: Any, name: str) -> NDArray[Any]:  # noqa: ANN401
 
 
 def decode_column(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: ANN401  (an array or pandas.Categorical)
-    """Turn a stored column into what it was, by its hint.
+    """Decode a stored column with its hint.
 
     Parameters
     ----------
     what : str
-        For messages.
+        Name of the column, for error messages.
     values : (n,) array
-        As stored: codes, numbers or text.
+        Stored codes, numbers or text.
     hint : mapping or None
         ``{"type": ..., "categories": [...]}``.
 
     Returns
     -------
     (n,) array or pandas.Categorical
-        Text as objects.
+        Decoded values; text as objects.
 
     Raises
     ------
@@ -237,29 +236,31 @@ def decode_column(what: str, values: NDArray[Any], hint: Any) -> Any:  # noqa: A
 
     Examples
     --------
-    >>> list(decoded("x", np.array([1, -1], np.int8), {"type": "categorical", "categories": ["B", "T"]}))
+    >>> list(decode_column("x", np.array([1, -1], np.int8), {"type": "categorical", "categories": ["B", "T"]}))
     ['T', nan]
     """
     hint = hint if isinstance(hint, dict) else {}
-    kind, listed = hint.get("type"), _categories(what, hint.get("categories"))
+    kind, categories = hint.get("type"), _categories(what, hint.get("categories"))
     text = values.dtype.kind in "OUS"
     plain: NDArray[Any] = _texts(values) if text else values
     if kind == "categorical":
-        if listed is None:
+        if categories is None:
             return _enumerated(what, plain)
-        return _of_text(plain, listed) if text else _of_codes(what, plain, listed)
+        return _text_to_categorical(plain, categories) if text else _codes_to_categorical(what, plain, categories)
     if kind == "boolean" and plain.dtype.kind in "iub":
         return plain != 0
     return plain
 
 
-def _categories(what: str, listed: Any) -> list[str] | None:  # noqa: ANN401
-    if listed is None:
+def _categories(what: str, categories: Any) -> list[str] | None:  # noqa: ANN401
+    if categories is None:
         return None
-    unique = isinstance(listed, list) and len({str(name) for name in listed}) == len(listed)
-    if not unique or not all(isinstance(name, str | int | float) for name in listed):
-        raise SourceError(f"C30: the categories of {what} are no list of unique texts; correct the metadata {HINTS}.")
-    return [str(name) for name in listed]
+    unique = isinstance(categories, list) and len({str(name) for name in categories}) == len(categories)
+    if not unique or not all(isinstance(name, str | int | float) for name in categories):
+        raise SourceError(
+            f"C30: the categories of {what} are not a list of unique strings; correct the metadata {HINTS}."
+        )
+    return [str(name) for name in categories]
 
 
 def _enumerated(what: str, values: NDArray[Any]) -> Any:  # noqa: ANN401
@@ -267,37 +268,37 @@ def _enumerated(what: str, values: NDArray[Any]) -> Any:  # noqa: ANN401
 
     if values.dtype.kind == "i" and values.dtype.itemsize < 4:
         raise SourceError(
-            f"C13: {what} holds codes ({values.dtype}) and the metadata {HINTS} lists no categories for them; nothing tells what they "
-            "mean. Write the CXG again from its source."
+            f"C13: {what} holds codes ({values.dtype}), but the metadata {HINTS} lists no categories for them, so their meaning is "
+            "unknown. Write the CXG again from its source."
         )
     return pd.Categorical(values)
 
 
-def _of_text(values: NDArray[Any], listed: list[str]) -> Any:  # noqa: ANN401
-    """Take text as categories: a value that is not listed joins them, but for the text of a missing one."""
+def _text_to_categorical(values: NDArray[Any], categories: list[str]) -> Any:  # noqa: ANN401
+    """Convert text to categories; unlisted values are appended, except the text of a missing value."""
     import pandas as pd
 
     found = dict.fromkeys(values.tolist())
-    more = [value for value in found if value not in set(listed) and value != MISSING_TEXT]
-    names = pd.Index([*listed, *more], dtype=object)
+    unlisted = [value for value in found if value not in set(categories) and value != MISSING_TEXT]
+    names = pd.Index([*categories, *unlisted], dtype=object)
     return pd.Categorical.from_codes(names.get_indexer(pd.Index(values, dtype=object)), categories=names)
 
 
-def _of_codes(what: str, values: NDArray[Any], listed: list[str]) -> Any:  # noqa: ANN401
+def _codes_to_categorical(what: str, values: NDArray[Any], categories: list[str]) -> Any:  # noqa: ANN401
     import pandas as pd
 
     if values.dtype.kind not in "iub":
         return pd.Categorical(values)
     codes = values.astype(np.int64)
-    if values.dtype == np.uint8 and tuple(listed) == TRUTHS:
+    if values.dtype == np.uint8 and tuple(categories) == TRUTHS:
         return codes != 0
-    wrong = np.flatnonzero((codes < -1) | (codes >= len(listed)))
+    wrong = np.flatnonzero((codes < -1) | (codes >= len(categories)))
     if len(wrong):
         raise SourceError(
-            f"C31: {what} has the code {int(codes[wrong[0]])} in row {int(wrong[0]):,}, and there are {len(listed):,} categories; "
+            f"C31: {what} has code {int(codes[wrong[0]])} in row {int(wrong[0]):,}, but there are {len(categories):,} categories; "
             "write the CXG again from its source."
         )
-    return pd.Categorical.from_codes(codes, categories=pd.Index(listed, dtype=object))
+    return pd.Categorical.from_codes(codes, categories=pd.Index(categories, dtype=object))
 
 
 def _texts(values: NDArray[Any]) -> NDArray[np.object_]:

@@ -1,4 +1,4 @@
-"""The one door to TileDB: the library, its context, and arrays opened with errors that say what to do."""
+"""Access to TileDB arrays: the library, its context, checks of untrusted files, and array metadata."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from raggedatlas.errors import AtlasError, MissingExtraError, SourceError, Store
 from raggedatlas.store.runtime import DECODE_THREADS
 
 BUFFER_BYTES = 1 << 20
-"""What a read takes per attribute to begin with; point reads are several times slower with the library's 10 MB."""
+"""Initial read buffer per attribute; point reads are several times slower with the library's default of 10 MB."""
 
 
 def import_tiledb() -> Any:  # noqa: ANN401  (a module)
@@ -26,7 +26,7 @@ def import_tiledb() -> Any:  # noqa: ANN401  (a module)
     Raises
     ------
     MissingExtraError
-        If it is not installed.
+        If tiledb is not installed.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def import_tiledb() -> Any:  # noqa: ANN401  (a module)
         import tiledb
     except ImportError as error:
         raise MissingExtraError(
-            "CXG is read and written by the package tiledb; install it with: pip install 'raggedatlas[cxg]'."
+            "Reading and writing CXG needs the package tiledb; install it with: pip install 'raggedatlas[cxg]'."
         ) from error
     return tiledb
 
@@ -45,7 +45,7 @@ def import_tiledb() -> Any:  # noqa: ANN401  (a module)
 def context() -> Any:  # noqa: ANN401  (a tiledb.Ctx)
     """Return the TileDB context of this process, with few threads and small buffers.
 
-    A forked child has another process id and so its own context; the threads of its parent's would never answer.
+    A forked child has its own process id and so its own context; the threads of its parent's context would never respond.
     """
     return _context(os.getpid())
 
@@ -59,38 +59,38 @@ def _context(pid: int) -> Any:  # noqa: ANN401
             "sm.compute_concurrency_level": str(DECODE_THREADS),
             "sm.io_concurrency_level": str(DECODE_THREADS),
             "py.init_buffer_bytes": str(BUFFER_BYTES),
-            # Its handler of Ctrl-C calls the one before, and crashes where that is none: in jobs that a script starts.
+            # Its Ctrl-C handler calls the previous handler, and crashes if there is none, as in jobs started by a script.
             "sm.enable_signal_handlers": "false",
         }
     )
 
 
 def low_level_module() -> Any:  # noqa: ANN401  (a module)
-    """Return the library's low-level module where it can write in global order, else None.
+    """Return the library's low-level module if it supports writes in global order, else None.
 
-    The way there has a private name, `Query._submit`, which a release may take away.
+    This uses a private name, `Query._submit`, which a release may remove.
     """
     engine = getattr(import_tiledb(), "libtiledb", None)
     names = ("Query", "QueryType", "LayoutType")
-    whole = all(hasattr(engine, name) for name in names) and hasattr(getattr(engine, "Query", None), "_submit")
-    return engine if whole else None
+    supported = all(hasattr(engine, name) for name in names) and hasattr(getattr(engine, "Query", None), "_submit")
+    return engine if supported else None
 
 
 def absolute_uri(path: Path) -> str:
-    """Name a place for TileDB: whole, since it takes what is relative from the folder where the process was when it first asked."""
+    """Return the absolute URI of a path: TileDB resolves relative paths against the working directory of its first use."""
     return str(path.absolute())
 
 
 @contextmanager
 def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
-    """Open an array, to read (``"r"``) or write (``"w"``), and close it at the end.
+    """Open an array for reading (``"r"``) or writing (``"w"``), and close it at the end.
 
     Raises
     ------
     SourceError
-        If it is damaged or absent, also where a read finds so within the ``with``.
+        If it is damaged or missing, also if a read within the ``with`` block finds out.
     StoreError
-        If a write is refused.
+        If writing fails.
     """
     tiledb = import_tiledb()
     with tiledb_errors(path, writes=mode == "w"):
@@ -104,7 +104,7 @@ def open_array(path: Path, mode: str = "r") -> Iterator[Any]:
 
 
 def attribute_names(schema: Any) -> list[str]:  # noqa: ANN401  (a tiledb.ArraySchema)
-    """List the attributes of an array, the anonymous one as ``""``.
+    """Return the names of the attributes of an array, with ``""`` for the anonymous one.
 
     ``schema.has_attr("")`` is False for arrays that TileDB 1 wrote, where the anonymous attribute is stored under another name.
     """
@@ -112,17 +112,17 @@ def attribute_names(schema: Any) -> list[str]:  # noqa: ANN401  (a tiledb.ArrayS
 
 
 def query_attributes(array: Any, *names: str, **options: Any) -> Any:  # noqa: ANN401  (a tiledb.Array, a tiledb query)
-    """Query attributes of an open array, in any order.
+    """Return a query of attributes of an open array.
 
     Parameters
     ----------
     array : tiledb.Array
         Open for reading.
     *names : str
-        Its attributes that are read. All of them are asked for without names, since TileDB does not find the anonymous attribute
-        of arrays of TileDB 1 by any name.
+        Attributes to read. If all attributes are read, none is named, since TileDB does not find the anonymous attribute
+        of arrays of TileDB 1 by name.
     **options
-        Of ``Array.query``.
+        Arguments of ``Array.query``.
     """
     every = set(names) == set(attribute_names(array.schema))
     return array.query(attrs=None if every else list(names), **options)
@@ -130,59 +130,59 @@ def query_attributes(array: Any, *names: str, **options: Any) -> Any:  # noqa: A
 
 @contextmanager
 def tiledb_errors(path: Path, *, writes: bool = False) -> Iterator[None]:
-    """Turn TileDB's errors into ours: damage of what is read, refusal of what is written."""
+    """Translate TileDB errors: damage for reads, failure for writes."""
     tiledb = import_tiledb()
     try:
         yield
     except AtlasError:
         raise
     except (tiledb.TileDBError, OSError, UnicodeError) as error:
-        said = " ".join(str(error).split())
+        text = " ".join(str(error).split())
         if writes:
             raise StoreError(
-                f"C01: {path} cannot be written ({said:.300}), so no TileDB group can be made there; check the folder, its permissions and the space left."
+                f"C01: {path} cannot be written ({text:.300}), so no TileDB group can be created; check the folder, its permissions and free space."
             ) from error
         raise SourceError(
-            f"C00: {path} cannot be opened or decoded ({said:.300}); it is damaged or incomplete. Fetch or write the CXG again."
+            f"C00: {path} cannot be opened or decoded ({text:.300}); it is damaged or incomplete. Fetch or write the CXG again."
         ) from error
 
 
 TEXT_SUFFIX = "_var.tdb"
-"""Ending of the file with the texts of a field; the one with their bounds has the same name without it."""
+"""Suffix of the file with the text of a field; the file with its offsets has the same name without it."""
 
 MAX_CHUNK_BYTES = 64 << 20
-"""Bytes of a decoded chunk beyond which its header is damaged; the library makes them of 64 KiB, or of one cell."""
+"""Maximum size of a decoded chunk in bytes; larger sizes mean damage, since the library writes 64 KiB, or one cell."""
 
 _FRAGMENTS = "__fragments"
 _HEADER = Struct("<IQQBQBI")
 _TILE, _CHUNK, _PARTS, _PART = Struct("<Q"), Struct("<III"), Struct("<II"), Struct("<II")
 
 _CHECKSUM_BYTES = 24
-"""Of a length and an MD5."""
+"""Size of a length and an MD5 checksum."""
 
 
 class _CorruptFileError(Exception):
-    """What is wrong, in a few words."""
+    """A file is damaged; the message is a short reason."""
 
 
 def check_file_sizes(path: Path) -> None:
-    """Refuse an array or group whose files the library should not open.
+    """Raise for files of an array or group that TileDB should not open.
 
-    It would wait for pipes and devices, and allocate what schemas and metadata announce, even if that is more than their files have.
+    TileDB would block on pipes and devices, and allocate the sizes declared in schemas and metadata even beyond the file size.
 
     Parameters
     ----------
     path : Path
-        Of the array or group.
+        Path of the array or group.
 
     Raises
     ------
     SourceError
-        C00 with the file.
+        C00, with the name of the file.
     """
-    odd = _odd_file(path)
-    if odd is not None:
-        raise _refusal(path, odd, "is no file but a pipe, a device or a broken link")
+    special = _find_special_file(path)
+    if special is not None:
+        raise _damage_error(path, special, "is not a regular file but a pipe, a device or a broken link")
     inner = [file for name in ("__schema", "__group", "__meta") for file in _files(path / name)]
     for file in (path / "__array_schema.tdb", *inner):
         if not file.is_file():
@@ -192,25 +192,25 @@ def check_file_sizes(path: Path) -> None:
         if len(head) == _HEADER.size:
             _, stored, _, _, _, _, filters = _HEADER.unpack(head)
             if _HEADER.size + filters + stored > size:
-                raise _refusal(path, file, f"announces {filters + stored:,} bytes, and has {size - _HEADER.size:,}")
+                raise _damage_error(path, file, f"declares {filters + stored:,} bytes, but has {size - _HEADER.size:,}")
 
 
 def check_text_offsets(path: Path, schema: Any, fields: tuple[str, ...] = ()) -> None:  # noqa: ANN401  (a tiledb.ArraySchema)
-    """Refuse an array of which the bounds of texts lie beyond them or run backwards: the library would read memory that is not there.
+    """Raise if offsets of text are out of bounds or decreasing: TileDB would read invalid memory.
 
     Parameters
     ----------
     path : Path
-        Of the array.
+        Path of the array.
     schema : tiledb.ArraySchema
-        Its schema. Bounds that are packed by anything but zstd, with or without checksums, are not looked at.
+        Its schema. Offsets are only checked if compressed with zstd, with or without checksums.
     fields : tuple of str
-        Names of the files without their ending, as of `attribute_files`; all where there are none.
+        File names without suffix, see `attribute_files`; all if empty.
 
     Raises
     ------
     SourceError
-        C00 with the file.
+        C00, with the name of the file.
     """
     packed = [type(schema.offsets_filters[i]).__name__ for i in range(len(schema.offsets_filters))]
     if packed[:1] not in ([], ["ZstdFilter"]) or packed[1:] not in ([], ["ChecksumMD5Filter"]):
@@ -218,24 +218,24 @@ def check_text_offsets(path: Path, schema: Any, fields: tuple[str, ...] = ()) ->
     for texts in sorted(path.glob(f"**/*{TEXT_SUFFIX}")):
         field = texts.name.removesuffix(TEXT_SUFFIX)
         bounds = texts.with_name(f"{field}.tdb")
-        # Before 2020 files were named after attributes, of which one may end as the texts of another would.
+        # Before 2020 files were named after attributes, whose name may itself end in the suffix.
         of_numbers = schema.has_attr(field) and not schema.attr(field).isvar and bounds.parents[1].name != _FRAGMENTS
         if (not fields or field in fields) and bounds.is_file() and not of_numbers:
             try:
-                _hold(bounds, texts, checked=len(packed) > 1)
+                _check_offsets(bounds, texts, checked=len(packed) > 1)
             except _CorruptFileError as error:
-                raise _refusal(path, bounds, str(error)) from error
+                raise _damage_error(path, bounds, str(error)) from error
 
 
 def attribute_files(schema: Any, attribute: str) -> tuple[str, ...]:  # noqa: ANN401
-    """Name the files of an attribute, without their ending, as releases of today and those before 2020 do.
+    """Return the file names of an attribute without suffix, in current releases and those before 2020.
 
     Parameters
     ----------
     schema : tiledb.ArraySchema
-        Of the array.
+        Path of the array.
     attribute : str
-        One of its attributes.
+        Name of an attribute.
     """
     number = next(i for i in range(schema.nattr) if schema.attr(i).name == attribute)
     return f"a{number}", attribute
@@ -245,8 +245,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
 
 
-def _odd_file(path: Path) -> Path | None:
-    """Find the first thing below a folder that is neither a file nor a folder; links are followed."""
+def _find_special_file(path: Path) -> Path | None:
+    """Return the first entry below a folder that is neither a file nor a folder; links are followed."""
     folders, seen = [path], set()
     while folders:
         folder = folders.pop()
@@ -263,81 +263,81 @@ def _odd_file(path: Path) -> Path | None:
     return None
 
 
-def _refusal(path: Path, file: Path, what: str) -> SourceError:
+def _damage_error(path: Path, file: Path, what: str) -> SourceError:
     return SourceError(
         f"C00: {path} is damaged: {file.relative_to(path)} {what}. Fetch or write the CXG again."
     )  # fmt: skip
 
 
-def _hold(bounds: Path, texts: Path, *, checked: bool) -> None:
-    """Hold the bounds of each tile against the length of its texts; `checked` says whether chunks of bounds have checksums."""
+def _check_offsets(bounds: Path, texts: Path, *, checked: bool) -> None:
+    """Compare the offsets of each tile with the length of its text; `checked` states whether chunks have checksums."""
     with bounds.open("rb") as of_bounds, texts.open("rb") as of_texts:
         tiles = _tiles(of_texts, bounds=False)
         for begin in _tiles(of_bounds, bounds=True, checked=checked):
             length = next(tiles, None)
             if length is None:
-                raise _CorruptFileError("has more tiles than its texts")
-            found = begin.view(np.uint64)
-            if not len(found):
+                raise _CorruptFileError("has more tiles than its text file")
+            offsets = begin.view(np.uint64)
+            if not len(offsets):
                 continue
-            # Releases whose fragments lay beside each other did not say that the first bound of a tile is 0.
-            first = np.uint64(0) if bounds.parents[1].name == _FRAGMENTS else found[0]
-            if (found[1:] < found[:-1]).any() or found[0] != first or found[-1] - first > length[0]:
-                raise _CorruptFileError("has bounds that run backwards or beyond its texts")
+            # In the old fragment layout the first offset of a tile is not necessarily 0.
+            first = np.uint64(0) if bounds.parents[1].name == _FRAGMENTS else offsets[0]
+            if (offsets[1:] < offsets[:-1]).any() or offsets[0] != first or offsets[-1] - first > length[0]:
+                raise _CorruptFileError("has offsets that decrease or exceed its text")
 
 
 def _tiles(file: BinaryIO, *, bounds: bool, checked: bool = False) -> Iterator[NDArray[Any]]:
-    """Walk over the tiles of a file: the decoded bytes of each where it has bounds, else how many they are."""
+    """Iterate over the tiles of a file: decoded bytes if `bounds`, else the decoded size."""
     end = file.seek(0, 2)
     file.seek(0)
     while file.tell() < end:
-        (n,) = _taken(file, _TILE, end)
+        (n,) = _read_struct(file, _TILE, end)
         chunks = [_chunk(file, end, decoded=bounds, checked=checked) for _ in range(min(n, end))]
         if bounds:
-            whole = np.concatenate([np.empty(0, np.uint8), *chunks])
-            if len(whole) % 8:
-                raise _CorruptFileError("has a tile that ends within a bound")
-            yield whole
+            values = np.concatenate([np.empty(0, np.uint8), *chunks])
+            if len(values) % 8:
+                raise _CorruptFileError("has a tile that ends within an offset")
+            yield values
         else:
             yield np.array([sum(int(chunk[0]) for chunk in chunks)], np.uint64)
 
 
-def _taken(file: BinaryIO, form: Struct, end: int) -> tuple[int, ...]:
+def _read_struct(file: BinaryIO, form: Struct, end: int) -> tuple[int, ...]:
     if file.tell() + form.size > end:
-        raise _CorruptFileError("is cut short")
+        raise _CorruptFileError("is truncated")
     return form.unpack(file.read(form.size))
 
 
 def _chunk(file: BinaryIO, end: int, *, decoded: bool, checked: bool) -> NDArray[Any]:
-    """Read the next chunk: what it holds, or how many bytes that are."""
-    length, stored, described = _taken(file, _CHUNK, end)
+    """Read the next chunk: its content, or its decoded size."""
+    length, stored, described = _read_struct(file, _CHUNK, end)
     if file.tell() + described + stored > end or (length > MAX_CHUNK_BYTES and decoded):
-        raise _CorruptFileError("announces more bytes than it has")
+        raise _CorruptFileError("declares more bytes than it has")
     if not decoded:
         file.seek(described + stored, 1)
         return np.array([length], np.uint64)
     parts = _parts(file.read(described), stored, checked=checked) if described else []
     if (sum(part[0] for part in parts) if described else stored) != length:
-        raise _CorruptFileError("has a chunk of another length than it says")
+        raise _CorruptFileError("has a chunk whose length differs from its header")
     values = file.read(stored)
-    return _unpacked(values, parts) if described else np.frombuffer(values, np.uint8)
+    return _decompress(values, parts) if described else np.frombuffer(values, np.uint8)
 
 
 def _parts(described: bytes, stored: int, *, checked: bool) -> list[tuple[int, int]]:
-    """Read the lengths of the parts of a packed chunk, decoded and stored; checksums, which the library compares, come first."""
+    """Return decoded and stored lengths of the parts of a compressed chunk; checksums, verified by TileDB, come first."""
     if checked:
         n_sums = sum(_PARTS.unpack_from(described)) if len(described) >= _PARTS.size else 0
         described = described[_PARTS.size + n_sums * _CHECKSUM_BYTES :]
     n_described, n = _PARTS.unpack_from(described) if len(described) >= _PARTS.size else (1, 0)
     if n_described or len(described) != _PARTS.size + n * _PART.size:
-        raise _CorruptFileError("has a chunk that is described wrongly")
+        raise _CorruptFileError("has a chunk with an invalid header")
     parts = [_PART.unpack_from(described, _PARTS.size + i * _PART.size) for i in range(n)]
     if sum(part[1] for part in parts) != stored:
-        raise _CorruptFileError("has a chunk whose parts do not fill it")
+        raise _CorruptFileError("has a chunk whose parts do not add up to its size")
     return [(int(length), int(size)) for length, size in parts]
 
 
-def _unpacked(values: bytes, parts: list[tuple[int, int]]) -> NDArray[Any]:
+def _decompress(values: bytes, parts: list[tuple[int, int]]) -> NDArray[Any]:
     from numcodecs import zstd
 
     made, at = [np.empty(0, np.uint8)], 0
@@ -347,32 +347,32 @@ def _unpacked(values: bytes, parts: list[tuple[int, int]]) -> NDArray[Any]:
         except (RuntimeError, ValueError, MemoryError) as error:
             raise _CorruptFileError(f"cannot be decoded ({error})") from error
         if len(out) != length:
-            raise _CorruptFileError("has a part of another length than it says")
+            raise _CorruptFileError("has a part whose length differs from its header")
         made.append(np.frombuffer(out, np.uint8))
         at += size
     return np.concatenate(made)
 
 
 MAX_BOXES = 1 << 26
-"""Boxes into which fragments cut an array, beyond which only their outer bounds are looked at."""
+"""Maximum number of boxes into which fragments cut an array; beyond it only outer bounds are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One dimension.
+    """A dimension of an array.
 
     Parameters
     ----------
     name : str
         ``""`` is possible.
     dtype : numpy.dtype
-        Of its coordinates.
+        Data type of its coordinates.
     low, high : any
-        Inclusive bounds; None unless it is of numbers.
+        Inclusive bounds; None unless numeric.
     tile : any
-        Extent of a tile; None unless it is of numbers.
+        Tile extent; None unless numeric.
     filters : str
-        In the order of writing.
+        Filters, in the order of writing.
     """
 
     name: str
@@ -384,26 +384,26 @@ class Axis:
 
     @property
     def size(self) -> int:
-        """How many coordinates it has; 0 for text, times and fractions, which are not counted."""
+        """Number of coordinates; 0 for text, times and floats, which are not counted."""
         return int(self.high) - int(self.low) + 1 if self.dtype.kind in "iu" else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute.
+    """An attribute of an array.
 
     Parameters
     ----------
     name : str
         ``""`` for the anonymous one.
     dtype : numpy.dtype
-        Of one value.
+        Data type of one value.
     variable : bool
-        Whether values are of any length, as text is.
+        Whether values have variable length, like text.
     nullable : bool
         Whether a value may be missing.
     filters : str
-        In the order of writing.
+        Filters, in the order of writing.
     """
 
     name: str
@@ -425,22 +425,22 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """One array.
+    """Schema and metadata of an array.
 
     Parameters
     ----------
     sparse : bool
-        Whether cells that were not written are absent.
+        Whether the array is sparse.
     axes : tuple of Axis
         Its dimensions.
     attributes : tuple of Attribute
-        What each cell holds.
+        Its attributes.
     capacity : int
         Cells per tile of a sparse array.
     duplicates : bool
-        Whether a place may be written twice.
+        Whether coordinates may occur more than once.
     written : tuple of tuple of int, optional
-        First and last written coordinate of each axis; None where nothing is.
+        First and last written coordinate of each dimension; None if empty.
     is_whole : bool
         Whether every cell of a dense array is written.
     metadata : dict of str to any
@@ -458,37 +458,37 @@ class ArrayInfo:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of its axes."""
+        """Sizes of the dimensions."""
         return tuple(axis.size for axis in self.axes)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its attributes, in order."""
+        """Names of the attributes, in order."""
         return tuple(attribute.name for attribute in self.attributes)
 
     @property
     def tile(self) -> tuple[int, ...]:
-        """Extents of a tile."""
+        """Tile extents."""
         return tuple(int(axis.tile or 0) if axis.dtype.kind in "iu" else 0 for axis in self.axes)
 
     @property
     def is_readable(self) -> bool:
-        """Whether it is dense, begins at 0, and has no place that was not written."""
+        """Whether it is dense, starts at 0, and is fully written."""
         return not self.sparse and self.is_fully_written and all(axis.low == 0 for axis in self.axes)
 
     @property
     def tile_bytes(self) -> int:
-        """Decoded size of the largest attribute of a tile, text not counted."""
+        """Decoded size of the largest attribute of a tile, without text."""
         cells = self.capacity if self.sparse else prod(self.tile)
         return cells * max((a.dtype.itemsize for a in self.attributes if not a.variable), default=0)
 
     def attribute(self, name: str) -> Attribute | None:
-        """Find an attribute."""
+        """Return an attribute by name, or None."""
         return next((one for one in self.attributes if one.name == name), None)
 
 
 def read_array_info(path: Path) -> ArrayInfo:
-    """Read what an array says of itself.
+    """Read schema and metadata of an array.
 
     Raises
     ------
@@ -502,19 +502,21 @@ def read_array_info(path: Path) -> ArrayInfo:
         attributes = tuple(_attribute(schema.attr(i)) for i in range(schema.nattr))
         written = array.nonempty_domain()
         metadata = dict(array.meta.items())
-        whole = not schema.sparse and is_fully_written(path, schema)
+        fully_written = not schema.sparse and is_fully_written(path, schema)
     spans = None if written is None else tuple((_to_python(a), _to_python(b)) for a, b in written)
     duplicates = bool(schema.sparse and schema.allows_duplicates)
-    return ArrayInfo(bool(schema.sparse), axes, attributes, int(schema.capacity), duplicates, spans, whole, metadata)
+    return ArrayInfo(
+        bool(schema.sparse), axes, attributes, int(schema.capacity), duplicates, spans, fully_written, metadata
+    )
 
 
 def is_fully_written(path: Path, schema: Any) -> bool:  # noqa: ANN401  (a tiledb.ArraySchema)
-    """Say whether the fragments of a dense array cover it: TileDB reads fill values where a fragment is missing.
+    """Return whether the fragments of a dense array cover it; TileDB reads fill values where a fragment is missing.
 
     Parameters
     ----------
     path : Path
-        Of the array.
+        Path of the array.
     schema : tiledb.ArraySchema
         Its schema.
 
@@ -529,7 +531,7 @@ def is_fully_written(path: Path, schema: Any) -> bool:  # noqa: ANN401  (a tiled
     if any(np.dtype(axis.dtype).kind not in "iu" for axis in axes):  # of times, which no array of the format has
         return bool(boxes)
     ends = [axis.domain for axis in axes]
-    # The edges of all fragments cut the array into boxes, each of which is written as a whole or not at all.
+    # The edges of all fragments divide the array into boxes, each of which is either fully written or not at all.
     cuts = []
     for axis, (low, high) in enumerate(ends):
         edges = {
@@ -541,7 +543,7 @@ def is_fully_written(path: Path, schema: Any) -> bool:  # noqa: ANN401  (a tiled
         cuts.append(np.array(sorted(edges)))
     shape = [len(edges) - 1 for edges in cuts]
     if prod(shape) > MAX_BOXES:
-        return all((int(low), int(high)) == _span(boxes, axis) for axis, (low, high) in enumerate(ends))
+        return all((int(low), int(high)) == _outer_bounds(boxes, axis) for axis, (low, high) in enumerate(ends))
     covered = np.zeros(shape, bool)
     for box in boxes:
         covered[
@@ -553,12 +555,12 @@ def is_fully_written(path: Path, schema: Any) -> bool:  # noqa: ANN401  (a tiled
     return bool(covered.all())
 
 
-def _span(boxes: Any, axis: int) -> tuple[int, int]:  # noqa: ANN401  (bounds of axes of fragments)
+def _outer_bounds(boxes: Any, axis: int) -> tuple[int, int]:  # noqa: ANN401  (bounds of axes of fragments)
     return min(int(box[axis][0]) for box in boxes), max(int(box[axis][1]) for box in boxes)
 
 
 def written_cells(path: Path) -> int:
-    """Count the written cells of an array, by what its fragments say.
+    """Return the number of written cells of an array, from the metadata of its fragments.
 
     Raises
     ------
@@ -570,12 +572,12 @@ def written_cells(path: Path) -> int:
 
 
 def stored_bytes(path: Path) -> int:
-    """Sum the sizes of all files below a folder."""
+    """Return the total size of all files below a folder."""
     return sum(at.stat().st_size for at in path.rglob("*") if at.is_file())
 
 
 def filters_text(filters: Any) -> str:  # noqa: ANN401  (a tiledb.FilterList)
-    """Name filters in the order of writing."""
+    """Format filters in the order of writing."""
     return " + ".join(_filter_text(filters[i]) for i in range(len(filters)))
 
 

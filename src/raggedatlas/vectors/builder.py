@@ -333,7 +333,7 @@ def _add_cross_level_links(
     levels: list[Level], cuts: list[ChunkedLevel], coarser: Sequence[CoarseLevel], storage: str
 ) -> list[Level]:
     """Add links from finer to coarser levels, and the reverse links if both directions are requested."""
-    made = list(levels)
+    result = list(levels)
     for k, step in enumerate(coarser):
         if storage == "none" or step.parents is None:
             continue
@@ -351,5 +351,5 @@ def _add_cross_level_links(
             chunks = np.stack([level.chunks[chunk] for level, chunk, _ in placed], axis=1)
             rows = np.stack([row for *_, row in placed], axis=1)
             at = k if delta == 1 else k + 1
-            made[at] = replace(made[at], cross_links=(*made[at].cross_links, CrossLinks(delta, chunks, rows)))
-    return made
+            result[at] = replace(result[at], cross_links=(*result[at].cross_links, CrossLinks(delta, chunks, rows)))
+    return result

@@ -148,8 +148,8 @@ def chunk_shapes(shapes: Shapes, grid: Grid) -> ChunkedLevel:
         object_attributes=take_attributes(shapes.object_attributes, np.argsort(shapes.ids)),
         groups=shapes.groups,
     )
-    made = ChunkedLevel(level, stored.source, stored.repeated)
-    return replace(made, level=_add_links(shapes, grid, made, stored))
+    result = ChunkedLevel(level, stored.source, stored.repeated)
+    return replace(result, level=_add_links(shapes, grid, result, stored))
 
 
 def _object_ids(shapes: Shapes) -> NDArray[np.int64]:
@@ -302,8 +302,8 @@ def _find_repeated_ends(shapes: Shapes, codes: NDArray[np.int64], piece: NDArray
         return np.zeros((0, 2), np.int64)
     near = np.repeat(shapes.links[:, :1], shapes.links.shape[1] - 1, axis=1).reshape(-1).astype(np.int64)
     far = shapes.links[:, 1:].reshape(-1).astype(np.int64)
-    apart = codes[near] != codes[far]
-    near, far = near[apart], far[apart]
+    crosses_chunks = codes[near] != codes[far]
+    near, far = near[crosses_chunks], far[crosses_chunks]
     _, kept = np.unique(np.stack([far, codes[near]], axis=1), axis=0, return_index=True)
     return np.stack([far[kept], near[kept]], axis=1)
 
@@ -354,17 +354,19 @@ def _add_links(shapes: Shapes, grid: Grid, made: ChunkedLevel, stored: _StoredOr
         return level
     ends = shapes.links.astype(np.int64)
     chunk, row = made.place(ends)
-    apart = (chunk != chunk[:, :1]).any(axis=1)
+    crosses_chunks = (chunk != chunk[:, :1]).any(axis=1)
     row = _repeated_rows(made, ends, chunk, row)
     fragment_of = np.repeat(np.arange(len(stored.first)), stored.counts)
     owner = fragment_of[made.where[ends[:, :2]]] if not grid.identity else vertex_owners(shapes)[ends[:, :2]]
-    inner = np.ones(len(ends), bool) if grid.boundary != "explicit_links" else ~apart
+    inner = np.ones(len(ends), bool) if grid.boundary != "explicit_links" else ~crosses_chunks
     if omits_parent_links(shapes, grid):
         inner &= (owner[:, 0] != owner[:, 1]) | (row[:, 0] != row[:, 1] + 1)
     level = replace(level, links=_inner_links(level, (chunk[:, 0], row, owner[:, 0]), shapes, inner))
     if grid.boundary == "boundary_deduplication":
         return level
-    return _add_cross_links(level, made, ends[apart], take_attributes(shapes.link_attributes, np.flatnonzero(apart)))
+    return _add_cross_links(
+        level, made, ends[crosses_chunks], take_attributes(shapes.link_attributes, np.flatnonzero(crosses_chunks))
+    )
 
 
 def _add_sequence_links(level: Level, stored: _StoredOrder, grid: Grid) -> Level:

@@ -33,9 +33,11 @@ def chunk_coordinates(positions: NDArray[Any], edges: ArrayLike) -> NDArray[np.i
 def _floor_divide(values: NDArray[Any], edge: float) -> NDArray[np.int64]:
     """Return the chunk of each value on one axis."""
     if values.dtype.kind in "iu" and edge.is_integer() and edge < 2**63:
-        whole = int(edge)
+        divisor = int(edge)
         signed = values.dtype != np.uint64
-        exact = np.floor_divide(values.astype(np.int64), whole) if signed else np.floor_divide(values, np.uint64(whole))
+        exact = (
+            np.floor_divide(values.astype(np.int64), divisor) if signed else np.floor_divide(values, np.uint64(divisor))
+        )
         return np.asarray(exact, np.int64)
     cells = np.floor(values.astype(np.float64) / edge)
     # The comparison is negated so that NaN is refused too.
@@ -176,9 +178,9 @@ class KeyIndex:
         if not len(self.keys) or not len(wanted):
             return np.full(len(wanted), -1, np.int64)
         codes, _ = encode_keys(np.concatenate([self.keys, wanted]))
-        own, asked = codes[: len(self.keys)], codes[len(self.keys) :]
-        rows = np.minimum(np.searchsorted(own, asked), len(own) - 1)
-        return np.where(own[rows] == asked, rows, -1)
+        own, requested = codes[: len(self.keys)], codes[len(self.keys) :]
+        rows = np.minimum(np.searchsorted(own, requested), len(own) - 1)
+        return np.where(own[rows] == requested, rows, -1)
 
 
 def check_edges(edges: tuple[float, ...], n_dims: int, what: str) -> None:
@@ -196,7 +198,7 @@ def bins_per_chunk(chunk_shape: tuple[float, ...], bin_shape: tuple[float, ...])
         If bins do not divide their chunk.
     """
     ratio = np.asarray(chunk_shape, np.float64) / np.asarray(bin_shape, np.float64)
-    whole = np.rint(ratio)
-    if (whole < 1).any() or (np.abs(ratio - whole) > 1e-9 * np.maximum(whole, 1)).any():
+    rounded = np.rint(ratio)
+    if (rounded < 1).any() or (np.abs(ratio - rounded) > 1e-9 * np.maximum(rounded, 1)).any():
         raise SourceError(f"Bins of {tuple(bin_shape)} do not divide chunks of {tuple(chunk_shape)}.")
-    return whole.astype(np.int64)
+    return rounded.astype(np.int64)

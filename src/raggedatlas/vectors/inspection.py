@@ -173,12 +173,12 @@ def _family(files: StoreFiles, path: str, sizes: dict[str, int]) -> Element:
             return _array(path, node, block, n_bytes)
         inner = files.children(path)
         chunks = [own for own in inner if own.lstrip("-")[:1].isdigit() and "." in own]
-        whole = set(inner) <= {"data", "offsets", "manifests", "object_ids", "present_mask"}
-        children = () if chunks or whole else tuple(_family(files, f"{path}/{own}", sizes) for own in inner)
-        said = _array_summary(block, len(chunks) if chunks else None) or "group"
+        is_index_folder = set(inner) <= {"data", "offsets", "manifests", "object_ids", "present_mask"}
+        children = () if chunks or is_index_folder else tuple(_family(files, f"{path}/{own}", sizes) for own in inner)
+        summary = _array_summary(block, len(chunks) if chunks else None) or "group"
     except _UNREADABLE as error:
         return _element(path, name, "array", n_bytes, fault=str(error))
-    return _element(path, name, said, n_bytes, dtype=str(block.get("dtype", "")), children=children)
+    return _element(path, name, summary, n_bytes, dtype=str(block.get("dtype", "")), children=children)
 
 
 def _array(path: str, node: dict[str, Any], block: dict[str, Any], n_bytes: int) -> Element:

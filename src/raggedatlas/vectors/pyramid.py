@@ -95,12 +95,12 @@ def select_objects(shapes: Shapes, steps: PyramidOptions) -> list[NDArray[np.boo
     order = np.random.default_rng(steps.seed).permutation(n_objects)
     if steps.keep == "largest":
         order = order[np.argsort(-np.diff(shapes.offsets)[order], kind="stable")]
-    made = []
+    result = []
     for level in range(1, steps.n_levels + 1):
         kept = np.zeros(n_objects, bool)
         kept[order[: int(np.ceil(n_objects * steps.sparsity**level - 1e-9))]] = True
-        made.append(kept)
-    return made
+        result.append(kept)
+    return result
 
 
 def masks_from_weights(
@@ -451,9 +451,9 @@ def decimate(points: NDArray[np.float64], faces: NDArray[np.int64], n_faces: int
         )[2]
         if not len(collapses):
             return same
-        made, left, mapping = fast.replay_simplification(points, narrow, collapses)
+        result, left, mapping = fast.replay_simplification(points, narrow, collapses)
         if len(left) and (not closed or is_closed(left)):
-            inside = np.clip(made, points.min(0), points.max(0))
+            inside = np.clip(result, points.min(0), points.max(0))
             return Surface(inside, left.astype(np.int64), mapping.astype(np.int64))
     return same
 
@@ -597,8 +597,8 @@ def make_pyramid(shapes: Shapes, steps: PyramidOptions | None = None) -> tuple[C
     ratio = steps.bins(shapes.n_dims)
     if len(ratio) != shapes.n_dims:
         raise SourceError(f"bin_ratio is {ratio}; expected {shapes.n_dims} numbers, one per axis.")
-    made = []
+    result = []
     for number, (level, parents) in enumerate(COARSENERS[shapes.kind](shapes, steps), 1):
         spans = tuple(one**number for one in ratio)
-        made.append(CoarseLevel(level, spans, spans, parents, "per_object", steps.sparsity**number))
-    return tuple(made)
+        result.append(CoarseLevel(level, spans, spans, parents, "per_object", steps.sparsity**number))
+    return tuple(result)

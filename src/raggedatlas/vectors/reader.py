@@ -87,7 +87,7 @@ class LevelQuery:
     def object_attributes(self, names: Sequence[str] | None, ids: NDArray[np.int64] | None) -> dict[str, Attribute]:
         """Return the attributes of some objects, or of all."""
         wanted = attribute_filter(names)
-        made = {}
+        result = {}
         for name in filter(wanted, self.reader.attribute_names("object_attributes")):
             if name not in self._tables:
                 self._tables[name] = read_table_attribute(self.reader, "object_attributes", name)
@@ -99,8 +99,8 @@ class LevelQuery:
                     f"{self.reader.where}/object_attributes/{name} has {len(attribute.values)} rows; "
                     f"expected {len(self.ids)}, one per object."
                 )
-            made[name] = attribute if ids is None else attribute.take(self._rows_of(ids))
-        return made
+            result[name] = attribute if ids is None else attribute.take(self._rows_of(ids))
+        return result
 
     def _rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         return ids if self.identity else self.index.rows_of(ids)
@@ -573,13 +573,13 @@ class VectorStore:
 
     def load(self) -> Geometry:
         """Return the complete store with every level and array, as `write` takes it."""
-        made = []
+        result = []
         for number in range(self.n_levels):
             opened = self._open(number)
             reader = opened.reader
             level = reader.load(np.arange(len(reader.keys.keys)))
             crossing = [self._crossing(number, delta).read() for delta in level_deltas(reader)]
-            made.append(
+            result.append(
                 replace(
                     level,
                     cross_links=tuple(links for links in crossing if links is not None),
@@ -588,7 +588,7 @@ class VectorStore:
                     object_attributes=read_tables(reader, "object_attributes"),
                 )
             )
-        return with_levels(self._root, made)
+        return with_levels(self._root, result)
 
     def _crossing(self, number: int, delta: int) -> CrossLinkReader:
         """Return the links from one level to another."""

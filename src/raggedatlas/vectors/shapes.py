@@ -95,9 +95,9 @@ Attributes = Mapping[str, Attribute]
 
 def as_attributes(values: Mapping[str, Any] | None) -> dict[str, Attribute]:
     """Return a mapping of `Attribute`; plain arrays are converted."""
-    made = {} if values is None else dict(values)
+    result = {} if values is None else dict(values)
     return {
-        name: value if isinstance(value, Attribute) else Attribute(np.asarray(value)) for name, value in made.items()
+        name: value if isinstance(value, Attribute) else Attribute(np.asarray(value)) for name, value in result.items()
     }
 
 
@@ -111,7 +111,7 @@ def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dic
     counts : sequence of int
         Number of rows of each part.
     """
-    made: dict[str, Attribute] = {}
+    result: dict[str, Attribute] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         first = next(part[name] for part in parts if name in part)
         values = [
@@ -121,8 +121,8 @@ def concat_attributes(parts: Sequence[Attributes], counts: Sequence[int]) -> dic
             for part, n in zip(parts, counts, strict=True)
         ]
         present = np.concatenate([np.full(n, name in part) for part, n in zip(parts, counts, strict=True)])
-        made[name] = replace(first, values=np.concatenate(values), present=None if present.all() else present)
-    return made
+        result[name] = replace(first, values=np.concatenate(values), present=None if present.all() else present)
+    return result
 
 
 @dataclass(frozen=True)
@@ -236,9 +236,9 @@ class Shapes:
             object.__setattr__(self, "link_offsets", bounds)
         rows = {"vertex": len(positions), "link": self.n_links, "object": self.n_objects}
         for family, expected in rows.items():
-            made = as_attributes(getattr(self, f"{family}_attributes"))
-            object.__setattr__(self, f"{family}_attributes", made)
-            check_rows(made, expected, family)
+            result = as_attributes(getattr(self, f"{family}_attributes"))
+            object.__setattr__(self, f"{family}_attributes", result)
+            check_rows(result, expected, family)
 
     @property
     def n_vertices(self) -> int:

@@ -75,13 +75,13 @@ def _publish_local(location: Location, files: Iterable[File]) -> None:
 def _write_all(stage: Path, files: Iterable[File]) -> None:
     """Write files below a new folder."""
     stage.mkdir()
-    made: set[str] = set()
+    result: set[str] = set()
     for key, pieces in files:
         path = f"{stage}/{validate_key(key)}"
         folder = path.rpartition("/")[0]
-        if folder not in made:
+        if folder not in result:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            made.add(folder)
+            result.add(folder)
         with open(path, "xb", buffering=0) as file:  # noqa: PTH123 - thousands of them
             _write_pieces(file.fileno(), pieces)
 
@@ -311,14 +311,14 @@ def merge_local_links(level: Level) -> Level:
     crossing = next((links for links in level.cross_links if links.delta == 0), None)
     if crossing is None:
         return level
-    apart = (crossing.chunks != crossing.chunks[:, :1]).any(axis=(1, 2))
-    if apart.all():
+    crosses_chunks = (crossing.chunks != crossing.chunks[:, :1]).any(axis=(1, 2))
+    if crosses_chunks.all():
         return level
     others = tuple(links for links in level.cross_links if links.delta)
-    left = () if not apart.any() else (_select_links(crossing, np.flatnonzero(apart)),)
+    left = () if not crosses_chunks.any() else (_select_links(crossing, np.flatnonzero(crosses_chunks)),)
     return replace(
         level,
-        links=_append_local_links(level, _select_links(crossing, np.flatnonzero(~apart))),
+        links=_append_local_links(level, _select_links(crossing, np.flatnonzero(~crosses_chunks))),
         cross_links=(*left, *others),
     )
 

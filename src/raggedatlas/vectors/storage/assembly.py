@@ -283,8 +283,8 @@ def clip_shapes(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
     if links is None and shapes.kind in SEQUENTIAL:
         last = np.ones(shapes.n_vertices, bool)
         last[shapes.offsets[1:][shapes.vertex_counts > 0] - 1] = False
-        here = np.flatnonzero(last)
-        links = np.stack([here, here + 1], axis=1)
+        row = np.flatnonzero(last)
+        links = np.stack([row, row + 1], axis=1)
     new: dict[str, object] = {"links": None, "link_offsets": None}
     if links is not None:
         good = np.flatnonzero(inside[links].all(axis=1))
@@ -458,7 +458,7 @@ def _read_fragment_attributes(
     reader: LevelReader, parts: FragmentRequest, located: _FragmentSpans, wanted: AttributeFilter
 ) -> dict[str, Attribute]:
     """Return the attributes of the fragments themselves."""
-    made = {}
+    result = {}
     spans = np.ones((len(parts.fragments), 3), np.int64)
     spans[:, 0] = parts.fragments[located.order]
     each = replace(located, spans=spans)
@@ -466,8 +466,8 @@ def _read_fragment_attributes(
         found = _read_attribute(reader, f"fragment_attributes/{name}", parts.keys, located.n_fragments)
         if found is not None:
             form, cells = found
-            made[name] = form.attribute(_copy_rows(cells, each, located.order, form.size, len(spans)))
-    return made
+            result[name] = form.attribute(_copy_rows(cells, each, located.order, form.size, len(spans)))
+    return result
 
 
 def _bytes_or_empty(blob: Bytes | None) -> Bytes:

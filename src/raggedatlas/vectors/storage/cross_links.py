@@ -140,11 +140,11 @@ def encode_cross_links(
     record = np.arange(n)
     order = np.broadcast_to(np.arange(width), (n, width)).copy()
     if delta == 0 and width > 1:
-        apart = (chunks != chunks[:, :1]).any(axis=(1, 2))
+        crosses_chunks = (chunks != chunks[:, :1]).any(axis=(1, 2))
         if store == "duplicate":
-            order, record = _rotate_to_each_chunk(chunks, rows, apart)
+            order, record = _rotate_to_each_chunk(chunks, rows, crosses_chunks)
         elif not directed:
-            order[apart] = _sorted_ends(chunks[apart], rows[apart])
+            order[crosses_chunks] = _sorted_ends(chunks[crosses_chunks], rows[crosses_chunks])
     chunks = np.take_along_axis(chunks[record], order[:, :, None], axis=1)
     rows = np.take_along_axis(rows[record], order, axis=1)
     offsets = (chunks[:, 1:] - anchor_chunks(chunks[:, 0], scales)[:, None]).reshape(len(record), -1)
@@ -155,7 +155,7 @@ def encode_cross_links(
     borders = (
         np.flatnonzero(np.append(True, (kinds[cells[1:]] != kinds[cells[:-1]]).any(axis=1))) if len(cells) else cells
     )
-    made = []
+    result = []
     numbers = _permutation_numbers(order[sort], width)
     for a, b in zip(borders.tolist(), [*borders[1:].tolist(), len(cells)], strict=True):
         begin, end = int(cells[a]), int(cells[b]) if b < len(cells) else len(sort)
@@ -165,8 +165,8 @@ def encode_cross_links(
         if ordered:
             ends = np.concatenate([numbers[begin:end, None], ends], axis=1)
         bounds = np.append(cells[a:b], end) - begin
-        made.append(OffsetSegment(own, sources[cells[a:b]], bounds, ends, record[sort[begin:end]], ordered))
-    return sorted(made, key=lambda segment: segment.name)
+        result.append(OffsetSegment(own, sources[cells[a:b]], bounds, ends, record[sort[begin:end]], ordered))
+    return sorted(result, key=lambda segment: segment.name)
 
 
 def _sorted_ends(chunks: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -269,7 +269,7 @@ class CrossLinkReader:
         if "link_width" not in self._policy:
             return []
         path = f"{self.level.number}/links/{self.name}"
-        made = []
+        result = []
         for name in self.level.files.children(path):
             width = int(self._policy["link_width"])
             n_parts = int(self._policy.get("sid_ndim") or self.level.keys.keys.shape[1])
@@ -278,8 +278,8 @@ class CrossLinkReader:
                 continue
             node = self.level.files.node(f"{path}/{name}")
             if node is not None:
-                made.append((name, CellArray(self.level.files, f"{path}/{name}", node), offsets))
-        return made
+                result.append((name, CellArray(self.level.files, f"{path}/{name}", node), offsets))
+        return result
 
     @cached_property
     def _scales(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -324,11 +324,11 @@ class CrossLinkReader:
 
     def _read_09(self, chunks: NDArray[np.int64] | None, wanted: AttributeFilter) -> list[CrossLinks]:
         """Read cells of the arrays of layout 0.9."""
-        asked: dict[int, list[tuple[int, ...]]] = {}
+        requested: dict[int, list[tuple[int, ...]]] = {}
         for key in self._by_chunk if chunks is None else map(tuple, chunks.tolist()):
             for i in self._by_chunk.get(key, ()):
-                asked.setdefault(i, []).append(key)
-        return [self._read_segment(i, np.array(sorted(asked[i]), np.int64), wanted) for i in sorted(asked)]
+                requested.setdefault(i, []).append(key)
+        return [self._read_segment(i, np.array(sorted(requested[i]), np.int64), wanted) for i in sorted(requested)]
 
     def _read_segment(self, i: int, cells: NDArray[np.int64], wanted: AttributeFilter) -> CrossLinks:
         """Read some cells of one array."""
@@ -342,31 +342,31 @@ class CrossLinkReader:
         streams = [_decode_stream(blob, self.where) for blob in array.read(cells)]
         rows = [from_bytes(stream, dtype, columns, self.where).astype(np.int64) for stream in streams]
         counts = np.array([len(part) for part in rows], np.int64)
-        whole = np.concatenate(rows) if rows else np.zeros((0, columns), np.int64)
-        segment = OffsetSegment(offsets, cells, counts_to_offsets(counts), whole, np.arange(len(whole)), ordered)
+        combined = np.concatenate(rows) if rows else np.zeros((0, columns), np.int64)
+        segment = OffsetSegment(offsets, cells, counts_to_offsets(counts), combined, np.arange(len(combined)), ordered)
         chunk, found = decode_cross_links(segment, self._scales, self.where)
-        made = CrossLinks(self.delta, chunk, found, directed, store, self._attributes_09(name, cells, counts, wanted))
-        return _from_lowest_chunk(made, np.repeat(cells, counts, axis=0)) if store == "duplicate" else made
+        result = CrossLinks(self.delta, chunk, found, directed, store, self._attributes_09(name, cells, counts, wanted))
+        return _from_lowest_chunk(result, np.repeat(cells, counts, axis=0)) if store == "duplicate" else result
 
     def _attributes_09(
         self, segment: str, cells: NDArray[np.int64], counts: NDArray[np.int64], wanted: AttributeFilter
     ) -> dict[str, Attribute]:
         """Read the attributes of some cells."""
-        made = {}
+        result = {}
         for title in filter(wanted, self.level.attribute_names("link_attributes")):
             family = self.level.family(f"link_attributes/{title}/{self.name}/{segment}")
             if family is not None:
                 raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(cells)]
-                made[title] = decode_attribute(family.attributes, raw, counts, f"{self.where}: {title}")
-        return made
+                result[title] = decode_attribute(family.attributes, raw, counts, f"{self.where}: {title}")
+        return result
 
     def _read_07(self, wanted: AttributeFilter) -> list[CrossLinks]:
         """Read both places where layout 0.7 stores such links."""
-        made = [] if self.delta == 0 else self._read_level_links(wanted)
+        result = [] if self.delta == 0 else self._read_level_links(wanted)
         path = f"{self.level.number}/cross_chunk_links/{self.name}"
         node = self.level.files.node(path)
         if node is None:
-            return made
+            return result
         block = node_attributes(node)
         raw = read_small_array(self.level.files, f"{path}/data")
         width, n_dims = int(block["link_width"]), int(block.get("sid_ndim") or self.level.keys.keys.shape[1])
@@ -383,7 +383,7 @@ class CrossLinkReader:
                 facts["shape"] = list(facts.get("shape") or [])[1:]
                 attributes[title] = decode_attribute(facts, [data], np.array([len(rows)]), f"{self.where}: {title}")
         directed, store = bool(block.get("directed", False)), str(block.get("store", "canonical"))
-        return [*made, CrossLinks(self.delta, chunks, rows, directed, store, attributes)]
+        return [*result, CrossLinks(self.delta, chunks, rows, directed, store, attributes)]
 
     def _read_level_links(self, wanted: AttributeFilter) -> list[CrossLinks]:
         """Read links across levels that are stored with the chunk of their first end, in either encoding."""

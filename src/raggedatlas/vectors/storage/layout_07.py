@@ -36,9 +36,9 @@ def level_files(geometry: Geometry, k: int, compression: str | None) -> Iterator
     if crossing:
         present += ["cross_chunk_links"]
     yield group_json(root, level_json(level, k, present))
-    made: set[str] = set()
+    result: set[str] = set()
     for family in chunk_arrays(level):
-        yield from _parent_groups(root, family.path, made)
+        yield from _parent_groups(root, family.path, result)
         yield group_json(f"{root}/{family.path}", family.attributes)
         names = [".".join(map(str, key)) for key in level.chunks.tolist()]
         for i, name in enumerate(names):
@@ -51,7 +51,7 @@ def level_files(geometry: Geometry, k: int, compression: str | None) -> Iterator
             codec = None if family.dtype is None else compression
             yield from array_node(f"{root}/{family.path}/{name}", values, codec)
     for links in level.cross_links:
-        yield from _cross_files(root, links, made, compression)
+        yield from _cross_files(root, links, result, compression)
     yield from _object_files(root, level, compression)
     yield from _group_files(root, level, compression)
 
@@ -99,30 +99,30 @@ def _cross_files(root: str, links: CrossLinks, made: set[str], compression: str 
         rows=links.rows[order],
         attributes={title: attribute.take(order) for title, attribute in links.attributes.items()},
     )
-    apart, name = _crosses_chunks(links), delta_name(links.delta)
-    if apart.any():
+    crosses_chunks, name = _crosses_chunks(links), delta_name(links.delta)
+    if crosses_chunks.any():
         yield from _parent_groups(root, f"cross_chunk_links/{name}", made)
         block = {
             "zv_array": "cross_chunk_links",
             "level_delta": links.delta,
             "link_width": links.width,
-            "num_links": int(apart.sum()),
+            "num_links": int(crosses_chunks.sum()),
             "sid_ndim": int(links.chunks.shape[2]),
         }
         if links.directed or links.store != "canonical":
             block |= {"directed": links.directed, "store": links.store}
         yield group_json(f"{root}/cross_chunk_links/{name}", block)
-        records = encode_records(links.chunks[apart], links.rows[apart])
+        records = encode_records(links.chunks[crosses_chunks], links.rows[crosses_chunks])
         yield from array_node(f"{root}/cross_chunk_links/{name}/data", records, compression)
         for title, attribute in links.attributes.items():
-            values = attribute.values[apart]
+            values = attribute.values[crosses_chunks]
             path = f"cross_chunk_link_attributes/{title}/{name}"
             yield from _parent_groups(root, path, made)
             own = attribute_metadata("cross_chunk_link_attribute", title, attribute, list(values.shape))
             yield group_json(f"{root}/{path}", own | {"num_links": len(values), "level_delta": links.delta})
             yield from array_node(f"{root}/{path}/data", values, compression)
-    if not apart.all():
-        yield from _level_links(root, links, np.flatnonzero(~apart), made, compression)
+    if not crosses_chunks.all():
+        yield from _level_links(root, links, np.flatnonzero(~crosses_chunks), made, compression)
 
 
 def _level_links(
@@ -193,17 +193,17 @@ def _tables(root: str, family: str, described: tuple[str, Attributes], compressi
     if attributes:
         yield group_json(f"{root}/{family}", {})
     for name, attribute in attributes.items():
-        made = _encode_strings(attribute)
-        values = made.values
-        block = attribute_metadata(kind, name, made, list(values.shape))
-        if made.present is not None:
+        result = _encode_strings(attribute)
+        values = result.values
+        block = attribute_metadata(kind, name, result, list(values.shape))
+        if result.present is not None:
             values = values.copy()
-            values[~made.present] = fill_value(values.dtype)
+            values[~result.present] = fill_value(values.dtype)
             block["has_present_mask"] = True
         yield group_json(f"{root}/{family}/{name}", block)
         yield from array_node(f"{root}/{family}/{name}/data", values, compression)
-        if made.present is not None:
-            yield from array_node(f"{root}/{family}/{name}/present_mask", made.present.astype(np.uint8), None)
+        if result.present is not None:
+            yield from array_node(f"{root}/{family}/{name}/present_mask", result.present.astype(np.uint8), None)
 
 
 STRINGS = "raggedatlas_strings"

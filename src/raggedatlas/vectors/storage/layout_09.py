@@ -45,17 +45,17 @@ def level_files(geometry: Geometry, k: int, options: CellGridOptions) -> Iterato
     if level.fragments is not None and _fragments_tile(level.fragments, level):
         facts["zarr_vectors_level"]["fragments_tile"] = True
     yield group_json(root, facts)
-    made: set[str] = set()
+    result: set[str] = set()
     zero = ".".join("0" for _ in range(level.chunks.shape[1]))
     for family in chunk_arrays(level):
         path, block = _layout_array(family, level, zero)
         for parent in _parents(path):
-            if parent not in made and not _is_link_group(parent):
-                made.add(parent)
+            if parent not in result and not _is_link_group(parent):
+                result.add(parent)
                 yield group_json(f"{root}/{parent}", {})
         own = replace(grid, compression=_compression(level, family, options.compression))
         yield from cell_array(f"{root}/{path}", level.chunks, family.blobs, block, own)
-    yield from _link_files(geometry, k, grid, made)
+    yield from _link_files(geometry, k, grid, result)
     yield from _object_files(root, level)
     yield from _group_files(root, level)
 

@@ -161,10 +161,12 @@ class LevelReader:
         if path not in self._families:
             full = f"{self.number}/{path}"
             node = self.files.node(full)
-            made: ChunkArray | None = None
+            result: ChunkArray | None = None
             if node is not None:
-                made = CellArray(self.files, full, node) if self.layout == "0.9" else ChunkGroup(self.files, full, node)
-            self._families[path] = made
+                result = (
+                    CellArray(self.files, full, node) if self.layout == "0.9" else ChunkGroup(self.files, full, node)
+                )
+            self._families[path] = result
         return self._families[path]
 
     def names(self, family: str) -> list[str]:
@@ -326,7 +328,7 @@ class LevelReader:
         self, group: str, keys: NDArray[np.int64], bounds: NDArray[np.int64], wanted: AttributeFilter
     ) -> dict[str, Attribute]:
         """Return the requested attributes of chunks; only their arrays are read."""
-        made = {}
+        result = {}
         tail = self.links_path.removeprefix("links") if group == "link_attributes" else ""
         for name in filter(wanted, self.attribute_names(group)):
             family = self.family(f"{group}/{name}{tail}")
@@ -334,8 +336,8 @@ class LevelReader:
                 continue
             where = f"{self.where}/{group}/{name}"
             raw = [np.zeros(0, np.uint8) if blob is None else blob for blob in family.read(keys)]
-            made[name] = decode_attribute(family.attributes, raw, np.diff(bounds), where)
-        return made
+            result[name] = decode_attribute(family.attributes, raw, np.diff(bounds), where)
+        return result
 
     def read_partition_attribute(
         self, keys: NDArray[np.int64], counts: NDArray[np.int64], wanted: AttributeFilter

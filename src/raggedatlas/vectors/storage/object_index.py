@@ -221,12 +221,12 @@ def _max_objects(level: LevelReader) -> int:
 
 def read_tables(level: LevelReader, family: str) -> dict[str, Attribute]:
     """Return the attributes of objects or groups."""
-    made = {}
+    result = {}
     for name in level.attribute_names(family):
         attribute = read_table_attribute(level, family, name)
         if attribute is not None:
-            made[name] = attribute
-    return made
+            result[name] = attribute
+    return result
 
 
 def read_table_attribute(level: LevelReader, family: str, name: str) -> Attribute | None:

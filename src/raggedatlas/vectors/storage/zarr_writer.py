@@ -201,8 +201,8 @@ def cell_array(
         data = blobs.data.data
         for i, cell in enumerate(cells.tolist()):
             pieces = [heads[8 * i : 8 * i + 8], data[starts[i] : stops[i]]]
-            whole = pieces if grid.compression is None else [compress(b"".join(pieces), grid.compression, itemsize)]
-            yield "/".join([path, "c", *map(str, cell)]), whole
+            content = pieces if grid.compression is None else [compress(b"".join(pieces), grid.compression, itemsize)]
+            yield "/".join([path, "c", *map(str, cell)]), content
         return
     yield from _shards(path, cells, (starts, stops), blobs, (shard, grid.compression, itemsize))
 

@@ -61,8 +61,8 @@ def level_bins(checking: ValidationContext, seen: LevelSummary) -> Bins | None:
         edges = level_chunk_shape(root, seen.facts)
         bins = seen.facts.get("bin_shape") if seen.number else root.bin_shape
         if bins is not None and divides(bins, edges):
-            made = Bins(np.asarray(bins, np.float64), bins_per_chunk(edges, tuple(bins)))
-            return made if made.n > 1 else None
+            result = Bins(np.asarray(bins, np.float64), bins_per_chunk(edges, tuple(bins)))
+            return result if result.n > 1 else None
     return None
 
 
@@ -265,20 +265,20 @@ def _walk_vertices(checking: ValidationContext, place: CheckLocation, family: Ch
     look = _position_checker(checking, seen)
     for part in batches(seen.keys):
         for i, blob in enumerate(checking.read(family, seen.keys[part], place), part.start):
-            here = place.at(seen.keys[i])
+            location = place.at(seen.keys[i])
             seen.vertices[i] = -1
-            if here in checking.unread:
+            if location in checking.unread:
                 continue
             if blob is None or not blob.size:
                 seen.vertices[i] = 0
-                checking.report("V009", here, "the chunk is listed, but empty.", "practice")
+                checking.report("V009", location, "the chunk is listed, but empty.", "practice")
                 continue
-            with checking.guarded("V000", here):
-                points = _points_of(checking, here, family, blob)
+            with checking.guarded("V000", location):
+                points = _points_of(checking, location, family, blob)
                 if points is not None:
                     seen.vertices[i] = len(points[0])
                     seen.links[i] = points[1]
-                    look(here, points[0])
+                    look(location, points[0])
 
 
 def _points_of(
@@ -432,11 +432,13 @@ def _walk_fragments(checking: ValidationContext, seen: LevelSummary) -> None:
             n_rows = int(seen.vertices[i])
             if found is None or unread or n_rows < 0:
                 continue
-            here = place.at(seen.keys[i])
+            location = place.at(seen.keys[i])
             if bins is not None:
-                check_fragments(checking, here, found, bins)
+                check_fragments(checking, location, found, bins)
             if names_missing_rows(found, n_rows):
-                checking.report("V034", here, f"a fragment refers to rows beyond the {n_rows:,} vertices of the chunk.")
+                checking.report(
+                    "V034", location, f"a fragment refers to rows beyond the {n_rows:,} vertices of the chunk."
+                )
                 continue
             seen.widest = max(seen.widest, int(found.counts.max(initial=0)))
             if bins is not None and vertices is not None and i < STEP:
@@ -445,7 +447,7 @@ def _walk_fragments(checking: ValidationContext, seen: LevelSummary) -> None:
                 )
             if claims and not tiles(found, n_rows):
                 claims = False
-                checking.report("V110", here, "its fragments are not its rows in order.")
+                checking.report("V110", location, "its fragments are not its rows in order.")
 
 
 def _look_into_bins(

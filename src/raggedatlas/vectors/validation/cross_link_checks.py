@@ -182,24 +182,24 @@ def _check_family(checking: ValidationContext, place: CheckLocation, of: tuple[L
         checking.report("V002", place, f"zv_array is {block.get('zv_array')!r}; expected 'links_family'.")
     if not isinstance(width, int) or width < 1:
         return
-    found, whole = 0, True
+    found, complete = 0, True
     if delta == 0 and checking.block(CheckLocation(seen.number, "vertices")).get("encoding") == "draco":
-        found, whole = int(seen.links.clip(0).sum()), bool((seen.links >= 0).all())
+        found, complete = int(seen.links.clip(0).sum()), bool((seen.links >= 0).all())
     for name in checking.children(place):
         own = CheckLocation(seen.number, f"{place.family}/{name}")
         with checking.guarded("V048", own):
             offsets = parse_segment(name, width, n_parts)
             if delta == 0 and not offsets.any():
                 found += int(seen.links.clip(0).sum())
-                whole &= bool((seen.links >= 0).all())
+                complete &= bool((seen.links >= 0).all())
                 continue
             family = checking.open(own)
             if family is not None:
                 counts = _check_segment(checking, own, (family, offsets), of)
                 found += int(counts.clip(0).sum())
-                whole &= bool((counts >= 0).all())
+                complete &= bool((counts >= 0).all())
     declared = block.get("num_links")
-    if whole and isinstance(declared, int) and declared != found and block.get("store", "canonical") == "canonical":
+    if complete and isinstance(declared, int) and declared != found and block.get("store", "canonical") == "canonical":
         checking.report("V055", place, f"num_links is {declared}; its arrays have {found}.")
 
 
@@ -223,18 +223,18 @@ def _check_segment(
     scales = tuple(level_scale(checking.root, level.facts, keys.shape[1]) for level in (seen, other))
     for part in batches(keys):
         for i, blob in enumerate(checking.read(family, keys[part], place), part.start):
-            here = place.at(keys[i])
-            if here in checking.unread:
+            location = place.at(keys[i])
+            if location in checking.unread:
                 continue
-            with checking.guarded("V064", here):
+            with checking.guarded("V064", location):
                 stream = decode_ragged(blob, "a cell").data if blob is not None and blob.size else np.zeros(0, np.uint8)
                 rows = from_bytes(stream, str(family.attributes["dtype"]), len(offsets) + 1 + ordered, "a cell")
                 counts[i] = len(rows)
-                whole = np.arange(len(rows))
+                record = np.arange(len(rows))
                 cells = keys[i : i + 1]
                 segment = OffsetSegment(
-                    offsets, cells, counts_to_offsets(np.array([len(rows)])), rows.astype(np.int64), whole, ordered
+                    offsets, cells, counts_to_offsets(np.array([len(rows)])), rows.astype(np.int64), record, ordered
                 )
-                _check_ends(checking, here, decode_cross_links(segment, (scales[0], scales[1]), "a cell"), of)
+                _check_ends(checking, location, decode_cross_links(segment, (scales[0], scales[1]), "a cell"), of)
     _check_attributes(checking, replace(place), (keys, counts))
     return counts

@@ -137,8 +137,8 @@ def divides(bins: Any, edges: Any) -> bool:  # noqa: ANN401 - arrays or lists
     if small.shape != large.shape or not (small > 0).all():
         return False
     ratio = large / small
-    whole = np.rint(ratio)
-    return bool(((whole >= 1) & (np.abs(ratio - whole) <= 1e-9 * np.maximum(whole, 1))).all())
+    rounded = np.rint(ratio)
+    return bool(((rounded >= 1) & (np.abs(ratio - rounded) <= 1e-9 * np.maximum(rounded, 1))).all())
 
 
 def _check_conventions(checking: ValidationContext, facts: Mapping[str, Any]) -> None:

@@ -435,7 +435,7 @@ def test_problems_have_their_place(written: Callable[[str, str], Path], tmp_path
     lost = next(problem for problem in found if problem.rule == "V067")
     assert isinstance(lost, PlacedProblem)
     assert lost.object_id == 3
-    assert "V067 must: 0/object_index, object 3: it names chunk 99." in str(lost)
+    assert "V067 must: 0/object_index, object 3: it refers to chunk 99." in str(lost)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

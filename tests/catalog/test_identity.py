@@ -54,7 +54,7 @@ def build(
     return atlas
 
 
-def make_var(atlas: ra.RaggedAtlas, *names: str) -> pd.DataFrame:
+def var_of(atlas: ra.RaggedAtlas, *names: str) -> pd.DataFrame:
     query = atlas.checkout(atlas.list_versions()[-1].version).query()
     return (query.features(list(names)) if names else query).to_anndata().varm["measured"].astype(int)
 
@@ -64,7 +64,7 @@ def test_ids_in_a_file_of_mostly_symbols_join(tmp_path: Path) -> None:
     atlas = build(
         tmp_path / "a", {"ids": cells([CD79A, MS4A1]), "mixed": cells([CD79A, "GFP", "mCherry", "tdTomato"], 1)}
     )
-    assert make_var(atlas, CD79A).to_numpy().tolist() == [[1, 1]]
+    assert var_of(atlas, CD79A).to_numpy().tolist() == [[1, 1]]
     assert atlas.features().set_index("feature_id").loc["GFP", "organism"] == "unknown"
 
 
@@ -76,16 +76,16 @@ def test_the_organism_is_each_features_own(tmp_path: Path) -> None:
     report = atlas.add(both, "barnyard", progress=False)
     atlas.snapshot()
     assert any("human (1), mouse (1)" in note for note in report.notes)
-    assert make_var(atlas, "CD79A").to_numpy().tolist() == [[1, 1]]
-    assert make_var(atlas, "Cd79a").to_numpy().sum() == 1
+    assert var_of(atlas, "CD79A").to_numpy().tolist() == [[1, 1]]
+    assert var_of(atlas, "Cd79a").to_numpy().sum() == 1
 
 
 def test_an_assembly_before_names_says_the_organism(tmp_path: Path) -> None:
     """Names as Cell Ranger writes them for two genomes are the genes without the prefix, which stays an alias."""
     both = cells(["GRCh38_CD79A", "mm10___Cd79a"], 1, gene_ids=[f"GRCh38_{CD79A}", f"mm10___{CD79A_MOUSE}"])
     atlas = build(tmp_path / "a", {"plain": cells(["CD79A"], gene_ids=[CD79A]), "barnyard": both})
-    assert make_var(atlas, "CD79A").to_numpy().tolist() == [[1, 1]]
-    assert make_var(atlas, f"GRCh38_{CD79A}").to_numpy().tolist() == [[1, 1]]
+    assert var_of(atlas, "CD79A").to_numpy().tolist() == [[1, 1]]
+    assert var_of(atlas, f"GRCh38_{CD79A}").to_numpy().tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["named", "bare", "other"])))
@@ -97,7 +97,7 @@ def test_a_poorer_source_never_overwrites_a_better_one(tmp_path: Path, order: tu
     atlas = build(tmp_path / "a", {name: sources[name] for name in order})
     [row] = atlas.features().to_dict("records")
     assert (row["symbol"], list(row["aliases"])) == ("CD79A", ["MB1"])
-    assert make_var(atlas, "MB1").to_numpy().tolist() == [[1]]
+    assert var_of(atlas, "MB1").to_numpy().tolist() == [[1]]
 
 
 def test_a_symbol_given_by_hand_wins(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_symbol_of_two_ids_is_withdrawn_whenever_the_second_comes(tmp_path: Pa
     atlas.add(cells(["X1"]), "plain", progress=False)
     atlas.add(cells(["X1"], 1, gene_ids=[CD79A]), "first", progress=False)
     one = atlas.snapshot("one")
-    assert make_var(atlas).shape[0] == 1
+    assert var_of(atlas).shape[0] == 1
     atlas.add(cells(["X1"], 2, gene_ids=[MS4A1]), "second", progress=False)
     two = atlas.snapshot("two")
     found = atlas.diff("one", "two")
@@ -163,12 +163,12 @@ def test_a_snapshot_derives_only_what_is_new(tmp_path: Path, monkeypatch: pytest
 def test_an_alias_joins_the_columns(tmp_path: Path) -> None:
     """A previous symbol given as an alias joins datasets that have it as their name, not only the name that is asked for."""
     atlas = build(tmp_path / "a", {"new": cells(["SEPTIN7"]), "old": cells(["SEPT7"], 1)}, organism="human")
-    assert len(make_var(atlas)) == 2
+    assert len(var_of(atlas)) == 2
     [uid] = atlas.features().query("feature_id == 'SEPTIN7'").index
     atlas.register_features([ra.FeatureBaseSchema(uid=uid, aliases=["SEPT7"])])
     atlas.snapshot()
-    assert len(make_var(atlas)) == 1
-    assert make_var(atlas, "SEPT7").to_numpy().tolist() == [[1, 1]]
+    assert len(var_of(atlas)) == 1
+    assert var_of(atlas, "SEPT7").to_numpy().tolist() == [[1, 1]]
     assert atlas.identity.explain("SEPT7").query("feature_id == 'SEPT7'")["evidence"].tolist() == ["alias SEPT7"]
 
 
@@ -209,16 +209,16 @@ def test_a_link_is_repointed_revoked_and_restored(tmp_path: Path) -> None:
 def test_a_joined_feature_can_be_kept_apart(tmp_path: Path) -> None:
     """Taking back what a rule joined lasts over snapshots, until it is taken back itself."""
     atlas = build(tmp_path / "a", {"ids": cells(["CD79A"], gene_ids=[CD79A]), "names": cells(["CD79A"], 1)})
-    assert len(make_var(atlas)) == 1
+    assert len(var_of(atlas)) == 1
     atlas.identity.unlink("CD79A")
     history = atlas.identity.history()
     assert history["feature"].tolist() == ["CD79A"]
     assert history["target"].isna().tolist() == [True]
     atlas.snapshot()
-    assert len(make_var(atlas)) == 2
+    assert len(var_of(atlas)) == 2
     atlas.identity.unlink("symbol:CD79A")
     atlas.snapshot()
-    assert len(make_var(atlas)) == 1
+    assert len(var_of(atlas)) == 1
 
 
 def test_links_are_changed_after_a_call_that_died_before_the_mapping(tmp_path: Path) -> None:
@@ -395,9 +395,9 @@ def test_a_mapping_of_before_is_read_and_gets_its_columns(tmp_path: Path) -> Non
     assert len(expected) == 2
     assert len(atlas.find_datasets_with_features(["CD79A"])) == 2
     assert catalog.tables.schema(IDENTITY).names == IDENTITY_COLUMNS.names
-    assert make_var(atlas).shape[0] == 4
+    assert var_of(atlas).shape[0] == 4
     atlas.snapshot()
-    assert make_var(atlas).shape[0] == 2
+    assert var_of(atlas).shape[0] == 2
     assert read_registry(then, SPACE).redirects == read_registry(catalog, SPACE).redirects == expected
     assert catalog.tables.read(IDENTITY).equals(rows)
 
@@ -534,4 +534,4 @@ def test_a_file_of_an_older_atlas_is_known_again(tmp_path: Path, monkeypatch: py
         atlas.add(source, "again", progress=False)
     atlas.add(cells([CD79A, "GFP", MS4A1], 1), "other", progress=False)
     atlas.snapshot()
-    assert make_var(atlas, CD79A).to_numpy().tolist() == [[1, 1]]
+    assert var_of(atlas, CD79A).to_numpy().tolist() == [[1, 1]]

@@ -15,7 +15,7 @@ from anndata.tests.helpers import assert_equal
 
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.query.lazy import to_lazy
-from raggedatlas.query.plan import plan_read
+from raggedatlas.query.plan import plan_elements, plan_read
 from raggedatlas.query.query import Query
 
 ASKED = {
@@ -64,8 +64,8 @@ def test_a_wide_obs_is_read_on_access(query: Query, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("chunk_bytes", [1, 50, 137, 300, 700, 1500, 4000])
 def test_chunks_are_cut_by_bytes_and_where_datasets_end(small: Any, chunk_bytes: int) -> None:
-    plan = plan_read(small.query.spec, small.catalog)
-    lazy = to_lazy(plan, small.catalog, chunk_bytes, lazy_obs=False)
+    plan = plan_elements(plan_read(small.query.spec, small.catalog), small.catalog)
+    lazy = to_lazy(plan, chunk_bytes, lazy_obs=False)
     rows, columns = lazy.X.chunks
     assert sum(rows) == plan.n_cells
     assert columns == (lazy.n_vars,)

@@ -1,4 +1,4 @@
-"""What a model is given: some cells, their metadata as arrays, and their values in each feature space."""
+"""Training batches: cells, their metadata as arrays, and their values in each modality."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class TensorBlock:
 
 @dataclass(frozen=True, eq=False)
 class ModalityMetadata:
-    """What all batches say alike of a feature space.
+    """Metadata of a modality, shared by all batches.
 
     Parameters
     ----------
@@ -47,12 +47,12 @@ class ModalityMetadata:
 
 @dataclass(frozen=True, eq=False)
 class BatchMetadata:
-    """What all batches of a loader say alike, held once.
+    """Metadata shared by all batches of a loader.
 
     Parameters
     ----------
     key : str
-        Tells the facts of one query from those of another.
+        Identifies the query.
     spaces : mapping of str to ModalityMetadata
         By name.
     categories : mapping of str to (n_categories,) object array
@@ -66,7 +66,7 @@ class BatchMetadata:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModalityBatch:
-    """One feature space's part of a batch, row by row.
+    """One modality of a batch, aligned row by row.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class ModalityBatch:
         return self.facts.features
 
     def layer(self, name: str) -> Any:  # noqa: ANN401  (one of several matrix types)
-        """Give a layer as `X` is given.
+        """Return a layer in the same form as `X`.
 
         Raises
         ------
@@ -118,14 +118,14 @@ class ModalityBatch:
         return matrix
 
     def measured(self) -> NDArray[np.bool_]:
-        """Say which features each cell's dataset measured, (n_rows, n_features) bool."""
+        """Return which features the dataset of each cell measured, (n_rows, n_features) bool."""
         found: NDArray[np.bool_] = self.facts.measured[self.layout]
         return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingBatch:
-    """Cells of a batch, every part aligned row by row.
+    """A batch of cells, with all parts aligned row by row.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class TrainingBatch:
         return self.facts.categories
 
     def labels(self, column: str) -> NDArray[np.object_]:
-        """Give a column of codes as the values that they mean, None where missing, (n,) object."""
+        """Decode a column of codes to its values, None where missing, (n,) object."""
         if column not in self.facts.categories:
             raise NotFoundError(f"The batch has codes of {list(self.facts.categories)}, not of {column!r}.")
         known = np.array([*self.facts.categories[column], None], dtype=object)
@@ -170,7 +170,7 @@ class TrainingBatch:
         return labels
 
     def pin_memory(self) -> "TrainingBatch":
-        """Put every tensor into pinned memory; a DataLoader with ``pin_memory=True`` calls this."""
+        """Copy every tensor to pinned memory; a DataLoader with ``pin_memory=True`` calls this."""
         return self._each_tensor(lambda tensor: each_part(tensor, lambda part: part.pin_memory()))
 
     def to(self, device: Any, *, non_blocking: bool = False) -> "TrainingBatch":  # noqa: ANN401  (what torch takes)
@@ -186,7 +186,7 @@ class TrainingBatch:
         return found
 
     def __repr__(self) -> str:
-        """Say how many cells and which columns and spaces."""
+        """Return the number of cells, the columns and the spaces."""
         parts = ", ".join(f"{name}: {', '.join(rows.block.layers)}" for name, rows in self.spaces.items())
         return f"TrainingBatch of {len(self):,} cells ({parts}; obs: {', '.join(self.obs) or 'none'})"
 
@@ -205,7 +205,7 @@ class TrainingBatch:
 
 
 class _Known:
-    """The facts that this process holds; a batch that comes from a worker finds them here instead of bringing them along."""
+    """Metadata registered in this process, which batches from workers look up instead of carrying a copy."""
 
     def __init__(self) -> None:
         self.facts: WeakValueDictionary[str, BatchMetadata] = WeakValueDictionary()
@@ -215,24 +215,24 @@ _KNOWN = _Known()
 
 
 def remember_facts(facts: BatchMetadata) -> BatchMetadata:
-    """Note the facts of a loader, for batches that its workers send without them; give those that are known already."""
+    """Register the metadata of a loader for batches that its workers send without it; return the registered object."""
     return _KNOWN.facts.setdefault(facts.key, facts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WireBatch:
-    """A batch on its way from a worker: pickled without what the receiving process knows already.
+    """A batch sent from a worker: pickled without the metadata that the receiving process already has.
 
     Parameters
     ----------
     batch : TrainingBatch
-        The batch, which comes out of the pickle as it is.
+        The batch that unpickling returns.
     """
 
     batch: TrainingBatch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave the facts out."""
+        """Pickle without the shared metadata."""
         batch = self.batch
         spaces = {name: (r.block, r.present, r.layout, r.sorted) for name, r in batch.spaces.items()}
         return _receive, (batch.facts.key, batch.rows, batch.uids, batch.obs, spaces)

@@ -1,4 +1,4 @@
-"""Query and options -> what batches are made of, and in which order; every refusal that needs no values is made here."""
+"""Planning of batches: a query and options become a `BatchPlan` and an `Order`; every error that needs no values is raised here."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class ObsColumn:
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """All that making batches needs, without the catalog: hand it to a thread or a process.
+    """All that is needed to make batches, without the catalog; picklable for threads and processes.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class BatchPlan:
 
 
 def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -> tuple[BatchPlan, ObsColumn | None]:
-    """Make a query a plan for batches.
+    """Plan the batches of a query.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def plan_batches(query: Query, options: ReadOptions, extra: str | None = None) -
 
 
 def plan_order(plan: BatchPlan, options: LoaderOptions, column: ObsColumn | None) -> Order:
-    """Decide what the order of every epoch follows from.
+    """Derive the order of epochs from the options.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def _group_codes(column: ObsColumn) -> NDArray[np.int64]:
 
 
 def _names_in_table(query: Query, table: pa.Table) -> dict[str, str]:
-    """Say which column of a plan's `obs` each asked name is; columns stand there under the names of their files."""
+    """Map each requested name to its column in a plan's `obs`, which uses the names of the files."""
     known = cell_columns(query.catalog)
     asked = query.spec.obs or ()
     shown = dict(zip(metadata_names(known, asked), table.column_names[len(_ALWAYS) :], strict=False))
@@ -197,7 +197,7 @@ def _facts(
     spaces: Mapping[str, SpacePlan], uids: NDArray[np.bytes_], columns: Mapping[str, ObsColumn]
 ) -> BatchMetadata:
     categories = {name: column.categories for name, column in columns.items() if column.categories is not None}
-    told = {
+    modalities = {
         name: ModalityMetadata(
             space.features, space.layouts, np.vstack([space.measured, np.zeros((1, len(space.features)), bool)])
         )
@@ -208,7 +208,7 @@ def _facts(
         parts: Sequence[object] = (name, space.layers, space.n_cols, space.nan, *space.features.tolist())
         key.update(repr(parts).encode())
     key.update(repr({name: known.tolist() for name, known in categories.items()}).encode())
-    return BatchMetadata(key.hexdigest(), told, categories)
+    return BatchMetadata(key.hexdigest(), modalities, categories)
 
 
 def plan_part(
@@ -220,7 +220,7 @@ def plan_part(
     drawn: bool,
     share: Share | None,
 ) -> tuple[BatchPlan, Order, LoaderOptions]:
-    """Plan batches of some of the cells of a plan; what is read, and how, stays as it is.
+    """Plan batches of a subset of the cells; what is read, and how, is unchanged.
 
     Parameters
     ----------
@@ -229,9 +229,9 @@ def plan_part(
     rows : (k,) int64
         Positions among them.
     drawn : bool
-        Whether the cells are drawn as in the whole; else each is given once, in the order of `rows`.
+        Whether cells are drawn as in the full loader; else each comes once, in the order of `rows`.
     share : Share or None
-        Which rank of how many the part is for; None keeps that of the whole.
+        Rank and world size of the part; None keeps those of the full loader.
 
     Returns
     -------
@@ -338,7 +338,7 @@ def _known(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
 
 def _given(name: str, kind: pa.DataType, categories: Sequence[Any]) -> pa.Array:
     if isinstance(categories, str) or len(set(categories)) != len(categories):
-        raise QueryError(f"The categories of {name!r} are a list in which each stands once, not {categories!r}.")
+        raise QueryError(f"The categories of {name!r} must be a list without duplicates, not {categories!r}.")
     try:
         return pa.array(list(categories)).cast(kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""Rows -> batches: one read for several of them, metadata by plain indexing, values in the asked form."""
+"""Collation: rows become batches, with one read for several batches and values in the requested format."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -23,12 +23,12 @@ from raggedatlas.store.sparse import refuse_rows
 
 
 class Collator:
-    """Make batches of any rows, from any thread of a process.
+    """Collates rows to batches, from any thread of a process.
 
     Parameters
     ----------
     plan : BatchPlan
-        What to read and how to give it.
+        What to read and how to return it.
     threads : int
         Threads of one read.
     """
@@ -90,7 +90,7 @@ class Collator:
 
 
 def check_process(pid: int) -> None:
-    """Refuse to read in a forked child.
+    """Raise in a forked child process.
 
     Parameters
     ----------
@@ -179,4 +179,4 @@ FORMATTERS: dict[str, Callable[[Block, np.dtype[Any] | None, BufferPool], Formed
     "torch": _as_tensors,
     "torch-dense": _as_dense_tensors,
 }
-"""How a block of numpy arrays is given to the caller; the dtype is that of the values, None for their own."""
+"""Converters of a block by output format; the dtype is that of the values, None keeps theirs."""

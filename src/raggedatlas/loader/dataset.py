@@ -62,13 +62,13 @@ class CellDataset:
 
     @classmethod
     def of_plan(cls, plan: BatchPlan) -> "CellDataset":
-        """Give the cells of a plan that is made already."""
+        """Make a dataset of an existing plan."""
         made = cls.__new__(cls)
         made.__setstate__({"_plan": plan})
         return made
 
     def _settle(self) -> None:
-        """Note what belongs to this process alone."""
+        """Create the state that belongs to this process."""
         self._pid = os.getpid()
         self._maker = Collator(self._plan, DECODE_THREADS)
         remember_facts(self._plan.facts)
@@ -122,19 +122,19 @@ class CellDataset:
 
     @staticmethod
     def collate(batch: TrainingBatch) -> Any:  # noqa: ANN401  (a batch, or its parcel on the way from a worker)
-        """Take what `__getitems__` gave as it is: the ``collate_fn`` for a DataLoader."""
+        """Return the batch of `__getitems__` unchanged: the ``collate_fn`` for a DataLoader."""
         return batch if this_worker() is None else WireBatch(batch)
 
     def __repr__(self) -> str:
-        """Say what there is."""
+        """Return the number of cells and the spaces."""
         return f"CellDataset of {len(self):,} cells ({', '.join(self._plan.spaces)}; as_={self._plan.options.as_!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Take only the plan along."""
+        """Pickle the plan only."""
         return {"_plan": self._plan}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin anew, in another process."""
+        """Restore in another process."""
         self._plan = state["_plan"]
         self._settle()
 

@@ -37,7 +37,7 @@ class ModuleChoices(LoaderChoices, total=False):
 
 
 class EpochBatches:
-    """A loader as a trainer takes it: told the epoch, read by workers or here, and resumed where a checkpoint was taken.
+    """A loader for a trainer: it follows the epoch, reads in workers or here, and resumes from checkpoints.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class EpochBatches:
 
     @property
     def sampler(self) -> Self:
-        """What Lightning tells the epoch, as it tells a sampler."""
+        """The object whose `set_epoch` Lightning calls, as it does for a sampler."""
         return self
 
     @property
@@ -72,18 +72,18 @@ class EpochBatches:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[TrainingBatch]:
-        """Give the batches of the epoch; those after the state, where one was loaded for it."""
+        """Iterate over the batches of the epoch; after a loaded state, over the rest."""
         self._taken, self._resumed = (self._taken, None) if self._resumed == self._epoch else (0, None)
         for batch in self._read(self._epoch, self._taken):
             self._taken += 1
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes."""
+        """Set the next epoch."""
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Say how many batches of which epoch were taken; the state of one rank serves all."""
+        """Return the epoch and the number of batches taken; the state of one rank is valid for all."""
         return {**self.loader.state_dict(), "epoch": self._epoch, "batch": self._taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -214,7 +214,7 @@ class AtlasDataModule:
         }
 
     def loader(self, part: str = "all") -> Loader:
-        """Give the loader of ``"all"`` cells of the query, or of ``"train"``, ``"val"``, ``"test"`` or ``"predict"``, for one rank.
+        """Return the loader of ``"all"`` cells of the query, or of ``"train"``, ``"val"``, ``"test"`` or ``"predict"``, for one rank.
 
         Raises
         ------
@@ -227,16 +227,16 @@ class AtlasDataModule:
         return self._loaders[part]
 
     def train_dataloader(self) -> EpochBatches:
-        """Give the training batches of this rank."""
+        """Return the training batches of this rank."""
         return self._hand("train", even="pad")
 
     def val_dataloader(self) -> EpochBatches | list[Any]:
-        """Give the validation batches of this rank, or none."""
+        """Return the validation batches of this rank, or none."""
         self.setup()
         return self._hand("val", even="pad") if "val" in self._loaders else []
 
     def test_dataloader(self) -> EpochBatches:
-        """Give the test batches of this rank.
+        """Return the test batches of this rank.
 
         Raises
         ------
@@ -246,7 +246,7 @@ class AtlasDataModule:
         return self._hand("test", even="pad")
 
     def predict_dataloader(self) -> EpochBatches:
-        """Give this rank's share of the cells to predict for, each once."""
+        """Return this rank's share of the cells to predict for, each once."""
         self.setup()
         return self._hand("predict" if "predict" in self._loaders else "all", even=None)
 

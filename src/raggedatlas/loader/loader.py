@@ -1,4 +1,4 @@
-"""Iterate over a query in training batches, epoch after epoch, in an order that can be resumed exactly."""
+"""The training loader: batches of a query, in an order that resumes exactly."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +87,7 @@ class Loader:
         self._settle()
 
     def _settle(self) -> None:
-        """Note what belongs to this process alone."""
+        """Create the state that belongs to this process."""
         self._pid = os.getpid()
         self._maker: Collator | None = None
         remember_facts(self._plan.facts)
@@ -123,14 +123,14 @@ class Loader:
         return CellDataset.of_plan(self._plan)
 
     def part(self, rows: NDArray[np.int64], *, drawn: bool = True, share: Share | None = None) -> "Loader":
-        """Make a loader of some of the cells; features, codes and choices stay as they are.
+        """Make a loader of some of the cells, with the same features, codes and options.
 
         Parameters
         ----------
         rows : (k,) int64
             Positions among the cells.
         drawn : bool
-            Whether the part draws its cells as this loader does; else it gives each once, in the order of `rows`.
+            Whether the part draws its cells as this loader does; else each comes once, in the order of `rows`.
         share : Share or None
             Which rank of how many the part is for; None keeps that of this loader.
 
@@ -158,7 +158,7 @@ class Loader:
         return made
 
     def torch_dataset(self) -> Any:  # noqa: ANN401  (a torch.utils.data.IterableDataset)
-        """Give the loader as PyTorch's DataLoader takes it.
+        """Return the loader as a dataset for PyTorch's DataLoader.
 
         Returns
         -------
@@ -179,7 +179,7 @@ class Loader:
         return self._count(batches if device is None else move_ahead(batches, device), epoch, done)
 
     def iterate(self, worker: int = 0, n_workers: int = 1) -> Iterator[TrainingBatch]:
-        """Start the next epoch, and give what one of several workers of this rank has of it: every `n_workers`-th batch.
+        """Start the next epoch, and iterate over the share of one of several workers: every `n_workers`-th batch.
 
         Raises
         ------
@@ -196,11 +196,11 @@ class Loader:
         return map(WireBatch, self.iterate(worker, n_workers))
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is."""
+        """Set the epoch of the next iteration."""
         self._next, self._now = (_epoch(epoch), 0), None
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Say where the iteration stands, so that another process can go on from there.
+        """Return the position of the iteration, from which another process can resume.
 
         Parameters
         ----------
@@ -216,7 +216,7 @@ class Loader:
         return {**self._facts(), "epoch": epoch, "batch": done if taken is None else int(taken)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where a state was taken.
+        """Resume the next iteration from a state.
 
         Raises
         ------
@@ -237,7 +237,7 @@ class Loader:
         self._next, self._now = (epoch, done), None
 
     def __repr__(self) -> str:
-        """Say what is read and how."""
+        """Return what is read and how."""
         options = self._options
         return (
             f"Loader of {self.n_cells:,} cells, {len(self):,} batches of {options.batch_size:,} "
@@ -254,7 +254,7 @@ class Loader:
         self._settle()
 
     def _facts(self) -> dict[str, Any]:
-        """Tell all that the order of an epoch follows from."""
+        """Return all that determines the order of an epoch."""
         order, share = self._order, self._order.share
         return {
             "query": self._plan.facts.key,

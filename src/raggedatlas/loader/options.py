@@ -1,4 +1,4 @@
-"""What a caller may choose about a loader, and every refusal of a choice that needs no data."""
+"""Options of a loader, and their checks that need no data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,9 +28,9 @@ class ReadChoices(TypedDict, total=False):
     sort : bool
         Sort the columns of every sparse row; they need not be else, but sparse tensors always are.
     buffers : int
-        Pieces of memory that are kept to be filled again once nobody holds their batch any more; with 0, all memory is fresh.
+        Buffers kept for reuse once their batch is released; 0 allocates new memory each time.
     results : sequence of str
-        As `Query.with_results`: results of models, which stand in ``batch.spaces`` under their names.
+        As `Query.with_results`: results of models, which are in ``batch.spaces`` by name.
     """
 
     layers: Sequence[str]

@@ -41,7 +41,7 @@ class Strategy:
     own: Sampler | None = None
 
     def digest(self) -> str:
-        """Tell this strategy from others, in a few characters."""
+        """Return a short identifier of this strategy."""
         values = b"" if self.values is None else np.ascontiguousarray(self.values).tobytes()
         own = "" if self.own is None else getattr(self.own, "__qualname__", type(self.own).__qualname__)
         return f"{self.kind} {own}{blake2b(values, digest_size=8).hexdigest()} {self.n_samples}"
@@ -49,7 +49,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of an epoch is this process's.
+    """The share of an epoch of this process.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Share:
         None shares out every cell once, so that ranks may differ by one cell; ``"pad"`` repeats the first cells of the epoch and
         ``"drop"`` leaves out the last, so that all ranks have as many.
     drop_last : bool
-        Give whole batches only, on every rank the same number.
+        Full batches only, the same number on every rank.
     """
 
     rank: int = 0
@@ -70,7 +70,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Order:
-    """All that the order of every epoch follows from.
+    """All that determines the order of every epoch.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class Batches:
 
 
 def epoch_batches(order: Order, epoch: int) -> Batches:
-    """Give the batches of one rank in one epoch.
+    """Return the batches of one rank in one epoch.
 
     Parameters
     ----------
@@ -156,8 +156,8 @@ def epoch_batches(order: Order, epoch: int) -> Batches:
     share = order.share
     rows, bounds = STRATEGIES[order.strategy.kind](order, _generator(order.seed, epoch))
     if bounds is not None:
-        whole = Batches(rows, bounds)
-        return whole.take(_shared_out(len(whole), share)[: _most(len(whole), share)])
+        batches = Batches(rows, bounds)
+        return batches.take(_shared_out(len(batches), share)[: _most(len(batches), share)])
     own = rows[_shared_out(len(rows), share)]
     if order.shuffle == "blocks":
         own = _shuffle_within(own, order.buffer_size, _generator(order.seed, epoch, 1 + share.rank))
@@ -185,7 +185,7 @@ def count_batches(order: Order) -> int:
 
 
 def worker_batches(n_batches: int, start: int, worker: int, n_workers: int) -> NDArray[np.int64]:
-    """Deal the batches of a rank to its workers like cards.
+    """Assign the batches of a rank to its workers in turn.
 
     A DataLoader asks its workers in turn, so the batches come in the same order whatever the number of workers.
 
@@ -225,7 +225,7 @@ def _generator(*key: int) -> np.random.Generator:
 
 
 def _shared_out(n: int, share: Share) -> NDArray[np.int64]:
-    """Give a rank its run of n things."""
+    """Return the share of a rank of n items."""
     rank, ranks = share.rank, share.world_size
     if share.even == "pad":
         each = -(-n // ranks)
@@ -237,7 +237,7 @@ def _shared_out(n: int, share: Share) -> NDArray[np.int64]:
 
 
 def _most(n: int, share: Share) -> int:
-    """Say how many of n things every rank has, where each must have as many; else n."""
+    """Return how many of n items every rank has if all must have the same number; else n."""
     if not share.drop_last:
         return n
     return -(-n // share.world_size) if share.even == "pad" else n // share.world_size
@@ -302,7 +302,7 @@ def _grouped(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int64],
 
 
 def _ask_caller(order: Order, rng: np.random.Generator) -> tuple[NDArray[np.int64], None]:
-    """Let a strategy of the caller's own choose."""
+    """Call a user-defined sampler."""
     assert order.strategy.own is not None
     rows = np.asarray(order.strategy.own(order.n_cells, rng))
     wanted = order.strategy.n_samples
@@ -321,7 +321,7 @@ def _group_sizes(strategy: Strategy) -> NDArray[np.int64]:
 
 
 def _cut_groups(sizes: NDArray[np.int64], order: Order) -> NDArray[np.int64]:
-    """Cut each group into batches, and give the bounds of all."""
+    """Split each group into batches, and return the bounds of all."""
     size = order.batch_size
     kept = sizes - sizes % size if order.share.drop_last else sizes
     counts = -(-kept // size)
@@ -336,4 +336,4 @@ STRATEGIES: dict[str, Callable[[Order, np.random.Generator], tuple[NDArray[np.in
     GROUPED: _grouped,
     OWN: _ask_caller,
 }
-"""How an epoch's cells are chosen: each gives rows, and the bounds of batches where these are not cut to one size."""
+"""Sampling strategies: each returns rows, and the bounds of batches if they differ in size."""

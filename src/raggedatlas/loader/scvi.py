@@ -13,7 +13,7 @@ from raggedatlas.loader.batch_plan import ObsColumn
 from raggedatlas.loader.lightning import AtlasDataModule, ModuleChoices
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.torch import require_torch
-from raggedatlas.query.outputs import make_var
+from raggedatlas.query.feature_axis import make_var
 from raggedatlas.query.query import Query
 from raggedatlas.query.read_plan import SpacePlan
 
@@ -22,7 +22,7 @@ _LISTS = ("categorical_covariate_keys", "continuous_covariate_keys")
 
 
 class ScviChoices(ModuleChoices, total=False):
-    """Keyword arguments of `ScviDataModule`, all optional, beside those of `AtlasDataModule`; named as scvi-tools names them.
+    """Keyword arguments of `ScviDataModule`, all optional, in addition to those of `AtlasDataModule`; named as scvi-tools names them.
 
     Attributes
     ----------
@@ -200,7 +200,7 @@ class ScviDataModule(AtlasDataModule):
         }
 
     def inference_dataloader(self, query: Query | None = None, batch_size: int | None = None) -> "TensorBatches":
-        """Give cells in order, each once, as models take them with ``dataloader=``.
+        """Return cells in order, each once, as models take them with ``dataloader=``.
 
         Parameters
         ----------
@@ -254,7 +254,7 @@ class ScviDataModule(AtlasDataModule):
         numbers = self._lists["continuous_covariate_keys"]
         sizes: dict[str, Any] = {"field_keys": list(cats), "mapping": cats, "n_cats_per_key": self.n_cats_per_cov}
         columns: dict[str, Any] = {"columns": np.array(numbers, object)}
-        told: dict[str, tuple[Any, dict[str, Any]]] = {
+        fields: dict[str, tuple[Any, dict[str, Any]]] = {
             "extra_categorical_covs": (cats, sizes),
             "extra_continuous_covs": (numbers, columns),
         }
@@ -263,7 +263,7 @@ class ScviDataModule(AtlasDataModule):
                 **(_field("obsm", f"_scvi_{name}", state, {}) if own else _NO_FIELD),
                 "summary_stats": {f"n_{name}": len(own)},
             }
-            for name, (own, state) in told.items()
+            for name, (own, state) in fields.items()
         }
 
     def _load(self, query: Query, choices: Mapping[str, Any]) -> Loader:
@@ -305,7 +305,7 @@ class TensorBatches:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Give every cell once."""
+        """Iterate over every cell once."""
         return map(self._module.on_before_batch_transfer, self._loader)
 
 

@@ -30,7 +30,7 @@ class Split:
     by : str or None
         A metadata column whose values stay together, e.g. the donor; None shares out cell by cell.
     seed : int
-        Another seed gives another split.
+        Different seeds make different splits.
 
     Notes
     -----
@@ -52,7 +52,7 @@ class Split:
 
 
 def split_rows(hashes: NDArray[np.uint64], split: Split) -> dict[str, NDArray[np.int64]]:
-    """Share out rows by their hashes.
+    """Split rows by their hashes.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def split_rows(hashes: NDArray[np.uint64], split: Split) -> dict[str, NDArray[np
 
 @checked
 def split_loader(loader: Loader, split: Split) -> dict[str, Loader]:
-    """Make one loader several, which share features, codes and choices.
+    """Split a loader into several with the same features, codes and options.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def split_loader(loader: Loader, split: Split) -> dict[str, Loader]:
 
 
 def align_query(query: Query, loader: Loader) -> Query:
-    """Let a query read what a loader reads: the same feature spaces, features, and layers.
+    """Make a query read the feature spaces, features and layers of a loader.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def _hashes(plan: BatchPlan, split: Split) -> NDArray[np.uint64]:
 
 
 def _values(name: str, column: ObsColumn) -> tuple[list[object], NDArray[np.int64]]:
-    """Give the distinct values of a column and the code of every cell, all of them known."""
+    """Return the distinct values of a column and the code of every cell; raise if one is missing."""
     if column.categories is not None:
         known, codes = column.categories.tolist(), column.values
         missing = codes < 0

@@ -1,9 +1,9 @@
-"""All that needs PyTorch: tensors, devices, and the dataset class that its DataLoader knows by its type."""
+"""All code that needs PyTorch: tensors, devices, and the dataset class for DataLoader."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,35 @@ from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.store.runtime import warnings_as
 
-if TYPE_CHECKING:
-    from raggedatlas.loader.batch import TrainingBatch
-    from raggedatlas.loader.loader import Loader
+
+class MovableBatch(Protocol):
+    """A batch of tensors, as far as `move_ahead` needs it."""
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Self:  # noqa: ANN401  (what torch takes)
+        """Move every tensor to a device."""
+
+    def tensors(self) -> list[Any]:
+        """List every tensor."""
+
+
+class BatchLoader(Protocol):
+    """A loader, as far as PyTorch's DataLoader needs it."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether batches are moved to a device."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start the next epoch."""
+
+    def __len__(self) -> int:
+        """Count the batches of an epoch."""
+
+    def send(self, worker: int, n_workers: int) -> Iterator[Any]:
+        """Iterate over the batches of one worker."""
+
+
+B = TypeVar("B", bound=MovableBatch)
 
 
 @cache
@@ -39,7 +65,7 @@ def require_torch() -> Any:  # noqa: ANN401  (a module)
 
 
 def check_device(device: str | None, *, pinned: bool) -> None:
-    """Refuse tensors that cannot be had here.
+    """Raise if tensors are not available on this machine.
 
     Raises
     ------
@@ -60,7 +86,7 @@ def check_device(device: str | None, *, pinned: bool) -> None:
 
 
 def as_tensor(values: NDArray[Any]) -> Any:  # noqa: ANN401  (a tensor)
-    """Make an array a tensor that shares its memory."""
+    """Convert an array to a tensor that shares its memory."""
     return require_torch().from_numpy(np.ascontiguousarray(values))
 
 
@@ -88,7 +114,7 @@ def each_part(tensor: Any, change: Callable[[Any], Any]) -> Any:  # noqa: ANN401
     return torch.sparse_csr_tensor(*parts, tensor.shape, check_invariants=False)
 
 
-def move_ahead(batches: "Iterator[TrainingBatch]", device: str) -> "Iterator[TrainingBatch]":
+def move_ahead(batches: Iterator[B], device: str) -> Iterator[B]:
     """Move batches to a device; on a GPU one batch ahead, from pinned memory, on a stream of its own."""
     torch = require_torch()
     target = torch.device(device)
@@ -96,7 +122,7 @@ def move_ahead(batches: "Iterator[TrainingBatch]", device: str) -> "Iterator[Tra
         yield from (batch.to(target) for batch in batches)
         return
     stream = torch.cuda.Stream(target)
-    moved: deque[tuple[TrainingBatch, Any]] = deque()
+    moved: deque[tuple[B, Any]] = deque()
     for batch in batches:
         with torch.cuda.stream(stream):
             # PyTorch keeps pinned memory that a copy still reads, so the batch here may go
@@ -107,15 +133,15 @@ def move_ahead(batches: "Iterator[TrainingBatch]", device: str) -> "Iterator[Tra
         yield _arrived(*moved.popleft(), torch.cuda.current_stream(target))
 
 
-def _arrived(batch: "TrainingBatch", copied: Any, stream: Any) -> "TrainingBatch":  # noqa: ANN401  (torch's own types)
-    """Let the stream of the consumer wait for the copy, and keep its memory while that stream uses it."""
+def _arrived(batch: B, copied: Any, stream: Any) -> B:  # noqa: ANN401  (torch's own types)
+    """Make the consumer's stream wait for the copy, and keep its memory while that stream uses it."""
     stream.wait_event(copied)
     for tensor in batch.tensors():
         each_part(tensor, lambda part: part.record_stream(stream) or part)
     return batch
 
 
-def torch_dataset(loader: "Loader") -> Any:  # noqa: ANN401  (an IterableDataset)
+def torch_dataset(loader: BatchLoader) -> Any:  # noqa: ANN401  (an IterableDataset)
     """Wrap a loader into the type by which PyTorch's DataLoader knows that it is to be iterated.
 
     Raises
@@ -127,7 +153,7 @@ def torch_dataset(loader: "Loader") -> Any:  # noqa: ANN401  (an IterableDataset
 
 
 def this_worker() -> tuple[int, int] | None:
-    """Say which of how many workers of a DataLoader this process is; None where it is none."""
+    """Return the worker id and the number of workers of a DataLoader; None outside of workers."""
     require_torch()
     from torch.utils.data import get_worker_info
 
@@ -141,9 +167,9 @@ def _dataset_class() -> Any:  # noqa: ANN401  (a class made from one of torch's)
     from torch.utils.data import IterableDataset
 
     class LoaderDataset(IterableDataset):  # type: ignore[misc]
-        """A loader as PyTorch sees it; every worker gives its batches."""
+        """A loader as an `IterableDataset`; every worker yields its share of the batches."""
 
-        def __init__(self, loader: "Loader") -> None:
+        def __init__(self, loader: BatchLoader) -> None:
             if loader.moves:
                 raise QueryError(
                     "A loader with device=... moves batches in the process that iterates; for a DataLoader leave it out, "

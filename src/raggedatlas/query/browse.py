@@ -1,4 +1,4 @@
-"""What can be asked of an atlas and of a view alike: what is in it, whether it is sound, what changed."""
+"""Read-only methods that atlases and views share: listings, validation and diffs."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -27,7 +27,7 @@ Level = Literal["quick", "rows", "deep"]
 
 @checked
 class ReadOnlyAtlas:
-    """What an atlas and a view of it have in common: looking.
+    """Read-only methods of an atlas and of a view.
 
     Parameters
     ----------
@@ -40,12 +40,12 @@ class ReadOnlyAtlas:
 
     @property
     def _catalog(self) -> Catalog:
-        """What to read: during a purge the newest versions of the tables are not the current content."""
+        """The catalog to read: during a purge the newest table versions are not the current content."""
         return self._opened.current()
 
     @property
     def uri(self) -> str:
-        """Where the atlas is."""
+        """Address of the atlas."""
         return self._opened.location.uri
 
     @property
@@ -62,7 +62,7 @@ class ReadOnlyAtlas:
 
     @property
     def spaces(self) -> dict[str, FeatureSpace]:
-        """The feature spaces that this atlas knows, by name."""
+        """Feature spaces of this atlas, by name."""
         return self._catalog.spaces()
 
     def list_datasets(self) -> "pd.DataFrame":
@@ -81,7 +81,7 @@ class ReadOnlyAtlas:
         Raises
         ------
         NotFoundError
-            If no dataset, or more than one, goes by that name.
+            If no dataset, or more than one, has that name.
         """
         return Dataset.find(self._catalog, uid_or_name)
 
@@ -119,7 +119,7 @@ class ReadOnlyAtlas:
         return list_annotations(self._catalog)
 
     def features(self, space: str = "gene_expression") -> "pd.DataFrame":
-        """Give the registry of a feature space as a frame indexed by uid."""
+        """Return the registry of a feature space as a frame indexed by uid."""
         from raggedatlas.catalog.features import read_registry
 
         frame: pd.DataFrame = read_registry(self._catalog, space).table.to_pandas().set_index("uid")
@@ -163,12 +163,12 @@ class ReadOnlyAtlas:
         return FeatureIdentity(self._catalog)
 
     def validate(self, level: Level = "quick", *, executor: Executor | Workers | None = None) -> list[AtlasProblem]:
-        """Look for anything wrong.
+        """Check the atlas for errors.
 
         Parameters
         ----------
         level : {"quick", "rows", "deep"}
-            ``quick`` compares the tables, ``rows`` also every cell's pointers, ``deep`` also reads every stored byte and
+            ``quick`` compares the tables, ``rows`` also the pointers of every cell, ``deep`` also reads every stored byte and
             compares its checksums.
         executor : concurrent.futures.Executor, Workers or None
             Whose workers read arrays and files, with ``rows`` and ``deep``; the result does not depend on it.
@@ -176,7 +176,7 @@ class ReadOnlyAtlas:
         Returns
         -------
         list of AtlasProblem
-            Empty when all is well.
+            Empty if no problem was found.
         """
         from raggedatlas.catalog.checks import validate
 
@@ -189,7 +189,7 @@ class ReadOnlyAtlas:
         return list_versions(self._catalog)
 
     def diff(self, old: int | str, new: int | str) -> Difference:
-        """Say what changed between two snapshots, by number or label."""
+        """Compare two snapshots, named by number or label."""
         from raggedatlas.catalog.diff import diff
 
         return diff(self._catalog, old, new)
@@ -223,13 +223,13 @@ def list_geometries(catalog: Catalog) -> "pd.DataFrame":
     rows = []
     for record in found:
         cells = {uid: n for uid, n in record.cells_of.items() if uid in names}
-        told = {
+        row = {
             column: getattr(record, column)
             for column in GEOMETRY_COLUMNS
             if column not in {"n_cells", "datasets", "bounds"}
         }
-        told |= {"types": ", ".join(record.types), "axes": "".join(record.axes), "bounds": record.extent}
-        rows.append({**told, "n_cells": sum(cells.values()), "datasets": ", ".join(names[uid] for uid in cells)})
+        row |= {"types": ", ".join(record.types), "axes": "".join(record.axes), "bounds": record.extent}
+        rows.append({**row, "n_cells": sum(cells.values()), "datasets": ", ".join(names[uid] for uid in cells)})
     return pd.DataFrame(rows, columns=list(GEOMETRY_COLUMNS)).set_index("uid")
 
 
@@ -323,7 +323,7 @@ def dataset_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def describe(catalog: Catalog, what: str) -> str:
-    """Say in lines where an atlas is and what is in it."""
+    """Summarize the address and content of an atlas as lines of text."""
     listed = list_datasets(catalog)
     lines = [
         f"{what} at {catalog.location.uri}: {len(listed):,} datasets, {int(listed['n_cells'].sum()) if len(listed) else 0:,} cells"
@@ -344,7 +344,7 @@ def describe(catalog: Catalog, what: str) -> str:
 
 
 def describe_html(catalog: Catalog, what: str) -> str:
-    """Say the same as HTML, every text escaped."""
+    """Summarize an atlas as HTML, every text escaped."""
     from html import escape
 
     listed = list_datasets(catalog)
@@ -373,6 +373,6 @@ def describe_html(catalog: Catalog, what: str) -> str:
 
 
 def _describe_result(row: Any) -> str:  # noqa: ANN401  (a row of a frame)
-    """Say in short what a result is."""
+    """Summarize the values of a result in a few words."""
     where = f"in {row['space']}" if row["kind"] == "space" else "in the cell table"
     return f"{row['width']} x {row['dtype']} {where}"

@@ -1,4 +1,4 @@
-"""Which cells a query chooses, in which order: filter, search, sample, order, limit."""
+"""Selection of the cells of a query, in this order: filter, search, sample, sort, limit."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _NAMES, _DATASET_UID = ("uid", "cell_name"), "dataset_uid"
 
 @dataclass(frozen=True)
 class Cells:
-    """Chosen cells with some of their columns.
+    """Selected cells with some of their columns.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Cells:
         return Cells(self.table.take(at), self.dataset_code[rows], self.datasets, rank)
 
     def names(self) -> pa.DictionaryArray:
-        """Give each cell's dataset name, as a dictionary in the order in which the datasets were added."""
+        """Return the dataset name of each cell, as a dictionary array in the order in which the datasets were added."""
         names = list(self.datasets.values())
         distinct = list(dict.fromkeys(names))
         position = {name: i for i, name in enumerate(distinct)}
@@ -70,13 +70,13 @@ class Cells:
         return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(distinct, pa.string()))
 
     def column(self, columns: Columns, name: str) -> pa.ChunkedArray:
-        """Return a column by the name that people use, `dataset` included; NaN is null in it."""
+        """Return a column by its public name, `dataset` included; NaN becomes null."""
         if name == DATASET:
             return pa.chunked_array([self.names().cast(pa.string())])
         return nan_to_null(self.table.column(columns.stored(name)))
 
     def pointers(self, schema: pa.Schema) -> CellPointers:
-        """Give where the cells lie, for every pointer column that was read."""
+        """Return the array positions of the cells, for every pointer column that was read."""
         found = {}
         for name, (_, kind) in pointer_columns(schema).items():
             first, last = _pointer_parts(name, kind)
@@ -109,7 +109,7 @@ def _layout(records: Sequence[DatasetRecord]) -> str | None:
 
 
 def metadata_names(columns: Columns, asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Give the stored names of the asked metadata columns; None asks for all.
+    """Return the stored names of the requested metadata columns; None requests all.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def read_cells(
     columns : Columns
         What may be named.
     more : sequence of str
-        Stored columns to read beside the ids.
+        Stored columns to read in addition to the ids.
     pointers : sequence of str
         Pointer columns to read.
     bounded : bool
@@ -177,7 +177,7 @@ def read_cells(
 
 
 def _texts(catalog: Catalog, columns: Columns, name: str) -> list[str] | None:
-    """Read the values of a text column; None for another column, and for ids, of which each cell has its own."""
+    """Read the distinct values of a text column; None for other columns, and for ids, which are unique to each cell."""
     target = columns.target(name)
     if target.family != "text" or target.name in IDS:
         return None
@@ -190,7 +190,7 @@ def _texts(catalog: Catalog, columns: Columns, name: str) -> list[str] | None:
 def _walk_cells(
     catalog: Catalog, wanted: list[str], where: str | None, uids: pa.Array
 ) -> tuple[pa.Table, pa.ChunkedArray] | None:
-    """Read cells with the numbers of their datasets for their uids; None if they are stored in another order than theirs."""
+    """Read cells with dataset codes in place of dataset uids; None if they are not stored in the order of their row ids."""
     batches, codes, last = [], [], -1
     for batch in walk(catalog.tables, CELLS, wanted, where):
         ids = batch.column(ROW_ID).to_numpy()
@@ -214,7 +214,7 @@ def arrange(cells: Cells, spec: QuerySpec, columns: Columns) -> Cells:
 
 
 def needed_columns(spec: QuerySpec, columns: Columns) -> tuple[str, ...]:
-    """Give the stored columns that choosing the rows needs."""
+    """Return the stored columns that sampling and ordering need."""
     names = [name for name, _ in spec.order]
     if spec.sample is not None and spec.sample.by is not None:
         names.append(spec.sample.by)
@@ -222,7 +222,7 @@ def needed_columns(spec: QuerySpec, columns: Columns) -> tuple[str, ...]:
 
 
 def sample_rows(cells: Cells, sample: Sample, columns: Columns) -> NDArray[np.int64]:
-    """Choose cells by a hash of their uid and the seed, so that neither compaction nor other filters' order matter.
+    """Sample cells by a hash of uid and seed, so that the result does not depend on compaction or filter order.
 
     Returns
     -------
@@ -253,14 +253,14 @@ def hash_uids(uids: pa.ChunkedArray, seed: int) -> NDArray[np.uint64]:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread 64 bits one to one, so that no two uids collide."""
+    """Mix 64 bits with a bijection, so that no two uids collide."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x ^ (x >> np.uint64(31))
 
 
 def group_codes(values: pa.ChunkedArray) -> tuple[NDArray[np.int64], pa.Array]:
-    """Number the groups of a column, null being one.
+    """Encode the values of a column as codes; null is a group.
 
     Returns
     -------
@@ -306,7 +306,7 @@ Rows = range | NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class CellRows:
-    """Which rows of the cell table some cells are.
+    """Rows of the cell table, by stable row id.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ class CellRows:
         return replace(self, ids=_short(taken))
 
     def read(self, column: str) -> pa.ChunkedArray:
-        """Read a column of these cells whole."""
+        """Read a column of these cells into memory."""
         table = self.tables.read(CELLS, [column], self.where, row_ids=True)
         found = table.column(ROW_ID).to_numpy()
         values = table.column(column)
@@ -345,7 +345,7 @@ class CellRows:
         )
 
     def chunks(self, column: str) -> Iterator[pa.Array]:
-        """Walk down a column of these cells; of what is stored in another order, all is read first."""
+        """Iterate over the chunks of a column; cells stored in another order are read at once first."""
         if not self.in_order:
             yield from self.read(column).chunks
             return
@@ -374,7 +374,7 @@ class CellRows:
 
 @dataclass(frozen=True)
 class LazyTable:
-    """As much of a `pyarrow.Table` as the `obs` of a plan needs; its text and numbers stay in the cell table.
+    """The part of `pyarrow.Table` that the `obs` of a plan needs; text and numbers are read from the cell table on access.
 
     Parameters
     ----------
@@ -385,7 +385,7 @@ class LazyTable:
     stored : mapping of str to str
         Column -> its name in the cell table.
     held : mapping of str to pyarrow.ChunkedArray
-        Columns that are in memory: short ones, and those that stand in no table.
+        Columns held in memory: small ones, and those that no table stores.
     """
 
     schema: pa.Schema
@@ -409,7 +409,7 @@ class LazyTable:
         return self.held[name] if name in self.held else self.rows.read(self.stored[name])
 
     def chunks(self, which: int) -> Iterator[pa.Array]:
-        """Walk down one column."""
+        """Iterate over the chunks of one column."""
         name = self.schema.names[which]
         yield from self.held[name].chunks if name in self.held else self.rows.chunks(self.stored[name])
 

@@ -17,7 +17,8 @@ from raggedatlas.model.arguments import brief
 from raggedatlas.model.batch import Batch, Block, CsrBlock
 from raggedatlas.model.frames import DATASET, ColumnFacts, arrow_to_series, facts_of, nan_to_null
 from raggedatlas.query.cells import cell_columns
-from raggedatlas.query.outputs import atlas_facts, make_var, measured_frame
+from raggedatlas.query.feature_axis import make_var
+from raggedatlas.query.outputs import atlas_facts, measured_frame
 from raggedatlas.query.plan import plan_read, plan_rows
 from raggedatlas.query.read import BlockTask, PartReader, block_tasks, read_batches
 from raggedatlas.query.read_plan import ReadPlan, SpacePlan, refuse_arrays
@@ -34,16 +35,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PARTIAL_BYTES = 2**30
-"""About how many bytes of sums of blocks may wait for those before them."""
+"""Approximate bytes of block sums that may wait for earlier blocks."""
 
 COUNT_CELLS = 2**20
-"""About how many cells a worker counts at once."""
+"""Approximate number of cells that a worker counts at once."""
 
 
 def count(
     spec: QuerySpec, catalog: Catalog, by: Sequence[str] | None, executor: Executor | Workers | None = None
 ) -> "int | pd.Series[int]":
-    """Count the chosen cells, in all or per group.
+    """Count the selected cells, in total or per group.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def count(
 
 @dataclass(frozen=True)
 class _CountTask:
-    """Counts the chosen cells of some datasets, or of all."""
+    """Task that counts the selected cells of some or all datasets."""
 
     spec: QuerySpec
     catalog: Catalog
@@ -125,7 +126,7 @@ def _divide_datasets(catalog: Catalog) -> list[tuple[str, ...] | None]:
 def aggregate(
     spec: QuerySpec, catalog: Catalog, by: Sequence[str], executor: Executor | Workers | None = None
 ) -> "ad.AnnData":
-    """Add up one layer per group of cells.
+    """Sum one layer per group of cells.
 
     Parameters
     ----------
@@ -174,7 +175,7 @@ def aggregate(
 
 @dataclass(frozen=True)
 class _Partial:
-    """Sums of one block of cells, of the groups that it has."""
+    """Sums of one block of cells, for the groups in it."""
 
     groups: NDArray[np.int64]
     sums: NDArray[np.float64]
@@ -183,7 +184,7 @@ class _Partial:
 
 @dataclass(frozen=True)
 class _SumTask:
-    """Reads a block of cells and adds it up, on a worker."""
+    """Task that reads a block of cells and sums it on a worker."""
 
     read: BlockTask
     codes: NDArray[np.int64]
@@ -241,7 +242,7 @@ def _count_measured(space: SpacePlan, codes: NDArray[np.int64], n_groups: int) -
 
 
 def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFrame":
-    """Give the grouping columns as a frame, under the names that were asked."""
+    """Return the grouping columns as a frame, under the requested names."""
     import pandas as pd
 
     found: dict[str, Any] = {}
@@ -268,7 +269,7 @@ def _frame_of(obs: pa.Table, by: Sequence[str], columns: Columns) -> "pd.DataFra
 
 
 def _number_groups(frame: "pd.DataFrame", by: Sequence[str]) -> "tuple[NDArray[np.int64], pd.DataFrame]":
-    """Number the groups in sorted order; missing values make a group, last."""
+    """Number the groups in sorted order; missing values form the last group."""
     import pandas as pd
 
     grouped = frame.groupby(list(by), dropna=False, observed=True, sort=True)
@@ -302,14 +303,14 @@ def map_batches(
     place: Location,
     progress: Progress | None,
 ) -> pa.Table:
-    """Call a function with every batch of a plan, and put what it gives into one table; see `Query.map`.
+    """Call a function with every batch of a plan, and concatenate the results into one table; see `Query.map`.
 
     Raises
     ------
     QueryError
         For a batch size or schema that cannot be.
     SourceError
-        If the function gives something else than the schema says, naming the cells.
+        If the output of the function does not match the schema; the message names the cells.
     """
     if size < 1:
         raise QueryError(f"map() got batch_size={size}; ask for at least one cell a batch.")
@@ -355,7 +356,7 @@ class _MapTask:
 
 
 def _fitted(given: Any, batch: Batch, schema: pa.Schema, cells: str) -> pa.Table:  # noqa: ANN401  (what a function gives)
-    """Give an output the types of a schema; refuse what does not fit."""
+    """Cast an output to a schema, or raise if a column does not fit."""
     if isinstance(given, pa.RecordBatch | pa.Table):
         given = dict(zip(given.schema.names, given.columns, strict=True))
     if not isinstance(given, Mapping):

@@ -1,4 +1,4 @@
-"""One dataset on its own: what was added, given back."""
+"""One dataset of an atlas, read back as it was added."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,18 +58,18 @@ class Dataset:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Display name."""
         return self.records[0].name
 
     @property
     def n_cells(self) -> int:
-        """How many cells it was added with."""
+        """Number of cells it was added with."""
         n_cells = self.records[0].file_facts.n_cells
         return self.records[0].n_cells if n_cells is None else n_cells
 
     @property
     def left_out(self) -> dict[str, str]:
-        """What the source held that the atlas did not take: element -> what it is."""
+        """Elements of the source that the atlas did not store: key -> description."""
         return dict(self.records[0].file_facts.left_out)
 
     @cached_property
@@ -78,7 +78,7 @@ class Dataset:
         return arrow_to_frame(read_frame(self.catalog, self.records[0], "obs"))
 
     def var(self, space: str | None = None) -> "pd.DataFrame":
-        """Give the file's own var of a feature space, with its index, columns, dtypes and categories; columns without names count."""
+        """Return the `var` of the source file for a feature space, with its index, columns, dtypes and categories; unnamed columns are numbered."""
         record = self._main(space)
         if not record.layout_uid:
             import pandas as pd
@@ -88,7 +88,7 @@ class Dataset:
 
     @cached_property
     def elements(self) -> tuple[str, ...]:
-        """Keys of what is kept beside cells, features and layers: ``"uns/neighbors"``, ``"obsp/distances"``, ``"obsm/X_umap"``, ..."""
+        """Keys of the elements other than cells, features and layers: ``"uns/neighbors"``, ``"obsp/distances"``, ``"obsm/X_umap"``, ..."""
         schema = self.source().describe()
         keys = [*schema.elements, *(i.key for i in schema.others), *(i.key for i in schema.matrices if _is_side(i.key))]
         return tuple(dict.fromkeys(keys))
@@ -104,18 +104,18 @@ class Dataset:
         return self.source().element(key)
 
     def source(self) -> "CompositeSource":
-        """Give the dataset as a source, as of the file that was added: for `copy`, or to add it to another atlas."""
+        """Return the dataset as a source equal to the added file, for `copy` or for `add` of another atlas."""
         self._main(None)
         return self._returning.source()
 
     def to_anndata(self, space: str | None = None) -> "AnnData":
-        """Give the dataset back as it was added: its own names, frames, matrix forms and dtypes, and all that stood beside.
+        """Read the dataset as it was added: original names, frames, matrix formats, dtypes and all other elements.
 
         Parameters
         ----------
         space : str or None
             Feature space; None takes ``gene_expression`` where there is one, else the first. Of several modalities it is
-            the one that the space is of; `to_mudata` gives all.
+            the one that holds the space; `to_mudata` reads all.
 
         Returns
         -------
@@ -140,7 +140,7 @@ class Dataset:
         return self._side(source, record, keys[0])
 
     def to_mudata(self) -> "MuData":
-        """Give all modalities of the dataset back as they were added.
+        """Read all modalities of the dataset as they were added.
 
         Returns
         -------
@@ -220,7 +220,7 @@ class Dataset:
         return AnnData(X=source.matrix(key), obs=obs, var=self.var(record.feature_space))
 
     def __repr__(self) -> str:
-        """Say its name, cells and layers."""
+        """Return name, number of cells and layers."""
         layers = ", ".join(f"{r.feature_space}/{layer}" for r in self.records for layer in r.layers or ("shapes",))
         return f"Dataset {self.name!r} ({self.uid}): {self.n_cells:,} cells, {layers}"
 

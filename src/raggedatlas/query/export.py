@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import QueryError
@@ -18,9 +17,8 @@ from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import Column, Texts
 from raggedatlas.model.protocols import Sink, SinkMatrix
 from raggedatlas.query.modalities import read_modalities
-from raggedatlas.query.obsm import joined_obsm
-from raggedatlas.query.outputs import layout_column, make_uns, make_var, measured_frame, obs_columns, obs_frame
-from raggedatlas.query.plan import plan_read
+from raggedatlas.query.outputs import layout_column, make_uns, measured_frame, obs_columns, obs_frame
+from raggedatlas.query.plan import plan_elements, plan_read
 from raggedatlas.query.read import PartReader, block_tasks
 from raggedatlas.query.read_plan import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.spec import QuerySpec
@@ -87,11 +85,12 @@ def write(
         )
     for space in plan.spaces.values():
         refuse_arrays(space, str(path))
+    plan = plan_elements(plan, catalog, multimodal=multimodal)
     release_unused_memory()
     reading = None if executor is None else (executor, catalog.location)
     sink = open_sink(path, **options)
     try:
-        streams = (_begin_mudata if multimodal else _begin_space)(sink, plan, catalog)
+        streams = (_begin_mudata if multimodal else _begin_space)(sink, plan)
         # The tables are written; their memory is let go of before the values take theirs.
         del plan
         release_unused_memory()
@@ -108,34 +107,29 @@ class _Stream:
     """Matrices that are still to be written: those of a space if there is one, and members of `obsm`."""
 
     space: SpacePlan | None
-    beside: Mapping[str, SpacePlan]
+    obsm: Mapping[str, SpacePlan]
     prefix: str
 
 
-def _begin_mudata(sink: Sink, plan: ReadPlan, catalog: Catalog) -> list[_Stream]:
-    parts, streams = {}, []
-    for name, space in plan.spaces.items():
-        rows = np.flatnonzero(space.present)
-        own = space.take(rows)
-        parts[name] = ReadPlan(plan.obs.take(pa.array(rows)), {name: own}, plan.n_without, plan.provenance)
-        streams.append(_Stream(own, joined_obsm(parts[name], own, catalog), f"mod/{name}/"))
+def _begin_mudata(sink: Sink, plan: ReadPlan) -> list[_Stream]:
+    streams = [_Stream(part.single(), part.obsm, f"mod/{name}/") for name, part in plan.modalities.items()]
     streams.append(_Stream(None, plan.results, ""))
     sink.begin(tuple(matrix for stream in streams for matrix in _matrices(stream, plan.n_cells)))
     for name, space in plan.spaces.items():
         own_row = np.where(space.present, np.cumsum(space.present), 0)
         sink.element(f"obsmap/{name}", own_row.astype(np.uint32))
-    for name, part in parts.items():
-        _write_elements(sink, part, part.single(), catalog, f"mod/{name}/")
+    for name, part in plan.modalities.items():
+        _write_elements(sink, part, f"mod/{name}/")
     sink.element("obs", _obs(sink, plan, None))
-    sink.element("uns", make_uns(plan, catalog))
+    sink.element("uns", make_uns(plan))
     return streams
 
 
-def _begin_space(sink: Sink, plan: ReadPlan, catalog: Catalog) -> list[_Stream]:
+def _begin_space(sink: Sink, plan: ReadPlan) -> list[_Stream]:
     space = plan.single()
-    stream = _Stream(space, {**joined_obsm(plan, space, catalog), **plan.results}, "")
+    stream = _Stream(space, {**plan.obsm, **plan.results}, "")
     sink.begin(_matrices(stream, plan.n_cells))
-    _write_elements(sink, plan, space, catalog, "")
+    _write_elements(sink, plan, "")
     return [stream]
 
 
@@ -149,7 +143,7 @@ def _matrices(stream: _Stream, n_cells: int) -> tuple[SinkMatrix, ...]:
             matrices.append(
                 SinkMatrix(_key(space, layer, prefix), form, np.dtype(dtype), shape, n, exact=n is not None)
             )
-    for name, member in stream.beside.items():
+    for name, member in stream.obsm.items():
         wide = (n_cells, member.n_cols)
         matrices.append(SinkMatrix(f"{prefix}obsm/{name}", "dense", np.dtype(member.dtypes[VALUES]), wide))
     return tuple(matrices)
@@ -168,13 +162,15 @@ def _key(space: SpacePlan, layer: str, prefix: str) -> str:
     return f"{prefix}X" if layer == space.layers[0] else f"{prefix}layers/{layer}"
 
 
-def _write_elements(sink: Sink, plan: ReadPlan, space: SpacePlan, catalog: Catalog, prefix: str) -> None:
-    var = make_var(space, catalog)
+def _write_elements(sink: Sink, plan: ReadPlan, prefix: str) -> None:
+    space = plan.single()
+    assert plan.var is not None
+    var = plan.var.copy()
     sink.element(f"{prefix}obs", _obs(sink, plan, space if space.space.has_features else None))
     sink.element(f"{prefix}var", var)
     if space.space.has_features:
         sink.element(f"{prefix}varm", {"measured": measured_frame(space, var)})
-    sink.element(f"{prefix}uns", make_uns(plan, catalog))
+    sink.element(f"{prefix}uns", make_uns(plan))
 
 
 def _write_values(sink: Sink, stream: _Stream, reading: Reading) -> None:
@@ -183,7 +179,7 @@ def _write_values(sink: Sink, stream: _Stream, reading: Reading) -> None:
             for block in _blocks(stream.space, part, reading):
                 for layer in part.layers:
                     sink.write(_key(stream.space, layer, stream.prefix), _single(block, layer))
-    for name, member in stream.beside.items():
+    for name, member in stream.obsm.items():
         for block in _blocks(member, member.parts[0], reading):
             sink.write(f"{stream.prefix}obsm/{name}", _single(block, VALUES))
 

@@ -1,16 +1,24 @@
-"""The feature axis of a result: which features, in which order, and who measured them."""
+"""The feature axis of a result: features, their order, and which datasets measured them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.features import Registry, find_rows
+from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.features import Registry, find_rows, read_registry
 from raggedatlas.catalog.layouts import Layout
 from raggedatlas.errors import CorruptError, QueryError
+from raggedatlas.model.frames import ColumnFacts, arrow_to_series
+from raggedatlas.query.read_plan import SpacePlan
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class Axis:
         Layout -> column of the result for each local column, -1 where it is left out. Where several columns of a layout are one
         feature, all but the first have a column from n_features on, which readers add to the feature's own.
     layouts : tuple of str
-        Layouts whose measurements are told, sorted.
+        Layouts that `measured` describes, sorted.
     measured : (n_layouts, n_features) bool
         Which columns each of them measured.
     merged : (n_more,) int64
@@ -225,7 +233,7 @@ def _count_datasets(
 
 
 def _number_repeats(maps: Mapping[str, NDArray[np.int64]], n_cols: int) -> tuple[NDArray[np.int64], dict[str, int]]:
-    """Give columns from `n_cols` on to all but the first column of a layout that is at one place; changes `maps`.
+    """Assign columns from `n_cols` on to all but the first of several columns of a layout with the same target; changes `maps`.
 
     Returns
     -------
@@ -285,3 +293,56 @@ def merged_columns(column_map: NDArray[np.int64], merged: NDArray[np.int64], n_c
     more = np.flatnonzero(column_map >= n_cols)
     own[more] = merged[column_map[more] - n_cols]
     return {column: np.flatnonzero(own == column).tolist() for column in np.unique(own[more]).tolist()}
+
+
+def make_var(space: SpacePlan, catalog: Catalog) -> "pd.DataFrame":
+    """Describe the columns of a space, see `var_frame`; the caller owns the frame."""
+    registry = read_registry(catalog, space.space.name) if space.space.has_features else None
+    # The features are kept with the frame, so that no other array can have their identity.
+    facts = (space.space.name, space.n_cols, id(space.features))
+    _, frame = catalog.remember("var", facts, lambda: (space.features, var_frame(registry, space)))
+    return frame.copy()
+
+
+def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
+    """Describe the columns of a space: indexed by feature id where these are all known and unique, else by uid.
+
+    Columns are those of the registry: `uid`, `symbol`, `global_index`, `aliases` joined by ``|``, and the others.
+    Spaces without features number their columns.
+    """
+    import pandas as pd
+
+    if registry is None:
+        return pd.DataFrame(index=pd.Index([str(i) for i in range(space.n_cols)], dtype=object))
+    rows = np.array([registry.row_of[uid] for uid in space.features.tolist()], np.int64)
+    table = registry.table.take(pa.array(rows))
+    ids = table.column("feature_id")
+    by_id = ids.null_count == 0 and len(pc.unique(ids)) == len(ids)
+    columns = {}
+    front = ("uid", "symbol", "global_index", "feature_id")
+    for name in [
+        *front,
+        *(n for n in table.column_names if n not in {*front, "redirect", "symbol_source", "other_type"}),
+    ]:
+        values = table.column(name)
+        if pa.types.is_list(values.type):
+            values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
+        if name == "symbol":  # a gene that no file gave a symbol goes by its id
+            values = pc.coalesce(values, ids)
+        if pa.types.is_string(values.type):
+            values = values.fill_null("")
+        columns[name] = arrow_to_series(values, ColumnFacts(name, "")).set_axis(range(len(rows)))
+    frame = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)))
+    frame.index = text_index(ids if by_id else table.column("uid"), "feature_id" if by_id else "uid")
+    if frame.index.name in frame.columns:
+        frame = frame.rename_axis(None)
+    return frame
+
+
+def text_index(column: pa.ChunkedArray, name: str) -> "pd.Index[str]":
+    """Turn a column of strings into an index."""
+    series = arrow_to_series(column, ColumnFacts(name, "string"))
+    import pandas as pd
+
+    index: pd.Index[str] = pd.Index(series, name=name)
+    return index

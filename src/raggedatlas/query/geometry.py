@@ -1,4 +1,4 @@
-"""The shapes of cells that a query chose, aligned to its rows: one pass over the touched chunks of every store."""
+"""Cell geometry in queries: the shapes of selected cells, and boxes as filters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ def read_shapes(
     name : str
         Of the geometry, or its feature space.
     level, budget : int or None
-        Which level, or how many vertices a store may have at most; see `VectorStore`. A store with fewer levels gives its coarsest.
+        Which level, or how many vertices a store may have at most; see `VectorStore`. A store with fewer levels returns its coarsest.
     attributes : sequence of str or None
         Which attributes; None takes all.
 
@@ -92,7 +92,7 @@ def read_shapes(
 
 
 def _box(table: pa.Table, record: GeometryRecord, rows: NDArray[np.int64]) -> tuple[Any, Any]:
-    """Give the box around the shapes of some rows."""
+    """Return the bounding box of the shapes of some rows."""
     at = pa.array(rows)
     ends = []
     for end, least in (("min", np.nanmin), ("max", np.nanmax)):
@@ -102,7 +102,7 @@ def _box(table: pa.Table, record: GeometryRecord, rows: NDArray[np.int64]) -> tu
 
 
 def store_of(catalog: Catalog, record: GeometryRecord) -> VectorStore:
-    """Open a store of the atlas; a snapshot keeps it open."""
+    """Open a store of the atlas; a snapshot caches it."""
     place: Location = catalog.arrays.child(*record.zarr_group.split("/"))
     return catalog.remember("geometry", record.zarr_group, lambda: open_vectors(place))
 
@@ -148,7 +148,7 @@ def read_points(
     box: tuple[Any, Any],
     attributes: Sequence[str] | None = None,
 ) -> Shapes:
-    """Read the points of some cells from a store whose points tell their cell themselves: those in a box around them."""
+    """Read the points of some cells from a store whose points carry the id of their cell: those in a bounding box."""
     store = store_of(catalog, record)
     asked = None if attributes is None else list(dict.fromkeys([*attributes, record.owner]))
     points = store.box(*box, level=0, attributes=asked, whole=False)
@@ -280,7 +280,7 @@ def _joined_attributes(parts: Sequence[tuple[Attributes, int]]) -> dict[str, Att
 
 
 def _categories(having: Sequence[Attribute]) -> list[Any] | None:
-    """Give the union of the categories of attributes that have some, in order of appearance."""
+    """Return the union of the categories of attributes, in order of appearance."""
     if not all("categories" in a.metadata for a in having):
         return None
     return list(dict.fromkeys(label for a in having for label in a.metadata["categories"]))
@@ -321,7 +321,7 @@ class Box:
 
     @classmethod
     def of(cls, bbox: ArrayLike) -> "Box":
-        """Read a box as people write it.
+        """Parse a box from a sequence of numbers.
 
         Parameters
         ----------
@@ -357,7 +357,7 @@ class Box:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Within(Filter):
-    """Cells whose shape meets a box.
+    """Cells whose shape intersects a box.
 
     Parameters
     ----------
@@ -366,7 +366,7 @@ class Within(Filter):
     name : str
         Of the geometry.
     records : tuple of GeometryRecord
-        The stores that it means.
+        The stores to compare.
     by : {"bbox", "centroid", "exact"}
         What is compared.
     catalog : Catalog
@@ -398,16 +398,16 @@ class Within(Filter):
         return any_of(*(all_of(*part) for part in parts))
 
     def _exact(self) -> str:
-        """Read the shapes of cells whose box meets this one and does not lie in it."""
-        whole = self._either("bbox", inside=True)
-        where = all_of(self._either("bbox"), negation(whole))
+        """Read the shapes of cells whose bounding box intersects this one but is not inside it."""
+        inside = self._either("bbox", inside=True)
+        where = all_of(self._either("bbox"), negation(inside))
         uids: list[str] = []
         for column in dict.fromkeys(record.column for record in self.records):
             rows = self.catalog.tables.read(CELLS, ["uid", f"{column}.zarr_group", f"{column}.object_id"], where)
             for record in self.records:
                 if record.column == column:
                     uids += self._meeting(record, rows)
-        return any_of(whole, in_list("uid", sorted(uids)))
+        return any_of(inside, in_list("uid", sorted(uids)))
 
     def _meeting(self, record: GeometryRecord, rows: pa.Table) -> list[str]:
         from raggedatlas.query.geometry import read_objects
@@ -426,7 +426,7 @@ class Within(Filter):
 
 
 def within(catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> Within:
-    """Make the condition; refuse what cannot be asked.
+    """Make the filter, after checking the arguments.
 
     Raises
     ------
@@ -449,7 +449,7 @@ def within(catalog: Catalog, bbox: ArrayLike, name: str | None, by: str) -> With
 
 
 def default_geometry(catalog: Catalog) -> str:
-    """Return the only name of geometry there is, or the only feature space of it.
+    """Return the only geometry of the atlas, or its only feature space.
 
     Raises
     ------
@@ -471,7 +471,7 @@ def default_geometry(catalog: Catalog) -> str:
 
 
 def _compared(column: str, box: Box, by: str, *, inside: bool) -> list[str]:
-    """Compare every axis; an infinite end needs no comparison, but the box must be there."""
+    """Compare every axis; infinite ends need no comparison, but the box must be present."""
     parts = [is_not_null(f"{column}.x")]
     for axis, lo, hi in zip(AXES, box.lo, box.hi, strict=False):
         own = f"{column}.{axis}"
@@ -485,14 +485,14 @@ Floats = NDArray[np.float64]
 
 
 def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = False) -> NDArray[np.bool_]:
-    """Tell which objects have a point in a box, both ends inclusive.
+    """Test which objects intersect a box, both ends inclusive.
 
     Parameters
     ----------
     shapes : Shapes
         B objects.
     lo, hi : (D',) float
-        Corners; D' may be fewer than the axes of the shapes, whose others are then of no matter.
+        Corners; D' may be fewer than the axes of the shapes, whose other axes are ignored.
     closed : bool
         Whether a line of two axes is an outline: its last vertex is joined with the first, and what it encloses counts.
 
@@ -521,7 +521,7 @@ def intersects_box(shapes: Shapes, lo: Floats, hi: Floats, *, closed: bool = Fal
 
 
 def simplices_intersect_box(corners: Floats, lo: Floats, hi: Floats) -> NDArray[np.bool_]:
-    """Tell which edges or triangles have a point in a box: exactly in two and three axes, by separating axes.
+    """Test which edges or triangles intersect a box: exact in two and three axes, by separating axes.
 
     Parameters
     ----------
@@ -558,7 +558,7 @@ def simplices_intersect_box(corners: Floats, lo: Floats, hi: Floats) -> NDArray[
 
 
 def _axes(edges: Floats, n_dims: int) -> list[Floats]:
-    """Give the directions that may separate, beside those of the box: (n, D) each."""
+    """Return the candidate separating axes other than those of the box, each (n, D)."""
     if n_dims == 2:
         return [np.stack([-edges[:, i, 1], edges[:, i, 0]], axis=1) for i in range(edges.shape[1])]
     units = np.eye(3)
@@ -567,7 +567,7 @@ def _axes(edges: Floats, n_dims: int) -> list[Floats]:
 
 
 def _links(shapes: Shapes, owner: NDArray[np.int64], *, closed: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Give the edges or faces of all objects as rows of vertices, and the object of each; polygons as fans of triangles."""
+    """Return the edges or faces of all objects as rows of vertices, and the object of each; polygons become triangle fans."""
     if shapes.kind in SEQUENTIAL:
         first = np.flatnonzero(owner[1:] == owner[:-1])
         links = np.stack([first, first + 1], axis=1)
@@ -588,7 +588,7 @@ def _links(shapes: Shapes, owner: NDArray[np.int64], *, closed: bool) -> tuple[N
 def _encloses(
     positions: Floats, links: NDArray[np.int64], of: NDArray[np.int64], point: Floats, n: int
 ) -> NDArray[np.bool_]:
-    """Tell which outlines have a point inside, by the parity of edges to its right."""
+    """Test which outlines enclose a point, by the parity of edges to its right."""
     a, b = positions[links[:, 0]], positions[links[:, 1]]
     spans = (a[:, 1] > point[1]) != (b[:, 1] > point[1])
     rise = np.where(spans, b[:, 1] - a[:, 1], 1.0)

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import MissingExtraError, QueryError
 from raggedatlas.model.batch import CsrBlock, assemble_csr, sparse_dtype
-from raggedatlas.query.obsm import joined_obsm
 from raggedatlas.query.outputs import make_anndata, make_obs
 from raggedatlas.query.read import PartReader
 from raggedatlas.query.read_plan import ReadPlan, SpacePlan, refuse_arrays
@@ -25,15 +23,13 @@ WIDE_OBS = 50
 """With more metadata columns than this, `obs` is read column by column on access."""
 
 
-def to_lazy(plan: ReadPlan, catalog: Catalog, chunk_bytes: int, *, lazy_obs: bool | None) -> "ad.AnnData":
+def to_lazy(plan: ReadPlan, chunk_bytes: int, *, lazy_obs: bool | None) -> "ad.AnnData":
     """Make an AnnData of dask arrays from one space of a plan; see `Query.lazy`.
 
     Parameters
     ----------
     plan : ReadPlan
-        With one space.
-    catalog : Catalog
-        At the version of the plan.
+        From `plan_elements`, with one space.
     chunk_bytes : int
         About how many bytes a chunk of one layer holds.
     lazy_obs : bool or None
@@ -53,7 +49,7 @@ def to_lazy(plan: ReadPlan, catalog: Catalog, chunk_bytes: int, *, lazy_obs: boo
     dask = _dask()
     chunks = _chunks(space, chunk_bytes)
     layers = {layer: _array(dask, space, layer, chunks) for layer in space.layers}
-    members = {**joined_obsm(plan, space, catalog), **plan.results}
+    members = {**plan.obsm, **plan.results}
     obsm = {name: _array(dask, member, member.layers[0], chunks) for name, member in members.items()}
     obs: Any
     if lazy_obs or (lazy_obs is None and len(plan.obs.column_names) > WIDE_OBS):
@@ -62,7 +58,7 @@ def to_lazy(plan: ReadPlan, catalog: Catalog, chunk_bytes: int, *, lazy_obs: boo
         obs = lazy_frame(plan, space)
     else:
         obs = make_obs(plan, space)
-    return make_anndata(plan, catalog, obs, layers, obsm)
+    return make_anndata(plan, obs, layers, obsm)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ def lazy_frame(plan: ReadPlan, space: SpacePlan) -> Dataset:
 
 
 class _Column(BackendArray):
-    """A column of a plan's `obs`, read whole on each access."""
+    """A column of a plan's `obs`, read from the table on each access."""
 
     def __init__(self, table: pa.Table, field: pa.Field) -> None:
         self.table, self.field, self.shape = table, field, (table.num_rows,)

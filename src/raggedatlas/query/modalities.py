@@ -1,4 +1,4 @@
-"""Which layer is read from which group: the layer rule, and where each cell lies."""
+"""Modalities of an atlas, the choice of layers, and the groups that store them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class Modality:
         return tuple(sorted({pointer_column(r) for records in self.records.values() for r in records}))
 
     def layers(self, dataset: str) -> dict[str, DatasetRecord]:
-        """Give a dataset's layers with the record that holds each; the main group comes first."""
+        """Return the layers of a dataset with the record that stores each; the main group comes first."""
         held: dict[str, DatasetRecord] = {}
         for record in sorted(
             self.records.get(dataset, ()), key=lambda r: (pointer_column(r) != self.name, r.zarr_group)
@@ -68,7 +68,7 @@ class Modality:
 
 @dataclass(frozen=True)
 class CellPointers:
-    """Where some cells lie, per pointer column.
+    """Array positions of cells, per pointer column.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class CellPointers:
     columns: Mapping[str, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]
 
     def present(self, modality: Modality) -> NDArray[np.bool_]:
-        """Tell which cells have a modality."""
+        """Return a mask of the cells that have a modality."""
         found = np.zeros(len(self.dataset_code), bool)
         for column in modality.pointers:
             if column in self.columns:
@@ -99,14 +99,14 @@ class CellPointers:
 
 
 def pointer_column(record: DatasetRecord) -> str:
-    """Name the cell column that points into a group."""
+    """Return the cell column that points into a group."""
     return record.pointer or record.feature_space
 
 
 def choose_layers(
     modality: Modality, datasets: Sequence[str], asked: Sequence[str], names: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Decide which layers to read.
+    """Choose the layers to read.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _listing(held: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> str
 def plan_parts(
     modality: Modality, datasets: Sequence[str], layers: Sequence[str], cells: CellPointers, catalog: Catalog
 ) -> tuple[PartPlan, ...]:
-    """Say from which groups each layer is read; layers that lie together everywhere become one part.
+    """Plan the groups that each layer is read from; layers stored together in every dataset become one part.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def sum_dtype(stored: np.dtype[Any], n: int) -> np.dtype[Any] | None:
     Returns
     -------
     numpy.dtype or None
-        None where no type of whole numbers is wide enough.
+        None where no integer type is wide enough.
 
     Examples
     --------
@@ -290,7 +290,7 @@ def join_dtypes(stored: set[np.dtype[np.generic]], *, nan: bool = False) -> np.d
 
 
 def read_modalities(catalog: Catalog) -> dict[str, Modality]:
-    """Give what datasets hold, by the name of the main pointer column, in the order in which it came."""
+    """Return the modalities of the atlas by main pointer column, in the order of adding."""
     spaces = catalog.spaces()
     found: dict[str, dict[str, list[object]]] = {}
     space_of: dict[str, str] = {}
@@ -328,19 +328,19 @@ def find_modality(known: Mapping[str, Modality], name: str, catalog: Catalog) ->
 
 
 def result_modalities(catalog: Catalog) -> dict[str, Modality]:
-    """Give the results that are feature spaces: name -> modality, in which all datasets share one group."""
+    """Return the results that are feature spaces: name -> modality, whose datasets share one group."""
     spaces, found = catalog.spaces(), {}
     inventory = {record.uid for record in read_records(catalog)} if read_results(catalog) else set()
     for result in read_results(catalog):
         if result.kind != "space" or result.space not in spaces:
             continue
         group = (result.as_group(),)
-        # the empty uid stands in where no dataset of it is left: an empty answer has its width
+        # The empty uid is a placeholder if no dataset of the result is left: an empty result keeps its width.
         records = {uid: group for uid in result.cells_of if uid in inventory} or {"": group}
         found[result.name] = Modality(result.name, spaces[result.space], records, is_result=True)
     return found
 
 
 def vector_results(catalog: Catalog) -> dict[str, ResultRecord]:
-    """Give the results that lie in the cell table: name -> record."""
+    """Return the results stored in the cell table: name -> record."""
     return {record.name: record for record in read_results(catalog) if record.kind == "vector"}

@@ -1,4 +1,4 @@
-"""What a joined result takes of the elements beside: members of `obsm` of one name and width, and colours that agree."""
+"""Members of `obsm` and colors of a result: those that its datasets share, model results, and centroids."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class _Member:
         return self.spec.shape[1]
 
 
-def joined_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str, SpacePlan]:
+def plan_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str, SpacePlan]:
     """Plan the members of `obsm` that a result has.
 
     Parameters
@@ -51,7 +51,7 @@ def joined_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str,
     plan : ReadPlan
         For the cells.
     space : SpacePlan
-        What stands in X; of files with modalities its own one counts.
+        The space in X; for multimodal files, `obsm` of its modality is used.
     catalog : Catalog
         At the version of the plan.
 
@@ -86,11 +86,11 @@ def joined_obsm(plan: ReadPlan, space: SpacePlan, catalog: Catalog) -> dict[str,
     return found
 
 
-def joined_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object_]]:
-    """Give ``<column>_colors`` for every categorical column of a result whose colours are known and agree.
+def plan_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.object_]]:
+    """Return ``<column>_colors`` for every categorical column of a result whose colors are known and agree.
 
-    The colors of the newest annotation of a column come first. Where two datasets of the result give one category different colours,
-    the column has none. Categories that occur in none of them take the colour that the first dataset of the atlas gives them.
+    The colors of the newest annotation of a column come first. Where two datasets of the result have different colors for one category,
+    the column has none. Other categories take the color of the first dataset of the atlas that has one.
 
     Returns
     -------
@@ -126,7 +126,7 @@ def joined_colors(plan: ReadPlan, catalog: Catalog) -> dict[str, NDArray[np.obje
 
 
 def _members(record: DatasetRecord, records: Sequence[DatasetRecord]) -> dict[str, _Member]:
-    """Give a dataset's dense members of `obsm` for the modality of one group: kept ones, and those that became embeddings."""
+    """Return the dense members of `obsm` of a dataset for the modality of one group, including those stored as embeddings."""
     own = record.file_facts.layers
     first = next(iter(own.values())).key if own else ""
     prefix = "/".join(first.split("/")[:2]) + "/" if first.startswith("mod/") else ""
@@ -200,13 +200,13 @@ def _colors(records: Sequence[DatasetRecord]) -> dict[str, dict[str, str]]:
 
 
 def _merged(parts: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
-    """Join colours; None where two differ."""
-    made: dict[str, str] = {}
+    """Merge color maps; None if two differ."""
+    merged: dict[str, str] = {}
     for part in parts:
-        if any(made.get(category, color).lower() != color.lower() for category, color in part.items()):
+        if any(merged.get(category, color).lower() != color.lower() for category, color in part.items()):
             return None
-        made = {**part, **made}
-    return made
+        merged = {**part, **merged}
+    return merged
 
 
 def centroid_columns(catalog: Catalog, asked: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -233,7 +233,7 @@ def _plan_centroids(catalog: Catalog, name: str, key: str, cells: Cells) -> Spac
 
 
 def read_centroids(catalog: Catalog, name: str, cells: Cells) -> NDArray[np.float64]:
-    """Give the centroids of cells that were read with `centroid_columns`, (n_cells, D); NaN where one has none."""
+    """Return the centroids of cells that were read with `centroid_columns`, (n_cells, D); NaN for cells without."""
     records = find_geometries(catalog, name)
     n_dims = max(len(record.axes) for record in records)
     made = np.full((cells.n, n_dims), np.nan)
@@ -244,7 +244,7 @@ def read_centroids(catalog: Catalog, name: str, cells: Cells) -> NDArray[np.floa
 
 
 def column_vectors(cells: Cells, column: str) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Give the vectors of a column that was read, and which cells have one.
+    """Return the vectors of a column that was read, and a mask of the cells that have one.
 
     Returns
     -------
@@ -270,7 +270,7 @@ def plan_vectors(record: ResultRecord, cells: Cells, catalog: Catalog) -> SpaceP
 
 
 def with_nan(plan: SpacePlan, dtype: np.dtype[Any] | None) -> SpacePlan:
-    """Let NaN stand for what a cell lacks, in a dtype that holds all values and NaN.
+    """Fill cells without a value with NaN, in a dtype that holds all values and NaN.
 
     Parameters
     ----------

@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.errors import LimitError
 from raggedatlas.formats.modalities import make_mudata
 from raggedatlas.model.assets import VALUES
 from raggedatlas.model.batch import CsrBlock, DenseBlock, assemble_csr, sparse_dtype
 from raggedatlas.model.frames import Column, ColumnFacts, ColumnTable, Texts, arrow_to_series, arrow_values, facts_of
 from raggedatlas.query.cells import LazyTable
-from raggedatlas.query.obsm import joined_colors, joined_obsm
+from raggedatlas.query.feature_axis import text_index
 from raggedatlas.query.read import PartReader, row_blocks
 from raggedatlas.query.read_plan import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.store.runtime import submit, warnings_as
@@ -30,18 +27,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SETTINGS = threading.Lock()
-"""Held while a setting of anndata, which all threads share, is another one for a moment."""
+"""Held while a setting of anndata, shared by all threads, is changed."""
 
 
-def to_anndata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -> "ad.AnnData":
+def to_anndata(plan: ReadPlan, max_bytes: int | None = None) -> "ad.AnnData":
     """Read one space of a plan into an AnnData.
 
     Parameters
     ----------
     plan : ReadPlan
-        With one space.
-    catalog : Catalog
-        For the registry.
+        From `plan_elements`, with one space.
     max_bytes : int or None
         Refuse a larger result; None takes the machine's memory.
 
@@ -52,49 +47,51 @@ def to_anndata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -
     LimitError
         If the result would be too large.
     """
-    members = {**joined_obsm(plan, plan.single(), catalog), **plan.results}
-    check_size([plan.single(), *members.values()], max_bytes)
-    return _anndata(plan, members, catalog)
+    check_size([plan.single(), *plan.obsm.values(), *plan.results.values()], max_bytes)
+    return _anndata(plan)
 
 
-def to_mudata(plan: ReadPlan, catalog: Catalog, max_bytes: int | None = None) -> "md.MuData":
+def to_mudata(plan: ReadPlan, max_bytes: int | None = None) -> "md.MuData":
     """Read the spaces of a plan into a MuData, one modality each.
 
     Every modality holds the cells that have it, in the order of the result, with the same columns of `obs` as the result;
-    `obsmap` says for each cell of the result its row in a modality, from 1, and 0 where it lacks it.
+    `obsmap` holds for each cell of the result its row in a modality, from 1, and 0 where it lacks it.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        From `plan_elements`, with modalities.
+    max_bytes : int or None
+        Refuse a larger result; None takes the machine's memory.
 
     Raises
     ------
     MissingExtraError
         If mudata is not installed.
+    LimitError
+        If the result would be too large.
     """
-    members = {name: joined_obsm(plan, space, catalog) for name, space in plan.spaces.items()}
-    beside_all = [*plan.results.values(), *(s for found in members.values() for s in found.values())]
-    check_size([*plan.spaces.values(), *beside_all], max_bytes)
-    parts = {}
-    for name, space in plan.spaces.items():
-        rows = np.flatnonzero(space.present)
-        sub = ReadPlan(plan.obs.take(pa.array(rows)), {name: space.take(rows)}, plan.n_without, plan.provenance)
-        own = {key: found.take(rows) for key, found in members[name].items()}
-        parts[name] = _anndata(sub, own, catalog)
+    members = [space for part in plan.modalities.values() for space in (part.single(), *part.obsm.values())]
+    check_size([*members, *plan.results.values()], max_bytes)
+    parts = {name: _anndata(part) for name, part in plan.modalities.items()}
     obs = obs_frame(plan.obs)
-    made = make_mudata(parts, {"obs": obs[[]].copy()})
+    result = make_mudata(parts, {"obs": obs[[]].copy()})
     with warnings_as("ignore"):
         # mudata warns of its own use of pandas.
-        made.obs = obs
+        result.obs = obs
     for name, member in plan.results.items():
-        made.obsm[name] = _matrices(member, member.parts[0])[VALUES]
-    made.uns.update(make_uns(plan, catalog))
-    return made
+        result.obsm[name] = _matrices(member, member.parts[0])[VALUES]
+    result.uns.update(make_uns(plan))
+    return result
 
 
-def make_uns(plan: ReadPlan, catalog: Catalog) -> dict[str, Any]:
-    """Give the `uns` of a result: where it comes from, and the colours that its datasets agree on."""
-    return {**joined_colors(plan, catalog), "atlas": atlas_facts(plan)}
+def make_uns(plan: ReadPlan) -> dict[str, Any]:
+    """Return the `uns` of a result: its provenance, and the colors that its datasets agree on."""
+    return {**plan.colors, "atlas": atlas_facts(plan)}
 
 
 def atlas_facts(plan: ReadPlan) -> dict[str, Any]:
-    """Give `uns["atlas"]`: uri, snapshot, label, query, package version, spaces, layers, layouts, cells left out, merged features."""
+    """Return `uns["atlas"]`: uri, snapshot, label, query, package version, spaces, layers, layouts, cells left out, merged features."""
     facts: dict[str, Any] = dict(plan.provenance)
     facts["spaces"] = np.array(list(plan.spaces), dtype=object)
     facts["layers"] = {name: np.array(space.layers, dtype=object) for name, space in plan.spaces.items()}
@@ -106,21 +103,12 @@ def atlas_facts(plan: ReadPlan) -> dict[str, Any]:
 
 
 def measured_frame(space: SpacePlan, var: "pd.DataFrame") -> "pd.DataFrame":
-    """Say which layout measured which feature, (n_vars, n_layouts) bool, layouts as columns."""
+    """Return which layout measured which feature, (n_vars, n_layouts) bool, layouts as columns."""
     import pandas as pd
 
     return pd.DataFrame(
         np.ascontiguousarray(space.measured.T), index=var.index, columns=pd.Index(list(space.layouts), dtype=object)
     )
-
-
-def make_var(space: SpacePlan, catalog: Catalog) -> "pd.DataFrame":
-    """Describe the columns of a space, see `var_frame`; the caller owns the frame."""
-    registry = read_registry(catalog, space.space.name) if space.space.has_features else None
-    # The features are kept with the frame, so that no other array can have their identity.
-    facts = (space.space.name, space.n_cols, id(space.features))
-    _, frame = catalog.remember("var", facts, lambda: (space.features, var_frame(registry, space)))
-    return frame.copy()
 
 
 def check_size(spaces: list[SpacePlan], max_bytes: int | None) -> int:
@@ -155,16 +143,14 @@ def make_obs(plan: ReadPlan, space: SpacePlan) -> "pd.DataFrame":
 
 
 def make_anndata(
-    plan: ReadPlan, catalog: Catalog, obs: "pd.DataFrame", layers: Mapping[str, Any], obsm: Mapping[str, Any]
+    plan: ReadPlan, obs: "pd.DataFrame", layers: Mapping[str, Any], obsm: Mapping[str, Any]
 ) -> "ad.AnnData":
     """Put what was read of one space, or what will read it, into an AnnData.
 
     Parameters
     ----------
     plan : ReadPlan
-        With one space.
-    catalog : Catalog
-        For the registry.
+        From `plan_elements`, with one space.
     obs : pandas.DataFrame, or xarray.Dataset for lazy columns
         The cells.
     layers, obsm : mapping of str to arrays
@@ -173,7 +159,8 @@ def make_anndata(
     import anndata as ad
 
     space = plan.single()
-    var = make_var(space, catalog)
+    assert plan.var is not None
+    var = plan.var.copy()
     first, *others = space.layers
     # Uids of cells are unique, and so is what `var_frame` takes for names; to see that again takes longer than to read few genes.
     with _SETTINGS, ad.settings.override(check_uniqueness=False):
@@ -182,19 +169,19 @@ def make_anndata(
         made.varm["measured"] = measured_frame(space, var)
     for name, member in obsm.items():
         made.obsm[name] = member
-    made.uns.update(make_uns(plan, catalog))
+    made.uns.update(make_uns(plan))
     return made
 
 
-def _anndata(plan: ReadPlan, members: Mapping[str, SpacePlan], catalog: Catalog) -> "ad.AnnData":
+def _anndata(plan: ReadPlan) -> "ad.AnnData":
     space = plan.single()
     refuse_arrays(space, "AnnData")
     frame = submit(partial(make_obs, plan), space)
     layers: dict[str, Any] = {}
     for part in space.parts:
         layers |= _matrices(space, part)
-    obsm = {name: _matrices(member, member.parts[0])[VALUES] for name, member in members.items()}
-    return make_anndata(plan, catalog, frame.result(), layers, obsm)
+    obsm = {name: _matrices(member, member.parts[0])[VALUES] for name, member in {**plan.obsm, **plan.results}.items()}
+    return make_anndata(plan, frame.result(), layers, obsm)
 
 
 def _matrices(space: SpacePlan, part: PartPlan) -> dict[str, Any]:
@@ -280,7 +267,7 @@ def obs_frame(table: pa.Table) -> "pd.DataFrame":
 
 def obs_index(table: pa.Table) -> "pd.Index[str]":
     """Return the uids of the cells of a plan's `obs` as an index."""
-    return _text_index(table.column("uid"), "uid")
+    return text_index(table.column("uid"), "uid")
 
 
 def obs_columns(table: LazyTable) -> ColumnTable:
@@ -309,45 +296,10 @@ def obs_series(field: pa.Field, column: pa.ChunkedArray) -> "pd.Series[Any]":
 
 
 def layout_column(space: SpacePlan) -> "pd.Categorical":
-    """Give each cell's layout as a categorical over the plan's layouts."""
+    """Return the layout of each cell as a categorical over the plan's layouts."""
     import pandas as pd
 
     return pd.Categorical.from_codes(space.layout_code, categories=pd.Index(list(space.layouts), dtype=object))
-
-
-def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
-    """Describe the columns of a space: indexed by feature id where these are all known and unique, else by uid.
-
-    Columns are those of the registry: `uid`, `symbol`, `global_index`, `aliases` joined by ``|``, and the others.
-    Spaces without features number their columns.
-    """
-    import pandas as pd
-
-    if registry is None:
-        return pd.DataFrame(index=pd.Index([str(i) for i in range(space.n_cols)], dtype=object))
-    rows = np.array([registry.row_of[uid] for uid in space.features.tolist()], np.int64)
-    table = registry.table.take(pa.array(rows))
-    ids = table.column("feature_id")
-    by_id = ids.null_count == 0 and len(pc.unique(ids)) == len(ids)
-    columns = {}
-    front = ("uid", "symbol", "global_index", "feature_id")
-    for name in [
-        *front,
-        *(n for n in table.column_names if n not in {*front, "redirect", "symbol_source", "other_type"}),
-    ]:
-        values = table.column(name)
-        if pa.types.is_list(values.type):
-            values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
-        if name == "symbol":  # a gene that no file gave a symbol goes by its id
-            values = pc.coalesce(values, ids)
-        if pa.types.is_string(values.type):
-            values = values.fill_null("")
-        columns[name] = arrow_to_series(values, ColumnFacts(name, "")).set_axis(range(len(rows)))
-    frame = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)))
-    frame.index = _text_index(ids if by_id else table.column("uid"), "feature_id" if by_id else "uid")
-    if frame.index.name in frame.columns:
-        frame = frame.rename_axis(None)
-    return frame
 
 
 def _categorical(column: pa.ChunkedArray) -> "pd.Series[str]":
@@ -359,11 +311,3 @@ def _categorical(column: pa.ChunkedArray) -> "pd.Series[str]":
     used[codes] = True
     categories = pd.Index(np.array(encoded.dictionary.to_pylist(), dtype=object)[used])
     return pd.Series(pd.Categorical.from_codes((np.cumsum(used) - 1)[codes], categories=categories))
-
-
-def _text_index(column: pa.ChunkedArray, name: str) -> "pd.Index[str]":
-    series = arrow_to_series(column, ColumnFacts(name, "string"))
-    import pandas as pd
-
-    index: pd.Index[str] = pd.Index(series, name=name)
-    return index

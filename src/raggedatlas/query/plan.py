@@ -1,4 +1,4 @@
-"""Query and catalog -> a frozen plan; every refusal that needs no values is made here."""
+"""Planning: a query and a catalog become a frozen `ReadPlan`; every error that needs no values is raised here."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ from raggedatlas.query.cells import (
     needed_columns,
     read_cells,
 )
-from raggedatlas.query.feature_axis import Axis, FeatureRows, build_axis, merged_columns
+from raggedatlas.query.feature_axis import Axis, FeatureRows, build_axis, make_var, merged_columns
 from raggedatlas.query.modalities import (
     DEFAULT_SPACE,
     CellPointers,
@@ -42,7 +42,7 @@ from raggedatlas.query.modalities import (
     sum_dtype,
     vector_results,
 )
-from raggedatlas.query.obsm import centroid_columns, centroid_plans, plan_vectors, with_nan
+from raggedatlas.query.obsm import centroid_columns, centroid_plans, plan_colors, plan_obsm, plan_vectors, with_nan
 from raggedatlas.query.read import choose_column_copies
 from raggedatlas.query.read_plan import PartPlan, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
@@ -124,13 +124,40 @@ def plan_read(
 
 
 def _beside(records: Sequence[ResultRecord], made: Sequence[SpacePlan]) -> dict[str, SpacePlan]:
-    """Give the results that come along under their names, in their own types, NaN where a cell has none."""
+    """Return the requested results by name, in their own dtypes, NaN for cells without."""
     found = {}
     for record, space in zip(records, made, strict=True):
         refuse_arrays(space, "obsm")
         stored = np.dtype(record.dtype)
         found[record.name] = with_nan(replace(space, dtypes={VALUES: stored}), join_dtypes({stored}, nan=True))
     return found
+
+
+def plan_elements(plan: ReadPlan, catalog: Catalog, *, multimodal: bool = False) -> ReadPlan:
+    """Add to a plan what an AnnData or MuData holds besides values: `obsm` of the datasets, colors, and `var`.
+
+    Outputs read the returned plan without the catalog. Plans for batches and training do without: members of `obsm` of sparse
+    spaces take one more read of the cell table.
+
+    Parameters
+    ----------
+    plan : ReadPlan
+        From `plan_read`.
+    catalog : Catalog
+        At the version of the plan.
+    multimodal : bool
+        Plan each space as a modality of a MuData, of the cells that have it, instead of one space as an AnnData.
+    """
+    colors = plan_colors(plan, catalog)
+    if not multimodal:
+        space = plan.single()
+        return replace(plan, obsm=plan_obsm(plan, space, catalog), colors=colors, var=make_var(space, catalog))
+    modalities = {}
+    for name, space in plan.spaces.items():
+        rows = np.flatnonzero(space.present)
+        part = ReadPlan(plan.obs.take(pa.array(rows)), {name: space.take(rows)}, plan.n_without, plan.provenance)
+        modalities[name] = plan_elements(part, catalog)
+    return replace(plan, colors=colors, modalities=modalities)
 
 
 def plan_rows(
@@ -227,7 +254,7 @@ def requested_features(spec: QuerySpec, chosen: Sequence[Modality]) -> dict[str,
 
 
 def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
-    """Say where a result comes from."""
+    """Return the provenance of a result."""
     snapshot = catalog.snapshot
     return {
         "uri": catalog.location.uri,
@@ -243,7 +270,7 @@ def provenance(spec: QuerySpec, catalog: Catalog) -> dict[str, str | int]:
 
 @cache
 def _release() -> str:
-    """Give the version of this package; finding it reads files."""
+    """Return the version of this package, cached because finding it reads files."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -253,7 +280,7 @@ def _release() -> str:
 
 
 def _layers_for(spec: QuerySpec, modality: Modality, known: Mapping[str, Modality], n_spaces: int) -> tuple[str, ...]:
-    """Take the asked layers that a space has at all; with one space, all of them, so that a lacking one is refused."""
+    """Return the requested layers that a space has; with one space, all of them, so that a missing one is refused."""
     if n_spaces == 1:
         return spec.layers
     every = {layer for m in known.values() for uid in m.records for layer in m.layers(uid)}
@@ -399,7 +426,7 @@ def _refuse_sums(spec: QuerySpec, catalog: Catalog, modality: Modality, parts: S
 
 
 def _why_not(spec: QuerySpec, layer: str, stored: np.dtype[np.generic], n: int) -> str:
-    """Say why n columns of a layer are not added up; empty if they are."""
+    """Return why n columns of a layer cannot be summed; empty if they can."""
     if spec.on_merge == "refuse":
         return "on_merge='refuse' does not add them up"
     if spec.on_merge == "counts" and stored.kind == "f":
@@ -415,7 +442,7 @@ def _any_missing(axis: Axis, parts: Sequence[PartPlan]) -> bool:
 
 
 def _width(modality: Modality, parts: Sequence[PartPlan]) -> int:
-    """Give the columns of a space without features; every touched group must agree."""
+    """Return the number of columns of a space without features; every group must agree."""
     if modality.space.has_features:
         return 0
     shapes = {r.spec.row_shape for part in parts for g in part.groups for r in g.layers.values()}
@@ -452,7 +479,7 @@ _SHOWN = 5
 
 
 def explain(spec: QuerySpec, catalog: Catalog) -> str:
-    """Say which cells, groups, arrays and columns a query touches, and about how many bytes.
+    """Describe the cells, groups, arrays and columns that a query reads, with an estimate of bytes.
 
     Returns
     -------
@@ -509,7 +536,7 @@ def _part_line(space: SpacePlan, part: PartPlan) -> str:
 
 
 def _orthologs_line(orthologs: OrthologFeatures, space: SpacePlan, organism: str) -> str:
-    """Say how many columns stand for genes of other organisms, and how many of these have no such ortholog."""
+    """Describe how many columns are joined by orthologs, and how many genes have no one-to-one ortholog."""
     row_of, targets = orthologs.registry.row_of, orthologs.registry.targets
     ends = {orthologs.registry.uids[targets[row_of[uid]]] for uid in orthologs.joined}
     n_columns = sum(uid in ends for uid in space.features.tolist())
@@ -518,7 +545,7 @@ def _orthologs_line(orthologs: OrthologFeatures, space: SpacePlan, organism: str
 
 
 def _merged_line(space: SpacePlan, spec: QuerySpec, catalog: Catalog) -> str:
-    """Say which features are several columns of one dataset."""
+    """Describe the features with several columns in one dataset."""
     names = read_registry(catalog, space.space.name).names_of(space.features[space.repeated[:_SHOWN]])
     shown = ", ".join(names) + (", ..." if len(space.repeated) > _SHOWN else "")
     if spec.on_merge == "apart":

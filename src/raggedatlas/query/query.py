@@ -1,4 +1,4 @@
-"""The query that a person builds call by call; each call returns a new one, and outputs read."""
+"""The fluent query API: each call returns a new `Query`, and outputs read."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -29,7 +29,7 @@ from raggedatlas.query.geometry import Within, default_geometry, read_shapes, wi
 from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
 from raggedatlas.query.modalities import find_modality, read_modalities
 from raggedatlas.query.outputs import obs_frame
-from raggedatlas.query.plan import explain, plan_read, plan_rows
+from raggedatlas.query.plan import explain, plan_elements, plan_read, plan_rows
 from raggedatlas.query.read import read_batches
 from raggedatlas.query.read_plan import ReadPlan
 from raggedatlas.query.search import METRICS
@@ -87,12 +87,12 @@ class Query:
         /,
         **equal: Any,  # noqa: ANN401  (any value that people compare with)
     ) -> "Query":
-        """Keep cells that meet a condition, beside those asked before.
+        """Keep cells that satisfy a condition, in addition to earlier ones.
 
         Parameters
         ----------
         condition : str, mapping or Filter
-            SQL, used as it stands (never build it from data); or ``{column: value, list or None}``; or an expression of `col`.
+            SQL, used verbatim (never build it from data); or ``{column: value, list or None}``; or an expression of `col`.
         **equal
             The same as a mapping.
 
@@ -115,7 +115,7 @@ class Query:
         return self._with(filters=(*self.spec.filters, *conditions))
 
     def join(self, how: str | None = None, *, min_datasets: int | None = None, orthologs: str | None = None) -> "Query":
-        """Say which features a result over several datasets has, and whether genes of several organisms are joined.
+        """Set which features a result over several datasets has, and whether genes of several organisms are joined.
 
         Parameters
         ----------
@@ -217,7 +217,7 @@ class Query:
         return self._with(limit=check_count("limit", n))
 
     def sample(self, n: int, by: str | None = None, seed: int = 0) -> "Query":
-        """Keep n cells chosen by chance, in table order.
+        """Keep n random cells, in table order.
 
         Parameters
         ----------
@@ -235,7 +235,7 @@ class Query:
     def search(
         self, query: str | Sequence[float] | np.ndarray[Any, Any], *, column: str, k: int = 10, metric: str = "l2"
     ) -> "Query":
-        """Rank cells, and keep the best k of those that the filters keep.
+        """Rank cells and keep the k best of those that the filters keep.
 
         Parameters
         ----------
@@ -273,7 +273,7 @@ class Query:
         return self._with(search=found)
 
     def with_results(self, *names: str | Sequence[str], missing: Literal["nan", "drop"] = "nan") -> "Query":
-        """Take results of models along: each becomes ``obsm[name]``, row by row beside the cells.
+        """Add results of models: each becomes ``obsm[name]``, aligned to the cells.
 
         Parameters
         ----------
@@ -291,7 +291,7 @@ class Query:
 
         Notes
         -----
-        `to_anndata`, `write` and a `Loader` have them beside the values; `to_mudata` and ``.h5mu`` in the `obsm` of all cells;
+        `to_anndata`, `write` and a `Loader` include them; `to_mudata` and ``.h5mu`` in the `obsm` of all cells;
         `batches` in ``batch.obsm``. Results that lie in the cell table (``as_="vector"``) are held in memory for the chosen cells.
         A member of a file's `obsm` of the same name is left out.
         """
@@ -304,13 +304,13 @@ class Query:
         return query.where(all_of(*(is_not_null(r.column) for r in records)))
 
     def missing(self, how: Missing) -> "Query":
-        """Say what stands for a feature that a cell's dataset did not measure.
+        """Set the fill value of features that the dataset of a cell did not measure.
 
         Parameters
         ----------
         how : {"zero", "nan", "drop"}
             Zero; NaN, stored explicitly in sparse results, whose dtype becomes a float; or drop the features that not
-            every dataset measured. ``varm["measured"]`` tells in every case.
+            every dataset measured. ``varm["measured"]`` is set in every case.
         """
         if how not in {"zero", "nan", "drop"}:
             raise QueryError(f"missing takes 'zero', 'nan' or 'drop', not {how!r}.")
@@ -319,13 +319,13 @@ class Query:
     def within(
         self, bbox: ArrayLike, space: str | None = None, *, by: Literal["bbox", "centroid", "exact"] = "bbox"
     ) -> "Query":
-        """Keep cells whose shape meets a box, beside the conditions asked before.
+        """Keep cells whose shape intersects a box, in addition to earlier conditions.
 
         Parameters
         ----------
         bbox : (2 D,) or (2, D) floats
             Least corner, then greatest, both inclusive, in world units and the order of the store's axes, D = 2 to 4:
-            ``(xmin, ymin, xmax, ymax)``. Axes of the store beyond D are of no matter; an end may be infinite.
+            ``(xmin, ymin, xmax, ymax)``. Axes of the store beyond D are ignored; an end may be infinite.
         space : str or None
             Name or feature space of the geometry; None takes the only one. A feature space means the stores of all datasets,
             whatever they are called.
@@ -396,7 +396,7 @@ class Query:
         return read_shapes(self.spec, self.catalog, name, level=level, budget=budget, attributes=attributes)
 
     def with_centroids(self, space: str | None = None, key: str = "spatial") -> "Query":
-        """Take centroids of shapes along as ``obsm[key]``, (n_cells, D) float64: what plotting tools expect in ``obsm["spatial"]``.
+        """Add centroids of shapes as ``obsm[key]``, (n_cells, D) float64, as plotting tools expect in ``obsm["spatial"]``.
 
         Parameters
         ----------
@@ -437,14 +437,16 @@ class Query:
         anndata.AnnData
             `obs` indexed by cell uid, with `cell_name`, `dataset`, `layout_uid` and the metadata; `var` indexed by feature id;
             `X` CSR for sparse spaces; ``varm["measured"]`` (n_vars, n_layouts) bool with one column per layout uid;
-            ``uns["atlas"]`` tells where it comes from, and how many chosen cells lack the space and were left out.
+            ``uns["atlas"]`` holds the provenance and the number of selected cells without the space, which are left out.
 
         Raises
         ------
         QueryError, FeatureError, LimitError
             For what cannot be answered as asked, before anything is read.
         """
-        return outputs.to_anndata(_one_space(plan_read(self.spec, self.catalog)), self.catalog, max_bytes)
+        return outputs.to_anndata(
+            plan_elements(_one_space(plan_read(self.spec, self.catalog)), self.catalog), max_bytes
+        )
 
     def lazy(self, *, chunk_bytes: int = CHUNK_BYTES, lazy_obs: bool | None = None) -> "ad.AnnData":
         """Make an AnnData of dask arrays, for data that does not fit into memory.
@@ -483,7 +485,7 @@ class Query:
         >>> sc.pp.highly_variable_genes(lazy, n_top_genes=2000)  # doctest: +SKIP
         """
         plan = plan_read(self.spec, self.catalog, deferred=self.catalog.tables.pinned is not None)
-        return to_lazy(_one_space(plan), self.catalog, chunk_bytes, lazy_obs=lazy_obs)
+        return to_lazy(plan_elements(_one_space(plan), self.catalog), chunk_bytes, lazy_obs=lazy_obs)
 
     def to_mudata(self, max_bytes: int | None = None) -> "md.MuData":
         """Read several feature spaces into a MuData, all aligned to one `obs`; without `.spaces(...)` every one with vectors.
@@ -497,18 +499,19 @@ class Query:
         """
         known = read_modalities(self.catalog)
         named = self.spec.spaces or tuple(m.name for m in known.values() if m.space.rank == 1 and not m.is_result)
-        return outputs.to_mudata(plan_read(self.spec, self.catalog, spaces=named), self.catalog, max_bytes)
+        plan = plan_read(self.spec, self.catalog, spaces=named)
+        return outputs.to_mudata(plan_elements(plan, self.catalog, multimodal=True), max_bytes)
 
     def to_arrow(self) -> pa.Table:
-        """Read the metadata of the chosen cells: `uid`, `cell_name`, `dataset` and the asked columns, facts as field metadata."""
+        """Read the metadata of the selected cells: `uid`, `cell_name`, `dataset` and the asked columns, facts as field metadata."""
         return plan_rows(self.spec, self.catalog, cell_columns(self.catalog))[1]
 
     def to_pandas(self) -> "pd.DataFrame":
-        """Read the metadata of the chosen cells into a frame indexed by cell uid, with the dtypes of the files."""
+        """Read the metadata of the selected cells into a frame indexed by cell uid, with the dtypes of the files."""
         return obs_frame(self.to_arrow())
 
     def batches(self, n: int) -> Iterator[Batch]:
-        """Walk over the chosen cells, n at a time; every batch has the same columns.
+        """Iterate over the selected cells, n at a time; every batch has the same columns.
 
         Parameters
         ----------
@@ -534,12 +537,12 @@ class Query:
         executor: Executor | Workers | None = None,
         progress: Callable[[str, int, int], None] | None = None,
     ) -> pa.Table:
-        """Call a function with batches of the chosen cells, each cell once, and put what it gives into one table.
+        """Call a function on batches of the selected cells, each cell once, and concatenate the results into one table.
 
         Parameters
         ----------
         function : callable
-            Takes a `Batch` and gives an Arrow table, a record batch or a dictionary of arrays, one row for each cell of the batch. With
+            Takes a `Batch` and returns an Arrow table, a record batch or a dictionary of arrays, one row for each cell of the batch. With
             processes it must be importable there, or cloudpickle be installed.
         batch_size : int
             Cells of a batch; the last may have fewer.
@@ -560,7 +563,7 @@ class Query:
         QueryError, FeatureError
             For what cannot be answered as asked, before anything is read.
         SourceError
-            If the function gives other columns, types or numbers of rows, naming the cells.
+            If the function returns other columns, types or numbers of rows; the message names the cells.
         ArgumentError
             If the function cannot be sent to workers.
         WorkersError
@@ -584,7 +587,7 @@ class Query:
     def aggregate(
         self, by: str | Sequence[str], layer: str | None = None, *, executor: Executor | Workers | None = None
     ) -> "ad.AnnData":
-        """Add up values per group of cells, in bounded memory.
+        """Sum values per group of cells, in bounded memory.
 
         Parameters
         ----------
@@ -608,7 +611,7 @@ class Query:
     def count(
         self, by: str | Sequence[str] | None = None, *, executor: Executor | Workers | None = None
     ) -> "int | pd.Series[int]":
-        """Count the chosen cells, in all or per group.
+        """Count the selected cells, in total or per group.
 
         Parameters
         ----------
@@ -626,7 +629,7 @@ class Query:
         return compute.count(self.spec, self.catalog, groups, executor)
 
     def explain(self) -> str:
-        """Say what would be read: cells, groups, arrays, bytes, layers, join and filter; reads metadata only."""
+        """Describe what would be read: cells, groups, arrays, bytes, layers, join and filter; reads metadata only."""
         return explain(self.spec, self.catalog)
 
     def write(
@@ -655,7 +658,7 @@ class Query:
         return export.write(self.spec, self.catalog, path, options, executor)
 
     def __repr__(self) -> str:
-        """Say what is asked of which atlas."""
+        """Return the conditions and the atlas."""
         snapshot = self.catalog.snapshot
         at = "the tip" if snapshot is None else f"snapshot {snapshot.version}"
         return f"Query of {self.catalog.location.uri} at {at}: {self.spec.describe()}"

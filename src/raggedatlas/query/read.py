@@ -1,4 +1,4 @@
-"""Read cells of a plan: one read per group and array, columns mapped, rows put back into the asked order."""
+"""Read the cells of a plan: one read per group and array, columns mapped, rows in the requested order."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import byref
@@ -21,7 +21,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 BLOCK_BYTES = 64 * 2**20
-"""About how many bytes of a result one step holds when a query is streamed."""
+"""Approximate bytes of one step when a query is streamed."""
 
 
 def read_cells(space: SpacePlan, rows: NDArray[np.int64]) -> SpaceBatch:
@@ -32,18 +32,18 @@ def read_cells(space: SpacePlan, rows: NDArray[np.int64]) -> SpaceBatch:
 def read_batches(plan: ReadPlan, n: int) -> Iterator[Batch]:
     """Read the cells of every space and result of a plan in order, n at a time, aligned to one table of metadata."""
     readers = {name: SpaceReader(space) for name, space in plan.spaces.items()}
-    beside = {name: SpaceReader(space) for name, space in plan.results.items()}
+    results = {name: SpaceReader(space) for name, space in plan.results.items()}
     for start in range(0, plan.n_cells, n):
         rows = np.arange(start, min(start + n, plan.n_cells))
         spaces = {name: reader.read_batch(rows) for name, reader in readers.items()}
-        obsm = {name: reader.read(rows).layers[VALUES] for name, reader in beside.items()}
+        obsm = {name: reader.read(rows).layers[VALUES] for name, reader in results.items()}
         yield Batch(plan.obs.take(rows), spaces, obsm)
 
 
 class PartReader:
     """Reads the layers of one part, any cells in any order, any number of times and from any thread.
 
-    Made anew in every process: it keeps memory maps.
+    Create one in every process: it holds memory maps.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class PartReader:
         return sum_merged_columns(CsrBlock(indptr, indices, layers, space.n_read), space)
 
     def column_copies(self, *, whole: bool = False) -> dict[int, NDArray[np.int64]]:
-        """Choose the groups that `read_blocks` reads from their column-sorted copies."""
+        """Return the groups that `read_blocks` reads from their column-sorted copies."""
         bounded = whole or int(self.space.row_bytes().sum()) <= 4 * BLOCK_BYTES
         return choose_column_copies(self.space, self.part) if bounded else {}
 
@@ -122,7 +122,7 @@ class PartReader:
         Parameters
         ----------
         whole : bool
-            Whether the memory of the whole result may be taken at once.
+            Whether the memory of the full result may be allocated at once.
         n_bytes : int, optional
             About how much one step takes, instead of `BLOCK_BYTES`.
         """
@@ -211,7 +211,7 @@ def _row_group(space: SpacePlan, group: GroupPlan, layer: str) -> RowGroup | Non
 
 
 def row_blocks(space: SpacePlan, n_bytes: int = BLOCK_BYTES) -> Iterator[NDArray[np.int64]]:
-    """Cut all cells of a space into runs that take about so many bytes to read, at least one cell each."""
+    """Split all cells of a space into runs of about `n_bytes` to read, at least one cell each."""
     total = np.cumsum(space.work_bytes())
     start, n = 0, len(total)
     while start < n:
@@ -237,7 +237,7 @@ def _one_block(blocks: Sequence[Block], space: SpacePlan) -> Block:
 
 
 def _join_patterns(blocks: Sequence[CsrBlock], layers: Sequence[str]) -> CsrBlock:
-    """Put layers with different entries onto the union of their entries."""
+    """Align layers with different sparsity patterns to the union of their entries."""
     n_rows, n_cols = blocks[0].n_rows, max(1, blocks[0].n_cols)
     keys = [np.repeat(np.arange(n_rows), np.diff(b.indptr)) * n_cols + b.indices for b in blocks]
     union = np.unique(np.concatenate(keys))
@@ -306,7 +306,7 @@ def _is_local(group: GroupPlan) -> bool:
 
 
 def _one_by_one(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Read groups in turn: on a disk the threads of one read are enough."""
+    """Read groups one after another: on a local disk the threads of one read are enough."""
     return [function(item) for item in items]
 
 
@@ -383,7 +383,7 @@ def _with_unmeasured(block: CsrBlock, column_map: NDArray[np.int64]) -> CsrBlock
 
 
 def _place_rows(pieces: Sequence[CsrBlock], places: Sequence[NDArray[np.int64]], n: int, n_cols: int) -> CsrBlock:
-    """Join pieces whose rows belong at given places; rows without a piece stay empty."""
+    """Concatenate blocks whose rows have given positions; rows without a block stay empty."""
     lengths = np.zeros(n, np.int64)
     for piece, place in zip(pieces, places, strict=True):
         lengths[place] = np.diff(piece.indptr)
@@ -437,7 +437,7 @@ _PACKED_BLOCK = 256
 
 @dataclass(frozen=True)
 class _ColumnSelection:
-    """The wanted cells and columns of one group.
+    """The selected cells and columns of one group.
 
     Parameters
     ----------
@@ -519,7 +519,7 @@ def read_column_copies(
     Raises
     ------
     CorruptError
-        If a copy names a row that its group has not got, or one twice in a column.
+        If a copy contains a row index out of range, or a row twice in a column.
     """
     wanted = [_select_columns(space, part, number, bounds) for number, bounds in chosen.items()]
     taken = np.zeros(len(part.code), bool)
@@ -545,7 +545,7 @@ def read_column_copies(
 
 
 def _estimate_decoded(reader: ArrayReader | None, n_entries: int, n_runs: int) -> int:
-    """Estimate how many entries are decoded for so many in runs that are not empty."""
+    """Estimate how many entries are decoded for `n_entries` in `n_runs` non-empty runs."""
     assert reader is not None
     extra = _PACKED_BLOCK if is_packed(reader) else reader.spec.chunk_shape[0]
     return min(n_entries + extra * n_runs, max(reader.spec.n_rows, n_entries))
@@ -562,7 +562,7 @@ def _select_columns(space: SpacePlan, part: PartPlan, number: int, bounds: NDArr
 
 
 def _count_entries(part: PartPlan, one: _ColumnSelection) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Find for every entry of the wanted columns the cell among those of the group (-1: not wanted), and count them."""
+    """Find for every entry of the selected columns its cell in the group (-1: not selected), and count entries per cell."""
     place = _stored_row_to_cell(one.copy, part.start[one.here], part.end[one.here])
     at = read_ranges(one.copy.indices, one.starts, one.ends)
     counts, places = np.zeros(len(one.here), np.int64), np.empty(len(at), np.int32)
@@ -573,7 +573,7 @@ def _count_entries(part: PartPlan, one: _ColumnSelection) -> tuple[NDArray[np.in
 
 
 def _stored_row_to_cell(copy: ColumnCopy, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Find for every stored row the wanted cell that lies in it, (n_stored_rows,) int32, -1 where there is none."""
+    """Map every stored row to its selected cell, (n_stored_rows,) int32, -1 for none."""
     n = copy.row_indptr.spec.n_rows - 1
     if len(start) == n and _covers_all_rows(start, end, copy.indices.spec.n_rows):
         return np.arange(n, dtype=np.int32)
@@ -586,7 +586,7 @@ def _stored_row_to_cell(copy: ColumnCopy, start: NDArray[np.int64], end: NDArray
 
 
 def _covers_all_rows(start: NDArray[np.int64], end: NDArray[np.int64], n_entries: int) -> bool:
-    """Tell whether ranges follow each other from the first entry to the last: as many as there are rows are the rows."""
+    """Return whether the ranges are contiguous and cover all entries: then they are the rows in order."""
     return bool(len(start) and start[0] == 0 and end[-1] == n_entries and np.array_equal(start[1:], end[:-1]))
 
 

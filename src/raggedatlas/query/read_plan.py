@@ -1,8 +1,8 @@
-"""A plan as data: what will be read from where, and where it lands. Frozen and picklable."""
+"""The read plan: what is read from which arrays into which columns. Frozen and picklable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,13 @@ from raggedatlas.store.arrays import ArraySpec
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_rows
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @dataclass(frozen=True)
 class InMemoryRows(ArrayReader):
-    """Rows that are in memory already, in the place of a stored array; `read_group_rows` reads either.
+    """Rows that are already in memory, in place of a stored array; `read_group_rows` reads either.
 
     Parameters
     ----------
@@ -30,14 +33,14 @@ class InMemoryRows(ArrayReader):
 
     @classmethod
     def of(cls, values: NDArray[Any], location: Location) -> "InMemoryRows":
-        """Hold some rows."""
+        """Wrap an array."""
         width = max(1, values.shape[1])
         spec = ArraySpec("held", (len(values), width), values.dtype.name, (1, width), None, "[]")
         return cls(location, spec, values=values)
 
 
 def read_group_rows(reader: ArrayReader, rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Read rows of a stored array, or of one that is in memory."""
+    """Read rows of a stored array or of an in-memory one."""
     return reader.values[rows] if isinstance(reader, InMemoryRows) else read_rows(reader, rows)
 
 
@@ -101,9 +104,9 @@ class PartPlan:
     layers : tuple of str
         Their names.
     groups : tuple of GroupPlan
-        Every group that a row may lie in.
+        All groups that contain rows.
     code : (n_cells,) int32
-        Which group each cell lies in; -1 for none.
+        Group of each cell; -1 for none.
     start, end : (n_cells,) int64
         Entries (sparse) or rows (dense) of the cell in its group's arrays; equal where it has none.
     """
@@ -119,7 +122,7 @@ class PartPlan:
         return PartPlan(self.layers, self.groups, self.code[rows], self.start[rows], self.end[rows])
 
     def narrow(self) -> "PartPlan":
-        """Leave out groups, and rows in memory, that no cell needs; one group stays where none is needed."""
+        """Drop groups and in-memory rows that no cell needs; one group stays if none is needed."""
         used = np.unique(self.code[self.code >= 0]).tolist() or [*range(len(self.groups))][:1]
         place = np.full(len(self.groups) + 1, -1, np.int32)
         place[used] = np.arange(len(used))
@@ -143,7 +146,7 @@ class SpacePlan:
     Parameters
     ----------
     name : str
-        What was asked for: a feature space, or the pointer column that stands for one.
+        The requested name: a feature space or a pointer column.
     space : FeatureSpace
         Its definition.
     features : (n_features,) object array of str
@@ -166,7 +169,7 @@ class SpacePlan:
     present : (n_cells,) bool
         Whether the cell has this space.
     nan : bool
-        Whether NaN stands for what was not measured, else zero.
+        Whether unmeasured values are NaN, else zero.
     merged : (n_more,) int64
         Column of the result to which each column from `n_cols` on is added while reading.
     repeated : (k,) int64
@@ -214,7 +217,7 @@ class SpacePlan:
         return replace(self, parts=parts, layout_code=self.layout_code[rows], present=self.present[rows])
 
     def narrow(self) -> "SpacePlan":
-        """Leave out groups and layouts that no cell has, so that a plan of few cells is small to send."""
+        """Drop groups and layouts that no cell has, so that a plan of few cells pickles small."""
         parts = tuple(part.narrow() for part in self.parts)
         kept = {group.layout_uid for part in parts for group in part.groups}
         used = np.array([uid in kept for uid in self.layouts], bool)
@@ -271,7 +274,7 @@ def _values_per_row(part: PartPlan) -> int:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """All that a reader needs, without the catalog: hand it to a thread or a process.
+    """All that a reader needs, without the catalog; picklable for threads and processes.
 
     Parameters
     ----------
@@ -284,7 +287,15 @@ class ReadPlan:
     provenance : mapping of str to str
         Where this came from: uri, snapshot, label, query.
     results : mapping of str to SpacePlan
-        Results of models that come along, with the layer `VALUES`; NaN where a cell has none.
+        Results of models to read as well, with the layer `VALUES`; NaN where a cell has none.
+    obsm : mapping of str to SpacePlan
+        Members of `obsm` that the datasets of the result share, with the layer `VALUES`; see `plan_elements`.
+    colors : mapping of str to (n_categories,) object array
+        ``<column>_colors`` for `uns`.
+    var : pandas.DataFrame or None
+        The columns of the only space; None in a plan that is not for an AnnData.
+    modalities : mapping of str to ReadPlan
+        In a plan for a MuData, one plan for each space, of the cells that have it.
     """
 
     obs: pa.Table
@@ -292,6 +303,10 @@ class ReadPlan:
     n_without: int = 0
     provenance: Mapping[str, str | int] = field(default_factory=dict)
     results: Mapping[str, SpacePlan] = field(default_factory=dict)
+    obsm: Mapping[str, SpacePlan] = field(default_factory=dict)
+    colors: Mapping[str, NDArray[np.object_]] = field(default_factory=dict)
+    var: "pd.DataFrame | None" = None
+    modalities: "Mapping[str, ReadPlan]" = field(default_factory=dict)
 
     @property
     def n_cells(self) -> int:
@@ -299,7 +314,7 @@ class ReadPlan:
         return int(self.obs.num_rows)
 
     def part(self, start: int, stop: int) -> "ReadPlan":
-        """Take the cells ``[start, stop)``, without what other cells need."""
+        """Return the plan of the cells ``[start, stop)``, without the groups that only other cells need."""
         rows = np.arange(start, stop)
         return replace(
             self,
@@ -315,7 +330,7 @@ class ReadPlan:
 
 
 def refuse_arrays(space: SpacePlan, what: str) -> None:
-    """Refuse spaces whose cells are more than vectors.
+    """Raise if the cells of a space hold more than vectors.
 
     Raises
     ------

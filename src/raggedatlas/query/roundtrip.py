@@ -1,4 +1,4 @@
-"""A dataset as a source: its matrices as row readers in the file's own order, its tables, and all that was kept beside."""
+"""A stored dataset as a source: row readers in the order of the file, its tables, and all other elements."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -28,14 +28,14 @@ PRESENT = "present/"
 
 
 class StoredDataset:
-    """What a dataset was added with, read when asked for.
+    """The content a dataset was added with, read on access.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip or pinned.
     records : sequence of DatasetRecord
-        Its groups; the first keeps what stands beside them.
+        Its groups; the first holds the other elements.
     """
 
     def __init__(self, catalog: Catalog, records: Sequence[DatasetRecord]) -> None:
@@ -45,17 +45,17 @@ class StoredDataset:
 
     @cached_property
     def elements(self) -> dict[str, Any]:
-        """All that is kept whole: key -> element; nobody may change them."""
+        """Elements stored as one archive: key -> element; treat them as read-only."""
         reader = self._readers[0].arrays.get(ELEMENTS)
         return {} if reader is None else unpack(read_all(reader).tobytes())
 
     @property
     def arrays(self) -> Mapping[str, ExtraFacts]:
-        """What is kept in arrays: key -> its facts."""
+        """Elements stored as arrays: key -> facts."""
         return self._facts[0].extras
 
     def source(self) -> CompositeSource:
-        """Make a source of it, as of the file that was added."""
+        """Return a source equal to the file that was added."""
         record, facts = self._records[0], self._facts[0]
         matrices, tables = [], {}
         for i, group in enumerate(self._records):
@@ -68,7 +68,7 @@ class StoredDataset:
                 matrices.append(part)
                 if part.info.features:
                     tables[part.info.features] = partial(self._table, f"var.{group.pointer}")
-        beside = [self._beside(key, facts) for key, facts in self.arrays.items()]
+        others = [self._other_matrix(key, facts) for key, facts in self.arrays.items()]
         elements = {key: value for key, value in self.elements.items() if not key.startswith(PRESENT)}
         present = {key.removeprefix(PRESENT): cells for key, cells in self.elements.items() if key.startswith(PRESENT)}
         n_cells = record.n_cells if facts.n_cells is None else facts.n_cells
@@ -82,7 +82,7 @@ class StoredDataset:
             tuple(matrices),
             tables,
             present=present,
-            others=tuple(beside),
+            others=tuple(others),
             elements={key: partial(_same, value) for key, value in elements.items()},
             tables={"obs": partial(self._cells, n_cells)},
         )
@@ -111,7 +111,7 @@ class StoredDataset:
         features = _usual_features(fact.key) if fact.features is None else fact.features
         return MatrixPart.of(fact.key, rows, features if record.layout_uid else "", record.feature_space)
 
-    def _beside(self, key: str, facts: ExtraFacts) -> MatrixPart:
+    def _other_matrix(self, key: str, facts: ExtraFacts) -> MatrixPart:
         readers = self._readers[0]
         data = readers.get(f"{facts.path}/data")
         entries = None
@@ -187,7 +187,7 @@ class _Entries:
 
 
 class _GroupRows:
-    """One layer of a group, or one matrix kept beside, in the form and dtype that it had."""
+    """One layer of a group, or another stored matrix, in its original form and dtype."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class _GroupRows:
         self.n_entries: int | None = entries.n_entries if sparse and entries is not None else None
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far one step may go."""
+        """Return the end of one step."""
         if self.n_entries is None:
             width = max(1, int(np.prod(self.shape[1:], dtype=object)))
             stop = min(stop, start + max(1, BLOCK_BYTES // (width * self.dtype.itemsize)))
@@ -241,7 +241,7 @@ def _sparse(dense: NDArray[Any]) -> CsrBlock:
 
 
 def _usual_features(key: str) -> str:
-    """Name the table of a matrix's features in datasets that were added before it was noted."""
+    """Return the feature table of a matrix in datasets added before it was recorded."""
     parts = key.split("/")
     prefix = "/".join(parts[:2]) + "/" if parts[0] == "mod" else ""
     own = key.removeprefix(prefix)

@@ -31,7 +31,7 @@ DISTANCE, SCORE = "search_distance", "search_score"
 
 METRICS = ("l2", "cosine", "dot")
 EXACT_CELLS = 50_000
-"""Up to so many cells all are compared, even where there is an index."""
+"""Up to this many cells are compared exactly, even with an index."""
 
 REFINE = 4
 """How many times as many candidates of an index are compared by their true vectors."""
@@ -44,7 +44,7 @@ _UID = re.compile("[0-9a-f]{16}")
 def search_columns(
     search: Search | None, columns: Columns, known: Mapping[str, Modality], vectors: Mapping[str, ResultRecord]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Say what a search needs of the cell table: stored columns, and pointer columns.
+    """Return the stored columns and pointer columns that a search needs.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def search_columns(
 def rank_cells(
     cells: Cells, spec: QuerySpec, catalog: Catalog, columns: Columns, known: Mapping[str, Modality]
 ) -> Cells:
-    """Keep the best cells of a search, best first; equal ones in table order.
+    """Keep the best cells of a search, best first; ties in table order.
 
     Returns
     -------
@@ -116,7 +116,7 @@ def rank_cells(
 
 
 def distances(vectors: NDArray[Any], query: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-    """Measure how far vectors are from one; smaller is nearer.
+    """Return the distances of vectors to a query; smaller is nearer.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def _holds_vectors(kind: pa.DataType) -> bool:
 
 
 def _best(values: NDArray[np.float64], k: int) -> NDArray[np.int64]:
-    """Find the k smallest numbers, smallest first, equal ones in order; NaN never."""
+    """Return the rows of the k smallest numbers, ascending, ties in order; NaN is skipped."""
     rows = np.flatnonzero(~np.isnan(values))
     return rows[np.argsort(values[rows], kind="stable")[:k]]
 
@@ -233,7 +233,7 @@ def _nearest_result(
 def _embedded(
     cells: Cells, catalog: Catalog, columns: Columns, modality: Modality
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """Walk over the vectors of a feature space, with the cells that they are of."""
+    """Iterate over the vectors of a feature space, with the rows of their cells."""
     pointers = cells.pointers(columns.schema)
     datasets = pointers.touched(modality)
     if not datasets:
@@ -299,7 +299,7 @@ def _best_text(
 
 
 def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
-    """Score texts by the words of a query that they hold (BM25 over these texts; case does not count, words are whole).
+    """Score texts by the words of a query that they hold (BM25 over these texts, case-insensitive, no stemming).
 
     Returns
     -------
@@ -325,7 +325,7 @@ def text_scores(texts: list[str | None], query: str) -> NDArray[np.float64]:
 
 
 def _is_indexed(table: "lance.LanceDataset", column: str) -> bool:
-    """Tell whether an index can answer: one over vectors, or over the words of texts rather than whole values."""
+    """Return whether a usable index exists: a vector index, or a full-text index that tokenizes words."""
     own = [index for index in table.describe_indices() if column in [str(f) for f in index.field_names]]
     if not pa.types.is_string(table.schema.field(column).type):
         return any(kind in str(index.index_type).upper() for index in own for kind in ("IVF", "HNSW", "VECTOR"))
@@ -341,7 +341,7 @@ def _prefilter(spec: QuerySpec, columns: Columns) -> str:
 def _from_index(
     cells: Cells, table: "lance.LanceDataset", where: str, question: dict[str, Any], value: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Ask an index, and find its rows among the cells; equal ranks come in table order."""
+    """Query an index and map its rows to the cells; ties in table order."""
     with filter_errors(where, table):
         found = table.to_table(columns=["uid", value], filter=where, prefilter=True, with_row_id=True, **question)
     ids, values = found.column("_rowid").to_numpy(), found.column(value).to_numpy().astype(np.float64)

@@ -1,4 +1,4 @@
-"""What a query asks, as one frozen value."""
+"""The specification of a query, as one frozen value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from raggedatlas.errors import QueryError
 from raggedatlas.store.filters import Filter
 
 Missing = Literal["zero", "nan", "drop"]
-"""What stands for a feature that a cell's dataset did not measure."""
+"""Fill value of features that the dataset of a cell did not measure."""
 
 
 OnMerge = Literal["counts", "sum", "refuse", "apart"]
-"""What becomes of columns of one dataset that are one feature."""
+"""How columns of one dataset that are the same feature are combined."""
 
 DEFAULT, AS_GIVEN = "default", "as-given"
 """Mappings of features that are not named after a snapshot: the one of the queried snapshot, and none."""
@@ -22,7 +22,7 @@ DEFAULT, AS_GIVEN = "default", "as-given"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A stable choice of cells.
+    """A reproducible random sample of cells.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Sample:
     by : str or None
         Column whose values are the groups.
     seed : int
-        Another seed gives other cells.
+        Different seeds select different cells.
     """
 
     n: int
@@ -63,7 +63,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class QuerySpec:
-    """Everything that a query asks; rows are chosen by filter, search, sample, order and limit, one after the other.
+    """All conditions of a query; rows are selected by filter, search, sample, order and limit, in this sequence.
 
     Parameters
     ----------
@@ -86,16 +86,16 @@ class QuerySpec:
     obs : tuple of str, or None
         Metadata columns; None for all.
     missing : {"zero", "nan", "drop"}
-        What stands for what was not measured.
+        Fill value of unmeasured features.
     results : tuple of str
-        Results of models that come along in `obsm`.
+        Results of models to add to `obsm`.
     centroids : tuple of (str, str)
-        Geometry whose centroids come along, and their name in `obsm`.
+        Geometries whose centroids are added, and their names in `obsm`.
     identity : str, int or tuple of (str, str)
         Which features count as the same: `DEFAULT`, `AS_GIVEN`, the label or number of a snapshot, or pairs of uids of genes, of which the
         first counts as the second.
     on_merge : {"counts", "sum", "refuse", "apart"}
-        What becomes of columns of one dataset that are one feature.
+        How columns of one dataset that are the same feature are combined.
     orthologs : str or None
         Organism as whose genes the one-to-one orthologs of other organisms count.
     """
@@ -118,7 +118,7 @@ class QuerySpec:
     orthologs: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give what differs from a query without conditions, as plain values for provenance."""
+        """Return the parts that differ from the default query, as plain values for provenance."""
         parts: dict[str, Any] = {}
         if self.filters:
             parts["where"] = " AND ".join(repr(f) for f in self.filters)
@@ -150,19 +150,19 @@ class QuerySpec:
         return parts | ({"identity": self.describe_identity()} if "identity" in parts else {})
 
     def describe_identity(self) -> str:
-        """Say which mapping of features is asked for."""
+        """Describe the requested mapping of features."""
         if not isinstance(self.identity, tuple):
             return str(self.identity)
         return ", ".join(f"{feature} = {target}" for feature, target in self.identity)
 
     def describe(self) -> str:
-        """Say it in one line."""
+        """Describe the query in one line."""
         parts = [f"{key} {value}" for key, value in self.to_dict().items()]
         return "; ".join(parts) if parts else "all cells"
 
 
 def flatten_names(call: str, names: Sequence[Any]) -> tuple[str, ...]:
-    """Read names given one by one or as one list.
+    """Return names that were passed one by one or as one list.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def check_count(call: str, n: object) -> int:
     Raises
     ------
     QueryError
-        If it is no whole number, or below 0.
+        If it is not an integer, or negative.
 
     Examples
     --------

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from raggedatlas import __version__
 from raggedatlas.cli import printing
 from raggedatlas.cli.commands import app
-from raggedatlas.cli.options import pairs, version_of
-from raggedatlas.cli.printing import fit_widths, plain, printable, text_of
+from raggedatlas.cli.options import parse_pairs, parse_version
+from raggedatlas.cli.printing import fit_widths, format_value, plain, printable
 
 Ask = Callable[..., Any]
 
@@ -444,7 +444,7 @@ def test_completion_prints(shell: str) -> None:
 
 def test_values_are_written_for_people_and_for_scripts() -> None:
     """Numbers, missing values and names with control characters come out on one line; JSON has null for what it cannot hold."""
-    assert [text_of(v) for v in (True, np.int64(1234), 2.0, np.float32(0.5), pd.NA, pd.NaT, ("a", 1))] == [
+    assert [format_value(v) for v in (True, np.int64(1234), 2.0, np.float32(0.5), pd.NA, pd.NaT, ("a", 1))] == [
         "yes", "1,234", "2", "0.5", "", "", "a, 1",
     ]  # fmt: skip
     assert plain({"a": [float("inf"), np.nan, np.bool_(True)], "b": {"c": None}}) == {
@@ -488,7 +488,7 @@ def test_a_narrow_terminal_cuts_what_is_long(
 ) -> None:
     """Long texts end in an ellipsis, columns without room are named below, and no line is wider than the terminal."""
     monkeypatch.setattr(printing, "console", lambda: Console(width=40, highlight=False))
-    printing.show_table([{"a": "x" * 60, "n": 1234, "c": "y" * 30, "d": "z" * 30}], ["a", "n", "c", "d"], empty="")
+    printing.print_table([{"a": "x" * 60, "n": 1234, "c": "y" * 30, "d": "z" * 30}], ["a", "n", "c", "d"], empty="")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 40
     assert "1,234" in lines[1]
@@ -498,8 +498,8 @@ def test_a_narrow_terminal_cuts_what_is_long(
 
 def test_words_are_read() -> None:
     """The first equals sign divides a pair; a text of digits is a number of a snapshot."""
-    assert pairs(["a=b=c", "d="], "--x") == {"a": "b=c", "d": ""}
-    assert (version_of("12"), version_of("v12")) == (12, "v12")
+    assert parse_pairs(["a=b=c", "d="], "--x") == {"a": "b=c", "d": ""}
+    assert (parse_version("12"), parse_version("v12")) == (12, "v12")
 
 
 def test_a_name_that_no_feature_has_is_unknown(made: Path) -> None:

@@ -34,8 +34,8 @@ main()
 def test_series_become_arrow_as_ever() -> None:
     """With pandas put off, a series is still one once pandas is imported: its NaN is null, its text has its type."""
     code = """
-from raggedatlas.cli.startup import put_off_pandas
-put_off_pandas()
+from raggedatlas.cli.startup import defer_pandas_import
+defer_pandas_import()
 import sys
 import pyarrow as pa
 pa.array([1, 2])
@@ -46,7 +46,7 @@ import pandas as pd
 made = pa.array(pd.Series([1.5, None, 2.5]))
 assert made.null_count == 1, made
 assert pa.Table.from_pandas(pd.DataFrame({"a": pd.Categorical(["x", "y"])})).schema.field("a").type.index_type == pa.int8()
-put_off_pandas()
+defer_pandas_import()
 assert pa.array(pd.Series([None, 1.0])).null_count == 1
 """
     run_python(code)
@@ -57,9 +57,9 @@ def test_a_frequent_verb_comes_alone_and_anything_else_with_all() -> None:
     code = """
 import sys
 import typer.main
-from raggedatlas.cli.startup import FREQUENT, import_verb
+from raggedatlas.cli.startup import FREQUENT, import_command
 def verbs(*words):
-    return set(typer.main.get_command(import_verb(*words)).commands)
+    return set(typer.main.get_command(import_command(*words)).commands)
 for verb, home in FREQUENT.items():
     assert verb in verbs(verb), verb
 assert "raggedatlas.cli.models" in sys.modules or "infer" not in verbs("ls")

@@ -13,7 +13,7 @@ from raggedatlas import ResultDataset
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError, SourceError
 from raggedatlas.verbs import infer
 from raggedatlas.verbs import test as evaluate
-from raggedatlas.verbs.evaluation import ClassSums, NumberSums, scores_of
+from raggedatlas.verbs.evaluation import ClassificationMetrics, RegressionMetrics, parse_scores
 
 
 def logits(X: Any) -> Any:
@@ -105,7 +105,7 @@ def test_only_tests_have_scores(small: Any, tmp_path: Path) -> None:
         _ = ScoredResults({}, tmp_path / "r").scores
     for text in ("", "{}", '{"metrics": 1}'):
         with pytest.raises(CorruptError):
-            scores_of(text, "here")
+            parse_scores(text, "here")
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.integers(0, 99))
@@ -117,7 +117,12 @@ def test_sums_do_not_depend_on_the_batches(sizes: list[int], seed: int) -> None:
     scores = rng.normal(size=(n, 3))
     true = 1e6 + rng.normal(size=n)
     near = true + rng.normal(size=n)
-    whole, parts, far, far_parts = ClassSums("abc"), ClassSums("abc"), NumberSums(), NumberSums()
+    whole, parts, far, far_parts = (
+        ClassificationMetrics("abc"),
+        ClassificationMetrics("abc"),
+        RegressionMetrics(),
+        RegressionMetrics(),
+    )
     whole.add(scores, codes)
     far.add(near, true)
     start = 0

@@ -15,7 +15,7 @@ from raggedatlas import ResultDataset, ResultDatasetWriter
 from raggedatlas.errors import NotFoundError, QueryError, SourceError
 from raggedatlas.testing.atlases import npy_run
 from raggedatlas.verbs import lookup, neighbors, pca, save_to_database, vector_index
-from raggedatlas.verbs.vector_index import Nearest, nearest_exact, recall_of
+from raggedatlas.verbs.vector_index import Neighbors, compute_recall, exact_neighbors
 
 Write = Callable[..., ResultDataset]
 
@@ -105,7 +105,7 @@ def test_exact_neighbours_are_those_of_brute_force(n: int, k: int, seed: int, me
     without = np.array([rng.integers(0, n), -1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vector_index, "_BLOCK_VALUES", block)
-        found = nearest_exact(Held(), "data", queries, k, metric=metric, among=among, without=without)
+        found = exact_neighbors(Held(), "data", queries, k, metric=metric, among=among, without=without)
     for query, own, rows, distances in zip(queries, without, found.rows, found.distances, strict=True):
         with np.errstate(invalid="ignore"):
             true = brute_force(values, query, metric)
@@ -226,7 +226,7 @@ def test_a_row_is_no_neighbour_of_its_own(write: Write, monkeypatch: pytest.Monk
     found = write(clustered(200, 9).astype("f4"))
     searched = vector_index.search_index
 
-    def only_own(table: Any, vectors: Any, k: int, report: Any) -> Nearest:
+    def only_own(table: Any, vectors: Any, k: int, report: Any) -> Neighbors:
         all_found = searched(table, vectors, k, report)
         all_found.rows[:, 1:], all_found.distances[:, 1:] = -1, np.nan
         return all_found
@@ -286,7 +286,10 @@ def test_what_cannot_be_indexed_is_refused(write: Write) -> None:
 
 def test_recall_counts_what_is_missed() -> None:
     """Recall is the share of true neighbours found; rows as near as the last count, and rows that are none do not."""
-    true = Nearest(np.array([[1, 2], [3, -1]]), np.array([[0.0, 1.0], [2.0, np.nan]]))
-    assert recall_of(true, true) == 1
-    assert recall_of(Nearest(np.array([[1, 9], [3, -1]]), np.array([[0.0, 1.0], [2.0, np.nan]])), true) == 1
-    assert recall_of(Nearest(np.array([[1, -1], [-1, -1]]), np.array([[0.0, np.nan], [np.nan, np.nan]])), true) == 1 / 3
+    true = Neighbors(np.array([[1, 2], [3, -1]]), np.array([[0.0, 1.0], [2.0, np.nan]]))
+    assert compute_recall(true, true) == 1
+    assert compute_recall(Neighbors(np.array([[1, 9], [3, -1]]), np.array([[0.0, 1.0], [2.0, np.nan]])), true) == 1
+    assert (
+        compute_recall(Neighbors(np.array([[1, -1], [-1, -1]]), np.array([[0.0, np.nan], [np.nan, np.nan]])), true)
+        == 1 / 3
+    )

@@ -213,5 +213,5 @@ def test_served_data_are_those_of_the_scene(server: ViewerServer) -> None:
 
 def test_a_taken_port_is_refused(server: ViewerServer) -> None:
     """The message names the port and the way out."""
-    with pytest.raises(StoreError, match=f"Port {server.port} .* 0 takes a free one"):
+    with pytest.raises(StoreError, match=f"port {server.port} .* port 0 picks a free one"):
         ViewerServer(hostile(), server.port)

@@ -31,7 +31,7 @@ from raggedatlas.vectors.builder import ChunkingOptions, make_geometry
 from raggedatlas.vectors.converters.convert import Conversion, convert, read_file
 from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.writer import write as write_vectors
-from raggedatlas.verbs.visualize import ViewChoices
+from raggedatlas.verbs.visualize import ViewOptions
 
 
 class Strange:
@@ -458,7 +458,7 @@ FUNCTIONS |= {
         lambda given: verbs.make_view(p.folder / "z", p.query, **{name: given}),
         {"given": None},
     )
-    for name in typing.get_type_hints(ViewChoices)
+    for name in typing.get_type_hints(ViewOptions)
 }
 
 

@@ -1,13 +1,13 @@
-"""The command ``raggedatlas``: each verb parses, calls one library function, and prints."""
+"""The command ``raggedatlas``: each verb parses its options, calls one library function and prints the result."""
 
 import sys
 
-from raggedatlas.cli.startup import import_verb, put_off_pandas, quicken
+from raggedatlas.cli.startup import configure_process, defer_pandas_import, import_command
 
 
 def main() -> None:
-    """Run the command line; exit codes are 0 for done, 1 for refused or found wrong, 2 for a command that was not understood."""
-    quicken()
-    put_off_pandas()
-    app = import_verb(*sys.argv[1:2])
+    """Run the command line; exit codes are 0 (success), 1 (refused, or problems found) and 2 (usage error)."""
+    configure_process()
+    defer_pandas_import()
+    app = import_command(*sys.argv[1:2])
     app(prog_name="raggedatlas")

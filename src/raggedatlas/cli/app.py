@@ -1,4 +1,4 @@
-"""Advice of the library, which speaks of methods, spelled as commands."""
+"""Replace the methods that a message names by the commands that do the same."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from raggedatlas import __version__
 from raggedatlas.cli.options import DEBUG
-from raggedatlas.cli.printing import complain
+from raggedatlas.cli.printing import print_error
 from raggedatlas.errors import AtlasError, UnknownValueWarning
 
 _CALL = re.compile(
@@ -27,19 +27,19 @@ _VERBS = {
 """Methods of an atlas -> the commands that do the same."""
 
 
-def as_commands(text: str) -> str:
-    """Spell the methods of an atlas that a text names as commands; ATLAS and FILE are for the reader to fill in.
+def methods_to_commands(text: str) -> str:
+    """Replace methods of an atlas in a text by commands; ATLAS and FILE are placeholders for the reader.
 
     Examples
     --------
-    >>> as_commands("Run repair(), or drop_dataset('5a3e').")
+    >>> methods_to_commands("Run repair(), or drop_dataset('5a3e').")
     'Run raggedatlas repair ATLAS, or raggedatlas drop ATLAS 5a3e.'
     """
-    return _CALL.sub(_as_command, text)
+    return _CALL.sub(_method_to_command, text)
 
 
-def _as_command(found: re.Match[str]) -> str:
-    """Spell the call of a method of an atlas as a command; the atlas that it is about is for the reader to fill in."""
+def _method_to_command(found: re.Match[str]) -> str:
+    """Return the command that does what the matched method call does."""
     verb = _VERBS.get(found["name"])
     if verb is None:
         return found[0] if not found[0].startswith("atlas.") else f"{found[0]} in Python"
@@ -54,43 +54,52 @@ def _as_command(found: re.Match[str]) -> str:
 _ARGUMENT = re.compile(r"\b(?P<name>[a-z_]+)=(?:'(?P<text>[^'\s]*)'|(?P<value>\d+|\{[^}]*\})|True\b|\.\.\.|\[[^\]]*\])")
 _METHOD = re.compile(r"(?<![\w.])\.(?P<name>[a-z_]+)\((?:[^()]|\(\))*\)")
 
-DONE, WRONG, MISUSED = 0, 1, 2
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
-BUILD, LOOK, ASK, MODELS, TIME, CARE = "Build", "Look", "Ask", "Models", "Snapshots", "Care"
+BUILD, INSPECT, QUERY, MODELS, SNAPSHOTS, MAINTENANCE = (
+    "Build",
+    "Inspect",
+    "Query",
+    "Models",
+    "Snapshots",
+    "Maintenance",
+)
 
 
 class Commands(TyperGroup):
-    """All verbs, with errors told in one line."""
+    """Command group that reports errors in one line."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (typer does not export the class)
-        """Run a verb; an error that was raised on purpose, or by the system, ends it with exit code 1."""
+        """Run a verb; errors of this package or of the system end it with exit code 1."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("always", UnknownValueWarning)
-                warnings.showwarning = _shown_once()
+                warnings.showwarning = _show_warnings_once()
                 done = super().invoke(ctx)
             sys.stdout.flush()
             return done
         except BrokenPipeError:
-            # The reader has gone, for instance `head`; what is left must not fail again when Python flushes at exit.
+            # The reader has closed the pipe, for instance `head`; flushing at exit must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(DONE) from None
+            raise typer.Exit(EXIT_OK) from None
         except (AtlasError, OSError, UnknownValueWarning) as error:
             if ctx.meta.get(DEBUG):
                 raise
-            complain(self._as_options(str(error) or type(error).__name__, ctx))
-            raise typer.Exit(WRONG) from None
+            print_error(self._arguments_to_options(str(error) or type(error).__name__, ctx))
+            raise typer.Exit(EXIT_FAILURE) from None
 
-    def _as_options(self, message: str, ctx: Any) -> str:  # noqa: ANN401  (typer does not export the class)
-        """Say the advice of a message, which speaks of Python's arguments, in the options of the command that was called."""
+    def _arguments_to_options(self, message: str, ctx: Any) -> str:  # noqa: ANN401  (typer does not export the class)
+        """Replace Python arguments in a message by the options of the command that was called."""
         command = self.commands.get(ctx.invoked_subcommand)
         inner = getattr(command, "commands", {}).values()
-        options = {option for one in (command, *inner) if one for parameter in one.params for option in parameter.opts}
+        options = {
+            option for item in (command, *inner) if item for parameter in item.params for option in parameter.opts
+        }
 
         def option(name: str) -> str | None:
-            """Find the option of an argument; one that may be repeated has a name in the singular."""
+            """Return the option of an argument; repeatable options have a singular name."""
             words = [f"--{name.strip('_').replace('_', '-')}"]
-            words = [word for one in words for word in (one, one.removesuffix("s"))]
+            words = [word for item in words for word in (item, item.removesuffix("s"))]
             return next((word for word in words if word in options), None)
 
         def argument(found: re.Match[str]) -> str:
@@ -102,42 +111,42 @@ class Commands(TyperGroup):
             word = option(found["name"])
             return found[0] if word is None else word
 
-        return as_commands(_METHOD.sub(method, _ARGUMENT.sub(argument, message)))
+        return methods_to_commands(_METHOD.sub(method, _ARGUMENT.sub(argument, message)))
 
     def main(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401  (as the parent has it)
-        """Parse, run and exit; a command that is not understood is told in one line too."""
+        """Parse, run and exit; usage errors are reported in one line too."""
         exits = extra.pop("standalone_mode", True)
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False})
         except typer.Abort:
-            complain("stopped")
-            code = WRONG
+            print_error("stopped")
+            code = EXIT_FAILURE
         except typer.TyperException as error:
-            code = _misused(error)
+            code = _report_usage_error(error)
         if not exits:
             return code
-        sys.exit(code if isinstance(code, int) else DONE)
+        sys.exit(code if isinstance(code, int) else EXIT_OK)
 
 
-def _shown_once() -> Callable[..., None]:
-    """Return what shows warnings: those of this package in one line, once, and others as usual."""
+def _show_warnings_once() -> Callable[..., None]:
+    """Return a `showwarning` that prints warnings of this package once, in one line, and others as usual."""
     usual, seen = warnings.showwarning, set[str]()
 
-    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:  # noqa: ANN401  (as warnings calls it)
+    def show(message: Warning | str, category: type[Warning], *atlas_options: Any) -> None:  # noqa: ANN401  (as warnings calls it)
         if category is not UserWarning and not issubclass(category, UnknownValueWarning):
-            usual(message, category, *place)
+            usual(message, category, *atlas_options)
         elif str(message) not in seen:
             seen.add(str(message))
-            complain(f"warning: {message}")
+            print_error(f"warning: {message}")
 
     return show
 
 
-def _misused(error: Any) -> int:  # noqa: ANN401  (typer exports only the root of these classes)
+def _report_usage_error(error: Any) -> int:  # noqa: ANN401  (typer exports only the root of these classes)
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "raggedatlas"
-    complain(f"{error.format_message().rstrip('.')}. See {path} --help.")
-    return MISUSED
+    print_error(f"{error.format_message().rstrip('.')}. See {path} --help.")
+    return EXIT_USAGE
 
 
 app = typer.Typer(
@@ -164,8 +173,8 @@ def start(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Print the help when no verb is given."""
+    """Print the help if no verb is given."""
     ctx.meta[DEBUG] = debug
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
-        raise typer.Exit(MISUSED)
+        raise typer.Exit(EXIT_USAGE)

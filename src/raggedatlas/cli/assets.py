@@ -1,4 +1,4 @@
-"""Verbs about results: ``convert_results``, and those of an atlas: ``results``, ``drop-result``, ``search``."""
+"""Verbs for results, geometry and annotations: list, drop, search, annotate, convert."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -6,9 +6,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from raggedatlas.cli.app import ASK, BUILD, CARE, LOOK, app, as_commands
-from raggedatlas.cli.options import AsJson, At, Place, Strict, Words, many, one, pairs, unfold
-from raggedatlas.cli.printing import progress, show, show_added, show_json, show_table
+from raggedatlas.cli.app import BUILD, INSPECT, MAINTENANCE, QUERY, app, methods_to_commands
+from raggedatlas.cli.options import (
+    AsJson,
+    AtlasOptions,
+    AtSnapshot,
+    Strict,
+    Strings,
+    expand_option_groups,
+    parse_pairs,
+    repeatable_option,
+    value_option,
+)
+from raggedatlas.cli.printing import print_assets, print_json, print_table, print_text, progress
 
 
 @app.command(
@@ -16,97 +26,101 @@ from raggedatlas.cli.printing import progress, show, show_added, show_json, show
     rich_help_panel=BUILD,
     epilog="Example: raggedatlas convert_results --results-dir results/20250201-120000-infer-AbCd",
 )
-@unfold
+@expand_option_groups
 def convert_results(
     results_dir: Annotated[
         Path, typer.Option(help="Folder of one run, with batch_index.npy in it.", show_default=False)
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a table that is there; readers see the old one until then.")
+        bool, typer.Option("--overwrite", help="Replace an existing table; readers see the old one until then.")
     ] = False,
     promote: Annotated[
-        bool, typer.Option("--promote", help="Store batches of different dtypes in one that holds all of them.")
+        bool, typer.Option("--promote", help="Promote batches of different dtypes to a common dtype.")
     ] = False,
-    spot_check: Annotated[int | None, one("N", "Compare N rows at random, and not all")] = None,
+    spot_check: Annotated[int | None, value_option("N", "Compare N random rows instead of all")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the .npy results of a model run as a Lance table beside them; the .npy files are never changed."""
+    """Convert the .npy results of a model run to a Lance table in the same folder; the .npy files are never changed."""
     from raggedatlas.results.convert import convert_results as convert
 
     with progress(f"convert {results_dir}") as callback:
         done = convert(results_dir, overwrite=overwrite, promote=promote, spot_check=spot_check, progress=callback)
     if as_json:
-        show_json({**asdict(done), "results_dir": str(done.results_dir), "dtype": done.dtype.name})
+        print_json({**asdict(done), "results_dir": str(done.results_dir), "dtype": done.dtype.name})
     else:
-        show(str(done))
+        print_text(str(done))
 
 
 RESULT_COLUMNS = ["name", "kind", "space", "width", "dtype", "n_cells", "model", "added"]
 
 
-@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas results pbmc.atlas")
-@unfold
-def results(place: Place, at: At = None) -> None:
-    """List the results of models that an atlas holds."""
-    show_added(
-        place.open_at(at).results(), RESULT_COLUMNS, as_json=place.as_json,
-        empty=f"No results yet; run: raggedatlas add {place.atlas} RESULTS --name NAME",
+@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas results pbmc.atlas")
+@expand_option_groups
+def results(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
+    """List the model results of an atlas."""
+    print_assets(
+        atlas_options.open_at(at).results(), RESULT_COLUMNS, as_json=atlas_options.as_json,
+        empty=f"No results yet; run: raggedatlas add {atlas_options.atlas} RESULTS --name NAME",
     )  # fmt: skip
 
 
-@app.command("drop-result", rich_help_panel=CARE, epilog="Example: raggedatlas drop-result pbmc.atlas scvi_64")
-@unfold
+@app.command("drop-result", rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas drop-result pbmc.atlas scvi_64")
+@expand_option_groups
 def drop_result(
-    place: Place, name: Annotated[str, typer.Argument(help="Name of the result.", show_default=False)]
+    atlas_options: AtlasOptions, name: Annotated[str, typer.Argument(help="Name of the result.", show_default=False)]
 ) -> None:
-    """Take a model's result out of the newest state; snapshots that have it keep it."""
-    report = place.open().drop_result(name)
-    if place.as_json:
-        show_json(report.to_dict())
+    """Remove a model result from the newest state; snapshots keep it."""
+    report = atlas_options.open().drop_result(name)
+    if atlas_options.as_json:
+        print_json(report.to_dict())
     else:
-        show(f"Dropped the result {name}; " + as_commands("; ".join(report.notes)))
+        print_text(f"Dropped the result {name}; " + methods_to_commands("; ".join(report.notes)))
 
 
 @dataclass(frozen=True)
-class Sought:
-    """Where is looked, and among which cells."""
+class SearchOptions:
+    """Options of a search."""
 
-    column: Annotated[str, typer.Option(help="A result, an embedding, or a column.", show_default=False)]
-    k: Annotated[int, typer.Option("-k", min=1, help="How many cells.")] = 10
+    column: Annotated[str, typer.Option(help="Result, embedding or column to search.", show_default=False)]
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of cells.")] = 10
     metric: Annotated[
         Literal["l2", "cosine", "dot"],
         typer.Option(help="Distance of vectors: squared Euclidean, or one minus the cosine or the dot product."),
     ] = "l2"
-    where: Annotated[Words, many("SQL", "Only such cells", "--where", "-w")] = field(default_factory=list)
+    where: Annotated[
+        Strings, repeatable_option("SQL", "Search only cells that satisfy a condition", "--where", "-w")
+    ] = field(default_factory=list)
     strict: Strict = False
-    obs: Annotated[Words, many("COLUMN", "Show a cell column")] = field(default_factory=list)
+    obs: Annotated[Strings, repeatable_option("COLUMN", "Show a cell column")] = field(default_factory=list)
 
 
 @app.command(
-    rich_help_panel=ASK,
+    rich_help_panel=QUERY,
     epilog="Example: raggedatlas search pbmc.atlas 1f0c5a2b9d3e4f60 --column scvi_64 -w \"tissue = 'lung'\"",
 )
-@unfold
+@expand_option_groups
 def search(
-    place: Place,
+    atlas_options: AtlasOptions,
     what: Annotated[
         str, typer.Argument(metavar="UID or TEXT", help="A cell, or words of a text column.", show_default=False)
     ],
     *,
-    sought: Sought,
-    at: At = None,
+    search_options: SearchOptions,
+    at: AtSnapshot = None,
 ) -> None:
-    """Print the cells nearest to one cell in a result or an embedding, or those whose text fits best."""
-    query = place.open_snapshot(at).query()
-    for condition in sought.where:
+    """Print the nearest neighbours of a cell in a result or an embedding, or the best text matches."""
+    query = atlas_options.open_snapshot(at).query()
+    for condition in search_options.where:
         query = query.where(condition)
-    query = query.obs(sought.obs) if sought.obs else query
-    found = query.search(what, column=sought.column, k=sought.k, metric=sought.metric).to_arrow()
+    query = query.obs(search_options.obs) if search_options.obs else query
+    found = query.search(
+        what, column=search_options.column, k=search_options.k, metric=search_options.metric
+    ).to_arrow()
     rows = found.to_pylist()
-    if place.as_json:
-        show_json(rows)
+    if atlas_options.as_json:
+        print_json(rows)
     else:
-        show_table(rows, found.column_names, empty="No cells.")
+        print_table(rows, found.column_names, empty="No cells.")
 
 
 GEOMETRY_COLUMNS = [
@@ -123,56 +137,61 @@ GEOMETRY_COLUMNS = [
 ]
 
 
-@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas geometries slide.atlas")
-@unfold
-def geometries(place: Place, at: At = None) -> None:
-    """List the shapes of cells that an atlas holds."""
-    show_added(
-        place.open_at(at).geometries(), GEOMETRY_COLUMNS, as_json=place.as_json,
-        empty=f"No geometry yet; run: raggedatlas add {place.atlas} STORE --link COLUMN --space SPACE",
+@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas geometries slide.atlas")
+@expand_option_groups
+def geometries(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
+    """List the geometry of an atlas."""
+    print_assets(
+        atlas_options.open_at(at).geometries(), GEOMETRY_COLUMNS, as_json=atlas_options.as_json,
+        empty=f"No geometry yet; run: raggedatlas add {atlas_options.atlas} STORE --link COLUMN --space SPACE",
     )  # fmt: skip
 
 
 @app.command(
     "drop-geometry",
-    rich_help_panel=CARE,
+    rich_help_panel=MAINTENANCE,
     epilog="Example: raggedatlas drop-geometry slide.atlas segmentation_boundary --dataset slide1",
 )
-@unfold
+@expand_option_groups
 def drop_geometry(
-    place: Place,
+    atlas_options: AtlasOptions,
     name: Annotated[str, typer.Argument(help="Name of the geometry, or its feature space.", show_default=False)],
-    dataset: Annotated[str | None, one("DATASET", "Take that of one dataset only, by its name or uid")] = None,
+    dataset: Annotated[
+        str | None, value_option("DATASET", "Only drop the geometry of this dataset (name or uid)")
+    ] = None,
 ) -> None:
-    """Take shapes of cells out of the newest state; snapshots that have them keep them."""
-    report = place.open().drop_geometry(name, dataset)
-    if place.as_json:
-        show_json(report.to_dict())
+    """Remove geometry from the newest state; snapshots keep it."""
+    report = atlas_options.open().drop_geometry(name, dataset)
+    if atlas_options.as_json:
+        print_json(report.to_dict())
     else:
-        show(f"Dropped the geometry {name} of {report.n_cells:,} cells; " + as_commands("; ".join(report.notes)))
+        print_text(
+            f"Dropped the geometry {name} of {report.n_cells:,} cells; " + methods_to_commands("; ".join(report.notes))
+        )
 
 
 @dataclass(frozen=True)
-class AnnotateChoices:
-    """What is written back, and how."""
+class AnnotateOptions:
+    """Options of ``annotate``."""
 
-    name: Annotated[str | None, one("NAME", "Name of the annotation; else the file's")] = None
+    name: Annotated[str | None, value_option("NAME", "Name of the annotation; by default that of the file")] = None
     on: Annotated[
         Literal["uid", "cell_name"],
         typer.Option(help="How rows name cells; cell names need a column dataset, or --dataset."),
     ] = "uid"
-    dataset: Annotated[str | None, one("DATASET", "Dataset of all rows, with --on cell_name")] = None
+    dataset: Annotated[str | None, value_option("DATASET", "Dataset of all rows, with --on cell_name")] = None
     column: Annotated[
-        Words, many("COLUMN or OLD=NEW", "Write only these columns, under a new name with =", "--column", "-c")
+        Strings,
+        repeatable_option("COLUMN or OLD=NEW", "Write only these columns, under a new name with =", "--column", "-c"),
     ] = field(default_factory=list)
-    obsm: Annotated[Words, many("KEY", "Add a member of obsm, such as X_umap, as a result")] = field(
+    obsm: Annotated[Strings, repeatable_option("KEY", "Add a member of obsm, such as X_umap, as a result")] = field(
         default_factory=list
     )
-    cast: Annotated[Words, many("COLUMN=TYPE", "Convert a column to str, int, float or bool")] = field(
+    cast: Annotated[Strings, repeatable_option("COLUMN=TYPE", "Convert a column to str, int, float or bool")] = field(
         default_factory=list
     )
     on_conflict: Annotated[
-        Literal["error", "replace", "keep"], typer.Option(help="What to do where a cell has another value already.")
+        Literal["error", "replace", "keep"], typer.Option(help="What to do if a cell already has another value.")
     ] = "error"
     unknown: Annotated[
         Literal["error", "skip"], typer.Option(help="What to do with rows that name no cell of the atlas.")
@@ -184,49 +203,52 @@ class AnnotateChoices:
     rich_help_panel=BUILD,
     epilog="Example: raggedatlas annotate pbmc.atlas clusters.csv --column leiden --cast leiden=str",
 )
-@unfold
+@expand_option_groups
 def annotate(
-    place: Place,
+    atlas_options: AtlasOptions,
     file: Annotated[
         str, typer.Argument(help="CSV, TSV or Parquet, or a file of cells such as .h5ad.", show_default=False)
     ],
     *,
-    choices: AnnotateChoices,
+    choices: AnnotateOptions,
 ) -> None:
-    """Write values of cells, such as clusters or labels, back into an atlas as cell columns."""
+    """Add values of cells, such as clusters or labels, to an atlas as cell columns."""
     columns = {old: new or old for old, _, new in (word.partition("=") for word in choices.column)}
-    report = place.open().annotate(
+    report = atlas_options.open().annotate(
         file, choices.name, on=choices.on, dataset=choices.dataset, columns=columns or None, obsm=choices.obsm,
-        cast=pairs(choices.cast, "--cast"), on_conflict=choices.on_conflict, unknown=choices.unknown,
+        cast=parse_pairs(choices.cast, "--cast"), on_conflict=choices.on_conflict, unknown=choices.unknown,
         dry_run=choices.dry_run,
     )  # fmt: skip
-    if place.as_json:
-        show_json(report.to_dict())
+    if atlas_options.as_json:
+        print_json(report.to_dict())
     else:
-        show(repr(report))
+        print_text(repr(report))
 
 
 ANNOTATION_COLUMNS = ["name", "columns", "n_cells", "n_values", "source", "snapshot", "added"]
 
 
-@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas annotations pbmc.atlas")
-@unfold
-def annotations(place: Place, at: At = None) -> None:
-    """List the annotations that an atlas holds."""
-    show_added(
-        place.open_at(at).annotations(), ANNOTATION_COLUMNS, as_json=place.as_json,
-        empty=f"No annotations yet; run: raggedatlas annotate {place.atlas} FILE",
+@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas annotations pbmc.atlas")
+@expand_option_groups
+def annotations(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
+    """List the annotations of an atlas."""
+    print_assets(
+        atlas_options.open_at(at).annotations(), ANNOTATION_COLUMNS, as_json=atlas_options.as_json,
+        empty=f"No annotations yet; run: raggedatlas annotate {atlas_options.atlas} FILE",
     )  # fmt: skip
 
 
-@app.command("drop-annotation", rich_help_panel=CARE, epilog="Example: raggedatlas drop-annotation pbmc.atlas clusters")
-@unfold
+@app.command(
+    "drop-annotation", rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas drop-annotation pbmc.atlas clusters"
+)
+@expand_option_groups
 def drop_annotation(
-    place: Place, name: Annotated[str, typer.Argument(help="Name of the annotation.", show_default=False)]
+    atlas_options: AtlasOptions,
+    name: Annotated[str, typer.Argument(help="Name of the annotation.", show_default=False)],
 ) -> None:
-    """Take an annotation out of the newest state; columns that it covered are shown again, and snapshots keep it."""
-    report = place.open().drop_annotation(name)
-    if place.as_json:
-        show_json(report.to_dict())
+    """Remove an annotation from the newest state; columns that it replaced reappear, and snapshots keep it."""
+    report = atlas_options.open().drop_annotation(name)
+    if atlas_options.as_json:
+        print_json(report.to_dict())
     else:
-        show(f"Dropped the annotation {name}; " + "; ".join(report.notes))
+        print_text(f"Dropped the annotation {name}; " + "; ".join(report.notes))

@@ -1,34 +1,36 @@
-"""Verbs that look: ``ls``, ``info``, ``features``, ``find``."""
+"""Verbs ``ls``, ``info``, ``features`` and ``find``."""
 
 from typing import Annotated, Any
 
 import typer
 
-from raggedatlas.cli.app import LOOK, WRONG, app
-from raggedatlas.cli.options import At, Place, Space, unfold
-from raggedatlas.cli.printing import complain, show, show_facts, show_json, show_table
+from raggedatlas.cli.app import EXIT_FAILURE, INSPECT, app
+from raggedatlas.cli.options import AtlasOptions, AtSnapshot, Space, expand_option_groups
+from raggedatlas.cli.printing import print_error, print_facts, print_json, print_table, print_text
 
 
-@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas ls pbmc.atlas")
-@unfold
-def ls(place: Place, at: At = None) -> None:
+@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas ls pbmc.atlas")
+@expand_option_groups
+def ls(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """List the datasets."""
     from raggedatlas.query.browse import dataset_rows
 
-    rows = dataset_rows(place.catalog(at))
-    if place.as_json:
-        show_json(rows)
+    rows = dataset_rows(atlas_options.catalog(at))
+    if atlas_options.as_json:
+        print_json(rows)
     else:
-        show_table(
-            [short(row) for row in rows], SHORT, empty=f"No datasets yet; run: raggedatlas add {place.atlas} FILE"
+        print_table(
+            [summary_row(row) for row in rows],
+            SUMMARY_COLUMNS,
+            empty=f"No datasets yet; run: raggedatlas add {atlas_options.atlas} FILE",
         )
 
 
-SHORT = ["name", "cells", "features", "layers", "added", "uid"]
+SUMMARY_COLUMNS = ["name", "cells", "features", "layers", "added", "uid"]
 
 
-def short(row: dict[str, Any]) -> dict[str, Any]:
-    """Give what fits on a line of a terminal."""
+def summary_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of a dataset that fit on a line."""
     counts = [int(n) for n in row["n_features"].split(", ") if n]
     return {
         "name": row["name"],
@@ -40,10 +42,10 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas info pbmc.atlas --at first")
-@unfold
-def info(place: Place, at: At = None) -> None:
-    """Say what is in an atlas: counts, feature spaces, cell columns, geometry, results, snapshots."""
+@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas info pbmc.atlas --at first")
+@expand_option_groups
+def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
+    """Summarize an atlas: counts, feature spaces, cell columns, geometry, results, snapshots."""
     from raggedatlas.catalog.catalog import CELLS
     from raggedatlas.catalog.features import read_registry
     from raggedatlas.catalog.results import read_results
@@ -52,7 +54,7 @@ def info(place: Place, at: At = None) -> None:
     from raggedatlas.model.frames import metadata_columns
     from raggedatlas.query.browse import list_datasets, list_geometries
 
-    catalog = place.catalog(at)
+    catalog = atlas_options.catalog(at)
     listed = list_datasets(catalog)
     shapes = list_geometries(catalog).groupby("name", sort=False)[["n_cells"]].sum()
     used = {name for names in listed["spaces"] for name in names.split(", ")}
@@ -70,41 +72,41 @@ def info(place: Place, at: At = None) -> None:
         "snapshots": [record.label or record.version for record in list_versions(catalog)],
         "codec": catalog.codec(),
     }
-    if place.as_json:
-        show_json(facts)
+    if atlas_options.as_json:
+        print_json(facts)
         return
     counts = [f"{space}: {n:,}" for space, n in facts["features"].items()]
     pointed = [f"{name}: {n:,} cells" for name, n in facts["geometries"].items()]
-    told = {**facts, "features": counts or "none", "geometries": pointed}
-    show_facts({key: value for key, value in told.items() if value != []})
+    facts_shown = {**facts, "features": counts or "none", "geometries": pointed}
+    print_facts({key: value for key, value in facts_shown.items() if value != []})
 
 
-@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas features pbmc.atlas CD79A MS4A1")
-@unfold
+@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas features pbmc.atlas CD79A MS4A1")
+@expand_option_groups
 def features(
-    place: Place,
+    atlas_options: AtlasOptions,
     names: Annotated[
-        list[str] | None, typer.Argument(help="Symbols, ids or uids; none lists the registry.", show_default=False)
+        list[str] | None, typer.Argument(help="Symbols, ids or uids; by default list the registry.", show_default=False)
     ] = None,
     space: Space = "gene_expression",
-    at: At = None,
-    limit: Annotated[int, typer.Option(min=0, help="How many to list.")] = 20,
+    at: AtSnapshot = None,
+    limit: Annotated[int, typer.Option(min=0, help="Number of features to list.")] = 20,
 ) -> None:
-    """Look features up, or list them; exit code 1 if a name is unknown or ambiguous."""
+    """Look up or list features; exit code 1 if a name is unknown or ambiguous."""
     import pyarrow as pa
 
     from raggedatlas.catalog.features import read_registry
 
-    registry = read_registry(place.catalog(at), space)
+    registry = read_registry(atlas_options.catalog(at), space)
     columns = ["uid", "feature_id", "symbol", "organism", "global_index"]
     if not names:
         rows = registry.table.slice(0, limit).select(columns).to_pylist()
-        if place.as_json:
-            show_json(rows)
+        if atlas_options.as_json:
+            print_json(rows)
             return
-        show_table(rows, columns, empty=f"No features in {space}.")
+        print_table(rows, columns, empty=f"No features in {space}.")
         if registry.table.num_rows > len(rows) > 0:
-            show(f"... {registry.table.num_rows:,} in all")
+            print_text(f"... {registry.table.num_rows:,} in all")
         return
     found = registry.resolve(names)
     ambiguous = {name: [registry.describe(uid) for uid in uids] for name, uids in (found.ambiguous or {}).items()}
@@ -116,33 +118,33 @@ def features(
             asked, found.matched_by, registry.table.take(at_row).select(columns).to_pylist(), strict=True
         )
     ]
-    if place.as_json:
-        show_json({"found": rows, "unknown": found.unknown, "ambiguous": ambiguous})
+    if atlas_options.as_json:
+        print_json({"found": rows, "unknown": found.unknown, "ambiguous": ambiguous})
     else:
-        show_table(rows, ["asked", "matched by", *columns], empty="None of these is known.")
+        print_table(rows, ["asked", "matched by", *columns], empty="None of these is known.")
     if found.unknown:
-        complain(f"unknown in {space}: {', '.join(found.unknown)}")
+        print_error(f"unknown in {space}: {', '.join(found.unknown)}")
     for name, candidates in ambiguous.items():
-        complain(f"{name} is any of {', '.join(candidates)}")
+        print_error(f"{name} is any of {', '.join(candidates)}")
     if found.unknown or ambiguous:
-        raise typer.Exit(WRONG)
+        raise typer.Exit(EXIT_FAILURE)
 
 
-@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas find pbmc.atlas CD79A MS4A1")
-@unfold
+@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas find pbmc.atlas CD79A MS4A1")
+@expand_option_groups
 def find(
-    place: Place,
+    atlas_options: AtlasOptions,
     names: Annotated[list[str], typer.Argument(help="Symbols, ids or uids.", show_default=False)],
     space: Space = "gene_expression",
-    some: Annotated[bool, typer.Option("--any", help="Any of them is enough.")] = False,
-    at: At = None,
+    some: Annotated[bool, typer.Option("--any", help="Find datasets with any of the features, not all.")] = False,
+    at: AtSnapshot = None,
 ) -> None:
-    """Find the datasets that measured features; reads no values."""
-    atlas = place.open_at(at)
+    """Find datasets that measured features, without reading values."""
+    atlas = atlas_options.open_at(at)
     found = atlas.find_datasets_with_features(names, space=space, every=not some)
     titles = atlas.list_datasets()["name"].to_dict()
     rows = [{"uid": uid, "name": titles.get(uid), "measured": list(measured)} for uid, measured in found.items()]
-    if place.as_json:
-        show_json(rows)
+    if atlas_options.as_json:
+        print_json(rows)
     else:
-        show_table(rows, ["name", "uid", "measured"], empty="No dataset measured them.")
+        print_table(rows, ["name", "uid", "measured"], empty="No dataset measured them.")

@@ -1,4 +1,4 @@
-"""Options of ``convert`` for files and stores of geometry, and the conversion itself."""
+"""Verbs ``convert`` and ``concat``: between file formats, without an atlas."""
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from raggedatlas.cli.app import BUILD, app
-from raggedatlas.cli.options import AsCxg, AsJson, Overwrite, Words, many, one, pairs, tell_losses, unfold
-from raggedatlas.cli.printing import progress, say, show, show_json
+from raggedatlas.cli.options import (
+    AsJson,
+    CxgOptions,
+    Overwrite,
+    Strings,
+    expand_option_groups,
+    parse_pairs,
+    print_losses,
+    repeatable_option,
+    value_option,
+)
+from raggedatlas.cli.printing import print_json, print_status, print_text, progress
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
@@ -20,25 +30,31 @@ ENDINGS = (
     ".zv", ".csv", ".tsv", ".parquet", ".xyz", ".swc", ".obj", ".ply", ".stl", ".trx", ".trk", ".tck", ".graphml",
     ".edgelist", ".geojson", ".geoparquet", ".precomputed",
 )  # fmt: skip
-"""Endings by which files of geometry are told from tables of cells, without loading what reads them."""
+"""File extensions of geometry, known without importing its readers."""
 
 
 @dataclass(frozen=True)
-class Shaped:
-    """How geometry is converted."""
+class GeometryOptions:
+    """Options that convert geometry."""
 
-    format_in: Annotated[str | None, one("FORMAT", "Geometry: what the source is", "--from")] = None
+    format_in: Annotated[str | None, value_option("FORMAT", "Geometry: what the source is", "--from")] = None
     format_out: Annotated[
         str | None,
-        one("FORMAT", "Geometry: what to write, e.g. swc-folder, spatialdata, precomputed-meshes, store", "--to"),
+        value_option(
+            "FORMAT", "Geometry: what to write, e.g. swc-folder, spatialdata, precomputed-meshes, store", "--to"
+        ),
     ] = None
     options: Annotated[
-        Words,
-        many("KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"),
+        Strings,
+        repeatable_option(
+            "KEY=VALUE", "Geometry: for the reader, e.g. element=shapes/cells or objects=cell_id", "--option"
+        ),
     ] = field(default_factory=list)
     writing: Annotated[
-        Words,
-        many("KEY=VALUE", "Geometry: for the writer, e.g. annotation_type=ELLIPSOID or depth=2", "--write-option"),
+        Strings,
+        repeatable_option(
+            "KEY=VALUE", "Geometry: for the writer, e.g. annotation_type=ELLIPSOID or depth=2", "--write-option"
+        ),
     ] = field(default_factory=list)
     level: Annotated[
         int | None, typer.Option(min=0, help="Geometry: which level of a store becomes a file.", show_default="0")
@@ -46,7 +62,7 @@ class Shaped:
     layout: Annotated[Literal["0.9", "0.7"], typer.Option(help="Geometry: layout of a store.")] = "0.9"
     chunk_shape: Annotated[
         str | None,
-        one("X,Y,...", "Geometry: edges of a chunk, world units", default="by the data"),
+        value_option("X,Y,...", "Geometry: edges of a chunk, world units", default="by the data"),
     ] = None
     levels: Annotated[int, typer.Option(min=0, help="Geometry: how many coarser levels a store gets.")] = 0
     factor: Annotated[float, typer.Option(help="Geometry: how many times fewer vertices each level has.")] = 8.0
@@ -60,7 +76,7 @@ class Shaped:
         from raggedatlas.vectors.builder import ChunkingOptions
         from raggedatlas.vectors.converters.convert import Conversion
 
-        options: dict[str, object] = dict(pairs(self.options, "--option"))
+        options: dict[str, object] = dict(parse_pairs(self.options, "--option"))
         for key in ("axes", "columns"):
             if key in options:
                 options[key] = str(options[key]).split(",")
@@ -74,7 +90,7 @@ class Shaped:
             ChunkingOptions(chunk_shape=self._chunk_shape(), cross_level_storage=self.level_links),
             strict,
             overwrite,
-            {key: _value(text) for key, text in pairs(self.writing, "--write-option").items()},
+            {key: _value(text) for key, text in parse_pairs(self.writing, "--write-option").items()},
         )
 
     def _steps(self) -> "PyramidOptions | None":
@@ -98,9 +114,13 @@ def _value(text: str) -> object:
     return int(text) if text.lstrip("-").isdecimal() else text
 
 
-def is_geometry(source: str, target: str, shaped: Shaped) -> bool:
+def is_geometry(source: str, target: str, geometry: GeometryOptions) -> bool:
     """Tell whether a conversion is one of geometry: by a format that is named, an ending, or what a folder is."""
-    if shaped.format_in or shaped.format_out or ("://" in source + target and "precomputed://" in (source + target)):
+    if (
+        geometry.format_in
+        or geometry.format_out
+        or ("://" in source + target and "precomputed://" in (source + target))
+    ):
         return True
     if any(Path(path.rstrip("/")).suffix.lower() in ENDINGS for path in (source, target)):
         return True
@@ -117,57 +137,64 @@ def convert_geometry(source: str, target: str, how: "Conversion", *, as_json: bo
 
     losses = convert(source, target, how)
     if as_json:
-        show_json({"path": target, "losses": losses})
+        print_json({"path": target, "losses": losses})
         return
     for loss in losses:
-        say(f"lost: {loss}" if not loss.startswith("rounded: ") else loss)
-    show(f"Wrote {target}")
+        print_status(f"lost: {loss}" if not loss.startswith("rounded: ") else loss)
+    print_text(f"Wrote {target}")
 
 
 NONE = "none"
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What is taken of the source."""
+class SubsetOptions:
+    """Options that select a subset of the source."""
 
     where: Annotated[
         str | None,
-        one("SQL", "Keep cells that meet a condition on columns of obs; cell_name is the index", "--where", "-w"),
+        value_option(
+            "SQL", "Keep cells that satisfy a condition on columns of obs; cell_name is the index", "--where", "-w"
+        ),
     ] = None
     features: Annotated[
-        Words,
-        many("NAME", "Keep features, by name, id or symbol, in this order", "--features", "-f"),
+        Strings,
+        repeatable_option("NAME", "Keep features, by name, id or symbol, in this order", "--features", "-f"),
     ] = field(default_factory=list)
     layers: Annotated[
-        Words,
-        many("LAYER", "Keep only these of X, raw and the layers", "--layers", "-l"),
+        Strings,
+        repeatable_option("LAYER", "Keep only these of X, raw and the layers", "--layers", "-l"),
     ] = field(default_factory=list)
     modality: Annotated[
-        str | None, typer.Option(help="Take one modality or feature type of several.", show_default=False)
+        str | None, typer.Option(help="Read only one modality or feature type.", show_default=False)
     ] = None
     genome: Annotated[
-        str | None, typer.Option(help="Which genome of an old 10x file that holds several.", show_default=False)
+        str | None, typer.Option(help="Genome to read from an old 10x file with several.", show_default=False)
     ] = None
     cxg_version: Annotated[
-        str | None, one("VERSION", "Read a .cxg as unnamed, 0.1, 0.2.0 or 0.3.0, whatever it says", "--cxg-version")
+        str | None,
+        value_option(
+            "VERSION",
+            "Read a .cxg as version unnamed, 0.1, 0.2.0 or 0.3.0, regardless of its metadata",
+            "--cxg-version",
+        ),
     ] = None
-    no_uns: Annotated[bool, typer.Option("--no-uns", help="Leave the uns of a .cxg unread.")] = False
+    no_uns: Annotated[bool, typer.Option("--no-uns", help="Do not read the uns of a .cxg.")] = False
 
     def reading(self) -> dict[str, Any]:
-        """Give those options of `open_source` that were asked for."""
+        """Return the options of `open_source` that are set."""
         given: dict[str, Any] = {"genome": self.genome, "version": self.cxg_version}
         asked = {name: value for name, value in given.items() if value is not None}
         return {**asked, "uns": False} if self.no_uns else asked
 
 
 @dataclass(frozen=True)
-class Written:
-    """How the target is written."""
+class OutputOptions:
+    """Options that write the target."""
 
     compression: Annotated[
         str | None,
-        one(
+        value_option(
             "NAME[:LEVEL]",
             "gzip, zstd, blosc, lzf or none; HDF5 needs the extra plugins for zstd and blosc",
             default="gzip in HDF5, zstd in Zarr",
@@ -179,7 +206,7 @@ class Written:
     overwrite: Overwrite = False
 
     def options(self) -> dict[str, Any]:
-        """Give the options of `open_sink`."""
+        """Return the options of `open_sink`."""
         found: dict[str, Any] = {"overwrite": self.overwrite}
         if self.compression is not None:
             found["compression"] = None if self.compression == NONE else self.compression
@@ -193,7 +220,7 @@ class Written:
     epilog="Example: raggedatlas convert a.h5ad b.zarr --where \"cell_type = 'B'\" -l X; "
     "raggedatlas convert a.h5ad b.cxg --strict --title PBMC --compute-embedding pca",
 )
-@unfold
+@expand_option_groups
 def convert(
     source: Annotated[
         str,
@@ -204,18 +231,20 @@ def convert(
     ],
     target: Annotated[str, typer.Argument(help="A .h5ad, .h5mu, .zarr or .cxg; or geometry.", show_default=False)],
     *,
-    taken: Taken,
-    written: Written,
-    cxg: AsCxg,
-    shaped: Shaped,
+    subset: SubsetOptions,
+    output_options: OutputOptions,
+    cxg: CxgOptions,
+    geometry: GeometryOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a file into another format, whole or in part, in bounded memory; geometry is held whole."""
-    if is_geometry(source, target, shaped):
-        foreign = (taken, replace(cxg, strict=False)) != (Taken(), AsCxg())
-        if foreign or written.compression is not None or written.zarr_format is not None:
-            raise typer.BadParameter("--where, --features, --layers, --compression and their like are not for geometry")
-        how = shaped.conversion(strict=cxg.strict, overwrite=written.overwrite)
+    """Convert a file, or a subset of it, to another format in bounded memory; geometry is read into memory."""
+    if is_geometry(source, target, geometry):
+        foreign = (subset, replace(cxg, strict=False)) != (SubsetOptions(), CxgOptions())
+        if foreign or output_options.compression is not None or output_options.zarr_format is not None:
+            raise typer.BadParameter(
+                "--where, --features, --layers, --compression and similar options do not apply to geometry"
+            )
+        how = geometry.conversion(strict=cxg.strict, overwrite=output_options.overwrite)
         convert_geometry(source, target, how, as_json=as_json)
         return
     from raggedatlas.formats.copying import copy, is_multimodal
@@ -223,35 +252,35 @@ def convert(
 
     losses: list[ConversionLoss] = []
 
-    def told(found: "tuple[ConversionLoss, ...]") -> None:
+    def report_losses(found: "tuple[ConversionLoss, ...]") -> None:
         losses.extend(found)
         if not as_json:
-            tell_losses(found)
+            print_losses(found)
 
-    more = cxg.options(target, told)
-    opened = open_source(source, **taken.reading())
+    more = cxg.options(target, report_losses)
+    opened = open_source(source, **subset.reading())
     try:
-        several = taken.modality is None and is_multimodal(opened)
+        several = subset.modality is None and is_multimodal(opened)
         with progress(f"write {target}") as callback:
             made = copy(
                 opened,
-                sink_of(target, {**written.options(), **more}, multimodal=several),
-                where=taken.where,
-                features=taken.features or None,
-                layers=taken.layers or None,
-                modality=taken.modality,
+                sink_of(target, {**output_options.options(), **more}, multimodal=several),
+                where=subset.where,
+                features=subset.features or None,
+                layers=subset.layers or None,
+                modality=subset.modality,
                 progress=callback,
             )
     finally:
         opened.close()
     if as_json:
-        show_json({"path": made, **({"losses": [asdict(loss) for loss in losses]} if more else {})})
+        print_json({"path": made, **({"losses": [asdict(loss) for loss in losses]} if more else {})})
     else:
-        show(f"Wrote {made}")
+        print_text(f"Wrote {made}")
 
 
 def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -> "Sink":
-    """Open the target of a verb that writes a file."""
+    """Return the sink of a target path."""
     from raggedatlas.formats.registry import open_sink
 
     if multimodal and Path(target).suffix == ".zarr":
@@ -259,32 +288,35 @@ def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -
     return open_sink(target, **options)
 
 
-Kept = Literal["same", "unique", "first", "only"]
+MergeStrategy = Literal["same", "unique", "first", "only"]
 
 
 @dataclass(frozen=True)
-class Joined:
-    """How files are joined; the fields are arguments of `raggedatlas.concat`."""
+class ConcatOptions:
+    """Arguments of `raggedatlas.concat`."""
 
     join: Annotated[
-        Literal["inner", "outer"], typer.Option(help="Keep features, layers and columns that all files have, or any.")
+        Literal["inner", "outer"],
+        typer.Option(help="Keep features, layers and columns of all files (inner) or of any (outer)."),
     ] = "inner"
-    merge: Annotated[Kept | None, typer.Option(help="What to keep of var, varm and varp.", show_default="nothing")] = (
-        None
-    )
-    uns_merge: Annotated[Kept | None, typer.Option(help="What to keep of uns.", show_default="nothing")] = None
-    label: Annotated[str | None, one("COLUMN", "Write the key of each cell's file into a column of obs", "--label")] = (
-        None
-    )
-    keys: Annotated[Words, many("KEY", "Key of a file, in their order; else 0, 1, ...", "--key")] = field(
-        default_factory=list
+    merge: Annotated[
+        MergeStrategy | None, typer.Option(help="What to keep of var, varm and varp.", show_default="nothing")
+    ] = None
+    uns_merge: Annotated[MergeStrategy | None, typer.Option(help="What to keep of uns.", show_default="nothing")] = None
+    label: Annotated[
+        str | None, value_option("COLUMN", "Column of obs with the key of each cell's file", "--label")
+    ] = None
+    keys: Annotated[Strings, repeatable_option("KEY", "Key of a file, in order; by default 0, 1, ...", "--key")] = (
+        field(default_factory=list)
     )
     index_unique: Annotated[
-        str | None, one("TEXT", "Put TEXT and the key of its file behind each cell's name", "--index-unique")
+        str | None, value_option("TEXT", "Append TEXT and the key of the file to each cell name", "--index-unique")
     ] = None
     fill_value: Annotated[
         float | None,
-        one("NUMBER", "What stands for what a file lacks", default="0 in sparse matrices, NaN in dense ones"),
+        value_option(
+            "NUMBER", "Value for entries that a file lacks", default="0 in sparse matrices, NaN in dense ones"
+        ),
     ] = None
     modality: Annotated[str | None, typer.Option(help="Take one modality of several.", show_default=False)] = None
 
@@ -293,7 +325,7 @@ class Joined:
     rich_help_panel=BUILD,
     epilog="Example: raggedatlas concat a.h5ad b.zarr -o both.h5ad --join outer --label batch --key a --key b",
 )
-@unfold
+@expand_option_groups
 def concat(
     sources: Annotated[
         list[str], typer.Argument(help="h5ad, AnnData zarr, CXG, 10x h5, Market-matrix folders.", show_default=False)
@@ -302,17 +334,17 @@ def concat(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="A .h5ad, .zarr, .h5mu or .cxg.", show_default=False)
     ],
-    joined: Joined,
-    written: Written,
+    concat_options: ConcatOptions,
+    output_options: OutputOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Write the cells of several files into one, in bounded memory, with the result of anndata.concat."""
+    """Concatenate files in bounded memory, with the result of anndata.concat."""
     from raggedatlas.formats.concat import concat as write
 
-    how = {**vars(joined), "keys": joined.keys or None}
+    how = {**vars(concat_options), "keys": concat_options.keys or None}
     with progress(f"write {output}") as callback:
-        made = write(sources, sink_of(output, written.options()), progress=callback, **how)
+        made = write(sources, sink_of(output, output_options.options()), progress=callback, **how)
     if as_json:
-        show_json({"path": made})
+        print_json({"path": made})
     else:
-        show(f"Wrote {made}")
+        print_text(f"Wrote {made}")

@@ -1,76 +1,82 @@
-"""Verbs of feature identity and of gene tables: ``raggedatlas genes ...``."""
+"""Verbs for feature identity and gene tables: ``raggedatlas genes ...``."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raggedatlas.cli.app import LOOK, app
-from raggedatlas.cli.options import At, Place, Space, unfold
-from raggedatlas.cli.printing import show, show_json, show_table
+from raggedatlas.cli.app import INSPECT, app
+from raggedatlas.cli.options import AtlasOptions, AtSnapshot, Space, expand_option_groups
+from raggedatlas.cli.printing import print_json, print_table, print_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-genes = typer.Typer(help="Which features are the same, and why.", no_args_is_help=True)
-app.add_typer(genes, name="genes", rich_help_panel=LOOK)
+genes = typer.Typer(help="Feature identity: links between features, and gene tables.", no_args_is_help=True)
+app.add_typer(genes, name="genes", rich_help_panel=INSPECT)
 
 Name = Annotated[
-    str, typer.Argument(help="Symbol, id, alias or uid; ORGANISM:NAME where that is ambiguous.", show_default=False)
+    str, typer.Argument(help="Symbol, id, alias or uid; ORGANISM:NAME if that is ambiguous.", show_default=False)
 ]
 
 
 @genes.command(epilog="Example: raggedatlas genes status pbmc.atlas")
-@unfold
-def status(place: Place, space: Space = "gene_expression", at: At = None) -> None:
-    """Count for each dataset the features that join others, by what evidence, and those that stand alone."""
-    _print(place, place.open_at(at).identity.status(space).reset_index(), empty=f"No dataset has features of {space}.")
+@expand_option_groups
+def status(atlas_options: AtlasOptions, space: Space = "gene_expression", at: AtSnapshot = None) -> None:
+    """Count the features of each dataset that are shared with others, by evidence, and those that are not."""
+    _print(
+        atlas_options,
+        atlas_options.open_at(at).identity.status(space).reset_index(),
+        empty=f"No dataset has features of {space}.",
+    )
 
 
 @genes.command(epilog="Example: raggedatlas genes explain pbmc.atlas CD79A")
-@unfold
-def explain(place: Place, name: Name, space: Space = "gene_expression", at: At = None) -> None:
-    """Show what a name means: each feature, what it counts as, why, and who measured it."""
-    frame = place.open_at(at).identity.explain(name, space=space).reset_index()
-    _print(place, frame[[*frame.columns[1:], "uid"]], empty="")
+@expand_option_groups
+def explain(atlas_options: AtlasOptions, name: Name, space: Space = "gene_expression", at: AtSnapshot = None) -> None:
+    """Show the features that a name resolves to, their identity, the evidence, and the datasets that measured them."""
+    frame = atlas_options.open_at(at).identity.explain(name, space=space).reset_index()
+    _print(atlas_options, frame[[*frame.columns[1:], "uid"]], empty="")
 
 
 @genes.command(epilog="Example: raggedatlas genes link pbmc.atlas SEPT7 SEPTIN7 --evidence 'HGNC: previous symbol'")
-@unfold
+@expand_option_groups
 def link(
-    place: Place,
+    atlas_options: AtlasOptions,
     feature: Name,
     target: Name,
     space: Space = "gene_expression",
-    evidence: Annotated[str, typer.Option(help="Why, kept with the link.")] = "by hand",
+    evidence: Annotated[str, typer.Option(help="Reason, stored with the link.")] = "by hand",
     across_organisms: Annotated[
-        bool, typer.Option("--across-organisms", help="The two are of different organisms.")
+        bool, typer.Option("--across-organisms", help="Allow features of different organisms.")
     ] = False,
 ) -> None:
-    """Make a feature count as another, from the next snapshot on."""
-    place.open().identity.link(feature, target, space=space, evidence=evidence, across_organisms=across_organisms)
-    _tell(place, f"{feature} counts as {target}")
+    """Link a feature to another, from the next snapshot on."""
+    atlas_options.open().identity.link(
+        feature, target, space=space, evidence=evidence, across_organisms=across_organisms
+    )
+    _print_done(atlas_options, f"{feature} counts as {target}")
 
 
 @genes.command(epilog="Example: raggedatlas genes unlink pbmc.atlas SEPT7")
-@unfold
-def unlink(place: Place, feature: Name, space: Space = "gene_expression") -> None:
-    """Take a link back, or keep a feature apart that a rule joined."""
-    place.open().identity.unlink(feature, space=space)
-    _tell(place, f"{feature} was unlinked")
+@expand_option_groups
+def unlink(atlas_options: AtlasOptions, feature: Name, space: Space = "gene_expression") -> None:
+    """Revoke a link, or separate a feature that a rule joined."""
+    atlas_options.open().identity.unlink(feature, space=space)
+    _print_done(atlas_options, f"{feature} was unlinked")
 
 
 @genes.command(epilog="Example: raggedatlas genes history pbmc.atlas")
-@unfold
-def history(place: Place, at: At = None) -> None:
-    """List the links made by hand, with those that were revoked."""
-    frame = place.open_at(at).identity.history().astype(object)
-    _print(place, frame.where(frame.notna(), None), empty="No links were made by hand.")
+@expand_option_groups
+def history(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
+    """List manual links, including revoked ones."""
+    frame = atlas_options.open_at(at).identity.history().astype(object)
+    _print(atlas_options, frame.where(frame.notna(), None), empty="No links were made by hand.")
 
 
 @genes.command(epilog="Example: raggedatlas genes load pbmc.atlas hgnc_complete_set_2026-07-01.txt")
-@unfold
+@expand_option_groups
 def load(
-    place: Place,
+    atlas_options: AtlasOptions,
     table: Annotated[
         str,
         typer.Argument(
@@ -78,54 +84,57 @@ def load(
             show_default=False,
         ),
     ],
-    organism: Annotated[str | None, typer.Option(help="Organism that the table must be of.")] = None,
-    release: Annotated[str | None, typer.Option(help="Release or date, where the file does not say.")] = None,
+    organism: Annotated[str | None, typer.Option(help="Expected organism of the table.")] = None,
+    release: Annotated[str | None, typer.Option(help="Release or date, if the file does not contain it.")] = None,
     name: Annotated[str | None, typer.Option(help="Name in the atlas; by default the source and the organism.")] = None,
 ) -> None:
     """Load a gene table: names, previous names and ids of genes, or orthologs. Nothing is downloaded."""
-    frame = place.open().identity.load(table, organism=organism, release=release, name=name).reset_index()
-    _print(place, frame, empty="")
+    frame = atlas_options.open().identity.load(table, organism=organism, release=release, name=name).reset_index()
+    _print(atlas_options, frame, empty="")
 
 
 @genes.command(epilog="Example: raggedatlas genes tables pbmc.atlas")
-@unfold
-def tables(place: Place, at: At = None) -> None:
+@expand_option_groups
+def tables(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """List the gene tables in use."""
-    _print(place, place.open_at(at).identity.tables().reset_index(), empty="No gene tables were loaded.")
+    _print(
+        atlas_options, atlas_options.open_at(at).identity.tables().reset_index(), empty="No gene tables were loaded."
+    )
 
 
 @genes.command(epilog="Example: raggedatlas genes orthologs pbmc.atlas human")
-@unfold
+@expand_option_groups
 def orthologs(
-    place: Place,
-    organism: Annotated[str, typer.Argument(help="Organism as whose genes others count.", show_default=False)],
-    at: At = None,
+    atlas_options: AtlasOptions,
+    organism: Annotated[str, typer.Argument(help="Target organism.", show_default=False)],
+    at: AtSnapshot = None,
 ) -> None:
-    """List the genes of other organisms with their orthologs, and whether queries use these: one to one only."""
-    frame = place.open_at(at).identity.orthologs(organism).reset_index()
-    _print(place, frame[[*frame.columns[1:], "uid"]], empty=f"No feature has an ortholog of {organism}.")
+    """List genes with their orthologs in another organism, and whether queries use them (one-to-one only)."""
+    frame = atlas_options.open_at(at).identity.orthologs(organism).reset_index()
+    _print(atlas_options, frame[[*frame.columns[1:], "uid"]], empty=f"No feature has an ortholog of {organism}.")
 
 
 @genes.command(epilog="Example: raggedatlas genes remove pbmc.atlas 'HGNC human'")
-@unfold
+@expand_option_groups
 def remove(
-    place: Place, name: Annotated[str, typer.Argument(help="Name as `genes tables` lists it.", show_default=False)]
+    atlas_options: AtlasOptions,
+    name: Annotated[str, typer.Argument(help="Name as `genes tables` lists it.", show_default=False)],
 ) -> None:
-    """Take a gene table away; snapshots keep it."""
-    place.open().identity.remove(name)
-    _tell(place, f"{name} was removed")
+    """Remove a gene table; snapshots keep it."""
+    atlas_options.open().identity.remove(name)
+    _print_done(atlas_options, f"{name} was removed")
 
 
-def _print(place: Place, frame: "pd.DataFrame", *, empty: str) -> None:
+def _print(atlas_options: AtlasOptions, frame: "pd.DataFrame", *, empty: str) -> None:
     rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-    if place.as_json:
-        show_json(rows)
+    if atlas_options.as_json:
+        print_json(rows)
     else:
-        show_table(rows, [str(name) for name in frame.columns], empty=empty)
+        print_table(rows, [str(name) for name in frame.columns], empty=empty)
 
 
-def _tell(place: Place, what: str) -> None:
-    if place.as_json:
-        show_json({"done": what})
+def _print_done(atlas_options: AtlasOptions, what: str) -> None:
+    if atlas_options.as_json:
+        print_json({"done": what})
     else:
-        show(f"{what}; take a snapshot to query by it: raggedatlas snapshot {place.atlas}")
+        print_text(f"{what}; take a snapshot to query by it: raggedatlas snapshot {atlas_options.atlas}")

@@ -1,4 +1,4 @@
-"""Verbs of snapshots: ``snapshot``, ``versions``, ``checkout``, ``diff``, ``restore``."""
+"""Verbs for snapshots and maintenance."""
 
 import datetime as dt
 import sys
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raggedatlas.cli.app import CARE, TIME, app, as_commands
-from raggedatlas.cli.browse import SHORT, short
-from raggedatlas.cli.options import Place, Space, unfold, version_of
-from raggedatlas.cli.printing import show, show_facts, show_json, show_table
+from raggedatlas.cli.app import MAINTENANCE, SNAPSHOTS, app, methods_to_commands
+from raggedatlas.cli.browse import SUMMARY_COLUMNS, summary_row
+from raggedatlas.cli.options import AtlasOptions, Space, expand_option_groups, parse_version
+from raggedatlas.cli.printing import print_facts, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import MaintenanceReport
@@ -17,26 +17,27 @@ if TYPE_CHECKING:
 Snapshot = Annotated[str, typer.Argument(help="Number or label of a snapshot.", show_default=False)]
 
 
-@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas snapshot pbmc.atlas --label first")
-@unfold
+@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas snapshot pbmc.atlas --label first")
+@expand_option_groups
 def snapshot(
-    place: Place, label: Annotated[str | None, typer.Option(help="A name for it.", show_default=False)] = None
+    atlas_options: AtlasOptions,
+    label: Annotated[str | None, typer.Option(help="Label of the snapshot.", show_default=False)] = None,
 ) -> None:
-    """Record the state of everything, for ever; queries ask a snapshot."""
-    number = place.open().snapshot(label)
-    if place.as_json:
-        show_json({"version": number, "label": label})
+    """Create an immutable snapshot of the atlas; queries run on snapshots."""
+    number = atlas_options.open().snapshot(label)
+    if atlas_options.as_json:
+        print_json({"version": number, "label": label})
     else:
-        show(f"Snapshot {number}{f' ({label})' if label else ''} of {place.atlas}")
+        print_text(f"Snapshot {number}{f' ({label})' if label else ''} of {atlas_options.atlas}")
 
 
-@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas versions pbmc.atlas")
-@unfold
-def versions(place: Place) -> None:
+@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas versions pbmc.atlas")
+@expand_option_groups
+def versions(atlas_options: AtlasOptions) -> None:
     """List the snapshots, oldest first."""
-    records = place.open().list_versions()
-    if place.as_json:
-        show_json([record.model_dump() for record in records])
+    records = atlas_options.open().list_versions()
+    if atlas_options.as_json:
+        print_json([record.model_dump() for record in records])
         return
     rows = [
         {
@@ -49,20 +50,20 @@ def versions(place: Place) -> None:
         for r in records
     ]
     columns = ["snapshot", "label", "created", "datasets", "cells"]
-    show_table(rows, columns, empty=f"No snapshots yet; run: raggedatlas snapshot {place.atlas}")
+    print_table(rows, columns, empty=f"No snapshots yet; run: raggedatlas snapshot {atlas_options.atlas}")
 
 
-@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas checkout pbmc.atlas first")
-@unfold
-def checkout(place: Place, version: Snapshot) -> None:
-    """Say what a snapshot holds; --at puts it to query, export, ls and info."""
-    view = place.open().checkout(version_of(version))
+@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas checkout pbmc.atlas first")
+@expand_option_groups
+def checkout(atlas_options: AtlasOptions, version: Snapshot) -> None:
+    """Show the contents of a snapshot; query, export, ls and info accept it with --at."""
+    view = atlas_options.open().checkout(parse_version(version))
     rows: Any = view.list_datasets().reset_index().to_dict("records")
-    if place.as_json:
-        show_json({**view.record.model_dump(), "datasets": rows})
+    if atlas_options.as_json:
+        print_json({**view.record.model_dump(), "datasets": rows})
         return
     record = view.record
-    show_facts(
+    print_facts(
         {
             "snapshot": str(record.version),
             "label": record.label or "none",
@@ -72,17 +73,17 @@ def checkout(place: Place, version: Snapshot) -> None:
             "tables": [f"{table} at {number}" for table, number in record.table_versions.items()],
         }
     )
-    show("")
-    show_table([short(row) for row in rows], SHORT, empty="No datasets.")
+    print_text("")
+    print_table([summary_row(row) for row in rows], SUMMARY_COLUMNS, empty="No datasets.")
 
 
-@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas diff pbmc.atlas 1 2")
-@unfold
-def diff(place: Place, old: Snapshot, new: Snapshot) -> None:
-    """Say what changed between two snapshots."""
-    found = place.open().diff(version_of(old), version_of(new))
-    if place.as_json:
-        show_json(found.to_dict())
+@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas diff pbmc.atlas 1 2")
+@expand_option_groups
+def diff(atlas_options: AtlasOptions, old: Snapshot, new: Snapshot) -> None:
+    """Show the differences between two snapshots."""
+    found = atlas_options.open().diff(parse_version(old), parse_version(new))
+    if atlas_options.as_json:
+        print_json(found.to_dict())
         return
     facts = {
         "datasets added": list(found.datasets_added),
@@ -99,112 +100,115 @@ def diff(place: Place, old: Snapshot, new: Snapshot) -> None:
         for space, names in getattr(found, f"features_{what}").items():
             more = f", ... ({len(names):,} in all)" if len(names) > 5 else ""
             facts[f"{space} features {what}"] = ", ".join(names[:5]) + more
-    told = {name: value for name, value in facts.items() if value}
-    show_facts(told) if told else show(f"Snapshots {old} and {new} do not differ.")
+    changes = {name: value for name, value in facts.items() if value}
+    print_facts(changes) if changes else print_text(f"Snapshots {old} and {new} do not differ.")
 
 
-@app.command(rich_help_panel=TIME, epilog="Example: raggedatlas restore pbmc.atlas first")
-@unfold
-def restore(place: Place, version: Snapshot) -> None:
-    """Make a snapshot's cells, datasets and results the newest state again; all snapshots stay."""
-    place.open().restore(version_of(version))
-    if place.as_json:
-        show_json({"restored": version_of(version)})
+@app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas restore pbmc.atlas first")
+@expand_option_groups
+def restore(atlas_options: AtlasOptions, version: Snapshot) -> None:
+    """Restore the cells, datasets and results of a snapshot as the newest state; all snapshots are kept."""
+    atlas_options.open().restore(parse_version(version))
+    if atlas_options.as_json:
+        print_json({"restored": parse_version(version)})
     else:
-        show(f"The newest state of {place.atlas} is that of snapshot {version} again.")
+        print_text(f"The newest state of {atlas_options.atlas} is that of snapshot {version} again.")
 
 
 Dataset = Annotated[str, typer.Argument(help="Name or uid of a dataset.", show_default=False)]
 
 
-@app.command(rich_help_panel=CARE, epilog="Example: raggedatlas repair pbmc.atlas")
-@unfold
-def repair(place: Place) -> None:
-    """Remove what killed or failed calls left."""
-    _show_upkeep(place.open().repair(), place)
+@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas repair pbmc.atlas")
+@expand_option_groups
+def repair(atlas_options: AtlasOptions) -> None:
+    """Remove leftovers of killed or failed calls."""
+    _print_report(atlas_options.open().repair(), atlas_options)
 
 
-@app.command(rich_help_panel=CARE, epilog="Example: raggedatlas optimize pbmc.atlas")
-@unfold
-def optimize(place: Place) -> None:
-    """Compact the tables and rebuild their indexes; snapshots stay as they are."""
-    place.open().optimize()
-    if place.as_json:
-        show_json({"optimized": place.atlas})
+@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas optimize pbmc.atlas")
+@expand_option_groups
+def optimize(atlas_options: AtlasOptions) -> None:
+    """Compact the tables and rebuild their indexes; snapshots do not change."""
+    atlas_options.open().optimize()
+    if atlas_options.as_json:
+        print_json({"optimized": atlas_options.atlas})
     else:
-        show(f"Optimized {place.atlas}")
+        print_text(f"Optimized {atlas_options.atlas}")
 
 
-@app.command(rich_help_panel=CARE, epilog="Example: raggedatlas add-csc pbmc.atlas pbmc_10k --layer counts")
-@unfold
+@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas add-csc pbmc.atlas pbmc_10k --layer counts")
+@expand_option_groups
 def add_csc(
-    place: Place,
+    atlas_options: AtlasOptions,
     dataset: Dataset,
     space: Space = "gene_expression",
     layer: Annotated[
-        list[str] | None, typer.Option(metavar="LAYER", help="Which layers; else all; repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="LAYER", help="Layer to copy, by default all; repeatable.", show_default=False),
     ] = None,
 ) -> None:
     """Write a column-sorted copy of a dataset's sparse layers, for reading few features of many cells."""
-    written = place.open().add_csc(dataset, space=space, layers=layer or None)
-    if place.as_json:
-        show_json({"dataset": dataset, "space": space, "layers": written})
+    written = atlas_options.open().add_csc(dataset, space=space, layers=layer or None)
+    if atlas_options.as_json:
+        print_json({"dataset": dataset, "space": space, "layers": written})
     else:
-        show(
+        print_text(
             f"Wrote {', '.join(written)} of {dataset}"
             if written
-            else f"{dataset} has its column-sorted copies already."
+            else f"{dataset} already has its column-sorted copies."
         )
 
 
-@app.command(rich_help_panel=CARE, epilog="Example: raggedatlas drop pbmc.atlas pbmc_10k")
-@unfold
-def drop(place: Place, dataset: Dataset) -> None:
-    """Take a dataset out of the newest state; snapshots that have it keep it."""
-    _show_upkeep(place.open().drop_dataset(dataset), place)
+@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas drop pbmc.atlas pbmc_10k")
+@expand_option_groups
+def drop(atlas_options: AtlasOptions, dataset: Dataset) -> None:
+    """Remove a dataset from the newest state; snapshots keep it."""
+    _print_report(atlas_options.open().drop_dataset(dataset), atlas_options)
 
 
-@app.command(rich_help_panel=CARE, epilog="Example: raggedatlas purge pbmc.atlas pbmc_10k --yes")
-@unfold
+@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas purge pbmc.atlas pbmc_10k --yes")
+@expand_option_groups
 def purge(
-    place: Place,
+    atlas_options: AtlasOptions,
     dataset: Dataset,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove a dataset from the newest state and every snapshot; this cannot be undone."""
-    atlas = place.open()
+    atlas = atlas_options.open()
     if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("this cannot be undone, so say that you mean it", param_hint="--yes")
-    if not yes and not typer.confirm(f"Remove {dataset} from every snapshot for ever?", err=True):
+        raise typer.BadParameter("this cannot be undone; confirm it", param_hint="--yes")
+    if not yes and not typer.confirm(f"Remove {dataset} from every snapshot permanently?", err=True):
         raise typer.Abort
-    _show_upkeep(atlas.purge(dataset), place)
+    _print_report(atlas.purge(dataset), atlas_options)
 
 
-@app.command(rich_help_panel=CARE, epilog="Example: raggedatlas gc pbmc.atlas --delete")
-@unfold
+@app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas gc pbmc.atlas --delete")
+@expand_option_groups
 def gc(
-    place: Place,
-    delete: Annotated[bool, typer.Option("--delete", help="Free it; else only say what would be freed.")] = False,
+    atlas_options: AtlasOptions,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the data; by default only report it.")] = False,
     grace: Annotated[
         int,
         typer.Option(
-            min=0, metavar="MINUTES", help="How long an add elsewhere may be silent before it counts as dead."
+            min=0, metavar="MINUTES", help="Time without activity after which an add in another process counts as dead."
         ),
     ] = 60,
 ) -> None:
-    """Free what no snapshot, no dataset and no running add reaches."""
-    _show_upkeep(place.open().gc(dry_run=not delete, grace=dt.timedelta(minutes=grace)), place)
+    """Delete data that no snapshot, dataset or running add references."""
+    _print_report(atlas_options.open().gc(dry_run=not delete, grace=dt.timedelta(minutes=grace)), atlas_options)
 
 
-def _show_upkeep(report: "MaintenanceReport", place: Place) -> None:
-    if place.as_json:
-        show_json(report.to_dict())
+def _print_report(report: "MaintenanceReport", atlas_options: AtlasOptions) -> None:
+    if atlas_options.as_json:
+        print_json(report.to_dict())
         return
     would = "Would remove" if report.dry_run else "Removed"
-    show(f"{would} {report.n_cells:,} cells and {len(report.groups):,} groups of arrays ({report.n_bytes:,} bytes).")
+    print_text(
+        f"{would} {report.n_cells:,} cells and {len(report.groups):,} groups of arrays ({report.n_bytes:,} bytes)."
+    )
     for group in report.groups:
-        show(f"  {group}")
+        print_text(f"  {group}")
     for group in report.kept:
-        show(f"  kept for a running add: {group}")
+        print_text(f"  kept for a running add: {group}")
     for note in report.notes:
-        show(as_commands(f"  {note}"))
+        print_text(methods_to_commands(f"  {note}"))

@@ -1,4 +1,4 @@
-"""Verbs that apply a model: ``infer``, ``test`` and ``engine``."""
+"""Verbs for models: apply and test them, reduce results, find results and neighbours."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from raggedatlas.cli.app import MODELS, app
-from raggedatlas.cli.options import AsJson, At, Overwrite, Place, Selection, Strict, one, pairs, unfold
-from raggedatlas.cli.printing import progress, show, show_facts, show_json, show_table
+from raggedatlas.cli.options import (
+    AsJson,
+    AtlasOptions,
+    AtSnapshot,
+    Overwrite,
+    Selection,
+    Strict,
+    expand_option_groups,
+    parse_pairs,
+    value_option,
+)
+from raggedatlas.cli.printing import print_facts, print_json, print_table, print_text, progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,12 +37,12 @@ Output = Annotated[
         show_default="results/<time>-<verb>-<letters>",
     ),
 ]
-Words = list[str]
+Strings = list[str]
 
 
 @dataclass(frozen=True)
-class Computed:
-    """Which model, and how it computes."""
+class ModelOptions:
+    """Options of the model."""
 
     weights: Annotated[
         str | None,
@@ -44,28 +54,31 @@ class Computed:
         ),
     ] = None
     option: Annotated[
-        Words,
+        Strings,
         typer.Option(metavar="KEY=VALUE", help="Argument of the model's class; repeatable.", show_default=False),
     ] = field(default_factory=list)
     output_name: Annotated[
-        Words,
+        Strings,
         typer.Option(
-            "--output-name", metavar="NAME", help="Name of an output of several; repeatable.", show_default=False
+            "--output-name",
+            metavar="NAME",
+            help="Name of an output, if the model has several; repeatable.",
+            show_default=False,
         ),
     ] = field(default_factory=list)
     values: Annotated[
         Literal["csr", "dense", "torch", "torch-dense"] | None,
-        typer.Option("--as", help="What values the model gets.", show_default="dense; torch-dense for PyTorch"),
+        typer.Option("--as", help="Array type that the model receives.", show_default="dense; torch-dense for PyTorch"),
     ] = None
     device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Where PyTorch computes, e.g. cuda.", show_default=False)
+        str | None, typer.Option(metavar="DEVICE", help="Device of PyTorch, e.g. cuda.", show_default=False)
     ] = None
 
     def choices(self) -> dict[str, Any]:
-        """Give the keyword arguments of `infer`."""
+        """Return the keyword arguments of `infer`."""
         given = {
             "weights": self.weights,
-            "options": {key: value_of(text) for key, text in pairs(self.option, "--option").items()},
+            "options": {key: parse_value(text) for key, text in parse_pairs(self.option, "--option").items()},
             "outputs": self.output_name,
             "as_": self.values,
             "device": self.device,
@@ -74,30 +87,28 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Which snapshot is read, and where results go."""
+class RunOptions:
+    """Options of a run: snapshot, batch size, output."""
 
-    batch_size: Annotated[int, typer.Option(min=1, help="Cells of a batch.")] = 512
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of cells per batch.")] = 512
     output: Output = None
     overwrite: Overwrite = False
-    at: At = None
+    at: AtSnapshot = None
 
     def choices(self) -> dict[str, Any]:
-        """Give the keyword arguments of the verbs."""
+        """Return the keyword arguments of the verbs."""
         return {"batch_size": self.batch_size, "overwrite": self.overwrite}
 
 
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on where an interrupted run into the folder of --output stopped.")
-]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in the folder of --output.")]
 
 
-def value_of(text: str) -> Any:  # noqa: ANN401  (any JSON value)
-    """Read a value as JSON; what is none is text.
+def parse_value(text: str) -> Any:  # noqa: ANN401  (any JSON value)
+    """Parse a value as JSON; return other text unchanged.
 
     Examples
     --------
-    >>> value_of("30"), value_of("[1, 2]"), value_of("relu")
+    >>> value_of("30"), value_of("[1, 2]"), parse_value("relu")
     (30, [1, 2], 'relu')
     """
     try:
@@ -106,184 +117,189 @@ def value_of(text: str) -> Any:  # noqa: ANN401  (any JSON value)
         return text
 
 
-def folder_for(output: str | None, verb: str) -> str:
-    """Name the folder of a run where nobody did."""
+def result_folder(output: str | None, verb: str) -> str:
+    """Return the output folder, or a new one."""
     from raggedatlas.verbs.runs import new_run
 
     return str(new_run("results", verb)) if output is None else output
 
 
-def _need_output(kept: Kept, *, resume: bool) -> None:
-    if resume and kept.output is None:
-        raise typer.BadParameter("it goes on in the folder of --output, which is missing", param_hint="--resume")
+def _require_output(run_options: RunOptions, *, resume: bool) -> None:
+    if resume and run_options.output is None:
+        raise typer.BadParameter("needs --output, the folder of the interrupted run", param_hint="--resume")
 
 
-def tell_results(found: "ResultDataset", folder: str, *, as_json: bool, **more: Any) -> None:  # noqa: ANN401
-    """Print what was written where."""
+def print_results(found: "ResultDataset", folder: str, *, as_json: bool, **more: Any) -> None:  # noqa: ANN401
+    """Print the outputs and the folder of a run."""
     columns = [{"name": each.name, "shape": list(each.shape), "dtype": each.dtype.name} for each in found.columns]
     if as_json:
-        show_json({"results_dir": folder, "n_rows": len(found), "columns": columns, **more})
+        print_json({"results_dir": folder, "n_rows": len(found), "columns": columns, **more})
     else:
         outputs = ", ".join(f"{each['name']} {tuple(each['shape'])} {each['dtype']}" for each in columns)
-        show(f"Wrote {len(found):,} results ({outputs}) to {folder}")
+        print_text(f"Wrote {len(found):,} results ({outputs}) to {folder}")
 
 
-Named = Annotated[
+ModelArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="Where it is imported from: package.module:name, or file.py:name.", show_default=False
+        metavar="MODEL", help="Import path of the model: package.module:name, or file.py:name.", show_default=False
     ),
 ]
 
 
 @app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas infer pbmc.atlas models.py:Encoder --weights e.pt")
-@unfold
+@expand_option_groups
 def infer(
-    place: Place,
-    model: Named,
+    atlas_options: AtlasOptions,
+    model: ModelArgument,
     *,
-    computed: Computed,
-    kept: Kept,
+    model_options: ModelOptions,
+    run_options: RunOptions,
     selection: Selection,
-    parts: Annotated[int, typer.Option(min=1, help="How many processes share the run.")] = 1,
+    parts: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     resume: Resume = False,
     update: Annotated[
         str | None,
-        one("RESULTS", "Take over what is known of cells from older results of the model; compute the others"),
+        value_option("RESULTS", "Copy results of known cells from an earlier run of the model; compute the others"),
     ] = None,
 ) -> None:
-    """Apply a model to cells of a snapshot (the newest, or --at), each once, and keep what it gives."""
-    from raggedatlas.verbs.inference import infer as run
+    """Apply a model to each cell of a snapshot (the newest, or --at), and write its outputs."""
+    from raggedatlas.verbs.inference import infer as apply
 
-    query = selection.ask(place.open_snapshot(kept.at))
-    _need_output(kept, resume=resume)
-    folder = folder_for(kept.output, "infer")
+    query = selection.ask(atlas_options.open_snapshot(run_options.at))
+    _require_output(run_options, resume=resume)
+    folder = result_folder(run_options.output, "infer")
     with progress(f"infer {folder}") as callback:
-        found = run(
+        found = apply(
             model, query, folder,
-            progress=callback, n_parts=parts, resume=resume, update=update, **computed.choices(), **kept.choices(),
+            progress=callback, n_parts=parts, resume=resume, update=update, **model_options.choices(), **run_options.choices(),
         )  # fmt: skip
-    tell_results(found, folder, as_json=place.as_json)
+    print_results(found, folder, as_json=atlas_options.as_json)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How the answers are told."""
+class ScoringOptions:
+    """Options of the evaluation."""
 
     category: Annotated[
-        Words, typer.Option(help="Class, in the order of the model's; repeatable.", show_default=False)
+        Strings, typer.Option(help="Class, in the order of the model's outputs; repeatable.", show_default=False)
     ] = field(default_factory=list)
     prediction: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which of several outputs is meant.", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="Output to evaluate, if the model has several.", show_default=False),
     ] = None
 
 
 @app.command(
     "test", rich_help_panel=MODELS, epilog="Example: raggedatlas test pbmc.atlas models.py:Classifier cell_type"
 )
-@unfold
+@expand_option_groups
 def measure(
-    place: Place,
-    model: Named,
-    target: Annotated[str, typer.Argument(help="Cell column with the answers.", show_default=False)],
+    atlas_options: AtlasOptions,
+    model: ModelArgument,
+    target: Annotated[str, typer.Argument(help="Cell column with the target values.", show_default=False)],
     *,
-    computed: Computed,
-    kept: Kept,
+    model_options: ModelOptions,
+    run_options: RunOptions,
     selection: Selection,
-    answer: Answer,
+    scoring: ScoringOptions,
 ) -> None:
-    """Apply a model to cells whose answer is known, and measure how well it does."""
+    """Apply a model to labelled cells, and measure its accuracy."""
     from dataclasses import asdict
 
-    from raggedatlas.verbs.evaluation import test as run
+    from raggedatlas.verbs.evaluation import test as apply
 
-    query = selection.ask(place.open_snapshot(kept.at))
-    folder = folder_for(kept.output, "test")
+    query = selection.ask(atlas_options.open_snapshot(run_options.at))
+    folder = result_folder(run_options.output, "test")
     with progress(f"test {folder}") as callback:
-        found = run(
+        found = apply(
             model, query, folder, target,
-            progress=callback, categories=answer.category or None, output=answer.prediction, **computed.choices(), **kept.choices(),
+            progress=callback, categories=scoring.category or None, output=scoring.prediction, **model_options.choices(), **run_options.choices(),
         )  # fmt: skip
     scores = found.scores
-    tell_results(found, folder, as_json=place.as_json, scores=asdict(scores))
-    if place.as_json:
+    print_results(found, folder, as_json=atlas_options.as_json, scores=asdict(scores))
+    if atlas_options.as_json:
         return
     counted = {"cells": scores.n_cells, "without an answer": scores.n_unlabelled}
-    show_facts({**counted, **({} if scores.loss is None else {"loss": scores.loss}), **scores.metrics})
+    print_facts({**counted, **({} if scores.loss is None else {"loss": scores.loss}), **scores.metrics})
     named = [
         {"target \\ predicted": name, **dict(zip(scores.categories, row, strict=True))}
         for name, row in zip(scores.categories, scores.confusion, strict=True)
     ]
-    show_table(named, ["target \\ predicted", *scores.categories], empty="")
+    print_table(named, ["target \\ predicted", *scores.categories], empty="")
 
 
 @dataclass(frozen=True)
-class Fed:
-    """What goes into the model."""
+class EngineInputs:
+    """Inputs of the model."""
 
     input_: Annotated[
-        Words,
+        Strings,
         typer.Option(
             "--input",
             metavar="NAME=WHAT",
-            help="What an input of the model takes: X, or a cell column; repeatable.",
+            help="Source of an input of the model: X, or a cell column; repeatable.",
             show_default=False,
         ),
     ] = field(default_factory=list)
 
 
 @app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas engine pbmc.atlas encoder.onnx -f CD3D -f MS4A1")
-@unfold
+@expand_option_groups
 def engine(
-    place: Place,
+    atlas_options: AtlasOptions,
     model: Annotated[str, typer.Argument(metavar="FILE", help="An .onnx file.", show_default=False)],
     *,
     selection: Selection,
-    fed: Fed,
-    kept: Kept,
+    engine_inputs: EngineInputs,
+    run_options: RunOptions,
     resume: Resume = False,
 ) -> None:
-    """Apply a model in an ONNX file to cells of a snapshot, by ONNX Runtime."""
-    from raggedatlas.verbs.inference import engine as run
+    """Apply a model in an ONNX file to the cells of a snapshot."""
+    from raggedatlas.verbs.inference import engine as apply
 
-    query = selection.ask(place.open_snapshot(kept.at))
-    _need_output(kept, resume=resume)
-    folder = folder_for(kept.output, "engine")
+    query = selection.ask(atlas_options.open_snapshot(run_options.at))
+    _require_output(run_options, resume=resume)
+    folder = result_folder(run_options.output, "engine")
     with progress(f"engine {folder}") as callback:
-        found = run(
+        found = apply(
             model, query, folder,
-            inputs=pairs(fed.input_, "--input") or None, resume=resume, progress=callback, **kept.choices(),
+            inputs=parse_pairs(engine_inputs.input_, "--input") or None, resume=resume, progress=callback, **run_options.choices(),
         )  # fmt: skip
-    tell_results(found, folder, as_json=place.as_json)
+    print_results(found, folder, as_json=atlas_options.as_json)
 
 
 Source = Annotated[str, typer.Argument(help="Folder of results, or an atlas.", show_default=False)]
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """What is reduced, and how."""
+class ReductionOptions:
+    """Options shared by ``pca`` and ``umap``."""
 
-    seed_of_fit: Annotated[int, typer.Option("--fit-seed", min=0, help="Another seed gives other numbers.")] = 0
+    seed_of_fit: Annotated[int, typer.Option("--fit-seed", min=0, help="Seed of the fit.")] = 0
     target_sum: Annotated[
         float | None,
-        typer.Option(help="Scale the counts of a cell to this sum, and take log(1 + x).", show_default=False),
+        typer.Option(help="Normalize the counts of each cell to this sum, and apply log1p.", show_default=False),
     ] = None
     column: Annotated[
-        str | None, typer.Option(help="Output of the results, where there are several.", show_default=False)
+        str | None, typer.Option(help="Output to reduce, if the results have several.", show_default=False)
     ] = None
     model: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Apply what an earlier run fitted (its .npz).", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help="Apply the model of an earlier run (its .npz) instead of fitting one.",
+            show_default=False,
+        ),
     ] = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows that are placed together.")] = 8192
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of rows per batch.")] = 8192
     output: Output = None
     overwrite: Overwrite = False
-    at: At = None
+    at: AtSnapshot = None
     as_json: AsJson = False
 
     def choices(self) -> dict[str, Any]:
-        """Give the keyword arguments of `pca` and `umap`."""
+        """Return the keyword arguments of `pca` and `umap`."""
         given = {
             "seed": self.seed_of_fit,
             "target_sum": self.target_sum,
@@ -295,75 +311,78 @@ class Fitted:
         return {name: value for name, value in given.items() if value is not None}
 
     def open(self, source: str, selection: Selection) -> "str | Query":
-        """Tell results from an atlas; the selection is for the cells of an atlas."""
+        """Return the path of results, or the query of an atlas."""
         from raggedatlas.results.folder import INDEX_FILE, has_table
 
         if has_table(Path(source)) or (Path(source) / INDEX_FILE).is_file():
             if selection != Selection():
-                raise typer.BadParameter(f"{source} holds results, of which every row is taken", param_hint="--where")
+                raise typer.BadParameter(
+                    f"{source} holds results, which are always reduced completely", param_hint="--where"
+                )
             return source
-        return selection.ask(Place(source).open_snapshot(self.at))
+        return selection.ask(AtlasOptions(source).open_snapshot(self.at))
 
 
 @app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas pca pbmc.atlas --target-sum 10000 -o results/pca")
-@unfold
+@expand_option_groups
 def pca(
     source: Source,
     *,
-    fitted: Fitted,
+    reduction: ReductionOptions,
     selection: Selection,
-    n_components: Annotated[int, typer.Option(min=1, help="Numbers of each row that are kept.")] = 50,
-    sample_size: Annotated[int, typer.Option(min=2, help="Rows that the components are fitted to.")] = 50_000,
+    n_components: Annotated[int, typer.Option(min=1, help="Number of components.")] = 50,
+    sample_size: Annotated[int, typer.Option(min=2, help="Number of rows in the fit.")] = 50_000,
 ) -> None:
-    """Reduce results, or cells of an atlas, to their principal components."""
-    from raggedatlas.verbs.reduction import pca as run
+    """Compute principal components of results, or of cells of an atlas."""
+    from raggedatlas.verbs.reduction import pca as apply
 
-    opened = fitted.open(source, selection)
-    folder = folder_for(fitted.output, "pca")
+    opened = reduction.open(source, selection)
+    folder = result_folder(reduction.output, "pca")
     with progress(f"pca {folder}") as callback:
-        found = run(
-            opened, folder, n_components=n_components, sample_size=sample_size, progress=callback, **fitted.choices()
+        found = apply(
+            opened, folder, n_components=n_components, sample_size=sample_size, progress=callback, **reduction.choices()
         )
-    tell_results(found, folder, as_json=fitted.as_json)
+    print_results(found, folder, as_json=reduction.as_json)
 
 
 @dataclass(frozen=True)
-class Laid:
-    """How a layout is made."""
+class UmapLayoutOptions:
+    """Options of the layout."""
 
-    n_neighbors: Annotated[int, typer.Option(min=2, help="Neighbours that shape the layout.")] = 15
-    min_dist: Annotated[float, typer.Option(min=0, max=1, help="How close points may lie.")] = 0.1
+    n_neighbors: Annotated[int, typer.Option(min=2, help="Number of neighbours.")] = 15
+    min_dist: Annotated[float, typer.Option(min=0, max=1, help="Minimum distance of points.")] = 0.1
     metric: Annotated[
-        Literal["euclidean", "cosine", "manhattan", "correlation", "chebyshev"], typer.Option(help="Distance of rows.")
+        Literal["euclidean", "cosine", "manhattan", "correlation", "chebyshev"],
+        typer.Option(help="Distance between rows."),
     ] = "euclidean"
 
 
 @app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas umap results/pca -o results/umap")
-@unfold
+@expand_option_groups
 def umap(
     source: Source,
     *,
-    fitted: Fitted,
+    reduction: ReductionOptions,
     selection: Selection,
-    n_components: Annotated[int, typer.Option(min=1, help="Dimensions of the layout.")] = 2,
-    sample_size: Annotated[int, typer.Option(min=2, help="Rows that the layout is fitted to.")] = 10_000,
-    laid: Laid,
+    n_components: Annotated[int, typer.Option(min=1, help="Number of dimensions.")] = 2,
+    sample_size: Annotated[int, typer.Option(min=2, help="Number of rows in the fit.")] = 10_000,
+    layout: UmapLayoutOptions,
 ) -> None:
-    """Lay results, or cells of an atlas, out in few dimensions."""
-    from raggedatlas.verbs.reduction import umap as run
+    """Compute a UMAP of results, or of cells of an atlas."""
+    from raggedatlas.verbs.reduction import umap as apply
 
-    opened = fitted.open(source, selection)
-    folder = folder_for(fitted.output, "umap")
+    opened = reduction.open(source, selection)
+    folder = result_folder(reduction.output, "umap")
     with progress(f"umap {folder}") as callback:
-        found = run(
+        found = apply(
             opened, folder,
-            n_components=n_components, sample_size=sample_size, progress=callback, **asdict(laid), **fitted.choices(),
+            n_components=n_components, sample_size=sample_size, progress=callback, **asdict(layout), **reduction.choices(),
         )  # fmt: skip
-    tell_results(found, folder, as_json=fitted.as_json)
+    print_results(found, folder, as_json=reduction.as_json)
 
 
 Results = Annotated[str, typer.Argument(metavar="RESULTS", help="Folder of results.", show_default=False)]
-Column = Annotated[str, typer.Option(help="Output, where there are several.")]
+Column = Annotated[str, typer.Option(help="Output, if there are several.")]
 Metric = Annotated[
     Literal["l2", "cosine", "dot"],
     typer.Option(help="Squared Euclidean distance, or one minus the cosine or the dot product."),
@@ -372,7 +391,7 @@ Uids = list[str]
 
 
 @app.command(rich_help_panel=MODELS, epilog="Example: raggedatlas lookup results/z 1f0c5a2b9d3e4f60")
-@unfold
+@expand_option_groups
 def lookup(
     results: Results,
     uids: Annotated[Uids, typer.Argument(metavar="UID...", help="Cells.", show_default=False)],
@@ -380,25 +399,25 @@ def lookup(
     column: Column = "data",
     as_json: AsJson = False,
 ) -> None:
-    """Print the results of cells; exit code 1 where one has none."""
+    """Print the results of cells; exit code 1 if a cell has none."""
     from raggedatlas.verbs.lookup import lookup as find
 
     with progress(f"look up in {results}"):
         found = find(results, uids, column=column)
-    told = {uid: None if values is None else values.tolist() for uid, values in found.items()}
+    results_by_uid = {uid: None if values is None else values.tolist() for uid, values in found.items()}
     if as_json:
-        show_json(told)
+        print_json(results_by_uid)
     else:
-        for uid, values in told.items():
-            show(f"{uid}  {'no result' if values is None else values}")
-    if any(values is None for values in told.values()):
+        for uid, values in results_by_uid.items():
+            print_text(f"{uid}  {'no result' if values is None else values}")
+    if any(values is None for values in results_by_uid.values()):
         raise typer.Exit(1)
 
 
 @app.command(
     "save_to_database", rich_help_panel=MODELS, epilog="Example: raggedatlas save_to_database results/z --metric cosine"
 )
-@unfold
+@expand_option_groups
 def save_to_database(
     results: Results,
     *,
@@ -420,9 +439,9 @@ def save_to_database(
             progress=callback,
         )  # fmt: skip
     if as_json:
-        show_json(asdict(report))
+        print_json(asdict(report))
     else:
-        show(str(report))
+        print_text(str(report))
 
 
 @dataclass(frozen=True)
@@ -440,7 +459,7 @@ class Among:
     obs: Annotated[
         list[str], typer.Option(metavar="COLUMN", help="Show a cell column; repeatable.", show_default=False)
     ] = field(default_factory=list)
-    at: At = None
+    at: AtSnapshot = None
 
     def query(self) -> "Query | None":
         """Ask the atlas, where one is named."""
@@ -448,7 +467,7 @@ class Among:
             if self.where or self.obs:
                 raise typer.BadParameter("cell columns need --atlas", param_hint="--where, --obs")
             return None
-        query = Place(self.atlas).open_snapshot(self.at).query()
+        query = AtlasOptions(self.atlas).open_snapshot(self.at).query()
         for condition in self.where:
             query = query.where(condition)
         return query.obs(self.obs) if self.obs else query
@@ -481,7 +500,7 @@ class Measured:
     rich_help_panel=MODELS,
     epilog="Example: raggedatlas neighbors results/z 1f0c5a2b9d3e4f60 --atlas pbmc.atlas -w \"tissue = 'lung'\"",
 )
-@unfold
+@expand_option_groups
 def neighbors(
     results: Results,
     uids: Annotated[list[str] | None, typer.Argument(metavar="[UID]...", help="Cells.", show_default=False)] = None,
@@ -504,6 +523,6 @@ def neighbors(
         found = find(results, asked, among=query, **asdict(measured))
     rows = found.to_pylist()
     if as_json:
-        show_json(rows)
+        print_json(rows)
     else:
-        show_table(rows, found.column_names, empty="No neighbours.")
+        print_table(rows, found.column_names, empty="No neighbours.")

@@ -1,4 +1,4 @@
-"""Options of typer in the forms that verbs share: one value, or many."""
+"""Options shared by several verbs, as frozen dataclasses that are expanded into the parameters of a command."""
 
 import dataclasses
 import inspect
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.printing import say
+from raggedatlas.cli.printing import print_status
 from raggedatlas.errors import UnknownValueWarning
 
 if TYPE_CHECKING:
@@ -25,48 +25,48 @@ if TYPE_CHECKING:
     from raggedatlas.query.query import Query
     from raggedatlas.store.location import Location
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
-Words = list[str]
-"""The values of an option that is given many times."""
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+Strings = list[str]
+"""Values of a repeatable option."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-"""How a verb is told to print for scripts."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""Option for output that scripts read."""
 
 
-def one(metavar: str | None, text: str, *names: str, default: str | bool = False) -> Any:  # noqa: ANN401 - an option of typer
-    """Return an option that takes one value; `default` says in the help what stands for none.
+def value_option(metavar: str | None, text: str, *names: str, default: str | bool = False) -> Any:  # noqa: ANN401 - an option of typer
+    """Return an option with one value; `default` is shown in the help as its default.
 
     Examples
     --------
-    >>> one("NAME", "Of a file", "--name", "-n").metavar
+    >>> value_option("NAME", "Of a file", "--name", "-n").metavar
     'NAME'
     """
     return typer.Option(*names, metavar=metavar, help=f"{text}.", show_default=default)
 
 
-def subject(metavar: str, text: str) -> Any:  # noqa: ANN401 - an argument of typer
-    """Return the argument that says what a verb works on.
+def target_argument(metavar: str, text: str) -> Any:  # noqa: ANN401 - an argument of typer
+    """Return the argument that names what a verb works on.
 
     Examples
     --------
-    >>> subject("FILE", "A file").help
+    >>> target_argument("FILE", "A file").help
     'A file.'
     """
     return typer.Argument(metavar=metavar, help=f"{text}.", show_default=False)
 
 
-def many(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN401 - an option of typer
-    """Return an option that may be given many times, whose values are `Words`.
+def repeatable_option(metavar: str, text: str, *names: str) -> Any:  # noqa: ANN401 - an option of typer
+    """Return an option that may be given many times, whose values are `Strings`.
 
     Examples
     --------
-    >>> many("NAME", "Keep a column").help
+    >>> repeatable_option("NAME", "Keep a column").help
     'Keep a column; repeatable.'
     """
-    return one(metavar, f"{text}; repeatable", *names)
+    return value_option(metavar, f"{text}; repeatable", *names)
 
 
-def _refuse_unknown(asked: bool) -> bool:
+def _make_unknown_values_errors(asked: bool) -> bool:
     if asked:
         warnings.simplefilter("error", UnknownValueWarning)
     return asked
@@ -76,44 +76,44 @@ Strict = Annotated[
     bool,
     typer.Option(
         "--strict",
-        callback=_refuse_unknown,
-        help="Refuse values in conditions that no cell has, and a .cxg that would lose or change anything.",
+        callback=_make_unknown_values_errors,
+        help="Treat values in conditions that no cell has as errors, and refuse to write a .cxg that loses or changes anything.",
     ),
 ]
 
 
 @dataclass(frozen=True)
-class Linking:
-    """How a geometry store is linked with cells."""
+class GeometryLinkOptions:
+    """Options that link a geometry store with cells."""
 
     link: Annotated[
         str | None,
-        one(
+        value_option(
             "COLUMN or COLUMN=ATTRIBUTE",
-            "Geometry: the cell column that holds the objects' ids (or an attribute of theirs); else objects become new cells",
+            "Geometry: cell column with the ids of the objects (or with an attribute of them); without it, objects become new cells",
         ),
     ] = None
     dataset: Annotated[
         str | None,
-        one("DATASET", "Geometry: whose cells are meant; without --link, what the new dataset is called"),
+        value_option("DATASET", "Geometry: dataset of the cells; without --link, name of the new dataset"),
     ] = None
     new_cells: Annotated[
         bool, typer.Option("--new-cells", help="Geometry: objects without a cell become new cells.")
     ] = False
     lacking: Annotated[
-        Literal["error", "allow"], typer.Option(help="Geometry: what to do where cells of a dataset have no shape.")
+        Literal["error", "allow"], typer.Option(help="Geometry: what to do if cells of the dataset have no shape.")
     ] = "error"
-    counts: Annotated[bool, typer.Option("--counts", help="Transcripts: add their counts as expression too.")] = False
-    genes: Annotated[str, typer.Option(metavar="ATTRIBUTE", help="Transcripts: what tells the gene.")] = "gene"
+    counts: Annotated[bool, typer.Option("--counts", help="Transcripts: also add their counts as expression.")] = False
+    genes: Annotated[str, typer.Option(metavar="ATTRIBUTE", help="Transcripts: attribute with the gene.")] = "gene"
     cells: Annotated[
-        str, typer.Option(metavar="ATTRIBUTE", help="Transcripts: what tells the cell; else the objects.")
+        str, typer.Option(metavar="ATTRIBUTE", help="Transcripts: attribute with the cell; by default the object.")
     ] = ""
-    unassigned: Annotated[str | None, one("VALUE", "Transcripts: what stands for no cell")] = None
+    unassigned: Annotated[str | None, value_option("VALUE", "Transcripts: value that means no cell")] = None
 
     def choices(self, spaces: list[str], unknown: str, organism: str) -> dict[str, Any]:
-        """Give the keyword arguments of `RaggedAtlas.add` for geometry."""
+        """Return the keyword arguments of `RaggedAtlas.add` for geometry."""
         if len(spaces) > 1 or "=" in "".join(spaces):
-            raise typer.BadParameter("shapes become one feature space, e.g. --space morphology", param_hint="--space")
+            raise typer.BadParameter("geometry has one feature space, e.g. --space morphology", param_hint="--space")
         found: dict[str, Any] = {
             "new_cells": self.new_cells, "lacking": self.lacking, "counts": self.counts, "genes": self.genes, "cells": self.cells,
             "unknown": unknown, "organism": organism,
@@ -129,31 +129,31 @@ class Linking:
 
 
 def _parse_label(text: str | None) -> int | str | None:
-    """Read a whole number as such, all else as text."""
+    """Parse an integer; return any other text unchanged."""
     return text if text is None or not text.lstrip("-").isdecimal() else int(text)
 
 
 @dataclass(frozen=True)
-class Inside:
-    """A box, and what is compared with it."""
+class BoxOptions:
+    """Options that select cells by a bounding box."""
 
     within: Annotated[
         str | None,
-        one(
+        value_option(
             "XMIN,YMIN,XMAX,YMAX",
-            "Keep cells whose shape meets a box (6 or 8 numbers for 3 or 4 axes); --space names the geometry",
+            "Keep cells whose shape intersects a box (6 or 8 numbers for 3 or 4 axes); --space names the geometry",
         ),
     ] = None
     within_by: Annotated[
-        Literal["bbox", "centroid", "exact"], typer.Option(help="What of a shape must meet the box.")
+        Literal["bbox", "centroid", "exact"], typer.Option(help="Part of a shape that must intersect the box.")
     ] = "bbox"
     centroids: Annotated[
         str | None,
-        one("GEOMETRY", "Take centroids along, as obsm['spatial']"),
+        value_option("GEOMETRY", "Add centroids as obsm['spatial']"),
     ] = None
 
     def narrow(self, query: "Query", spaces: list[str]) -> "Query":
-        """Put the box to a query; of the named spaces, one that is a geometry is meant."""
+        """Return the query restricted to the box, in the first of the named spaces that is a geometry."""
         if self.centroids is not None:
             query = query.with_centroids(self.centroids)
         if self.within is None:
@@ -161,13 +161,13 @@ class Inside:
         try:
             box = [float(number) for number in self.within.split(",")]
         except ValueError as error:
-            raise typer.BadParameter(f"{self.within!r} is no list of numbers", param_hint="--within") from error
+            raise typer.BadParameter(f"{self.within!r} is not a list of numbers", param_hint="--within") from error
         of = geometry_names(query, spaces)
         return query.within(box, of[0] if of else None, by=self.within_by)
 
 
 def geometry_names(query: "Query", spaces: list[str]) -> list[str]:
-    """Give those of some names that are geometry, not values."""
+    """Return the names that are geometry."""
     from raggedatlas.catalog.geometries import read_geometries
 
     known = (
@@ -179,18 +179,18 @@ def geometry_names(query: "Query", spaces: list[str]) -> list[str]:
 DEBUG = "raggedatlas.debug"
 
 
-def unfold(verb: Callable[..., None]) -> Callable[..., None]:
-    """Make a verb whose parameters may be dataclasses into a command that has their fields as parameters.
+def expand_option_groups(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose parameters are those of a verb, with dataclasses replaced by their fields.
 
     Parameters
     ----------
     verb : callable
-        Annotated; parameters that are dataclasses are built from the command's.
+        Function with annotations; parameters that are dataclasses are built from those of the command.
 
     Returns
     -------
     callable
-        For `typer.Typer.command`. A field that several dataclasses have is one option, whose value they share.
+        For `typer.Typer.command`. A field of several dataclasses becomes one option, whose value they share.
     """
     given_parameters = inspect.signature(verb).parameters
     groups: dict[str, Any] = {
@@ -201,7 +201,7 @@ def unfold(verb: Callable[..., None]) -> Callable[..., None]:
     unfolded: dict[str, inspect.Parameter] = {}
     for name, parameter in given_parameters.items():
         if name in groups:
-            unfolded |= {part.name: _parameter(part) for part in dataclasses.fields(groups[name])}
+            unfolded |= {part.name: _field_parameter(part) for part in dataclasses.fields(groups[name])}
         else:
             unfolded[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
@@ -218,7 +218,7 @@ def unfold(verb: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _parameter(part: "dataclasses.Field[Any]") -> inspect.Parameter:
+def _field_parameter(part: "dataclasses.Field[Any]") -> inspect.Parameter:
     default: Any = inspect.Parameter.empty
     if part.default is not dataclasses.MISSING:
         default = part.default
@@ -227,8 +227,8 @@ def _parameter(part: "dataclasses.Field[Any]") -> inspect.Parameter:
     return inspect.Parameter(part.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=part.type)
 
 
-def pairs(given: list[str], option: str) -> dict[str, str]:
-    """Read ``key=value`` texts; the first equals sign divides.
+def parse_pairs(given: list[str], option: str) -> dict[str, str]:
+    """Parse ``key=value`` texts, split at the first equals sign.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def pairs(given: list[str], option: str) -> dict[str, str]:
 
     Examples
     --------
-    >>> pairs(["endpoint=http://a?b=c"], "--storage-option")
+    >>> parse_pairs(["endpoint=http://a?b=c"], "--storage-option")
     {'endpoint': 'http://a?b=c'}
     """
     found = {}
@@ -249,38 +249,40 @@ def pairs(given: list[str], option: str) -> dict[str, str]:
     return found
 
 
-def version_of(text: str) -> int | str:
-    """Tell the number of a snapshot from its label (labels are never numbers)."""
+def parse_version(text: str) -> int | str:
+    """Parse the number or label of a snapshot (labels are never numbers)."""
     return int(text) if text.isdecimal() else text
 
 
-def _debugging(ctx: typer.Context, asked: bool) -> bool:
+def _enable_debug(ctx: typer.Context, asked: bool) -> bool:
     if asked:
         ctx.meta[DEBUG] = True
     return asked
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which atlas, and how to print."""
+class AtlasOptions:
+    """Options of every verb on an atlas: address, credentials, output format."""
 
     atlas: Annotated[
         str, typer.Argument(help="Folder or address (s3://, gs://, az://) of the atlas.", show_default=False)
     ]
-    storage_option: Annotated[Words, many("KEY=VALUE", "Credential or endpoint of an object store")] = field(
-        default_factory=list
+    storage_option: Annotated[Strings, repeatable_option("KEY=VALUE", "Credential or endpoint of an object store")] = (
+        field(default_factory=list)
     )
     as_json: AsJson = False
-    debug: Annotated[bool, typer.Option("--debug", callback=_debugging, help="Show the traceback of an error.")] = False
+    debug: Annotated[bool, typer.Option("--debug", callback=_enable_debug, help="Show the traceback of an error.")] = (
+        False
+    )
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """The storage options, read."""
-        return pairs(self.storage_option, "--storage-option")
+        """Storage options as a dictionary."""
+        return parse_pairs(self.storage_option, "--storage-option")
 
     @property
     def location(self) -> "Location":
-        """Where it lies."""
+        """Location of the atlas."""
         from raggedatlas.store.location import Location
 
         return Location(self.atlas, self.storage_options)
@@ -292,11 +294,11 @@ class Place:
         return RaggedAtlas.open(self.atlas, storage_options=self.storage_options)
 
     def open_at(self, at: str | None) -> "RaggedAtlas | AtlasView":
-        """Open the newest state, or a snapshot where one is named."""
-        return self.open() if at is None else self.open().checkout(version_of(at))
+        """Open the newest state, or the named snapshot."""
+        return self.open() if at is None else self.open().checkout(parse_version(at))
 
     def open_snapshot(self, at: str | None) -> "AtlasView":
-        """Open a snapshot, the newest where none is named.
+        """Open the named snapshot, or the newest.
 
         Raises
         ------
@@ -307,7 +309,7 @@ class Place:
 
         atlas = self.open()
         if at is not None:
-            return atlas.checkout(version_of(at))
+            return atlas.checkout(parse_version(at))
         known = atlas.list_versions()
         if not known:
             raise NotFoundError(
@@ -321,17 +323,17 @@ class Place:
         from raggedatlas.catalog.snapshots import find_version, open_snapshot
 
         catalog = open_catalog(self.location)
-        return catalog.current() if at is None else open_snapshot(catalog, find_version(catalog, version_of(at)))
+        return catalog.current() if at is None else open_snapshot(catalog, find_version(catalog, parse_version(at)))
 
 
-At = Annotated[str | None, one("SNAPSHOT", "Number or label of a snapshot")]
+AtSnapshot = Annotated[str | None, value_option("SNAPSHOT", "Number or label of a snapshot")]
 Space = Annotated[str, typer.Option(help="Feature space.")]
-Processes = Annotated[int, typer.Option("--workers", min=1, help="How many processes share the work.")]
+WorkerCount = Annotated[int, typer.Option("--workers", min=1, help="Number of processes.")]
 
 
 @contextmanager
-def shared_by(workers: int) -> "Iterator[Executor | None]":
-    """Start processes for a verb, unless it is alone."""
+def process_pool(workers: int) -> "Iterator[Executor | None]":
+    """Start worker processes, or yield None for one worker."""
     if workers == 1:
         yield None
         return
@@ -343,18 +345,18 @@ def shared_by(workers: int) -> "Iterator[Executor | None]":
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cells, features and layers."""
+    """Options that select cells, features and layers."""
 
-    where: Annotated[Words, many("SQL", "Keep cells that meet a condition, as SQL", "--where", "-w")] = field(
-        default_factory=list
+    where: Annotated[Strings, repeatable_option("SQL", "Keep cells that meet a condition, as SQL", "--where", "-w")] = (
+        field(default_factory=list)
     )
     strict: Strict = False
     features: Annotated[
-        Words, many("NAME", "Keep features, by symbol, id or uid, in this order", "--features", "-f")
+        Strings, repeatable_option("NAME", "Keep features, by symbol, id or uid, in this order", "--features", "-f")
     ] = field(default_factory=list)
-    space: Annotated[Words, many("SPACE", "Read a feature space")] = field(default_factory=list)
-    layers: Annotated[Words, many("LAYER", "Read a layer; the first becomes X", "--layers", "-l")] = field(
-        default_factory=list
+    space: Annotated[Strings, repeatable_option("SPACE", "Read a feature space")] = field(default_factory=list)
+    layers: Annotated[Strings, repeatable_option("LAYER", "Read a layer; the first becomes X", "--layers", "-l")] = (
+        field(default_factory=list)
     )
     join: Annotated[
         str, typer.Option(metavar="HOW", help="union, intersection, or how many datasets must have measured a feature.")
@@ -370,22 +372,26 @@ class Selection:
         Literal["counts", "sum", "refuse", "apart"],
         typer.Option(help="Several columns of a dataset for one feature: add up counts, any layer, refuse, keep."),
     ] = "counts"
-    orthologs: Annotated[str | None, one("ORGANISM", "Let one-to-one orthologs count as genes of one organism")] = None
-    obs: Annotated[Words, many("COLUMN", "Keep cell columns")] = field(default_factory=list)
-    with_results: Annotated[Words, many("NAME", "Take a model's result along, as obsm")] = field(default_factory=list)
-    order_by: Annotated[Words, many("COLUMN", "Sort cells")] = field(default_factory=list)
-    descending: Annotated[bool, typer.Option("--descending", help="Sort downwards.")] = False
-    sample: Annotated[
-        int | None, typer.Option(min=0, help="Keep so many cells, chosen by chance.", show_default=False)
+    orthologs: Annotated[
+        str | None, value_option("ORGANISM", "Let one-to-one orthologs count as genes of one organism")
     ] = None
-    sample_by: Annotated[str | None, one("COLUMN", "Sample so many of each value of a column")] = None
-    seed: Annotated[int, typer.Option(help="Another seed samples other cells.")] = 0
+    obs: Annotated[Strings, repeatable_option("COLUMN", "Keep cell columns")] = field(default_factory=list)
+    with_results: Annotated[Strings, repeatable_option("NAME", "Take a model's result along, as obsm")] = field(
+        default_factory=list
+    )
+    order_by: Annotated[Strings, repeatable_option("COLUMN", "Sort cells")] = field(default_factory=list)
+    descending: Annotated[bool, typer.Option("--descending", help="Sort in descending order.")] = False
+    sample: Annotated[
+        int | None, typer.Option(min=0, help="Keep a random sample of this many cells.", show_default=False)
+    ] = None
+    sample_by: Annotated[str | None, value_option("COLUMN", "Sample this many cells for each value of a column")] = None
+    seed: Annotated[int, typer.Option(help="Seed of the random sample.")] = 0
     limit: Annotated[
-        int | None, typer.Option(min=0, help="Keep at most the first so many cells.", show_default=False)
+        int | None, typer.Option(min=0, help="Keep at most this many cells, the first ones.", show_default=False)
     ] = None
 
     def ask(self, view: "AtlasView") -> "Query":
-        """Make the query of a snapshot that asks for all of it."""
+        """Build the query of a snapshot."""
         query = view.query(identity=self.identity, on_merge=self.on_merge)
         for condition in self.where:
             query = query.where(condition)
@@ -405,9 +411,7 @@ class Selection:
 
     def _narrow_cells(self, query: "Query") -> "Query":
         if self.sample_by is not None and self.sample is None:
-            raise typer.BadParameter(
-                "it says how to take the cells of --sample, which is missing", param_hint="--sample-by"
-            )
+            raise typer.BadParameter("needs --sample", param_hint="--sample-by")
         if self.obs:
             query = query.obs(*self.obs)
         if self.with_results:
@@ -422,7 +426,7 @@ class Selection:
 ENDING = ".cxg"
 
 _SPELLED = {"embeddings": "--embedding", "layout": "--dense or --sparse"}
-"""Options whose names are others than those of `open_sink`."""
+"""Options with other names than in `open_sink`."""
 
 
 class CxgProfile(StrEnum):
@@ -440,26 +444,27 @@ class Method(StrEnum):
 
 
 class WideIntegers(StrEnum):
-    """What becomes of integers that 32 bits do not hold."""
+    """Policy for integers beyond 32 bits."""
 
     REFUSE = "refuse"
     TEXT = "text"
 
 
 @dataclass(frozen=True)
-class AsCxg:
-    """How a CXG is written."""
+class CxgOptions:
+    """Options that write a CXG."""
 
     profile: Annotated[
         CxgProfile | None,
         typer.Option(
-            help="Of a .cxg: 0.3.0 for the Explorer of today, 0.2.0 for cellxgene 0.15 to 0.16.8.", show_default="0.3.0"
+            help="Version of a .cxg: 0.3.0 for the current Explorer, 0.2.0 for cellxgene 0.15 to 0.16.8.",
+            show_default="0.3.0",
         ),
     ] = None
     strict: Strict = False
-    title: Annotated[str | None, typer.Option(help="Title in a .cxg.", show_default=False)] = None
+    title: Annotated[str | None, typer.Option(help="Title of a .cxg.", show_default=False)] = None
     about: Annotated[
-        str | None, typer.Option(metavar="URL", help="Address of more about it, in a .cxg.", show_default=False)
+        str | None, typer.Option(metavar="URL", help="Address with more information, in a .cxg.", show_default=False)
     ] = None
     compute_embedding: Annotated[
         Method | None,
@@ -467,7 +472,9 @@ class AsCxg:
     ] = None
     dense: Annotated[
         bool | None,
-        typer.Option("--dense/--sparse", help="Of the matrix of a .cxg.", show_default="by its share of non-zeros"),
+        typer.Option(
+            "--dense/--sparse", help="Layout of the matrix in a .cxg.", show_default="by its share of non-zeros"
+        ),
     ] = None
     sparse_below: Annotated[
         float | None,
@@ -479,33 +486,33 @@ class AsCxg:
             max=100,
         ),
     ] = None
-    x: Annotated[str | None, one("MATRIX", "What a .cxg has for its matrix: X, or layers/NAME", "--x", default="X")] = (
-        None
-    )
+    x: Annotated[str | None, value_option("MATRIX", "Matrix of a .cxg: X, or layers/NAME", "--x", default="X")] = None
     embedding: Annotated[
-        Words,
-        many("NAME", "Member of obsm that a .cxg takes, such as X_umap; others are left out", "--embedding", "-e"),
+        Strings,
+        repeatable_option(
+            "NAME", "Member of obsm to write to a .cxg, such as X_umap; others are left out", "--embedding", "-e"
+        ),
     ] = field(default_factory=list)
     var_index: Annotated[
-        str | None, one("COLUMN", "Column of var by whose names a .cxg shows features", "--var-index")
+        str | None, value_option("COLUMN", "Column of var with the feature names of a .cxg", "--var-index")
     ] = None
     sort_categories: Annotated[bool, typer.Option("--sort-categories", help="Sort categories by name in a .cxg.")] = (
         False
     )
     wide_integers: Annotated[
         WideIntegers | None,
-        typer.Option(help="Integers beyond 32 bits, which a .cxg does not hold.", show_default="refuse"),
+        typer.Option(help="What to do with integers beyond 32 bits, which a .cxg cannot hold.", show_default="refuse"),
     ] = None
 
-    def options(self, target: str, told: Callable[[tuple["ConversionLoss", ...]], None]) -> dict[str, Any]:
-        """Give the options of `open_sink` for a target.
+    def options(self, target: str, on_losses: Callable[[tuple["ConversionLoss", ...]], None]) -> dict[str, Any]:
+        """Return the options of `open_sink` for a target.
 
         Parameters
         ----------
         target : str
-            Where to; options of a CXG are refused for anything else.
+            Output path; options of a CXG are refused for any other format.
         told : callable
-            Is given what does not come through.
+            Called with what the CXG loses or changes.
         """
         given = {
             "profile": None if self.profile is None else self.profile.value,
@@ -524,9 +531,9 @@ class AsCxg:
         if Path(target).suffix != ENDING:
             if given:
                 names = ", ".join(_SPELLED.get(name, f"--{name.replace('_', '-')}") for name in given)
-                raise typer.BadParameter(f"{names} are options of a .cxg; {target} is none")
+                raise typer.BadParameter(f"{names} are options of a .cxg, which {target} is not")
             return {}
-        return {**given, **({"strict": True} if self.strict else {}), "on_losses": told}
+        return {**given, **({"strict": True} if self.strict else {}), "on_losses": on_losses}
 
     def _embedder(self) -> Any:  # noqa: ANN401
         from raggedatlas.verbs.reduction import embedder
@@ -535,7 +542,7 @@ class AsCxg:
         return embedder(self.compute_embedding.value)
 
 
-def tell_losses(losses: tuple["ConversionLoss", ...]) -> None:
-    """Say on stderr, line by line, what a CXG does not hold."""
+def print_losses(losses: tuple["ConversionLoss", ...]) -> None:
+    """Print what a CXG loses or changes, one line each, on stderr."""
     for loss in losses:
-        say(str(loss))
+        print_status(str(loss))

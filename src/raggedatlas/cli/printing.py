@@ -1,4 +1,4 @@
-"""What the command prints: tables, facts, JSON, complaints, progress."""
+"""Output of the command: tables, key-value pairs, JSON, errors, progress."""
 
 import json
 import math
@@ -17,43 +17,43 @@ _GAP = 2
 _NARROWEST = 12
 
 
-def complain(message: str) -> None:
-    """Say on stderr, in one line, what is wrong."""
-    say(f"raggedatlas: {' '.join(message.splitlines())}")
+def print_error(message: str) -> None:
+    """Print an error on stderr, in one line."""
+    print_status(f"raggedatlas: {' '.join(message.splitlines())}")
 
 
-def say(line: str) -> None:
-    """Say on stderr what goes on."""
+def print_status(line: str) -> None:
+    """Print a status line on stderr."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
-def show(text: str) -> None:
-    """Print text on stdout as it is, control characters aside."""
+def print_text(text: str) -> None:
+    """Print text on stdout, with control characters replaced."""
     print("\n".join(printable(line) for line in text.split("\n")))
 
 
-def show_json(document: Any) -> None:  # noqa: ANN401  (any document)
-    """Print one JSON document on stdout; what JSON does not know becomes null or text."""
+def print_json(document: Any) -> None:  # noqa: ANN401  (any document)
+    """Print one JSON document on stdout; values that JSON does not support become null or text."""
     print(json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def printable(value: object) -> str:
-    r"""Write a value on one line without control characters, which a file's names might hold.
+    r"""Format a value on one line without control characters, which names in a file may contain.
 
     Examples
     --------
     >>> printable("a\x1b[2J\nb")
     'a?[2J?b'
     """
-    return "".join(c if c.isprintable() else "?" for c in text_of(value))
+    return "".join(c if c.isprintable() else "?" for c in format_value(value))
 
 
-def text_of(value: object) -> str:
-    """Write a value for a table.
+def format_value(value: object) -> str:
+    """Format a value for a table.
 
     Examples
     --------
-    >>> text_of(12345), text_of(0.1234567), text_of(float("nan")), text_of(None), text_of(["a", "b"])
+    >>> text_of(12345), text_of(0.1234567), text_of(float("nan")), text_of(None), format_value(["a", "b"])
     ('12,345', '0.1235', '', '', 'a, b')
     """
     value = plain(value)
@@ -66,12 +66,12 @@ def text_of(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value.is_integer() and abs(value) < _WHOLE else f"{value:.4g}"
     if isinstance(value, list):
-        return ", ".join(text_of(item) for item in value)
+        return ", ".join(format_value(item) for item in value)
     return str(value)
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401  (any value)
-    """Give a value as JSON knows it; missing values and infinities become None."""
+    """Convert a value to JSON types; missing values and infinities become None."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if hasattr(value, "item") and not hasattr(value, "__len__"):
@@ -86,52 +86,52 @@ def plain(value: Any) -> Any:  # noqa: ANN401  (any value)
 
 
 def console() -> "Console":
-    """Make a console for stdout: as wide as the terminal, and without bound where there is none."""
+    """Return a console for stdout, as wide as the terminal, or of unlimited width without one."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUND)
 
 
-def show_added(found: "pd.DataFrame", columns: Sequence[str], *, as_json: bool, empty: str) -> None:
-    """Print what an atlas holds beside its datasets, whole as JSON, or as a table with the time of adding in short.
+def print_assets(found: "pd.DataFrame", columns: Sequence[str], *, as_json: bool, empty: str) -> None:
+    """Print the results, geometry or annotations of an atlas, as JSON or as a table with selected columns.
 
     Parameters
     ----------
     found : pandas.DataFrame
-        Its rows; ``created_at`` is shown as ``added``.
+        Rows; ``created_at`` is shown as ``added``.
     columns : sequence of str
-        Which of them the table shows.
+        Columns of the table.
     as_json : bool
-        Print JSON instead.
+        Print JSON instead of a table.
     empty : str
-        What to say when there are no rows.
+        Text to print if there are no rows.
     """
     rows: list[dict[Any, Any]] = found.reset_index().to_dict("records")
     if as_json:
-        show_json(rows)
+        print_json(rows)
         return
     short = [{**row, "added": str(row["created_at"])[:16].replace("T", " ")} for row in rows]
-    show_table([{name: row[name] for name in columns} for row in short], columns, empty=empty)
+    print_table([{name: row[name] for name in columns} for row in short], columns, empty=empty)
 
 
-def show_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str) -> None:
-    """Print rows as an aligned table; what a terminal is too narrow for is cut, never wrapped.
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str) -> None:
+    """Print rows as an aligned table, truncated to the width of the terminal, never wrapped.
 
     Parameters
     ----------
     rows : sequence of mapping
         Values by column.
     columns : sequence of str
-        Which, in which order; numbers are set to the right.
+        Columns, in order; numbers are right-aligned.
     empty : str
-        What to say when there are no rows.
+        Text to print if there are no rows.
     """
     from rich.table import Table
     from rich.text import Text
 
     if not rows:
         if empty:
-            show(empty)
+            print_text(empty)
         return
     out = console()
     texts = {column: [printable(row[column]) for row in rows] for column in columns}
@@ -149,11 +149,11 @@ def show_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, emp
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
     if len(kept) < len(columns):
         left = f"... and {len(columns) - len(kept):,} more columns: {', '.join(map(printable, columns[len(kept) :]))}"
-        show(left if len(left) <= out.width else f"{left[: out.width - 1]}…")
+        print_text(left if len(left) <= out.width else f"{left[: out.width - 1]}…")
 
 
 def fit_widths(wanted: Sequence[int], total: int) -> list[int]:
-    """Choose the widths of columns: the widest give way first; columns for which there is no room are left out at the end.
+    """Return the widths of columns: the widest shrink first; trailing columns without room are dropped.
 
     Examples
     --------
@@ -168,8 +168,8 @@ def fit_widths(wanted: Sequence[int], total: int) -> list[int]:
     return widths
 
 
-def show_facts(facts: Mapping[str, Any]) -> None:
-    """Print named facts, one a line, aligned."""
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print key-value pairs, one per line, aligned."""
     width = max(len(name) for name in facts)
     for name, value in facts.items():
         print(f"{name:<{width}}  {printable(value)}")
@@ -177,7 +177,7 @@ def show_facts(facts: Mapping[str, Any]) -> None:
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Give a callback ``(step, done, total)`` that draws a bar on a terminal, and writes plain lines elsewhere; all on stderr."""
+    """Yield a callback ``(step, done, total)`` that draws a progress bar on a terminal, or prints lines elsewhere; all on stderr."""
     if not sys.stderr.isatty():
         yield _lines(title)
         return
@@ -198,13 +198,13 @@ def progress(title: str) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _lines(title: str) -> Callable[[str, int, int], None]:
-    """Write a line at every tenth of a step that has parts."""
+    """Return a callback that prints a line at every tenth of a step."""
     last: list[object] = [None]
 
     def write(step: str, done: int, total: int) -> None:
         tenth = (step, 10 * done // max(total, 1))
         if total > 1 and tenth != last[0]:
             last[0] = tenth
-            say(f"{title}: {step} {done:,} of {total:,}")
+            print_status(f"{title}: {step} {done:,} of {total:,}")
 
     return write

@@ -1,4 +1,4 @@
-"""Verbs that ask: ``query`` and ``export``."""
+"""Verbs ``query`` and ``export``."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from raggedatlas.cli.app import ASK, app
+from raggedatlas.cli.app import QUERY, app
 from raggedatlas.cli.options import (
-    AsCxg,
-    At,
-    Inside,
+    AtlasOptions,
+    AtSnapshot,
+    BoxOptions,
+    CxgOptions,
     Overwrite,
-    Place,
-    Processes,
     Selection,
-    shared_by,
-    tell_losses,
-    unfold,
+    WorkerCount,
+    expand_option_groups,
+    print_losses,
+    process_pool,
 )
-from raggedatlas.cli.printing import plain, progress, say, show, show_json, show_table
+from raggedatlas.cli.printing import plain, print_json, print_status, print_table, print_text, progress
 from raggedatlas.errors import DuplicateError, SourceError
 
 if TYPE_CHECKING:
@@ -30,100 +30,103 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What to print of an answer."""
+class QueryOutput:
+    """Options for the output of a query."""
 
-    count: Annotated[bool, typer.Option("--count", help="Print only how many cells.")] = False
+    count: Annotated[bool, typer.Option("--count", help="Print only the number of cells.")] = False
     by: Annotated[
         list[str], typer.Option(metavar="COLUMN", help="Count cells per value; repeatable.", show_default=False)
     ] = field(default_factory=list)
-    explain: Annotated[bool, typer.Option("--explain", help="Say what would be read, and read no values.")] = False
-    head: Annotated[int, typer.Option(min=0, help="How many cells to show.")] = 10
+    explain: Annotated[bool, typer.Option("--explain", help="Print the read plan without reading values.")] = False
+    head: Annotated[int, typer.Option(min=0, help="Number of cells to show.")] = 10
     output: Annotated[
         str | None,
         typer.Option(
             "--output",
             "-o",
             metavar="FILE",
-            help="Also write the answer to a file, as export does.",
+            help="Also write the result to a file, as export does.",
             show_default=False,
         ),
     ] = None
     overwrite: Overwrite = False
-    at: At = None
+    at: AtSnapshot = None
 
 
-@app.command(rich_help_panel=ASK, epilog="Example: raggedatlas query pbmc.atlas \"cell_type = 'B'\" -f CD79A -f MS4A1")
-@unfold
+@app.command(
+    rich_help_panel=QUERY, epilog="Example: raggedatlas query pbmc.atlas \"cell_type = 'B'\" -f CD79A -f MS4A1"
+)
+@expand_option_groups
 def query(
-    place: Place,
+    atlas_options: AtlasOptions,
     condition: Annotated[
-        str | None, typer.Argument(metavar="[SQL]", help="Which cells, as SQL; else all.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[SQL]", help="Condition on cells, as SQL; by default all cells.", show_default=False),
     ] = None,
     *,
     selection: Selection,
-    inside: Inside,
-    answer: Answer,
+    box: BoxOptions,
+    output_options: QueryOutput,
 ) -> None:
-    """Ask a snapshot (the newest, or --at) for cells, and show the first of them."""
-    view = place.open_snapshot(answer.at)
-    asked = selection.ask(view)
-    asked = asked if condition is None else asked.where(condition)
-    asked = inside.narrow(asked, selection.space)
+    """Query the cells of a snapshot (the newest, or --at), and show the first of them."""
+    view = atlas_options.open_snapshot(output_options.at)
+    selected = selection.ask(view)
+    selected = selected if condition is None else selected.where(condition)
+    selected = box.narrow(selected, selection.space)
     if selection.layers or selection.features:
-        asked.explain()  # refuses names that are not there, also where only cells are counted or shown
-    if answer.output is not None:
-        _write(asked, answer.output, {"overwrite": answer.overwrite})
-        say(f"Wrote {answer.output}")
-    if answer.explain:
-        text = asked.explain()
-        _tell(text, {"explain": text} if place.as_json else None)
-    elif answer.by:
-        _show_counts(asked, answer.by, as_json=place.as_json)
-    elif answer.count:
-        n = asked.count()
-        _tell(str(n), {"n_cells": n} if place.as_json else None)
+        selected.explain()  # refuses unknown names, also if cells are only counted or shown
+    if output_options.output is not None:
+        _write(selected, output_options.output, {"overwrite": output_options.overwrite})
+        print_status(f"Wrote {output_options.output}")
+    if output_options.explain:
+        text = selected.explain()
+        _print_answer(text, {"explain": text} if atlas_options.as_json else None)
+    elif output_options.by:
+        _show_counts(selected, output_options.by, as_json=atlas_options.as_json)
+    elif output_options.count:
+        n = selected.count()
+        _print_answer(str(n), {"n_cells": n} if atlas_options.as_json else None)
     else:
-        _show_cells(asked, view.version, selection, answer.head, as_json=place.as_json)
+        _show_cells(selected, view.version, selection, output_options.head, as_json=atlas_options.as_json)
 
 
-def _tell(text: str, document: dict[str, Any] | None) -> None:
+def _print_answer(text: str, document: dict[str, Any] | None) -> None:
     if document is None:
-        show(text)
+        print_text(text)
     else:
-        show_json(document)
+        print_json(document)
 
 
-def _show_counts(asked: "Query", by: list[str], *, as_json: bool) -> None:
-    counted: Any = asked.count(by)
+def _show_counts(selected: "Query", by: list[str], *, as_json: bool) -> None:
+    counted: Any = selected.count(by)
     rows: list[dict[str, Any]] = counted.reset_index().astype(object).to_dict("records")
     if as_json:
-        show_json(rows)
+        print_json(rows)
     else:
         shown = [{**row, **{name: "(missing)" for name in by if plain(row[name]) is None}} for row in rows]
-        show_table(shown, [*by, "n_cells"], empty="No cells.")
+        print_table(shown, [*by, "n_cells"], empty="No cells.")
 
 
-def _show_cells(asked: "Query", version: int, selection: Selection, head: int, *, as_json: bool) -> None:
-    n = cast("int", asked.count())
+def _show_cells(selected: "Query", version: int, selection: Selection, head: int, *, as_json: bool) -> None:
+    n = cast("int", selected.count())
     limit = head if selection.limit is None else min(head, selection.limit)
-    few = asked.limit(limit)
+    few = selected.limit(limit)
     rows = few.to_arrow().to_pylist()
     columns = [name for name in (rows[0] if rows else {}) if name != "uid"]
     if selection.features and rows:
         values = _values(few, len(rows))
         rows = [{**row, "values": values.get(row["uid"])} for row in rows]
     if as_json:
-        show_json({"snapshot": version, "n_cells": n, "cells": rows})
+        print_json({"snapshot": version, "n_cells": n, "cells": rows})
         return
     shown = [{**row, **(row.get("values") or {})} for row in rows]
     names = list(dict.fromkeys(name for row in rows for name in row.get("values") or {}))
-    show_table([{**dict.fromkeys(names), **row} for row in shown], [*names, *columns], empty="")
-    show(f"{n:,} cells at snapshot {version}" + (f", the first {len(rows):,} shown" if len(rows) < n else ""))
+    print_table([{**dict.fromkeys(names), **row} for row in shown], [*names, *columns], empty="")
+    print_text(f"{n:,} cells at snapshot {version}" + (f", the first {len(rows):,} shown" if len(rows) < n else ""))
 
 
 def _values(few: "Query", n: int) -> dict[str, dict[str, Any]]:
-    """Give the asked features of a few cells: uid -> name -> value."""
+    """Return the selected features of a few cells: uid -> name -> value."""
     from raggedatlas.catalog.features import read_registry
 
     (batch,) = few.batches(n)
@@ -137,10 +140,10 @@ def _values(few: "Query", n: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-@app.command(rich_help_panel=ASK, epilog="Example: raggedatlas export pbmc.atlas b.h5ad --where \"cell_type = 'B'\"")
-@unfold
+@app.command(rich_help_panel=QUERY, epilog="Example: raggedatlas export pbmc.atlas b.h5ad --where \"cell_type = 'B'\"")
+@expand_option_groups
 def export(
-    place: Place,
+    atlas_options: AtlasOptions,
     output: Annotated[
         str,
         typer.Argument(
@@ -149,24 +152,24 @@ def export(
     ],
     *,
     selection: Selection,
-    inside: Inside,
-    cxg: AsCxg,
+    box: BoxOptions,
+    cxg: CxgOptions,
     overwrite: Overwrite = False,
-    at: At = None,
-    workers: Processes = 1,
+    at: AtSnapshot = None,
+    workers: WorkerCount = 1,
 ) -> None:
     """Write cells of a snapshot (the newest, or --at) to a file."""
-    view = place.open_snapshot(at)
-    asked = inside.narrow(selection.ask(view), selection.space)
-    with shared_by(workers) as executor:
-        _write(asked, output, {"overwrite": overwrite, "executor": executor, **cxg.options(output, tell_losses)})
-    if place.as_json:
-        show_json({"path": output, "snapshot": view.version, "n_cells": asked.count()})
+    view = atlas_options.open_snapshot(at)
+    selected = box.narrow(selection.ask(view), selection.space)
+    with process_pool(workers) as executor:
+        _write(selected, output, {"overwrite": overwrite, "executor": executor, **cxg.options(output, print_losses)})
+    if atlas_options.as_json:
+        print_json({"path": output, "snapshot": view.version, "n_cells": selected.count()})
     else:
-        show(f"Wrote {asked.count():,} cells of snapshot {view.version} to {output}")
+        print_text(f"Wrote {selected.count():,} cells of snapshot {view.version} to {output}")
 
 
-def _write(asked: "Query", output: str, options: dict[str, Any]) -> None:
+def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
     from raggedatlas.formats.registry import WRITERS
 
     endings = [*WRITERS, *TABLES]
@@ -175,9 +178,9 @@ def _write(asked: "Query", output: str, options: dict[str, Any]) -> None:
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)
         if Path(output).suffix in TABLES:
-            _write_table(asked.to_arrow(), Path(output), overwrite=options["overwrite"])
+            _write_table(selected.to_arrow(), Path(output), overwrite=options["overwrite"])
         else:
-            asked.write(output, **options)
+            selected.write(output, **options)
         callback("done", 1, 1)
 
 

@@ -1,4 +1,4 @@
-"""Verbs for files, CXG and geometry stores: ``validate``, which also takes an atlas, and ``inspect``."""
+"""Verbs ``validate`` and ``inspect``: atlases, files, CXG, results and geometry stores."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from raggedatlas.cli.app import CARE, LOOK, WRONG, app, as_commands
-from raggedatlas.cli.options import At, Place, Processes, shared_by, subject, unfold
-from raggedatlas.cli.printing import console, show, show_json
+from raggedatlas.cli.app import EXIT_FAILURE, INSPECT, MAINTENANCE, app, methods_to_commands
+from raggedatlas.cli.options import (
+    AtlasOptions,
+    AtSnapshot,
+    WorkerCount,
+    expand_option_groups,
+    process_pool,
+    target_argument,
+)
+from raggedatlas.cli.printing import console, print_json, print_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
     from raggedatlas.model.reports import Inspection, Problem
 
 ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
-"""Names that tell a Zarr folder from that of an atlas."""
+"""Files that distinguish a Zarr folder from an atlas."""
 
 ATLAS_LEVELS = ("quick", "rows", "deep")
 FILE_LEVELS = ("metadata", "full")
@@ -32,12 +39,12 @@ AnyLevel = Literal[
 
 
 @dataclass(frozen=True)
-class Checked(Place):
-    """What is to be validated, and how to print."""
+class ValidateTarget(AtlasOptions):
+    """Target of ``validate``."""
 
     atlas: Annotated[
         str,
-        subject(
+        target_argument(
             "ATLAS|FILE",
             "An atlas, a file or Zarr folder of AnnData, a CXG, a folder of results, or a geometry store (here or in an object store)",
         ),
@@ -45,22 +52,24 @@ class Checked(Place):
 
 
 @dataclass(frozen=True)
-class Looked(Place):
-    """What is to be looked into, and how to print."""
+class InspectTarget(AtlasOptions):
+    """Target of ``inspect``."""
 
     atlas: Annotated[
         str,
-        subject(
+        target_argument(
             "FILE",
             "A file or Zarr folder of AnnData or MuData, a CXG, or a geometry store (here or in an object store)",
         ),
     ]
 
 
-@app.command(rich_help_panel=CARE, epilog="Example: raggedatlas validate pbmc.h5ad --level full --fix mended.h5ad")
-@unfold
+@app.command(
+    rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas validate pbmc.h5ad --level full --fix mended.h5ad"
+)
+@expand_option_groups
 def validate(
-    place: Checked,
+    atlas_options: ValidateTarget,
     level: Annotated[
         AnyLevel | None,
         typer.Option(
@@ -71,100 +80,104 @@ def validate(
             show_default="quick, metadata, deep or pyramid; full with --fix",
         ),
     ] = None,
-    at: At = None,
+    at: AtSnapshot = None,
     fix: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a copy of the file with what can be mended.", show_default=False),
+        typer.Option(metavar="FILE", help="Write a repaired copy of the file.", show_default=False),
     ] = None,
-    workers: Processes = 1,
+    workers: WorkerCount = 1,
 ) -> None:
-    """Look for anything wrong in an atlas, a file or results; exit code 1 if there is."""
-    if _is_results(place):
-        _validate_results(place, level, at, fix)
+    """Validate an atlas, a file or results; exit code 1 if problems are found."""
+    if _is_results(atlas_options):
+        _validate_results(atlas_options, level, at, fix)
         return
-    geometry = _is_vectors(place)
-    is_file = geometry or is_one_file(place.atlas)
-    what, levels = _levels_of(is_file=is_file, geometry=geometry)
+    geometry = _is_vectors(atlas_options)
+    is_file = geometry or is_file_or_store(atlas_options.atlas)
+    what, levels = _target_levels(is_file=is_file, geometry=geometry)
     if level is not None and level not in levels:
-        raise typer.BadParameter(f"{level} is no level of {what}; choose {' or '.join(levels)}", param_hint="--level")
-    _refuse_fix(place, fix, is_file=is_file)
+        raise typer.BadParameter(
+            f"{level} is not a level of {what}; choose {' or '.join(levels)}", param_hint="--level"
+        )
+    _check_fix_allowed(atlas_options, fix, is_file=is_file)
     if is_file and at is not None:
         raise typer.BadParameter("a file has no snapshots", param_hint="--at")
     if workers > 1 and is_file:
         raise typer.BadParameter(f"{what} is read by one process", param_hint="--workers")
     if not is_file:
-        _validate_atlas(place, cast("AtlasLevel", level or "quick"), at, workers)
+        _validate_atlas(atlas_options, cast("AtlasLevel", level or "quick"), at, workers)
     elif geometry:
-        _validate_geometry(place, cast("GeometryLevel", level or "pyramid"))
+        _validate_geometry(atlas_options, cast("GeometryLevel", level or "pyramid"))
     elif fix is None:
-        _validate_file(place, cast("FileLevel", level or "metadata"))
+        _validate_file(atlas_options, cast("FileLevel", level or "metadata"))
     else:
-        _mend_file(place, fix, cast("FileLevel", level or "full"))
+        _fix_file(atlas_options, fix, cast("FileLevel", level or "full"))
 
 
-def _is_results(place: Place) -> bool:
+def _is_results(atlas_options: AtlasOptions) -> bool:
     from raggedatlas.ingest.results import is_results
 
-    return place.location.is_local and is_results(place.atlas)
+    return atlas_options.location.is_local and is_results(atlas_options.atlas)
 
 
-def _validate_results(place: Place, level: AnyLevel | None, at: str | None, fix: Path | None) -> None:
+def _validate_results(atlas_options: AtlasOptions, level: AnyLevel | None, at: str | None, fix: Path | None) -> None:
     from raggedatlas.results.validation import validate_results
 
     chosen = level or "deep"
     if chosen not in RESULT_LEVELS:
-        raise typer.BadParameter(f"{chosen} is no level of results; choose quick or deep", param_hint="--level")
+        raise typer.BadParameter(f"{chosen} is not a level of results; choose quick or deep", param_hint="--level")
     if at is not None:
         raise typer.BadParameter("results have no snapshots", param_hint="--at")
     if fix is not None:
-        raise typer.BadParameter("results are not mended; run the model again", param_hint="--fix")
-    _show_problems(place, validate_results(place.atlas, cast("Literal['quick', 'deep']", chosen)), chosen)
+        raise typer.BadParameter("results cannot be repaired; run the model again", param_hint="--fix")
+    _show_problems(
+        atlas_options, validate_results(atlas_options.atlas, cast("Literal['quick', 'deep']", chosen)), chosen
+    )
 
 
-def _levels_of(*, is_file: bool, geometry: bool) -> tuple[str, tuple[str, ...]]:
+def _target_levels(*, is_file: bool, geometry: bool) -> tuple[str, tuple[str, ...]]:
     if geometry:
         return "a geometry store", GEOMETRY_LEVELS
     return ("a file", FILE_LEVELS) if is_file else ("an atlas", ATLAS_LEVELS)
 
 
-def _refuse_fix(place: Place, fix: Path | None, *, is_file: bool) -> None:
+def _check_fix_allowed(atlas_options: AtlasOptions, fix: Path | None, *, is_file: bool) -> None:
     if fix is None:
         return
     if not is_file:
-        raise typer.BadParameter("only files are mended by a copy; see raggedatlas repair", param_hint="--fix")
-    for name, is_so in (("CXG", _is_cxg(Path(place.atlas))), ("geometry store", _is_vectors(place))):
+        raise typer.BadParameter("only files can be repaired by a copy; see raggedatlas repair", param_hint="--fix")
+    for name, is_so in (("CXG", _is_cxg(Path(atlas_options.atlas))), ("geometry store", _is_vectors(atlas_options))):
         if is_so:
-            raise typer.BadParameter(f"a {name} is not mended; write it again from its source", param_hint="--fix")
+            raise typer.BadParameter(f"a {name} cannot be repaired; write it again from its source", param_hint="--fix")
 
 
-def is_one_file(what: str) -> bool:
-    """Tell a file, Zarr folder, CXG or geometry store from an atlas, by what lies there."""
+def is_file_or_store(what: str) -> bool:
+    """Return whether a path is a file, Zarr folder or CXG, and not an atlas."""
     path = Path(what)
     return path.is_file() or any((path / name).is_file() for name in ZARR_ROOTS) or _is_cxg(path)
 
 
 def is_cell_file(what: str, *, at: str | None, selected: bool) -> bool:
-    """Tell a file or folder of cells from an atlas, and refuse the options that only an atlas takes.
+    """Return whether a path is a file or folder of cells, and refuse options that only an atlas accepts.
 
     Parameters
     ----------
     what : str
         Path or address.
     at : str or None
-        Snapshot that was asked for.
+        Requested snapshot.
     selected : bool
-        Whether some cells, features or layers were chosen.
+        Whether cells, features or layers are selected.
 
     Raises
     ------
     typer.BadParameter
-        If a file is asked for a snapshot or a selection.
+        If a snapshot or a selection is requested of a file.
     """
-    if not is_one_file(what) and not any(Path(what, name).is_file() for name in ("matrix.mtx", "matrix.mtx.gz")):
+    if not is_file_or_store(what) and not any(Path(what, name).is_file() for name in ("matrix.mtx", "matrix.mtx.gz")):
         return False
     if selected:
         raise typer.BadParameter(
-            f"{what} is a file, of which every cell is shown; choose some with raggedatlas convert",
+            f"{what} is a file, which is always shown completely; select cells with raggedatlas convert",
             param_hint="--where",
         )
     if at is not None:
@@ -178,78 +191,78 @@ def _is_cxg(path: Path) -> bool:
     return path.suffix == ".cxg" or is_cxg(path)
 
 
-def _is_vectors(place: Place) -> bool:
+def _is_vectors(atlas_options: AtlasOptions) -> bool:
     from raggedatlas.vectors.inspection import is_geometry_store
 
-    return is_geometry_store(place.location)
+    return is_geometry_store(atlas_options.location)
 
 
-def _validate_atlas(place: Place, level: AtlasLevel, at: str | None, workers: int) -> None:
+def _validate_atlas(atlas_options: AtlasOptions, level: AtlasLevel, at: str | None, workers: int) -> None:
     from raggedatlas.catalog.checks import is_note
 
-    with shared_by(workers) as executor:
-        problems = place.open_at(at).validate(level, executor=executor)
-    if place.as_json:
-        show_json([{**asdict(problem), "note": is_note(problem)} for problem in problems])
+    with process_pool(workers) as executor:
+        problems = atlas_options.open_at(at).validate(level, executor=executor)
+    if atlas_options.as_json:
+        print_json([{**asdict(problem), "note": is_note(problem)} for problem in problems])
     else:
         for problem in problems:
-            show(as_commands(f"{'note: ' if is_note(problem) else ''}{problem}"))
+            print_text(methods_to_commands(f"{'note: ' if is_note(problem) else ''}{problem}"))
         wrong = sum(not is_note(problem) for problem in problems)
-        show(f"{wrong:,} problems found ({level})." if wrong else f"Nothing is wrong ({level}).")
+        print_text(f"{wrong:,} problems found ({level})." if wrong else f"Nothing is wrong ({level}).")
     if not all(is_note(problem) for problem in problems):
-        raise typer.Exit(WRONG)
+        raise typer.Exit(EXIT_FAILURE)
 
 
-def _validate_file(place: Place, level: FileLevel) -> None:
+def _validate_file(atlas_options: AtlasOptions, level: FileLevel) -> None:
     from raggedatlas.formats import cxg
     from raggedatlas.formats.anndata.validation import Limits
     from raggedatlas.formats.anndata.validation import validate as validate_file
 
-    if _is_cxg(Path(place.atlas)):
-        problems = cxg.validate(place.atlas, level)
+    if _is_cxg(Path(atlas_options.atlas)):
+        problems = cxg.validate(atlas_options.atlas, level)
     else:
-        problems = validate_file(place.atlas, level, limits=Limits.of(place.atlas))
-    _show_problems(place, problems, level)
+        problems = validate_file(atlas_options.atlas, level, limits=Limits.of(atlas_options.atlas))
+    _show_problems(atlas_options, problems, level)
 
 
-def _validate_geometry(place: Place, level: GeometryLevel) -> None:
+def _validate_geometry(atlas_options: AtlasOptions, level: GeometryLevel) -> None:
     from raggedatlas.vectors import validate as validate_geometry
 
-    _show_problems(place, validate_geometry(place.location, level), level)
+    _show_problems(atlas_options, validate_geometry(atlas_options.location, level), level)
 
 
-def _show_problems(place: Place, problems: "list[Problem]", level: str) -> None:
-    if place.as_json:
-        show_json([asdict(problem) for problem in problems])
+def _show_problems(atlas_options: AtlasOptions, problems: "list[Problem]", level: str) -> None:
+    if atlas_options.as_json:
+        print_json([asdict(problem) for problem in problems])
     else:
         for problem in problems:
-            show(str(problem))
-        show(f"{_counted(problems)} ({level}).")
+            print_text(str(problem))
+        print_text(f"{_summarize(problems)} ({level}).")
     _exit_if_broken(problems)
 
 
-def _mend_file(place: Place, target: Path, level: FileLevel) -> None:
+def _fix_file(atlas_options: AtlasOptions, target: Path, level: FileLevel) -> None:
     from raggedatlas.formats.anndata.fixes import repair
     from raggedatlas.formats.anndata.validation import Limits
     from raggedatlas.formats.anndata.validation import validate as validate_file
 
-    # a file that exceeds the limits of its check would do so again in the repair, in this process
-    before = validate_file(place.atlas, level, limits=Limits.of(place.atlas))
+    # a file that exceeds the limits of the check would exceed them in the repair too, which runs in this process
+    before = validate_file(atlas_options.atlas, level, limits=Limits.of(atlas_options.atlas))
     if any(problem.rule == "A00" and not problem.path for problem in before):
-        _show_problems(place, before, level)
-    done = repair(place.atlas, target, level)
-    if place.as_json:
-        show_json({"written": str(target), "mended": done.mended, "left": [asdict(problem) for problem in done.left]})
+        _show_problems(atlas_options, before, level)
+    done = repair(atlas_options.atlas, target, level)
+    if atlas_options.as_json:
+        print_json({"written": str(target), "mended": done.mended, "left": [asdict(problem) for problem in done.left]})
     else:
         for line in done.mended:
-            show(f"mended: {line}")
+            print_text(f"mended: {line}")
         for problem in done.left:
-            show(f"left: {problem}")
-        show(f"Wrote {target}: {len(done.mended):,} mended; left: {_counted(done.left)}.")
+            print_text(f"left: {problem}")
+        print_text(f"Wrote {target}: {len(done.mended):,} mended; left: {_summarize(done.left)}.")
     _exit_if_broken(done.left)
 
 
-def _counted(problems: "Iterable[Problem]") -> str:
+def _summarize(problems: "Iterable[Problem]") -> str:
     levels = [problem.level for problem in problems]
     if not levels:
         return "Nothing is wrong"
@@ -258,18 +271,18 @@ def _counted(problems: "Iterable[Problem]") -> str:
 
 def _exit_if_broken(problems: "Iterable[Problem]") -> None:
     if any(problem.level == "must" for problem in problems):
-        raise typer.Exit(WRONG)
+        raise typer.Exit(EXIT_FAILURE)
 
 
-@app.command(rich_help_panel=LOOK, epilog="Example: raggedatlas inspect pbmc.h5ad --depth 1")
-@unfold
+@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas inspect pbmc.h5ad --depth 1")
+@expand_option_groups
 def inspect(
-    place: Looked,
+    atlas_options: InspectTarget,
     depth: Annotated[
-        int | None, typer.Option(min=1, metavar="LEVELS", help="How far down to go.", show_default=False)
+        int | None, typer.Option(min=1, metavar="LEVELS", help="Maximum depth.", show_default=False)
     ] = None,
 ) -> None:
-    """Draw what stands in a file: elements, encodings, shapes, types, chunks, compression, sizes."""
+    """Print the contents of a file: elements, encodings, shapes, types, chunks, compression, sizes."""
     from rich.text import Text
 
     from raggedatlas.cli.printing import printable
@@ -280,21 +293,21 @@ def inspect(
     from raggedatlas.vectors.inspection import inspect as inspect_geometry
 
     found: Inspection
-    if _is_vectors(place):
-        found = inspect_geometry(place.location)
-    elif not place.location.is_local:
+    if _is_vectors(atlas_options):
+        found = inspect_geometry(atlas_options.location)
+    elif not atlas_options.location.is_local:
         raise NotFoundError(
-            f"There is no geometry store at {place.atlas}; in an object store only these are looked into. Copy a file here first."
+            f"There is no geometry store at {atlas_options.atlas}; only geometry stores can be inspected in an object store. Copy other files here first."
         )
     else:
-        found = (cxg.inspect if _is_cxg(Path(place.atlas)) else inspect_file)(place.atlas)
-    if place.as_json:
-        show_json(found.to_dict())
+        found = (cxg.inspect if _is_cxg(Path(atlas_options.atlas)) else inspect_file)(atlas_options.atlas)
+    if atlas_options.as_json:
+        print_json(found.to_dict())
         return
     out = console()
     style = Text.assemble
     head = style(
-        (printable(Path(place.atlas).name), "bold"),
+        (printable(Path(atlas_options.atlas).name), "bold"),
         f"  {found.store}, {size_text(found.n_bytes)}, {found.root.facts()}",
     )
     out.print(head, no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""The verb ``serve``: cells in the web client of CELLxGENE Explorer."""
+"""Verbs ``serve`` (CELLxGENE Explorer), ``view`` and ``visualize``."""
 
 import signal
 from contextlib import ExitStack, suppress
@@ -8,64 +8,66 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from raggedatlas.cli.app import ASK, app
+from raggedatlas.cli.app import QUERY, app
 from raggedatlas.cli.options import (
-    At,
+    AtlasOptions,
+    AtSnapshot,
     Method,
     Overwrite,
-    Place,
     Selection,
     Strict,
-    Words,
-    many,
-    one,
-    subject,
-    tell_losses,
-    unfold,
+    Strings,
+    expand_option_groups,
+    print_losses,
+    repeatable_option,
+    target_argument,
+    value_option,
 )
-from raggedatlas.cli.printing import progress, say, show, show_json
+from raggedatlas.cli.printing import print_json, print_status, print_text, progress
 
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
-    from raggedatlas.verbs.explorer import Prepared, Served
+    from raggedatlas.verbs.explorer import ExplorerServer, PreparedCxg
 
 
 @dataclass(frozen=True)
-class ServeSource(Place):
-    """What is served, and how to print."""
+class ServeSource(AtlasOptions):
+    """Source of ``serve``."""
 
-    atlas: Annotated[str, subject("ATLAS|FILE", "An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes")]
+    atlas: Annotated[
+        str, target_argument("ATLAS|FILE", "An atlas; or a .cxg, .h5ad, .zarr or any file that convert takes")
+    ]
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What the CXG holds, and where it is."""
+    """Options of the CXG that is served."""
 
     embedding: Annotated[
-        Words,
-        many("NAME", "Take only this member of obsm, such as X_umap", "--embedding", "-e"),
+        Strings,
+        repeatable_option("NAME", "Include only this member of obsm, such as X_umap", "--embedding", "-e"),
     ] = field(default_factory=list)
     compute_embedding: Annotated[
         Method | None,
-        typer.Option(help="Compute an embedding where there is none; umap needs the extra umap.", show_default=False),
+        typer.Option(help="Compute an embedding if there is none; umap needs the extra umap.", show_default=False),
     ] = None
-    x: Annotated[str, typer.Option("--x", metavar="MATRIX", help="Of a file: X, or layers/NAME.")] = "X"
+    x: Annotated[str, typer.Option("--x", metavar="MATRIX", help="Matrix of a file: X, or layers/NAME.")] = "X"
     title: Annotated[str | None, typer.Option(help="Title of the page.", show_default=False)] = None
     output: Annotated[
         str | None,
-        one("FOLDER", "Keep the CXG there (a .cxg)", "--output", "-o", default="a temporary folder"),
+        value_option("FOLDER", "Keep the CXG in this folder (a .cxg)", "--output", "-o", default="a temporary folder"),
     ] = None
     overwrite: Overwrite = False
 
     def choices(self) -> dict[str, Any]:
-        """Give the options of `prepare`."""
+        """Return the options of `prepare`."""
         return {
             "title": self.title,
             "embeddings": self.embedding or None,
             "compute_embedding": self._embedder(),
             "x": self.x,
             "overwrite": self.overwrite,
-            "on_losses": tell_losses,
+            "on_losses": print_losses,
         }
 
     def _embedder(self) -> Any:  # noqa: ANN401  (an Embedder)
@@ -75,32 +77,30 @@ class ServeOptions:
 
 
 @app.command(
-    rich_help_panel=ASK,
+    rich_help_panel=QUERY,
     epilog="Example: raggedatlas serve pbmc.atlas --where \"cell_type = 'B'\" --compute-embedding pca",
 )
-@unfold
+@expand_option_groups
 def serve(
-    place: ServeSource,
+    atlas_options: ServeSource,
     *,
     selection: Selection,
-    shown: ServeOptions,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0 takes a free one.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    options: ServeOptions,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0 picks a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
     install: Annotated[
         bool,
-        typer.Option(
-            "--install", help="Install the client first where it is missing; needs Python 3.11 and the network."
-        ),
+        typer.Option("--install", help="Install cellxgene first if it is missing; needs Python 3.11 and the network."),
     ] = False,
     prepare_only: Annotated[
-        bool, typer.Option("--prepare-only", help="Write the CXG of --output, and serve nothing.")
+        bool, typer.Option("--prepare-only", help="Write the CXG of --output without serving it.")
     ] = False,
-    at: At = None,
+    at: AtSnapshot = None,
 ) -> None:
-    """Serve cells in the web client of CELLxGENE Explorer to this machine's browser until Ctrl-C."""
-    what = _open_serve_source(place, selection, at)
+    """Serve cells in CELLxGENE Explorer to browsers on this machine until Ctrl-C."""
+    source = _open_serve_source(atlas_options, selection, at)
     if prepare_only:
-        _prepare(what, shown, as_json=place.as_json)
+        _prepare(source, options, as_json=atlas_options.as_json)
         return
     if install:
         from raggedatlas.verbs.explorer import install_explorer
@@ -109,59 +109,59 @@ def serve(
             install_explorer()
     from raggedatlas.verbs.explorer import serve as start
 
-    _end_in_order()  # before anything is begun, so that nothing outlives it
-    with ExitStack() as held:
+    _handle_signals_as_interrupt()  # before anything starts, so that no process outlives this one
+    with ExitStack() as stack:
         with progress("prepare a CXG"):
-            served = held.enter_context(start(what, target=shown.output, port=port, **shown.choices()))
-        with suppress(KeyboardInterrupt):  # also one that comes before it waits
-            _show(served, as_json=place.as_json, browser=browser)
+            served = stack.enter_context(start(source, target=options.output, port=port, **options.choices()))
+        with suppress(KeyboardInterrupt):  # also before `wait` is called
+            _show(served, as_json=atlas_options.as_json, browser=browser)
             served.wait()
 
 
-def _show(served: "Served", *, as_json: bool, browser: bool) -> None:
+def _show(served: "ExplorerServer", *, as_json: bool, browser: bool) -> None:
     if as_json:
-        show_json({"url": served.url, "path": str(served.path)})
+        print_json({"url": served.url, "path": str(served.path)})
     else:
-        show(served.url)
-    say("Only this machine can open it. Ctrl-C ends it.")
+        print_text(served.url)
+    print_status("Only this machine can open it. Press Ctrl-C to stop.")
     if browser:
         import webbrowser
 
         webbrowser.open(served.url)
 
 
-def _end_in_order() -> None:
-    """End as by Ctrl-C when asked to end otherwise, so that the server ends too."""
+def _handle_signals_as_interrupt() -> None:
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that the server is stopped too."""
     for name in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.default_int_handler)
 
 
-def _open_serve_source(place: ServeSource, selection: Selection, at: str | None) -> "Query | str":
-    """Tell a file from an atlas; a selection is for the cells of an atlas."""
+def _open_serve_source(atlas_options: ServeSource, selection: Selection, at: str | None) -> "Query | str":
+    """Return the path of a file, or the query of an atlas."""
     from raggedatlas.cli.validate import is_cell_file
 
-    if is_cell_file(place.atlas, at=at, selected=selection != Selection()):
-        return place.atlas
-    return selection.ask(place.open_snapshot(at))
+    if is_cell_file(atlas_options.atlas, at=at, selected=selection != Selection()):
+        return atlas_options.atlas
+    return selection.ask(atlas_options.open_snapshot(at))
 
 
-def _prepare(what: "Query | str", shown: ServeOptions, *, as_json: bool) -> None:
+def _prepare(source: "Query | str", options: ServeOptions, *, as_json: bool) -> None:
     from raggedatlas.verbs.explorer import prepare
 
-    if shown.output is None:
-        raise typer.BadParameter("it says where to write, and is missing", param_hint="--output")
-    with progress(f"write {shown.output}"):
-        found: Prepared = prepare(what, shown.output, **shown.choices())
+    if options.output is None:
+        raise typer.BadParameter("is required with --prepare-only", param_hint="--output")
+    with progress(f"write {options.output}"):
+        found: PreparedCxg = prepare(source, options.output, **options.choices())
     if as_json:
-        show_json({"path": str(found.path), "made": found.made})
+        print_json({"path": str(found.path), "made": found.written})
     else:
-        show(f"Wrote {found.path}" if found.made else f"{found.path} can be served as it is")
+        print_text(f"Wrote {found.path}" if found.written else f"{found.path} can be served unchanged")
 
 
 Where = Annotated[
     list[str],
     typer.Option(
-        "--where", "-w", metavar="SQL", help="Keep cells that meet a condition; repeatable.", show_default=False
+        "--where", "-w", metavar="SQL", help="Keep cells that satisfy a condition; repeatable.", show_default=False
     ),
 ]
 Embedding = Annotated[
@@ -174,7 +174,7 @@ Embedding = Annotated[
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What is shown, and how."""
+    """Options shared by ``view`` and ``visualize``."""
 
     where: Where = field(default_factory=list)
     strict: Strict = False
@@ -184,20 +184,20 @@ class ViewOptions:
     ] = None
     columns: Annotated[
         list[str],
-        typer.Option("--column", metavar="COLUMN", help="Take only these columns; repeatable.", show_default=False),
+        typer.Option("--column", metavar="COLUMN", help="Include only these columns; repeatable.", show_default=False),
     ] = field(default_factory=list)
     layer: Annotated[
-        str | None, typer.Option(metavar="LAYER", help="Layer that genes are read of.", show_default="the usual one")
+        str | None, typer.Option(metavar="LAYER", help="Layer of the gene values.", show_default="the usual one")
     ] = None
     title: Annotated[str | None, typer.Option(help="Title of the page.", show_default="the atlas' name")] = None
     theme: Annotated[
         Literal["light", "dark"] | None, typer.Option(help="Looks.", show_default="as the reader's system")
     ] = None
-    max_points: Annotated[int, typer.Option(min=1, help="Sample more cells than this.")] = 2_000_000
-    seed: Annotated[int, typer.Option(help="Another seed samples other cells.")] = 0
+    max_points: Annotated[int, typer.Option(min=1, help="Sample if there are more cells than this.")] = 2_000_000
+    seed: Annotated[int, typer.Option(help="Seed of the random sample.")] = 0
 
     def choices(self) -> dict[str, Any]:
-        """Give the choices of `view` and `visualize`."""
+        """Return the keyword arguments of `view` and `visualize`."""
         return {
             "color": self.color,
             "columns": self.columns or None,
@@ -210,51 +210,55 @@ class ViewOptions:
 
 
 @dataclass(frozen=True)
-class ViewSource(Place):
-    """Whose cells are shown, and how to print."""
+class ViewSource(AtlasOptions):
+    """Source of ``view`` and ``visualize``."""
 
-    atlas: Annotated[str, subject("ATLAS|FILE", "An atlas; or an .h5ad, .h5mu, .zarr or any file that convert takes")]
+    atlas: Annotated[
+        str, target_argument("ATLAS|FILE", "An atlas; or an .h5ad, .h5mu, .zarr or any file that convert takes")
+    ]
 
 
-def _open_view_source(place: ViewSource, shown: ViewOptions, at: str | None) -> "Query | str":
+def _open_view_source(atlas_options: ViewSource, options: ViewOptions, at: str | None) -> "Query | str":
     from raggedatlas.cli.validate import is_cell_file
 
-    if is_cell_file(place.atlas, at=at, selected=bool(shown.where)):
-        return place.atlas
-    asked = place.open_snapshot(at).query()
-    for condition in shown.where:
-        asked = asked.where(condition)
-    return asked
+    if is_cell_file(atlas_options.atlas, at=at, selected=bool(options.where)):
+        return atlas_options.atlas
+    query = atlas_options.open_snapshot(at).query()
+    for condition in options.where:
+        query = query.where(condition)
+    return query
 
 
-@app.command(rich_help_panel=ASK, epilog="Example: raggedatlas view pbmc.h5ad X_umap --color cell_type")
-@unfold
+@app.command(rich_help_panel=QUERY, epilog="Example: raggedatlas view pbmc.h5ad X_umap --color cell_type")
+@expand_option_groups
 def view(
-    place: ViewSource,
+    atlas_options: ViewSource,
     embedding: Embedding,
     *,
-    shown: ViewOptions,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0 takes a free one.")] = 0,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
-    at: At = None,
+    options: ViewOptions,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0 picks a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    at: AtSnapshot = None,
 ) -> None:
-    """Serve a map of cells to this machine's browser until Ctrl-C; any gene can be asked for."""
+    """Serve a map of cells to browsers on this machine until Ctrl-C; genes are read on request."""
     from raggedatlas.verbs.visualize import view as serve
 
     with progress("read cells"):
-        server = serve(embedding, _open_view_source(place, shown, at), port=port, browser=browser, **shown.choices())
-    with server, suppress(KeyboardInterrupt):  # also one that comes before it waits
-        if place.as_json:
-            show_json({"url": server.url})
+        server = serve(
+            embedding, _open_view_source(atlas_options, options, at), port=port, browser=browser, **options.choices()
+        )
+    with server, suppress(KeyboardInterrupt):  # also before `wait` is called
+        if atlas_options.as_json:
+            print_json({"url": server.url})
         else:
-            show(server.url)
-        say("Only this machine can open it, and only with this address. Ctrl-C ends it.")
+            print_text(server.url)
+        print_status("Only this machine can open it, and only with this address. Press Ctrl-C to stop.")
         server.wait()
 
 
 @dataclass(frozen=True)
 class VisualizeOptions:
-    """What is written."""
+    """Options of ``visualize``."""
 
     output: Annotated[
         str,
@@ -268,44 +272,46 @@ class VisualizeOptions:
     ]
     genes: Annotated[
         list[str],
-        typer.Option("--gene", "-f", metavar="NAME", help="Take a gene along; repeatable.", show_default=False),
+        typer.Option("--gene", "-f", metavar="NAME", help="Include a gene; repeatable.", show_default=False),
     ] = field(default_factory=list)
     overwrite: Overwrite = False
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Where a .vitessce folder will be served.", show_default="http://localhost:8000"
+            metavar="URL",
+            help="Address at which a .vitessce folder will be served.",
+            show_default="http://localhost:8000",
         ),
     ] = None
 
 
 @app.command(
-    rich_help_panel=ASK,
+    rich_help_panel=QUERY,
     epilog="Example: raggedatlas visualize pbmc.atlas umap -o cells.html --color cell_type --gene CD3D",
 )
-@unfold
+@expand_option_groups
 def visualize(
-    place: ViewSource,
+    atlas_options: ViewSource,
     embedding: Annotated[str | None, Embedding.__metadata__[0]] = None,
     *,
-    shown: ViewOptions,
-    made: VisualizeOptions,
-    at: At = None,
+    options: ViewOptions,
+    output_options: VisualizeOptions,
+    at: AtSnapshot = None,
 ) -> None:
-    """Write a map of cells into a file; a folder of .npy results needs no atlas and takes its place."""
+    """Write a map of cells to a file; a folder of .npy results can take the place of the atlas."""
     from raggedatlas.verbs.visualize import visualize as write
 
-    cells = None if embedding is None else _open_view_source(place, shown, at)
-    with progress(f"write {made.output}"):
+    cells = None if embedding is None else _open_view_source(atlas_options, options, at)
+    with progress(f"write {output_options.output}"):
         path = write(
-            embedding or Path(place.atlas),
+            embedding or Path(atlas_options.atlas),
             cells,
-            path=made.output,
-            genes=made.genes,
-            overwrite=made.overwrite,
-            **{**shown.choices(), "address": made.address},
+            path=output_options.output,
+            genes=output_options.genes,
+            overwrite=output_options.overwrite,
+            **{**options.choices(), "address": output_options.address},
         )
-    if place.as_json:
-        show_json({"path": str(path)})
+    if atlas_options.as_json:
+        print_json({"path": str(path)})
     else:
-        show(f"Wrote {path}")
+        print_text(f"Wrote {path}")

@@ -18,14 +18,14 @@ from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.verbs.inference_run import (
-    ModelChoices,
+    InferenceRun,
+    ModelOptions,
     Progress,
-    Run,
-    cells_named,
-    divide_choices,
-    prepare,
+    annotate_errors,
+    no_progress,
+    prepare_run,
     run_facts,
-    silent,
+    split_options,
 )
 
 
@@ -71,7 +71,7 @@ class Scores:
         return json.dumps(told)
 
 
-def scores_of(text: str, place: str) -> Scores:
+def parse_scores(text: str, place: str) -> Scores:
     """Read what `Scores.to_json` wrote.
 
     Raises
@@ -91,7 +91,7 @@ def scores_of(text: str, place: str) -> Scores:
 
 
 @dataclass
-class ClassSums:
+class ClassificationMetrics:
     """Predicted classes against true ones, so far.
 
     Parameters
@@ -101,7 +101,7 @@ class ClassSums:
 
     Examples
     --------
-    >>> sums = ClassSums(["B", "T"])
+    >>> sums = ClassificationMetrics(["B", "T"])
     >>> known = sums.add(np.array([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]]), np.array([0, 1, -1]))
     >>> sums.metrics()["accuracy"], sums.n_cells, sums.n_unlabelled
     (1.0, 2, 1)
@@ -172,12 +172,12 @@ class ClassSums:
 
 
 @dataclass
-class NumberSums:
+class RegressionMetrics:
     """Predicted numbers against true ones, so far.
 
     Examples
     --------
-    >>> sums = NumberSums()
+    >>> sums = RegressionMetrics()
     >>> known = sums.add(np.array([1.0, 2.0, 5.0]), np.array([1.0, 3.0, np.nan]))
     >>> sums.metrics(), sums.n_unlabelled
     ({'mse': 0.5, 'r2': 0.5}, 1)
@@ -265,7 +265,7 @@ Loss = Callable[[NDArray[Any], NDArray[Any]], float]
 """Mean loss of a batch: outputs and targets of the cells that have one."""
 
 
-class ScoringChoices(ModelChoices, total=False):
+class ScoringOptions(ModelOptions, total=False):
     """Keyword arguments of `test`, all optional.
 
     Attributes
@@ -302,7 +302,7 @@ class ScoredResults(ResultDataset):
         facts = self.facts
         if SCORES not in facts:
             raise NotFoundError(f"{self!r} has no scores; they are written by test.")
-        return scores_of(facts[SCORES], repr(self))
+        return parse_scores(facts[SCORES], repr(self))
 
 
 @checked
@@ -313,8 +313,8 @@ def test(
     target: str,
     *,
     batch_size: int = 512,  # noqa: PT028
-    progress: Progress = silent,  # noqa: PT028
-    **choices: Unpack[ScoringChoices],
+    progress: Progress = no_progress,  # noqa: PT028
+    **choices: Unpack[ScoringOptions],
 ) -> ScoredResults:
     """Apply a model to cells whose answer is a metadata column, and measure how well it does.
 
@@ -326,7 +326,7 @@ def test(
         Metadata column. Text, truth values and categories are classes: the model gives logits (n, n_classes), or their codes (n,).
         Numbers are predicted as numbers (n,). Cells without a value are computed, and not counted.
     **choices
-        See `ScoringChoices`.
+        See `ScoringOptions`.
 
     Returns
     -------
@@ -357,12 +357,12 @@ def test(
     """
     chosen: dict[str, Any] = dict(choices)
     own = {name: chosen.pop(name, None) for name in ("categories", "output", "loss", "weights")}
-    source, reading, overwrite = divide_choices(model, own["weights"], chosen)
+    source, reading, overwrite = split_options(model, own["weights"], chosen)
     reading["obs"] = list(dict.fromkeys([*reading.get("obs", ()), target]))
     if own["categories"] is not None:
         reading["categories"] = {target: list(own["categories"])}
     opened = source.open()
-    run = prepare(opened, query, batch_size, reading)
+    run = prepare_run(opened, query, batch_size, reading)
     with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=run_facts("test", run, query)) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
         scores = _measure(run, writer, target, own["output"], own["loss"], progress)
@@ -374,7 +374,7 @@ test.__test__ = False  # type: ignore[attr-defined]  # pytest takes it for a tes
 
 
 def _measure(
-    run: Run,
+    run: InferenceRun,
     writer: ResultDatasetWriter,
     target: str,
     output: str | None,
@@ -384,10 +384,12 @@ def _measure(
     """Compute, write and count batch by batch."""
     categories = run.loader.categories.get(target)
     classes = () if categories is None else tuple(map(str, categories))
-    sums: ClassSums | NumberSums = NumberSums() if categories is None else ClassSums(classes)
+    sums: ClassificationMetrics | RegressionMetrics = (
+        RegressionMetrics() if categories is None else ClassificationMetrics(classes)
+    )
     first, total, lost = 0, run.loader.n_cells, 0.0
     for number, (batch, outputs) in enumerate(run.results()):
-        with cells_named(number, first, len(batch)):
+        with annotate_errors(number, first, len(batch)):
             predicted, wanted = _prediction(outputs, output), np.asarray(batch.obs[target])
             known = sums.add(predicted, wanted)
             writer.write_batch(batch.uids, outputs)
@@ -398,7 +400,7 @@ def _measure(
     if not sums.n_cells:
         raise QueryError(f"None of the {total:,} cells has a value of {target!r}; there is nothing to test against.")
     own = sums.loss if loss is None else lost / sums.n_cells
-    confusion = tuple(map(tuple, sums.confusion.tolist())) if isinstance(sums, ClassSums) else ()
+    confusion = tuple(map(tuple, sums.confusion.tolist())) if isinstance(sums, ClassificationMetrics) else ()
     task = "regression" if categories is None else "classification"
     return Scores(task, target, sums.n_cells, sums.n_unlabelled, own, sums.metrics(), classes, confusion)
 

@@ -1,4 +1,4 @@
-"""The web client of CELLxGENE Explorer on loopback: cellxgene 0.16.8, in an environment of its own, serving one CXG."""
+"""CELLxGENE Explorer on loopback: prepare a CXG that cellxgene 0.16.8 accepts, and serve it from a separate environment."""
 
 import os
 import shutil
@@ -12,63 +12,62 @@ import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from raggedatlas.errors import MissingExtraError, NotFoundError, SourceError, StoreError
+from raggedatlas.verbs.loopback import LOOPBACK, LoopbackServer
 
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
 
-LOOPBACK = "127.0.0.1"
 VARIABLE = "RAGGEDATLAS_EXPLORER"
 """Environment variable that names the environment, or the program in it."""
 
 FOLDER = ".venv-explorer"
 PROGRAM = "cellxgene"
 API = "api/v0.2"
-PATIENCE = 120.0
-"""Seconds until a server that does not answer is given up."""
+STARTUP_TIMEOUT = 120.0
+"""Seconds to wait for the first answer of the server."""
 
 REQUIREMENTS = Path(__file__).with_name("explorer-requirements.txt")
-"""Releases that work together; those that cellxgene itself asks for do not any more, so none is resolved."""
+"""Pinned releases that work together. The versions that cellxgene itself requires no longer do, so pip resolves nothing."""
 
 PYTHON = "3.11"
 
-HOW = (
+INSTALL_HINT = (
     f"install it with raggedatlas serve --install, which needs Python {PYTHON} on the path and the network; or by hand: python{PYTHON} -m venv DIR && "
     f"DIR/bin/pip install --no-deps -r {REQUIREMENTS}, where {VARIABLE}=DIR names it"
 )
 
-_ENDS = 10.0
+_STOP_TIMEOUT = 10.0
 _PAUSE = 0.1
 _LOG_LINES = 3
 
 
-def home() -> Path:
-    """Return the folder of this user where `install_explorer` makes the environment: below ``$XDG_DATA_HOME``, or ``~/.local/share``."""
+def install_folder() -> Path:
+    """Return the folder where `install_explorer` creates the environment: below ``$XDG_DATA_HOME``, or ``~/.local/share``."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "raggedatlas" / "explorer"
 
 
 def install_explorer(python: str | Path | None = None) -> Path:
-    """Make the environment of cellxgene from the pinned requirements that this package ships.
+    """Create the environment of cellxgene from the pinned requirements in this package.
 
     Parameters
     ----------
     python : str or Path, optional
-        Interpreter of Python 3.11; None takes this one, or ``python3.11`` from the path.
+        Interpreter of Python 3.11; by default this one, or ``python3.11`` from the path.
 
     Returns
     -------
     Path
-        The program, where `find_explorer` finds it. What is there already is kept.
+        The program, where `find_explorer` finds it. An existing installation is kept.
 
     Raises
     ------
     MissingExtraError
         If there is no such Python.
     StoreError
-        If the environment cannot be made; nothing of it is left.
+        If the environment cannot be created; nothing of it remains.
     """
     found = find_explorer()
     if found is not None:
@@ -77,83 +76,85 @@ def install_explorer(python: str | Path | None = None) -> Path:
     chosen = python or own
     if chosen is None:
         raise MissingExtraError(
-            f"cellxgene needs Python {PYTHON}, and there is no python{PYTHON} on the path; install it, or {HOW}."
+            f"cellxgene needs Python {PYTHON}, and there is no python{PYTHON} on the path; install it, or {INSTALL_HINT}."
         )
-    folder = home()
+    folder = install_folder()
     try:
-        _run(chosen, "-m", "venv", "--clear", folder)
-        _run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", REQUIREMENTS)
-        _run(folder / "bin" / PROGRAM, "--version")
+        _run_command(chosen, "-m", "venv", "--clear", folder)
+        _run_command(
+            folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--requirement", REQUIREMENTS
+        )
+        _run_command(folder / "bin" / PROGRAM, "--version")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder / "bin" / PROGRAM
 
 
-def _run(*line: str | Path) -> None:
-    """Run a step of the installation; what it says last is the reason of a failure."""
+def _run_command(*line: str | Path) -> None:
+    """Run a step of the installation, and report its last output on failure."""
     words = [str(word) for word in line]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, env=_environment(), check=False)
     except OSError as error:
-        raise StoreError(f"{words[0]} cannot be run: {error.strerror}. Or {HOW}.") from error
+        raise StoreError(f"{words[0]} cannot be run: {error.strerror}. Or {INSTALL_HINT}.") from error
     if done.returncode:
-        said = " ".join(done.stderr.decode(errors="replace").split())
+        reason = " ".join(done.stderr.decode(errors="replace").split())
         raise StoreError(
-            f"The environment of cellxgene cannot be made: {' '.join(words[:5])} ... said {said[-300:] or 'nothing'}"
+            f"The environment of cellxgene cannot be made: {' '.join(words[:5])} ... said {reason[-300:] or 'nothing'}"
         )
 
 
 def find_explorer() -> Path | None:
-    """Find the program: where the variable RAGGEDATLAS_EXPLORER says, in `.venv-explorer` here, or where `install_explorer` put it.
+    """Find the program: by the variable RAGGEDATLAS_EXPLORER, in `.venv-explorer` of the working directory, or where `install_explorer` put it.
 
     Returns
     -------
     Path or None
-        None where there is none.
+        None if it is not installed.
 
     Raises
     ------
     NotFoundError
-        If the variable names something that is not there.
+        If the variable names a path that does not exist.
     """
     named = os.environ.get(VARIABLE)
     if named:
         found = next((at for at in (Path(named) / "bin" / PROGRAM, Path(named)) if at.is_file()), None)
         if found is None:
-            raise NotFoundError(f"{VARIABLE} names {named}, where there is no {PROGRAM}; {HOW}.")
+            raise NotFoundError(f"{VARIABLE} names {named}, where there is no {PROGRAM}; {INSTALL_HINT}.")
         return found.absolute()
-    places = (Path.cwd() / FOLDER, Path(__file__).parents[3] / FOLDER, home())
+    places = (Path.cwd() / FOLDER, Path(__file__).parents[3] / FOLDER, install_folder())
     return next((at for place in places if (at := place / "bin" / PROGRAM).is_file()), None)
 
 
 def require_explorer() -> Path:
-    """Find the program, or say how to get it.
+    """Find the program, or raise an error that says how to install it.
 
     Raises
     ------
     MissingExtraError
-        If there is none.
+        If it is not installed.
     """
     found = find_explorer()
     if found is None:
-        raise MissingExtraError(f"The web client of CELLxGENE Explorer is not here; {HOW}.")
+        raise MissingExtraError(f"CELLxGENE Explorer is not installed; {INSTALL_HINT}.")
     return found
 
 
-class ExplorerServer:
-    """Serves one CXG to this machine's browsers until it is closed.
+class ExplorerServer(LoopbackServer):
+    """Server of one CXG for the browsers of this machine.
 
     Parameters
     ----------
     path : str or Path
         A CXG of version 0.2.0 or older.
     port : int
-        Port on loopback; 0 takes a free one.
+        Port on loopback; 0 picks a free one.
     title : str, optional
-        What the page is called; None takes what the CXG says.
+        Title of the page; by default that of the CXG.
     program : Path, optional
-        Which cellxgene; None looks for it.
+        Executable of cellxgene; by default that of `find_explorer`.
     patience : float
         Seconds to wait until it answers.
 
@@ -164,12 +165,12 @@ class ExplorerServer:
     NotFoundError
         If there is no such folder.
     StoreError
-        If it does not serve the CXG, with what it said.
+        If it does not serve the CXG, with its last output.
 
     Notes
     -----
-    cellxgene has no password: every user of this machine can open the address while it serves, and no other machine can. Annotations
-    are switched off, so that nothing is written.
+    cellxgene has no password: every user of this machine can open the address while it runs, and no other machine can. Annotations
+    are disabled, so nothing is written.
 
     Examples
     --------
@@ -185,9 +186,11 @@ class ExplorerServer:
         port: int = 0,
         title: str | None = None,
         program: Path | None = None,
-        patience: float = PATIENCE,
+        timeout: float = STARTUP_TIMEOUT,
+        temporary: Path | None = None,
     ) -> None:
-        path = Path(path)
+        self.path = path = Path(path)
+        self._temporary = temporary
         if not path.is_dir():
             raise NotFoundError(f"There is no folder {path} to serve; check the path.")
         program = program or require_explorer()
@@ -197,7 +200,7 @@ class ExplorerServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (`close` closes it)
         try:
-            # In a session of its own, so that Ctrl-C comes to us alone and the server is ended in order.
+            # A separate session: Ctrl-C reaches only this process, which then stops the server.
             self._process = subprocess.Popen(
                 line,
                 stdin=subprocess.DEVNULL,
@@ -206,7 +209,7 @@ class ExplorerServer:
                 env=_environment(),
                 start_new_session=True,
             )
-            self._wait_for_answer(path, patience)
+            self._wait_until_responding(path, timeout)
         except BaseException:
             self.close()
             raise
@@ -218,11 +221,11 @@ class ExplorerServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still serves."""
+        """Whether the server is running."""
         return self._process is not None and self._process.poll() is None
 
     def wait(self) -> None:
-        """Serve until Ctrl-C, or until the server ends by itself."""
+        """Serve until Ctrl-C, or until the server exits."""
         try:
             if self._process is not None:
                 self._process.wait()
@@ -230,49 +233,37 @@ class ExplorerServer:
             self.close()
 
     def close(self) -> None:
-        """Stop serving; the server is gone after, also where a second Ctrl-C comes while it ends in order."""
+        """Stop the server, even if a second Ctrl-C arrives meanwhile."""
         try:
             if self._process is not None:
-                end(self._process)
+                terminate_process(self._process)
         finally:
             self._log.close()
+            if self._temporary is not None:
+                shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def said(self) -> str:
-        """Give the last lines that it wrote."""
+    def log_tail(self) -> str:
+        """Return the last lines of its output."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return " ".join(" ".join(line.split()) for line in lines[-_LOG_LINES:]) or "nothing"
 
-    def _wait_for_answer(self, path: Path, patience: float) -> None:
-        end = time.monotonic() + patience
-        while not _answers(f"{self.url}{API}/config"):
+    def _wait_until_responding(self, path: Path, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not _is_responding(f"{self.url}{API}/config"):
             if not self.is_alive:
                 raise StoreError(
-                    f"cellxgene does not serve {path}; it said: {self.said():.500}. Check it with: raggedatlas validate {path}"
+                    f"cellxgene does not serve {path}; its output: {self.log_tail():.500}. Check it with: raggedatlas validate {path}"
                 )
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise StoreError(
-                    f"cellxgene did not answer on {self.url} within {patience:g} s; it said: {self.said():.500}."
+                    f"cellxgene did not answer on {self.url} within {timeout:g} s; its output: {self.log_tail():.500}."
                 )
             time.sleep(_PAUSE)
 
-    def __enter__(self) -> Self:
-        """Serve within a block."""
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop at its end."""
-        self.close()
-
-    def __repr__(self) -> str:
-        """Say where the page is."""
-        return f"ExplorerServer at {self.url}"
-
-
-def end(process: "subprocess.Popen[Any]", patience: float = _ENDS) -> None:
-    """Ask a process to end, and kill it where it does not; it has been waited for in any case.
+def terminate_process(process: "subprocess.Popen[Any]", timeout: float = _STOP_TIMEOUT) -> None:
+    """Terminate a process, and kill it if it does not exit in time; it is always waited for.
 
     Parameters
     ----------
@@ -284,7 +275,7 @@ def end(process: "subprocess.Popen[Any]", patience: float = _ENDS) -> None:
     Examples
     --------
     >>> process = subprocess.Popen(["sleep", "60"])
-    >>> end(process)
+    >>> terminate_process(process)
     >>> process.returncode
     -15
     """
@@ -292,9 +283,9 @@ def end(process: "subprocess.Popen[Any]", patience: float = _ENDS) -> None:
         if process.poll() is None:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(patience)
+                process.wait(timeout)
     finally:
-        # Whatever stopped the wait, nothing stops a kill.
+        # Also after an exception during the wait: no child outlives this call.
         process.kill()
         process.wait()
 
@@ -306,16 +297,16 @@ def _free_port() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Give the environment without what would lead another Python astray."""
+    """Return the environment without variables that configure this Python, which is not the one that runs cellxgene."""
     away = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "PYTHONWARNINGS"}
     return {key: value for key, value in os.environ.items() if key not in away} | {"PYTHONUNBUFFERED": "1"}
 
 
-def _answers(address: str) -> bool:
-    # Without proxies: the address is this machine's.
+def _is_responding(address: str) -> bool:
+    # No proxy: the address is on this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(address, timeout=_ENDS) as answer:
+        with opener.open(address, timeout=_STOP_TIMEOUT) as answer:
             return bool(answer.status == 200)
     except urllib.error.HTTPError:
         return False
@@ -324,33 +315,33 @@ def _answers(address: str) -> bool:
 
 
 PROFILE = "0.2.0"
-"""What cellxgene 0.16.8 serves."""
+"""Newest CXG version that cellxgene 0.16.8 serves."""
 
 ENDING = ".cxg"
 SYMBOL = "symbol"
-"""The column of features in an atlas by which they are shown."""
+"""Column of the feature registry used as display name."""
 
 NAME = f"cells{ENDING}"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A CXG that can be served.
+class PreparedCxg:
+    """Result of `prepare`: a CXG that can be served.
 
     Parameters
     ----------
     path : Path
         Its folder.
-    made : bool
-        Whether it was written for this; False where what was given can be served as it is.
+    written : bool
+        Whether it was written by `prepare`; False if the input can be served unchanged.
     """
 
     path: Path
-    made: bool
+    written: bool
 
 
-def is_served(path: str | Path) -> bool:
-    """Say whether cellxgene 0.16.8 takes a CXG as it is: of version 0.2.0 or older, and with X as one array.
+def is_servable(path: str | Path) -> bool:
+    """Return whether cellxgene 0.16.8 can serve a CXG unchanged: version 0.2.0 or older, with X as one array.
 
     Raises
     ------
@@ -361,8 +352,8 @@ def is_served(path: str | Path) -> bool:
     --------
     >>> from raggedatlas.testing.cxg_files import write_cxg
     >>> (
-    ...     is_served(write_cxg(tempfile.mkdtemp() + "/x.cxg", "sparse")),
-    ...     is_served(write_cxg(tempfile.mkdtemp() + "/x.cxg")),
+    ...     is_servable(write_cxg(tempfile.mkdtemp() + "/x.cxg", "sparse")),
+    ...     is_servable(write_cxg(tempfile.mkdtemp() + "/x.cxg")),
     ... )
     (True, False)
     """
@@ -377,28 +368,28 @@ def prepare(
     what: "Query | str | Path | Any",  # noqa: ANN401  (anything that can be read)
     target: str | Path,
     **options: Any,  # noqa: ANN401  (fields of CxgOptions)
-) -> Prepared:
-    """Make a CXG of cells that cellxgene 0.16.8 serves.
+) -> PreparedCxg:
+    """Write cells to a CXG that cellxgene 0.16.8 can serve.
 
     Parameters
     ----------
     what : Query, path, AnnData or Source
-        Cells of an atlas, or anything that `open_source` takes.
+        Cells of an atlas, or anything that `open_source` accepts.
     target : str or Path
-        The folder to write, which ends in ``.cxg``; not written where `what` is a CXG that is served as it is.
+        Folder to write, ending in ``.cxg``; not written if `what` is a CXG that can be served unchanged.
     **options
-        How it is written, as `formats.cxg.options.CxgOptions` has them: ``title``, ``embeddings``, ``compute_embedding``, ``x``,
+        Options of `formats.cxg.options.CxgOptions`: ``title``, ``embeddings``, ``compute_embedding``, ``x``,
         ``overwrite``, ``strict``, ``on_losses``. The profile is 0.2.0.
 
     Returns
     -------
-    Prepared
-        Where it is.
+    PreparedCxg
+        Its path.
 
     Raises
     ------
     SourceError
-        If it cannot become a CXG, for want of an embedding say (C22).
+        If the cells cannot be written as a CXG, for example without an embedding (C22).
     DuplicateError
         If the target exists.
     """
@@ -407,69 +398,21 @@ def prepare(
     from raggedatlas.formats.registry import open_sink
     from raggedatlas.query.query import Query
 
-    if isinstance(what, str | Path) and is_cxg(Path(what)) and is_served(what):
-        return Prepared(Path(what), made=False)
+    if isinstance(what, str | Path) and is_cxg(Path(what)) and is_servable(what):
+        return PreparedCxg(Path(what), written=False)
     if Path(target).suffix != ENDING:
-        raise SourceError(f"{target} is no name for a CXG; let it end in {ENDING}.")
+        raise SourceError(f"{target} is not a valid name for a CXG; it must end in {ENDING}.")
     chosen = {"profile": PROFILE, **{name: value for name, value in options.items() if value is not None}}
     if isinstance(what, Query):
-        # Cells of an atlas are shown by the symbols of their genes, which people look for, and not by ids.
+        # People search for genes by symbol, and the features of an atlas are indexed by id.
         chosen = {"var_index": SYMBOL, **chosen} if _has_symbols(what) else chosen
-        return Prepared(Path(what.write(str(target), **chosen)), made=True)
-    return Prepared(Path(copy(what, open_sink(target, **chosen))), made=True)
+        return PreparedCxg(Path(what.write(str(target), **chosen)), written=True)
+    return PreparedCxg(Path(copy(what, open_sink(target, **chosen))), written=True)
 
 
 def _has_symbols(query: "Query") -> bool:
     found = query.limit(1).to_anndata()
     return SYMBOL in found.var and bool(found.var[SYMBOL].notna().any())
-
-
-class Served:
-    """A CXG and the server of it; what was written for it into a temporary folder goes away at the end.
-
-    Parameters
-    ----------
-    server : ExplorerServer
-        What serves.
-    path : Path
-        The CXG.
-    folder : Path, optional
-        What is removed at the end.
-    """
-
-    def __init__(self, server: ExplorerServer, path: Path, folder: Path | None) -> None:
-        self._server = server
-        self.path = path
-        self._folder = folder
-
-    @property
-    def url(self) -> str:
-        """Address of the page."""
-        return self._server.url
-
-    def wait(self) -> None:
-        """Serve until Ctrl-C."""
-        self._server.wait()
-
-    def close(self) -> None:
-        """Stop serving, and remove what was written for it."""
-        self._server.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        """Serve within a block."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop at its end."""
-        self.close()
-
-    def __repr__(self) -> str:
-        """Say where the page is."""
-        return f"Served {self.path} at {self.url}"
 
 
 def serve(
@@ -479,33 +422,33 @@ def serve(
     port: int = 0,
     title: str | None = None,
     **options: Any,  # noqa: ANN401  (those of `prepare`)
-) -> Served:
+) -> ExplorerServer:
     """Serve cells with the web client of CELLxGENE Explorer, on loopback.
 
     Parameters
     ----------
     what : Query, path, AnnData or Source
-        Cells of an atlas, or anything that `open_source` takes; a CXG that can be served is served as it is.
+        Cells of an atlas, or anything that `open_source` accepts; a CXG that can be served is used unchanged.
     target : str or Path, optional
-        Where the CXG is kept; None takes a temporary folder that goes away at the end.
+        Where to keep the CXG; by default a temporary folder that is removed at the end.
     port : int
-        Port; 0 takes a free one.
+        Port; 0 picks a free one.
     title : str, optional
-        What the page is called.
+        Title of the page.
     **options
-        Of `prepare`: ``embeddings``, ``compute_embedding``, ``x``, ``overwrite``, ...
+        Options of `prepare`: ``embeddings``, ``compute_embedding``, ``x``, ``overwrite``, ...
 
     Returns
     -------
-    Served
-        It serves already; close it, or use it in a ``with``.
+    ExplorerServer
+        The running server; close it, or use it in a ``with`` statement.
 
     Raises
     ------
     MissingExtraError
-        If cellxgene is not here, before anything is written; the message says how to get it.
+        If cellxgene is not installed, before anything is written; the message says how to install it.
     SourceError, StoreError
-        If the cells cannot become a CXG, or the server refuses it.
+        If the cells cannot be written as a CXG, or the server rejects it.
 
     Examples
     --------
@@ -518,9 +461,8 @@ def serve(
     try:
         at = Path(target) if target is not None else Path(str(folder)) / NAME
         found = prepare(what, at, title=title, **options)
-        server = ExplorerServer(found.path, port=port, title=title, program=program)
+        return ExplorerServer(found.path, port=port, title=title, program=program, temporary=folder)
     except BaseException:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    return Served(server, found.path, folder)

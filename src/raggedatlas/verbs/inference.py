@@ -19,15 +19,15 @@ from raggedatlas.results.writer import ResultDatasetWriter, ResultPart
 from raggedatlas.store.executors import Workers, run_tasks, spawned
 from raggedatlas.store.location import Location
 from raggedatlas.verbs.inference_run import (
-    ModelChoices,
+    InferenceRun,
+    ModelOptions,
     Progress,
-    ReadingChoices,
-    Run,
-    divide_choices,
-    open_known,
-    prepare,
+    ReadingOptions,
+    no_progress,
+    open_previous_results,
+    prepare_run,
     run_facts,
-    silent,
+    split_options,
 )
 from raggedatlas.verbs.models import ModelSource
 from raggedatlas.verbs.onnx_models import open_onnx
@@ -39,19 +39,19 @@ _PARTS = 1024
 """Most parts of such a run: each is a file of its own."""
 
 
-def usual_parts(run: Run) -> int:
+def default_parts(run: InferenceRun) -> int:
     """Choose in how many parts workers share a run."""
     return max(1, min(_PARTS, run.loader.n_cells // (_BATCHES * run.batch_size)))
 
 
-def whole_parts(n_parts: Any) -> int:  # noqa: ANN401  (checked here)
+def check_parts(n_parts: Any) -> int:  # noqa: ANN401  (checked here)
     """Refuse a number of parts that is none."""
     if isinstance(n_parts, bool) or not isinstance(n_parts, int | np.integer) or n_parts < 1:
         raise QueryError(f"n_parts={n_parts!r}; a run is shared by at least one process.")
     return int(n_parts)
 
 
-def part_of(run: Run, number: int, n_parts: int) -> Run | None:
+def select_part(run: InferenceRun, number: int, n_parts: int) -> InferenceRun | None:
     """Take a part of a run: neighbouring cells, whole batches where there are enough; None where no cell is left for it."""
     n, size = run.loader.n_cells, run.batch_size
     per_part = -(-n // n_parts)
@@ -72,7 +72,7 @@ def infer_part(
     *,
     weights: str | os.PathLike[str] | None = None,
     batch_size: int = 512,
-    **choices: Unpack[ModelChoices],
+    **choices: Unpack[ModelOptions],
 ) -> int:
     """Write one part of a run that several processes share, as each rank of a distributed program does.
 
@@ -105,12 +105,12 @@ def infer_part(
         if rank == 0:
             writer.commit()
     """
-    source, reading, _ = divide_choices(model, weights, dict(choices))
-    return _write_part(prepare(source.open(), query, batch_size, reading), part, n_parts)
+    source, reading, _ = split_options(model, weights, dict(choices))
+    return _write_part(prepare_run(source.open(), query, batch_size, reading), part, n_parts)
 
 
-def _write_part(run: Run, part: ResultPart, n_parts: int) -> int:
-    own = part_of(run, part.number, n_parts)
+def _write_part(run: InferenceRun, part: ResultPart, n_parts: int) -> int:
+    own = select_part(run, part.number, n_parts)
     with part.writer() as writer:
         if own is not None:
             own.write(writer)
@@ -118,7 +118,7 @@ def _write_part(run: Run, part: ResultPart, n_parts: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Share:
+class _PartTask:
     """What a process needs to write a part; it travels by pickle."""
 
     source: ModelSource
@@ -133,13 +133,13 @@ class _Share:
         if self.part.receipt.is_file():
             return self.loader.n_cells
         with self.part.writer() as writer:
-            Run(self.loader, self.source.open(), self.batch_size, self.first, self.known).write(writer)
+            InferenceRun(self.loader, self.source.open(), self.batch_size, self.first, self.known).write(writer)
         return self.loader.n_cells
 
 
-def share_out(
+def run_parts(
     source: ModelSource,
-    run: Run,
+    run: InferenceRun,
     parts: Sequence[ResultPart],
     executor: Executor | Workers | None,
     place: Location,
@@ -149,13 +149,13 @@ def share_out(
     shares = []
     done, total = 0, run.loader.n_cells
     for part in parts:
-        own = part_of(run, part.number, len(parts))
+        own = select_part(run, part.number, len(parts))
         if part.receipt.is_file():
             done += 0 if own is None else own.loader.n_cells
         elif own is None:
             part.writer().commit()
         else:
-            shares.append(_Share(source, part, own.loader, own.batch_size, own.first, own.known))
+            shares.append(_PartTask(source, part, own.loader, own.batch_size, own.first, own.known))
     lost = "Nothing is visible; resume=True (--resume) keeps what is finished."
     progress("cells", done, total)
     with (
@@ -167,7 +167,7 @@ def share_out(
             progress("cells", done, total)
 
 
-class InferChoices(ModelChoices, total=False):
+class InferOptions(ModelOptions, total=False):
     """Keyword arguments of `infer`, all optional.
 
     Attributes
@@ -197,8 +197,8 @@ def infer(
     *,
     weights: str | os.PathLike[str] | None = None,
     batch_size: int = 512,
-    progress: Progress = silent,
-    **choices: Unpack[InferChoices],
+    progress: Progress = no_progress,
+    **choices: Unpack[InferOptions],
 ) -> ResultDataset:
     """Apply a model to the cells of a query, batch by batch, and keep what it gives under the cells' uids.
 
@@ -217,7 +217,7 @@ def infer(
     progress : callable
         Called as ``progress(step, done, total)``.
     **choices
-        See `InferChoices`.
+        See `InferOptions`.
 
     Returns
     -------
@@ -258,23 +258,23 @@ def infer(
     chosen: dict[str, Any] = dict(choices)
     n_parts, executor = chosen.pop("n_parts", None), chosen.pop("executor", None)
     resume, update = bool(chosen.pop("resume", False)), chosen.pop("update", None)
-    source, reading, overwrite = divide_choices(model, weights, chosen)
-    run = prepare(source.open(), query, batch_size, reading)
+    source, reading, overwrite = split_options(model, weights, chosen)
+    run = prepare_run(source.open(), query, batch_size, reading)
     facts = run_facts("infer", run, query)
     if update is not None:
-        run = replace(run, known=open_known(update, facts))
+        run = replace(run, known=open_previous_results(update, facts))
     with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=facts, resume=resume) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}
-        n = (1 if executor is None else usual_parts(run)) if n_parts is None else whole_parts(n_parts)
+        n = (1 if executor is None else default_parts(run)) if n_parts is None else check_parts(n_parts)
         if n == 1 and executor is None and not writer.n_parts:
             run.write(writer, progress)
         else:
-            _refuse_divided(writer, n)
-            share_out(source, run, writer.parts(n), executor, query.catalog.location, progress)
+            _check_resumable_in_parts(writer, n)
+            run_parts(source, run, writer.parts(n), executor, query.catalog.location, progress)
     return ResultDataset({}, result_dir)
 
 
-def _refuse_divided(writer: ResultDatasetWriter, n_parts: int) -> None:
+def _check_resumable_in_parts(writer: ResultDatasetWriter, n_parts: int) -> None:
     """Refuse to share a run that began in one process."""
     if len(writer):
         raise QueryError(
@@ -291,8 +291,8 @@ def engine(
     inputs: Mapping[str, str] | None = None,
     batch_size: int = 512,
     resume: bool = False,
-    progress: Progress = silent,
-    **choices: Unpack[ReadingChoices],
+    progress: Progress = no_progress,
+    **choices: Unpack[ReadingOptions],
 ) -> ResultDataset:
     """Apply a model in an ONNX file to the cells of a query, as `infer` does, by ONNX Runtime on the CPU.
 
@@ -313,7 +313,7 @@ def engine(
     progress : callable
         Called as ``progress(step, done, total)``.
     **choices
-        See `ReadingChoices`.
+        See `ReadingOptions`.
 
     Returns
     -------
@@ -335,7 +335,7 @@ def engine(
     """
     reading = dict(choices)
     overwrite = bool(reading.pop("overwrite", False))
-    run = prepare(open_onnx(path, inputs), query, batch_size, reading)
+    run = prepare_run(open_onnx(path, inputs), query, batch_size, reading)
     facts = run_facts("engine", run, query)
     with ResultDatasetWriter(result_dir, overwrite=overwrite, facts=facts, resume=resume) as writer:
         writer.original_dataset_config = {"atlas": provenance(query.spec, query.catalog)}

@@ -33,11 +33,11 @@ Progress = Callable[[str, int, int], None]
 """Called with a step, how much of it is done, and how much there is."""
 
 
-def silent(step: str, done: int, total: int) -> None:
+def no_progress(step: str, done: int, total: int) -> None:
     """Tell nobody."""
 
 
-class ReadingChoices(TypedDict, total=False):
+class ReadingOptions(TypedDict, total=False):
     """Keyword arguments of verbs that read a query, all optional.
 
     Attributes
@@ -62,7 +62,7 @@ class ReadingChoices(TypedDict, total=False):
     overwrite: bool
 
 
-class ModelChoices(ReadingChoices, total=False):
+class ModelOptions(ReadingOptions, total=False):
     """Keyword arguments of `infer` and `test`, all optional.
 
     Attributes
@@ -87,7 +87,7 @@ class ModelChoices(ReadingChoices, total=False):
 
 
 @dataclass(frozen=True)
-class Run:
+class InferenceRun:
     """A model and the cells that it is for.
 
     Parameters
@@ -110,7 +110,7 @@ class Run:
     first: int = 0
     known: ResultDataset | None = None
 
-    def part(self, rows: NDArray[np.int64], first: int | None = None) -> "Run":
+    def part(self, rows: NDArray[np.int64], first: int | None = None) -> "InferenceRun":
         """Take some of the cells, in the order given."""
         loader = self.loader.part(rows, drawn=False)
         return replace(self, loader=loader, first=self.first if first is None else first)
@@ -129,13 +129,13 @@ class Run:
         """
         first = self.first
         for number, batch in enumerate(self.loader):
-            with cells_named(number, first, len(batch)):
+            with annotate_errors(number, first, len(batch)):
                 given = self.model.call(batch)
                 outputs = check_outputs(given, number, len(batch))
             yield batch, outputs
             first += len(batch)
 
-    def write(self, writer: BatchWriter, progress: Progress = silent) -> None:
+    def write(self, writer: BatchWriter, progress: Progress = no_progress) -> None:
         """Compute what the writer does not have yet, and write it batch by batch.
 
         Raises
@@ -155,7 +155,7 @@ class Run:
             ((batch.uids, outputs) for batch, outputs in rest.results()) if rest.known is None else rest._updated()
         )
         for number, (uids, outputs) in enumerate(batches):
-            with cells_named(number, self.first + first, len(uids)):
+            with annotate_errors(number, self.first + first, len(uids)):
                 writer.write_batch(uids, outputs)
             first += len(uids)
             progress("cells", first, total)
@@ -180,7 +180,7 @@ class Run:
         rows = pc.index_in(texts, value_set=known.ids().to_arrow().cast(pa.string())).fill_null(-1).to_numpy()
         fresh = np.flatnonzero(rows < 0)
         names = [column.name for column in known.columns]
-        computed = _Rows(self.part(fresh), known) if len(fresh) else None
+        computed = _ComputedRows(self.part(fresh), known) if len(fresh) else None
         for start in range(0, len(uids), self.batch_size):
             here = rows[start : start + self.batch_size]
             old = here >= 0
@@ -195,10 +195,10 @@ class Run:
             yield uids[start : start + self.batch_size], outputs
 
 
-class _Rows:
+class _ComputedRows:
     """What a run computes, in pieces of any length."""
 
-    def __init__(self, run: Run, known: ResultDataset) -> None:
+    def __init__(self, run: InferenceRun, known: ResultDataset) -> None:
         self._results = run.results()
         self._known = {column.name: column for column in known.columns}
         self._left: dict[str, NDArray[Any]] = {
@@ -226,7 +226,7 @@ class _Rows:
 
 
 @contextmanager
-def cells_named(number: int, first: int, n: int) -> Iterator[None]:
+def annotate_errors(number: int, first: int, n: int) -> Iterator[None]:
     """Say of an error which cells it is about."""
     try:
         yield
@@ -273,13 +273,13 @@ def check_outputs(given: Any, number: int, n: int) -> dict[str, NDArray[Any]]:  
     return outputs
 
 
-def divide_choices(
+def split_options(
     model: Any,  # noqa: ANN401
     weights: str | os.PathLike[str] | None,
     choices: Mapping[str, Any],
 ) -> tuple[ModelSource, dict[str, Any], bool]:
     """Tell what is about the model from what is about reading, and whether old results may be replaced."""
-    known = {*ModelChoices.__annotations__}
+    known = {*ModelOptions.__annotations__}
     unknown = sorted(set(choices) - known)
     if unknown:
         raise QueryError(f"There is no choice {unknown[0]!r}; there are {', '.join(sorted(known))}.")
@@ -290,7 +290,7 @@ def divide_choices(
     return ModelSource(model, weights, device=rest.get("device"), **own), rest, overwrite
 
 
-def prepare(model: Model, query: Query, batch_size: int, reading: Mapping[str, Any]) -> Run:
+def prepare_run(model: Model, query: Query, batch_size: int, reading: Mapping[str, Any]) -> InferenceRun:
     """Make a loader that fits a model, and every refusal that needs no values."""
     chosen = {name: value for name, value in reading.items() if value is not None}
     if model.form not in {"torch", "torch-dense"}:
@@ -301,24 +301,24 @@ def prepare(model: Model, query: Query, batch_size: int, reading: Mapping[str, A
     size = model.batch_size or batch_size
     loader = Loader(query, size, shuffle=None, as_=model.form, **chosen)
     model.check(loader.features)
-    return Run(loader, model, size)
+    return InferenceRun(loader, model, size)
 
 
-def run_facts(verb: str, run: Run, query: Query) -> dict[str, str]:
+def run_facts(verb: str, run: InferenceRun, query: Query) -> dict[str, str]:
     """Say where results come from, for the metadata of their table."""
     told = provenance(query.spec, query.catalog)
     return {
         "result:verb": verb,
         "result:model": run.model.name,
         "result:model_hash": run.model.digest,
-        INPUTS: _inputs(run.loader),
+        INPUTS: _input_digest(run.loader),
         "atlas:uri": str(told["uri"]),
         "atlas:version": str(told["snapshot"]),
         "atlas:query": str(told["query"]),
     }
 
 
-def _inputs(loader: Loader) -> str:
+def _input_digest(loader: Loader) -> str:
     """Describe what a model is given of a cell: features in their order, layers and dtypes, as one digest."""
     digest = hashlib.sha256()
     for name, space in loader.plan.spaces.items():
@@ -328,7 +328,7 @@ def _inputs(loader: Loader) -> str:
     return digest.hexdigest()
 
 
-def open_known(results: Any, facts: Mapping[str, str]) -> ResultDataset:  # noqa: ANN401  (results, or their folder)
+def open_previous_results(results: Any, facts: Mapping[str, str]) -> ResultDataset:  # noqa: ANN401  (results, or their folder)
     """Open the results that are to be updated, and refuse those of another model or other inputs.
 
     Raises

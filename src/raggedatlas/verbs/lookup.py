@@ -16,10 +16,17 @@ from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table
 from raggedatlas.results.schema import DATA
 from raggedatlas.store.storage_errors import lance_errors
-from raggedatlas.verbs.vector_index import Nearest, check_metric, index_of, nearest_exact, search_index, without_own
-from raggedatlas.verbs.vector_sources import getter_of, open_results
+from raggedatlas.verbs.vector_index import (
+    Neighbors,
+    check_metric,
+    exact_neighbors,
+    exclude_self,
+    read_index_report,
+    search_index,
+)
+from raggedatlas.verbs.vector_sources import open_results, output_getter
 
-_ASKED_OF_INDEX = 1000
+_MAX_INDEX_LOOKUPS = 1000
 
 Results = ResultDataset | str | os.PathLike[str]
 """Results, or the folder of some."""
@@ -66,14 +73,14 @@ def lookup(results: Results, uids: str | Sequence[str], *, column: str = DATA) -
     """
     dataset = open_results(results)
     asked = [uids] if isinstance(uids, str) else list(dict.fromkeys(map(str, uids)))
-    rows = rows_of(dataset, asked)
-    values = getter_of(dataset, column)(rows[rows >= 0])
+    rows = find_rows(dataset, asked)
+    values = output_getter(dataset, column)(rows[rows >= 0])
     found = dict.fromkeys(asked)
     found.update(zip([uid for uid, row in zip(asked, rows, strict=True) if row >= 0], values, strict=True))
     return found[uids] if isinstance(uids, str) else found
 
 
-def rows_of(dataset: Any, uids: Sequence[str]) -> NDArray[np.int64]:  # noqa: ANN401  (a ResultDataset, or older results)
+def find_rows(dataset: Any, uids: Sequence[str]) -> NDArray[np.int64]:  # noqa: ANN401  (a ResultDataset, or older results)
     """Find the rows of uids, (n,) int64; -1 where there is none.
 
     Raises
@@ -82,7 +89,9 @@ def rows_of(dataset: Any, uids: Sequence[str]) -> NDArray[np.int64]:  # noqa: AN
         If a uid has several rows.
     """
     rows: NDArray[np.int64] = np.full(len(uids), -1, np.int64)
-    found = dataset.find_indexed(uids) if isinstance(dataset, ResultDataset) and len(uids) <= _ASKED_OF_INDEX else None
+    found = (
+        dataset.find_indexed(uids) if isinstance(dataset, ResultDataset) and len(uids) <= _MAX_INDEX_LOOKUPS else None
+    )
     if found is None:
         known = dataset.ids().to_arrow()
         # which of the asked each row is: a uid with two rows is seen too
@@ -158,41 +167,41 @@ def neighbors(
     [{'uid': 'c', 'distance': 1.0}, {'uid': 'b', 'distance': 25.0}]
     """
     check_metric(metric)
-    _refuse_none(k)
+    _check_k(k)
     dataset = open_results(results)
-    names, vectors, without = _asked(dataset, of, column)
+    names, vectors, without = _query_vectors(dataset, of, column)
     cells = None if among is None else among.to_arrow()
     rows = None
     if cells is not None:
-        rows = rows_of(dataset, cells.column("uid").to_pylist())
+        rows = find_rows(dataset, cells.column("uid").to_pylist())
         rows = np.sort(rows[rows >= 0])
-    found: Nearest | None = None
+    found: Neighbors | None = None
     if rows is None and not exact and isinstance(dataset, ResultDataset):
-        found = _search(dataset, vectors, (column, metric, int(k)), without)
+        found = _search_index(dataset, vectors, (column, metric, int(k)), without)
     if found is None:
-        found = nearest_exact(dataset, column, vectors, int(k), metric=metric, among=rows, without=without)
-    return _told(dataset, names, found, _shown(among, cells))
+        found = exact_neighbors(dataset, column, vectors, int(k), metric=metric, among=rows, without=without)
+    return _to_table(dataset, names, found, _obs_columns(among, cells))
 
 
-def _refuse_none(k: Any) -> None:  # noqa: ANN401  (checked here)
+def _check_k(k: Any) -> None:  # noqa: ANN401  (checked here)
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise QueryError(f"k={k!r}; at least one neighbour is asked for.")
 
 
-def _asked(
+def _query_vectors(
     dataset: Any,  # noqa: ANN401
     of: Any,  # noqa: ANN401
     column: str,
 ) -> tuple[list[Any], NDArray[np.float64], NDArray[np.int64]]:
     """Give what each query is called, its vector, and its own row."""
-    get = getter_of(dataset, column)
+    get = output_getter(dataset, column)
     first = np.asarray(get(np.arange(min(1, len(dataset)))))
     if not len(dataset) or first.dtype.kind not in "fiu":
         raise SourceError(f"{dataset!r} holds no vectors in {column!r}.")
     width = first[0].size
     if isinstance(of, str) or (not isinstance(of, np.ndarray) and all(isinstance(each, str) for each in of)):
         uids = [of] if isinstance(of, str) else list(of)
-        rows = rows_of(dataset, uids)
+        rows = find_rows(dataset, uids)
         if (rows < 0).any():
             missing = uids[int(np.argmin(rows))]
             raise NotFoundError(f"{dataset!r} has no result of the cell {missing!r}.")
@@ -212,30 +221,30 @@ def _asked(
     return names, vectors, rows
 
 
-def _search(
+def _search_index(
     dataset: ResultDataset, vectors: NDArray[np.float64], how: tuple[str, str, int], without: NDArray[np.int64]
-) -> Nearest | None:
+) -> Neighbors | None:
     """Ask the index, where there is one of the newest version for this distance."""
     column, metric, k = how
     place = dataset.location
     with lance_errors(place.uri):
         table = open_table(place)
-        report = index_of(table, column, metric)
+        report = read_index_report(table, column, metric)
         if report is None or report.n_rows != len(dataset):
             return None
         # the cell itself is among its neighbours
         found = search_index(table, vectors, k + 1, report)
-    return without_own(found, without, k)
+    return exclude_self(found, without, k)
 
 
-def _shown(among: Query | None, cells: pa.Table | None) -> pa.Table | None:
+def _obs_columns(among: Query | None, cells: pa.Table | None) -> pa.Table | None:
     """Keep the columns of the cells that were named."""
     if among is None or not among.spec.obs or cells is None:
         return None
     return cells.select(list(dict.fromkeys(["uid", *among.spec.obs])))
 
 
-def _told(dataset: Any, names: Sequence[Any], found: Nearest, cells: pa.Table | None) -> pa.Table:  # noqa: ANN401
+def _to_table(dataset: Any, names: Sequence[Any], found: Neighbors, cells: pa.Table | None) -> pa.Table:  # noqa: ANN401
     """Write the answer as a table."""
     query, rank = np.nonzero(found.rows >= 0)
     uids = dataset.ids().to_arrow().take(pa.array(found.rows[query, rank])).cast(pa.string())

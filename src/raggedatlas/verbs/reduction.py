@@ -13,10 +13,10 @@ from raggedatlas.model.arguments import checked
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.writer import ResultDatasetWriter
 from raggedatlas.store.location import file_digest
-from raggedatlas.verbs.inference_run import Progress, silent
+from raggedatlas.verbs.inference_run import Progress, no_progress
 from raggedatlas.verbs.pca_model import PcaModel, check_seed, fit_pca, load_pca
 from raggedatlas.verbs.umap_model import UmapModel, UmapSettings, fit_umap, load_umap
-from raggedatlas.verbs.vector_sources import Vectors, VectorSource, log_normalised, open_vectors, refuse_infinite
+from raggedatlas.verbs.vector_sources import Vectors, VectorSource, check_finite, log_normalize, open_vectors
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import Embedder
@@ -27,7 +27,7 @@ PCA_FILE, UMAP_FILE = "pca.npz", "umap.npz"
 _MOST_BYTES = 2**31
 
 
-class ReduceChoices(TypedDict, total=False):
+class ReductionOptions(TypedDict, total=False):
     """Keyword arguments of `pca` and `umap`, all optional.
 
     Attributes
@@ -51,7 +51,7 @@ class ReduceChoices(TypedDict, total=False):
     overwrite: bool
 
 
-class UmapChoices(ReduceChoices, total=False):
+class UmapOptions(ReductionOptions, total=False):
     """Keyword arguments of `umap`, all optional.
 
     Attributes
@@ -77,8 +77,8 @@ def pca(
     n_components: int = 50,
     sample_size: int = 50_000,
     seed: int = 0,
-    progress: Progress = silent,
-    **choices: Unpack[ReduceChoices],
+    progress: Progress = no_progress,
+    **choices: Unpack[ReductionOptions],
 ) -> ResultDataset:
     """Reduce rows to their principal components.
 
@@ -97,7 +97,7 @@ def pca(
     progress : callable
         Called as ``progress(step, done, total)``.
     **choices
-        See `ReduceChoices`.
+        See `ReductionOptions`.
 
     Returns
     -------
@@ -121,7 +121,7 @@ def pca(
     array([-5.,  5.], dtype=float32)
     >>> found = pca(view.query(), "results/pca", n_components=30, target_sum=10_000)  # doctest: +SKIP
     """
-    chosen = _checked(choices, ReduceChoices)
+    chosen = _check_options(choices, ReductionOptions)
 
     def fit(vectors: Vectors) -> PcaModel:
         sample = read_sample(vectors, sample_size, seed, chosen.get("target_sum"))
@@ -133,8 +133,8 @@ def pca(
 
     def placed() -> Iterator[tuple[Any, NDArray[np.float32]]]:
         for first, ids, values in _rows(vectors, int(chosen.get("batch_size", 8192))):
-            refuse_infinite(values, np.arange(first, first + len(ids)), "pca")
-            yield ids, model.transform(log_normalised(values, model.scaled_to))
+            check_finite(values, np.arange(first, first + len(ids)), "pca")
+            yield ids, model.transform(log_normalize(values, model.scaled_to))
 
     return _write("pca", result_dir, vectors, placed(), (model.save, PCA_FILE), (chosen, progress))
 
@@ -147,8 +147,8 @@ def umap(
     n_components: int = 2,
     sample_size: int = 10_000,
     seed: int = 0,
-    progress: Progress = silent,
-    **choices: Unpack[UmapChoices],
+    progress: Progress = no_progress,
+    **choices: Unpack[UmapOptions],
 ) -> ResultDataset:
     """Lay rows out in few dimensions, neighbours beside neighbours (needs ``pip install 'raggedatlas[umap]'``).
 
@@ -167,7 +167,7 @@ def umap(
     progress : callable
         Called as ``progress(step, done, total)``.
     **choices
-        See `UmapChoices`.
+        See `UmapOptions`.
 
     Returns
     -------
@@ -186,7 +186,7 @@ def umap(
     --------
     >>> found = umap("results/pca", "results/umap", seed=1)  # doctest: +SKIP
     """
-    chosen = _checked(choices, UmapChoices)
+    chosen = _check_options(choices, UmapOptions)
     given = None if chosen.get("model") is None else load_umap(chosen["model"])
     vectors = open_vectors(source, chosen.get("column"), () if given is None else given.settings.features)
     rows = np.empty(0, np.int64)
@@ -202,13 +202,13 @@ def umap(
 
     def placed() -> Iterator[tuple[Any, NDArray[np.float32]]]:
         for first, ids, values in _rows(vectors, int(chosen.get("batch_size", 8192))):
-            refuse_infinite(values, np.arange(first, first + len(ids)), "umap")
+            check_finite(values, np.arange(first, first + len(ids)), "umap")
             own = (rows >= first) & (rows < first + len(ids))
             out = np.empty((len(ids), model.settings.n_components), np.float32)
             out[rows[own] - first] = model.layout[: len(rows)][own]
             others = np.setdiff1d(np.arange(len(ids)), rows[own] - first)
             if len(others):
-                out[others] = model.transform(_dense(log_normalised(values[others], model.settings.target_sum)))
+                out[others] = model.transform(_dense(log_normalize(values[others], model.settings.target_sum)))
             yield ids, out
 
     return _write("umap", result_dir, vectors, placed(), (model.save, UMAP_FILE), (chosen, progress))
@@ -239,8 +239,8 @@ def read_sample(vectors: Vectors, sample_size: int, seed: int, target_sum: float
     """Read the rows that a model is fitted to; values that are not finite are refused by their row."""
     rows = sample_rows(vectors.n, sample_size, seed)
     values = vectors.take(rows)
-    refuse_infinite(values, rows, "The sample")
-    return log_normalised(values, target_sum)
+    check_finite(values, rows, "The sample")
+    return log_normalize(values, target_sum)
 
 
 def _rows(vectors: Vectors, size: int) -> Iterator[tuple[int, Any, Any]]:
@@ -262,7 +262,7 @@ def _dense(values: Any) -> NDArray[np.float32]:  # noqa: ANN401  (an array or a 
     return np.ascontiguousarray(values, np.float32)
 
 
-def _checked(choices: Any, known: Any) -> dict[str, Any]:  # noqa: ANN401  (typed dictionaries)
+def _check_options(choices: Any, known: Any) -> dict[str, Any]:  # noqa: ANN401  (typed dictionaries)
     unknown = sorted(set(choices) - set(known.__annotations__))
     if unknown:
         raise QueryError(f"There is no choice {unknown[0]!r}; there are {', '.join(sorted(known.__annotations__))}.")

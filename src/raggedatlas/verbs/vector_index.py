@@ -16,7 +16,7 @@ from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.results.folder import open_table, record_checksums
 from raggedatlas.results.schema import DATA, OBJECT_ID
 from raggedatlas.store.storage_errors import lance_errors
-from raggedatlas.verbs.inference_run import Progress, silent
+from raggedatlas.verbs.inference_run import Progress, no_progress
 from raggedatlas.verbs.vector_sources import open_results
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _BLOCK_VALUES = 2**22
 
 
 @dataclass(frozen=True, eq=False)
-class Nearest:
+class Neighbors:
     """Rows near some vectors, nearest first; equal distances in row order.
 
     Parameters
@@ -41,7 +41,7 @@ class Nearest:
     distances: NDArray[np.float64]
 
 
-def without_own(found: Nearest, own: NDArray[np.int64], k: int) -> Nearest:
+def exclude_self(found: Neighbors, own: NDArray[np.int64], k: int) -> Neighbors:
     """Leave the row that each vector belongs to out of what was found, and keep k.
 
     Parameters
@@ -55,13 +55,13 @@ def without_own(found: Nearest, own: NDArray[np.int64], k: int) -> Nearest:
 
     Examples
     --------
-    >>> without_own(Nearest(np.array([[4, 7, 2]]), np.array([[0.0, 1.0, 3.0]])), np.array([4]), 2).rows.tolist()
+    >>> exclude_self(Neighbors(np.array([[4, 7, 2]]), np.array([[0.0, 1.0, 3.0]])), np.array([4]), 2).rows.tolist()
     [[7, 2]]
     """
     kept = (found.rows >= 0) & (found.rows != own[:, None])
     order = np.argsort(~kept, axis=1, kind="stable")[:, :k]
     kept = np.take_along_axis(kept, order, axis=1)
-    return Nearest(
+    return Neighbors(
         np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1),
         np.where(kept, np.take_along_axis(found.distances, order, axis=1), np.nan),
     )
@@ -89,7 +89,7 @@ def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: s
     return np.asarray(1 - np.divide(products, lengths, out=np.zeros_like(products), where=lengths != 0))
 
 
-def _nearest_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+def _candidate_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int) -> NDArray[np.float64]:
     """Measure squared distances of the rows that can be among the k nearest of this block; NaN for the others.
 
     One product tells them to within its rounding, so that few differences are computed.
@@ -109,7 +109,7 @@ def _nearest_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int) 
     return measured
 
 
-def nearest_exact(
+def exact_neighbors(
     dataset: Any,  # noqa: ANN401  (a ResultDataset, or older results)
     column: str,
     vectors: NDArray[np.float64],
@@ -118,7 +118,7 @@ def nearest_exact(
     metric: str = "l2",
     among: NDArray[np.int64] | None = None,
     without: NDArray[np.int64] | None = None,
-) -> Nearest:
+) -> Neighbors:
     """Compare vectors with every row, or with some, in bounded memory.
 
     Parameters
@@ -153,7 +153,7 @@ def nearest_exact(
         # one more than k, as one may be the cell itself
         with np.errstate(invalid="ignore", over="ignore"):
             measured = (
-                _nearest_squares(block, vectors, k + 1) if metric == "l2" else block_distances(block, vectors, metric)
+                _candidate_squares(block, vectors, k + 1) if metric == "l2" else block_distances(block, vectors, metric)
             )
         measured[:, ~np.isfinite(block).all(axis=1)] = np.nan
         if without is not None:
@@ -165,12 +165,12 @@ def nearest_exact(
     return _filled(np.where(np.isnan(best), -1, found), best, k)
 
 
-def _filled(rows: NDArray[np.int64], distances: NDArray[np.float64], k: int) -> Nearest:
+def _filled(rows: NDArray[np.int64], distances: NDArray[np.float64], k: int) -> Neighbors:
     short = k - rows.shape[1]
     if short > 0:
         rows = np.pad(rows, ((0, 0), (0, short)), constant_values=-1)
         distances = np.pad(distances, ((0, 0), (0, short)), constant_values=np.nan)
-    return Nearest(rows, distances)
+    return Neighbors(rows, distances)
 
 
 EXACT_ROWS = 50_000
@@ -230,7 +230,7 @@ def save_to_database(
     least_rows: int = EXACT_ROWS,
     least_recall: float = 0.99,
     n_queries: int = 200,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> IndexReport:
     """Make results searchable in place: an index on the table's own vectors, and no second copy of them.
 
@@ -284,10 +284,10 @@ def save_to_database(
         raise QueryError(f"least_recall={least_recall}, n_queries={n_queries}, least_rows={least_rows} cannot be.")
     dataset = _newest(results, least_rows, progress)
     if not isinstance(dataset, ResultDataset):
-        _refuse_none(dataset, column, dataset.get_data(slice(0, 1)).dtype)
+        _check_vector_column(dataset, column, dataset.get_data(slice(0, 1)).dtype)
         return IndexReport(column, metric, "exact", len(dataset))
     chosen = next((each for each in dataset.columns if each.name == column), None)
-    _refuse_none(dataset, column, None if chosen is None else chosen.dtype)
+    _check_vector_column(dataset, column, None if chosen is None else chosen.dtype)
     place, n = dataset.location, len(dataset)
     name = f"{column}_vectors"
     with lance_errors(place.uri):
@@ -301,7 +301,9 @@ def save_to_database(
         table = open_table(place)
         table = table.create_index(column, INDEX_KIND, name=name, metric=metric, num_partitions=parts, replace=True)
         progress("index", 1, 2)
-        report = _measured(dataset, table, IndexReport(column, metric, INDEX_KIND, n, parts), least_recall, n_queries)
+        report = _measure_recall(
+            dataset, table, IndexReport(column, metric, INDEX_KIND, n, parts), least_recall, n_queries
+        )
         table.update_config({_SETTINGS + column: json.dumps(asdict(report))})
         progress("index", 2, 2)
     if place.is_local:
@@ -320,7 +322,7 @@ def _newest(results: Any, least_rows: int, progress: Progress) -> Any:  # noqa: 
     return ResultDataset(**{**dataset.__getstate__(), "version": None})
 
 
-def _refuse_none(dataset: Any, column: str, dtype: "np.dtype[Any] | None") -> None:  # noqa: ANN401
+def _check_vector_column(dataset: Any, column: str, dtype: "np.dtype[Any] | None") -> None:  # noqa: ANN401
     if dtype is None or dtype.kind != "f" or (column != DATA and not isinstance(dataset, ResultDataset)):
         raise SourceError(f"{dataset!r} has no output {column!r} of floats; vectors are searched among those.")
 
@@ -331,7 +333,7 @@ def _drop(table: "lance.LanceDataset", name: str) -> None:
         table.drop_index(name)
 
 
-def _measured(
+def _measure_recall(
     dataset: ResultDataset, table: "lance.LanceDataset", report: IndexReport, least_recall: float, n_queries: int
 ) -> IndexReport:
     """Probe twice as many partitions until enough of the true neighbours are found."""
@@ -341,24 +343,24 @@ def _measured(
     finite = np.isfinite(vectors).all(axis=1)
     rows, vectors = rows[finite], vectors[finite]
     # a row is not its own neighbour: to find it would count as a success that is none
-    true = nearest_exact(dataset, report.column, vectors, k, metric=report.metric, without=rows)
+    true = exact_neighbors(dataset, report.column, vectors, k, metric=report.metric, without=rows)
     nprobes = min(8, report.n_partitions)
     while True:
         settings = {**asdict(report), "nprobes": nprobes, "k": k, "n_queries": len(rows)}
-        found = without_own(search_index(table, vectors, k + 1, IndexReport(**settings)), rows, k)
-        recall = recall_of(found, true)
+        found = exclude_self(search_index(table, vectors, k + 1, IndexReport(**settings)), rows, k)
+        recall = compute_recall(found, true)
         if recall >= least_recall or nprobes >= report.n_partitions:
             return IndexReport(**{**settings, "recall": recall})
         nprobes = min(2 * nprobes, report.n_partitions)
 
 
-def recall_of(found: Nearest, true: Nearest) -> float:
+def compute_recall(found: Neighbors, true: Neighbors) -> float:
     """Give the share of the true nearest rows that were found; rows as far as the last true one count as it does.
 
     Examples
     --------
-    >>> true = Nearest(np.array([[4, 7]]), np.array([[0.0, 1.0]]))
-    >>> recall_of(Nearest(np.array([[4, 9]]), np.array([[0.0, 3.0]])), true)
+    >>> true = Neighbors(np.array([[4, 7]]), np.array([[0.0, 1.0]]))
+    >>> compute_recall(Neighbors(np.array([[4, 9]]), np.array([[0.0, 3.0]])), true)
     0.5
     """
     wanted = true.rows >= 0
@@ -372,7 +374,7 @@ def recall_of(found: Nearest, true: Nearest) -> float:
     return float(np.minimum(hits, wanted.sum(axis=1)).sum() / wanted.sum())
 
 
-def index_of(table: "lance.LanceDataset", column: str, metric: str) -> IndexReport | None:
+def read_index_report(table: "lance.LanceDataset", column: str, metric: str) -> IndexReport | None:
     """Tell how a column's index is to be asked; None where it has none for this distance, or one that nobody measured."""
     if not any(each.name == f"{column}_vectors" for each in table.describe_indices()):
         return None
@@ -384,7 +386,7 @@ def index_of(table: "lance.LanceDataset", column: str, metric: str) -> IndexRepo
     return report if report is not None and report.metric == metric else None
 
 
-def search_index(table: "lance.LanceDataset", vectors: NDArray[np.float64], k: int, report: IndexReport) -> Nearest:
+def search_index(table: "lance.LanceDataset", vectors: NDArray[np.float64], k: int, report: IndexReport) -> Neighbors:
     """Ask the index for the nearest rows of each vector."""
     rows = np.full((len(vectors), k), -1, np.int64)
     distances = np.full((len(vectors), k), np.nan)
@@ -409,4 +411,4 @@ def search_index(table: "lance.LanceDataset", vectors: NDArray[np.float64], k: i
         order = np.lexsort((own, found.column("_distance").to_numpy()))
         rows[at, : len(own)] = own[order]
         distances[at, : len(own)] = found.column("_distance").to_numpy()[order]
-    return Nearest(rows, distances)
+    return Neighbors(rows, distances)

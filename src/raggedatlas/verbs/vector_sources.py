@@ -50,7 +50,7 @@ class ResultVectors:
 
     def __init__(self, dataset: Any, column: str | None) -> None:  # noqa: ANN401  (a ResultDataset, or older results)
         self.dataset = dataset
-        self._get = getter_of(dataset, DATA if column is None else column)
+        self._get = output_getter(dataset, DATA if column is None else column)
         self.n = len(dataset)
         if not self.n:
             raise SourceError(f"{dataset!r} has no rows; there is nothing to fit.")
@@ -157,7 +157,7 @@ def open_results(results: Any) -> Any:  # noqa: ANN401  (a ResultDataset, or old
     return load_results_dataset({}, results) if isinstance(results, str | os.PathLike) else results
 
 
-def getter_of(dataset: Any, column: str) -> Any:  # noqa: ANN401  (a method)
+def output_getter(dataset: Any, column: str) -> Any:  # noqa: ANN401  (a method)
     """Give the method that reads an output.
 
     Raises
@@ -171,12 +171,12 @@ def getter_of(dataset: Any, column: str) -> Any:  # noqa: ANN401  (a method)
     return get
 
 
-def log_normalised(values: Any, target_sum: float | None) -> Any:  # noqa: ANN401  (an array or a sparse one)
+def log_normalize(values: Any, target_sum: float | None) -> Any:  # noqa: ANN401  (an array or a sparse one)
     """Scale the counts of each cell to a sum, and take log(1 + x); without a sum, values stay as they are.
 
     Examples
     --------
-    >>> log_normalised(np.array([[1.0, 3.0]]), 4.0)
+    >>> log_normalize(np.array([[1.0, 3.0]]), 4.0)
     array([[0.69314718, 1.38629436]])
     """
     if target_sum is None:
@@ -191,7 +191,7 @@ def log_normalised(values: Any, target_sum: float | None) -> Any:  # noqa: ANN40
     return np.log1p(values * scale[:, None])
 
 
-def refuse_infinite(values: Any, rows: NDArray[np.int64], what: str) -> None:  # noqa: ANN401  (an array or a sparse one)
+def check_finite(values: Any, rows: NDArray[np.int64], what: str) -> None:  # noqa: ANN401  (an array or a sparse one)
     """Refuse values that are not finite, by the row.
 
     Parameters

@@ -29,7 +29,7 @@ Embedding = ResultDataset | InferenceDataSet | Scene | str | os.PathLike[str]
 """Results, the folder of some, the name of an embedding of an atlas or a file, or a scene that is made already."""
 
 
-class ViewChoices(TypedDict, total=False):
+class ViewOptions(TypedDict, total=False):
     """Keyword arguments of `visualize` and `view`, all optional.
 
     Attributes
@@ -77,7 +77,7 @@ def visualize(
     path: str | os.PathLike[str],
     genes: Sequence[str] = (),
     overwrite: bool = False,
-    **choices: Unpack[ViewChoices],
+    **choices: Unpack[ViewOptions],
 ) -> Path:
     """Write a map of cells to a file; its ending says which.
 
@@ -96,7 +96,7 @@ def visualize(
     overwrite : bool
         Whether what is there is replaced.
     **choices
-        See `ViewChoices`.
+        See `ViewOptions`.
 
     Returns
     -------
@@ -133,7 +133,7 @@ def view(
     *,
     port: int = 0,
     browser: bool = True,
-    **choices: Unpack[ViewChoices],
+    **choices: Unpack[ViewOptions],
 ) -> ViewerServer:
     """Serve a map of cells on this machine, with every gene of the atlas or file read when it is asked for.
 
@@ -148,7 +148,7 @@ def view(
     browser : bool
         Whether to open the page in the browser.
     **choices
-        See `ViewChoices`.
+        See `ViewOptions`.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def view(
 
 
 @checked
-def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpack[ViewChoices]) -> Scene:
+def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpack[ViewOptions]) -> Scene:
     """Join an embedding with the cells of an atlas or a file, as `visualize` and `view` show it.
 
     Parameters
@@ -184,7 +184,7 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
     cells : Query, AtlasView, RaggedAtlas, path, AnnData, MuData or None
         As for `visualize`.
     **choices
-        See `ViewChoices`.
+        See `ViewOptions`.
 
     Raises
     ------
@@ -239,11 +239,11 @@ def _without_cells(embedding: Any) -> QueryError:  # noqa: ANN401
     )
 
 
-def _look(embedding: Any, cells: KnownCells | None, choices: ViewChoices) -> Look:  # noqa: ANN401
+def _look(embedding: Any, cells: KnownCells | None, choices: ViewOptions) -> Look:  # noqa: ANN401
     given = {name: value for name, value in choices.items() if value is not None and name != "layer"}
-    unknown = sorted(set(given) - set(ViewChoices.__annotations__))
+    unknown = sorted(set(given) - set(ViewOptions.__annotations__))
     if unknown:
-        raise QueryError(f"There is no choice {unknown[0]!r}; there are {sorted(ViewChoices.__annotations__)}.")
+        raise QueryError(f"There is no choice {unknown[0]!r}; there are {sorted(ViewOptions.__annotations__)}.")
     if given.get("theme", "light") not in {"light", "dark"}:
         raise QueryError(f"theme={given['theme']!r}; it is 'light' or 'dark', or None to follow the reader's system.")
     if "title" not in given:

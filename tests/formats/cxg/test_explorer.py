@@ -26,7 +26,7 @@ import raggedatlas as ra
 from raggedatlas.formats.cxg import inspect, validate
 from raggedatlas.testing.browser import Browser, find_browser
 from raggedatlas.testing.cxg_files import decode_matrix
-from raggedatlas.verbs.explorer import Served, find_explorer, serve
+from raggedatlas.verbs.explorer import ExplorerServer, find_explorer, serve
 
 PROGRAM = find_explorer()
 BROWSER = find_browser()
@@ -120,7 +120,7 @@ def same_column(got: pd.Series, want: pd.Series) -> None:
 class Client:
     """What the web client asks of the server."""
 
-    def __init__(self, page: Served) -> None:
+    def __init__(self, page: ExplorerServer) -> None:
         self.url = page.url
 
     def get(self, path: str) -> bytes:
@@ -154,7 +154,7 @@ class Client:
 @pytest.fixture(scope="module", params=["dense", "sparse"])
 def served(
     request: pytest.FixtureRequest, counts: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Served, ad.AnnData]]:
+) -> Iterator[tuple[ExplorerServer, ad.AnnData]]:
     """A real file served by cellxgene from what we wrote, dense or sparse, and the file as anndata reads it."""
     source = SCALED if request.param == "dense" else counts
     with serve(source, target=tmp_path_factory.mktemp(request.param) / "x.cxg", title="Cells") as page:
@@ -162,7 +162,7 @@ def served(
         yield page, ad.read_h5ad(source)
 
 
-def test_it_knows_every_column_and_embedding(served: tuple[Served, ad.AnnData]) -> None:
+def test_it_knows_every_column_and_embedding(served: tuple[ExplorerServer, ad.AnnData]) -> None:
     """The schema has the shape, each column with its type and its categories in their order, and each embedding."""
     page, want = served
     schema = Client(page).json("schema")["schema"]
@@ -178,7 +178,7 @@ def test_it_knows_every_column_and_embedding(served: tuple[Served, ad.AnnData]) 
     assert {one["name"] for one in schema["layout"]["obs"]} == {key.removeprefix("X_") for key in want.obsm}
 
 
-def test_it_serves_the_same_cells_and_features(served: tuple[Served, ad.AnnData]) -> None:
+def test_it_serves_the_same_cells_and_features(served: tuple[ExplorerServer, ad.AnnData]) -> None:
     """Every column of obs and var that it serves is that of the file, the index too."""
     page, want = served
     client = Client(page)
@@ -191,7 +191,7 @@ def test_it_serves_the_same_cells_and_features(served: tuple[Served, ad.AnnData]
             same_column(pd.Series(got[name]), column.reset_index(drop=True))
 
 
-def test_it_serves_the_same_layouts(served: tuple[Served, ad.AnnData]) -> None:
+def test_it_serves_the_same_layouts(served: tuple[ExplorerServer, ad.AnnData]) -> None:
     """The first two coordinates of each embedding come as the server scales them into a square: by one factor, centred."""
     page, want = served
     got = Client(page).table("layout/obs")
@@ -203,7 +203,7 @@ def test_it_serves_the_same_layouts(served: tuple[Served, ad.AnnData]) -> None:
             np.testing.assert_allclose(got[f"{name}_{i}"], scaled[:, i], atol=2e-6)
 
 
-def test_it_serves_the_same_values(served: tuple[Served, ad.AnnData]) -> None:
+def test_it_serves_the_same_values(served: tuple[ExplorerServer, ad.AnnData]) -> None:
     """The values of genes from the first to the last are those of the file, bit by bit."""
     page, want = served
     client = Client(page)
@@ -213,7 +213,7 @@ def test_it_serves_the_same_values(served: tuple[Served, ad.AnnData]) -> None:
         np.testing.assert_array_equal(client.values(index, want.var_names[i]), x[:, i])
 
 
-def test_it_finds_the_same_differences(served: tuple[Served, ad.AnnData]) -> None:
+def test_it_finds_the_same_differences(served: tuple[ExplorerServer, ad.AnnData]) -> None:
     """The genes that differ most between two groups of cells, and by how much, are those of the file."""
     page, want = served
     first, second = list(range(60)), list(range(80, 190))
@@ -235,7 +235,7 @@ def test_it_finds_the_same_differences(served: tuple[Served, ad.AnnData]) -> Non
         np.testing.assert_allclose(adjusted, min(1, p * want.n_vars), rtol=1e-6)
 
 
-def test_it_takes_our_colours(served: tuple[Served, ad.AnnData]) -> None:
+def test_it_takes_our_colours(served: tuple[ExplorerServer, ad.AnnData]) -> None:
     """Colours of categories are those of the file, under the name of the column."""
     page, want = served
     got = Client(page).json("colors")
@@ -280,9 +280,13 @@ _COLOR_BY = "document.querySelector('[data-testid=\"colorby-dataset\"]')"
 
 
 def wait_for(browser: Browser, condition: str) -> None:
-    end = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while not browser.run(condition):
-        assert time.monotonic() < end, (condition, browser.messages, browser.run("document.body.innerText"))
+        assert time.monotonic() < deadline, (
+            condition,
+            browser.messages,
+            browser.run("document.body.innerText"),
+        )
         time.sleep(0.2)
 
 

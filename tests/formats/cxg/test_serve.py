@@ -28,13 +28,13 @@ from raggedatlas.verbs.explorer import (
     REQUIREMENTS,
     VARIABLE,
     ExplorerServer,
-    end,
     find_explorer,
     install_explorer,
-    is_served,
+    is_servable,
     prepare,
     require_explorer,
     serve,
+    terminate_process,
 )
 
 COMMAND = Path(sys.executable).parent / "raggedatlas"
@@ -82,8 +82,8 @@ def is_running(pid: object) -> bool:
 
 
 def awaited(condition: Callable[[], bool], seconds: float = 60) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
 
@@ -156,10 +156,10 @@ def test_a_server_is_started_and_ended(program: Path, tmp_path: Path) -> None:
 
 def test_what_is_not_served_is_told(program: Path, tmp_path: Path) -> None:
     """A server that ends or does not answer is told with what it said, and nothing of it stays; so is a path that is not there."""
-    for name, said in (("bad.cxg", "cxg matrix is not valid"), ("slow.cxg", "did not answer")):
+    for name, log_tail in (("bad.cxg", "cxg matrix is not valid"), ("slow.cxg", "did not answer")):
         (tmp_path / name).mkdir()
-        with pytest.raises(StoreError, match=said):
-            ExplorerServer(tmp_path / name, program=program, patience=0.8)
+        with pytest.raises(StoreError, match=log_tail):
+            ExplorerServer(tmp_path / name, program=program, timeout=0.8)
     with pytest.raises(NotFoundError, match="check the path"):
         ExplorerServer(tmp_path / "absent.cxg", program=program)
 
@@ -168,14 +168,14 @@ def test_what_can_be_served_is_taken_as_it_is(tmp_path: Path) -> None:
     """A CXG of 0.2.0 or older is not written again; one of 0.3.0 is, and so is any file, without a must broken."""
     for form in ("sparse", "old", "unnamed"):
         path = write_cxg(tmp_path / f"{form}.cxg", form)
-        assert is_served(path)
+        assert is_servable(path)
         assert prepare(path, tmp_path / "unused.cxg").path == path
     assert not (tmp_path / "unused.cxg").exists()
     for form in ("split", "dense"):
         path = write_cxg(tmp_path / f"{form}.cxg", form)
         made = prepare(path, tmp_path / f"{form}-served.cxg")
-        assert made.made
-        assert is_served(made.path)
+        assert made.written
+        assert is_servable(made.path)
         assert inspect(made.path).version == "0.2.0"
         assert [str(p) for p in validate(made.path, "full") if p.level == "must"] == []
 
@@ -234,13 +234,13 @@ def test_the_command_serves_until_it_is_stopped(ending: signal.Signals, program:
     assert not Path(told["path"]).parent.exists()
 
 
-def until(running: "subprocess.Popen[str]", end: str) -> str:
+def until(running: "subprocess.Popen[str]", last_line: str) -> str:
     """Read what a process prints up to a line, which must come."""
     assert running.stdout is not None
     lines = []
     for line in running.stdout:
         lines.append(line)
-        if line == end:
+        if line == last_line:
             return "".join(lines)
     assert running.stderr is not None
     raise AssertionError(running.stderr.read())
@@ -288,7 +288,7 @@ def test_no_child_is_left_unwaited(program: Path, tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
     with started([sys.executable, "-c", deaf]) as running:
         assert until(running, "1\n") == "1\n"
-        end(running, patience=0.05)
+        terminate_process(running, timeout=0.05)
         assert running.returncode == -signal.SIGKILL
 
 

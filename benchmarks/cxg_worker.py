@@ -190,7 +190,7 @@ def _readers(system: str) -> tuple[Callable[[Path], Any], Opener]:
 
     def whole(path: Path) -> Any:
         with closing(open_source(path)) as source:
-            return as_anndata(source, split_modalities(source).units[0])
+            return as_anndata(source, split_modalities(source).modalities[0])
 
     @contextmanager
     def opened(path: Path) -> Iterator[Genes]:

@@ -198,7 +198,7 @@ def _digest(path: Path) -> str:
     """Read everything, by rows and by columns, and return a digest of it."""
     source = cxg_source(path)
     try:
-        read = as_anndata(source, split_modalities(source).units[0])
+        read = as_anndata(source, split_modalities(source).modalities[0])
         by_column = [_dense(values) for _, values in source.column_blocks()]
     finally:
         source.close()

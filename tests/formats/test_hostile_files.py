@@ -59,7 +59,7 @@ def replace(file: h5py.File, name: str, values: Any, **options: Any) -> None:
 CHANGES: dict[str, tuple[type[Exception], str, Any]] = {
     "pointers go down": (
         SourceError,
-        "X.*go down at cell 'c1'",
+        "X.*decrease at cell 'c1'",
         lambda f: replace(f, "X/indptr", np.array([0, 2, 1, 3])),
     ),
     "pointers end early": (SourceError, "X.*end at 2", lambda f: replace(f, "X/indptr", np.array([0, 1, 2, 2]))),

@@ -215,7 +215,7 @@ def broken(name: str) -> SparseArrays:
         indices = np.array([0, 3, 4, 0, 2])
     elif name == "pointers":
         indptr = np.array([0, 5])
-    elif name == "integers belong":
+    elif name == "expected integers":
         indices = indices.astype(float)
     elif name == "type datetime64":
         data = data.astype("M8[s]")
@@ -230,13 +230,13 @@ def broken(name: str) -> SparseArrays:
         ("end", "cell-2"),
         ("outside its 4 columns", "cell-1"),
         ("pointers", ""),
-        ("integers belong", ""),
+        ("expected integers", ""),
         ("type datetime64", ""),
     ],
 )
 def test_broken_sparse_matrices_are_refused_by_name(name: str, cell: str) -> None:
     """Each way for a sparse matrix to be wrong is told with the file, the element and the first cell concerned."""
-    said = name.replace("goes down", "go down")
+    said = name.replace("goes down", "decrease")
     with pytest.raises(SourceError, match=said) as caught:
         CsrRows(broken(name), PLACE).read(0, 3)
     assert "file.h5ad: X" in str(caught.value)

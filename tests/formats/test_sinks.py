@@ -350,7 +350,7 @@ def test_a_disk_that_fails_meanwhile_is_told(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(output_files, "STEP_BYTES", 1)
-    monkeypatch.setattr(output_files, "_send", full)
+    monkeypatch.setattr(output_files, "_sync", full)
     sink = open_sink(tmp_path / "x.h5ad", compression=None)
 
     def write() -> None:

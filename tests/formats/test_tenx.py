@@ -177,7 +177,7 @@ def damage(folder: Path, name: str) -> str:
         return "header"
     if name == "other run":
         (folder / "barcodes.tsv").write_text("A\nB\n")
-        return "tables beside it"
+        return "tables next to it"
     if name == "ragged table":
         (folder / "genes.tsv").write_text("A\tB\nC\n")
         return "as many"

@@ -46,7 +46,9 @@ def test_real_files_become_one_mudata_and_come_back_equal(data_dir: Path, tmp_pa
         for name, adata in given.items():
             assert_equal(adata, where.dataset(name).to_anndata())
         source = open_source(data_dir / "lung_C144.h5")
-        assert_equal(as_anndata(source, split_modalities(source).units[0]), where.dataset("lung_C144").to_anndata())
+        assert_equal(
+            as_anndata(source, split_modalities(source).modalities[0]), where.dataset("lung_C144").to_anndata()
+        )
         source.close()
     for name, adata in given.items():
         assert_equal(adata, ad.read_h5ad(atlas.dataset(name).write(tmp_path / f"{name}.h5ad")))

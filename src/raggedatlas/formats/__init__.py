@@ -1,1 +1,1 @@
-"""Other people's files: each that can be read is a `Source`, each that can be written a `Sink`."""
+"""File formats: every readable format is a `Source`, every writable one a `Sink`."""

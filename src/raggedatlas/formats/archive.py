@@ -1,4 +1,4 @@
-"""Elements of any kind as one file: a zip with a tree in JSON, arrays as `.npy`, tables as Arrow; no pickle in or out."""
+"""Pack elements of any type into one zip file: a tree in JSON, arrays as `.npy`, tables as Arrow, never pickle."""
 
 import io
 import json
@@ -39,7 +39,7 @@ _DAMAGED = (
 
 
 def pack(elements: Mapping[str, Any]) -> bytes:
-    """Write elements so that `unpack` gives them back equal, types and order of keys included.
+    """Pack elements so that `unpack` returns equal ones, with the same types and order of keys.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def pack(elements: Mapping[str, Any]) -> bytes:
 
 
 def unpack(data: bytes, keys: Iterable[str] | None = None) -> dict[str, Any]:
-    """Read what `pack` wrote.
+    """Unpack elements written by `pack`.
 
     Parameters
     ----------

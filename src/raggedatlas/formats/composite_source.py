@@ -1,4 +1,4 @@
-"""The one `Source` of this room: row readers and frames by key, wherever they come from."""
+"""`CompositeSource`, the `Source` of all formats: matrix readers and tables by key."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,14 +27,14 @@ SPACES = {
 
 @dataclass(frozen=True, slots=True)
 class MatrixPart:
-    """One matrix: what it is and how its rows are read.
+    """One matrix: its description and its reader.
 
     Parameters
     ----------
     info : MatrixInfo
-        What it is.
+        Description of the matrix.
     rows : RowReader
-        Reads it.
+        Reader of its rows.
     """
 
     info: MatrixInfo
@@ -42,12 +42,12 @@ class MatrixPart:
 
     @classmethod
     def of(cls, key: str, rows: RowReader, features: str = "", space: str = "") -> "MatrixPart":
-        """Describe a reader."""
+        """Create a part from a reader."""
         wide = getattr(rows, "wide", NARROW)
         return cls(MatrixInfo(key, rows.form, rows.dtype, rows.shape, features, space, rows.n_entries, wide), rows)
 
     def under(self, prefix: str) -> "MatrixPart":
-        """Put a prefix before its keys."""
+        """Return the part with a prefix before its keys."""
         info = self.info
         return replace(
             self, info=replace(info, key=prefix + info.key, features=info.features and prefix + info.features)
@@ -56,7 +56,7 @@ class MatrixPart:
 
 @dataclass(frozen=True, slots=True)
 class SourceParts:
-    """What one source holds.
+    """Contents of a source.
 
     Parameters
     ----------
@@ -65,19 +65,19 @@ class SourceParts:
     cells : callable
         Reads the cells: a frame, or the table that `frame_to_arrow` makes of one.
     matrices : tuple of MatrixPart
-        Every matrix.
+        Matrices of cells by features.
     features : mapping of str to callable
         Key -> reads those features, as `cells`.
     left_out : mapping of str to str
-        What else there is.
+        Key -> description of an element that is not read.
     present : mapping of str to (n_rows,) int64
         Matrix key -> cell of each row, for matrices that do not cover all cells in order.
     others : tuple of MatrixPart
-        Matrices that are not of cells by features.
+        All other matrices.
     elements : mapping of str to callable
-        Key -> reads that element whole.
+        Key -> reads that element completely.
     tables : mapping of str to callable
-        Key -> opens the table of cells of that key to be read column by column, or says by None that it must be read whole.
+        Key -> opens that table of cells for reading column by column, or returns None if it must be read completely.
     """
 
     n_cells: int
@@ -91,7 +91,7 @@ class SourceParts:
     tables: Mapping[str, Callable[[], ColumnTable | None]] = field(default_factory=dict)
 
     def under(self, prefix: str) -> "SourceParts":
-        """Put a prefix such as ``"mod/rna/"`` before every key."""
+        """Return the parts with a prefix such as ``"mod/rna/"`` before every key."""
         features = {prefix + key: read for key, read in self.features.items()}
         left_out = {prefix + key: what for key, what in self.left_out.items()}
         elements = {prefix + key: read for key, read in self.elements.items()}
@@ -107,16 +107,16 @@ class SourceParts:
 
 
 class CompositeSource:
-    """A `Source` made of parts.
+    """A `Source` composed of matrix readers and functions that read elements.
 
     Parameters
     ----------
     parts : SourceParts
-        What it holds.
+        Contents of the source.
     name, uri, format : str
-        As in `SourceSchema`.
+        See `SourceSchema`.
     close : callable, optional
-        Lets go of the opened file.
+        Closes the open file.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class CompositeSource:
         )
 
     def describe(self) -> SourceSchema:
-        """Say what is there; reads no values."""
+        """Return the schema of the source without reading values."""
         return self._schema
 
     def cells(self) -> pa.Table:
@@ -144,7 +144,7 @@ class CompositeSource:
         return _as_table(self._parts.cells())
 
     def features(self, key: str) -> pa.Table:
-        """Return one row per column of the matrices that name this key, the index first.
+        """Return the table of features with this key, the index as first column.
 
         Raises
         ------
@@ -161,52 +161,54 @@ class CompositeSource:
     def blocks(
         self, keys: tuple[str, ...], n_rows: int, rows: tuple[int, int] | None = None
     ) -> Iterator[tuple[Block, ...]]:
-        """Walk down the rows of matrices with as many rows each, at most `n_rows` a step, fewer where rows are long.
+        """Iterate over blocks of rows of several matrices, at most `n_rows` per block, fewer if rows are long.
 
         Parameters
         ----------
         keys : tuple of str
-            Which matrices.
+            Keys of the matrices.
         n_rows : int
-            Most rows of a step.
+            Maximum number of rows per block.
         rows : tuple of int or None
-            First row and the one after the last; None walks over all.
+            Range ``(start, stop)`` of rows; None is all.
 
         Raises
         ------
         NotFoundError
             If there is no such matrix.
         SourceError
-            If the matrices differ in their number of rows, there are no such rows, or they are damaged.
+            If the matrices have different numbers of rows, the range is invalid, or the file is damaged.
         """
         if n_rows < 1:
-            raise SourceError(f"{n_rows} rows a step are asked for; at least 1 is needed.")
+            raise SourceError(f"n_rows is {n_rows}; it must be at least 1.")
         readers = [self._reader(key) for key in keys]
         heights = {reader.shape[0] for reader in readers}
         if len(heights) > 1:
             raise SourceError(
-                f"The matrices {list(keys)} have {sorted(heights)} rows and cannot be read in step; read them one by one."
+                f"The matrices {list(keys)} have {sorted(heights)} rows and cannot be read together; read them one by one."
             )
         height = heights.pop() if heights else 0
         start, stop = rows or (0, height)
         if not 0 <= start <= stop <= height:
-            raise SourceError(f"Rows {start:,} to {stop:,} of {list(keys)} are asked for; there are {height:,}.")
-        return _walk(readers, start, stop, n_rows)
+            raise SourceError(
+                f"Rows {start:,} to {stop:,} of {list(keys)} were requested, but there are only {height:,}."
+            )
+        return _iterate_blocks(readers, start, stop, n_rows)
 
     def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-        """Read whole an element, a matrix, ``"obs"``, or a table of features.
+        """Read a complete element: a matrix, ``"obs"``, a table of features, or any other.
 
         Raises
         ------
         NotFoundError
             If there is no such element.
         SourceError
-            If it is damaged, or encoded in a way that nothing knows.
+            If it is damaged or its encoding is unknown.
         """
         tables = {"obs": self._parts.cells, **self._parts.features}
         if key in self._parts.elements:
             return self._parts.elements[key]()
-        # A matrix of obsm and the table of its features have one key.
+        # A matrix of obsm and the table of its features share a key.
         if key in self._rows:
             return self.matrix(key)
         if key in tables:
@@ -216,7 +218,7 @@ class CompositeSource:
         )
 
     def table(self, key: str) -> ColumnTable | None:
-        """Open a table of cells, ``"obs"`` or that of a modality, to be read column by column; None if it must be read whole.
+        """Open a table of cells (``"obs"`` or that of a modality) for reading column by column; None if it must be read completely.
 
         Raises
         ------
@@ -227,7 +229,7 @@ class CompositeSource:
         return None if open_table is None else open_table()
 
     def matrix(self, key: str) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
-        """Read a matrix whole, in the form that it is stored in.
+        """Read a complete matrix in its stored form.
 
         Raises
         ------
@@ -243,7 +245,7 @@ class CompositeSource:
         return self._parts.present.get(key)
 
     def close(self) -> None:
-        """Let go of open and temporary files."""
+        """Close open files and remove temporary ones."""
         for reader in self._rows.values():
             reader.close()
         if self._close is not None:
@@ -257,7 +259,7 @@ class CompositeSource:
         return self._rows[key]
 
 
-def _walk(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterator[tuple[Block, ...]]:
+def _iterate_blocks(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterator[tuple[Block, ...]]:
     while start < end:
         stop = min(start + n_rows, end)
         for reader in readers:
@@ -267,7 +269,7 @@ def _walk(readers: list[RowReader], start: int, end: int, n_rows: int) -> Iterat
 
 
 def read_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciPy matrix)
-    """Read a matrix whole, in the form that it is stored in.
+    """Read a complete matrix in its stored form.
 
     Returns
     -------
@@ -282,12 +284,13 @@ def read_matrix(rows: RowReader) -> Any:  # noqa: ANN401  (a NumPy array or SciP
     small = max(rows.shape[1], int(block.indptr[-1])) <= np.iinfo(np.int32).max
     pointers = block.indptr.astype(np.int32 if small else np.int64, copy=False)
     arrays: Any = (values, block.indices, pointers)
-    made: Any = csr_matrix(arrays, shape=(rows.shape[0], rows.shape[1]))
-    turned = made.tocsc() if rows.form == "csc" else made
+    matrix: Any = csr_matrix(arrays, shape=(rows.shape[0], rows.shape[1]))
+    if rows.form == "csc":
+        matrix = matrix.tocsc()
     for name, wide in zip(("indptr", "indices"), getattr(rows, "wide", NARROW), strict=True):
         if wide:
-            setattr(turned, name, getattr(turned, name).astype(np.int64, copy=False))
-    return turned
+            setattr(matrix, name, getattr(matrix, name).astype(np.int64, copy=False))
+    return matrix
 
 
 def _as_table(frame: "pd.DataFrame | pa.Table") -> pa.Table:

@@ -33,12 +33,12 @@ Join = Literal["inner", "outer"]
 Merge = Literal["same", "unique", "first", "only"]
 
 VALUES = 1 << 22
-"""Values of a table of cells that are joined at once; at least one column is."""
+"""Number of values of a table of cells that are concatenated at once; at least one column."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConcatOptions:
-    """How sources are joined; the fields are the arguments of `anndata.concat`.
+    """Options of `concat`, which are the arguments of `anndata.concat`.
 
     Parameters
     ----------
@@ -65,12 +65,12 @@ class ConcatOptions:
     fill_value: float | None
 
     def joined(self, parts: "Iterable[AnnData]") -> "AnnData":
-        """Join objects in memory; what anndata says of them is told as an error of ours.
+        """Concatenate objects in memory with anndata, raising its errors as `SourceError`.
 
         Raises
         ------
         SourceError
-            If they cannot be joined.
+            If they cannot be concatenated.
         """
         import anndata
         import pandas as pd
@@ -89,7 +89,7 @@ class ConcatOptions:
 
 
 def concat_cells(tables: Sequence[ColumnTable], how: ConcatOptions) -> ColumnTable:
-    """Put tables of cells one below the other; types and categories are united as anndata does.
+    """Concatenate tables of cells; dtypes and categories are combined as in anndata.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def concat_cells(tables: Sequence[ColumnTable], how: ConcatOptions) -> ColumnTab
 
 
 def _joined_columns(values: Sequence[dict[Any, Any]], lengths: list[int], how: ConcatOptions) -> dict[Any, Any]:
-    """Join some columns of all tables; text that is read in blocks stays so."""
+    """Concatenate some columns of all tables; text that is read in blocks is still read in blocks."""
     import pandas as pd
     from anndata import AnnData
 
@@ -142,7 +142,7 @@ def _joined_columns(values: Sequence[dict[Any, Any]], lengths: list[int], how: C
     chained = {
         name: texts for name in every if (texts := _chained([columns.get(name) for columns in values])) is not None
     }
-    # All rows have one name, as nobody asks for it: the same text takes eight bytes a row.
+    # All rows share one name because it is not used: references to one string take eight bytes per row.
     parts = (
         AnnData(
             obs=pd.DataFrame(
@@ -163,7 +163,7 @@ def _array(value: Any) -> Any:  # noqa: ANN401  (an array of pandas)
 
 
 def _chained(values: Sequence[Any]) -> Texts | None:
-    """Join text without missing values of one type, where some of it is read in blocks; None for all else."""
+    """Chain text columns of one dtype without missing values if any is read in blocks; else return None."""
     import pandas as pd
 
     if not any(isinstance(value, Texts) for value in values) or any(value is None for value in values):
@@ -186,7 +186,7 @@ def _texts(values: Sequence[Any], endings: Sequence[str] | None = None) -> Itera
 
 
 def _joined_names(tables: Sequence[ColumnTable], how: ConcatOptions) -> Texts:
-    """Name all cells, read in blocks."""
+    """Return the names of all cells, read in blocks."""
     endings = None if how.index_unique is None else [f"{how.index_unique}{key}" for key in how.keys]
     return Texts(sum(map(len, tables)), partial(_texts, [table.index.read() for table in tables], endings))
 
@@ -205,7 +205,7 @@ def concat(
     modality: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> str:
-    """Write the cells of several files or objects into one file, in bounded memory.
+    """Concatenate the cells of several files or objects into one file in bounded memory.
 
     The result is that of `anndata.concat` along ``"obs"`` on the same data in memory, whose arguments these are.
 
@@ -238,7 +238,7 @@ def concat(
     Returns
     -------
     str
-        What the sink says was made.
+        Result of the sink's `commit`.
 
     Raises
     ------
@@ -321,13 +321,13 @@ def _members(
 
 @dataclass(frozen=True, slots=True)
 class ConcatInput:
-    """One of the sources, or one modality of it.
+    """One of the sources, or one of its modalities.
 
     Parameters
     ----------
     source : Source
         What it is of.
-    unit : Modality
+    mod : Modality
         Its matrices and elements.
     cells : ColumnTable
         Its table of cells.
@@ -336,21 +336,21 @@ class ConcatInput:
     """
 
     source: Source
-    unit: Modality
+    mod: Modality
     cells: ColumnTable
     matrices: Mapping[str, tuple[MatrixInfo, ...]]
 
     @classmethod
-    def of(cls, source: Source, unit: Modality) -> "ConcatInput":
-        """Look at what a source has, without reading values."""
-        read = unit.elements["obs"]
+    def of(cls, source: Source, mod: Modality) -> "ConcatInput":
+        """Collect the contents of a source without reading values."""
+        read = mod.elements["obs"]
         table = read.table() if isinstance(read, ElementReader) else None
-        walked = [p for p in unit.pieces if p.key in ("X", "raw/X") or p.key.split("/")[0] in ("layers", "obsm")]
-        return cls(source, unit, _table_of(read()) if table is None else table, {p.key: p.infos for p in walked})
+        walked = [p for p in mod.matrices if p.key in ("X", "raw/X") or p.key.split("/")[0] in ("layers", "obsm")]
+        return cls(source, mod, _table_of(read()) if table is None else table, {p.key: p.infos for p in walked})
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Return the name used in messages."""
         schema = self.source.describe()
         return schema.uri or schema.name or "an object in memory"
 
@@ -362,7 +362,7 @@ class ConcatInput:
         FeatureError
             If two features have the same name.
         """
-        table: pd.DataFrame = self.unit.elements[key]()
+        table: pd.DataFrame = self.mod.elements[key]()
         if not table.index.is_unique:
             raise FeatureError(
                 f"{self.name}: {key} names several features {table.index[table.index.duplicated()][0]!r}; features are joined by name. "
@@ -371,10 +371,10 @@ class ConcatInput:
         return table
 
     def group(self, name: str) -> dict[str, Any]:
-        """Read all members of a group that has no rows of cells: ``"varm"``, ``"varp"``, ``"uns"``."""
+        """Read all members of a group without rows of cells: ``"varm"``, ``"varp"``, ``"uns"``."""
         inside = f"{name}/"
-        found = {p.key: self.source.element(p.infos[0].key) for p in self.unit.pieces if p.key.startswith(inside)}
-        found |= {key: read() for key, read in self.unit.elements.items() if key.startswith(inside)}
+        found = {p.key: self.source.element(p.infos[0].key) for p in self.mod.matrices if p.key.startswith(inside)}
+        found |= {key: read() for key, read in self.mod.elements.items() if key.startswith(inside)}
         return {key.removeprefix(inside): value for key, value in found.items()}
 
 
@@ -384,10 +384,10 @@ def _table_of(frame: Any) -> ColumnTable:  # noqa: ANN401  (a pandas frame)
 
 
 class ConcatSource:
-    """A `Source` of the cells of others, one below the other.
+    """A `Source` that concatenates the cells of other sources.
 
-    What the result is like (features, layers, types, what is kept of `var` and `uns`) is what `anndata.concat` makes of one row of
-    each source; rows are then read from the sources and brought into that form.
+    The result's features, layers, dtypes, `var` and `uns` are determined by `anndata.concat` on one row of each source; rows are
+    then read from the sources and converted to that form.
 
     Parameters
     ----------
@@ -421,23 +421,23 @@ class ConcatSource:
         self._schema = SourceSchema("concat", "", self._first[-1], infos, {}, "concat", (), elements)
 
     def describe(self) -> SourceSchema:
-        """Say what is there; reads no values."""
+        """Return the schema of the source without reading values."""
         return self._schema
 
     def cells(self) -> pa.Table:
-        """Return one row per cell: the index first, then the columns."""
+        """Return the table of cells, the index as first column."""
         return frame_to_arrow(self._cells.frame())
 
     def features(self, key: str) -> pa.Table:
-        """Return one row per feature, the index first."""
+        """Return the table of features, the index as first column."""
         return frame_to_arrow(self.element(key))
 
     def table(self, key: str) -> ColumnTable | None:
-        """Give the table of cells, to be read a few columns at a time; others are read whole."""
+        """Return the table of cells for reading a few columns at a time; None for other tables."""
         return self._cells if key == "obs" else None
 
     def element(self, key: str) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-        """Read a table or another element whole.
+        """Read a complete table or other element.
 
         Raises
         ------
@@ -460,7 +460,7 @@ class ConcatSource:
     def blocks(
         self, keys: tuple[str, ...], n_rows: int, rows: tuple[int, int] | None = None
     ) -> Iterator[tuple[Block, ...]]:
-        """Walk down the rows of matrices, source by source, at most `n_rows` a step, as of `Source`."""
+        """Iterate over blocks of rows of matrices, source by source, with at most `n_rows` per block; see `Source`."""
         start, stop = rows or (0, self._first[-1])
         for i, member in enumerate(self._members):
             low, high = max(start - self._first[i], 0), min(stop - self._first[i], len(member.cells))
@@ -484,7 +484,7 @@ class ConcatSource:
         return None
 
     def close(self) -> None:
-        """Leave the sources open; who opened them closes them."""
+        """Leave the sources open; the caller closes them."""
 
     @cached_property
     def _cells(self) -> ColumnTable:
@@ -506,9 +506,9 @@ class ConcatSource:
 
     def _whole_keys(self) -> tuple[str, ...]:
         """Return which members of `obsm` and `layers` are no matrices of numbers in some source: they are joined whole."""
-        having = [{*member.unit.elements, *member.matrices} for member in self._members]
+        having = [{*member.mod.elements, *member.matrices} for member in self._members]
         tables = {
-            key for member in self._members for key in member.unit.elements if key.startswith(("obsm/", "layers/"))
+            key for member in self._members for key in member.mod.elements if key.startswith(("obsm/", "layers/"))
         }
         return tuple(
             key for key in sorted(tables) if self._how.join == "outer" or all(key in present for present in having)
@@ -606,7 +606,7 @@ class ConcatSource:
         for member, var in zip(self._members, self._features["var"], strict=True):
             key = f"{group}/{name}"
             infos = member.matrices.get(key, ())
-            read = member.unit.elements.get(key, partial(member.source.element, infos[0].key) if infos else None)
+            read = member.mod.elements.get(key, partial(member.source.element, infos[0].key) if infos else None)
             found = {} if read is None else {name: read()}
             obs = ColumnTable(len(member.cells), member.cells.index, ()).frame()
             shared = {"var": pd.DataFrame(index=var.index)} if group == "layers" else {}
@@ -638,7 +638,7 @@ def _moved(block: CsrBlock, columns: NDArray[np.int64] | None, row: Any, fill: f
         return block
     width = row.shape[1]
     pointers, indices, values = remap_csr(block.indptr, block.indices, block.layers["values"], columns, width)
-    if fill == 0:  # what is not stored is 0 already
+    if fill == 0:  # implicit entries are already 0
         return CsrBlock(pointers, indices, {"values": values}, width)
     lacking = np.setdiff1d(np.arange(width), columns)
     if not len(lacking):

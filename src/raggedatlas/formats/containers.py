@@ -1,4 +1,4 @@
-"""Opened HDF5 files and Zarr folders whose members are checked before they are handed out."""
+"""Open HDF5 files and Zarr folders for reading, with every member checked before it is returned."""
 
 import zipfile
 from collections.abc import Callable, Iterator
@@ -11,16 +11,16 @@ from raggedatlas.errors import LimitError, MissingExtraError, NotFoundError, Sou
 from raggedatlas.store.untrusted import guarded_zarr_store
 
 MAX_CHUNK = 1 << 30
-"""Most bytes that one chunk may decode to: a chunk is decoded whole, however few of its rows are asked for."""
+"""Maximum decoded size of one chunk in bytes; a chunk is always decoded completely, however few rows are requested."""
 
 MAX_WHOLE = 16 << 30
-"""Most bytes of an array that is read whole: an index, a column, row pointers."""
+"""Maximum size in bytes of an array that is read completely: an index, a column, row pointers."""
 
 MAX_RATIO = 100_000
-"""Most declared bytes per stored byte, for arrays over `BOMB_FROM` bytes."""
+"""Maximum ratio of declared to stored bytes, for arrays over `BOMB_FROM` bytes."""
 
 BOMB_FROM = 1 << 30
-"""Arrays smaller than this are never called bombs."""
+"""Arrays smaller than this are never treated as decompression bombs."""
 
 READ_ERRORS = (
     OSError,
@@ -34,21 +34,21 @@ READ_ERRORS = (
     NotImplementedError,
     zipfile.BadZipFile,
 )
-"""What libraries raise on damaged files."""
+"""Exceptions that libraries raise on damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One opened file or folder.
+    """An open file or folder.
 
     Parameters
     ----------
     uri : str
-        Where it is; every message starts with it.
+        Path or URI; every message starts with it.
     root : h5py.Group or zarr.Group
-        Its top.
+        Root group.
     close : callable
-        Lets go of it.
+        Closes the file.
     """
 
     uri: str
@@ -57,16 +57,16 @@ class Container:
     _found: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def get(self, path: str) -> Any:  # noqa: ANN401  (a group or an array of either library)
-        """Return the group or array at a path such as ``"mod/rna/X"``, or None where there is none.
+        """Return the group or array at a path such as ``"mod/rna/X"``, or None if it does not exist.
 
         Raises
         ------
         SourceError
-            For links out of the file, virtual and externally stored datasets.
+            If the path leads to another file: an external link, a virtual or externally stored dataset.
         LimitError
-            For a chunk or declared size beyond what may be decoded.
+            If a chunk or the declared size exceeds the limits.
         MissingExtraError
-            For a compression filter that needs a plugin.
+            If a compression filter needs a plugin that is not installed.
         """
         if path in self._found:
             return self._found[path]
@@ -76,16 +76,16 @@ class Container:
                 return None
             at = f"{at}/{name}".lstrip("/")
             with readable(self.uri, at):
-                node = _member(self.uri, node, name, at)
+                node = _open_member(self.uri, node, name, at)
             if node is None:
                 return None
         if not hasattr(node, "id"):
-            # Objects of zarr-python are plain Python, costly to make and cheap to keep.
+            # zarr-python objects are expensive to create and cheap to keep.
             self._found[path] = node
         return node
 
     def names(self, path: str) -> tuple[str, ...]:
-        """Return the names under a group, sorted; none if there is no such group."""
+        """Return the sorted names of a group's members; empty if there is no such group."""
         node = self.get(path) if path else self.root
         if node is None or is_array(node):
             return ()
@@ -93,21 +93,21 @@ class Container:
             return tuple(sorted(str(name) for name in node))
 
     def whole(self, path: str, n_rows: int | None = None) -> Any:  # noqa: ANN401  (a numpy array)
-        """Read an array whole, after its declared size was found acceptable.
+        """Read a complete array after checking its declared size.
 
         Parameters
         ----------
         path : str
-            Where it stands.
+            Path of the array.
         n_rows : int, optional
-            Length it must have.
+            Expected length.
 
         Raises
         ------
         SourceError
-            If it is absent, of another length, or cannot be decoded.
+            If it is missing, has another length, or cannot be decoded.
         LimitError
-            If its declared size is beyond `MAX_WHOLE`.
+            If its declared size exceeds `MAX_WHOLE`.
         """
         node = self.get(path)
         if node is None or not is_array(node):
@@ -118,7 +118,7 @@ class Container:
 
 
 def is_array(node: Any) -> bool:  # noqa: ANN401
-    """Tell arrays from groups, for h5py and zarr alike."""
+    """Return True for arrays and False for groups, for both h5py and zarr."""
     return hasattr(node, "dtype")
 
 
@@ -138,7 +138,7 @@ def attribute(node: Any, name: str, default: str = "") -> str:  # noqa: ANN401
 
 @contextmanager
 def readable(uri: str, path: str) -> Iterator[None]:
-    """Turn what a library raises on damaged bytes into a `SourceError` that names the element."""
+    """Convert exceptions that libraries raise on damaged data into a `SourceError` that names the element."""
     try:
         yield
     except (SourceError, LimitError, MissingExtraError, NotFoundError):
@@ -152,7 +152,7 @@ def readable(uri: str, path: str) -> Iterator[None]:
 
 
 def unknown_encoding() -> type[Exception]:
-    """Return what anndata raises for an element that it has no reader or writer for."""
+    """Return the exception class that anndata raises for an element without a registered reader or writer."""
     from anndata._io.specs.registry import IORegistryError
 
     found: type[Exception] = IORegistryError
@@ -203,22 +203,22 @@ def open_hdf5(path: Path) -> Container:
 
 
 def open_zarr(path: Path, *, consolidated: bool = True) -> Container:
-    """Open a Zarr folder or a ``.zarr.zip`` file for reading, format 2 or 3, after its metadata was checked by `store.untrusted`.
+    """Open a Zarr folder or a ``.zarr.zip`` file for reading, format 2 or 3, after checking its metadata.
 
     Parameters
     ----------
     path : Path
         The folder or file.
     consolidated : bool
-        Whether consolidated metadata is used where there is some, as zarr-python and anndata do by default: all nodes are
-        then known after one read. A validator looks at the nodes themselves.
+        Whether to use consolidated metadata if present, as zarr-python and anndata do by default: one read then returns
+        all nodes. Validators read the metadata of each node instead.
 
     Raises
     ------
     NotFoundError
         If there is none.
     SourceError
-        If it is no Zarr group.
+        If it is not a Zarr group.
     LimitError
         If a compressed member of a zip file declares more than a chunk may hold.
     """
@@ -240,7 +240,7 @@ def open_zarr(path: Path, *, consolidated: bool = True) -> Container:
 
 
 def is_zip(path: Path) -> bool:
-    """Say whether a path is a file whose name says that it is a zip file, as that of a zipped Zarr folder does.
+    """Return whether a path is a file with the suffix ``.zip``, such as a zipped Zarr folder.
 
     Examples
     --------
@@ -273,7 +273,7 @@ def local_store(path: Path) -> Any:  # noqa: ANN401  (a store of zarr-python)
 
 
 def open_object(node: Any) -> Container:  # noqa: ANN401  (an h5py.Group or zarr.Group)
-    """Take an open group of h5py or zarr-python as a container; whoever opened it closes it.
+    """Wrap an open h5py or zarr group as a container; the caller remains responsible for closing it.
 
     Raises
     ------
@@ -301,7 +301,7 @@ def _nothing() -> None:
     return None
 
 
-def _member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN401
+def _open_member(uri: str, group: Any, name: str, at: str) -> Any:  # noqa: ANN401
     if not hasattr(group, "id"):
         return _zarr_member(uri, group, name, at)
     import h5py
@@ -373,7 +373,7 @@ def _check_filters(uri: str, at: str, node: Any) -> None:  # noqa: ANN401
 
 
 def filter_available(code: int) -> bool:
-    """Say whether HDF5 can use the filter of this number, with the plugins of the extra `plugins` if need be.
+    """Return whether HDF5 can use the filter with this number, loading the plugins of the extra `plugins` if necessary.
 
     Examples
     --------
@@ -392,14 +392,14 @@ def filter_available(code: int) -> bool:
 
 
 def check_whole(uri: str, path: str, node: Any, n_rows: int | None) -> None:  # noqa: ANN401
-    """Refuse an array that is to be read whole and is of another length or too large.
+    """Raise if an array that is about to be read completely has another length or is too large.
 
     Raises
     ------
     SourceError
-        If its first axis is not `n_rows` long.
+        If the length of its first axis is not `n_rows`.
     LimitError
-        If it declares more than `MAX_WHOLE` bytes.
+        If its declared size exceeds `MAX_WHOLE` bytes.
     """
     shape = node.shape or ()
     if n_rows is not None and (not shape or shape[0] != n_rows):

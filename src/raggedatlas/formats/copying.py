@@ -29,7 +29,7 @@ from raggedatlas.store.runtime import release_unused_memory
 Rows = NDArray[np.int64] | None
 
 STEP_BYTES = 16 << 20
-"""A step down the rows takes about this much, by the mean of the matrix."""
+"""Approximate size in bytes of one step of rows, computed from the mean row of the matrix."""
 
 CELLS, FEATURES = "cells", "features"
 AXES: dict[str, tuple[str, ...]] = {
@@ -43,23 +43,23 @@ AXES: dict[str, tuple[str, ...]] = {
     "obsp": (CELLS, CELLS),
     "varp": (FEATURES, FEATURES),
 }
-"""First part of a key -> what its axes are; others have none that a choice of cells or features touches."""
+"""First part of a key -> its axes; other elements are not subset by cells or features."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyOptions:
-    """What is to be copied; None is all.
+    """Selection of what is copied; None is everything.
 
     Parameters
     ----------
     where : str, mapping, Filter, mask or rows, optional
-        Which cells.
+        Cells.
     features : sequence of str, optional
-        Which features, in this order.
+        Features, in this order.
     layers : sequence of str, optional
-        Which of ``"X"``, ``"raw"`` and the layers.
+        Any of ``"X"``, ``"raw"`` and the names of layers.
     modality : str, optional
-        Which one, of several.
+        Name of a modality.
     """
 
     where: Any = None
@@ -70,16 +70,16 @@ class CopyOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One unit on its way: where it goes, and what of it."""
+    """One modality to copy: its prefix in the target and the selected rows and columns."""
 
-    unit: Modality
+    mod: Modality
     prefix: str
     n_rows: int
     rows: Rows
     columns: Rows
 
     def chosen(self, key: str) -> list[Rows]:
-        """Return what is taken of each axis of an element."""
+        """Return the selection along each axis of an element."""
         axes = (
             AXES.get(key.split("/", maxsplit=1)[0], ()) if key != "raw/var" and not key.startswith("raw/varm") else ()
         )
@@ -97,46 +97,47 @@ def copy(
     modality: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> str:
-    """Copy a file or object into another format, in bounded memory.
+    """Copy a file or object to another format in bounded memory.
 
     Parameters
     ----------
     source : path, AnnData, MuData or Source
         Anything that `open_source` takes.
     sink : path or Sink
-        A path's ending decides the format; `open_sink` takes options.
+        The suffix of a path determines the format; use `open_sink` for options.
     where : str, mapping, Filter, mask or row numbers, optional
-        Which cells. A condition is what `Query.where` takes, over the columns of `obs`; the index is ``cell_name``. Cells keep
+        Cells. A condition is what `Query.where` takes, over the columns of `obs`; the index is ``cell_name``. Cells keep
         their order.
     features : sequence of str, optional
-        Which features, in this order: names of the index, else ids or symbols of the usual columns of `var`. `raw` keeps its own.
+        Features to copy, in this order: names in the index, else ids or symbols in the usual columns of `var`. `raw` keeps all.
     layers : sequence of str, optional
-        Which of ``"X"``, ``"raw"`` and the layers; the others are left out.
+        Any of ``"X"``, ``"raw"`` and the names of layers; others are omitted.
     modality : str, optional
-        Which modality of a MuData or feature type of a 10x file. Several go into one AnnData only for 10x files, side by side.
+        Modality of a MuData or feature type of a 10x file. Only feature types of 10x files can be combined in one AnnData.
     progress : callable, optional
-        Called with what is written, how many rows of it are, and how many there are.
+        Called with the key of the matrix being written, the number of rows written, and the total.
 
     Returns
     -------
     str
-        What the sink says was made.
+        Result of the sink's `commit`.
 
     Raises
     ------
     NotFoundError
-        If there is no such file, layer or modality.
+        If the file, a layer or the modality does not exist.
     QueryError, FeatureError
-        If the choice of cells or features cannot be understood.
+        If the selection of cells or features is invalid.
     SourceError
-        If the source is damaged, or has several modalities where the sink has room for one.
+        If the source is damaged, or has several modalities and the sink can hold only one.
     DuplicateError, StoreError
-        If the target exists or refuses.
+        If the target exists or cannot be written.
 
     Notes
     -----
-    Matrices are read and written in steps of about 16 MiB, `obs` column by column; `var`, `uns` and other tables are held whole. A copy that fails or is
-    killed leaves nothing under the name of the target. A CSC matrix stays one, through temporary files where it is large.
+    Matrices are read and written in steps of about 16 MiB, `obs` column by column; `var`, `uns` and other tables are read
+    completely. A copy that fails or is killed leaves nothing under the name of the target. A CSC matrix remains CSC; large ones use
+    temporary files.
 
     Examples
     --------
@@ -147,12 +148,12 @@ def copy(
     >>> anndata.read_h5ad(made).shape
     (2, 3)
     """
-    choice = CopyOptions(where, features, layers, modality)
+    options = CopyOptions(where, features, layers, modality)
     opened = open_source(source)
     try:
-        target = open_sink(sink, **_multimodal(opened, sink, choice)) if isinstance(sink, str | Path) else sink
+        target = open_sink(sink, **_multimodal(opened, sink, options)) if isinstance(sink, str | Path) else sink
         try:
-            _copy(opened, target, choice, progress or _silent)
+            _copy(opened, target, options, progress or _silent)
             return target.commit()
         except BaseException:
             target.abort()
@@ -167,83 +168,82 @@ def _silent(step: str, done: int, total: int) -> None:
 
 
 def is_multimodal(source: Source) -> bool:
-    """Say whether a source holds several modalities, as MuData does."""
+    """Return whether a source has modalities, as MuData does."""
     schema = source.describe()
     return any(info.key.startswith(MOD) for info in schema.matrices)
 
 
-def _multimodal(source: Source, path: "str | Path", choice: CopyOptions) -> dict[str, Any]:
-    several = choice.modality is None and is_multimodal(source)
+def _multimodal(source: Source, path: "str | Path", options: CopyOptions) -> dict[str, Any]:
+    several = options.modality is None and is_multimodal(source)
     return {"multimodal": True} if several and Path(path).suffix == ".zarr" else {}
 
 
-def _copy(source: Source, sink: Sink, choice: CopyOptions, progress: Callable[[str, int, int], None]) -> None:
+def _copy(source: Source, sink: Sink, options: CopyOptions, progress: Callable[[str, int, int], None]) -> None:
     whole = split_modalities(source)
     multimodal = bool(getattr(sink, "multimodal", False))
-    units = select_modalities(source, choice.modality, multimodal=multimodal)
-    _check_layers(units, choice)
-    units = [_with_layers(unit, choice) for unit in units]
-    rows = None if choice.where is None else select_rows(choice.where, source.cells())
+    modalities = select_modalities(source, options.modality, multimodal=multimodal)
+    _check_layers(modalities, options)
+    modalities = [_with_layers(mod, options) for mod in modalities]
+    rows = None if options.where is None else select_rows(options.where, source.cells())
     n_cells = source.describe().n_cells
-    tasks = [_task(unit, choice, (rows, n_cells), f"{MOD}{unit.name}/" if multimodal else "") for unit in units]
+    tasks = [_plan_task(mod, options, rows, n_cells, f"{MOD}{mod.name}/" if multimodal else "") for mod in modalities]
     if multimodal:
-        over_all = _over_all(source, whole, choice)
+        over_all = _shared_elements(source, whole, options)
         tasks.append(_Task(over_all, "", n_cells if rows is None else len(rows), rows, None))
-    pieces = [(task, piece) for task in tasks for piece in _streams(task)]
-    sink.begin(tuple(_announced(task, piece) for task, piece in pieces))
-    pieces = [(task, piece) for task, piece in pieces if _wanted(sink, task.prefix + piece.key)]
+    matrices = [(task, matrix) for task in tasks for matrix in _matrices_in_blocks(task)]
+    sink.begin(tuple(_describe_matrix(task, matrix) for task, matrix in matrices))
+    matrices = [(task, matrix) for task, matrix in matrices if _accepts(sink, task.prefix + matrix.key)]
     for task in tasks:
         _write_elements(source, sink, task)
     if multimodal:
         for task in tasks[:-1]:
-            sink.element(f"obsmap/{task.unit.name}", _map(task, rows, n_cells))
-    for task, piece in pieces:
-        _pour(source, sink, (task, piece), progress)
+            sink.element(f"obsmap/{task.mod.name}", _obs_map(task, rows, n_cells))
+    for task, matrix in matrices:
+        _copy_matrix(source, sink, task, matrix, progress)
 
 
-def _check_layers(units: list[Modality], choice: CopyOptions) -> None:
-    known = dict.fromkeys(name for unit in units for piece in unit.pieces if (name := _layer(piece.key)))
-    missing = [name for name in choice.layers or () if name not in known]
+def _check_layers(modalities: list[Modality], options: CopyOptions) -> None:
+    known = dict.fromkeys(name for mod in modalities for matrix in mod.matrices if (name := _layer(matrix.key)))
+    missing = [name for name in options.layers or () if name not in known]
     if missing:
         raise NotFoundError(f"There are no layers {missing}; there are {list(known)}.")
 
 
 def _layer(key: str) -> str:
-    """Name a matrix as people do: X, raw, or the layer; empty for others."""
+    """Return ``"X"``, ``"raw"`` or the name of a layer; empty for other keys."""
     head, _, rest = key.partition("/")
     return rest if head == "layers" else head if head in ("X", "raw") else ""
 
 
-def _with_layers(unit: Modality, choice: CopyOptions) -> Modality:
-    if choice.layers is None:
-        return unit
-    wanted = {"", *choice.layers}
-    pieces = tuple(piece for piece in unit.pieces if _layer(piece.key) in wanted)
-    dropped = set() if "raw" in wanted else {key for key in unit.elements if key.startswith("raw/")}
-    return replace(unit, pieces=pieces, elements={k: v for k, v in unit.elements.items() if k not in dropped})
+def _with_layers(mod: Modality, options: CopyOptions) -> Modality:
+    if options.layers is None:
+        return mod
+    wanted = {"", *options.layers}
+    matrices = tuple(matrix for matrix in mod.matrices if _layer(matrix.key) in wanted)
+    dropped = set() if "raw" in wanted else {key for key in mod.elements if key.startswith("raw/")}
+    return replace(mod, matrices=matrices, elements={k: v for k, v in mod.elements.items() if k not in dropped})
 
 
-def _task(unit: Modality, choice: CopyOptions, cells: tuple[Rows, int], prefix: str) -> _Task:
-    wanted, n_cells = cells
-    own = np.arange(n_cells) if unit.cells is None else unit.cells
+def _plan_task(mod: Modality, options: CopyOptions, wanted: Rows, n_cells: int, prefix: str) -> _Task:
+    own = np.arange(n_cells) if mod.cells is None else mod.cells
     rows = None
     if wanted is not None:
-        rows = wanted if unit.cells is None else np.flatnonzero(np.isin(own, wanted)).astype(np.int64)
-    columns = None if choice.features is None else find_features(unit.features(), list(choice.features))
-    return _Task(unit, prefix, len(own) if rows is None else len(rows), rows, columns)
+        rows = wanted if mod.cells is None else np.flatnonzero(np.isin(own, wanted)).astype(np.int64)
+    columns = None if options.features is None else find_features(mod.features(), list(options.features))
+    return _Task(mod, prefix, len(own) if rows is None else len(rows), rows, columns)
 
 
-def _over_all(source: Source, whole: Modalities, choice: CopyOptions) -> Modality:
-    """Return what stands beside the modalities; the table of all features only when none was left out."""
+def _shared_elements(source: Source, whole: Modalities, options: CopyOptions) -> Modality:
+    """Return the elements shared by all modalities; those along features only if no feature is omitted."""
     elements = dict(whole.elements) or {"obs": ElementReader(source, "obs")}
-    if choice.features is not None or choice.modality is not None:
+    if options.features is not None or options.modality is not None:
         elements = {k: v for k, v in elements.items() if k.split("/")[0] not in ("var", "varm", "varp", "varmap")}
-    return Modality("", whole.pieces, elements, lambda: pa.table({}))
+    return Modality("", whole.matrices, elements, lambda: pa.table({}))
 
 
-def _map(task: _Task, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
-    """Say for each cell which row of a modality it is, counted from 1."""
-    own = np.arange(n_cells) if task.unit.cells is None else task.unit.cells
+def _obs_map(task: _Task, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
+    """Return for each cell its row in a modality, counted from 1; 0 if it is missing there."""
+    own = np.arange(n_cells) if task.mod.cells is None else task.mod.cells
     own = own if task.rows is None else own[task.rows]
     n = n_cells if wanted is None else len(wanted)
     out = np.zeros(n, np.uint32)
@@ -251,9 +251,9 @@ def _map(task: _Task, wanted: Rows, n_cells: int) -> NDArray[np.uint32]:
     return out
 
 
-def _streams(task: _Task) -> list[ModalityMatrix]:
-    """Return the matrices that are copied in blocks: those whose first axis is cells, or is kept whole."""
-    return [piece for piece in task.unit.pieces if _in_blocks(task, piece.key)]
+def _matrices_in_blocks(task: _Task) -> list[ModalityMatrix]:
+    """Return the matrices that are copied in blocks: those whose first axis is cells or is not subset."""
+    return [matrix for matrix in task.mod.matrices if _in_blocks(task, matrix.key)]
 
 
 def _in_blocks(task: _Task, key: str) -> bool:
@@ -261,24 +261,24 @@ def _in_blocks(task: _Task, key: str) -> bool:
     return task.columns is None or head not in ("varm", "varp") or key.startswith("raw/")
 
 
-def _announced(task: _Task, piece: ModalityMatrix) -> SinkMatrix:
-    shape = list(piece.shape)
-    for axis, taken in enumerate(task.chosen(piece.key)):
+def _describe_matrix(task: _Task, matrix: ModalityMatrix) -> SinkMatrix:
+    shape = list(matrix.shape)
+    for axis, taken in enumerate(task.chosen(matrix.key)):
         shape[axis] = shape[axis] if taken is None else len(taken)
-    entries = [info.n_entries for info in piece.infos]
+    entries = [info.n_entries for info in matrix.infos]
     n_entries = None if None in entries else sum(n for n in entries if n is not None)
-    form = piece.infos[0].form
-    dtype = np.result_type(*(info.dtype for info in piece.infos))
-    whole = n_entries is not None and all(info.exact for info in piece.infos)
-    whole = whole and all(taken is None for taken in task.chosen(piece.key))
-    return SinkMatrix(task.prefix + piece.key, form, dtype, tuple(shape), n_entries, piece.infos[0].wide, whole)
+    form = matrix.infos[0].form
+    dtype = np.result_type(*(info.dtype for info in matrix.infos))
+    whole = n_entries is not None and all(info.exact for info in matrix.infos)
+    whole = whole and all(taken is None for taken in task.chosen(matrix.key))
+    return SinkMatrix(task.prefix + matrix.key, form, dtype, tuple(shape), n_entries, matrix.infos[0].wide, whole)
 
 
 def _write_elements(source: Source, sink: Sink, task: _Task) -> None:
-    whole = {p.key: p.infos[0].key for p in task.unit.pieces if not _in_blocks(task, p.key)}
-    readers = {**task.unit.elements, **{key: _whole(source, at) for key, at in whole.items()}}
+    whole = {p.key: p.infos[0].key for p in task.mod.matrices if not _in_blocks(task, p.key)}
+    readers = {**task.mod.elements, **{key: _whole(source, at) for key, at in whole.items()}}
     for key, read in readers.items():
-        if not _wanted(sink, task.prefix + key):
+        if not _accepts(sink, task.prefix + key):
             continue
         value = _read(sink, read)
         _refuse_other_names(source, readers, key, value)
@@ -293,14 +293,14 @@ def _refuse_other_names(
     key: str,
     value: Any,  # noqa: ANN401  (any element that AnnData knows)
 ) -> None:
-    """Refuse a frame along an axis whose rows have other names than the axis: AnnData cannot hold one."""
+    """Raise for a frame in obsm or varm whose row names differ from those of its axis, which AnnData does not allow."""
     axis = {"obsm": "obs", "varm": "var"}.get(key.partition("/")[0])
     own = getattr(value, "index", None)
     if axis is None or axis not in readers or own is None or not hasattr(value, "columns"):
         return
     read = readers[axis]
     table = read.table() if isinstance(read, ElementReader) else None
-    # Of a table that is read column by column only the names are needed.
+    # Only the names are read from a table that can be read column by column.
     names = read().index if table is None else ColumnTable(len(table), table.index, ()).frame().index
     if len(own) == len(names) and not (own == names).all():
         row = int((own != names).argmax())
@@ -311,13 +311,13 @@ def _refuse_other_names(
 
 
 def _read(sink: Sink, read: Callable[[], Any]) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-    """Open a table where both sides go column by column, else read the element whole."""
+    """Open a table if source and sink work column by column, else read the complete element."""
     table = read.table() if getattr(sink, "by_column", False) and isinstance(read, ElementReader) else None
     return read() if table is None else table
 
 
-def _wanted(sink: Sink, key: str) -> bool:
-    """Ask a sink that has no place for everything, so that nothing is read to be thrown away."""
+def _accepts(sink: Sink, key: str) -> bool:
+    """Return whether a sink accepts an element, so that nothing is read in vain."""
     wants = getattr(sink, "wants", None)
     return wants is None or bool(wants(key))
 
@@ -326,31 +326,30 @@ def _whole(source: Source, key: str) -> Callable[[], Any]:
     return lambda: source.element(key)
 
 
-def _pour(
-    source: Source, sink: Sink, what: tuple[_Task, ModalityMatrix], progress: Callable[[str, int, int], None]
+def _copy_matrix(
+    source: Source, sink: Sink, task: _Task, matrix: ModalityMatrix, progress: Callable[[str, int, int], None]
 ) -> None:
-    task, piece = what
-    height = piece.shape[0]
-    rows, columns = (*task.chosen(piece.key), None, None)[:2]
-    key, keys = task.prefix + piece.key, tuple(info.key for info in piece.infos)
-    step = _step(piece.infos)
+    height = matrix.shape[0]
+    rows, columns = (*task.chosen(matrix.key), None, None)[:2]
+    key, keys = task.prefix + matrix.key, tuple(info.key for info in matrix.infos)
+    step = _rows_per_step(matrix.infos)
     for start in range(0, height, step):
         stop = min(start + step, height)
         first, last = (start, stop) if rows is None else np.searchsorted(rows, [start, stop]).tolist()
         if rows is None or last > first:
-            at = start
+            row = start
             for blocks in source.blocks(keys, step, (start, stop)):
                 block = hstack_blocks(blocks)
-                mine = None if rows is None else rows[(rows >= at) & (rows < at + block.n_rows)] - at
-                at += block.n_rows
-                if mine is None or len(mine):
-                    sink.write(key, subset_block(block, mine, columns))
+                selected = None if rows is None else rows[(rows >= row) & (rows < row + block.n_rows)] - row
+                row += block.n_rows
+                if selected is None or len(selected):
+                    sink.write(key, subset_block(block, selected, columns))
         release_unused_memory()
         progress(key, stop, height)
 
 
-def _step(infos: tuple[MatrixInfo, ...]) -> int:
-    """Return how many rows take about `STEP_BYTES`."""
+def _rows_per_step(infos: tuple[MatrixInfo, ...]) -> int:
+    """Return the number of rows that take about `STEP_BYTES`."""
     n_bytes = 0
     for info in infos:
         if info.n_entries is not None:

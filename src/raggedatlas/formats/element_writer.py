@@ -15,32 +15,32 @@ from raggedatlas.model.frames import TEXT_ROWS, Column, ColumnTable, Texts
 from raggedatlas.store.runtime import release_unused_memory, warnings_as
 
 COLUMN_CHUNK = TEXT_ROWS
-"""Rows per chunk of the columns of a table; shorter ones are one chunk."""
+"""Rows per chunk of the columns of a table; shorter columns are one chunk."""
 
 TABLE_ENCODING = {"encoding-type": "dataframe", "encoding-version": "0.2.0"}
 
-MANY = 5_000
-"""Columns from which HDF5 must keep a group's list of them in a way that allows for long ones."""
+MAX_INLINE_COLUMNS = 5_000
+"""Tables with more columns are written by anndata, because their column-order exceeds the default size of an HDF5 attribute."""
 
 
 def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
-    """Write an element through anndata's own writer, text as plain string arrays, which every reader since 0.8 knows.
+    """Write an element in anndata's encoding, text as plain string arrays, which all readers since 0.8 support.
 
     Parameters
     ----------
     group : h5py.Group or zarr.Group
-        Where to.
+        Destination group.
     path : str
-        Below the group.
+        Path below the group.
     value : object
-        Any element that AnnData knows.
+        Any element that AnnData supports.
     options : dict
-        Of arrays; where there are none, HDF5 keeps them in one piece.
+        Dataset options of arrays; if empty, HDF5 arrays are contiguous.
 
     Raises
     ------
     SchemaError
-        If it cannot be written, or a reader would not find it again as it is; the message names it.
+        If it cannot be written, or would be read back differently; the message names it.
     """
     check_names(path, value, slashes=not hasattr(group, "store"))
     parent, _, name = path.rpartition("/")
@@ -49,16 +49,16 @@ def write_element(group: Any, path: str, value: Any, options: dict[str, Any]) ->
 
 
 def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
-    """Write a value as it is, whose names were looked at, through anndata's own writer.
+    """Write a value whose names were checked, in anndata's encoding.
 
     Parameters
     ----------
     group : h5py.Group or zarr.Group
-        Where to.
+        Destination group.
     where : tuple of str
-        Its name in the group, and its path in the file, for messages.
+        Name in the group, and path in the file for messages.
     value, options : object and dict
-        As of `write_element`.
+        See `write_element`.
 
     Raises
     ------
@@ -68,22 +68,22 @@ def write_member(group: Any, where: tuple[str, str], value: Any, options: dict[s
     name, path = where
     if not hasattr(group, "store"):
         with refused(path):
-            if _written_plainly(group, where, value, options):
+            if _write_plain(group, where, value, options):
                 return
     import anndata
     from anndata.experimental import write_dispatched
 
-    callback = _in_chunks if hasattr(group, "store") or options else _as_told
-    # Slashes that are left by now are in columns of HDF5, which every anndata reads though 0.13 does not write them.
+    callback = _write_in_row_chunks if hasattr(group, "store") or options else _write_with_options
+    # Remaining slashes are in column names in HDF5, which all versions of anndata read although 0.13 does not write them.
     allowed = {"allow_write_nullable_strings": True, "disallow_forward_slash_in_h5ad": False}
     with warnings_as("ignore"), anndata.settings.override(**allowed), refused(path):
         write_dispatched(group, name, value, callback=callback, dataset_kwargs=options)
 
 
-def _written_plainly(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> bool:  # noqa: ANN401
-    """Write what most files consist of into HDF5 as anndata does, and say whether that was done.
+def _write_plain(group: Any, where: tuple[str, str], value: Any, options: dict[str, Any]) -> bool:  # noqa: ANN401
+    """Write a mapping, table, categorical, number, text or array to HDF5 as anndata does; return False for any other value.
 
-    These are mappings, tables, categoricals, numbers, text and arrays; importing anndata takes longer than writing them.
+    Importing anndata takes longer than writing these.
     """
     name, path = where
     grouped, array = _members(value), _plain_array(value)
@@ -110,7 +110,7 @@ def _written_plainly(group: Any, where: tuple[str, str], value: Any, options: di
 
 
 def _members(value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:  # noqa: ANN401
-    """Return what a mapping, a categorical or a table consists of, and its attributes; None for anything else."""
+    """Return the members and attributes of a mapping, a categorical or a table; None for anything else."""
     import pandas as pd
 
     if type(value) is dict and all(type(key) is str for key in value):
@@ -118,7 +118,7 @@ def _members(value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:  # noq
     if isinstance(value, pd.Categorical):
         members = {"codes": value.codes, "categories": value.categories.to_numpy()}
         return members, {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": bool(value.ordered)}
-    if type(value) is not pd.DataFrame or value.index.name in value.columns or value.shape[1] > MANY:
+    if type(value) is not pd.DataFrame or value.index.name in value.columns or value.shape[1] > MAX_INLINE_COLUMNS:
         return None
     index = "_index" if value.index.name is None else str(value.index.name)
     columns = {name: bare(value.iloc[:, i].array) for i, name in enumerate(value.columns)}
@@ -126,14 +126,14 @@ def _members(value: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:  # noq
 
 
 def bare(column: Any) -> Any:  # noqa: ANN401  (a pandas array)
-    """Return a column's NumPy array where it is nothing else; arrays of text are of a subclass, and may have missing values."""
+    """Return the NumPy array of a plain pandas array; text arrays are a subclass, may have missing values and are returned unchanged."""
     import pandas as pd
 
     return column.to_numpy() if type(column) is pd.arrays.NumpyExtensionArray else column
 
 
 def _plain_array(value: Any) -> tuple[NDArray[Any], str] | None:  # noqa: ANN401
-    """Return a number, a text, or an array of either as HDF5 takes it, with AnnData's name for it; None for anything else."""
+    """Convert a number, a text, or an array of either for HDF5 and return it with its encoding type; None for anything else."""
     import h5py
     import pandas as pd
 
@@ -151,7 +151,7 @@ def _plain_array(value: Any) -> tuple[NDArray[Any], str] | None:  # noqa: ANN401
 
 @contextmanager
 def refused(path: str) -> Iterator[None]:
-    """Turn what a library raises on a value that no file can hold into a `SchemaError` that names the element."""
+    """Convert exceptions that libraries raise on values that cannot be written into a `SchemaError` that names the element."""
     try:
         yield
     except (TypeError, ValueError, NotImplementedError, AttributeError, unknown_encoding()) as error:
@@ -163,14 +163,14 @@ def refused(path: str) -> Iterator[None]:
 
 
 def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN401
-    """Refuse keys of mappings and columns of tables that would come back under another name, or not at all.
+    """Raise for keys of mappings and columns of tables that would be read back under another name or not at all.
 
     Parameters
     ----------
     path : str
-        Where the value is to stand.
+        Path of the value.
     value : object
-        Only mappings and tables are looked at.
+        Value to check; only mappings and tables have names.
     slashes : bool
         Whether names of columns may have slashes, as HDF5 finds them again by the list of columns.
 
@@ -204,18 +204,18 @@ def check_names(path: str, value: Any, *, slashes: bool) -> None:  # noqa: ANN40
 
 
 def check_columns(path: str, names: Sequence[str], index: str | None, *, slashes: bool) -> None:
-    """Refuse names of columns that would come back as others, or not at all.
+    """Raise for column names that would be read back differently or not at all.
 
     Parameters
     ----------
     path : str
-        Where the table is to stand.
+        Path of the table.
     names : sequence of str
-        Of its columns.
+        Names of the columns.
     index : str or None
-        Name of its index, if it has one.
+        Name of the index, if any.
     slashes : bool
-        As of `check_names`.
+        See `check_names`.
 
     Raises
     ------
@@ -235,7 +235,7 @@ def check_columns(path: str, names: Sequence[str], index: str | None, *, slashes
 
 
 def is_nested(name: str) -> bool:
-    """Say whether a name would be taken for a path.
+    """Return whether a name would be interpreted as a path.
 
     Examples
     --------
@@ -246,7 +246,7 @@ def is_nested(name: str) -> bool:
 
 
 def plain_text(frame: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401  (a pandas frame)
-    """Return a frame whose text columns have the type that they are written as; see `plain_column`.
+    """Return a frame with text columns converted for writing; see `plain_column`.
 
     Examples
     --------
@@ -257,7 +257,7 @@ def plain_text(frame: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401  (a
     import pandas as pd
 
     columns = {name: plain_column(frame.iloc[:, i], inferred=inferred) for i, name in enumerate(frame.columns)}
-    # Said for each column, as pandas 3 would make text of objects; without a copy, as tables can be large.
+    # The dtype is given per column because pandas 3 infers text from objects; no copy, because tables can be large.
     series = {
         str(name): pd.Series(v, dtype=object if isinstance(v, np.ndarray) and v.dtype == object else None, copy=False)
         for name, v in columns.items()
@@ -268,7 +268,7 @@ def plain_text(frame: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401  (a
 
 
 def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401  (a pandas Series; an array)
-    """Turn one column into the array that is written.
+    """Convert a column to the array that is written.
 
     Text without missing values becomes an object array, which is written as a plain string array that every reader since
     anndata 0.8 knows, wherever it is read back with the dtype that it has here. Text of pandas' nullable type stays that.
@@ -288,7 +288,7 @@ def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401 
         kept = plain_index(column.cat.categories)
         return pd.Categorical.from_codes(column.cat.codes.to_numpy(), kept, ordered=bool(column.cat.ordered))
     if isinstance(dtype, pd.StringDtype):
-        # Where there are no texts nothing can be inferred from them.
+        # The dtype cannot be inferred from an empty column.
         as_plain = inferred and len(column) and dtype == pd.Series(["text"]).dtype and not column.isna().any()
         return column.to_numpy(object) if as_plain else column.array
     if dtype == np.dtype(object):
@@ -296,13 +296,13 @@ def plain_column(column: Any, *, inferred: bool = True) -> Any:  # noqa: ANN401 
     return column.array
 
 
-def _as_told(write: Callable[..., None], store: Any, key: str, value: Any, **told: Any) -> None:  # noqa: ANN401
-    write(store, key, value, dataset_kwargs=told["dataset_kwargs"])
+def _write_with_options(write: Callable[..., None], store: Any, key: str, value: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    write(store, key, value, dataset_kwargs=kwargs["dataset_kwargs"])
 
 
-def _in_chunks(write: Callable[..., None], store: Any, key: str, value: Any, **told: Any) -> None:  # noqa: ANN401
-    """Cut what has one axis by rows alone: libraries cut by bytes, so that columns of one table would differ."""
-    options = dict(told["dataset_kwargs"])
+def _write_in_row_chunks(write: Callable[..., None], store: Any, key: str, value: Any, **kwargs: Any) -> None:  # noqa: ANN401
+    """Write one-dimensional arrays with chunks by rows: libraries choose chunks by bytes, so columns of one table would differ."""
+    options = dict(kwargs["dataset_kwargs"])
     if isinstance(value, np.ndarray) and value.ndim == 1 and len(value) and value.dtype.names is None:
         options["chunks"] = (min(len(value), COLUMN_CHUNK),)
     write(store, key, value, dataset_kwargs=options)
@@ -314,20 +314,20 @@ def _plain(value: Any, *, inferred: bool) -> Any:  # noqa: ANN401
     if isinstance(value, dict):
         return {name: _plain(inner, inferred=inferred) for name, inner in value.items()}
     if type(value) is complex:
-        # Read as a Python number, written by anndata from a NumPy one only.
+        # anndata reads a Python complex number but writes only a NumPy one.
         return np.complex128(value)
-    if type(value).__module__.startswith("scipy.sparse"):  # asked without importing SciPy
+    if type(value).__module__.startswith("scipy.sparse"):  # avoids importing SciPy
         return value.astype(sparse_dtype(value.dtype), copy=False)
     return plain_text(value, inferred=inferred) if isinstance(value, pd.DataFrame) else value
 
 
 def plain_index(index: Any) -> Any:  # noqa: ANN401  (a pandas index)
-    """Turn an index into the one that is written: numbers as they are, else objects, unless they would be read back as another type."""
+    """Convert an index for writing: numbers unchanged, else objects, unless they would be read back with another dtype."""
     import pandas as pd
 
     if isinstance(index.dtype, np.dtype) and index.dtype.kind in "biuf":
         return index
-    # Readers infer the type of names that are written as objects, which takes names and gives pandas' default.
+    # Readers infer the dtype of object names as pandas' default, which needs at least one name.
     if isinstance(index.dtype, pd.StringDtype) and not (len(index) and index.dtype == pd.Series(["text"]).dtype):
         return index
     return pd.Index(index.to_numpy(object), dtype=object, name=index.name)
@@ -348,9 +348,9 @@ def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, An
     Parameters
     ----------
     group : h5py.Group or zarr.Group
-        Where to.
+        Destination group.
     path : str
-        Below the group.
+        Path below the group.
     table : ColumnTable
         Its index and columns are read one after the other.
     options : dict
@@ -369,7 +369,7 @@ def write_table(group: Any, path: str, table: ColumnTable, options: dict[str, An
         write_element(group, path, table.frame(), options)
         return
     index = "_index" if table.index.name is None else table.index.name
-    tracked = {"track_order": True} if len(names) > MANY and not is_zarr else {}
+    tracked = {"track_order": True} if len(names) > MAX_INLINE_COLUMNS and not is_zarr else {}
     made = group.create_group(path, **tracked)
     for key, value in {**TABLE_ENCODING, "column-order": names, "_index": index}.items():
         made.attrs[key] = value

@@ -1,4 +1,4 @@
-"""Chunks of an HDF5 dataset read past its library: located once, fetched with `pread`, decoded on several threads."""
+"""Read and encode chunks of HDF5 datasets without the HDF5 library: `pread`, deflate and byte shuffling in several threads."""
 
 import functools
 import os
@@ -18,26 +18,26 @@ from raggedatlas.errors import SourceError
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, shared_pool
 
 SMALLEST = 1 << 12
-"""Chunks of fewer bytes are left to HDF5's library, whose loop over them is cheaper than ours."""
+"""Smaller chunks (bytes) are read through the HDF5 library, whose loop over them is faster than ours."""
 
 SPAN_BYTES = 1 << 20
-"""What one thread takes at once, decoded, at least."""
+"""Minimum work of one thread, in decoded bytes."""
 
 COPY_BYTES = 1 << 22
-"""What one thread copies at once, at least, where nothing is to be decoded: to share less costs more than the copying."""
+"""Minimum work of one thread for uncompressed data, in bytes: handing over less costs more than copying it."""
 
 LARGEST_BAND = 1 << 28
-"""A row of chunks of more bytes is left to HDF5's library."""
+"""Larger rows of chunks (bytes) are read through the HDF5 library."""
 
 KEPT_BYTES = 1 << 26
-"""Memory of larger blocks is not used again: it would be held for as long as the reader."""
+"""Larger blocks (bytes) do not come from the buffer pool, which would hold their memory as long as the reader exists."""
 
 _DEFLATE, _SHUFFLE = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """Where the chunks of a dataset lie, by their place in the grid; a size of -1 where none was written."""
+    """Offsets and sizes of the chunks of a dataset by grid position; a size of -1 means that the chunk was never written."""
 
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
@@ -45,18 +45,18 @@ class _Placed:
 
 
 class Hdf5ChunkReader:
-    """Rows of an HDF5 dataset, from the file itself; walked downward, each chunk is decoded once.
+    """Reads rows of an HDF5 dataset directly from the file; in ascending order, each chunk is decoded only once.
 
     Parameters
     ----------
     dataset : h5py.Dataset
-        One that `open_chunk_reader` found fit.
+        Dataset accepted by `open_chunk_reader`.
     chunks : tuple of int
-        Its chunks; of a contiguous one, a number of rows and its other axes.
+        Chunk shape; for a contiguous dataset, a number of rows and the other axes.
     placed : _Placed
-        Where they lie.
+        Location of the chunks.
     filters : tuple of int
-        Filters in the order they were applied.
+        HDF5 filter numbers in the order of encoding.
     """
 
     def __init__(self, dataset: Any, chunks: tuple[int, ...], placed: _Placed, filters: tuple[int, ...]) -> None:  # noqa: ANN401
@@ -74,12 +74,12 @@ class Hdf5ChunkReader:
         self._ring = shared_pool()
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return rows ``[start, stop)`` in the type that the file has.
+        """Return rows ``[start, stop)`` in the stored dtype.
 
         Raises
         ------
         OSError, ValueError
-            If the file is cut short or a chunk damaged.
+            If the file is truncated or a chunk is damaged.
         SourceError
             If the file was closed.
         """
@@ -92,7 +92,7 @@ class Hdf5ChunkReader:
             self._spread(first, last, lambda a, b: self._copy(a, b, start, out))
             return out
         kept: dict[int, NDArray[Any]] = {} if self._held is None else dict((self._held,))
-        # Only the bands at both ends can be needed again, the last one by the next block.
+        # Only the first and last band can be partly outside the block; the last one is kept for the next block.
         for band in {first, last - 1} - set(kept):
             low = band * self._step
             if low < start or low + self._step > stop:
@@ -115,7 +115,7 @@ class Hdf5ChunkReader:
         return out
 
     def _room(self, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Give memory for a block: fresh one is cleared page by page by the system, which takes longer than the reading."""
+        """Return memory for a block, from the pool if small: the system zeroes new pages, which takes longer than reading."""
         n = int(np.prod(shape, dtype=np.int64))
         if n * self._dtype.itemsize > KEPT_BYTES:
             return np.empty(shape, self._dtype)
@@ -127,9 +127,9 @@ class Hdf5ChunkReader:
         return int(self._file.id.get_vfd_handle())
 
     def _spread(self, first: int, last: int, work: Callable[[int, int], None]) -> None:
-        """Give runs of bands to the threads."""
+        """Distribute ranges of bands over the threads."""
         n_bytes = (last - first) * self._step * max(self._row_bytes, 1)
-        # What only copies leaves cores to those who work on the rows.
+        # Copying uses half of the threads, and leaves the others to the consumers of the rows.
         copying = max(1, DECODE_THREADS // 2), n_bytes // COPY_BYTES
         most = (4 * DECODE_THREADS, n_bytes // SPAN_BYTES) if self._filters else copying
         n = min(last - first, max(1, min(most)))
@@ -192,7 +192,7 @@ class Hdf5ChunkReader:
 
     def _fetch_into(self, offset: int, room: memoryview) -> None:
         while len(room):
-            # HDF5 keeps the descriptor; reading at an offset does not move it.
+            # HDF5 owns the descriptor; pread does not move its position.
             n = os.preadv(self._descriptor, [room], offset)
             if not n:
                 raise OSError("the file ends within a chunk")
@@ -200,7 +200,7 @@ class Hdf5ChunkReader:
 
 
 def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (any array)
-    """Find where the chunks of an HDF5 dataset lie, if it can be read past the library.
+    """Locate the chunks of an HDF5 dataset, if it can be read without the library.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def open_chunk_reader(array: Any) -> Hdf5ChunkReader | None:  # noqa: ANN401  (a
 
 def _plain_file(dataset: Any) -> bool:  # noqa: ANN401
     file = dataset.file
-    # Chunks that a writer still holds in memory are not in the file.
+    # Chunks in the cache of an open writer are not in the file yet.
     return bool(
         dataset.shape and dataset.size and file.mode == "r" and file.driver == "sec2" and not dataset.is_virtual
     )
@@ -297,7 +297,7 @@ def _offsets_leave_out_the_user_block() -> bool:
 
 @cache
 def deflater() -> Any:  # noqa: ANN401  (a module with the functions of zlib)
-    """Return ISA-L's stand-in for `zlib` where the extra `isal` is installed, else `zlib`; either reads what the other wrote.
+    """Return `isal.isal_zlib` if the extra `isal` is installed, else `zlib`; both read each other's output.
 
     Examples
     --------
@@ -312,19 +312,19 @@ def deflater() -> Any:  # noqa: ANN401  (a module with the functions of zlib)
 
 
 def inflate(data: Any, n_bytes: int) -> bytes:  # noqa: ANN401  (any buffer)
-    """Decompress a zlib stream that must hold exactly `n_bytes`; never makes more than that.
+    """Decompress a zlib stream that must contain exactly `n_bytes`; never allocates more than that.
 
     Parameters
     ----------
     data : buffer
-        The compressed bytes.
+        Compressed bytes.
     n_bytes : int
-        What they must become.
+        Expected decompressed size.
 
     Raises
     ------
     ValueError
-        If they are damaged, or become more or fewer bytes.
+        If the stream is damaged or contains more or fewer bytes.
 
     Examples
     --------
@@ -335,7 +335,7 @@ def inflate(data: Any, n_bytes: int) -> bytes:  # noqa: ANN401  (any buffer)
     stream = engine.decompressobj()
     try:
         out: bytes = stream.decompress(data, n_bytes)
-        # The end of the stream carries its checksum, which is only compared when it is reached.
+        # zlib verifies the checksum only when the end of the stream is reached.
         surplus = b"" if stream.eof else stream.decompress(stream.unconsumed_tail, 1)
     except engine.error as error:
         raise ValueError(f"a compressed chunk is damaged: {error}") from error
@@ -347,19 +347,19 @@ def inflate(data: Any, n_bytes: int) -> bytes:  # noqa: ANN401  (any buffer)
 
 
 def deflate(data: Any, level: int) -> bytes:  # noqa: ANN401  (any buffer)
-    """Compress to a zlib stream; ISA-L knows levels up to 3 and takes 3 for those beyond, zlib up to 9."""
+    """Compress to a zlib stream; ISA-L supports levels up to 3 and uses 3 for higher ones, zlib up to 9."""
     engine = deflater()
     made: bytes = engine.compress(data, level if engine is zlib else min(level, 3))
     return made
 
 
 def shuffle(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Put the first bytes of all values first, then the second ones, and so on.
+    """Shuffle bytes: the first bytes of all values, then the second bytes, and so on.
 
     Parameters
     ----------
     values : (n,) array
-        Of any fixed width.
+        Values of any fixed width.
 
     Returns
     -------
@@ -377,20 +377,20 @@ def shuffle(values: NDArray[Any]) -> NDArray[np.uint8]:
         out[...] = values.view(np.uint8).reshape(-1, width).T
         return out
     for i in range(width):
-        # Shifting whole words is several times faster than copying every fourth byte.
+        # Shifting words is several times faster than copying every fourth byte.
         np.copyto(out[i], words >> words.dtype.type(8 * i) if i else words, casting="unsafe")
     return out
 
 
 def unshuffle(data: Any, out: NDArray[Any]) -> None:  # noqa: ANN401  (any buffer)
-    """Undo `shuffle` into an array.
+    """Reverse `shuffle` into an array.
 
     Parameters
     ----------
     data : buffer
         ``itemsize * n`` bytes.
     out : (n,) array
-        Where the values go.
+        Receives the values.
 
     Examples
     --------

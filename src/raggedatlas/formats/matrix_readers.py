@@ -1,4 +1,4 @@
-"""Readers of matrices in row blocks: CSR, CSC and dense, whether in HDF5, Zarr or memory."""
+"""Read matrices (CSR, CSC, dense) in blocks of rows from HDF5, Zarr or memory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from raggedatlas.model.batch import Block, CsrBlock, DenseBlock, sparse_dtype
 from raggedatlas.model.protocols import NARROW, MatrixForm
 
 BLOCK_BYTES = 256 << 20
-"""A step down the rows stops early rather than take more than this (one row is always taken)."""
+"""Maximum size of a block in bytes; a block holds at least one row."""
 
 ENTRIES = 1 << 20
 """Entries of a CSC matrix read at once."""
 
 NUMBER_KINDS = "biufc"
-"""NumPy's kinds of numbers and booleans, which matrices hold."""
+"""NumPy dtype kinds that a matrix may have: booleans, integers, floats, complex."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixLocation:
-    """Where a matrix stands, for messages.
+    """File and element of a matrix, for error messages.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class MatrixLocation:
     element : str
         The matrix in it.
     cell_name : callable
-        Row -> the name of its cell.
+        Maps a row number to the name of its cell.
     """
 
     uri: str
@@ -43,12 +43,12 @@ class MatrixLocation:
     cell_name: Callable[[int], str]
 
     def cell(self, row: int) -> str:
-        """Name one row."""
+        """Return the name of a row."""
         return f"cell {self.cell_name(row)!r} (row {row:,})"
 
 
 class RowReader(Protocol):
-    """A matrix that can be read by rows; cheap when the rows are asked for downward."""
+    """Protocol of matrices that are read by rows; cheap if rows are requested in ascending order."""
 
     form: MatrixForm
     dtype: np.dtype[Any]
@@ -56,7 +56,7 @@ class RowReader(Protocol):
     n_entries: int | None
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far to read from `start`: `stop`, or earlier where that would take more than `BLOCK_BYTES`."""
+        """Return the end of a block that begins at `start`: `stop`, or less if the block would exceed `BLOCK_BYTES`."""
         ...
 
     def read(self, start: int, stop: int) -> Block:
@@ -64,21 +64,21 @@ class RowReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what was kept."""
+        """Release cached data and temporary files."""
         ...
 
 
 class SequentialArray:
-    """Slices of an array's first axis; walked downward, each chunk is decoded once.
+    """Slices along the first axis of an array; in ascending order, each chunk is decoded only once.
 
     Parameters
     ----------
-    array : h5py.Dataset, zarr.Array, numpy.ndarray or alike
-        Anything with a shape, a dtype and slices.
+    array : h5py.Dataset, zarr.Array, numpy.ndarray or similar
+        Any object with a shape, a dtype and slicing.
     place : MatrixLocation
         For messages.
     dtype : numpy.dtype, optional
-        Of what is returned; the array's own in the machine's byte order if None.
+        Dtype of the result; by default the array's own in native byte order.
     """
 
     def __init__(self, array: Any, place: MatrixLocation, dtype: np.dtype[Any] | None = None) -> None:  # noqa: ANN401
@@ -88,16 +88,16 @@ class SequentialArray:
         self._step = self._chunk_rows()
         with readable(place.uri, place.element):
             self._direct = open_chunk_reader(array)
-        self._held: tuple[int, NDArray[Any]] | None = None
+        self._cached_chunk: tuple[int, NDArray[Any]] | None = None
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Return rows ``[start, stop)`` in the machine's byte order."""
+        """Return rows ``[start, stop)`` in native byte order."""
         with readable(self._place.uri, self._place.element):
             if self._direct is not None:
                 return np.asarray(self._direct.read(start, stop), dtype=self.dtype)
             if not self._step:
                 return np.asarray(self._array[start:stop], dtype=self.dtype)
-            return self._aligned(start, stop)
+            return self._read_chunk_aligned(start, stop)
 
     def _chunk_rows(self) -> int:
         chunks = getattr(self._array, "chunks", None)
@@ -106,26 +106,26 @@ class SequentialArray:
         across = int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize
         return chunks[0] if 0 < chunks[0] * across <= BLOCK_BYTES else 0
 
-    def _aligned(self, start: int, stop: int) -> NDArray[Any]:
+    def _read_chunk_aligned(self, start: int, stop: int) -> NDArray[Any]:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)
-        at = start
-        while at < stop:
-            low = at - at % self._step
-            if self._held is not None and self._held[0] == low:
+        row = start
+        while row < stop:
+            low = row - row % self._step
+            if self._cached_chunk is not None and self._cached_chunk[0] == low:
                 end = min(low + self._step, stop)
-                out[at - start : end - start] = self._held[1][at - low : end - low]
-            elif low == at and stop - at >= self._step:
+                out[row - start : end - start] = self._cached_chunk[1][row - low : end - low]
+            elif low == row and stop - row >= self._step:
                 end = stop - stop % self._step
-                self._into(at, end, out[at - start : end - start])
+                self._read_into(row, end, out[row - start : end - start])
             else:
                 chunk = np.empty((min(self._step, self.shape[0] - low), *self.shape[1:]), self.dtype)
-                self._into(low, low + len(chunk), chunk)
-                self._held = (low, chunk)
+                self._read_into(low, low + len(chunk), chunk)
+                self._cached_chunk = (low, chunk)
                 continue
-            at = end
+            row = end
         return out
 
-    def _into(self, start: int, stop: int, out: NDArray[Any]) -> None:
+    def _read_into(self, start: int, stop: int, out: NDArray[Any]) -> None:
         direct = getattr(self._array, "read_direct", None)
         if direct is not None and out.size and out.flags.c_contiguous:
             direct(out, np.s_[start:stop])
@@ -134,12 +134,12 @@ class SequentialArray:
 
 
 class DenseRows:
-    """A dense matrix, or an array of more axes; memory: the block and one row of chunks.
+    """A dense matrix or array of higher dimension; holds the block and one row of chunks in memory.
 
     Parameters
     ----------
     array : array
-        As `SequentialArray` takes it.
+        See `SequentialArray`.
     place : MatrixLocation
         For messages.
     """
@@ -152,7 +152,7 @@ class DenseRows:
         self.shape, self.dtype = self._rows.shape, self._rows.dtype
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far one step may go."""
+        """Return the end of the next block."""
         row = max(1, int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize)
         return min(stop, start + max(1, BLOCK_BYTES // row))
 
@@ -161,12 +161,12 @@ class DenseRows:
         return DenseBlock({"values": self._rows.read(start, stop)})
 
     def close(self) -> None:
-        """Keep nothing."""
+        """Do nothing; no state is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseArrays:
-    """The three arrays of a compressed sparse matrix, and its shape as ``(n_cells, n_features)``."""
+    """Arrays and shape, ``(n_cells, n_features)``, of a compressed sparse matrix."""
 
     indptr: Any
     indices: Any
@@ -175,20 +175,20 @@ class SparseArrays:
 
 
 class CsrRows:
-    """A CSR matrix; memory: the block, eight bytes per cell, one chunk of each array.
+    """A CSR matrix; holds the block, eight bytes per cell and one chunk of each array in memory.
 
     Parameters
     ----------
     arrays : SparseArrays
-        Its parts.
+        Arrays of the matrix.
     place : MatrixLocation
         For messages.
 
     Raises
     ------
     SourceError
-        If the lengths of the parts do not fit; later, when the first block is read, if the row pointers are wrong, and
-        with each block if a column is out of range.
+        If the lengths of the arrays do not match; when the first block is read, if the row pointers are invalid; with each
+        block, if a column index is out of range.
     """
 
     form: MatrixForm = "csr"
@@ -205,7 +205,7 @@ class CsrRows:
         self.wide = needs_int64(arrays.indptr, arrays.indices)
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far one step may go."""
+        """Return the end of the next block."""
         entry = self.dtype.itemsize + self._indices.dtype.itemsize
         return stop_by_entries(self.indptr(), start, stop, BLOCK_BYTES // entry)
 
@@ -228,18 +228,18 @@ class CsrRows:
         return self._indptr
 
     def close(self) -> None:
-        """Keep nothing."""
+        """Do nothing; no state is kept."""
 
 
 class CscRows:
-    """A CSC matrix turned to rows in one pass; memory: about ten times `spill.BAND_BYTES`, then as for CSR.
+    """A CSC matrix that is sorted by rows in one pass; holds about ten times `external_sort.BAND_BYTES` in memory, then as for CSR.
 
-    Entries beyond one band wait in temporary files until `close`. Entries of a row come by column.
+    Entries beyond one band are kept in temporary files until `close`. Entries of a row are ordered by column.
 
     Parameters
     ----------
     arrays : SparseArrays
-        Its parts; `indices` are rows.
+        Arrays of the matrix; `indices` are row numbers.
     place : MatrixLocation
         For messages.
     """
@@ -250,38 +250,38 @@ class CscRows:
         self._arrays, self._place = arrays, place
         self._indices = SequentialArray(arrays.indices, place)
         self._data = SequentialArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
-        self._spill: ExternalRowSort | None = None
+        self._sort: ExternalRowSort | None = None
         self.shape: tuple[int, ...] = arrays.shape
         self.dtype = self._data.dtype
         self.n_entries: int | None = _entries(arrays, arrays.shape[1], place)
         self.wide = needs_int64(arrays.indptr, arrays.indices)
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far one step may go."""
-        return stop_by_entries(self._turned().indptr, start, stop, BLOCK_BYTES // (self.dtype.itemsize + 4))
+        """Return the end of the next block."""
+        return stop_by_entries(self._sorted_entries().indptr, start, stop, BLOCK_BYTES // (self.dtype.itemsize + 4))
 
     def read(self, start: int, stop: int) -> CsrBlock:
         """Read rows ``[start, stop)``."""
-        return self._turned().read(start, stop)
+        return self._sorted_entries().read(start, stop)
 
     def close(self) -> None:
         """Remove the temporary files."""
-        if self._spill is not None:
-            self._spill.close()
-            self._spill = None
+        if self._sort is not None:
+            self._sort.close()
+            self._sort = None
 
-    def _turned(self) -> ExternalRowSort:
-        if self._spill is None:
-            spill = ExternalRowSort(self._arrays.shape, self.dtype, self.n_entries or 0)
+    def _sorted_entries(self) -> ExternalRowSort:
+        if self._sort is None:
+            sort = ExternalRowSort(self._arrays.shape, self.dtype, self.n_entries or 0)
             try:
                 for columns, rows, values in self._entries():
-                    spill.add(rows, columns, values)
+                    sort.add(rows, columns, values)
             except BaseException:
-                spill.close()
+                sort.close()
                 raise
-            spill.finish()
-            self._spill = spill
-        return self._spill
+            sort.finish()
+            self._sort = sort
+        return self._sort
 
     def _entries(self) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]]:
         assert self.n_entries is not None
@@ -303,21 +303,21 @@ class CscRows:
 
 
 class LazyRows:
-    """Anything whose row slices SciPy or NumPy understand: a view of an AnnData, a lazy array.
+    """A matrix given by a function that slices its rows: a view of an AnnData, a lazy array.
 
     Parameters
     ----------
     rows : callable
-        ``(start, stop)`` -> a sparse or dense matrix of those rows.
+        Returns rows ``[start, stop)`` as a sparse or dense matrix.
     shape : tuple of int
-        Of the whole.
+        Shape of the complete matrix.
     place : MatrixLocation
         For messages.
 
     Raises
     ------
     SourceError
-        If the rows are neither sparse nor dense numbers.
+        If the values are not numeric.
     """
 
     n_entries: int | None = None
@@ -334,7 +334,7 @@ class LazyRows:
         self.wide = needs_int64(first.indptr, first.indices) if self.form != "dense" else NARROW
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far one step may go, as if every entry were stored."""
+        """Return the end of the next block, assuming that every entry is stored."""
         row = max(1, int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize)
         return min(stop, start + max(1, BLOCK_BYTES // row))
 
@@ -349,18 +349,18 @@ class LazyRows:
         return CsrBlock(pointers, part.indices, {"values": part.data}, self.shape[1])
 
     def close(self) -> None:
-        """Keep nothing."""
+        """Do nothing; no state is kept."""
 
 
 class ColumnSubset:
-    """Some columns of a matrix that is read as CSR, renumbered in their order.
+    """A subset of the columns of a CSR matrix, renumbered.
 
     Parameters
     ----------
     rows : RowReader
-        All columns; read anew for each choice.
+        The matrix with all columns; each subset reads it again.
     columns : (n,) int64
-        Which ones.
+        Columns in the order of the result.
     """
 
     form: MatrixForm = "csr"
@@ -374,7 +374,7 @@ class ColumnSubset:
         self.dtype = rows.dtype
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far one step may go."""
+        """Return the end of the next block."""
         return self._all.stop(start, stop)
 
     def read(self, start: int, stop: int) -> CsrBlock:
@@ -387,12 +387,12 @@ class ColumnSubset:
         return CsrBlock(pointers, columns[kept], {"values": block.layers["values"][kept]}, self.shape[1])
 
     def close(self) -> None:
-        """Let go of what all columns kept."""
+        """Close the underlying matrix."""
         self._all.close()
 
 
 def needs_int64(indptr: Any, indices: Any) -> tuple[bool, bool]:  # noqa: ANN401  (arrays of any library)
-    """Say whether the pointers and the indices of a sparse matrix take 64 bits."""
+    """Return whether the pointers and the indices of a sparse matrix are 64-bit."""
     return (np.dtype(indptr.dtype).itemsize == 8, np.dtype(indices.dtype).itemsize == 8)
 
 
@@ -414,7 +414,7 @@ def _entries(arrays: SparseArrays, n_major: int, place: MatrixLocation) -> int:
         )
     for name, array in (("indices", arrays.indices), ("pointers", arrays.indptr)):
         if np.dtype(array.dtype).kind not in "iu":
-            raise SourceError(f"{place.uri}: {place.element} has {name} of type {array.dtype}, where integers belong.")
+            raise SourceError(f"{place.uri}: {place.element} has {name} of type {array.dtype}; expected integers.")
     return int(n_data[0])
 
 
@@ -425,18 +425,18 @@ def _checked_pointers(stored: Any, n_entries: int, place: MatrixLocation, what: 
     if pointers[0] == 0 and pointers[-1] == n_entries and not len(wrong):
         return pointers
     if pointers[0] != 0:
-        said = f"start at {int(pointers[0]):,} instead of 0"
+        problem = f"start at {int(pointers[0]):,} instead of 0"
     elif len(wrong):
         row = int(wrong[0]) - 1
-        said = f"go down at {place.cell(row) if what == 'row' else f'column {row:,}'}"
+        problem = f"decrease at {place.cell(row) if what == 'row' else f'column {row:,}'}"
     else:
         over = np.flatnonzero(pointers > n_entries)
-        at = int(over[0]) - 1 if len(over) else len(pointers) - 2
-        said = f"end at {int(pointers[-1]):,} for {n_entries:,} entries" + (
-            f", wrong from {place.cell(at)} on" if what == "row" else ""
+        row = int(over[0]) - 1 if len(over) else len(pointers) - 2
+        problem = f"end at {int(pointers[-1]):,} for {n_entries:,} entries" + (
+            f", wrong from {place.cell(row)} on" if what == "row" else ""
         )
     raise SourceError(
-        f"{place.uri}: {place.element} has {what} pointers that {said}; the file is damaged or was cut short. Write it again."
+        f"{place.uri}: {place.element} has {what} pointers that {problem}; the file is damaged or was cut short. Write it again."
     )
 
 
@@ -464,12 +464,12 @@ def _check_columns(
 
 
 def _highest(indices: NDArray[Any]) -> int:
-    """Return the highest index; what is below zero counts as more than any number of columns."""
+    """Return the highest index, viewed as unsigned so that a negative index exceeds any number of columns."""
     return int(indices.view(f"u{indices.dtype.itemsize}").max())
 
 
 def stop_by_entries(indptr: NDArray[np.int64], start: int, stop: int, limit: int) -> int:
-    """Return how far rows from `start` go, at most to `stop`, with no more entries than `limit`; at least one row."""
+    """Return the end of a block of rows from `start` with at most `limit` entries and at least one row, at most `stop`."""
     if indptr[stop] - indptr[start] <= limit:
         return stop
     reached = int(np.searchsorted(indptr, indptr[start] + limit, side="right")) - 1

@@ -1,4 +1,4 @@
-"""What a source holds, as one unit of cells by features for each of its modalities, whatever its format."""
+"""Split a source of any format into modalities, and read them into AnnData and MuData objects."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,14 +27,14 @@ MOD = "mod/"
 
 @dataclass(frozen=True, slots=True)
 class ModalityMatrix:
-    """One matrix of a unit.
+    """One matrix of a modality.
 
     Parameters
     ----------
     key : str
-        Where it belongs in an AnnData: ``"X"``, ``"layers/<name>"``, ``"obsp/<name>"``.
+        Key in an AnnData: ``"X"``, ``"layers/<name>"``, ``"obsp/<name>"``.
     infos : tuple of MatrixInfo
-        The matrices of the source that stand in it side by side.
+        Matrices of the source whose columns are concatenated.
     """
 
     key: str
@@ -42,31 +42,31 @@ class ModalityMatrix:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """Return the shape of the concatenated matrix."""
         first = self.infos[0].shape
         return first if len(self.infos) == 1 else (first[0], sum(info.shape[1] for info in self.infos))
 
 
 @dataclass(frozen=True, slots=True)
 class Modality:
-    """One table of cells by features.
+    """One modality: the contents of one AnnData.
 
     Parameters
     ----------
     name : str
-        Of the modality.
-    pieces : tuple of ModalityMatrix
-        Its matrices.
+        Name of the modality.
+    matrices : tuple of ModalityMatrix
+        Matrices of the modality.
     elements : mapping of str to callable
-        Where it belongs in an AnnData -> reads it whole; ``"obs"``, ``"var"`` and ``"raw/var"`` among them.
+        Key in an AnnData -> reads the complete element; includes ``"obs"``, ``"var"`` and ``"raw/var"``.
     features : callable
-        Reads the table of its features, for looking names up.
+        Reads the table of features, for looking up names.
     cells : (n,) int64 or None
-        Which cell of the source each of its rows is; None when row i is cell i.
+        Cell of the source that each row belongs to; None if row i is cell i.
     """
 
     name: str
-    pieces: tuple[ModalityMatrix, ...]
+    matrices: tuple[ModalityMatrix, ...]
     elements: Mapping[str, Callable[[], Any]]
     features: Callable[[], pa.Table]
     cells: NDArray[np.int64] | None = None
@@ -74,69 +74,69 @@ class Modality:
 
 @dataclass(frozen=True, slots=True)
 class Modalities:
-    """All of a source.
+    """All modalities of a source, and what is shared by them.
 
     Parameters
     ----------
-    units : tuple of Modality
-        One per modality.
-    pieces : tuple of ModalityMatrix
-        Matrices over all cells, of sources with modalities.
+    modalities : tuple of Modality
+        One entry per modality.
+    matrices : tuple of ModalityMatrix
+        Matrices over all cells of a multimodal source.
     elements : mapping of str to callable
-        Elements over all cells, of sources with modalities.
+        Elements over all cells of a multimodal source.
     """
 
-    units: tuple[Modality, ...]
-    pieces: tuple[ModalityMatrix, ...] = ()
+    modalities: tuple[Modality, ...]
+    matrices: tuple[ModalityMatrix, ...] = ()
     elements: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
 
 def split_modalities(source: Source) -> Modalities:
-    """Take a source apart into its modalities; one that has none is one unit."""
+    """Split a source into its modalities; a source without modalities is a single one."""
     schema = source.describe()
     names = dict.fromkeys(key.split("/")[1] for key in _keys(schema) if key.startswith(MOD))
     if names:
-        units = tuple(_modality(source, schema, name) for name in names)
-        pieces = tuple(ModalityMatrix(i.key, (i,)) for i in _streamed(schema) if not i.key.startswith(MOD))
-        return Modalities(units, pieces, _elements(source, schema, ""))
+        modalities = tuple(_modality(source, schema, name) for name in names)
+        matrices = tuple(ModalityMatrix(i.key, (i,)) for i in _streamed(schema) if not i.key.startswith(MOD))
+        return Modalities(modalities, matrices, _elements(source, schema, ""))
     kinds = [info for info in schema.matrices if info.key.startswith("X:")]
     return Modalities(tuple(_kind(source, (info,)) for info in kinds) if kinds else (_single(source, schema),))
 
 
 def join_feature_types(source: Source) -> Modality:
-    """Take a 10x source of several feature types as one unit, their columns side by side."""
+    """Return the feature types of a 10x source as one modality, with their columns concatenated."""
     return _kind(source, tuple(info for info in source.describe().matrices if info.key.startswith("X:")))
 
 
 def select_modalities(source: Source, modality: str | None, *, multimodal: bool) -> list[Modality]:
-    """Take what is asked for of a source: one modality, all of them, or what fits into one AnnData.
+    """Return the requested modalities of a source: one, all, or all that fit into a single AnnData.
 
     Parameters
     ----------
     source : Source
-        What it is of.
+        The source.
     modality : str or None
-        Which one; None is all.
+        Name of the modality; None is all.
     multimodal : bool
-        Whether there is room for several; else feature types of a 10x source come side by side.
+        Whether the target can hold several; if not, the feature types of a 10x source are concatenated.
 
     Raises
     ------
     NotFoundError
         If there is no such modality.
     SourceError
-        If there are several, and room for one.
+        If there are several and the target can hold only one.
     """
     whole = split_modalities(source)
-    units = list(whole.units)
-    names = [unit.name for unit in units]
+    modalities = list(whole.modalities)
+    names = [mod.name for mod in modalities]
     if modality is not None:
         if modality not in names:
             raise NotFoundError(f"There is no modality {modality!r}; there are {names}.")
-        return [units[names.index(modality)]]
-    if multimodal or len(units) == 1:
-        return units
-    if whole.elements or whole.pieces:
+        return [modalities[names.index(modality)]]
+    if multimodal or len(modalities) == 1:
+        return modalities
+    if whole.elements or whole.matrices:
         raise SourceError(
             f"{source.describe().uri or 'The source'} has the modalities {names}, and the target holds one; "
             "choose it with modality=, or write a .h5mu."
@@ -149,7 +149,7 @@ def _keys(schema: SourceSchema) -> list[str]:
 
 
 def _streamed(schema: SourceSchema) -> list[MatrixInfo]:
-    """Return what is read in blocks: all matrices but those that are read whole to keep more of them."""
+    """Return the matrices that are read in blocks: all but those that are also elements, which are read completely."""
     return [info for info in (*schema.matrices, *schema.others) if info.key not in schema.elements]
 
 
@@ -160,65 +160,65 @@ def _elements(source: Source, schema: SourceSchema, prefix: str) -> dict[str, Ca
 
 @dataclass(frozen=True, slots=True)
 class ElementReader:
-    """Reads one element of a source whole, or opens it to be read column by column.
+    """Reads one element of a source, completely or column by column.
 
     Parameters
     ----------
     source : Source
-        What it is of.
+        The source.
     key : str
-        Which one.
+        Key of the element.
     """
 
     source: Source
     key: str
 
     def __call__(self) -> Any:  # noqa: ANN401  (any element that AnnData knows)
-        """Read it whole."""
+        """Read the complete element."""
         return self.source.element(self.key)
 
     def table(self) -> ColumnTable | None:
-        """Open it as a table; None if it is none, or the source reads its tables whole."""
+        """Open the element as a table; None if it is not one or the source reads tables completely."""
         open_table = getattr(self.source, "table", None)
         return None if open_table is None else open_table(self.key)
 
 
 def _single(source: Source, schema: SourceSchema) -> Modality:
     space = next((info.space for info in schema.matrices if info.space), "")
-    pieces = tuple(ModalityMatrix(info.key, (info,)) for info in _streamed(schema))
+    matrices = tuple(ModalityMatrix(info.key, (info,)) for info in _streamed(schema))
     elements: dict[str, Callable[[], Any]] = {"obs": ElementReader(source, "obs"), **_elements(source, schema, "")}
-    return _with_features(source, Modality(MODALITIES.get(space, "rna"), pieces, elements, _nothing))
+    return _with_features(source, Modality(MODALITIES.get(space, "rna"), matrices, elements, _nothing))
 
 
 def _modality(source: Source, schema: SourceSchema, name: str) -> Modality:
     prefix = f"{MOD}{name}/"
-    pieces = tuple(
+    matrices = tuple(
         ModalityMatrix(info.key.removeprefix(prefix), (info,))
         for info in _streamed(schema)
         if info.key.startswith(prefix)
     )
     cells = source.present(f"{prefix}obs")
-    return _with_features(source, Modality(name, pieces, _elements(source, schema, prefix), _nothing, cells))
+    return _with_features(source, Modality(name, matrices, _elements(source, schema, prefix), _nothing, cells))
 
 
-def _with_features(source: Source, unit: Modality) -> Modality:
-    """Find the tables of features that the matrices of a unit name."""
-    elements, main = dict(unit.elements), ""
-    for piece in unit.pieces:
-        key = piece.infos[0].features
-        head = piece.key.split("/")[0]
+def _with_features(source: Source, mod: Modality) -> Modality:
+    """Add the tables of features that the matrices of a modality refer to."""
+    elements, main = dict(mod.elements), ""
+    for matrix in mod.matrices:
+        key = matrix.infos[0].features
+        head = matrix.key.split("/")[0]
         if key and head in ("X", "layers"):
             elements.setdefault("var", ElementReader(source, key))
             main = main or key
-        elif key and piece.key == "raw/X":
+        elif key and matrix.key == "raw/X":
             elements.setdefault("raw/var", ElementReader(source, key))
     if not main and "var" not in elements:
-        prefix = f"{MOD}{unit.name}/" if any(p.infos[0].key.startswith(MOD) for p in unit.pieces) else ""
-        width = next((p.shape[1] for p in unit.pieces if p.key.split("/")[0] in ("X", "layers")), 0)
+        prefix = f"{MOD}{mod.name}/" if any(p.infos[0].key.startswith(MOD) for p in mod.matrices) else ""
+        width = next((p.shape[1] for p in mod.matrices if p.key.split("/")[0] in ("X", "layers")), 0)
         elements["var"] = lambda: _table_or_numbers(source, f"{prefix}var", width)
         main = f"{prefix}var"
     features = (lambda: source.features(main)) if main else _nothing
-    return Modality(unit.name, unit.pieces, elements, features, unit.cells)
+    return Modality(mod.name, mod.matrices, elements, features, mod.cells)
 
 
 def _kind(source: Source, infos: tuple[MatrixInfo, ...]) -> Modality:
@@ -265,30 +265,30 @@ def read(
     modality: str | None = None,
     **options: Any,  # noqa: ANN401  (each format has its own)
 ) -> "AnnData | MuData":
-    """Read a file into memory, without an atlas.
+    """Read a file into memory without an atlas.
 
     Parameters
     ----------
     source : path, AnnData, MuData, h5py.File, zarr.Group or Source
         Anything that `open_source` takes: ``.h5ad``, ``.h5mu``, ``.zarr``, ``.zarr.zip``, ``.cxg``, 10x files and folders.
     modality : str, optional
-        Which modality of a MuData or feature type of a 10x file; it comes as an AnnData.
+        Modality of a MuData or feature type of a 10x file, returned as an AnnData.
     **options
-        As of `open_source`.
+        Passed to `open_source`.
 
     Returns
     -------
     anndata.AnnData or mudata.MuData
-        Everything that the source holds; a MuData of a source with modalities.
+        Contents of the source; a MuData if the source has modalities.
 
     Raises
     ------
     NotFoundError
         If there is no such file or modality.
     SourceError, LimitError
-        If it is of no known kind, damaged, or declares more than may be read.
+        If its kind is unknown, it is damaged, or it declares more than may be read.
     MissingExtraError
-        If it takes a package that is not installed.
+        If a required package is not installed.
 
     Examples
     --------
@@ -308,26 +308,26 @@ def read(
             opened.close()
 
 
-def as_anndata(source: Source, unit: Modality) -> "AnnData":
-    """Read one modality of a source whole.
+def as_anndata(source: Source, mod: Modality) -> "AnnData":
+    """Read one modality of a source into memory.
 
     Parameters
     ----------
     source : Source
         What it is of.
-    unit : Modality
-        One of `split_modalities`.
+    mod : Modality
+        A modality returned by `split_modalities`.
 
     Returns
     -------
     anndata.AnnData
-        With everything that the source has of it, matrices in the form that they have.
+        All matrices and elements of the modality, matrices in their stored form.
     """
     from anndata import AnnData
 
     parts: dict[str, Any] = {"X": None, "obs": None, "var": None, **{group: {} for group in GROUPS}}
     raw: dict[str, Any] = {"varm": {}}
-    for key, value in _read(source, unit).items():
+    for key, value in _read(source, mod).items():
         group, _, name = key.partition("/")
         if group == "raw":
             inner, _, name = name.partition("/")
@@ -336,51 +336,51 @@ def as_anndata(source: Source, unit: Modality) -> "AnnData":
             _put(parts, group, name, value)
     made = AnnData(**parts)
     if "X" in raw:
-        # An AnnData takes raw from another one; only its varm has to be put in.
+        # AnnData copies raw from another AnnData, except for varm.
         made.raw = AnnData(X=raw["X"], obs=made.obs[[]], var=raw["var"], varm=raw["varm"])
     return made
 
 
 def as_mudata(source: Source) -> "MuData":
-    """Read all modalities of a source whole.
+    """Read all modalities of a source into memory.
 
     Returns
     -------
     mudata.MuData
-        As mudata would read it from a file: tables, maps and axis are those of the source.
+        As mudata would read it from a file, with the tables, maps and axis of the source.
 
     Raises
     ------
     MissingExtraError
         If mudata is not installed.
     """
-    units = split_modalities(source)
+    modalities = split_modalities(source)
     n_cells = source.describe().n_cells
     tables: dict[str, Any] = {group: {} for group in (*GROUPS[1:], "obsmap", "varmap")}
-    for key, read in units.elements.items():
+    for key, read in modalities.elements.items():
         group, _, name = key.partition("/")
         _put(tables, group, name, read())
-    for piece in units.pieces:
-        group, _, name = piece.key.partition("/")
-        _put(tables, group, name, source.element(piece.infos[0].key))
+    for matrix in modalities.matrices:
+        group, _, name = matrix.key.partition("/")
+        _put(tables, group, name, source.element(matrix.infos[0].key))
     tables.setdefault("obs", source.element("obs"))
-    for unit in units.units:
-        tables["obsmap"][unit.name] = rows = _map(unit, n_cells)
-        tables["obsm"][unit.name] = rows > 0
-        if unit.name in tables["varmap"]:
-            tables["varm"][unit.name] = np.asarray(tables["varmap"][unit.name]) > 0
-    return make_mudata({unit.name: as_anndata(source, unit) for unit in units.units}, tables)
+    for mod in modalities.modalities:
+        tables["obsmap"][mod.name] = rows = _map(mod, n_cells)
+        tables["obsm"][mod.name] = rows > 0
+        if mod.name in tables["varmap"]:
+            tables["varm"][mod.name] = np.asarray(tables["varmap"][mod.name]) > 0
+    return make_mudata({mod.name: as_anndata(source, mod) for mod in modalities.modalities}, tables)
 
 
 def make_mudata(parts: "dict[str, AnnData]", tables: dict[str, Any]) -> "MuData":
-    """Put modalities together.
+    """Create a MuData from modalities.
 
     Parameters
     ----------
     parts : dict of str to AnnData
-        Modality -> its cells.
+        Name of a modality -> its AnnData.
     tables : dict of str to any
-        What stands over all of them: ``"obs"``, ``"obsm"``, ``"uns"``, ...
+        Elements shared by all modalities: ``"obs"``, ``"obsm"``, ``"uns"``, ...
 
     Raises
     ------
@@ -391,24 +391,24 @@ def make_mudata(parts: "dict[str, AnnData]", tables: dict[str, Any]) -> "MuData"
         import mudata as md
     except ImportError as error:
         raise MissingExtraError(
-            "A MuData takes the package mudata; install it with: pip install 'raggedatlas[mudata]'."
+            "MuData needs the package mudata; install it with: pip install 'raggedatlas[mudata]'."
         ) from error
     with warnings_as("ignore"):
-        # mudata warns of its own use of pandas, and of names that two modalities share, which is no fault here.
+        # mudata warns about its own use of pandas and about names shared by modalities, which is allowed here.
         return md.MuData(parts, **tables)
 
 
-def _map(unit: Modality, n_cells: int) -> NDArray[np.uint32]:
-    """Say for each cell which row of a modality it is, counted from 1; 0 where it lacks it."""
+def _map(mod: Modality, n_cells: int) -> NDArray[np.uint32]:
+    """Return for each cell its row in a modality, counted from 1; 0 if it is missing there."""
     rows = np.zeros(n_cells, np.uint32)
-    cells = np.arange(n_cells) if unit.cells is None else unit.cells
+    cells = np.arange(n_cells) if mod.cells is None else mod.cells
     rows[cells] = np.arange(1, len(cells) + 1)
     return rows
 
 
-def _read(source: Source, unit: Modality) -> dict[str, Any]:
-    found = {piece.key: source.element(piece.infos[0].key) for piece in unit.pieces}
-    return found | {key: read() for key, read in unit.elements.items()}
+def _read(source: Source, mod: Modality) -> dict[str, Any]:
+    found = {matrix.key: source.element(matrix.infos[0].key) for matrix in mod.matrices}
+    return found | {key: read() for key, read in mod.elements.items()}
 
 
 def _put(parts: dict[str, Any], group: str, name: str, value: Any) -> None:  # noqa: ANN401

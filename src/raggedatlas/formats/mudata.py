@@ -37,7 +37,7 @@ SPACES = {
 
 
 def mudata_source(path: str | Path) -> CompositeSource:
-    """Open an `.h5mu` file or MuData-Zarr folder: one cell per global `obs` row, keys such as ``"mod/rna/X"``.
+    """Open an `.h5mu` file or MuData-Zarr folder: one cell per row of the global `obs`, keys such as ``"mod/rna/X"``.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def mudata_source(path: str | Path) -> CompositeSource:
 
 
 def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuData, whose package is optional)
-    """Take a MuData in memory as a source.
+    """Open a MuData in memory as a source.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def mudata_object_source(mdata: Any) -> CompositeSource:  # noqa: ANN401  (a MuD
                 left_out[f"{group}/{key}"] = describe_value(value)
                 elements[f"{group}/{key}"] = partial(sound, f"{group}/{key}", value)
     whole = SourceParts(mdata.n_obs, lambda: mdata.obs, tuple(matrices), {}, left_out, elements=elements)
-    # The names decide, because the obsmap of a view still counts the rows of what it is a view of.
+    # Matched by name, because the obsmap of a view still refers to the rows of its parent.
     return CompositeSource(_joined(whole, mods, {}, "the MuData in memory"), name="mudata", uri="", format="mudata")
 
 
@@ -162,7 +162,7 @@ def _joined(whole: SourceParts, mods: Mapping[str, SourceParts], maps: Mapping[s
     present: dict[str, NDArray[np.int64]] = {}
     features: dict[str, Callable[[], pd.DataFrame]] = {}
     left_out = dict(whole.left_out)
-    # The tables as they are, beside the one that joins them all.
+    # The tables of the modalities, in addition to the joined one.
     elements = {"obs": whole.cells, **whole.elements}
     tables = dict(whole.tables)
     others: list[MatrixPart] = []
@@ -188,7 +188,7 @@ def _joined(whole: SourceParts, mods: Mapping[str, SourceParts], maps: Mapping[s
 def _with_space(part: SourceParts, space: str) -> SourceParts:
     matrices = []
     for matrix in part.matrices:
-        # Its own feature types say more than the name of the modality, unless they are silent.
+        # Feature types take precedence over the name of the modality.
         known = matrix.info.space if matrix.info.space != "gene_expression" else space
         matrices.append(replace(matrix, info=replace(matrix.info, space=known if matrix.info.space else "")))
     return replace(part, matrices=tuple(matrices))
@@ -253,7 +253,7 @@ def _spread(column: "pd.Series[Any]", rows: NDArray[np.int64]) -> "pd.Series[Any
 
     plain = column.reset_index(drop=True)
     if (rows < 0).any() and isinstance(plain.dtype, np.dtype) and plain.dtype.kind in "biu":
-        # A plain integer or boolean column has no value for a cell that lacks the modality.
+        # Plain integer and boolean dtypes have no missing value for cells that lack the modality.
         plain = plain.astype("boolean" if plain.dtype.kind == "b" else _nullable(plain.dtype))
     taken = plain.reindex(rows)
     return pd.Series(taken.array, dtype=taken.dtype)

@@ -1,4 +1,4 @@
-"""Places where a sink writes: an HDF5 file or a Zarr folder beside its final name, moved there at the end."""
+"""Write HDF5 files and Zarr folders under a temporary name and rename them when complete: compression, appenders, outputs."""
 
 import os
 import shutil
@@ -23,54 +23,54 @@ from raggedatlas.store.codecs import EncodedChunks
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, submit, warnings_as
 
 STEP_BYTES = 128 << 20
-"""New bytes after which they are sent to the disk."""
+"""Number of new bytes after which they are flushed to disk."""
 
 
 class PageFlusher:
-    """Sends what is new in a file to the disk on another thread, some of it at a time.
+    """Flushes new data of a file to disk in a background thread while the file is still being written.
 
     Parameters
     ----------
     path : Path
-        A file that is being written, by this or another descriptor.
+        File that is being written, through this or another descriptor.
     """
 
     def __init__(self, path: Path) -> None:
         self.file = os.open(path, os.O_RDWR)
-        self._waiting = 0
+        self._pending = 0
         self._running: Future[None] | None = None
 
     def note(self, n_bytes: int) -> None:
-        """Say that so many bytes are new.
+        """Record that `n_bytes` were written, and start a flush if enough are pending.
 
         Raises
         ------
         OSError
-            If earlier ones could not be written.
+            If an earlier flush failed.
         """
-        self._waiting += n_bytes
-        if self._waiting >= STEP_BYTES and (self._running is None or self._running.done()):
-            self._settle()
-            self._waiting = 0
-            self._running = submit(_send, self.file)
+        self._pending += n_bytes
+        if self._pending >= STEP_BYTES and (self._running is None or self._running.done()):
+            self._join()
+            self._pending = 0
+            self._running = submit(_sync, self.file)
 
     def finish(self, header: bytes = b"") -> None:
-        """Put a header at the front, wait until all of the file is on the disk, and let go of it.
+        """Write the header, wait until the complete file is on disk, and close it.
 
         Raises
         ------
         OSError
-            If any of it could not be written.
+            If any write failed.
         """
         try:
-            self._settle()
+            self._join()
             os.pwrite(self.file, header, 0)
             os.fsync(self.file)
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let go of the file; what is under way is waited for."""
+        """Wait for a running flush and close the file."""
         if self._running is not None:
             self._running.exception()
             self._running = None
@@ -78,26 +78,26 @@ class PageFlusher:
             os.close(self.file)
             self.file = -1
 
-    def _settle(self) -> None:
-        """Wait for what is under way; a system tells of a failed write only once, so it must be asked about."""
+    def _join(self) -> None:
+        """Wait for a running flush; the system reports a failed write only once, so its result must be checked."""
         if self._running is not None:
             self._running.result()
             self._running = None
 
 
-def _send(file: int) -> None:
+def _sync(file: int) -> None:
     # macOS has no fdatasync.
     getattr(os, "fdatasync", os.fsync)(file)
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """One way to compress arrays.
+    """A compression of arrays.
 
     Parameters
     ----------
     name : str
-        What people call it.
+        Name of the compression.
     level : int
         How hard it tries; 0 where that means nothing.
     hdf5 : mapping
@@ -147,8 +147,8 @@ class Compression:
         if self.name == "blosc":
             return Blosc("lz4", self.level, Blosc.SHUFFLE)
         if self.name == "zstd" and dtype.kind in "iu" and dtype.itemsize > 1:
-            # The high bytes of indices are alike: shuffled they take a third less, in a quarter of the time. Floats repeat whole.
-            # Blosc calls every second level of zstd one of its own.
+            # The high bytes of indices are alike: shuffling makes them a third smaller, in a quarter of the time.
+            # Each level of Blosc is two levels of zstd.
             return Blosc("zstd", min((self.level + 1) // 2, 9), Blosc.SHUFFLE)
         if self.name == "none":
             return None
@@ -156,7 +156,7 @@ class Compression:
 
 
 def compression_of(asked: str | None) -> Compression:
-    """Understand ``"gzip"``, ``"zstd:9"`` and so on; None is none.
+    """Parse a compression such as ``"gzip"`` or ``"zstd:9"``; None means uncompressed.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def compression_of(asked: str | None) -> Compression:
 
 
 def require_plugin(compression: Compression) -> None:
-    """Refuse a compression of HDF5 whose plugin is not installed.
+    """Raise if the HDF5 plugin of a compression is not installed.
 
     Raises
     ------
@@ -225,7 +225,7 @@ def _zstd(level: int) -> Compression:
 
 
 def _blosc(level: int) -> Compression:
-    # Four numbers that the filter fills in itself, the level, its own shuffling of bytes, and LZ4.
+    # Options of the Blosc filter: four reserved numbers, the level, byte shuffling, LZ4.
     options = {"compression": 32001, "compression_opts": (0, 0, 0, 0, level, 1, 1)}
     return Compression("blosc", level, options, plugin=32001)
 
@@ -240,61 +240,61 @@ _KNOWN: dict[str, tuple[int, int, Callable[[int], Compression]]] = {
 
 
 BATCH_BYTES = 4 << 20
-"""Chunks of at least this size together are compressed at once."""
+"""Chunks are compressed in batches of at least this many bytes."""
 
 
 class Appender:
-    """Appends along the first axis of an array, in whole chunks until `flush`.
+    """Appends rows to an array, in complete chunks until `flush`.
 
     Parameters
     ----------
     array : h5py.Dataset or zarr.Array
-        Where to.
+        Destination array.
     unit : int
-        Rows that are written together.
+        Number of rows per write.
     grows : bool
-        Whether the array must be lengthened.
+        Whether the array is resized as rows are appended.
     """
 
     def __init__(self, array: Any, unit: int, *, grows: bool) -> None:  # noqa: ANN401
         self.array, self._unit, self._grows = array, unit, grows
         self.n_rows = 0
         self._n_written = 0
-        self._waiting: list[NDArray[Any]] = []
+        self._pending: list[NDArray[Any]] = []
 
     def append(self, values: NDArray[Any]) -> None:
-        """Take rows.
+        """Append rows.
 
         Raises
         ------
         SchemaError
-            If they are more than the array has.
+            If they exceed the length of the array.
         """
         self.n_rows += len(values)
         if not self._grows and self.n_rows > self.array.shape[0]:
             raise SchemaError(
-                f"{self.array.name} takes {self.array.shape[0]:,} rows or entries; more came. Announce all of them to begin()."
+                f"{self.array.name} takes {self.array.shape[0]:,} rows or entries, but more were written. Announce all of them to begin()."
             )
-        before = sum(len(part) for part in self._waiting)
+        before = sum(len(part) for part in self._pending)
         if before:
-            # What waits is filled up to one unit, so that all beyond it is written without a copy.
+            # Fill the pending rows up to one unit first; all complete units after that are written without a copy.
             head = values[: self._unit - before]
-            self._waiting.append(head.copy())
+            self._pending.append(head.copy())
             values = values[len(head) :]
             if before + len(head) == self._unit:
-                self._write(np.concatenate(self._waiting))
-                self._waiting = []
+                self._write(np.concatenate(self._pending))
+                self._pending = []
         whole = len(values) - len(values) % self._unit
         self._write(values[:whole])
         if whole < len(values):
-            # A small rest must not keep a large block alive.
-            self._waiting.append(values[whole:].copy())
+            # Copied so that a small remainder does not keep a large block alive.
+            self._pending.append(values[whole:].copy())
 
     def flush(self) -> None:
-        """Write what waits."""
-        if self._waiting:
-            self._write(np.concatenate(self._waiting))
-            self._waiting = []
+        """Write pending rows."""
+        if self._pending:
+            self._write(np.concatenate(self._pending))
+            self._pending = []
 
     def _write(self, rows: NDArray[Any]) -> None:
         if not len(rows):
@@ -313,14 +313,14 @@ class Appender:
 
 
 class ContiguousAppender(Appender):
-    """Appends to an HDF5 dataset that lies in one piece, whose place in the file was taken when it was made.
+    """Appends to a contiguous HDF5 dataset, whose space in the file was allocated on creation.
 
     Parameters
     ----------
     dataset : h5py.Dataset
-        Contiguous, of its final shape.
+        Contiguous dataset with its final shape.
     writeback : PageFlusher
-        Of the same file.
+        Flusher of the same file.
     """
 
     def __init__(self, dataset: Any, writeback: PageFlusher) -> None:  # noqa: ANN401
@@ -338,18 +338,18 @@ class ContiguousAppender(Appender):
 
 
 class ChunkAppender(Appender):
-    """Appends to an HDF5 dataset whose chunks span all but the first axis, past the library's filters.
+    """Appends to an HDF5 dataset whose chunks span all axes but the first; compresses chunks in threads instead of HDF5's filters.
 
     Parameters
     ----------
     dataset : h5py.Dataset
-        Where to.
+        Destination dataset.
     compress : callable or None
-        Shuffled bytes of one chunk -> what the file keeps; None for a dataset without filters.
+        Compresses the shuffled bytes of one chunk; None for a dataset without filters.
     writeback : PageFlusher
-        Of the same file.
+        Flusher of the same file.
     grows : bool
-        Whether it must be lengthened.
+        Whether the dataset is resized as rows are appended.
     """
 
     def __init__(
@@ -369,20 +369,22 @@ class ChunkAppender(Appender):
         step = self._chunks[0]
         rows = np.ascontiguousarray(rows)
         starts = range(0, len(rows), step)
-        n_lots = max(1, min(len(starts), 2 * DECODE_THREADS))
-        lots = [starts[i::n_lots] for i in range(n_lots)]
-        made = dict(pair for lot in map_decode(lambda lot: self._made(rows, lot), lots) for pair in lot)
+        n_batches = max(1, min(len(starts), 2 * DECODE_THREADS))
+        batches = [starts[i::n_batches] for i in range(n_batches)]
+        encoded = dict(
+            pair for batch in map_decode(lambda batch: self._encoded_chunks(rows, batch), batches) for pair in batch
+        )
         beyond = (0,) * (len(self._chunks) - 1)
         for at in starts:
-            self.array.id.write_direct_chunk((start + at, *beyond), made[at])
-            self._writeback.note(len(made[at]))
+            self.array.id.write_direct_chunk((start + at, *beyond), encoded[at])
+            self._writeback.note(len(encoded[at]))
 
-    def _made(self, rows: NDArray[Any], lot: range) -> list[tuple[int, Any]]:
-        return [(at, self._chunk(rows[at : at + self._chunks[0]])) for at in lot]
+    def _encoded_chunks(self, rows: NDArray[Any], batch: range) -> list[tuple[int, Any]]:
+        return [(at, self._chunk(rows[at : at + self._chunks[0]])) for at in batch]
 
     def _chunk(self, rows: NDArray[Any]) -> Any:  # noqa: ANN401  (any buffer)
         if len(rows) < self._chunks[0]:
-            # A chunk is whole in the file, also where the array ends within it.
+            # Chunks are stored with their full size, also at the end of the array.
             padded = np.zeros(self._chunks, rows.dtype)
             padded[: len(rows)] = rows
             rows = padded
@@ -391,19 +393,19 @@ class ChunkAppender(Appender):
 
 
 class ShardAppender(Appender):
-    """Appends to a Zarr array in a folder whose chunks span all but the first axis, on several threads.
+    """Appends to a Zarr array on disk whose chunks span all axes but the first, encoding in several threads.
 
-    zarr-python encodes on one core; what is written here are the same bytes in the same files. Chunks are encoded as they come and
-    wait for the others of their file, so that no more than a rest of the values is ever copied.
+    zarr-python encodes on one core; this writes the same bytes to the same files. Chunks are encoded as rows arrive and kept until
+    their shard is complete, so at most one incomplete chunk of values is copied.
 
     Parameters
     ----------
     array : zarr.Array
-        Where to; not empty in any but the first axis.
+        Destination array; only its first axis may be empty.
     folder : Path
-        Of the root of its store.
+        Root folder of its store.
     encode : callable or None
-        Contiguous values of one chunk -> what the file keeps; None for chunks as they are.
+        Encodes the contiguous values of one chunk; None stores them uncompressed.
     grows : bool
         Whether it must be lengthened.
     """
@@ -413,31 +415,34 @@ class ShardAppender(Appender):
         self._chunk_shape: tuple[int, ...] = array.chunks
         self._per_file = 1 if array.shards is None else array.shards[0] // array.chunks[0]
         self._sharded = array.shards is not None
-        self._made: list[bytes] = []
+        self._encoded_chunks: list[bytes] = []
         self._n_files = 0
         chunk_bytes = int(np.prod(array.chunks, dtype=np.int64)) * array.dtype.itemsize
         super().__init__(array, array.chunks[0] * max(1, -(-BATCH_BYTES // chunk_bytes)), grows=grows)
 
     def flush(self) -> None:
-        """Write what waits, and lengthen the array, whose metadata is a file of its own, once."""
+        """Write pending rows and resize the array once, because its metadata is a separate file."""
         super().flush()
-        self._send(1)
+        self._sync(1)
         super()._lengthen()
 
     def _lengthen(self) -> None:
-        """Wait for `flush`."""
+        """Do nothing; `flush` resizes the array."""
 
     def _put(self, start: int, rows: NDArray[Any]) -> None:
-        del start  # chunks come in order
+        del start  # chunks are appended in order
         step = self._chunk_shape[0]
         rows = np.ascontiguousarray(rows, self.array.dtype.newbyteorder("<"))
-        self._made += map_decode(lambda at: self._chunk(rows[at : at + step]), range(0, len(rows), step))
-        self._send(self._per_file)
+        self._encoded_chunks += map_decode(lambda at: self._chunk(rows[at : at + step]), range(0, len(rows), step))
+        self._sync(self._per_file)
 
-    def _send(self, least: int) -> None:
-        """Write files of chunks while there are at least so many."""
-        while len(self._made) >= least:
-            chunks, self._made = self._made[: self._per_file], self._made[self._per_file :]
+    def _sync(self, least: int) -> None:
+        """Write shards while at least `least` chunks are pending."""
+        while len(self._encoded_chunks) >= least:
+            chunks, self._encoded_chunks = (
+                self._encoded_chunks[: self._per_file],
+                self._encoded_chunks[self._per_file :],
+            )
             place = (self._n_files, *(0 for _ in self._chunk_shape[1:]))
             path = self._folder / self.array.metadata.encode_chunk_key(place)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -450,7 +455,7 @@ class ShardAppender(Appender):
 
     def _chunk(self, rows: NDArray[Any]) -> bytes:
         if len(rows) < self._chunk_shape[0]:
-            # A chunk is stored in full, also where the array ends within it.
+            # Chunks are stored with their full size, also at the end of the array.
             padded = np.zeros(self._chunk_shape, rows.dtype)
             padded[: len(rows)] = rows
             rows = padded
@@ -473,33 +478,33 @@ class OutputFile(Protocol):
     path: Path
 
     def group(self, path: str, encoding: tuple[str, str] | None = None) -> Any:  # noqa: ANN401
-        """Return a group, made if need be, with these encoding attributes."""
+        """Return a group, created if necessary, with these encoding attributes."""
         ...
 
     def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
-        """Make an array to append to; a shape of None is one axis of unknown length. All rows of a known one must come."""
+        """Create an array to append to; a shape of None is one axis of unknown length. All rows of a known shape must be written."""
         ...
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
-        """Write a whole element."""
+        """Write a complete element."""
         ...
 
     def publish(self, header: bytes) -> None:
-        """Close it and move it to its name."""
+        """Close the file and rename it to its final path."""
         ...
 
     def discard(self) -> None:
-        """Remove it."""
+        """Remove the temporary file or folder."""
         ...
 
 
 class Hdf5Output:
-    """An HDF5 file in the making.
+    """An HDF5 file that is being written.
 
     Parameters
     ----------
     path : Path
-        Its final name.
+        Final path.
     compression : str or None
         Of the larger arrays, as `compression_of` takes it.
     overwrite : bool
@@ -527,11 +532,11 @@ class Hdf5Output:
             self._writeback = PageFlusher(self._hidden)
 
     def group(self, path: str, encoding: tuple[str, str] | None = None) -> Any:  # noqa: ANN401
-        """Return a group, made if need be, with these encoding attributes."""
+        """Return a group, created if necessary, with these encoding attributes."""
         return _encoded(self._file.require_group(path) if path else self._file, encoding)
 
     def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
-        """Make an array to append to."""
+        """Create an array to append to."""
         with writable(self.path):
             if shape is None:
                 made = self._file.create_dataset(
@@ -541,7 +546,7 @@ class Hdf5Output:
             if 0 in shape:
                 return Appender(self._file.create_dataset(path, shape, dtype), 1, grows=False)
             if not self._compression.hdf5:
-                return self._placed(path, dtype, shape)
+                return self._create_contiguous(path, dtype, shape)
             made = self._file.create_dataset(path, shape, dtype, chunks=_row_chunks(shape), **self._compression.hdf5)
             return self._chunked(made)
 
@@ -551,8 +556,8 @@ class Hdf5Output:
             return ChunkAppender(made, self._compression.chunk, self._writeback, grows=grows)
         return Appender(made, made.chunks[0], grows=grows)
 
-    def _placed(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Appender:
-        """Make an array in one piece, as anndata's are, and take its place in the file, which is filled past the library."""
+    def _create_contiguous(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Appender:
+        """Create a contiguous array, as anndata does, with its space allocated, so that it can be written without the library."""
         import h5py
 
         how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -566,14 +571,14 @@ class Hdf5Output:
         return ContiguousAppender(made, self._writeback)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
-        """Write a whole element."""
+        """Write a complete element."""
         with writable(self.path, path):
-            # Tables and names stay readable without plugins; anndata strips compression from scalars, but not the shuffle filter.
+            # Tables use gzip so that they are readable without plugins; anndata removes compression from scalars, but not the shuffle filter.
             options = {"compression": "gzip", "compression_opts": 1} if self._compression.hdf5 else {}
             write_any(self._file, path, value, options)
 
     def publish(self, header: bytes) -> None:
-        """Close it and move it to its name."""
+        """Close the file and rename it to its final path."""
         with writable(self.path):
             self._file.close()
             self._writeback.finish(header)
@@ -582,19 +587,19 @@ class Hdf5Output:
             self._hidden.replace(self.path)
 
     def discard(self) -> None:
-        """Remove it."""
+        """Remove the temporary file or folder."""
         self._file.close()
         self._writeback.close()
         self._hidden.unlink(missing_ok=True)
 
 
 class ZarrOutput:
-    """A Zarr folder in the making.
+    """A Zarr folder that is being written.
 
     Parameters
     ----------
     path : Path
-        Its final name.
+        Final path.
     zarr_format : {2, 3}
         Format 3 is sharded.
     compression : str or None
@@ -607,7 +612,7 @@ class ZarrOutput:
     DuplicateError
         If there is such a folder.
     StoreError
-        If the place refuses.
+        If the file system refuses.
     """
 
     def __init__(self, path: Path, *, zarr_format: int, compression: str | None, overwrite: bool) -> None:
@@ -616,18 +621,18 @@ class ZarrOutput:
         if zarr_format not in (2, 3):
             raise SourceError(f"There is no Zarr format {zarr_format!r}; choose 2 or 3.")
         self._compression = compression_of(compression)
-        self._compression.zarr(zarr_format, np.dtype(np.float32))  # refuses what Zarr does not know
+        self._compression.zarr(zarr_format, np.dtype(np.float32))  # raises if Zarr does not support it
         self.path, self._overwrite, self._format = path, overwrite, zarr_format
         self._hidden = _hidden(path, overwrite=overwrite)
         with writable(path):
             self._root = zarr.open_group(store=str(self._hidden), mode="w-", zarr_format=2 if zarr_format == 2 else 3)
 
     def group(self, path: str, encoding: tuple[str, str] | None = None) -> Any:  # noqa: ANN401
-        """Return a group, made if need be, with these encoding attributes."""
+        """Return a group, created if necessary, with these encoding attributes."""
         return _encoded(self._root.require_group(path) if path else self._root, encoding)
 
     def array(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Appender:
-        """Make an array to append to."""
+        """Create an array to append to."""
         chunks = (CHUNK,) if shape is None else _row_chunks(shape)
         tiled = (chunks[0] * (TILE_CHUNKS if self._format == 2 else SHARD_CHUNKS), *chunks[1:])
         layout: dict[str, Any] = {"chunks": tiled} if self._format == 2 else {"chunks": chunks, "shards": tiled}
@@ -642,12 +647,12 @@ class ZarrOutput:
         return ShardAppender(made, self._hidden, encode, grows=shape is None)
 
     def element(self, path: str, value: Any) -> None:  # noqa: ANN401
-        """Write a whole element."""
+        """Write a complete element."""
         with writable(self.path, path):
             write_any(self._root, path, value, {})
 
     def publish(self, header: bytes) -> None:
-        """Consolidate its metadata and move it to its name."""
+        """Consolidate the metadata and rename the folder to its final path."""
         import zarr
 
         with writable(self.path), warnings_as("ignore"):
@@ -662,13 +667,13 @@ class ZarrOutput:
                 _remove(old)
 
     def discard(self) -> None:
-        """Remove it."""
+        """Remove the temporary file or folder."""
         shutil.rmtree(self._hidden, ignore_errors=True)
 
 
 @contextmanager
 def writable(path: Path, element: str = "") -> Iterator[None]:
-    """Turn a refusal of the file system into a `StoreError` that names the file."""
+    """Convert errors of the file system into a `StoreError` that names the file."""
     try:
         yield
     except (SourceError, SchemaError, StoreError):

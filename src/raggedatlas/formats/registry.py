@@ -56,21 +56,21 @@ SUPPORTED = (
 
 @checked
 def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path or any known object)
-    """Open anything that can be read.
+    """Open a file, folder or object as a `Source`.
 
     Parameters
     ----------
     what : path, AnnData, MuData or Source
-        What to read; a `Source` is returned as it is.
+        Path or object to read; a `Source` is returned unchanged.
     **options
-        Passed on: ``genome=`` for 10x files of Cell Ranger 2; ``version=``, ``allow_unknown=`` and ``uns=`` for CXG.
+        Options of the format: ``genome=`` for 10x files of Cell Ranger 2; ``version=``, ``allow_unknown=`` and ``uns=`` for CXG.
 
     Raises
     ------
     NotFoundError
         If the path does not exist.
     SourceError
-        If it is of no known kind, or damaged.
+        If its format is unknown or it is damaged.
     """
     if isinstance(what, str | Path):
         path = Path(what)
@@ -86,7 +86,7 @@ def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path o
 
 @checked
 def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each format has its own)
-    """Start writing a file or folder whose kind its ending tells.
+    """Create a sink for a file or folder whose suffix determines the format.
 
     Parameters
     ----------
@@ -98,11 +98,11 @@ def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each 
     Raises
     ------
     SourceError
-        For another ending or an option that the format has not.
+        If the suffix or an option is unknown.
     DuplicateError
         If it exists and `overwrite` is not true.
     StoreError
-        If the folder refuses.
+        If the folder cannot be written.
     """
     maker = WRITERS.get(Path(path).suffix)
     if maker is None:
@@ -114,7 +114,7 @@ def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each 
 def list_sources(folder: str | Path) -> list[Path]:
     """Return every path below a folder that `open_source` takes, sorted; the folder itself if it is one.
 
-    Only endings and names are looked at, one level deep.
+    Only names and suffixes are checked, one level deep.
 
     Raises
     ------
@@ -139,14 +139,14 @@ def _is_known_file(path: Path) -> bool:
 
 
 def detect(path: Path) -> str:
-    """Say which format a path is of, by its structure rather than its name.
+    """Return the format of a path, determined by its structure rather than its name.
 
     Raises
     ------
     NotFoundError
         If it does not exist.
     SourceError
-        If it is of no known kind.
+        If its format is unknown.
     """
     try:
         there = path.exists()

@@ -1,4 +1,4 @@
-"""Which cells and features of a source are wanted: conditions in SQL, names and symbols, and what is left of an element."""
+"""Select cells and features of a source (SQL conditions, names, symbols) and subset elements and blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from raggedatlas.store.sql_parser import as_filter, to_sql
 from raggedatlas.store.tables import Tables
 
 CELL_NAME = "cell_name"
-"""What the index of the cells is called in a condition, as in an atlas."""
+"""Name of the index of cells in conditions, as in an atlas."""
 
 ROW = "_row"
 
@@ -37,14 +37,14 @@ Where = str | Mapping[str, Any] | Filter
 
 
 def filter_cells(cells: pa.Table, where: Where) -> NDArray[np.int64]:
-    """Return the cells that meet a condition.
+    """Return the rows of the cells that match a condition.
 
     Parameters
     ----------
     cells : pyarrow.Table
-        As `Source.cells` gives it.
+        Table returned by `Source.cells`.
     where : str, mapping or Filter
-        As `Query.where` takes it, over the columns of the file; the index is ``cell_name``.
+        Condition as for `Query.where`, over the columns of the file; the index is ``cell_name``.
 
     Returns
     -------
@@ -54,12 +54,12 @@ def filter_cells(cells: pa.Table, where: Where) -> NDArray[np.int64]:
     Raises
     ------
     QueryError
-        If it does not parse or names an unknown column.
+        If it is invalid or refers to an unknown column.
 
     Warns
     -----
     UnknownValueWarning
-        For a text that no cell has.
+        If it compares with a text that no cell has.
 
     Examples
     --------
@@ -95,12 +95,12 @@ def _texts(column: pa.ChunkedArray) -> list[str] | None:
 
 
 def select_rows(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table) -> NDArray[np.int64]:
-    """Return the rows that are chosen by a condition, a mask or row numbers, ascending.
+    """Return the ascending rows selected by a condition, a mask or row numbers.
 
     Raises
     ------
     QueryError
-        If it does not fit the cells.
+        If the selection does not match the cells.
     """
     if isinstance(chosen, str | Mapping | Filter):
         return filter_cells(cells, chosen)
@@ -117,24 +117,24 @@ def select_rows(chosen: "Where | Sequence[int] | NDArray[Any]", cells: pa.Table)
 
 
 def find_features(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
-    """Find features by their index, else by an id or symbol in one of the usual columns.
+    """Return the rows of features, found by index, else by ID or symbol in one of the usual columns.
 
     Parameters
     ----------
     features : pyarrow.Table
-        As `Source.features` gives it.
+        Table returned by `Source.features`.
     names : sequence of str
-        What is asked, in the order of the result.
+        Names to find, in the order of the result.
 
     Returns
     -------
     (n,) int64
-        Their rows.
+        Row of each feature.
 
     Raises
     ------
     FeatureError
-        If a name is unknown, ambiguous or asked for twice.
+        If a name is unknown, ambiguous or repeated.
 
     Examples
     --------
@@ -168,7 +168,7 @@ def find_features(features: pa.Table, names: Sequence[str]) -> NDArray[np.int64]
 
 
 def take(value: Any, chosen: NDArray[np.int64] | None, axis: int = 0) -> Any:  # noqa: ANN401
-    """Take rows (or columns) of a frame, a table, an array, a SciPy matrix or an awkward array; None takes all."""
+    """Return rows (or columns) of a frame, a table, an array, a SciPy matrix or an awkward array; None is all."""
     if chosen is None:
         return value
     if isinstance(value, ColumnTable):
@@ -179,14 +179,14 @@ def take(value: Any, chosen: NDArray[np.int64] | None, axis: int = 0) -> Any:  #
 
 
 def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[np.int64] | None) -> Block:
-    """Take some rows and columns of a block; entries of a row come by column where columns are chosen.
+    """Return some rows and columns of a block; if columns are selected, entries of a row are ordered by column.
 
     Parameters
     ----------
     block : CsrBlock or DenseBlock
         With the layer ``"values"``.
     rows, columns : (n,) int64 or None
-        Which ones, in this order; None is all.
+        Selected rows and columns, in this order; None is all.
     """
     if rows is None and columns is None:
         return block
@@ -208,7 +208,7 @@ def subset_block(block: Block, rows: NDArray[np.int64] | None, columns: NDArray[
 
 
 def hstack_blocks(blocks: Sequence[Block]) -> Block:
-    """Put the columns of several blocks of the same rows next to each other."""
+    """Concatenate the columns of several blocks of the same rows."""
     if len(blocks) == 1:
         return blocks[0]
     if isinstance(blocks[0], DenseBlock):

@@ -1,4 +1,4 @@
-"""10x Genomics count files: HDF5 of Cell Ranger 2 and 3 on, and Market-matrix folders."""
+"""Read 10x Genomics count files: HDF5 of Cell Ranger 2 and later, and Market-matrix folders."""
 
 import gzip
 import zlib
@@ -23,6 +23,7 @@ from raggedatlas.formats.matrix_readers import (
     MatrixLocation,
     RowReader,
     SparseArrays,
+    stop_by_entries,
 )
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import texts_to_arrow
@@ -41,14 +42,14 @@ def tenx_h5_source(path: str | Path, genome: str | None = None) -> CompositeSour
     path : str or Path
         The file.
     genome : str, optional
-        Which one, for Cell Ranger 2 files that hold several.
+        Name of the genome, for Cell Ranger 2 files with several.
 
     Raises
     ------
     NotFoundError
         If there is no such file.
     SourceError
-        If it is no such file, damaged, or `genome` has to be given.
+        If it is not a 10x file, is damaged, or `genome` is required.
     """
     path = Path(path)
     container = open_hdf5(path)
@@ -65,14 +66,14 @@ def tenx_h5_source(path: str | Path, genome: str | None = None) -> CompositeSour
 def tenx_mtx_source(path: str | Path) -> CompositeSource:
     """Open a folder with ``matrix.mtx``, ``barcodes.tsv`` and ``features.tsv`` or ``genes.tsv``, each plain or ``.gz``.
 
-    The text is read once, through temporary files where it is large; a matrix of cells by features is turned.
+    The text is read once and sorted by cell, large files through temporary files.
 
     Raises
     ------
     NotFoundError
         If one of the files is absent.
     SourceError
-        If they do not fit together or a line cannot be read.
+        If the files do not match or a line is invalid.
     """
     folder = Path(path)
     barcodes = read_table(find_part(folder, "barcodes.tsv"), ("barcode",))
@@ -85,7 +86,7 @@ def tenx_mtx_source(path: str | Path) -> CompositeSource:
 
 
 def is_tenx(container: Container) -> bool:
-    """Say whether an HDF5 file has the groups that Cell Ranger writes."""
+    """Return whether an HDF5 file has the groups that Cell Ranger writes."""
     return container.get("matrix/barcodes") is not None or bool(_genomes(container))
 
 
@@ -187,10 +188,10 @@ def _feature_table_of(table: Mapping[str, Any], columns: NDArray[np.int64]) -> p
 
 
 TEXT = 8 << 20
-"""Bytes of text parsed at once."""
+"""Number of bytes of text parsed at once."""
 
 MAX_TABLE = 1 << 30
-"""Most bytes of text in a table of barcodes or features."""
+"""Maximum size in bytes of a table of barcodes or features."""
 
 DTYPES = {"integer": np.dtype(np.int64), "real": np.dtype(np.float64), "pattern": np.dtype(np.bool_)}
 """Field of the header -> dtype of the values."""
@@ -198,16 +199,16 @@ DTYPES = {"integer": np.dtype(np.int64), "real": np.dtype(np.float64), "pattern"
 
 @dataclass(frozen=True, slots=True)
 class MarketHeader:
-    """The first lines of a Market-matrix file.
+    """Header of a Market-matrix file.
 
     Parameters
     ----------
     field : str
         ``"integer"``, ``"real"`` or ``"pattern"``.
     shape : tuple of int
-        As the file has it.
+        Shape stated in the file.
     n_entries : int
-        Number of lines that follow.
+        Number of entries stated in the file.
     """
 
     field: str
@@ -216,21 +217,21 @@ class MarketHeader:
 
 
 class MarketRows:
-    """The rows of a coordinate file of features by cells; memory: about ten times `spill.BAND_BYTES`.
+    """Reads a coordinate file of features by cells by rows of cells; holds about ten times `external_sort.BAND_BYTES` in memory.
 
     Parameters
     ----------
     path : Path
         Plain or ``.gz``.
     shape : tuple of int
-        ``(n_cells, n_features)`` by the tables beside it.
+        ``(n_cells, n_features)`` from the tables next to it.
     place : MatrixLocation
         For messages.
 
     Raises
     ------
     SourceError
-        If the header is no coordinate matrix of that shape; later, when rows are read, if a line is wrong.
+        If the header is not that of a coordinate matrix of that shape; when rows are read, if a line is invalid.
     """
 
     form: MatrixForm = "csr"
@@ -241,21 +242,18 @@ class MarketRows:
             self._header = _read_header(file, path)
         if self._header.shape != (shape[1], shape[0]):
             raise SourceError(
-                f"{path} has shape {self._header.shape}, but the tables beside it have {shape[1]:,} features and {shape[0]:,} "
+                f"{path} has shape {self._header.shape}, but the tables next to it have {shape[1]:,} features and {shape[0]:,} "
                 "barcodes; a file of features by barcodes is expected. Put the files of one run together."
             )
         self.shape: tuple[int, ...] = shape
         self.dtype = DTYPES[self._header.field]
         self.n_entries: int | None = self._header.n_entries
-        self._spill: ExternalRowSort | None = None
+        self._sort: ExternalRowSort | None = None
 
     def stop(self, start: int, stop: int) -> int:
-        """Return how far one step may go."""
+        """Return the end of the next block."""
         indptr = self._read().indptr
-        limit = BLOCK_BYTES // 16
-        if indptr[stop] - indptr[start] <= limit:
-            return stop
-        return min(stop, max(start + 1, int(np.searchsorted(indptr, indptr[start] + limit, side="right")) - 1))
+        return stop_by_entries(indptr, start, stop, BLOCK_BYTES // 16)
 
     def read(self, start: int, stop: int) -> CsrBlock:
         """Read rows ``[start, stop)``."""
@@ -263,23 +261,23 @@ class MarketRows:
 
     def close(self) -> None:
         """Remove the temporary files."""
-        if self._spill is not None:
-            self._spill.close()
-            self._spill = None
+        if self._sort is not None:
+            self._sort.close()
+            self._sort = None
 
     def _read(self) -> ExternalRowSort:
-        if self._spill is None:
-            spill = ExternalRowSort((self.shape[0], self.shape[1]), self.dtype, self._header.n_entries)
+        if self._sort is None:
+            sort = ExternalRowSort((self.shape[0], self.shape[1]), self.dtype, self._header.n_entries)
             try:
-                self._fill(spill)
+                self._fill(sort)
             except BaseException:
-                spill.close()
+                sort.close()
                 raise
-            spill.finish()
-            self._spill = spill
-        return self._spill
+            sort.finish()
+            self._sort = sort
+        return self._sort
 
-    def _fill(self, spill: ExternalRowSort) -> None:
+    def _fill(self, sort: ExternalRowSort) -> None:
         n_read = 0
         width = 2 if self._header.field == "pattern" else 3
         with _opened(self._path) as file:
@@ -290,7 +288,7 @@ class MarketRows:
                 n_read += len(numbers)
                 self._check(features, cells, n_read)
                 values = np.ones(len(numbers), np.bool_) if width == 2 else numbers[:, 2]
-                spill.add(cells, features, values)
+                sort.add(cells, features, values)
         if n_read != self._header.n_entries:
             raise SourceError(
                 f"{self._path} announces {self._header.n_entries:,} entries and has {n_read:,}; it was cut short or changed. "
@@ -310,7 +308,7 @@ class MarketRows:
 
 
 def find_part(folder: Path, *names: str) -> Path:
-    """Return the first file of a folder that bears one of these names, plain or with ``.gz``.
+    """Return the first file in a folder with one of these names, plain or with ``.gz``.
 
     Raises
     ------
@@ -322,7 +320,7 @@ def find_part(folder: Path, *names: str) -> Path:
             if candidate.is_file():
                 return candidate
     raise NotFoundError(
-        f"{folder} has no {' or '.join(names)} (plain or .gz); a 10x folder needs it beside matrix.mtx."
+        f"{folder} has no {' or '.join(names)} (plain or .gz); a 10x folder needs it next to matrix.mtx."
     )
 
 

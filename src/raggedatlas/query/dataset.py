@@ -131,11 +131,11 @@ class Dataset:
 
         source, record = self.source(), self._main(space)
         keys = [fact.key for fact in record.file_facts.layers.values()]
-        units = split_modalities(source).units
+        units = split_modalities(source).modalities
         if keys == [NO_MATRIX] and len(units) == 1:
             return as_anndata(source, units[0])
         for unit in units:
-            if any(info.key in keys for piece in unit.pieces for info in piece.infos) and not _is_side(keys[0]):
+            if any(info.key in keys for matrix in unit.matrices for info in matrix.infos) and not _is_side(keys[0]):
                 return as_anndata(source, unit)
         return self._side(source, record, keys[0])
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings(
 def read(path: Path, **options: Any) -> Any:
     source = open_source(path, **options)
     try:
-        return as_anndata(source, split_modalities(source).units[0])
+        return as_anndata(source, split_modalities(source).modalities[0])
     finally:
         source.close()
 

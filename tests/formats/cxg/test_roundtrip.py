@@ -35,7 +35,7 @@ def read_cxg(path: str | Path, **options: Any) -> ad.AnnData:
     source = open_source(path, **options)
     try:
         with warnings.catch_warnings(action="ignore"):
-            return as_anndata(source, split_modalities(source).units[0])
+            return as_anndata(source, split_modalities(source).modalities[0])
     finally:
         source.close()
 

@@ -1,4 +1,4 @@
-"""AnnData on disk and in memory: read and written in row blocks, validated, mended, and looked at."""
+"""Read, write, validate, fix and inspect AnnData on disk and in memory."""
 
 from raggedatlas.formats.anndata.fixes import Repair, repair
 from raggedatlas.formats.anndata.inspection import inspect

@@ -1,4 +1,4 @@
-"""A repaired copy of a file: what breaks a rule is mended where the fix is certain, and told where it is not."""
+"""Fixes of rule violations in a copy of a file: one function per rule that can be fixed without guessing values."""
 
 import json
 import os
@@ -39,21 +39,21 @@ from raggedatlas.model.reports import Depth, Problem
 from raggedatlas.store.runtime import warnings_as
 
 MOST_ROUNDS = 10
-"""A fix can bring another problem to light; so often is the copy looked through again."""
+"""Maximum number of passes over the copy, because a fix can reveal another problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What `repair` did.
+    """Result of `repair`.
 
     Parameters
     ----------
     path : str
-        The copy.
+        Path of the copy.
     mended : tuple of str
-        What was mended, a line each, beginning with the rule and the element.
+        Applied fixes, one line each, starting with the rule and the element.
     left : tuple of Problem
-        What is still wrong with the copy.
+        Problems that remain in the copy.
     """
 
     path: str
@@ -62,24 +62,24 @@ class Repair:
 
 
 def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repair:
-    """Write a copy of an AnnData file in which what can be mended is.
+    """Write a copy of an AnnData file in which all fixable problems are fixed.
 
-    Values are never guessed: a file whose pointers or indices are wrong keeps them, and the report says so. The copy appears
-    under its name when it is done; the file itself is only read.
+    Values are never guessed: invalid pointers or indices are kept and reported. The copy appears under its name when it is
+    complete; the original file is only read.
 
     Parameters
     ----------
     path : str or Path
         An `.h5ad` or `.h5mu` file, or a Zarr folder.
     target : str or Path
-        Where the copy goes; of the same kind as the file.
+        Path of the copy, of the same kind as the file.
     level : {"metadata", "full"}
-        How far problems are looked for.
+        Level of validation.
 
     Returns
     -------
     Repair
-        What was mended and what was left.
+        Applied fixes and remaining problems.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
 
     Examples
     --------
-    >>> repair("broken.h5ad", "mended.h5ad").mended  # doctest: +SKIP
+    >>> repair("broken.h5ad", "fixed.h5ad").mended  # doctest: +SKIP
     ('A02 uns/k: declared as array 0.2.0',)
     """
     path, target = Path(path), Path(target)
@@ -107,7 +107,7 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
         with writable(target):
             _copy(path, hidden)
             if any(problem.rule in FIXES for problem in left):
-                with _opened_for_writing(hidden) as root:
+                with _open_for_writing(hidden) as root:
                     mended, left = _fix(root, left, full=level == "full")
         _publish(hidden, target)
     except BaseException:
@@ -117,7 +117,7 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
 
 
 def _fix(root: Node, found: list[Problem], *, full: bool) -> tuple[list[str], list[Problem]]:
-    """Mend what can be mended, and look again until nothing more can; return what was done, and what is left."""
+    """Apply fixes and validate again until none applies; return the applied fixes and the remaining problems."""
     done: list[str] = []
     tried: set[tuple[str, str, str]] = set()
     for _ in range(MOST_ROUNDS):
@@ -126,15 +126,15 @@ def _fix(root: Node, found: list[Problem], *, full: bool) -> tuple[list[str], li
             break
         for problem in todo:
             tried.add((problem.rule, problem.path, problem.message))
-            said = _fix_one(root, problem)
-            if said:
-                done.append(f"{problem.rule} {problem.path or 'the root'}: {said}")
+            change = _fix_one(root, problem)
+            if change:
+                done.append(f"{problem.rule} {problem.path or 'the root'}: {change}")
         found = check_root(Node(root.uri, "", root.stored), full=full)
     return done, found
 
 
 def _fix_one(root: Node, problem: Problem) -> str:
-    """Mend one problem; nothing is said where that cannot be done."""
+    """Fix one problem and describe the change; return ``""`` if it cannot be fixed."""
     try:
         node = Node(root.uri, problem.path, root.stored[problem.path] if problem.path else root.stored)
         with warnings_as("ignore"):
@@ -154,7 +154,7 @@ def _copy(path: Path, hidden: Path) -> None:
 
 
 @contextmanager
-def _opened_for_writing(hidden: Path) -> Iterator[Node]:
+def _open_for_writing(hidden: Path) -> Iterator[Node]:
     if hidden.is_file():
         import h5py
 
@@ -165,7 +165,7 @@ def _opened_for_writing(hidden: Path) -> Iterator[Node]:
 
     from raggedatlas.store.untrusted import guarded_zarr_store
 
-    consolidated = _unconsolidated(hidden)
+    consolidated = _remove_consolidated(hidden)
     store = guarded_zarr_store(zarr.storage.LocalStore(hidden))
     yield Node(str(hidden), "", zarr.open_group(store=store, mode="r+", use_consolidated=False))
     if consolidated:
@@ -173,8 +173,8 @@ def _opened_for_writing(hidden: Path) -> Iterator[Node]:
             zarr.consolidate_metadata(zarr.storage.LocalStore(hidden))
 
 
-def _unconsolidated(folder: Path) -> bool:
-    """Remove consolidated metadata, which what is mended would contradict, and say whether there were any."""
+def _remove_consolidated(folder: Path) -> bool:
+    """Remove consolidated metadata, which fixes would invalidate, and return whether there was any."""
     gathered, head = folder / ".zmetadata", folder / "zarr.json"
     found = gathered.exists()
     gathered.unlink(missing_ok=True)
@@ -192,24 +192,24 @@ def _publish(hidden: Path, target: Path) -> None:
             with hidden.open("r+b") as file:
                 os.fsync(file.fileno())
         if target.exists():
-            raise DuplicateError(f"{target} exists by now; choose another name for the repaired copy.")
+            raise DuplicateError(f"{target} exists now; choose another name for the repaired copy.")
         hidden.rename(target)
 
 
 Fix = Callable[[Node, Problem, Node], str]
 
-RIGHT = {"A91": "numeric-scalar", "A93": "string", "A111": "string-array"}
-"""Rules about what was declared as something else -> what it is."""
+CORRECT_ENCODINGS = {"A91": "numeric-scalar", "A93": "string", "A111": "string-array"}
+"""Rule about a wrongly declared element -> its correct encoding."""
 
 
 def declare(node: Node, problem: Problem, root: Node) -> str:
-    """Declare the encoding that an element has by its structure."""
+    """Declare the encoding inferred from the structure of an element."""
     del root
     kind, version = declared_encoding(node)
     if version == "0.1.0" and kind == "dataframe" and problem.rule == "A72":
         return ""
-    if problem.rule in RIGHT and kind in ("array", "string-array"):
-        kind = RIGHT[problem.rule]
+    if problem.rule in CORRECT_ENCODINGS and kind in ("array", "string-array"):
+        kind = CORRECT_ENCODINGS[problem.rule]
     elif kind not in VERSIONS:
         kind = infer(node)
     if problem.rule == "A11":
@@ -227,7 +227,7 @@ def declare(node: Node, problem: Problem, root: Node) -> str:
 
 
 def write_as_text(node: Node, problem: Problem, root: Node) -> str:
-    """Write encoding attributes that are bytes as text."""
+    """Rewrite encoding attributes stored as bytes as text."""
     del problem, root
     for name in ("encoding-type", "encoding-version"):
         if isinstance(plain_attribute(node.attrs.get(name)), bytes):
@@ -236,7 +236,7 @@ def write_as_text(node: Node, problem: Problem, root: Node) -> str:
 
 
 def add_table(node: Node, problem: Problem, root: Node) -> str:
-    """Write a table that is missing, with numbers for names where no table along the axis has names."""
+    """Add a missing obs or var, with names from a table along the axis if there is one, else numbers."""
     del root
     name = "obs" if "obs" in problem.message else "var"
     size = _axis_size(node, 0 if name == "obs" else 1)
@@ -244,7 +244,7 @@ def add_table(node: Node, problem: Problem, root: Node) -> str:
         return ""
     from anndata.io import write_elem
 
-    names = _names_beside(node, "obsm" if name == "obs" else "varm", size)
+    names = _names_along_axis(node, "obsm" if name == "obs" else "varm", size)
     group = node.stored.create_group(name)
     write_elem(group, "_index", names if names is not None else np.array([str(i) for i in range(size)], dtype=object))
     group.attrs["_index"] = "_index"
@@ -253,8 +253,8 @@ def add_table(node: Node, problem: Problem, root: Node) -> str:
     return f"{name} written with {'numbers for names' if names is None else 'the names of a table along it'}"
 
 
-def _names_beside(node: Node, mapping: str, size: int) -> Any:  # noqa: ANN401  (an array of text)
-    """Return the names that a frame along the axis has; they must be those of the axis."""
+def _names_along_axis(node: Node, mapping: str, size: int) -> Any:  # noqa: ANN401  (an array of text)
+    """Return the row names of a frame in `mapping`, which must equal those of the axis."""
     for child in getattr(node.child(mapping), "children", {}).values():
         index = names_node(child) if encoding_of(child) == "dataframe" else None
         if index is not None and index.text is not None and index.shape == (size,):
@@ -276,7 +276,7 @@ def _axis_size(node: Node, axis: int) -> int | None:
 
 
 def add_axis(node: Node, problem: Problem, root: Node) -> str:
-    """Give an array of one axis a second one, of length 1."""
+    """Add a second axis of length 1 to a one-dimensional array."""
     if problem.level != "practice" or not node.is_array:
         return ""
     write_small(node, root, node.whole()[:, None])
@@ -284,12 +284,12 @@ def add_axis(node: Node, problem: Problem, root: Node) -> str:
 
 
 def move_to_uns(node: Node, problem: Problem, root: Node) -> str:
-    """Move a stray member of an HDF5 root into uns."""
+    """Move an unknown member of an HDF5 root into uns."""
     del problem
     group = parent_of(node, root)
     if "uns" not in group:
-        made = group.create_group("uns")
-        made.attrs["encoding-type"], made.attrs["encoding-version"] = "dict", "0.1.0"
+        array = group.create_group("uns")
+        array.attrs["encoding-type"], array.attrs["encoding-version"] = "dict", "0.1.0"
     if node.name in group["uns"]:
         return ""
     group.move(node.name, f"uns/{node.name}")
@@ -297,7 +297,7 @@ def move_to_uns(node: Node, problem: Problem, root: Node) -> str:
 
 
 def sort_sparse(node: Node, problem: Problem, root: Node) -> str:
-    """Sort the entries of a sparse matrix, and sum what is there twice."""
+    """Sort the entries of a sparse matrix and sum duplicates."""
     del problem
     shape = sparse_shape(node)
     if shape is None or encoding_of(node) not in SPARSE:
@@ -309,7 +309,7 @@ def sort_sparse(node: Node, problem: Problem, root: Node) -> str:
 
 
 def make_signed(node: Node, problem: Problem, root: Node) -> str:
-    """Write unsigned pointers or indices as int64."""
+    """Convert unsigned pointers or indices to int64."""
     del problem
     if node.kind != "integer" or any(len(v) and int(v.max()) > np.iinfo(np.int64).max for _, v in node.blocks()):
         return ""
@@ -318,14 +318,14 @@ def make_signed(node: Node, problem: Problem, root: Node) -> str:
 
 
 def make_computable(node: Node, problem: Problem, root: Node) -> str:
-    """Write values of a sparse matrix in a type that SciPy holds."""
+    """Convert the values of a sparse matrix to a dtype that SciPy supports."""
     del problem
     recast(node, root, sparse_dtype(node.dtype))
     return f"written as {sparse_dtype(node.dtype)}"
 
 
 def name_index(node: Node, problem: Problem, root: Node) -> str:
-    """Name the index of a frame, where there is a member of one of the usual names."""
+    """Set `_index` of a frame if it has a member with a usual name."""
     del problem, root
     for name in ("_index", "index"):
         if name in node.children:
@@ -335,7 +335,7 @@ def name_index(node: Node, problem: Problem, root: Node) -> str:
 
 
 def list_columns(node: Node, problem: Problem, root: Node) -> str:
-    """List the columns of a frame: those that were listed and are there, in their order, then the others."""
+    """Set column-order of a frame: the listed columns that exist, in order, then all others."""
     del problem, root
     index = index_node(node)
     rows = n_rows(index) if index is not None else None
@@ -361,7 +361,7 @@ def _set_names(stored: Any, attribute: str, names: list[str], *, in_hdf5: bool) 
 
 
 def share_chunks(node: Node, problem: Problem, root: Node) -> str:
-    """Write the columns of a frame with the chunks of the one that has the longest."""
+    """Rewrite the columns of a frame with the chunk length of the column with the longest chunks."""
     del problem
     inner = [at if at.is_array else at.child("codes") or at.child("values") for at in node.children.values()]
     chunked = [at for at in inner if at is not None and at.is_array and getattr(at.stored, "chunks", None)]
@@ -373,7 +373,7 @@ def share_chunks(node: Node, problem: Problem, root: Node) -> str:
 
 
 def fit_scalar(node: Node, problem: Problem, root: Node) -> str:
-    """Write a scalar of one element without axes; declare one of several as the array that it is."""
+    """Rewrite a one-element array declared as scalar without axes; declare a longer one as an array."""
     del problem
     value = node.whole()
     if value.size != 1:
@@ -386,7 +386,7 @@ def fit_scalar(node: Node, problem: Problem, root: Node) -> str:
 
 
 def write_text(node: Node, problem: Problem, root: Node) -> str:
-    """Write text as UTF-8 of variable length; nothing where it cannot be decoded."""
+    """Rewrite text as variable-length UTF-8; fails if it cannot be decoded."""
     del problem
     if node.text is None:
         return ""
@@ -395,14 +395,14 @@ def write_text(node: Node, problem: Problem, root: Node) -> str:
     if values.shape == ():
         write_small(node, root, flat[0])
     else:
-        made = np.empty(len(flat), dtype=object)
-        made[:] = flat
-        write_small(node, root, made.reshape(values.shape))
+        array = np.empty(len(flat), dtype=object)
+        array[:] = flat
+        write_small(node, root, array.reshape(values.shape))
     return "written as UTF-8 text of variable length"
 
 
 def set_ordered(node: Node, problem: Problem, root: Node) -> str:
-    """Write the flag of a categorical as a boolean; a missing one is false."""
+    """Set the ordered flag of a categorical to a boolean; a missing flag becomes false."""
     del problem, root
     stated = plain_attribute(node.attrs.get("ordered"))
     if stated is not None and not isinstance(stated, int):
@@ -412,7 +412,7 @@ def set_ordered(node: Node, problem: Problem, root: Node) -> str:
 
 
 def merge_categories(node: Node, problem: Problem, root: Node) -> str:
-    """Merge equal categories, and code those that are missing as -1."""
+    """Merge equal categories and encode missing ones as -1."""
     del problem
     codes, categories = node.children["codes"], node.children["categories"]
     if not categories.is_array:
@@ -434,7 +434,7 @@ def merge_categories(node: Node, problem: Problem, root: Node) -> str:
 
 
 def make_boolean(node: Node, problem: Problem, root: Node) -> str:
-    """Write values or mask that are all 0 or 1 as booleans."""
+    """Convert values or a mask that contain only 0 and 1 to booleans."""
     member = node.child("values" if problem.rule == "A132" else "mask")
     if member is None or not member.is_array or member.kind not in ("integer", "real"):
         return ""
@@ -446,7 +446,7 @@ def make_boolean(node: Node, problem: Problem, root: Node) -> str:
 
 
 def set_missing_value(node: Node, problem: Problem, root: Node) -> str:
-    """State the missing value that readers take an unknown one for."""
+    """Set na-value to the value that readers assume for an unknown one."""
     del problem, root
     node.stored.attrs["na-value"] = "NA"
     return "na-value set to NA"
@@ -485,23 +485,23 @@ FIXES: dict[str, Fix] = {
     "A144": make_boolean,
     "A146": set_missing_value,
 }
-"""Rule -> its fix, which says what it did, or nothing where it cannot be done."""
+"""Rule -> its fix, which returns a description of the change, or ``""`` if it cannot be fixed."""
 
 
 ENTRIES = 1 << 20
-"""Entries of a sparse matrix that are sorted at once, or one row where that has more."""
+"""Number of entries of a sparse matrix that are sorted at once; a longer row is sorted at once."""
 
 Blocks = Iterator[tuple[int, NDArray[Any]]]
 
 
 def parent_of(node: Node, root: Node) -> Any:  # noqa: ANN401  (a group of either library)
-    """Return the group that holds a node."""
+    """Return the parent group of a node."""
     above = node.path.rpartition("/")[0]
     return root.stored[above] if above else root.stored
 
 
 def write_small(node: Node, root: Node, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
-    """Write an element anew through anndata's own writer; its other attributes stay."""
+    """Rewrite an element with anndata's writer and keep its other attributes."""
     from anndata.io import write_elem
 
     kept = {name: value for name, value in node.attrs.items() if not name.startswith("encoding-")}
@@ -513,41 +513,41 @@ def write_small(node: Node, root: Node, value: Any) -> None:  # noqa: ANN401  (a
 
 
 def recast(node: Node, root: Node, dtype: np.dtype[Any]) -> None:
-    """Give an array another type, a block at a time."""
+    """Convert an array to another dtype, block by block."""
     _swap(node, root, dtype, node.shape or (), _chunks(node), node.blocks())
 
 
 def rechunk(node: Node, root: Node, rows: int) -> None:
-    """Give an array chunks of another number of rows, a block at a time."""
+    """Rewrite an array with another chunk length, block by block."""
     shape = node.shape or ()
     _swap(node, root, node.dtype, shape, (min(rows, max(1, shape[0])), *(_chunks(node) or shape)[1:]), node.blocks())
 
 
 def sort_entries(node: Node, root: Node, n_major: int) -> int:
-    """Sort the indices of a sparse matrix within each row (CSR) or column (CSC), and sum what is there twice.
+    """Sort the indices of a sparse matrix within each row (CSR) or column (CSC) and sum duplicates.
 
     Returns
     -------
     int
-        How many entries were summed into others; -1 where a sum does not fit the type, and nothing was changed.
+        Number of removed duplicates; -1 if a sum overflows the dtype, in which case nothing is changed.
     """
     indptr = node.children["indptr"].whole().astype(np.int64)
     parts = node.children["indices"], node.children["data"]
     if not _sums_fit(parts, indptr):
         return -1
-    # The sorted entries are never more than those read, so they take their place from the front.
-    at = 0
+    # Sorting never adds entries, so the result overwrites the entries that were read, from the front.
+    n_written = 0
     lengths = np.zeros(n_major + 1, np.int64)
     for first, last, indices, data in _row_blocks(parts, indptr):
-        rows, places, sums = _summed(np.diff(indptr[first : last + 1]), indices, data)
+        rows, places, sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, data)
         lengths[first + 1 : last + 1] = np.bincount(rows, minlength=last - first)
-        parts[0].stored[at : at + len(places)] = places
-        parts[1].stored[at : at + len(sums)] = sums
-        at += len(places)
-    removed = int(indptr[-1]) - at
+        parts[0].stored[n_written : n_written + len(places)] = places
+        parts[1].stored[n_written : n_written + len(sums)] = sums
+        n_written += len(places)
+    removed = int(indptr[-1]) - n_written
     if removed:
         for part in parts:
-            _shorten(part, root, at)
+            _shorten(part, root, n_written)
         node.children["indptr"].stored[...] = np.cumsum(lengths).astype(node.children["indptr"].dtype)
     return removed
 
@@ -564,18 +564,18 @@ def _row_blocks(
         first = last
 
 
-def _summed(
+def _sum_duplicates(
     lengths: NDArray[np.int64], indices: NDArray[Any], data: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-    """Return the row, place and value of each entry, sorted, none twice."""
+    """Return the row, index and value of each entry, sorted, with duplicates summed."""
     rows = np.repeat(np.arange(len(lengths)), lengths)
     order = np.lexsort((indices, rows))
     rows, indices, data = rows[order], indices[order], data[order]
-    fresh = np.ones(len(rows), bool)
-    fresh[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
-    if fresh.all():
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
+    if is_first.all():
         return rows, indices, data
-    starts = np.flatnonzero(fresh)
+    starts = np.flatnonzero(is_first)
     sums = np.logical_or.reduceat(data, starts) if data.dtype.kind == "b" else np.add.reduceat(_wide(data), starts)
     return rows[starts], indices[starts], sums.astype(data.dtype)
 
@@ -585,12 +585,12 @@ def _wide(data: NDArray[Any]) -> NDArray[Any]:
 
 
 def _sums_fit(parts: tuple[Node, Node], indptr: NDArray[np.int64]) -> bool:
-    """Tell whether all sums fit the type of the values."""
+    """Return whether all sums of duplicates fit the dtype of the values."""
     if parts[1].dtype.kind not in "iu":
         return True
     limits = np.iinfo(parts[1].dtype)
     for first, last, indices, data in _row_blocks(parts, indptr):
-        sums = _summed(np.diff(indptr[first : last + 1]), indices, _wide(data))[2]
+        sums = _sum_duplicates(np.diff(indptr[first : last + 1]), indices, _wide(data))[2]
         if len(sums) and (sums.min() < limits.min or sums.max() > limits.max):
             return False
     return True
@@ -617,25 +617,25 @@ def _chunks(node: Node) -> tuple[int, ...] | None:
 def _swap(
     node: Node, root: Node, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: tuple[int, ...] | None, blocks: Blocks
 ) -> None:
-    """Write an array beside the old one with the same compression and attributes, then put it in its place."""
+    """Write a new array with the same compression and attributes, then replace the old one by it."""
     group = parent_of(node, root)
-    beside = f"{node.name}.{uuid4().hex[:8]}"
-    make: Callable[..., Any] = _made_hdf5 if node.in_hdf5 else _made_zarr
-    made = make(group, beside, node, dtype, shape, chunks)
+    temporary = f"{node.name}.{uuid4().hex[:8]}"
+    create: Callable[..., Any] = _create_hdf5 if node.in_hdf5 else _create_zarr
+    array = create(group, temporary, node, dtype, shape, chunks)
     for start, values in blocks:
-        made[start : start + len(values)] = values.astype(dtype, copy=False)
+        array[start : start + len(values)] = values.astype(dtype, copy=False)
     for name, value in node.attrs.items():
-        made.attrs[name] = value
+        array.attrs[name] = value
     if node.in_hdf5:
         del group[node.name]
-        group.move(beside, node.name)
+        group.move(temporary, node.name)
     else:
         folder = Path(root.uri) / node.path
         shutil.rmtree(folder)
-        folder.with_name(beside).rename(folder)
+        folder.with_name(temporary).rename(folder)
 
 
-def _made_hdf5(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401
+def _create_hdf5(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401
     array = node.stored
     options: dict[str, Any] = {}
     if chunks and 0 not in shape:
@@ -646,7 +646,7 @@ def _made_hdf5(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks
     return group.create_dataset(name, shape, dtype, **options)
 
 
-def _made_zarr(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401
+def _create_zarr(group: Any, name: str, node: Node, dtype: Any, shape: Any, chunks: Any) -> Any:  # noqa: ANN401
     array = node.stored
     same = chunks == _chunks(node) and shape == node.shape
     return group.create_array(

@@ -317,13 +317,13 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     def drop_dataset(self, uid_or_name: str) -> MaintenanceReport:
         """Take a dataset out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
-        from raggedatlas.catalog.maintenance import drop_dataset
+        from raggedatlas.catalog.assets import drop_dataset
 
         return drop_dataset(self._opened, uid_or_name)
 
     def drop_result(self, name: str) -> MaintenanceReport:
         """Take a model's result out of the atlas; snapshots that have it keep it, and `gc` frees nothing that they reach."""
-        from raggedatlas.catalog.results import drop_result
+        from raggedatlas.catalog.assets import drop_result
 
         return drop_result(self._opened, name)
 
@@ -416,7 +416,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     def drop_geometry(self, name: str, dataset: str | None = None) -> MaintenanceReport:
         """Take geometry out of the atlas, of one dataset or of all; snapshots that have it keep it, and `gc` frees nothing that they reach."""
-        from raggedatlas.catalog.geometries import drop_geometry
+        from raggedatlas.catalog.assets import drop_geometry
 
         return drop_geometry(self._opened, name, dataset)
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import checks, maintenance, optimize, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, optimize, snapshots
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArrayWriter
 from raggedatlas.testing.atlases import SPACE, write_dataset
@@ -89,7 +89,7 @@ def test_a_lost_version_of_a_snapshot_is_found(two: Two) -> None:
     catalog = two[0]
     record = snapshots.snapshot(catalog)
     catalog.tables.untag(CELLS, record.tag)
-    maintenance.drop_dataset(catalog, two[1])
+    assets.drop_dataset(catalog, two[1])
     catalog.tables.clean_up(CELLS, timedelta(0))
     [problem] = [p for p in checks.validate(catalog) if not checks.is_note(p)]
     assert (problem.rule, problem.place) == ("lost-version", "snapshot 1")
@@ -335,7 +335,7 @@ def test_a_dataset_that_is_dropped_and_freed_meanwhile_is_no_damage(two: Two, mo
 
     def check_bytes(*args: Any) -> Any:
         if not dropped:
-            dropped.append(maintenance.drop_dataset(catalog.tip(), first))
+            dropped.append(assets.drop_dataset(catalog.tip(), first))
             maintenance.gc(catalog.tip(), dry_run=False)
         return original(*args)
 

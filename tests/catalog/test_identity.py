@@ -241,7 +241,7 @@ def test_repair_brings_the_mapping_up_to_date(tmp_path: Path) -> None:
     [a, b] = registry.require(["A", "B"])
     change_links(atlas._catalog, SPACE, registry.table, {a: b})
     assert read_registry(atlas._catalog, SPACE).redirects == {}
-    assert atlas.repair().notes == ("features that count as others: derived anew",)
+    assert atlas.repair().notes == ("feature identities: recomputed",)
     assert read_registry(atlas._catalog, SPACE).redirects == {a: b}
     assert atlas.repair().notes == ()
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import checks, leases, maintenance, optimize, snapshots
+from raggedatlas.catalog import assets, checks, leases, maintenance, optimize, snapshots
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.errors import CorruptError, NotFoundError
 from raggedatlas.store.arrays import create_group, read_group_attributes, write_group_attributes
 from raggedatlas.testing.atlases import SPACE, write_dataset
@@ -112,21 +112,21 @@ def test_a_dropped_dataset_is_gone_now_and_there_before(two: Two) -> None:
     """Drop takes records and cells from the tip, by name or uid; snapshots keep them."""
     catalog, first, second = two
     view = catalog.at(snapshots.snapshot(catalog))
-    report = maintenance.drop_dataset(catalog, "a")
+    report = assets.drop_dataset(catalog, "a")
     assert (report.n_cells, report.groups) == (30, (f"{first}/{SPACE}",))
     assert [r.uid for r in read_records(catalog)] == [second]
     assert catalog.tables.count(CELLS) == 20
     assert not checks.validate(catalog, "deep")
     assert not checks.validate(view, "deep")
     with pytest.raises(NotFoundError):
-        maintenance.drop_dataset(catalog, "a")
+        assets.drop_dataset(catalog, "a")
 
 
 def test_a_killed_drop_is_finished_by_repair(two: Two, dying: Dying) -> None:
     """Between the two deletes the dataset is invisible but uncleared; repair removes its cells and arrays."""
     catalog, first, _ = two
     with dying(1) as done:
-        maintenance.drop_dataset(catalog, first)
+        assets.drop_dataset(catalog, first)
     assert done == [f"delete {DATASETS}"]
     assert {p.rule for p in checks.validate(catalog, "rows") if not checks.is_note(p)} == set()
     report = maintenance.repair(catalog)
@@ -138,7 +138,7 @@ def test_gc_frees_only_what_nothing_reaches(two: Two) -> None:
     """A dropped dataset's arrays go once no snapshot has it; a dry run says so and removes nothing."""
     catalog, first, second = two
     snapshots.snapshot(catalog)
-    maintenance.drop_dataset(catalog, first)
+    assets.drop_dataset(catalog, first)
     assert maintenance.gc(catalog, dry_run=False).groups == ()
     snapshots.delete_version(catalog, 1)
     size = catalog.arrays.child(first).size()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import maintenance, manifests, purge, snapshots
+from raggedatlas.catalog import assets, maintenance, manifests, purge, snapshots
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
@@ -37,7 +37,7 @@ def test_every_flipped_bit_of_a_file_that_a_snapshot_reaches_is_found(two: Two) 
     catalog = two[0]
     few = write_dataset(catalog, "c", ["A"], np.ones((4, 1), "u1"), {"kind": ["z"] * 4})
     snapshots.snapshot(catalog)
-    maintenance.drop_dataset(catalog, few)
+    assets.drop_dataset(catalog, few)
     snapshots.snapshot(catalog)
     folder = catalog.tables.location.path
     named = {path for r in list_versions(catalog) for path in manifests.read_manifest(catalog, r.manifest)}
@@ -123,7 +123,7 @@ def test_upkeep_keeps_what_is_recorded(two: Two) -> None:
     steps: list[Callable[[], object]] = [
         lambda: snapshots.delete_version(catalog, 2),
         lambda: maintenance.gc(catalog, dry_run=False, grace=everything, keep=everything),
-        lambda: maintenance.drop_dataset(catalog, second),
+        lambda: assets.drop_dataset(catalog, second),
         lambda: snapshots.snapshot(catalog),
         lambda: purge.purge(catalog, first),
         lambda: snapshots.restore(catalog, 1),

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 
 from raggedatlas.catalog import checks, optimize, snapshots
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.testing.atlases import SPACE
 from raggedatlas.testing.processes import started
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import checks, maintenance, purge, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, purge, snapshots
+from raggedatlas.catalog.assets import purged, read_records
 from raggedatlas.catalog.catalog import CELLS, PURGE_KEY, VERSIONS, Catalog, open_catalog
-from raggedatlas.catalog.datasets import purged, read_records
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.model.spaces import FeatureSpace
 from raggedatlas.store.location import Location
@@ -42,7 +42,7 @@ def make_history(catalog: Catalog, first: str) -> str:
     snapshots.snapshot(catalog, "one")
     third = write_dataset(catalog, "c", ["C", "E"], np.ones((10, 2), "u1"))
     snapshots.snapshot(catalog, "two")
-    maintenance.drop_dataset(catalog, first)
+    assets.drop_dataset(catalog, first)
     snapshots.snapshot(catalog, "three")
     write_dataset(catalog, "d", ["E", "F"], np.ones((5, 2), "u1"))
     return third
@@ -258,7 +258,7 @@ def test_no_file_keeps_a_dataset_that_was_dropped_before(two: Two) -> None:
     catalog.tables.compact(CELLS)
     gone = cells_of(catalog, two[2])
     snapshots.snapshot(catalog)
-    maintenance.drop_dataset(catalog, "b")
+    assets.drop_dataset(catalog, "b")
     snapshots.snapshot(catalog)
     assert any(uid.encode() in bytes_of(catalog) for uid in gone)
     purge.purge(catalog, "b")

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas import RaggedAtlas, ResultDataset
+from raggedatlas.catalog.assets import RESULT_ASSETS, drop_result
 from raggedatlas.catalog.catalog import CELLS, RESULTS
-from raggedatlas.catalog.results import change_results, drop_result
 from raggedatlas.errors import CorruptError, NotFoundError, ReadOnlyError
 from raggedatlas.ingest import results
 from raggedatlas.model.assets import RESULTS_SCHEMA, result_columns
@@ -224,23 +224,27 @@ def damage_column(own: Modelled) -> None:
 
 def damage_name(own: Modelled) -> None:
     atlas = own.open()
-    change_results(atlas._catalog, lambda old: [r.model_copy(update={"name": "z"}) for r in old])
+    RESULT_ASSETS.change(atlas._catalog, lambda old: [r.model_copy(update={"name": "z"}) for r in old])
 
 
 def damage_counts(own: Modelled) -> None:
     atlas = own.open()
     (uid, *_) = atlas.list_datasets().index
-    change_results(atlas._catalog, lambda old: [r.model_copy(update={"datasets": f'{{"{uid}": 3}}'}) for r in old])
+    RESULT_ASSETS.change(
+        atlas._catalog, lambda old: [r.model_copy(update={"datasets": f'{{"{uid}": 3}}'}) for r in old]
+    )
 
 
 def damage_width(own: Modelled) -> None:
     atlas = own.open()
-    change_results(atlas._catalog, lambda old: [r.model_copy(update={"width": 7}) for r in old])
+    RESULT_ASSETS.change(atlas._catalog, lambda old: [r.model_copy(update={"width": 7}) for r in old])
 
 
 def damage_space(own: Modelled) -> None:
     atlas = own.open()
-    change_results(atlas._catalog, lambda old: [r.model_copy(update={"space": "nope"} if r.space else {}) for r in old])
+    RESULT_ASSETS.change(
+        atlas._catalog, lambda old: [r.model_copy(update={"space": "nope"} if r.space else {}) for r in old]
+    )
 
 
 def damage_bytes(own: Modelled) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raggedatlas.catalog import checks, maintenance, optimize, snapshots, versions
+from raggedatlas.catalog import assets, checks, maintenance, optimize, snapshots, versions
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.errors import (
     ConflictError,
     CorruptError,
@@ -44,7 +44,7 @@ def test_a_snapshot_holds_what_was_there_and_nothing_later(two: Two) -> None:
     view = snapshots.open_snapshot(catalog, record)
     cells = view.tables.read(CELLS)
     write_dataset(catalog, "c", ["E"], np.ones((3, 1), "u1"), {"new": [1, 2, 3]})
-    maintenance.drop_dataset(catalog, first)
+    assets.drop_dataset(catalog, first)
     again = snapshots.open_snapshot(catalog, snapshots.find_version(catalog, "paper"))
     assert uids(again) == [first, second]
     assert again.tables.read(CELLS).equals(cells)
@@ -62,7 +62,7 @@ def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:
         write_dataset(catalog, f"more{i}", ["A", f"G{i}"], MATRIX)
         records.append(snapshots.snapshot(catalog))
         before[i + 2] = catalog.at(records[-1]).tables.read(CELLS)
-    maintenance.drop_dataset(catalog, first)
+    assets.drop_dataset(catalog, first)
     optimize.optimize(catalog, timedelta(0))
     maintenance.gc(catalog, dry_run=False, keep=timedelta(0))
     for record in snapshots.list_versions(catalog):
@@ -191,7 +191,7 @@ def test_a_dataset_dropped_while_versions_are_chosen_is_not_half_there(
     def slow(view: Catalog) -> dict[str, str]:
         calls.append(view)
         if len(calls) == 2:
-            maintenance.drop_dataset(catalog, first)
+            assets.drop_dataset(catalog, first)
         return original(view)
 
     monkeypatch.setattr(versions, "registry_tables", slow)
@@ -207,7 +207,7 @@ def test_restore_brings_back_and_keeps_the_rest(two: Two) -> None:
     one = snapshots.snapshot(catalog)
     cells = catalog.at(one).tables.read(CELLS)
     index = catalog.tables.read("gene_expression_registry", ["uid", "global_index"])
-    maintenance.drop_dataset(catalog, first)
+    assets.drop_dataset(catalog, first)
     third = write_dataset(catalog, "c", ["A", "Z"], MATRIX, {"extra": [1, 2, 3]})
     later = snapshots.snapshot(catalog)
     spaces = catalog.spaces()
@@ -231,7 +231,7 @@ def test_death_in_a_restore_leaves_a_complete_atlas(two: Two, dying: Dying) -> N
     n, finished = 0, False
     while not finished:
         for uid in uids(catalog):
-            maintenance.drop_dataset(catalog, uid)
+            assets.drop_dataset(catalog, uid)
         third = write_dataset(catalog, "c", ["A", "Z"], MATRIX)
         with dying(n):
             snapshots.restore(catalog, 1)
@@ -280,7 +280,7 @@ def test_diff_counts_what_changed(two: Two) -> None:
 
     catalog, first, second = two
     snapshots.snapshot(catalog)
-    maintenance.drop_dataset(catalog, first)
+    assets.drop_dataset(catalog, first)
     rows = catalog.tables.read(CELLS).slice(0, 4)
     at = rows.column_names.index("kind")
     changed = rows.set_column(at, rows.schema.field(at), pa.array(["z", "y", "z", None]))
@@ -346,7 +346,7 @@ def test_forgetting_and_restoring_need_the_tip(two: Two) -> None:
         lambda: snapshots.delete_version(view, 1),
         lambda: optimize.optimize(view),
         lambda: optimize.reindex(view),
-        lambda: maintenance.drop_dataset(view, "a"),
+        lambda: assets.drop_dataset(view, "a"),
         lambda: maintenance.gc(view),
         lambda: maintenance.repair(view),
     ):

@@ -219,7 +219,7 @@ def test_entries_move_to_their_stored_columns(dtype: type, density: float, monke
 def test_a_column_beyond_the_map_is_refused() -> None:
     """A source that names a column that it does not have is refused, not followed out of bounds."""
     block = CsrBlock(np.array([0, 1]), np.array([3], np.uint32), {}, 3)
-    with pytest.raises(SourceError, match="column 3"):
+    with pytest.raises(SourceError, match="column index 3"):
         reorder_columns(block, [(np.ones(1), np.uint8)], np.array([2, 0, 1]))
 
 

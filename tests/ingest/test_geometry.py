@@ -15,8 +15,8 @@ import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.catalog import leases
+from raggedatlas.catalog.assets import GEOMETRY_ASSETS
 from raggedatlas.catalog.catalog import CELLS, GEOMETRY
-from raggedatlas.catalog.geometries import read_all_geometries
 from raggedatlas.errors import (
     ArgumentError,
     AtlasError,
@@ -307,7 +307,7 @@ def test_killed_anywhere(atlas: RaggedAtlas, slide: Slide, monkeypatch: pytest.M
         assert [p for p in atlas.validate("rows") if p.rule != "uncommitted-cells"] == [], step
     atlas.repair()
     assert atlas.repair().groups == ()
-    assert read_all_geometries(atlas._catalog) == []
+    assert GEOMETRY_ASSETS.read(atlas._catalog) == []
     assert atlas._catalog.tables.count(CELLS, f"{BOUNDARY}.zarr_group IS NOT NULL") == 0
     assert len(atlas._catalog.arrays.list_children()) == 1
     assert atlas.add(slide.outlines, progress=False, **choices).status == "added"
@@ -358,7 +358,7 @@ def test_a_purge_takes_the_shapes_too(atlas: RaggedAtlas, slide: Slide) -> None:
     atlas.add(make_slide(9, seed=2, first=1000).data, "other", progress=False)
     version = atlas.snapshot()
     atlas.purge("slide")
-    assert read_all_geometries(atlas._catalog) == []
+    assert GEOMETRY_ASSETS.read(atlas._catalog) == []
     view = atlas.checkout(version)
     assert view.geometries().empty
     assert not atlas._catalog.arrays.child(report.zarr_group.split("/")[0]).exists()
@@ -416,7 +416,7 @@ def test_coarser_levels_and_empty_objects(atlas: RaggedAtlas, slide: Slide) -> N
 def test_the_row_of_the_registry(atlas: RaggedAtlas, slide: Slide) -> None:
     """The registry tells what was added, where it lies and how it is linked."""
     atlas.add(slide.outlines, **LINKED)
-    (record,) = read_all_geometries(atlas._catalog)
+    (record,) = GEOMETRY_ASSETS.read(atlas._catalog)
     assert json.loads(record.link) == {"segment_id": ""}
     assert (record.types, record.axes, record.n_objects, record.n_vertices) == (["polyline"], ["x", "y"], 20, 320)
     assert record.extent[0] == tuple(slide.outlines.positions.min(axis=0))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raggedatlas import RaggedAtlas
-from raggedatlas.catalog import checks, datasets
+from raggedatlas.catalog import assets, checks
 from raggedatlas.catalog.catalog import CELLS, DATASETS
 from raggedatlas.errors import ConflictError, DuplicateError, SourceError
 from raggedatlas.ingest.transcripts import make_transcripts
@@ -130,24 +130,22 @@ def test_two_commits_of_one_version_collide(atlas: RaggedAtlas, there: int) -> N
         add(atlas, seed)
     add(atlas, 7, "second")
     catalog, inventories = atlas._catalog, []
-    row = datasets.find_dataset(catalog, "second")[0]
+    row = assets.find_dataset(catalog, "second")[0]
     atlas.drop_dataset("second")
 
-    def renamed(name: str) -> datasets.Commit:
-        return datasets.Commit(
-            (row.model_copy(update={"uid": name * 16, "zarr_group": f"{name * 16}/x", "name": name}),)
-        )
+    def renamed(name: str) -> assets.Commit:
+        return assets.Commit((row.model_copy(update={"uid": name * 16, "zarr_group": f"{name * 16}/x", "name": name}),))
 
-    def choose(old: list[Any]) -> datasets.Commit:
+    def choose(old: list[Any]) -> assets.Commit:
         inventories.append([record.name for record in old])
         if len(inventories) == 1:
-            datasets.commit_records(catalog, lambda _old: renamed("a"))
+            assets.commit_records(catalog, lambda _old: renamed("a"))
         return renamed("b")
 
-    datasets.commit_records(catalog, choose)
+    assets.commit_records(catalog, choose)
     first = ["anndata"] * there
     assert inventories == [first, [*first, "a"]]
-    assert [record.name for record in datasets.read_records(catalog)] == [*first, "a", "b"]
+    assert [record.name for record in assets.read_records(catalog)] == [*first, "a", "b"]
 
 
 @pytest.mark.parametrize("there", [0, 1])

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from numcodecs import Zstd
 
 import raggedatlas as ra
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.query.query import Query
 from raggedatlas.testing.atlases import small_anndata
 

@@ -13,9 +13,9 @@ import pytest
 import scipy.sparse as sp
 
 import raggedatlas as ra
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import DATASETS, Catalog, open_catalog
 from raggedatlas.catalog.checks import validate
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.errors import CorruptError, StoreError
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter

@@ -1,4 +1,4 @@
-"""Annotations of an atlas: listed, dropped, and completed with what was added to the columns below them."""
+"""Annotations of an atlas: list them, drop them, and fill them with values added later to the columns that they cover."""
 
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ def read_annotations(catalog: Catalog) -> list[AnnotationRecord]:
 
 
 def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
-    """Remove the columns of an annotation, in one commit; columns that they covered are shown again. Snapshots keep theirs.
+    """Remove the columns of an annotation, in one commit; the columns that they covered become visible again. Snapshots keep their columns.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
     Raises
     ------
     NotFoundError
-        If there is none of that name.
+        If there is no annotation of that name.
     ConflictError
         If a later annotation gave values to one of its columns.
     """
@@ -63,7 +63,7 @@ def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
 
 
 def complete_annotations(catalog: Catalog) -> int:
-    """Give the columns of annotations the values of cells that were added to the columns below them since.
+    """Copy values that were added to covered columns since into the covering columns of annotations.
 
     `add` writes the column of the file, which an annotation of the same name covers. A snapshot calls this before it records
     the cells, so that the covering column has the values of all of them.
@@ -71,7 +71,7 @@ def complete_annotations(catalog: Catalog) -> int:
     Returns
     -------
     int
-        How many values were filled in.
+        Number of values filled in.
     """
     n_filled = 0
     for upper, lower in incomplete_columns(catalog):
@@ -106,7 +106,7 @@ def _fill(catalog: Catalog, upper: str, lower: str) -> int:
     then = Tables(catalog.tables.location, {CELLS: at})
     schema = then.schema(CELLS)
     if upper not in schema.names or lower not in schema.names:
-        return 0  # The annotation was dropped meanwhile.
+        return 0  # The annotation was dropped in the meantime.
     rows = then.read(CELLS, ["uid", lower], all_of(is_null(upper), is_not_null(lower)))
     if rows.num_rows:
         target, values = schema.field(upper).type, rows.column(lower)

@@ -1,12 +1,12 @@
-"""Checks of a group's arrays against its record: as described, as there, and byte by byte."""
+"""Checks of a group's arrays against its record: their description, their existence, and every byte."""
 
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow.compute as pc
 
+from raggedatlas.catalog.assets import read_specs
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.datasets import read_specs
 from raggedatlas.catalog.leases import is_atlas_group
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, DatasetRecord
@@ -21,7 +21,7 @@ _BACK = "Put the arrays back from a copy, or drop the dataset and add it again."
 
 
 def described_paths(record: DatasetRecord) -> list[str]:
-    """Name the arrays that a record describes; none where the description does not parse (rule ``array-spec``)."""
+    """Return the paths of the arrays that a record describes; empty if the description is invalid (rule ``array-spec``)."""
     try:
         return sorted(record.array_specs)
     except CorruptError:
@@ -29,14 +29,14 @@ def described_paths(record: DatasetRecord) -> list[str]:
 
 
 def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[AtlasProblem]:
-    """Check that the arrays a record describes fit each other, its counts and its layers; reads nothing.
+    """Check that the arrays of a record agree with each other and with its counts and layers, without reading them.
 
     Parameters
     ----------
     record : DatasetRecord
         One group.
     space : FeatureSpace or None
-        Its feature space; None skips what only the space knows.
+        Its feature space; None skips the checks that need it.
     """
 
     def wrong(message: str) -> AtlasProblem:
@@ -45,7 +45,7 @@ def check_specs(record: DatasetRecord, space: FeatureSpace | None) -> list[Atlas
     try:
         specs, _, _ = read_specs(record), record.array_checksums, record.file_facts
     except AtlasError as error:
-        return [wrong(f"its record describes arrays that make no sense: {error}")]
+        return [wrong(f"its record describes invalid arrays: {error}")]
     sparse = "csr/indices" in specs
     prefix, length = ("csr/layers/", record.n_entries) if sparse else ("layers/", record.n_cells)
     wanted = {prefix + layer for layer in record.layers} | ({"csr/indices"} if sparse else set())
@@ -165,7 +165,7 @@ def _check_array(arrays: Location, group: str, path: str, spec: ArraySpec, check
 
 
 def _check_bounds(arrays: Location, group: str, specs: Mapping[str, ArraySpec]) -> dict[str, AtlasProblem]:
-    """Find the arrays of bounds that do not ascend from 0 to the number of their entries, whose values are as they were recorded."""
+    """Check that each `indptr` array ascends from 0 to the number of entries, which a correct checksum does not imply."""
     problems = {}
     for path, spec in specs.items():
         entries = specs.get(path.removesuffix("indptr") + "indices")

@@ -1,4 +1,4 @@
-"""The atlas as tables and arrays, at its tip or at a snapshot; created all at once or not at all."""
+"""The tables and arrays of an atlas, at its tip or at a snapshot; creation is atomic."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ GENE_TABLE, ORTHOLOG_TABLE = "_genes", "_orthologs"
 
 IDENTITY_TABLES = (IDENTITY, FACTS, LINKS, GENE_TABLE, ORTHOLOG_TABLE)
 OPTIONAL = (RESULTS, GEOMETRY, *IDENTITY_TABLES)
-"""Tables that an atlas need not have, and that have no index."""
+"""Optional tables; they have no index."""
 
 T = TypeVar("T")
 
@@ -36,12 +36,12 @@ FORMAT = "1"
 _FORMAT_KEY, _SPACE_KEY, _CODEC_KEY = "raggedatlas.format", "raggedatlas.space.", "raggedatlas.codec"
 
 PURGE_KEY = "raggedatlas.purging"
-"""Table metadata of `atlas_versions`: the `PurgeMark` of a purge that has begun and is not finished."""
+"""Table metadata of `atlas_versions`: the `PurgeMark` of an unfinished purge."""
 
 _REMEMBERED = 3
 
 DEFAULT_CODEC = "packed"
-"""Codec profile of an atlas that is created without naming one."""
+"""Default codec profile of a new atlas."""
 
 BASE_CELLS = pa.schema(
     [
@@ -55,7 +55,7 @@ BASE_CELLS = pa.schema(
 
 @dataclass(frozen=True)
 class Catalog:
-    """Everything below the facade works on a catalog, never on the facade.
+    """The tables and arrays of an atlas; all rooms below the facade take a catalog, never the facade.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Catalog:
     _memo: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave what can be read again behind when pickled."""
+        """Return the state without the cache."""
         return {
             "location": self.location, "tables": self.tables, "arrays": self.arrays, "snapshot": self.snapshot, "_memo": {},
         }  # fmt: skip
@@ -87,14 +87,14 @@ class Catalog:
         return self.snapshot is not None
 
     def remember(self, kind: str, facts: Hashable, make: Callable[[], T]) -> T:
-        """Return what was made before of the same facts, or make it; only a snapshot remembers, and the last few of a kind.
+        """Return a cached object, or make it; only a snapshot caches, and only the last few objects of a kind.
 
         Parameters
         ----------
         kind, facts : str, hashable
-            What it is, and all that it depends on beside the snapshot.
+            Kind of object, and everything it depends on apart from the snapshot.
         make : callable
-            Makes it; nobody may change the result.
+            Makes the object, which must not be modified.
         """
         if not self.read_only:
             return make()
@@ -108,7 +108,7 @@ class Catalog:
         return known[facts]
 
     def require_tip(self, action: str) -> None:
-        """Refuse a write on a snapshot, and while a purge is unfinished.
+        """Raise if this is a snapshot, or a purge is unfinished.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class Catalog:
         self.refuse_unfinished_purge(action)
 
     def require_writable(self, action: str) -> None:
-        """Refuse a write on a snapshot; only what finishes a purge needs no more than this.
+        """Raise if this is a snapshot. Only resuming a purge calls this alone; other writers call `require_tip`.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class Catalog:
         return PurgeMark.from_json(marked)
 
     def refuse_unfinished_purge(self, action: str) -> None:
-        """Refuse to write while a purge is unfinished: what is committed to tables that it rewrites would be lost.
+        """Raise while a purge is unfinished: commits to tables that it rewrites would be lost.
 
         Raises
         ------
@@ -158,7 +158,7 @@ class Catalog:
             )
 
     def current(self) -> "Catalog":
-        """Return the atlas as it is now; only during a purge this differs from the newest version of every table.
+        """Return the current content, which differs from the newest table versions only during a purge.
 
         A purge makes the content of old snapshots the newest version of a table for a while. Its mark names the versions that
         hold the current content, and readers of the tip go by them.
@@ -185,7 +185,7 @@ class Catalog:
         return {name: FeatureSpace.from_json(text) for name, text in stored.items()}
 
     def spaces(self) -> dict[str, FeatureSpace]:
-        """Return the feature spaces that this atlas knows, by name; read from the atlas itself."""
+        """Return the feature spaces of this atlas, by name."""
         if self.snapshot is not None:
             return dict(self._pinned_spaces)
         return {
@@ -307,7 +307,7 @@ def create_catalog(
 
 
 def open_catalog(location: Location) -> Catalog:
-    """Open an atlas at its tip; nothing but the address is needed.
+    """Open an atlas at its tip.
 
     Raises
     ------
@@ -343,7 +343,7 @@ def _refuse_file(location: Location) -> None:
 
 
 def is_atlas(location: Location) -> bool:
-    """Tell whether a complete atlas is at a place."""
+    """Return whether a location holds a complete atlas."""
     return _catalog(location).tables.has(VERSIONS)
 
 

@@ -1,4 +1,4 @@
-"""The cell table: add_cell_columns it for new columns and feature spaces, keep what its columns were in their files."""
+"""The cell table: add columns for new metadata and feature spaces, and keep the original type of each column."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from raggedatlas.store.tables import Tables
 
 @dataclass(frozen=True, slots=True)
 class CellColumn:
-    """A metadata column that an `add` brings.
+    """A metadata column of an `add`.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class CellColumn:
     type : pyarrow.DataType
         Its stored type.
     facts : ColumnFacts
-        What it was in the file.
+        Its type and categories in the file.
     """
 
     stored: str
@@ -34,7 +34,7 @@ class CellColumn:
 
 
 def stored_type(arrow: pa.DataType) -> pa.DataType:
-    """Give the type under which the cell table stores a column: the widest of its family, so that later files fit.
+    """Return the type in which the cell table stores a column: the widest of its family, so that later files fit.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def stored_type(arrow: pa.DataType) -> pa.DataType:
 
 
 def column_conflict(field: pa.Field, column: CellColumn) -> str | None:
-    """Say why a column cannot go into an existing one, or None when it can without changing a value."""
+    """Return why a column cannot be appended to an existing one without changing a value, or None if it can."""
     if field.type == column.type:
         return None
     both = {str(field.type), str(column.type)}
@@ -61,7 +61,7 @@ def column_conflict(field: pa.Field, column: CellColumn) -> str | None:
 
 
 def fit_values(name: str, values: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """Cast a column to its stored type, exactly.
+    """Cast a column to its stored type without changing a value.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def add_cell_columns(catalog: Catalog, columns: Sequence[CellColumn], pointers: 
 
 
 def text_of(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return values of a cell column as the text that stands for them in a column of mixed origin.
+    """Return values of a cell column as text, for a column that is numeric in one file and text in another.
 
     Examples
     --------
@@ -128,10 +128,10 @@ def text_of(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _convert_to_text(catalog: Catalog, name: str) -> None:
-    """Make text of a column of numbers.
+    """Convert a numeric column to text.
 
-    The old column keeps its values under another name until the new one has those of every row, so that a writer that
-    commits in between loses nothing; rows it adds after the exchange of names are refused by their type.
+    The old column keeps its values under another name until the new one is complete, so that a writer that
+    commits in between loses nothing; rows added after the columns are renamed are refused by their type.
     """
     tables = catalog.tables
     was = tables.schema(CELLS).field(name)
@@ -168,9 +168,9 @@ def _once(columns: Sequence[CellColumn]) -> list[CellColumn]:
 
 
 def join_facts(old: ColumnFacts, new: ColumnFacts) -> ColumnFacts:
-    """Join what a column was in two files.
+    """Combine the facts of one column from two files.
 
-    Categories keep the older order and gain the newer ones behind; they stay ordered only where both say so and neither
+    Categories keep the older order and append new ones; they stay ordered only if both are ordered and neither
     contradicts the other's order. Different kinds of number join to what holds both; text and categorical join to categorical.
 
     Examples
@@ -228,7 +228,7 @@ def _merge_categories(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[tuple
 
 
 def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table:
-    """Put columns into the form of the cell table; columns that are not given are null.
+    """Return columns as rows of the cell table; missing columns are null.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Validation at three levels: tables and inventory, every row, every byte. It reports, and never raises for damage."""
+"""Validation at three levels: tables and inventory, every row, every byte. Damage is reported, never raised."""
 
 import contextlib
 import re
@@ -12,6 +12,22 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.catalog.array_checks import check_arrays, check_bytes, check_specs
+from raggedatlas.catalog.asset_checks import (
+    check_geometries,
+    check_results,
+    check_rows,
+    check_shapes,
+    check_store,
+    check_values,
+)
+from raggedatlas.catalog.assets import (
+    GEOMETRY_ASSETS,
+    RESULT_ASSETS,
+    asset_uids,
+    group_by_dataset,
+    is_visible,
+    read_records,
+)
 from raggedatlas.catalog.catalog import (
     BASE_CELLS,
     CELLS,
@@ -27,17 +43,11 @@ from raggedatlas.catalog.catalog import (
     VERSIONS,
     Catalog,
 )
-from raggedatlas.catalog.cell_checks import check_rows
-from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.frames import check_frames
-from raggedatlas.catalog.geometries import is_visible, read_all_geometries
-from raggedatlas.catalog.geometry_checks import check_geometries, check_shapes, check_store
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_COLUMNS, LINKS_SCHEMA, check_identity
 from raggedatlas.catalog.layouts import Layout, read_layouts
 from raggedatlas.catalog.manifests import check_files
-from raggedatlas.catalog.result_checks import check_results, check_values
-from raggedatlas.catalog.results import asset_uids, read_results
 from raggedatlas.catalog.versions import consistent_versions, list_versions, registry_tables, versions_exist
 from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA
@@ -53,8 +63,8 @@ from raggedatlas.store.tables import Tables
 Level = Literal["quick", "rows", "deep"]
 
 NOTES = frozenset({"uncommitted-cells", "unassigned-index", "unverified-files", "duplicate-name", "seen-once"})
-"""Rules that tell of work in progress, files without a recorded hash, a name of several datasets, or a read that failed once: worth
-knowing, nothing wrong with what is stored."""
+"""Rules for work in progress, files without a recorded hash, a name shared by several datasets, or a read that failed once: worth
+knowing, but the stored data is correct."""
 
 _COPY = "Restore the atlas from a copy, or a snapshot with restore()."
 _IN_FLIGHT = "What is stored is sound: do not drop anything. Bytes were changed on their way, so look at the network, the memory and the disk."
@@ -62,14 +72,14 @@ _ATTEMPTS = 10
 
 
 def is_note(problem: AtlasProblem) -> bool:
-    """Tell whether a problem is only worth knowing, and does not stop a snapshot."""
+    """Return whether a problem is only a note, which does not prevent a snapshot."""
     return problem.rule in NOTES
 
 
 def validate(
     catalog: Catalog, level: Level = "quick", executor: Executor | Workers | None = None
 ) -> list[AtlasProblem]:
-    """Look for everything that could be wrong, at the tip or in a snapshot.
+    """Check the tip or a snapshot.
 
     Parameters
     ----------
@@ -101,7 +111,7 @@ def validate(
     found = [problem for problem in again if is_note(problem) or (problem.rule, problem.place) in known]
     once = [p for p in first if not is_note(p) and (p.rule, p.place) not in there]
     if once and not catalog.read_only:
-        # What concerns a dataset that was dropped and freed between the looks says nothing of the atlas as it is.
+        # Problems of a dataset that was dropped and freed between two passes do not concern the current atlas.
         with contextlib.suppress(AtlasError):
             named = asset_uids(catalog.current())
             once = [problem for problem in once if _groups_in(problem) <= named]
@@ -117,7 +127,7 @@ def _groups_in(problem: AtlasProblem) -> set[str]:
 
 
 def _check_once(catalog: Catalog, level: Level, executor: Executor | Workers | None) -> list[AtlasProblem]:
-    """Look at everything once."""
+    """Run all checks of a level once."""
     problems: list[AtlasProblem] = []
     try:
         catalog = catalog.current()
@@ -139,7 +149,7 @@ def _check_files(catalog: Catalog, executor: Executor | Workers | None) -> list[
 def _validate(
     catalog: Catalog, level: Level, problems: list[AtlasProblem], executor: Executor | Workers | None
 ) -> None:
-    """Look at everything but the table files, and add what is wrong; nothing more is read once it cannot be."""
+    """Check everything except the table files, and append the problems; stop at the first part that cannot be read."""
     if not catalog.read_only:
         problems += _check_tables(catalog, _schemas(catalog))
         if any(problem.rule in {"missing-table", "table-columns"} for problem in problems):
@@ -159,9 +169,9 @@ def _validate(
     layouts = read_layouts(catalog, {record.layout_uid for record in records})
     for record in {(r.layout_uid, r.feature_space, r.n_features): r for r in records}.values():
         problems += _check_layout(record, layouts.get(record.layout_uid), registries.get(record.feature_space))
-    results = read_results(catalog)
+    results = RESULT_ASSETS.read(catalog)
     problems += check_results(catalog, results)
-    shapes = read_all_geometries(catalog)
+    shapes = GEOMETRY_ASSETS.read(catalog)
     problems += check_geometries(catalog, shapes)
     groups = [*records, *(result.as_group(stored=True) for result in results if result.zarr_group)]
     if level != "quick":
@@ -181,12 +191,12 @@ def _validate(
 def _shared(
     catalog: Catalog, checks: Sequence[Callable[[], list[AtlasProblem]]], executor: Executor | Workers | None
 ) -> list[AtlasProblem]:
-    """Make checks that read arrays or files, on workers if there are any; their findings come in the order of the checks."""
+    """Run checks that read arrays or files, on workers if given; problems are in the order of the checks."""
     return [problem for found in in_order(run_tasks(checks, executor, place=catalog.location)) for problem in found]
 
 
 def _tip_versions(catalog: Catalog) -> AtlasVersionRecord:
-    """Choose versions of the tip that belong together, without writing anything."""
+    """Return consistent table versions of the tip, without writing."""
     draft = consistent_versions(catalog, assign=False)
     for _ in range(_ATTEMPTS):
         if versions_exist(catalog, draft):
@@ -212,7 +222,7 @@ def _check_tables(catalog: Catalog, wanted: Mapping[str, pa.Schema]) -> list[Atl
 
 
 def _schemas(catalog: Catalog) -> dict[str, pa.Schema]:
-    """Give the columns that every table must have; those of results and of geometry need not be there."""
+    """Return the columns that every table must have; the tables of results and geometry are optional."""
     results = {RESULTS: RESULTS_SCHEMA} if catalog.tables.has(RESULTS) else {}
     results |= {GEOMETRY: GEOMETRY_SCHEMA} if catalog.tables.has(GEOMETRY) else {}
     results |= {IDENTITY: IDENTITY_COLUMNS} if catalog.tables.has(IDENTITY) else {}
@@ -262,7 +272,7 @@ def _check_versions(catalog: Catalog) -> list[AtlasProblem]:
             if tags[name].get(record.tag) == version or Tables(catalog.tables.location, {name: version}).has(name):
                 continue
             text = f"version {version} of table {name!r} is gone"
-            fix = f"Something other than this library cleaned up; forget the snapshot with delete_version({record.version})."
+            fix = f"Something other than this library cleaned up; delete the snapshot with delete_version({record.version})."
             problems.append(AtlasProblem("lost-version", f"snapshot {record.version}", text, fix))
     return problems
 
@@ -301,7 +311,7 @@ def _check_records(catalog: Catalog, records: Sequence[DatasetRecord]) -> list[A
 
 
 def _check_duplicates(records: Sequence[DatasetRecord]) -> list[AtlasProblem]:
-    """Find datasets that hold the same, and those that are called the same."""
+    """Find datasets with the same content, and datasets with the same name."""
     content: dict[tuple[str, str], dict[str, str]] = {}
     names: dict[str, list[str]] = {}
     for uid, own in group_by_dataset(records).items():
@@ -330,7 +340,7 @@ def _check_registry(registry: Registry) -> list[AtlasProblem]:
     problems = []
     n_twice = len(registry.uids) - len(registry.row_of)
     if n_twice:
-        text = f"{n_twice:,} features stand there more than once"
+        text = f"{n_twice:,} features are registered more than once"
         problems.append(AtlasProblem("duplicate-feature", place, text, "Restore the atlas from a copy."))
     index = registry.table.column("global_index")
     assigned = np.sort(index.drop_null().to_numpy())

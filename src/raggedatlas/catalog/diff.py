@@ -1,4 +1,4 @@
-"""What changed between two snapshots."""
+"""The difference between two snapshots."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,18 +9,16 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.annotations import read_annotations
+from raggedatlas.catalog.assets import RESULT_ASSETS, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import Registry, read_registry
-from raggedatlas.catalog.geometries import read_geometries
-from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.versions import find_version, registry_tables
 from raggedatlas.model.frames import column_stacks
 from raggedatlas.model.reports import Difference
 
 
 def diff(catalog: Catalog, old: int | str, new: int | str) -> Difference:
-    """Say what changed between two snapshots: datasets, cells, features, columns, results, geometry.
+    """Compare two snapshots: datasets, cells, features, columns, results, geometry.
 
     Parameters
     ----------
@@ -81,7 +79,7 @@ def _columns(view: Catalog) -> dict[str, str]:
 
 
 def _annotations_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
-    """Name the annotations that only one of two snapshots has."""
+    """Return the annotations that only one of two snapshots has."""
     known = {record.uid for record in read_annotations(other)}
     return tuple(f"{record.name} ({record.uid})" for record in read_annotations(view) if record.uid not in known)
 
@@ -99,19 +97,19 @@ def _identity_beyond(of: Mapping[str, Registry], other: Mapping[str, Registry]) 
 
 
 def _results_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
-    """Name the results that only one of two snapshots has; one that was replaced is another."""
-    known = {record.uid for record in read_results(other)}
-    return tuple(f"{record.name} ({record.uid})" for record in read_results(view) if record.uid not in known)
+    """Return the results that only one of two snapshots has; a replaced result counts as a new one."""
+    known = {record.uid for record in RESULT_ASSETS.read(other)}
+    return tuple(f"{record.name} ({record.uid})" for record in RESULT_ASSETS.read(view) if record.uid not in known)
 
 
 def _geometry_beyond(view: Catalog, other: Catalog) -> tuple[str, ...]:
-    """Name the geometry stores that only one of two snapshots has; one that was replaced is another."""
+    """Return the geometry stores that only one of two snapshots has; a replaced store counts as a new one."""
     known = {record.uid for record in read_geometries(other)}
     return tuple(f"{record.name} ({record.uid})" for record in read_geometries(view) if record.uid not in known)
 
 
 def _compare_cells(before: Catalog, after: Catalog, columns: list[tuple[str, str]]) -> tuple[int, int, int]:
-    """Count cells added, removed and changed; one column at a time is in memory."""
+    """Count the cells added, removed and changed, with one column at a time in memory."""
     uids = [_cell_uids(view) for view in (before, after)]
     at = pc.index_in(uids[1][0], value_set=uids[0][0])
     shared = at.is_valid().to_numpy(zero_copy_only=False)
@@ -131,7 +129,7 @@ def _same_table(before: Catalog, after: Catalog) -> bool:
 
 
 def _cell_uids(view: Catalog) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Give the uids of all cells whose dataset has a record, and their rows in the table."""
+    """Return the uids of all visible cells, and their rows in the table."""
     rows = view.tables.read(CELLS, ["uid", "dataset_uid"])
     datasets = pa.array(sorted({record.uid for record in read_records(view)}), pa.string())
     seen = pc.is_in(rows.column("dataset_uid"), value_set=datasets)
@@ -144,7 +142,7 @@ def _column(view: Catalog, name: str, rows: NDArray[np.int64]) -> pa.Array:
 
 
 def _differs(old: pa.Array, new: pa.Array) -> NDArray[np.bool_]:
-    """Compare value by value; two missing values are equal, and so are two NaN."""
+    """Compare two columns by value; missing values are equal, and so are NaNs."""
     if old.type != new.type or pa.types.is_nested(old.type):
         return np.array([not _equal(a, b) for a, b in zip(old.to_pylist(), new.to_pylist(), strict=True)], dtype=bool)
     same = pc.equal(old, new).fill_null(fill_value=False).to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""Each dataset's own obs and var frames, kept whole as one Arrow file each beside its arrays."""
+"""The original obs and var frames of each dataset, stored as one Arrow file each next to its arrays."""
 
 import contextlib
 import hashlib
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from raggedatlas.catalog.assets import group_by_dataset
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import group_by_dataset
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.frames import TEXT_ROWS
 from raggedatlas.model.records import DatasetRecord
@@ -16,7 +16,7 @@ from raggedatlas.model.reports import AtlasProblem
 
 
 def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table) -> str:
-    """Keep a frame of a dataset, with the facts that make it come back exactly.
+    """Store a frame of a dataset, with the metadata that restores it exactly.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[Atl
 
 @dataclass(frozen=True)
 class StoredFrame:
-    """A kept frame whose columns are read one by one.
+    """A stored frame whose columns are read one by one.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class StoredFrame:
     data : pyarrow.Buffer
         The file, its hash compared: mapped where it is local.
     catalog, record, name : Catalog, DatasetRecord, str
-        Where it came from, for messages.
+        Its origin, for messages.
     """
 
     schema: pa.Schema
@@ -117,7 +117,7 @@ class StoredFrame:
     name: str
 
     def chunks(self, column: int) -> Iterator[pa.Array]:
-        """Walk down one column; the others are not unpacked."""
+        """Iterate over the chunks of one column, without decompressing the others."""
         options = pa.ipc.IpcReadOptions(included_fields=[column])
         with (
             _arrow_errors(self.catalog, self.record, self.name),
@@ -130,7 +130,7 @@ class StoredFrame:
 
 
 def open_frame(catalog: Catalog, record: DatasetRecord, name: str) -> StoredFrame:
-    """Open a frame of a dataset; parameters and errors as of `read_frame`."""
+    """Open a frame of a dataset; see `read_frame` for parameters and errors."""
     data = _bytes(catalog, record, name)
     with _arrow_errors(catalog, record, name), pa.ipc.open_file(data) as reader:
         return StoredFrame(reader.schema, data, catalog, record, name)
@@ -156,7 +156,7 @@ def _bytes(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Buffer:
 
 @contextlib.contextmanager
 def _arrow_errors(catalog: Catalog, record: DatasetRecord, name: str) -> Iterator[None]:
-    """Turn errors of a file that does not parse into `CorruptError`."""
+    """Raise errors of an invalid file as `CorruptError`."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:

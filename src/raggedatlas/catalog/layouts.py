@@ -34,7 +34,7 @@ class Layout:
 
 
 def feature_set(feature_uids: Iterable[str]) -> str:
-    """Hash which features there are, whatever their order; a record keeps it among its facts.
+    """Return a hash of a set of features, independent of their order; dataset records store it.
 
     Examples
     --------
@@ -47,25 +47,25 @@ def feature_set(feature_uids: Iterable[str]) -> str:
 def records_with_features(
     catalog: Catalog, records: Iterable[DatasetRecord], space: str, n_features: int, wanted: str
 ) -> list[DatasetRecord]:
-    """Choose the records of a space that hold exactly some features, in any order.
+    """Return the records of a space that have exactly some features, in any order.
 
     Parameters
     ----------
     catalog : Catalog
-        Where the layouts of records that do not keep the hash of their features are looked up.
+        Provides the layouts of records without a feature hash.
     records : iterable of DatasetRecord
         The inventory.
     space : str
         Feature space.
     n_features : int
-        How many columns there are.
+        Number of columns.
     wanted : str
-        What `feature_set` gives for them; empty for a space without features.
+        Their `feature_set`; empty for a space without features.
 
     Returns
     -------
     list of DatasetRecord
-        In the order in which they came.
+        In the given order.
     """
     alike = [r for r in records if r.feature_space == space and r.n_features == n_features]
     if not wanted:
@@ -77,7 +77,7 @@ def records_with_features(
 
 
 def ensure_layouts(catalog: Catalog, layouts: Iterable[tuple[Sequence[str], NDArray[np.int64]]]) -> list[str]:
-    """Write the ordered feature lists that the atlas has not got, with one commit, and return the uids of all.
+    """Write the missing ordered feature lists, with one commit, and return the uids of all.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Leases: how an `add` that is under way tells everybody that its arrays are not rubbish."""
+"""Leases: markers that protect the arrays of a running `add` from being collected."""
 
 import os
 import socket
@@ -15,14 +15,14 @@ from raggedatlas.store.arrays import create_group, read_group_attributes, write_
 from raggedatlas.store.location import Location
 
 GRACE = timedelta(hours=1)
-"""How long the arrays of a writer that cannot be asked may stand still before it counts as dead."""
+"""How long the arrays of a writer on another machine may be unchanged before the writer counts as dead."""
 
 _YOUNG = timedelta(minutes=1)
 _ATTRIBUTE, _LEASE = "raggedatlas", "ingest"
 
 
 def take_lease(catalog: Catalog, dataset_uid: str, owner: Mapping[str, Any] | None = None) -> None:
-    """Make the group of a dataset, with a note of the process that will commit it.
+    """Create the group of a dataset, with a lease that names the process that will commit it.
 
     Parameters
     ----------
@@ -44,13 +44,13 @@ def take_lease(catalog: Catalog, dataset_uid: str, owner: Mapping[str, Any] | No
 
 
 def release_lease(catalog: Catalog, dataset_uid: str) -> None:
-    """Take the note away again, once the dataset is committed or dropped; a group that is gone stays gone."""
+    """Remove the lease of a dataset that is committed or dropped; a deleted group is not created again."""
     if read_lease(catalog, dataset_uid):
         write_group_attributes(catalog.arrays, dataset_uid, {_ATTRIBUTE: {}})
 
 
 def is_atlas_group(attributes: Mapping[str, Any], space: str) -> bool:
-    """Tell whether the attributes of a group are such as this package writes: none, a note of a lease, or what the group holds."""
+    """Return whether the attributes of a group are empty, a lease, or a description that this package writes."""
     ours = attributes.get(_ATTRIBUTE, {})
     if not set(attributes) <= {_ATTRIBUTE} or not isinstance(ours, dict):
         return False
@@ -59,7 +59,7 @@ def is_atlas_group(attributes: Mapping[str, Any], space: str) -> bool:
 
 
 def read_lease(catalog: Catalog, dataset_uid: str) -> dict[str, Any] | None:
-    """Read the note of a dataset's group: empty when its add has finished, None where nobody ever left one."""
+    """Return the lease of a dataset's group: empty after its add has finished, None if there never was one."""
     try:
         attributes = read_group_attributes(catalog.arrays, dataset_uid)
     except (NotFoundError, CorruptError):
@@ -72,7 +72,7 @@ def read_lease(catalog: Catalog, dataset_uid: str) -> dict[str, Any] | None:
 
 
 def lease_alive(catalog: Catalog, dataset_uid: str, grace: timedelta = GRACE) -> bool:
-    """Tell whether an `add` may still be writing a dataset's group.
+    """Return whether an `add` may still be writing a dataset's group.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def lease_alive(catalog: Catalog, dataset_uid: str, grace: timedelta = GRACE) ->
     dataset_uid : str
         The dataset.
     grace : timedelta
-        For a writer on another machine: how long its newest object may lie untouched.
+        For a writer on another machine: how long its newest object may be unchanged.
 
     Returns
     -------
@@ -96,7 +96,7 @@ def lease_alive(catalog: Catalog, dataset_uid: str, grace: timedelta = GRACE) ->
 
 
 def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timedelta = GRACE) -> bool:
-    """Tell whether a process may still be writing.
+    """Return whether a process may still be writing.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timede
     place : Location
         Where it writes.
     grace : timedelta
-        For a process on another machine: how long the newest object of the place may lie untouched.
+        For a process on another machine: how long the newest object of the location may be unchanged.
     """
     here = this_process()
     if note is not None and all(note.get(key) == here[key] for key in ("host", "boot_id", "namespace")):
@@ -118,7 +118,7 @@ def process_alive(note: Mapping[str, Any] | None, place: Location, grace: timede
 
 
 def this_process() -> dict[str, Any]:
-    """Return a note of this process, by which `process_alive` finds out later whether it still runs."""
+    """Return a description of this process, from which `process_alive` later determines whether it still runs."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -144,13 +144,13 @@ def _runs(pid: object, process_start: object) -> bool:
 
 
 def _process_start(pid: int) -> str:
-    """Give when a process started, in clock ticks since boot; empty where that cannot be known or it is a zombie."""
+    """Return when a process started, in clock ticks since boot; empty if unknown or a zombie."""
     fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in {"Z", "X"} else ""
 
 
 def _namespace() -> str:
-    """Give the process namespace: two containers on one machine may share host name, boot and process numbers."""
+    """Return the process namespace: two containers on one machine may share host name, boot id and process ids."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -1,9 +1,18 @@
-"""Upkeep: optimize and drop datasets beside other writers, free what nothing reaches, fix what a dead process left."""
+"""Garbage collection and repair: free unreferenced data, and clean up after processes that died."""
 
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+from raggedatlas.catalog.assets import (
+    RESULT_ASSETS,
+    asset_uids,
+    clear_orphaned_pointers,
+    find_deleted_datasets,
+    orphaned_columns,
+    read_geometries,
+    read_records,
+    remove_datasets_from_geometries,
+)
 from raggedatlas.catalog.catalog import (
     CELLS,
     DATASETS,
@@ -12,19 +21,11 @@ from raggedatlas.catalog.catalog import (
     RESULTS,
     Catalog,
 )
-from raggedatlas.catalog.datasets import find_dataset, read_records
-from raggedatlas.catalog.geometries import (
-    clear_orphaned_pointers,
-    find_deleted_datasets,
-    read_geometries,
-    remove_datasets_from_geometries,
-)
 from raggedatlas.catalog.identity import update_identity
-from raggedatlas.catalog.leases import GRACE, lease_alive, release_lease
+from raggedatlas.catalog.leases import GRACE, lease_alive
 from raggedatlas.catalog.manifests import remove_manifests, seal_versions
 from raggedatlas.catalog.optimize import KEEP, vacuum_tables
 from raggedatlas.catalog.purge import resume_purge
-from raggedatlas.catalog.results import asset_uids, orphaned_columns, read_results
 from raggedatlas.catalog.versions import (
     NUMBERED,
     PENDING,
@@ -38,62 +39,23 @@ from raggedatlas.catalog.versions import (
 )
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.reports import MaintenanceReport
-from raggedatlas.store.sql import equals, in_list
+from raggedatlas.store.sql import in_list
 from raggedatlas.store.tables import Tables
-
-
-def drop_dataset(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
-    """Take a dataset out of the atlas from now on; snapshots that hold it keep it, and `gc` frees what none holds.
-
-    The record goes first, which makes the dataset invisible at once; then its cells. A process that dies in between leaves
-    cells that nobody sees, and `repair` removes them.
-
-    Parameters
-    ----------
-    catalog : Catalog
-        At the tip.
-    uid_or_name : str
-        The dataset.
-
-    Raises
-    ------
-    NotFoundError
-        If there is no such dataset, or several of that name.
-    """
-    catalog.require_tip("drop_dataset")
-    records = find_dataset(catalog, uid_or_name)
-    uid = records[0].uid
-    catalog.tables.delete(DATASETS, equals("uid", uid))
-    n = delete_cells_of_datasets(catalog, [uid])
-    return MaintenanceReport(
-        groups=tuple(record.zarr_group for record in records),
-        n_cells=n,
-        notes=("the arrays stay until gc() finds that no snapshot needs them",),
-    )
-
-
-def delete_cells_of_datasets(catalog: Catalog, uids: Sequence[str]) -> int:
-    """Remove the cells of datasets whose records are gone, and take the datasets out of geometry; return how many cells."""
-    n = catalog.tables.delete(CELLS, in_list("dataset_uid", uids)) if uids else 0
-    remove_datasets_from_geometries(catalog, uids)
-    for uid in uids:
-        release_lease(catalog, uid)
-    return n
 
 
 def gc(
     catalog: Catalog, *, dry_run: bool = True, grace: timedelta = GRACE, keep: timedelta = KEEP
 ) -> MaintenanceReport:
-    """Free what no kept snapshot, no dataset or result of the tip and no running `add` reaches.
+    """Free data that no snapshot, no dataset or result of the tip and no running `add` references.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
     dry_run : bool
-        Only look.
+        Only report.
     grace : timedelta
-        How long the arrays of a writer on another machine, and the provisional tags of a snapshot, may stand still
+        How long the arrays of a writer on another machine, and the provisional tags of a snapshot, may be unchanged
         before their process counts as dead.
     keep : timedelta
         Age up to which table versions without a snapshot are kept.
@@ -101,7 +63,7 @@ def gc(
     Returns
     -------
     MaintenanceReport
-        Groups freed, or that would be, with their bytes.
+        Groups that were or would be freed, with their bytes.
     """
     catalog.require_tip("gc")
     notes: list[str] = []
@@ -125,7 +87,7 @@ def gc(
 
 
 def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
-    """Mend what a dead process left: half-done adds, drops, purges, tables; nothing of a running `add` is touched.
+    """Clean up after processes that died during an add, drop, purge or table creation; running adds are not affected.
 
     Parameters
     ----------
@@ -137,8 +99,8 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     Returns
     -------
     MaintenanceReport
-        Cells without a record and find_unreferenced groups that were removed. Notes name the datasets whose arrays are missing: they
-        cannot be mended, only restored from a copy or dropped.
+        Removed cells without a record and removed unreferenced groups. Notes name datasets whose arrays are missing: they
+        cannot be repaired, only restored from a copy or dropped.
     """
     catalog.require_writable("repair")
     catalog = catalog.tip()
@@ -149,7 +111,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     stray = orphaned_columns(catalog, grace)
     if stray:
         catalog.tables.drop_columns(CELLS, stray)
-        notes.append(f"removed the cell columns {stray} of results that nobody names")
+        notes.append(f"removed the cell columns {stray}of unregistered results")
     notes += _repair_geometry(catalog, grace)
     free, writing = find_unreferenced(catalog, grace)
     n_bytes = sum(catalog.arrays.child(uid).delete_prefix() for uid in free)
@@ -162,7 +124,7 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
     notes += [
         f"the values {record.zarr_group} of the result {record.name} are missing: put them back from a copy, or run "
         f"drop_result({record.name!r})"
-        for record in read_results(catalog)
+        for record in RESULT_ASSETS.read(catalog)
         if record.zarr_group and not catalog.arrays.child(*record.zarr_group.split("/")).exists()
     ]
     for record in read_records(catalog):
@@ -172,22 +134,22 @@ def repair(catalog: Catalog, grace: timedelta = GRACE) -> MaintenanceReport:
                 f"or run drop_dataset({record.uid!r})"
             )
     if catalog.tables.has(IDENTITY) and update_identity(catalog, registry_tables(catalog)):
-        notes.append("features that count as others: derived anew")
+        notes.append("feature identities: recomputed")
     seal_versions(catalog)
     kept = tuple(dict.fromkeys([*alive, *writing]))
     return MaintenanceReport(groups=tuple(free), n_cells=n_cells, n_bytes=n_bytes, kept=kept, notes=tuple(notes))
 
 
 def _repair_geometry(catalog: Catalog, grace: timedelta) -> list[str]:
-    """Take geometry of datasets that are gone out of the registry, and pointers that lead nowhere out of the cells."""
+    """Remove deleted datasets from the geometry registry, and dangling pointers from the cells."""
     n_stores = remove_datasets_from_geometries(catalog, find_deleted_datasets(catalog, grace))
     n_pointers = clear_orphaned_pointers(catalog, grace)
     notes = [f"{n_stores:,} geometry stores named datasets that are gone"] if n_stores else []
-    return notes + ([f"removed {n_pointers:,} pointers to shapes that nobody names"] if n_pointers else [])
+    return notes + ([f"removed {n_pointers:,} pointers to unregistered shapes"] if n_pointers else [])
 
 
 def find_unreferenced(catalog: Catalog, grace: timedelta) -> tuple[list[str], list[str]]:
-    """Find dataset groups that nothing reaches, and those that only a running `add` reaches.
+    """Return unreferenced groups, and groups that only a running `add` references.
 
     The tip is read before and after the leases are looked at, and every tagged inventory last. So a dataset that is
     committed, or caught by a snapshot and dropped, while this runs, is seen in at least one of them.
@@ -215,7 +177,7 @@ def _referenced(catalog: Catalog) -> set[str]:
 
 
 def _orphaned_tags(catalog: Catalog, grace: timedelta) -> dict[str, list[str]]:
-    """Find tags without a snapshot or purge. Tags are read before snapshots, so that one taken meanwhile is no stray."""
+    """Return tags without a snapshot or purge. Tags are read before snapshots, so that a concurrent snapshot is not affected."""
     tables = Tables(catalog.tables.location)
     tags = {name: sorted(tables.tags(name)) for name in tables.names() if tables.has(name)}
     numbers = {record.version for record in list_versions(catalog)}
@@ -234,7 +196,7 @@ def _orphaned_tags(catalog: Catalog, grace: timedelta) -> dict[str, list[str]]:
 
 
 def _cells_without_record(catalog: Catalog, grace: timedelta) -> tuple[list[str], list[str]]:
-    """Find datasets that have cells but no record: dead ones, and those that are being added. Records are read last."""
+    """Return datasets that have cells but no record: dead ones, and those being added. Records are read last."""
     counts = cells_per_dataset(catalog)
     known = {record.uid for record in read_records(catalog)}
     fresh = [uid for uid in counts if uid not in known]

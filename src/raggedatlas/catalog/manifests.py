@@ -1,4 +1,4 @@
-"""Manifests: length and SHA-256 of every table file that a snapshot reaches, and of the list of snapshots itself."""
+"""Manifests: length and SHA-256 of every table file that a snapshot references, and of the list of snapshots itself."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ FILES = 64
 
 
 class FileEntry(NamedTuple):
-    """What is known of one file."""
+    """Length and hash of one file."""
 
     n_bytes: int
     sha256: str
@@ -40,7 +40,7 @@ Files = Mapping[str, FileEntry]
 
 
 class Manifest(BaseModel):
-    """Files that belong together, as they are stored.
+    """A set of files, as stored.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ def read_manifest(catalog: Catalog, digest: str) -> Files:
     NotFoundError
         If there is none of that name.
     CorruptError
-        If its bytes do not have the hash that its name says.
+        If its bytes do not have the hash in its name.
     """
     key = f"{FOLDER}/{digest}.json"
     data = catalog.tables.location.read_bytes(key)
@@ -106,7 +106,7 @@ def read_manifest(catalog: Catalog, digest: str) -> Files:
 
 
 def seal_versions(catalog: Catalog) -> None:
-    """Record the hashes of the list of snapshots as it is now, and of the tags that hold what it names.
+    """Record the hashes of the current list of snapshots, and of the tags on the versions it names.
 
     The list cannot name its own hash, so these are in a file of their own, the head. One that does not cover the newest version of
     the list, because a process died before this call or another wrote since, says nothing; the next call writes it anew.
@@ -136,7 +136,7 @@ def check_files(
     head: bool,
     executor: Executor | Workers | None = None,
 ) -> list[AtlasProblem]:
-    """Compare every table file that snapshots reach with its recorded length and hash.
+    """Compare every table file that snapshots reference with its recorded length and hash.
 
     Parameters
     ----------
@@ -186,10 +186,10 @@ def check_files(
 
 
 def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:
-    """Remove the manifests that no snapshot names and that are older than a span; return the bytes freed."""
+    """Remove manifests older than `grace` that no snapshot names; return the bytes freed."""
     folder = catalog.tables.location.child(FOLDER)
     there = [(key, size, when) for key, size, when in folder.list_objects() if key != HEAD]
-    # Snapshots are read last, so that one that is recorded meanwhile keeps its manifest.
+    # Snapshots are read last, so that a concurrently recorded one keeps its manifest.
     named = {f"{record.manifest}.json" for record in list_versions(catalog)} if there else set()
     oldest = datetime.now(UTC) - grace
     free = [(key, size) for key, size, when in there if key not in named and when <= oldest]
@@ -198,7 +198,7 @@ def remove_manifests(catalog: Catalog, grace: timedelta = GRACE) -> int:
 
 
 def _newest(catalog: Catalog) -> Files:
-    """Give the entries of the newest manifest that can be read."""
+    """Return the entries of the newest readable manifest."""
     for record in reversed(list_versions(catalog)):
         if record.manifest:
             try:
@@ -209,7 +209,7 @@ def _newest(catalog: Catalog) -> Files:
 
 
 def _read_head(catalog: Catalog) -> Manifest:
-    """Read the head; one that is not there covers nothing."""
+    """Return the head; a missing head covers nothing."""
     key = f"{FOLDER}/{HEAD}"
     try:
         digest, _, data = catalog.tables.location.read_bytes(key).partition(b"\n")

@@ -1,4 +1,4 @@
-"""Keeping one table in order: indexes, compaction, clean-up of old versions."""
+"""Optimize: feature indices, table indexes, compaction, and removal of old table versions."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,7 +13,7 @@ from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.reports import MaintenanceReport
 
 KEEP = timedelta(days=7)
-"""How long table versions that no snapshot names are kept, so that readers of the tip finish in peace."""
+"""How long table versions without a snapshot are kept, so that readers of the tip can finish."""
 
 INDEXES = {
     CELLS: (("uid", "BTREE"), ("dataset_uid", "BTREE")),
@@ -25,7 +25,7 @@ INDEXES = {
 def optimize_table(
     catalog: Catalog, name: str, *, everything: bool = False, results: Sequence[ResultRecord] = ()
 ) -> bool:
-    """Index and compact one table; indexes first, because fragments inside and outside an index do not merge.
+    """Index and compact one table; indexes first, because Lance does not merge indexed with unindexed fragments.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ def optimize_table(
     name : str
         Table.
     everything : bool
-        Whether to rewrite whatever has a deleted row, and the indexes from scratch, so that nothing of it is left.
+        Whether to rewrite all fragments with deleted rows and to rebuild the indexes, so that no deleted byte is left.
     results : sequence of ResultRecord
-        Results whose indexes of vectors are built from scratch then.
+        Results whose vector indexes are rebuilt.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def optimize_table(
 
 
 def _optimize_vector_indexes(catalog: Catalog, rebuilt: Sequence[ResultRecord]) -> bool:
-    """Build some indexes over vectors from scratch, and bring the others up to date."""
+    """Rebuild some vector indexes, and update the others."""
     there = catalog.tables.schema(CELLS).names
     for record in rebuilt:
         index = record.index_facts
@@ -73,9 +73,9 @@ def vacuum_tables(catalog: Catalog, names: list[str], keep: timedelta, notes: li
 
 
 def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
-    """Dedup, assign dense feature indices, compact, bring indexes up to date, and clean up (seed 000, ``optimize``).
+    """Remove duplicates, assign dense feature indices, compact, update indexes, and remove old versions (seed 000, ``optimize``).
 
-    Runs beside any number of writers. A table that others keep changing is left for the next time. Where nothing changed
+    Safe with concurrent writers. A table that others keep changing is left for the next call. If nothing changed
     since the last time, little is read and nothing written. Table versions that a snapshot names are never cleaned up,
     however old.
 
@@ -89,7 +89,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
     Returns
     -------
     MaintenanceReport
-        Bytes freed, and a note per table that was changed or left.
+        Bytes freed, and a note for each table that was changed or skipped.
     """
     catalog.require_tip("optimize")
     notes = []
@@ -106,11 +106,11 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
                 changed.append(name)
                 notes.append(f"{name}: compacted or indexed")
         except ConflictError:
-            notes.append(f"{name}: others were writing; left for the next time")
+            notes.append(f"{name}: others were writing; skipped until the next call")
     # Last, because it notes the versions of the registries that it was derived from.
     if update_identity(catalog, registry_tables(catalog)):
         changed.append(IDENTITY)
-        notes.append("features that count as others: derived anew")
+        notes.append("feature identities: recomputed")
     freed = 0
     if changed or keep < KEEP:
         notes += repair_tags(catalog)
@@ -120,7 +120,7 @@ def optimize(catalog: Catalog, keep: timedelta = KEEP) -> MaintenanceReport:
 
 
 def reindex(catalog: Catalog, space: str | None = None) -> int:
-    """Give every feature of one space, or of all, its dense index; the layouts learn them too.
+    """Assign dense indices to the features of one space, or of all, in registries and layouts.
 
     Parameters
     ----------
@@ -132,12 +132,12 @@ def reindex(catalog: Catalog, space: str | None = None) -> int:
     Returns
     -------
     int
-        How many were assigned.
+        Number of indices assigned.
 
     Raises
     ------
     NotFoundError
-        If the space is unknown or its columns are no features.
+        If the space is unknown or its columns are not features.
     """
     catalog.require_tip("reindex_registry")
     there = registry_tables(catalog)

@@ -1,22 +1,26 @@
-"""Purge: take a dataset out of every snapshot too, down to the bytes."""
+"""Purge: remove a dataset from every snapshot too, down to the bytes, including its rows in results and its geometry."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 
+import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import (
+    GEOMETRY_ASSETS,
+    PURGED_KEY,
+    RESULT_ASSETS,
+    group_by_dataset,
+    purged,
+    read_records,
+    read_specs,
+)
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, PURGE_KEY, RESULTS, VERSIONS, Catalog
-from raggedatlas.catalog.datasets import PURGED_KEY, group_by_dataset, purged, read_records
-from raggedatlas.catalog.geometries import read_all_geometries
-from raggedatlas.catalog.geometry_purge import find_stores_with_dataset, rewrite_geometries
 from raggedatlas.catalog.leases import process_alive, this_process
 from raggedatlas.catalog.manifests import remove_manifests, seal_versions, write_manifest
 from raggedatlas.catalog.optimize import optimize_table, vacuum_tables
-from raggedatlas.catalog.result_purge import every_result, purge_arrays, remove_old_arrays, rewrite_results
-from raggedatlas.catalog.results import read_results
 from raggedatlas.catalog.versions import (
     NUMBERED,
     PENDING,
@@ -30,22 +34,25 @@ from raggedatlas.catalog.versions import (
     untag_everywhere,
 )
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError
+from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.records import DATASETS_SCHEMA, AtlasVersionRecord, PurgeMark, utc_now
 from raggedatlas.model.reports import MaintenanceReport
-from raggedatlas.store.sql import equals, negation
+from raggedatlas.store.arrays import ArrayWriter
+from raggedatlas.store.read import ArrayReader, read_slice
+from raggedatlas.store.sql import all_of, equals, is_not_null, negation
 from raggedatlas.store.tables import Tables
 
-_TABLES = (CELLS, DATASETS, RESULTS, GEOMETRY)
-"""Tables that hold something of a dataset; the last two are not in every atlas."""
+_LAYERS = "layers"
+_BLOCK_BYTES = 2**24
 
-Rewriters = Mapping[str, Callable[[int], int]]
-"""Table -> what makes the newest version of it like an old one, without the dataset."""
+_TABLES = (CELLS, DATASETS, RESULTS, GEOMETRY)
+"""Tables with data of a dataset; an atlas need not have the last two."""
 
 
 def purge(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
     """Remove a dataset from the tip and from every snapshot: arrays, cells, record, and all older table versions.
 
-    For data that must not be kept, such as a withdrawn consent. Every snapshot that held the dataset is written anew
+    For data that must not be kept, such as a withdrawn consent. Every snapshot that held the dataset is rewritten
     without it and keeps its number, label and time; the purge is logged in the atlas. Results of models lose the rows of its
     cells; what was computed from them for others stays. What other datasets may share stays:
     features, layouts, and category names in column metadata.
@@ -134,7 +141,7 @@ def _running(catalog: Catalog, mark: PurgeMark) -> ConflictError:
 
 
 def _begin(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
-    """Note which versions of the tables are the current content, once nobody writes any more."""
+    """Record which table versions are the current content, once no other process writes."""
     try:
         # The mark stops every call from now on. What was under way before is seen here, by its lease or by its commit.
         refuse_running_adds(catalog, "purge")
@@ -160,7 +167,7 @@ def _delete(catalog: Catalog, mark: PurgeMark, n_cells: int) -> MaintenanceRepor
     """Delete the arrays and all table versions that no snapshot names, then take the mark away."""
     tables, uid = catalog.tables, mark.uid
     n_bytes = sum(catalog.arrays.child(store).delete_prefix() for store in mark.stores)
-    n_bytes += catalog.arrays.child(uid).delete_prefix() + remove_old_arrays(catalog)
+    n_bytes += catalog.arrays.child(uid).delete_prefix() + _delete_unnamed_arrays(catalog)
     log = {**purged(catalog), uid: utc_now()}
     tables.update_metadata(DATASETS, {PURGED_KEY: json.dumps(log, sort_keys=True)})
     notes = repair_tags(catalog)
@@ -176,22 +183,15 @@ def _rewrite_all(catalog: Catalog, mark: PurgeMark) -> PurgeMark:
     """Write every snapshot and then the tip without the dataset; return the mark of what remains to be done."""
     uid, tips = mark.uid, mark.tables
     for name, version in tips.items():
-        # Nothing has been rewritten before the mark was there, so the tag cannot come too late to keep the version.
+        # Nothing is rewritten before the mark exists, so the tag cannot come too late to keep the version.
         catalog.tables.tag(name, f"{PURGING}{uid}", version)
-    stores = find_stores_with_dataset(catalog, uid, tips)
-    rewrite: Rewriters = {
-        CELLS: partial(_rewrite_cells, catalog, uid),
-        RESULTS: partial(rewrite_results, catalog, purge_arrays(catalog, uid, tips)),
-        GEOMETRY: partial(rewrite_geometries, catalog, stores),
-        DATASETS: partial(_rewrite_records, catalog, uid),
-    }
-    fresh: dict[tuple[str, int], int] = {}
+    rewriter = _Rewriter(catalog, uid, tips)
     for record in list_versions(catalog):
-        _purge_snapshot(catalog, uid, record, (rewrite, stores, fresh))
-    for name, make in rewrite.items():
+        _purge_snapshot(catalog, record, rewriter)
+    for name in (CELLS, RESULTS, GEOMETRY, DATASETS):
         if name in tips:
-            make(tips[name])
-    done = mark.model_copy(update={"stage": "deleting", "tables": {}, "stores": sorted(stores)})
+            rewriter.rewrite(name, tips[name])
+    done = mark.model_copy(update={"stage": "deleting", "tables": {}, "stores": sorted(rewriter.stores)})
     # From here on readers of the tip go by the newest versions again; what these do not name can be deleted.
     _write_mark(catalog, done)
     return done
@@ -206,35 +206,24 @@ def _untag_others(catalog: Catalog, names: Sequence[str]) -> None:
                 untag_everywhere(catalog, tag, [name])
 
 
-def _purge_snapshot(
-    catalog: Catalog,
-    uid: str,
-    record: AtlasVersionRecord,
-    means: tuple[Rewriters, AbstractSet[str], dict[tuple[str, int], int]],
-) -> None:
-    """Make table versions without the dataset, name them in the snapshot's row, and move its tags there."""
-    then, (rewrite, stores, fresh) = catalog.at(record), means
-    n = then.tables.count(CELLS, equals("dataset_uid", uid))
-    had = any(r.uid == uid for r in read_records(then))
-    held = any(uid in result.cells_of for result in read_results(then))
-    shapes = any(geometry.uid in stores for geometry in read_all_geometries(then))
-    if not (n or had or held or shapes or any(then.tables.has_deleted_rows(name) for name in (CELLS, DATASETS))):
+def _purge_snapshot(catalog: Catalog, record: AtlasVersionRecord, rewriter: "_Rewriter") -> None:
+    """Create table versions without the dataset, name them in the snapshot's row, and move its tags to them."""
+    pinned, uid = catalog.at(record), rewriter.uid
+    n = pinned.tables.count(CELLS, equals("dataset_uid", uid))
+    listed = any(r.uid == uid for r in read_records(pinned))
+    in_results = any(uid in result.cells_of for result in RESULT_ASSETS.read(pinned))
+    in_geometry = any(geometry.uid in rewriter.stores for geometry in GEOMETRY_ASSETS.read(pinned))
+    deleted = any(pinned.tables.has_deleted_rows(name) for name in (CELLS, DATASETS))
+    if not (n or listed or in_results or in_geometry or deleted):
         return
-    versions = {}
-    for name in _TABLES:
-        if name not in record.table_versions:
-            continue
-        old = record.table_versions[name]
-        if (name, old) not in fresh:
-            fresh[name, old] = rewrite[name](old)
-        versions[name] = fresh[name, old]
-    versions = {**record.table_versions, **versions}
+    old = record.table_versions
+    versions = {**old, **{name: rewriter.version(name, old[name]) for name in _TABLES if name in old}}
     changed = record.model_copy(
         update={
             "table_versions": versions,
             "manifest": write_manifest(catalog, versions),
-            "n_cells": record.n_cells - (n if had else 0),
-            "n_datasets": record.n_datasets - had,
+            "n_cells": record.n_cells - (n if listed else 0),
+            "n_datasets": record.n_datasets - listed,
             "ignored": [other for other in record.ignored if other != uid],
         }
     )
@@ -244,35 +233,77 @@ def _purge_snapshot(
         catalog.tables.tag(name, record.tag, version)
 
 
-def _rewrite_cells(catalog: Catalog, uid: str, version: int) -> int:
-    """Make a cell table like that of a version, without the dataset's cells, the newest; return its version."""
-    own = equals("dataset_uid", uid)
-    kept = Tables(catalog.tables.location, {CELLS: version}).count(CELLS, negation(own))
-    if catalog.tables.version(CELLS) != version:
-        catalog.tables.restore(CELLS, version)
-    catalog.tables.delete(CELLS, own)
-    # Rows of a dataset that was dropped before are in the files until these are written anew.
-    if catalog.tables.has_deleted_rows(CELLS):
-        optimize_table(catalog, CELLS, everything=True, results=every_result(catalog))
-    made = catalog.tables.version(CELLS)
-    if Tables(catalog.tables.location, {CELLS: made}).count(CELLS) != kept:
-        raise _concurrent_write_error(catalog)
-    return made
+class _Rewriter:
+    """Makes versions of the tables without one dataset.
 
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    uid : str
+        The dataset.
+    tips : mapping of str to int
+        Versions of the tables with the current content.
+    """
 
-def _rewrite_records(catalog: Catalog, uid: str, version: int) -> int:
-    """Make an inventory like that of a version, without the dataset, the newest; return its version."""
-    rows = Tables(catalog.tables.location, {DATASETS: version}).read(DATASETS)
-    rows = rows.filter(pc.not_equal(rows.column("uid"), uid)).cast(DATASETS_SCHEMA)
-    at = catalog.tables.version(DATASETS)
-    if not catalog.tables.overwrite_if(DATASETS, rows, at):
-        raise _concurrent_write_error(catalog)
-    return at + 1
+    def __init__(self, catalog: Catalog, uid: str, tips: Mapping[str, int]) -> None:
+        self.catalog, self.uid = catalog, uid
+        self.stores = _find_stores(catalog, uid, tips)
+        self._arrays = _rewrite_arrays(catalog, uid, tips)
+        self._versions: dict[tuple[str, int], int] = {}
+
+    def version(self, name: str, old: int) -> int:
+        """Return the rewritten version of a table version, which many snapshots may share."""
+        if (name, old) not in self._versions:
+            self._versions[name, old] = self.rewrite(name, old)
+        return self._versions[name, old]
+
+    def rewrite(self, name: str, old: int) -> int:
+        """Write the content of a table version, without the dataset, as the newest version; return its number."""
+        if name == CELLS:
+            return self._rewrite_cells(old)
+        tables = self.catalog.tables
+        rows = Tables(tables.location, {name: old}).read(name)
+        if name == DATASETS:
+            rows = rows.filter(pc.not_equal(rows.column("uid"), self.uid)).cast(DATASETS_SCHEMA)
+        elif name == RESULTS:
+            rows = RESULT_ASSETS.to_table([self._without(record) for record in RESULT_ASSETS.parse(rows)])
+        else:
+            kept = [record for record in GEOMETRY_ASSETS.parse(rows) if record.uid not in self.stores]
+            rows = GEOMETRY_ASSETS.to_table(kept)
+        newest = tables.version(name)
+        if not tables.overwrite_if(name, rows, newest):
+            raise _concurrent_write_error(self.catalog)
+        return newest + 1
+
+    def _rewrite_cells(self, old: int) -> int:
+        tables, own = self.catalog.tables, equals("dataset_uid", self.uid)
+        n_kept = Tables(tables.location, {CELLS: old}).count(CELLS, negation(own))
+        if tables.version(CELLS) != old:
+            tables.restore(CELLS, old)
+        tables.delete(CELLS, own)
+        # Deleted rows, also of a dataset that was dropped earlier, stay in the files until these are rewritten.
+        if tables.has_deleted_rows(CELLS):
+            results = {record.uid: record for _, record in _all_results(self.catalog, {})}
+            optimize_table(self.catalog, CELLS, everything=True, results=list(results.values()))
+        newest = tables.version(CELLS)
+        if Tables(tables.location, {CELLS: newest}).count(CELLS) != n_kept:
+            raise _concurrent_write_error(self.catalog)
+        return newest
+
+    def _without(self, record: ResultRecord) -> ResultRecord:
+        """Return a result's record without the dataset."""
+        cells = record.cells_of
+        if self.uid not in cells:
+            return record
+        n = cells.pop(self.uid)
+        changed = {"datasets": json.dumps(cells, sort_keys=True), "n_cells": record.n_cells - n}
+        return record.model_copy(update=changed | self._arrays.get(record.uid, {}))
 
 
 def _concurrent_write_error(catalog: Catalog) -> ConflictError:
     return ConflictError(
-        f"Somebody wrote to {catalog.location.uri} during a purge, which needs it alone; run repair() to finish it."
+        f"Another process wrote to {catalog.location.uri} during a purge, which needs exclusive access; run repair() to finish it."
     )
 
 
@@ -296,3 +327,77 @@ def _name_of(catalog: Catalog, mark: PurgeMark) -> str:
         return _find(catalog.current(), mark.uid)[1]
     except NotFoundError:
         return ""
+
+
+def _rewrite_arrays(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """Write a copy of each result array with the rows of the dataset set to zero; the old arrays are deleted later.
+
+    Returns
+    -------
+    dict
+        Result uid -> changed fields of its record.
+    """
+    records: dict[str, ResultRecord] = {}
+    rows: dict[str, set[int]] = {}
+    for tables, record in _all_results(catalog, tips):
+        if record.zarr_group and uid in record.cells_of:
+            records[record.uid] = record
+            # If the dataset was dropped before, only older versions of the cell table know its rows.
+            where = all_of(equals("dataset_uid", uid), is_not_null(record.column))
+            own = tables.read(CELLS, [f"{record.column}.position"], where)
+            rows.setdefault(record.uid, set()).update(own.column(0).to_pylist())
+    return {
+        one: _rewrite_array(catalog, record, np.array(sorted(rows[one]), np.int64), uid)
+        for one, record in records.items()
+    }
+
+
+def _rewrite_array(catalog: Catalog, record: ResultRecord, rows: NDArray[np.int64], uid: str) -> dict[str, str]:
+    ((_, spec),) = read_specs(record.as_group()).items()
+    path = f"{_LAYERS}/without_{uid}"
+    reader = ArrayReader(catalog.arrays, spec)
+    writer = ArrayWriter(
+        catalog.arrays, f"{record.zarr_group}/{path}", np.dtype(spec.dtype), spec.row_shape, profile=catalog.codec()
+    )
+    purged_rows = np.zeros(spec.n_rows, bool)
+    purged_rows[rows] = True
+    step = max(1, _BLOCK_BYTES // max(1, int(np.prod(spec.row_shape)) * np.dtype(spec.dtype).itemsize))
+    for start in range(0, spec.n_rows, step):
+        block = read_slice(reader, start, min(start + step, spec.n_rows))
+        block[purged_rows[start : start + step]] = 0
+        writer.append(block)
+    specs = json.dumps({path: json.loads(writer.close().to_json())}, sort_keys=True)
+    return {"arrays": specs, "checksums": json.dumps({path: writer.checksum})}
+
+
+def _delete_unnamed_arrays(catalog: Catalog) -> int:
+    """Delete the arrays of results that no registry names any more; return the bytes freed."""
+    named: dict[str, set[str]] = {}
+    for _, record in _all_results(catalog, {}):
+        if record.zarr_group:
+            named.setdefault(record.zarr_group, set()).update(record.array_specs)
+    n_bytes = 0
+    for group, paths in named.items():
+        folder = catalog.arrays.child(*group.split("/"), _LAYERS)
+        for name in folder.list_children():
+            if name != "zarr.json" and f"{_LAYERS}/{name}" not in paths:
+                n_bytes += folder.child(name).delete_prefix()
+    return n_bytes
+
+
+def _all_results(catalog: Catalog, tips: Mapping[str, int]) -> Iterator[tuple[Tables, ResultRecord]]:
+    """Iterate over the results of all snapshots and of the tip, with the tables that belong to them."""
+    tables = catalog.tables
+    tip = {name: tables.version(name) for name in (CELLS, RESULTS) if tables.has(name)}
+    for versions in [*(record.table_versions for record in list_versions(catalog)), {**tip, **tips}]:
+        pinned = Catalog(catalog.location, Tables(tables.location, dict(versions)), catalog.arrays)
+        for record in RESULT_ASSETS.read(pinned):
+            yield pinned.tables, record
+
+
+def _find_stores(catalog: Catalog, uid: str, tips: Mapping[str, int]) -> set[str]:
+    """Return the geometry stores that have, or ever had, shapes of a dataset; they are deleted as a unit."""
+    tables = [record.table_versions for record in list_versions(catalog)]
+    versions = {pinned[GEOMETRY] for pinned in [*tables, tips] if GEOMETRY in pinned}
+    rows = [Tables(catalog.tables.location, {GEOMETRY: version}).read(GEOMETRY) for version in versions]
+    return {record.uid for table in rows for record in GEOMETRY_ASSETS.parse(table) if uid in record.cells_of}

@@ -1,20 +1,18 @@
-"""Snapshots: take one, open one, forget one, go back to one."""
+"""Snapshots: take, open, delete and restore them."""
 
 import secrets
 import time
 from dataclasses import replace
 
 from raggedatlas.catalog.annotations import complete_annotations, incomplete_columns
+from raggedatlas.catalog.assets import GEOMETRY_ASSETS, RESULT_ASSETS, read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog, open_catalog
 from raggedatlas.catalog.checks import is_note, validate
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.diff import diff
 from raggedatlas.catalog.genes import restore_tables
-from raggedatlas.catalog.geometries import change_geometries, read_all_geometries
 from raggedatlas.catalog.identity import restore_links, update_identity
 from raggedatlas.catalog.manifests import seal_versions, write_manifest
 from raggedatlas.catalog.optimize import optimize
-from raggedatlas.catalog.results import change_results, read_results
 from raggedatlas.catalog.versions import (
     cells_per_dataset,
     change_versions,
@@ -56,7 +54,7 @@ _ATTEMPTS = 20
 
 
 def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
-    """Record the exact version of every table, for ever (seed 000, versioning).
+    """Record the exact version of every table (seed 000, versioning).
 
     Refreshes, optimizes, chooses table versions that belong together, holds them by a provisional tag, validates exactly
     those, hashes their files (`write_manifest`), records them by a checked commit (parallel snapshots get different numbers), and tags them ``atlas-v<N>``. A
@@ -120,7 +118,7 @@ def snapshot(catalog: Catalog, label: str | None = None) -> AtlasVersionRecord:
 
 
 def open_snapshot(catalog: Catalog, record: AtlasVersionRecord) -> Catalog:
-    """Give the atlas as it was: read-only; each table is opened when it is first read.
+    """Return the atlas at a snapshot, read-only; each table is opened when it is first read.
 
     A table version that is gone (something other than this library cleaned up) is reported when its table is read, by a
     `NotFoundError` that names it.
@@ -140,7 +138,7 @@ def open_latest(
     schema : type or None
         If given, its columns must be in the cell table, with these types.
     arrays : Location or None
-        The Zarr store, where it is not beside the tables.
+        The Zarr store, if it is not next to the tables.
 
     Raises
     ------
@@ -161,13 +159,13 @@ def open_latest(
         if wrong:
             raise SchemaError(
                 f"{schema.__name__} names the columns {wrong}, which the cells of {location.uri} lack or hold in another type; "
-                f"they have {dict(zip(there.names, map(str, there.types), strict=True))}. Leave the schema out, or fix it."
+                f"they have {dict(zip(there.names, map(str, there.types), strict=True))}. Omit the schema, or correct it."
             )
     return view
 
 
 def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
-    """Make a snapshot's cells, datasets, results and feature links the newest content of the atlas again; later snapshots stay as they are.
+    """Make a snapshot's cells, datasets, results and feature links the current content; later snapshots do not change.
 
     Registries and layouts are not rolled back: a feature's dense index must never be given to another feature, and the
     indices that were assigned since stand in later snapshots. They only ever grow, so what the snapshot needs is in them.
@@ -197,14 +195,14 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
     gone = sorted({r.uid for r in read_records(catalog) if r.zarr_group not in wanted})
     if gone:
         catalog.tables.delete(DATASETS, in_list("uid", gone))
-    results = read_results(then)
+    results = RESULT_ASSETS.read(then)
     kept = {result.uid for result in results}
-    if any(result.uid not in kept for result in read_results(catalog)):
-        change_results(catalog, lambda old: [result for result in old if result.uid in kept])
-    shapes = read_all_geometries(then)
+    if any(result.uid not in kept for result in RESULT_ASSETS.read(catalog)):
+        RESULT_ASSETS.change(catalog, lambda old: [result for result in old if result.uid in kept])
+    shapes = GEOMETRY_ASSETS.read(then)
     stores = {geometry.uid for geometry in shapes}
-    if any(geometry.uid not in stores for geometry in read_all_geometries(catalog)):
-        change_geometries(catalog, lambda old: [geometry for geometry in old if geometry.uid in stores])
+    if any(geometry.uid not in stores for geometry in GEOMETRY_ASSETS.read(catalog)):
+        GEOMETRY_ASSETS.change(catalog, lambda old: [geometry for geometry in old if geometry.uid in stores])
     catalog.tables.restore(CELLS, record.table_versions[CELLS])
     if record.ignored:
         catalog.tables.delete(CELLS, in_list("dataset_uid", record.ignored))
@@ -217,9 +215,9 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
 
     catalog.tables.retry(DATASETS, once)
     if shapes or catalog.tables.has(GEOMETRY):
-        change_geometries(catalog, lambda old: old if old == shapes else shapes)
+        GEOMETRY_ASSETS.change(catalog, lambda old: old if old == shapes else shapes)
     if results or catalog.tables.has(RESULTS):
-        change_results(catalog, lambda old: old if old == results else results)
+        RESULT_ASSETS.change(catalog, lambda old: old if old == results else results)
     restore_links(catalog, then)
     restore_tables(catalog, then)
     update_identity(catalog, registry_tables(catalog))
@@ -227,7 +225,7 @@ def restore(catalog: Catalog, version: int | str) -> AtlasVersionRecord:
 
 
 def delete_version(catalog: Catalog, number: int) -> None:
-    """Forget a snapshot; what only it reached is freed by the next `gc`. Its number is not given again.
+    """Delete a snapshot; data that only it referenced is freed by the next `gc`. Its number is not reused.
 
     Raises
     ------
@@ -249,7 +247,7 @@ def delete_version(catalog: Catalog, number: int) -> None:
 
 
 def _hold(catalog: Catalog) -> tuple[Catalog, AtlasVersionRecord, str]:
-    """Choose table versions and tag them provisionally, again while datasets vanish or clean-up is faster."""
+    """Choose table versions and tag them provisionally; repeat if datasets vanish or a concurrent clean-up removes a version."""
     for _ in range(_ATTEMPTS):
         draft = consistent_versions(catalog, assign=True)
         tag = f"pending-{int(time.time())}-{secrets.token_hex(4)}"
@@ -292,7 +290,7 @@ def _refuse_taken(records: list[AtlasVersionRecord], label: str | None, catalog:
 
 
 def _record(catalog: Catalog, draft: AtlasVersionRecord) -> AtlasVersionRecord:
-    """Append a snapshot under the next free number; one that is there although its commit seemed to fail is taken as it is."""
+    """Append a snapshot under the next free number; a snapshot that was recorded although its commit seemed to fail is used."""
     tried: list[AtlasVersionRecord] = []
 
     def append(old: list[AtlasVersionRecord]) -> list[AtlasVersionRecord]:
@@ -301,7 +299,7 @@ def _record(catalog: Catalog, draft: AtlasVersionRecord) -> AtlasVersionRecord:
             tried.append(there[0])
             return old
         _refuse_taken(old, draft.label, catalog)
-        # A purge that began meanwhile has seen the snapshots that it must rewrite, and this is none of them.
+        # A purge that began in the meantime has already listed the snapshots to rewrite, without this one.
         catalog.refuse_unfinished_purge("snapshot")
         number = max((record.version for record in old), default=0) + 1
         tried.append(draft.model_copy(update={"version": number}))

@@ -1,4 +1,4 @@
-"""The list of snapshots: read it, find one, change it by a checked commit, and keep tags on what it names."""
+"""The list of snapshots: read and change it, and keep tags on the table versions that it names."""
 
 import contextlib
 import random
@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pyarrow.compute as pc
 
+from raggedatlas.catalog.assets import asset_uids
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, IDENTITY_TABLES, LAYOUTS, RESULTS, VERSIONS, Catalog
 from raggedatlas.catalog.feature_registration import reindex_registry, sync_layouts
 from raggedatlas.catalog.identity import update_identity
 from raggedatlas.catalog.leases import lease_alive
-from raggedatlas.catalog.results import asset_uids
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
@@ -36,13 +36,13 @@ FOLDER, HEAD = "_manifests", "head.json"
 """Folder of the manifests below ``lance_db``, and the file in it that covers the list of snapshots; see ``catalog.manifests``."""
 
 LATEST = "latest"
-"""What people may call the newest snapshot, instead of its number or label."""
+"""Alias of the newest snapshot, in place of its number or label."""
 
 _ATTEMPTS = 60
 
 
 def list_versions(catalog: Catalog) -> list[AtlasVersionRecord]:
-    """List the snapshots, oldest first.
+    """Return the snapshots, oldest first.
 
     Notes
     -----
@@ -52,7 +52,7 @@ def list_versions(catalog: Catalog) -> list[AtlasVersionRecord]:
 
 
 def find_version(catalog: Catalog, version: int | str | None = None) -> AtlasVersionRecord:
-    """Find one snapshot.
+    """Return one snapshot.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def find_version(catalog: Catalog, version: int | str | None = None) -> AtlasVer
     Raises
     ------
     NotFoundError
-        If there is none; the message lists those there are.
+        If there is no such snapshot; the message lists the existing ones.
     """
     records = list_versions(catalog)
     if not records:
@@ -83,7 +83,7 @@ def find_version(catalog: Catalog, version: int | str | None = None) -> AtlasVer
 
 
 def check_label(label: str | None) -> None:
-    """Refuse a label that could be taken for a number, for the newest snapshot or for nothing.
+    """Raise if a label could be confused with a number, the newest snapshot or no snapshot.
 
     Raises
     ------
@@ -100,14 +100,14 @@ def check_label(label: str | None) -> None:
 
 
 def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]], list[AtlasVersionRecord]]) -> None:
-    """Replace the list of snapshots by a function of itself, again when another writer came between.
+    """Replace the list of snapshots in one commit; the change is repeated when another writer commits first.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
     change : function
-        Gets the list as it stands and returns the new one, or the same object for "nothing to do".
+        Gets the current list and returns the new one, or the same object for "no change".
 
     Raises
     ------
@@ -128,7 +128,7 @@ def change_versions(catalog: Catalog, change: Callable[[list[AtlasVersionRecord]
 
 
 def registry_tables(catalog: Catalog) -> dict[str, str]:
-    """Give the registries that exist: feature space -> table."""
+    """Return the existing registries: feature space -> table."""
     if catalog.tables.pinned is not None:
         there = set(catalog.tables.pinned)
         return {s.name: s.registry for s in catalog.spaces().values() if s.has_features and s.registry in there}
@@ -138,7 +138,7 @@ def registry_tables(catalog: Catalog) -> dict[str, str]:
 
 
 def assign_indices(catalog: Catalog) -> bool:
-    """Give every registered feature its dense index, in the registries and in the layouts; tell whether any lacked one."""
+    """Assign dense indices to all registered features, in registries and layouts; return whether any lacked one."""
     fresh = 0
     for space, table in registry_tables(catalog).items():
         if catalog.tables.count(table, is_null("global_index")):
@@ -149,7 +149,7 @@ def assign_indices(catalog: Catalog) -> bool:
 
 
 def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord:
-    """Choose versions of all tables that belong together; nothing is held yet.
+    """Choose consistent versions of all tables; nothing is tagged yet.
 
     The inventory, the results and the geometry stores are read first, the rest after them, so every record finds its cells, layouts, features and
     columns: they were written before it. What a dataset or a result that is dropped in between would lack is for the caller to
@@ -160,7 +160,7 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
     catalog : Catalog
         At the tip.
     assign : bool
-        Give features their indices in between, so that no record of the inventory is left without.
+        Assign feature indices in between, so that no record lacks them.
 
     Returns
     -------
@@ -182,13 +182,13 @@ def consistent_versions(catalog: Catalog, *, assign: bool) -> AtlasVersionRecord
 
 
 def versions_exist(catalog: Catalog, draft: AtlasVersionRecord) -> bool:
-    """Tell whether every dataset and result of a choice of versions is still in the atlas: none was dropped while choosing."""
+    """Return whether every dataset and result of the chosen versions is still in the atlas, so that none was dropped in between."""
     then = catalog.at(draft)
     return asset_uids(then) <= asset_uids(catalog)
 
 
 def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
-    """Count the rows of the cell table: dataset uid -> cells, in table order; also those of datasets without a record."""
+    """Count the rows of the cell table: dataset uid -> cells, in table order, including datasets without a record."""
     found: dict[str, int] = {}
     for batch in catalog.tables.batches(CELLS, ["dataset_uid"]):
         for entry in pc.value_counts(batch.column("dataset_uid")).to_pylist():
@@ -197,7 +197,7 @@ def cells_per_dataset(catalog: Catalog) -> dict[str, int]:
 
 
 def repair_tags(catalog: Catalog) -> list[str]:
-    """Put every recorded snapshot's tag on the table versions that it names; return what cannot be mended."""
+    """Put every recorded snapshot's tag on the table versions that it names; return what cannot be repaired."""
     tables, records = Tables(catalog.tables.location), list_versions(catalog)
     lost, moved = [], False
     for table in sorted({name for record in records for name in record.table_versions}):
@@ -220,7 +220,7 @@ def repair_tags(catalog: Catalog) -> list[str]:
 
 
 def delete_manifest_log(catalog: Catalog) -> None:
-    """Forget the recorded hashes of tags, which are about to be moved; `seal_versions` records them anew."""
+    """Delete the recorded hashes of tags, which are about to be moved; `seal_versions` records them again."""
     catalog.tables.location.write_bytes(f"{FOLDER}/{HEAD}", b"")
 
 
@@ -232,7 +232,7 @@ def untag_everywhere(catalog: Catalog, tag: str, tables: list[str]) -> None:
 
 
 def refuse_running_adds(catalog: Catalog, action: str) -> None:
-    """Refuse an action that an `add` under way would not survive.
+    """Raise if an `add` is running that would not survive an action.
 
     Raises
     ------

@@ -46,9 +46,9 @@ def summary_row(row: dict[str, Any]) -> dict[str, Any]:
 @expand_option_groups
 def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     """Summarize an atlas: counts, feature spaces, cell columns, geometry, results, snapshots."""
+    from raggedatlas.catalog.assets import RESULT_ASSETS
     from raggedatlas.catalog.catalog import CELLS
     from raggedatlas.catalog.features import read_registry
-    from raggedatlas.catalog.results import read_results
     from raggedatlas.catalog.snapshots import list_versions
     from raggedatlas.catalog.versions import registry_tables
     from raggedatlas.model.frames import metadata_columns
@@ -68,7 +68,7 @@ def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
         "spaces without features": sorted(used - set(registry_tables(catalog))),
         "columns": [facts.name for facts in columns.values()],
         "geometries": {str(name): int(n) for name, n in shapes["n_cells"].items()},
-        "results": [record.name for record in read_results(catalog)],
+        "results": [record.name for record in RESULT_ASSETS.read(catalog)],
         "snapshots": [record.label or record.version for record in list_versions(catalog)],
         "codec": catalog.codec(),
     }

@@ -168,7 +168,7 @@ class BoxOptions:
 
 def geometry_names(query: "Query", spaces: list[str]) -> list[str]:
     """Return the names that are geometry."""
-    from raggedatlas.catalog.geometries import read_geometries
+    from raggedatlas.catalog.assets import read_geometries
 
     known = (
         {name for record in read_geometries(query.catalog) for name in (record.name, record.space)} if spaces else set()

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import RESULT_ASSETS, find_dataset, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import CellColumn, column_conflict, fit_values, join_facts
-from raggedatlas.catalog.datasets import find_dataset, group_by_dataset, read_records
-from raggedatlas.catalog.results import read_results
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.annotation_source import AnnotationSource, read_annotation_source, text_of_column
 from raggedatlas.ingest.columns import FILLED, ColumnPlan, cell_column, column_values
@@ -225,7 +224,7 @@ def _add_vectors(catalog: Catalog, vectors: _Vectors, options: AnnotateOptions, 
     """Add a member of `obsm` as a result, unless the atlas has the same already."""
     choices = {"name": vectors.key, "unknown": options.unknown, "dry_run": dry_run}
     policy = "replace" if options.on_conflict == "replace" else "skip"
-    there = {record.name: record for record in read_results(catalog)}.get(vectors.key)
+    there = {record.name: record for record in RESULT_ASSETS.read(catalog)}.get(vectors.key)
     report = add_results(catalog, vectors, {**choices, "on_duplicate": "skip" if there else policy}, progress=False)
     if there is None or report.content_hash == there.content_hash or options.on_conflict == "keep":
         return report

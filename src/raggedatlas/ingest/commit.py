@@ -1,4 +1,4 @@
-"""The write protocol: arrays first, unreferenced; then columns; features, layouts and, attached them, cells; the records last."""
+"""The write protocol of `add`: unreferenced arrays first; then columns; features, layouts and cells in parallel; records last."""
 
 import contextlib
 import json
@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raggedatlas.catalog.assets import Commit, commit_records, delete_cells_of_datasets, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns, cell_rows
-from raggedatlas.catalog.datasets import Commit, commit_records, group_by_dataset, read_records
 from raggedatlas.catalog.feature_registration import register_features
 from raggedatlas.catalog.layouts import ensure_layouts
 from raggedatlas.catalog.leases import release_lease
-from raggedatlas.catalog.maintenance import delete_cells_of_datasets
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.group_writer import WrittenGroup, specs_json
@@ -38,21 +37,21 @@ from raggedatlas.store.runtime import BackgroundWriter
 from raggedatlas.store.sql import equals
 
 COMMIT_CELLS = 500_000
-"""Many small datasets share one commit until they have this many cells together."""
+"""Small datasets share a commit until they have this many cells in total."""
 
 COMMIT_DATASETS = 100
-"""Most datasets that share one commit: until then the names of all their features are kept in memory."""
+"""Maximum number of datasets in one commit, whose feature names are all kept in memory."""
 
 
 class AttachedColumns(Protocol):
-    """What becomes visible together with a dataset: further columns of its cells, and a last step before its record."""
+    """Data that becomes visible together with a dataset: additional cell columns, and a last step before its record."""
 
     def columns(self) -> Mapping[str, tuple[pa.Field, pa.Array]]:
-        """Give cell columns with their values, in the order of the source's cells."""
+        """Return cell columns with their values, in the order of the source's cells."""
         ...
 
     def before_record(self, uid: str) -> None:
-        """Write what the record of the dataset makes visible."""
+        """Write data that the record of the dataset makes visible."""
         ...
 
 
@@ -60,22 +59,22 @@ def add_sources(
     catalog: Catalog, sources: Iterable[SourceOpener], options: IngestOptions, progress: Progress = no_progress,
     *, attached: AttachedColumns | None = None, executor: Executor | Workers | None = None,
 ) -> list[IngestReport]:  # fmt: skip
-    """Add sources one after the other; the cells of many small ones go in with one commit.
+    """Add sources in order; small sources share a commit.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
     sources : iterable of SourceOpener
-        Each opens a source.
+        Callables that open the sources.
     options : IngestOptions
         The caller's choices.
     progress : callable
-        Told every step.
+        Called at every step.
     attached : AttachedColumns or None
-        With one source: what is committed with it.
+        Data that is committed together with the only source.
     executor : Executor, Workers or None
-        Whose workers read the sources and write their arrays; the commits are made here.
+        Its workers read the sources and write their arrays; this process commits.
 
     Returns
     -------
@@ -85,7 +84,7 @@ def add_sources(
     Raises
     ------
     AtlasError
-        What the only source was refused for, or a summary when some of several were; the others are in the atlas.
+        The error of a refused single source, or a summary if some of several were refused; the others are in the atlas.
     """
     adding = _AddState(list(sources))
     try:
@@ -109,7 +108,7 @@ def add_sources(
 def _add_here(
     catalog: Catalog, adding: "_AddState", options: IngestOptions, progress: Progress, attached: AttachedColumns | None
 ) -> None:
-    """Stage source after source."""
+    """Stage the sources in this process."""
     staged = adding.staged
     with PlanAhead(catalog, adding.openers, options) as plan_ahead, FlushBehind() as flush:
         while adding.number < len(adding.openers):
@@ -118,9 +117,9 @@ def _add_here(
                 if adding.take(done):
                     flush.start(staged[-1])
             elif isinstance(done, StagedDataset):
-                # It was written to be committed together with what is not there now, so it is begun again.
+                # It was staged to be committed together with a dataset that failed, so it is staged again.
                 done.abandon()
-            # A source that could not be finished is taken back, and what stays may be too little for a commit.
+            # If the last source fails, the rest may be too small for a commit.
             if _is_full([one.plan for one in staged]) and adding.settle(flush):
                 adding.close(_commit(catalog, staged, options, progress))
         adding.settle(flush)
@@ -131,7 +130,7 @@ def _add_here(
 def _add_by_workers(
     catalog: Catalog, adding: "_AddState", options: IngestOptions, progress: Progress, executor: Executor | Workers
 ) -> None:
-    """Take what workers have staged, in the order of the sources."""
+    """Commit sources that workers have staged, in order."""
     with WorkerStaging(catalog, adding.openers, options, executor) as staging, closing(staging.outcomes()) as outcomes:
         for done in outcomes:
             judged = staging.judge(done, adding.staged) if isinstance(done, StagedDataset) else done
@@ -144,25 +143,25 @@ def _add_by_workers(
 
 
 Outcome = StagedDataset | IngestReport | AtlasError
-"""What becomes of a source: it is staged, or committed; skipped; or refused."""
+"""Outcome for a source: staged or committed; skipped; or refused."""
 
 
 @dataclass
 class _AddState:
-    """How far a call has come.
+    """State of one `add` of several sources.
 
     Parameters
     ----------
     openers : list of SourceOpener
         All sources.
     reports : list of IngestReport
-        Of those that were not refused.
+        Reports of sources that were not refused.
     staged : list of StagedDataset
-        Those that wait for the next commit; the last may not be finished yet.
+        Datasets that wait for the next commit; the last may still be flushed.
     refused : list of AtlasError
-        What the others were refused for.
+        Errors of the refused sources.
     number : int
-        The next source, counted from 0.
+        Index of the next source.
     origins : dict of str to int
         Uid of a staged dataset -> number of its source.
     """
@@ -175,7 +174,7 @@ class _AddState:
     origins: dict[str, int] = field(default_factory=dict)
 
     def settle(self, flush: FlushBehind) -> bool:
-        """Wait for the source that was staged last, and take it back if it could not be finished; tell whether all is well."""
+        """Wait for the last staged source, and remove it if it failed; return whether it succeeded."""
         lost = flush.settle()
         if lost is not None:
             self.staged.pop()
@@ -184,7 +183,7 @@ class _AddState:
         return lost is None
 
     def take(self, done: Outcome) -> bool:
-        """Note what became of the next source; tell whether it is staged."""
+        """Record the outcome of the next source; return whether it is staged."""
         self.number += 1
         if isinstance(done, AtlasError):
             self.refused.append(self.openers[self.number - 1].explain(done))
@@ -196,7 +195,7 @@ class _AddState:
         return isinstance(done, StagedDataset)
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
-        """Note what became of the staged sources at their commit."""
+        """Record the outcomes of a commit."""
         for one, outcome in zip(self.staged, outcomes, strict=True):
             at = next(i for i, report in enumerate(self.reports) if report is one.report)
             if isinstance(outcome, AtlasError):
@@ -215,7 +214,7 @@ def _stage(
     options: IngestOptions,
     progress: Progress,
 ) -> Outcome:
-    """Stage one source, or say what it is refused for; the next is planned meanwhile if it will be committed together with it."""
+    """Stage one source, or return its error; the next source is planned in the background if it belongs to the same commit."""
     progress("plan", 0, 1)
     coming = [one.plan for one in staged]
     try:
@@ -232,7 +231,7 @@ def _is_full(plans: Sequence[IngestPlan]) -> bool:
 
 
 def _discard(catalog: Catalog, staged: Sequence[StagedDataset]) -> None:
-    """Remove what is staged and did not become visible; where the inventory cannot be read, `repair` will do so."""
+    """Remove staged datasets that did not become visible; if the inventory cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
         visible = {record.uid for record in read_records(catalog)}
         for uid in [s.plan.uid for s in staged if s.plan.uid not in visible]:
@@ -247,7 +246,7 @@ def _commit(
     progress: Progress,
     attached: AttachedColumns | None = None,
 ) -> list[Outcome]:
-    """Make staged sources visible, but those that another process was faster with; return what became of each."""
+    """Make staged sources visible, except those that another process added first; return the outcome of each."""
     by_space: dict[str, list[GroupPlan]] = {}
     for group in (written.group for one in staged for written in one.groups):
         by_space.setdefault(group.space.name, []).append(group)
@@ -262,7 +261,7 @@ def _commit(
         catalog, [c.column for s in staged for c in s.plan.columns], list({p.name: p for p in pointers}.values())
     )
     progress("columns", 1, 1)
-    # Cells on one thread, features and layouts on this one: neither needs the other, and nobody looks at them before the records.
+    # Cells are written on a background thread, features and layouts on this one: they are independent, and invisible before the records.
     with BackgroundWriter() as meanwhile:
         meanwhile(partial(_write_cells, catalog, staged, further))
         for groups in by_space.values():
@@ -289,7 +288,7 @@ def _commit(
     )
     for one in outcomes:
         if isinstance(one, StagedDataset):
-            # The dataset is visible now. A note that stays does no harm, and `repair` removes what stays of replaced datasets.
+            # The dataset is visible now. A remaining lease does no harm, and `repair` removes the rest of replaced datasets.
             with contextlib.suppress(AtlasError):
                 delete_cells_of_datasets(catalog, one.replaces)
             with contextlib.suppress(StoreError):
@@ -301,7 +300,7 @@ def _commit(
 def _recheck_all(
     old: Sequence[DatasetRecord], staged: Sequence[StagedDataset], options: IngestOptions
 ) -> list[Outcome]:
-    """Judge all sources of a commit by the inventory that they are committed to."""
+    """Check all sources of a commit for duplicates in the inventory that they are committed to."""
     datasets = group_by_dataset(old)
     names = {records[0].name for records in datasets.values()}
     outcomes: list[Outcome] = []
@@ -380,7 +379,7 @@ def pointer_array(written: WrittenGroup, n_cells: int) -> pa.Array:
 
 
 def _records(staged: StagedDataset) -> list[DatasetRecord]:
-    """Describe the groups; the first one also what is kept attached."""
+    """Return the records of the groups; the first one also lists the other elements and frames."""
     first, *others = staged.groups
     return [
         _record(staged, first, staged.extras, staged.frames),

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import array_readers, find_dataset
 from raggedatlas.catalog.catalog import DATASETS, Catalog
-from raggedatlas.catalog.datasets import array_readers, find_dataset
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
 from raggedatlas.errors import SchemaError
 from raggedatlas.ingest.content_hash import block_rows

@@ -10,18 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import add_cell_columns
-from raggedatlas.catalog.datasets import Commit, commit_records, read_records
-from raggedatlas.catalog.geometries import (
-    change_geometries,
+from raggedatlas.catalog.assets import (
+    GEOMETRY_ASSETS,
+    Commit,
     clear_orphaned_pointers,
+    commit_records,
+    delete_cells_of_datasets,
     groups_in_use,
     is_visible,
-    read_all_geometries,
+    read_records,
 )
+from raggedatlas.catalog.catalog import CELLS, Catalog
+from raggedatlas.catalog.cells import add_cell_columns
 from raggedatlas.catalog.leases import release_lease, take_lease
-from raggedatlas.catalog.maintenance import delete_cells_of_datasets
 from raggedatlas.errors import AtlasError, ConflictError, SourceError, StoreError
 from raggedatlas.ingest.geometry_cells import NewCells, dataset_name, plan_cells
 from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, check_duplicates, plan_geometry
@@ -248,7 +249,7 @@ def _refuse_moved(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) 
 
 def register_geometry(catalog: Catalog, record: GeometryRecord) -> None:
     """Write a row of the registry that nobody sees before the record of its dataset is there."""
-    change_geometries(catalog, lambda old: [*old, record])
+    GEOMETRY_ASSETS.change(catalog, lambda old: [*old, record])
 
 
 def _commit_cells(
@@ -266,7 +267,7 @@ def _commit_cells(
     def choose(old: list[DatasetRecord]) -> Commit:
         nonlocal done, name
         known = {other.uid for other in old}
-        there = [row for row in read_all_geometries(catalog) if row.uid != record.uid and is_visible(row, known)]
+        there = [row for row in GEOMETRY_ASSETS.read(catalog) if row.uid != record.uid and is_visible(row, known)]
         done = check_duplicates(plan, record, there, options)
         if done.skipped:
             return Commit(())
@@ -281,7 +282,7 @@ def _clear_replaced(catalog: Catalog, gone: Sequence[GeometryRecord]) -> None:
     """Take away the rows, the cells and the pointers of geometry that was replaced."""
     if gone:
         uids = {record.uid for record in gone}
-        change_geometries(catalog, lambda old: [record for record in old if record.uid not in uids])
+        GEOMETRY_ASSETS.change(catalog, lambda old: [record for record in old if record.uid not in uids])
         delete_cells_of_datasets(catalog, [record.uid for record in gone if record.uid in record.cells_of])
         clear_orphaned_pointers(catalog)
 
@@ -305,18 +306,18 @@ def _commit_row(catalog: Catalog, record: GeometryRecord, plan: GeometryPlan, op
         gone = {row.uid for row in done.replaces}
         return old if done.skipped else [*(row for row in old if row.uid not in gone), record]
 
-    change_geometries(catalog, change)
+    GEOMETRY_ASSETS.change(catalog, change)
     return done
 
 
 def discard(catalog: Catalog, uid: str) -> None:
     """Remove what did not become visible; where the tables cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
-        own = [record for record in read_all_geometries(catalog) if record.uid == uid]
+        own = [record for record in GEOMETRY_ASSETS.read(catalog) if record.uid == uid]
         if own and is_visible(own[0], {record.uid for record in read_records(catalog)}):
             return
         if own:
-            change_geometries(catalog, lambda old: [record for record in old if record.uid != uid])
+            GEOMETRY_ASSETS.change(catalog, lambda old: [record for record in old if record.uid != uid])
         catalog.tables.delete(CELLS, equals("dataset_uid", uid))
         catalog.arrays.child(uid).delete_prefix()
         clear_orphaned_pointers(catalog)

@@ -37,18 +37,18 @@ SPAN_ENTRIES = 2**18
 
 @dataclass
 class WrittenGroup:
-    """What writing one group found out.
+    """A written group.
 
     Parameters
     ----------
     group : GroupPlan
-        What was planned.
+        The plan.
     path : str
-        Where it is.
+        Path of the group.
     layers : dict
-        Layer name -> the plan it came from.
+        Layer name -> its plan.
     stored : dict
-        Layer name -> dtype that it is stored in.
+        Layer name -> stored dtype.
     specs, checksums : dict
         Path below the group -> array description, checksum.
     indptr : (n_rows + 1,) int64 or None
@@ -56,7 +56,7 @@ class WrittenGroup:
     present : (n_rows,) int64 or None
         Cell of each row; None when row i is cell i.
     n_rows, n_entries, n_summed, n_new_features : int
-        Rows, entries or values, entries summed away, and features that the registry did not know.
+        Rows, entries or values, summed duplicate entries, and new features.
     """
 
     group: GroupPlan
@@ -74,44 +74,44 @@ class WrittenGroup:
 
 
 def specs_json(specs: Mapping[str, ArraySpec]) -> str:
-    """Write array descriptions as a record keeps them."""
+    """Return array descriptions as the JSON text of a record."""
     return json.dumps({path: json.loads(spec.to_json()) for path, spec in specs.items()}, sort_keys=True)
 
 
 class PendingWrite:
-    """A group whose source has been read, and whose last rows are still on their way into its arrays.
+    """A group whose source has been read, and whose last rows are still being written.
 
     Parameters
     ----------
     written : WrittenGroup
-        Complete but for `specs` and `checksums`.
+        Complete except for `specs` and `checksums`.
     steps : ExitStack
-        The steps of the pipeline that still run.
+        Pipeline steps that are still running.
     close : callable
-        Ends the arrays, once all rows are in them, and notes what they are.
+        Closes the arrays after the last rows, and records their descriptions.
     """
 
     def __init__(self, written: WrittenGroup, steps: contextlib.ExitStack, close: Callable[[], None]) -> None:
         self.written, self._steps, self._close = written, steps, close
 
     def __reduce__(self) -> tuple[Callable[[WrittenGroup], "PendingWrite"], tuple[WrittenGroup]]:
-        """Pickle a group that is finished."""
+        """Pickle a finished group."""
         return _finished, (self.written,)
 
     def finish(self) -> None:
-        """Wait for the last rows and end the arrays, if that was not done yet; on any thread.
+        """Wait for the last rows and close the arrays, unless that was done already; callable from any thread.
 
         Raises
         ------
         StoreError
-            If something could not be written; the caller removes the group.
+            If a write failed; the caller removes the group.
         """
         close, self._close = self._close, _nothing_left
         with self._steps:
             close()
 
     def abandon(self) -> None:
-        """Wait for what is being written right now, and write nothing more."""
+        """Wait for the current write, and discard the rest."""
         self._steps.__exit__(StoreError, StoreError("abandoned"), None)
 
 
@@ -124,7 +124,7 @@ def _nothing_left() -> None:
 
 
 class _DtypeChangedError(Exception):
-    """Later values needs_rewrite the layer names or dtypes that earlier ones suggested; carries the right ones by matrix."""
+    """Later values do not fit the layer names or dtypes chosen from earlier ones; `right` has the correct ones by matrix."""
 
     def __init__(self, right: Mapping[str, "_LayerFormat"]) -> None:
         super().__init__()
@@ -132,14 +132,14 @@ class _DtypeChangedError(Exception):
 
 
 class _LayerFormat(NamedTuple):
-    """Name and dtype of a layer, once all its values are known."""
+    """Name and dtype of a layer, after all its values were read."""
 
     name: str
     dtype: np.dtype[Any]
 
 
 class _LayerWriter:
-    """One layer's values on their way: fitted, then appended in the smallest exact dtype, widened when need be."""
+    """Writes one layer in the smallest exact dtype, which is widened when later values need it."""
 
     def __init__(self, source: Source, plan: LayerPlan, group: GroupPlan, options: IngestOptions) -> None:
         self.plan = plan
@@ -160,7 +160,7 @@ class _LayerWriter:
         self.writer: ArrayWriter | None = None
 
     def decide(self, group: GroupPlan, taken: set[str]) -> str:
-        """Choose the layer's name from what is known of its values."""
+        """Return the layer's name, chosen from the values so far."""
         if self.plan.name:
             return self.plan.name
         wanted = COUNTS if group.space.is_counts and self.fit.counts else self.plan.otherwise
@@ -172,16 +172,16 @@ class _LayerWriter:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype that holds every value so far."""
+        """The dtype that holds every value so far exactly."""
         if self.known is not None:
             return self.known
         return self.fit.stored if self.compact else _numeric(self.plan.info.dtype)
 
     def choose(self) -> np.dtype[Any]:
-        """Choose the dtype for the values that are sent next, from all that were looked at.
+        """Return the dtype for the next values, chosen from all values so far.
 
-        Whole floats may have gone to an unsigned type that the float type does not hold in general (uint32, float32); when
-        a fraction follows, the layer must be written anew.
+        Integral floats may have been written as an unsigned dtype that the float dtype does not hold (uint32, float32); when
+        a fraction follows, the layer must be rewritten.
         """
         if self.sent is None or is_exact(self.sent, self.dtype):
             self.sent = self.dtype
@@ -190,7 +190,7 @@ class _LayerWriter:
         return self.dtype
 
     def append(self, arrays: "_Arrays", values: NDArray[Any], breaks: NDArray[np.int64] | None) -> None:
-        """Append values in the dtype that was chosen for them; what belies the layer is left out."""
+        """Append values in the dtype chosen for them; values that need a rewrite are skipped."""
         dtype = values.dtype
         if self.writer is None:
             self.writer = arrays.writer(f"{arrays.layers_path}/{self.name}", dtype, values.shape[1:])
@@ -204,7 +204,7 @@ def write_group(
     catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress, *,
     taken: set[str], content: ContentHash | None,
 ) -> PendingWrite:  # fmt: skip
-    """StreamingHash the matrices of a group into fresh arrays; the last rows are on their way when this returns.
+    """Stream the matrices of a group into new arrays; the last rows are still being written when this returns.
 
     Parameters
     ----------
@@ -215,13 +215,13 @@ def write_group(
     plan : tuple
         Path of the group, and what it holds.
     options : IngestOptions
-        The caller's choices; with ``dry_run`` everything is read and judged, nothing written.
+        The caller's options; with ``dry_run`` everything is read and checked, nothing written.
     progress : callable
-        Told ``"block"`` after each step.
+        Called with ``"block"`` after each step.
     taken : set of str
         Layer names that other groups of this space have taken.
     content : ContentHash or None
-        Takes in the first matrix.
+        Updated with the first matrix.
 
     Raises
     ------
@@ -230,10 +230,10 @@ def write_group(
     """
     try:
         return _write(catalog, source, plan, options, progress, (taken, {}, content))
-    except _DtypeChangedError as needs_rewrite:
+    except _DtypeChangedError as error:
         if not options.dry_run:
             catalog.arrays.child(*plan[0].split("/")).delete_prefix()
-        return _write(catalog, source, plan, options, progress, (taken, needs_rewrite.right, None))
+        return _write(catalog, source, plan, options, progress, (taken, error.right, None))
 
 
 def _write(
@@ -269,7 +269,7 @@ def _stream(
     pipeline: tuple["_Arrays | None", BackgroundWriter, BackgroundWriter],
     told: tuple[IngestOptions, Progress, tuple[set[str], Mapping[str, _LayerFormat], ContentHash | None]],
 ) -> NDArray[np.int64] | None:  # fmt: skip
-    """Read and judge block after block and send them on; return the bounds of the rows' entries, None for dense groups."""
+    """Read and check the blocks and pass them to the pipeline; return `indptr`, None for dense groups."""
     arrays, append, later = pipeline
     options, progress, (taken, forced, content) = told
     group = written.group
@@ -308,7 +308,7 @@ class _Arrays:
         self.indices = self.writer(f"{path}/csr/indices", np.uint32) if sparse else None
 
     def writer(self, path: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> ArrayWriter:
-        """Begin an array whose files are written while the next are packed."""
+        """Return a writer whose files are written while the next chunks are encoded."""
         made = ArrayWriter(self.catalog.arrays, path, dtype, row_shape, profile=self.catalog.codec())
         return made.behind(self.send)
 
@@ -318,16 +318,16 @@ class _Arrays:
         layers: Sequence[tuple[_LayerWriter, np.dtype[Any]]],
         then: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Put the next rows into the order in which they are stored, and `then` have them appended.
+        """Reorder the columns of the next rows, and append the rows with `then`.
 
         Parameters
         ----------
         blocks : sequence of Block
             One of each layer.
         layers : sequence of (_LayerWriter, dtype)
-            Each in the dtype that held every value when they were looked at.
+            Each with the dtype chosen for its values.
         then : callable
-            Runs what it is given after what it was given before, while the rows after these are placed.
+            Runs a task in the background, in the order of the calls.
         """
         fitted = [(block.layers["values"], dtype) for block, (_, dtype) in zip(blocks, layers, strict=True)]
         columns = rows = None
@@ -386,7 +386,7 @@ def reorder_columns(
     columns: NDArray[np.int64] | None,
     pool: BufferPool | None = None,
 ) -> tuple[NDArray[np.uint32], list[NDArray[Any]]]:
-    """Renumber the columns of some rows, sort each row by the new numbers, and give each layer its stored dtype.
+    """Renumber the columns of some rows, sort each row by the new numbers, and cast each layer to its stored dtype.
 
     Parameters
     ----------
@@ -395,7 +395,7 @@ def reorder_columns(
     layers : sequence of ((n_entries,) array, dtype)
         Values, and a dtype that holds them all exactly.
     columns : (n_cols,) int64 or None
-        Stored column of every column; None changes nothing.
+        Stored column of every column; None keeps the order.
     pool : BufferPool, optional
         Where the memory of the result comes from; fresh memory without one.
 
@@ -407,7 +407,7 @@ def reorder_columns(
     Raises
     ------
     SourceError
-        If a column is beyond the map.
+        If a column index is out of range.
 
     Examples
     --------
@@ -434,13 +434,13 @@ def reorder_columns(
             )  # fmt: skip
             if fault == BAD_COLUMN:
                 column = int(block.indices[slice(*indptr[where.value : where.value + 2])].max())
-                raise SourceError(f"A block names column {column:,}, outside its {places.size:,} columns.")
+                raise SourceError(f"A block has column index {column:,}, out of range for {places.size:,} columns.")
             if fault:
                 raise SourceError(
-                    f"Row {span[0] + where.value:,} of a block names a column twice or has pointers that fall."
+                    f"Row {span[0] + where.value:,} of a block repeats a column or has descending pointers."
                 )
 
-    # The other steps of the pipeline keep a core busy meanwhile.
+    # The other steps of the pipeline keep one core busy.
     n_spans = max(1, min(DECODE_THREADS - 1, block.indices.size // SPAN_ENTRIES))
     cuts = np.searchsorted(block.indptr, np.linspace(0, block.indptr[-1], n_spans + 1)[1:-1])
     edges = [0, *cuts.tolist(), block.n_rows]
@@ -449,7 +449,7 @@ def reorder_columns(
 
 
 def _placeable(values: NDArray[Any], dtype: np.dtype[Any], pool: BufferPool) -> NDArray[Any]:
-    """Give values as `ra_place_rows` takes them: floats as they are where they shall become integers, else their bits in the stored dtype."""
+    """Return values in the form that `ra_place_rows` takes: floats if they become integers, else their bits in the stored dtype."""
     if values.dtype == np.float32 and dtype.kind == "u" and dtype.itemsize <= values.dtype.itemsize:
         return values
     if values.dtype == dtype:
@@ -460,7 +460,7 @@ def _placeable(values: NDArray[Any], dtype: np.dtype[Any], pool: BufferPool) -> 
 
 
 def to_dense(block: Block) -> DenseBlock:
-    """Turn a block into the dense form in which it is stored and hashed, booleans as 0 and 1."""
+    """Return a block as dense values, with booleans as 0 and 1, as it is stored and hashed."""
     if isinstance(block, DenseBlock):
         values = block.layers["values"]
         return DenseBlock({"values": values.astype(np.uint8) if values.dtype == bool else values})
@@ -512,7 +512,7 @@ def _close(written: WrittenGroup, layers: list[_LayerWriter], arrays: _Arrays | 
             writers[COLUMNS].append(written.group.columns.astype(np.uint32))
     for layer in layers:
         if layer.writer is None and arrays is not None:
-            # No rows came, and a layer is an array all the same.
+            # A layer without rows still has an array.
             row = () if arrays.indices is not None else layer.plan.info.shape[1:]
             layer.writer = arrays.writer(f"{arrays.layers_path}/{layer.name}", layer.dtype, row)
         if layer.writer is not None:

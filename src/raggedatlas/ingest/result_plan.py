@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import RESULT_ASSETS, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.datasets import read_records
-from raggedatlas.catalog.results import read_results
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, ValuesError
 from raggedatlas.ingest.columns import FILLED
 from raggedatlas.ingest.options import OnDuplicate
@@ -128,7 +127,7 @@ def plan_result(catalog: Catalog, source: Any, options: ResultOptions) -> Result
     if isinstance(dataset, ResultDataset) and dataset.location.is_local:
         require_intact(dataset.location.path)
     name = _checked_name(catalog, options.name, dataset)
-    there = next((record for record in read_results(catalog) if record.name == name), None)
+    there = next((record for record in RESULT_ASSETS.read(catalog) if record.name == name), None)
     if there is not None and options.on_duplicate == "error":
         raise DuplicateError(
             f"The atlas has a result {name!r} already, added at {there.created_at}; choose another name, or pass "

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import RESULT_ASSETS
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.leases import release_lease, take_lease
-from raggedatlas.catalog.results import change_results, read_results
 from raggedatlas.errors import AtlasError, DuplicateError, SchemaError, SourceError, StoreError
 from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.ingest.options import Progress, bar, no_progress
@@ -203,14 +203,14 @@ def _commit(catalog: Catalog, record: ResultRecord, options: ResultOptions) -> l
         gone = [other.column for other in there]
         return [*(other for other in old if other.name != record.name), record]
 
-    change_results(catalog, change)
+    RESULT_ASSETS.change(catalog, change)
     return gone
 
 
 def _discard(catalog: Catalog, uid: str) -> None:
     """Remove what did not become visible; where the registry cannot be read, `repair` will do so."""
     with contextlib.suppress(AtlasError):
-        if any(record.uid == uid for record in read_results(catalog)):
+        if any(record.uid == uid for record in RESULT_ASSETS.read(catalog)):
             return
         marked = result_columns(catalog.tables.schema(CELLS))
         catalog.tables.drop_columns(CELLS, [column for column, (of, _) in marked.items() if of == uid])

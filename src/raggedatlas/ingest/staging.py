@@ -1,4 +1,4 @@
-"""One source on its way into the atlas: opened, planned, judged, and its arrays written; only records are missing then."""
+"""WorkerStaging of one source: open and plan it, check for duplicates, and write its arrays and frames; only records are missing."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.frames import write_frame
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
 from raggedatlas.catalog.leases import take_lease
@@ -42,16 +42,16 @@ from raggedatlas.store.sql import equals
 
 @dataclass(frozen=True)
 class StagedDataset:
-    """A dataset whose arrays are written, or nearly so, and that nothing refers to yet.
+    """A dataset whose arrays are written, or being flushed, and that nothing refers to yet.
 
     Parameters
     ----------
     plan : IngestPlan
-        What was planned.
+        The plan.
     pending : tuple of PendingWrite
-        What is written; `finish` ends it.
+        Groups that are written; `finish` completes them.
     place : Location
-        Where it is written.
+        Location of the arrays.
     content_hash : str
         Of the source.
     report : IngestReport
@@ -59,11 +59,11 @@ class StagedDataset:
     replaces : tuple of str
         Datasets to drop once this one is visible.
     extras : WrittenElements
-        What is kept beside the groups.
+        Elements stored next to the groups.
     colors : mapping of str to (mapping of str to str)
         Column -> category -> colour.
     frames : mapping of str to str
-        Kept frame -> SHA-256 of its file.
+        Stored frame -> SHA-256 of its file.
     """
 
     plan: IngestPlan
@@ -78,7 +78,7 @@ class StagedDataset:
 
     @property
     def groups(self) -> tuple[WrittenGroup, ...]:
-        """What was written."""
+        """Groups that were written."""
         return tuple(part.written for part in self.pending)
 
     def renamed(self, name: str) -> "StagedDataset":
@@ -88,12 +88,12 @@ class StagedDataset:
         return replace(self, plan=replace(self.plan, name=name), report=replace(self.report, name=name, notes=notes))
 
     def finish(self) -> None:
-        """Wait until all is written.
+        """Wait until everything is written.
 
         Raises
         ------
         StoreError
-            If something could not be; nothing is left of it then.
+            If a write failed; everything written is removed.
         """
         try:
             for part in self.pending:
@@ -103,40 +103,40 @@ class StagedDataset:
             raise
 
     def abandon(self) -> None:
-        """Write no more, and remove what is written."""
+        """Stop writing, and remove everything written."""
         for part in self.pending:
             part.abandon()
         self.place.delete_prefix()
 
 
 class FlushBehind:
-    """Finishes a staged dataset on a thread of its own while the next is read."""
+    """Flushes a staged dataset on a background thread while the next source is read."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raggedatlas-finish")
         self._running: Future[None] | None = None
 
     def __enter__(self) -> Self:
-        """Begin with nothing to finish."""
+        """Return the object itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait; what was not asked for by `settle` is dropped."""
+        """Wait for the thread; an error that `settle` has not collected is dropped."""
         self._pool.shutdown()
 
     def start(self, staged: StagedDataset) -> None:
-        """Begin to finish one; the one before is settled."""
+        """Start to flush a dataset; `settle` was called for the one before."""
         self._running = self._pool.submit(staged.finish)
 
     def settle(self) -> AtlasError | None:
-        """Wait for the one that was begun last, if it was not waited for yet.
+        """Wait for the last started dataset, unless that was done already.
 
         Returns
         -------
         AtlasError or None
-            What it failed for; nothing is left of it then.
+            The error that it failed with; everything written is removed.
         """
         running, self._running = self._running, None
         error = None if running is None else running.exception()
@@ -146,11 +146,11 @@ class FlushBehind:
 
 
 class SourceOpener(Protocol):
-    """What opens a source."""
+    """A callable that opens a source."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What it noticed when it opened the source, for the report."""
+        """Notes about opening the source, for the report."""
         ...
 
     def __call__(self) -> Source:
@@ -158,20 +158,20 @@ class SourceOpener(Protocol):
         ...
 
     def explain(self, error: AtlasError) -> AtlasError:
-        """Say more about an error that came while the source was read, if there is more to say."""
+        """Return an error that was raised while reading the source, with more context if available."""
         ...
 
 
 @dataclass(frozen=True)
 class PlannedSource:
-    """A source that is open and planned.
+    """An open source and its plan.
 
     Parameters
     ----------
     source : Source
-        Open; whoever has this closes it.
+        Open source; the owner of this object closes it.
     plan : IngestPlan
-        What is to be written.
+        The plan.
     """
 
     source: Source
@@ -185,25 +185,25 @@ def plan_source(
     coming: Sequence[IngestPlan],
     orders: ColumnOrders = MappingProxyType({}),
 ) -> PlannedSource:
-    """Open a source and plan what will be written; nothing is written.
+    """Open a source and plan it, without writing.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
     opener : SourceOpener
-        Opens it.
+        Opens the source.
     options : IngestOptions
         The caller's choices.
     coming : sequence of IngestPlan
-        What is to be committed together with it.
+        Plans that are committed together with it.
     orders : mapping of str to sequence of str
         See `order_columns`.
 
     Raises
     ------
     AtlasError
-        If it is refused.
+        If the source is refused.
     """
     source = select_source(opener(), options)
     try:
@@ -216,7 +216,7 @@ def plan_source(
 
 
 class PlanAhead:
-    """Prepares one source after the other, the next on a thread of its own while one is written.
+    """Plans sources in order, the next one on a background thread while one is written.
 
     Parameters
     ----------
@@ -234,26 +234,26 @@ class PlanAhead:
         self._waiting: tuple[int, tuple[str, ...], Future[PlannedSource]] | None = None
 
     def __enter__(self) -> Self:
-        """Begin with nothing planned."""
+        """Return the object itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close what was planned and not taken."""
+        """Close a source that was planned and not taken."""
         self._drop()
         self._pool.shutdown()
 
     @contextmanager
     def meanwhile(self, number: int, coming: Sequence[IngestPlan]) -> Iterator[None]:
-        """Prepare a source, unless there are no more, while the context lasts; its end waits for it.
+        """Plan a source in the background for the duration of the context, whose exit waits for it.
 
         Parameters
         ----------
         number : int
-            Which one, counted from 0.
+            Index of the source.
         coming : sequence of IngestPlan
-            What will be committed together with it, if all goes well.
+            Plans that will be committed together with it, unless one fails.
         """
         if number < len(self._openers):
             job = self._pool.submit(plan_source, self._catalog, self._openers[number], self._options, list(coming))
@@ -265,19 +265,19 @@ class PlanAhead:
                 wait([self._waiting[2]])
 
     def take(self, number: int, coming: Sequence[IngestPlan]) -> PlannedSource:
-        """Give a source that is planned, from now on the caller's; anew if it was planned for what did not come true.
+        """Return a planned source, which the caller closes; it is planned again if it was planned for another commit.
 
         Parameters
         ----------
         number : int
-            Which one, counted from 0.
+            Index of the source.
         coming : sequence of IngestPlan
-            What is to be committed together with it.
+            Plans that are committed together with it.
 
         Raises
         ------
         AtlasError
-            If it is refused.
+            If the source is refused.
         """
         if self._waiting is not None and self._waiting[:2] == (number, tuple(p.uid for p in coming)):
             job = self._waiting[2]
@@ -300,36 +300,36 @@ def stage(
     staged: Sequence[StagedDataset], meanwhile: AbstractContextManager[object],
     owner: Mapping[str, Any] | None = None,
 ) -> StagedDataset | IngestReport:  # fmt: skip
-    """Judge whether a planned source is in the atlas already, and write its arrays and frames if it is not.
+    """Check whether a planned source is in the atlas already, and write its arrays and frames if it is not.
 
-    The last rows are on their way into the arrays when this returns; the caller lets it `finish`.
+    The last rows are still being written when this returns; the caller calls `finish`.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
     planned : PlannedSource
-        Closed at the end, whatever happens.
+        Always closed at the end.
     options : IngestOptions
         The caller's choices.
     progress : callable
-        Told every step.
+        Called at every step.
     staged : sequence of StagedDataset
-        What is to be committed together with it.
+        Plans that are committed together with it.
     meanwhile : context manager
-        Entered while the arrays are written.
+        Entered while the arrays are written, to plan the next source.
     owner : mapping or None
-        Which process will commit it; None is this one.
+        Process that will commit it; None for this process.
 
     Returns
     -------
     StagedDataset or IngestReport
-        The latter if it was skipped, or with ``dry_run``.
+        The report if it was skipped, or with ``dry_run``.
 
     Raises
     ------
     AtlasError
-        If it is refused; what was written of it is gone.
+        If the source is refused; everything written is removed.
     """
     source, plan = planned.source, planned.plan
     try:
@@ -373,14 +373,14 @@ def stage(
 
 
 def _may_be_equal(one: IngestPlan, other: IngestPlan) -> bool:
-    """Tell whether two sources have the same cells and features, so that their content may be the same."""
+    """Return whether two sources have the same cells and features, so that their content may be equal."""
     a, b = one.groups[0], other.groups[0]
     alike = a.layers[0].info.shape == b.layers[0].info.shape and a.space.name == b.space.name
     return alike and a.feature_set == b.feature_set and _names(one).equals(_names(other))
 
 
 def _by_cell_column(plan: IngestPlan, colors: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
-    """Put colours under the stored names of their columns."""
+    """Return colours by stored column name."""
     return {column.column.stored: colors[column.source] for column in plan.columns if column.source in colors}
 
 
@@ -413,16 +413,16 @@ def _same_content(
 def _uids_of_older_records(
     catalog: Catalog, records: Sequence[DatasetRecord], plan: IngestPlan
 ) -> dict[str, tuple[str, ...]]:
-    """Return the uids that datasets from before features were identified one by one gave to the features of a source.
+    """Return the feature uids that datasets of an older version use for the features of a source.
 
-    The hash of their content is made of those uids, so the same file is known again only by them.
+    Their content hash depends on those uids, so the same file is recognized only by them.
 
     Parameters
     ----------
     catalog : Catalog
         At the tip.
     records : sequence of DatasetRecord
-        Datasets of as many cells that do not have the source's features under the uids of today.
+        Datasets with as many cells that do not have the source's features under current uids.
     plan : IngestPlan
         The source's plan.
 
@@ -451,7 +451,7 @@ def _uids_of_older_records(
 
 
 def _once_unique(ids: Sequence[str]) -> list[str]:
-    """Return the ids that datasets of before gave to features that a file repeats: with a number behind all but the first."""
+    """Return the ids that older datasets use for repeated features: all but the first get a number suffix."""
     taken, seen, unique = set(ids), dict[str, int](), list[str]()
     if len(taken) == len(ids):
         return list(ids)
@@ -467,7 +467,7 @@ def _once_unique(ids: Sequence[str]) -> list[str]:
 
 
 def _may_have_these_cells(catalog: Catalog, record: DatasetRecord, plan: IngestPlan) -> bool:
-    """Tell whether a dataset's cells have the names of a plan's, so that reading the values may be spared."""
+    """Return whether a dataset may have the cells of a plan, so that its values need to be compared."""
     stored = catalog.tables.read(CELLS, ["cell_name"], equals("dataset_uid", record.uid)).column("cell_name")
     if len(stored) != record.n_cells:
         return True
@@ -490,7 +490,7 @@ def recheck_duplicates(
     options: IngestOptions,
     taken: AbstractSet[str],
 ) -> StagedDataset | IngestReport | AtlasError:
-    """Judge a staged source by the inventory that it is committed to, as `stage` judged it by the inventory before.
+    """Check a staged source for duplicates in the inventory that it is committed to, which may have changed since `stage`.
 
     Parameters
     ----------
@@ -501,15 +501,15 @@ def recheck_duplicates(
     options : IngestOptions
         The caller's choices.
     taken : set of str
-        Names of datasets, and of other sources of this commit.
+        Names of datasets and of other sources of this commit.
 
     Returns
     -------
     StagedDataset, IngestReport or AtlasError
-        What to commit; why nothing is to be committed; or what the source is refused for.
+        The dataset to commit; the report of a skipped source; or the error of a refused one.
     """
     plan, space = staged.plan, staged.plan.groups[0].space.name
-    # Twins from before features had their uids of today have another hash; they were found when the source was staged.
+    # Duplicates with feature uids of an older version have another hash; `stage` found them.
     same = tuple(
         uid
         for uid, own in records.items()
@@ -531,17 +531,17 @@ def recheck_duplicates(
 def check_staged_duplicates(
     done: StagedDataset, staged: Sequence[StagedDataset], options: IngestOptions
 ) -> IngestReport | None:
-    """Judge a source by those that are to be committed together with it, where it was staged without them.
+    """Check a source for duplicates among those of the same commit, if it was staged without them.
 
     Returns
     -------
     IngestReport or None
-        The former if it is skipped, because one of them has the same content.
+        The report if it is skipped, because one of them has the same content.
 
     Raises
     ------
     DuplicateError
-        If one has, and the choice is to refuse it.
+        If one has, and duplicates are refused.
     """
     space = done.plan.groups[0].space.name
     same = [s for s in staged if s.content_hash == done.content_hash and s.plan.groups[0].space.name == space]
@@ -576,7 +576,7 @@ def _check_duplicates(
 def _write_groups(
     catalog: Catalog, source: Source, plan: IngestPlan, told: tuple[IngestOptions, Progress], begun: list[PendingWrite]
 ) -> str:
-    """Write the groups one after the other, the last of which is not finished then; return the content's hash."""
+    """Write the groups in order, the last of which is not finished on return; return the content hash."""
     content = _content_hash(plan)
     taken: dict[str, set[str]] = {}
     for group in plan.groups:
@@ -604,7 +604,7 @@ def _count_new(catalog: Catalog, group: GroupPlan) -> int:
 
 
 def _write_frames(catalog: Catalog, plan: IngestPlan, written: dict[str, str]) -> None:
-    """Write the frames, and note the hash of each file."""
+    """Write the frames, and record the hash of each file."""
     frames = {f"var.{group.pointer}": group.features.frame for group in plan.groups if group.features is not None}
     for name, table in {"obs": plan.cells, **frames}.items():
         written[name] = write_frame(catalog, plan.uid, name, table)

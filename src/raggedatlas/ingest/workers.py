@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.layouts import feature_set
 from raggedatlas.catalog.leases import read_lease, this_process
 from raggedatlas.errors import AtlasError, WorkersError

@@ -5,10 +5,8 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Literal
 
 from raggedatlas.catalog.annotations import read_annotations
+from raggedatlas.catalog.assets import RESULT_ASSETS, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import group_by_dataset, read_records
-from raggedatlas.catalog.geometries import read_geometries
-from raggedatlas.catalog.results import read_results
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.records import AtlasVersionRecord
@@ -279,7 +277,7 @@ def list_results(catalog: Catalog) -> "pd.DataFrame":
     import pandas as pd
 
     inventory = {record.uid for record in read_records(catalog)}
-    rows = [_result_row(record, inventory) for record in read_results(catalog)]
+    rows = [_result_row(record, inventory) for record in RESULT_ASSETS.read(catalog)]
     return pd.DataFrame(rows, columns=list(RESULT_COLUMNS)).set_index("name")
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.errors import QueryError
 from raggedatlas.model.assets import result_columns
 from raggedatlas.model.frames import DATASET, IDS, metadata_columns, nan_to_null

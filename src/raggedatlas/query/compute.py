@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.errors import QueryError, SourceError
 from raggedatlas.model.arguments import brief
 from raggedatlas.model.batch import Batch, Block, CsrBlock

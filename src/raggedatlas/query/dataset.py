@@ -5,8 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raggedatlas.catalog.assets import find_dataset
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import find_dataset
 from raggedatlas.catalog.frames import read_frame
 from raggedatlas.errors import NotFoundError
 from raggedatlas.model.arguments import checked

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from raggedatlas.catalog.assets import find_geometries, rows_of_stores
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.errors import QueryError
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.pointers import AXES
@@ -456,7 +456,7 @@ def default_geometry(catalog: Catalog) -> str:
     QueryError
         If there are several, or none.
     """
-    from raggedatlas.catalog.geometries import read_geometries
+    from raggedatlas.catalog.assets import read_geometries
 
     records = read_geometries(catalog)
     names = sorted({record.name for record in records})

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import RESULT_ASSETS, array_readers, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import array_readers, group_by_dataset, read_records
-from raggedatlas.catalog.results import read_results
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.pointers import PointerKind
@@ -330,8 +329,8 @@ def find_modality(known: Mapping[str, Modality], name: str, catalog: Catalog) ->
 def result_modalities(catalog: Catalog) -> dict[str, Modality]:
     """Return the results that are feature spaces: name -> modality, whose datasets share one group."""
     spaces, found = catalog.spaces(), {}
-    inventory = {record.uid for record in read_records(catalog)} if read_results(catalog) else set()
-    for result in read_results(catalog):
+    inventory = {record.uid for record in read_records(catalog)} if RESULT_ASSETS.read(catalog) else set()
+    for result in RESULT_ASSETS.read(catalog):
         if result.kind != "space" or result.space not in spaces:
             continue
         group = (result.as_group(),)
@@ -343,4 +342,4 @@ def result_modalities(catalog: Catalog) -> dict[str, Modality]:
 
 def vector_results(catalog: Catalog) -> dict[str, ResultRecord]:
     """Return the results stored in the cell table: name -> record."""
-    return {record.name: record for record in read_results(catalog) if record.kind == "vector"}
+    return {record.name: record for record in RESULT_ASSETS.read(catalog) if record.kind == "vector"}

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import find_geometries, group_by_dataset, read_records, read_specs, rows_of_stores
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.datasets import group_by_dataset, read_records, read_specs
-from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord, annotation_columns
 from raggedatlas.model.frames import column_stacks, facts_of

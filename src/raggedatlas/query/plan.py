@@ -8,13 +8,12 @@ from functools import cache
 import numpy as np
 import pyarrow as pa
 
+from raggedatlas.catalog.assets import find_result, read_records
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import read_records
 from raggedatlas.catalog.features import Registry, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
 from raggedatlas.catalog.orthologs import OrthologFeatures, map_to_orthologs
-from raggedatlas.catalog.results import find_result
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord

@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike
 
+from raggedatlas.catalog.assets import find_geometries, find_result, rows_of_stores
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.catalog.geometries import find_geometries, rows_of_stores
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.orthologs import check_organism
-from raggedatlas.catalog.results import find_result
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import ArgumentError, FeatureError, QueryError
 from raggedatlas.model.arguments import brief, checked

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import array_readers
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.datasets import array_readers
 from raggedatlas.catalog.frames import open_frame, read_frame
 from raggedatlas.errors import CorruptError
 from raggedatlas.formats.archive import unpack

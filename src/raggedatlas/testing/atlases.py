@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from raggedatlas.catalog.assets import Commit, commit_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import CellColumn, add_cell_columns, cell_rows, stored_type
-from raggedatlas.catalog.datasets import Commit, commit_records
 from raggedatlas.catalog.feature_registration import register_features
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.layouts import ensure_layouts

@@ -240,7 +240,7 @@ def _change_cell(table: str, path: Path, chance: random.Random) -> str:
 
 
 def _change_array(path: Path, chance: random.Random) -> str:
-    from raggedatlas.catalog.datasets import array_readers, read_records
+    from raggedatlas.catalog.assets import array_readers, read_records
     from raggedatlas.store.arrays import ArrayWriter
     from raggedatlas.store.read import read_all
 

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
+from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import is_atlas
-from raggedatlas.catalog.datasets import group_by_dataset, read_records
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.errors import FeatureError, NotFoundError, QueryError
 from raggedatlas.formats.registry import open_source

@@ -1,0 +1,598 @@
+"""Registries of the assets of an atlas (datasets, model results, geometry stores): read, find, commit and drop them."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, RESULTS, Catalog
+from raggedatlas.catalog.leases import GRACE, lease_alive, release_lease
+from raggedatlas.errors import ConflictError, NotFoundError, QueryError, StoreError
+from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA, GeometryRecord, ResultRecord, result_columns
+from raggedatlas.model.pointers import PointerKind, pointer_columns
+from raggedatlas.model.records import (
+    DATASETS_SCHEMA,
+    DatasetRecord,
+    datasets_from_table,
+    entries_from_table,
+    entries_to_table,
+    read_json,
+)
+from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.store.arrays import ArraySpec
+from raggedatlas.store.location import Location
+from raggedatlas.store.read import ArrayReader
+from raggedatlas.store.sql import equals, in_list, is_not_null
+from raggedatlas.store.tables import Tables, update_columns
+
+PURGED_KEY = "raggedatlas.purged"
+"""Table metadata of `datasets`: JSON object, purged dataset uid -> time."""
+
+
+Asset = TypeVar("Asset", ResultRecord, GeometryRecord)
+
+
+@dataclass(frozen=True)
+class AssetTable(Generic[Asset]):
+    """The registry of one kind of asset: a small table with one record per row, replaced as a unit by a checked commit.
+
+    Datasets have their own commit (`commit_records`), because an atlas has many of them and an `add` must append.
+
+    Parameters
+    ----------
+    name : str
+        Name of the table.
+    record : type
+        Class of the records.
+    schema : pyarrow.Schema
+        Schema of the table.
+    """
+
+    name: str
+    record: type[Asset]
+    schema: pa.Schema
+
+    def read(self, catalog: Catalog) -> list[Asset]:
+        """Return all records, oldest first; an empty list if the atlas or the snapshot has no such table."""
+        memo = catalog._memo.get(self.name)
+        if isinstance(memo, list):
+            return memo
+        tables = catalog.tables
+        records = self.parse(tables.read(self.name)) if tables.has(self.name) else []
+        if catalog.snapshot is not None:
+            catalog._memo[self.name] = records
+        return records
+
+    def parse(self, rows: pa.Table) -> list[Asset]:
+        """Return the records in some rows of the table, oldest first."""
+        return entries_from_table(self.record, rows, self.name)
+
+    def to_table(self, records: Sequence[Asset]) -> pa.Table:
+        """Return records as rows of the table."""
+        return entries_to_table(records, self.schema)
+
+    def change(self, catalog: Catalog, update: Callable[[list[Asset]], list[Asset]]) -> list[Asset]:
+        """Replace the records in one commit; the update is repeated when another writer commits first.
+
+        Parameters
+        ----------
+        catalog : Catalog
+            At the tip. The table is created if it does not exist.
+        update : callable
+            Gets the current records and returns the new ones, or the same object for "no change". An exception leaves the
+            registry unchanged.
+
+        Returns
+        -------
+        list of records
+            The records after the commit.
+
+        Raises
+        ------
+        ConflictError
+            If other writers win every retry, or a purge is unfinished.
+        """
+        catalog.refuse_unfinished_purge("A write")
+        tables = Tables(catalog.tables.location)
+        if not tables.has(self.name):
+            try:
+                tables.create(self.name, self.schema)
+            except StoreError:
+                if not tables.has(self.name):
+                    raise
+
+        def attempt() -> list[Asset]:
+            version = tables.version(self.name)
+            old = self.parse(Tables(tables.location, {self.name: version}).read(self.name))
+            new = update(old)
+            if new is not old and not tables.overwrite_if(self.name, self.to_table(new), version):
+                raise ConflictError(f"{self.name} of {catalog.location.uri} changed")
+            return new
+
+        return tables.retry(self.name, attempt)
+
+    def remove(self, catalog: Catalog, uids: AbstractSet[str]) -> list[Asset]:
+        """Remove the records with some uids in one commit, and return those that were there."""
+        removed: list[Asset] = []
+
+        def without(old: list[Asset]) -> list[Asset]:
+            removed[:] = [record for record in old if record.uid in uids]
+            return [record for record in old if record.uid not in uids] if removed else old
+
+        self.change(catalog, without)
+        return removed
+
+
+RESULT_ASSETS = AssetTable(RESULTS, ResultRecord, RESULTS_SCHEMA)
+GEOMETRY_ASSETS = AssetTable(GEOMETRY, GeometryRecord, GEOMETRY_SCHEMA)
+
+
+def asset_uids(catalog: Catalog) -> set[str]:
+    """Return the uids of all datasets, results and geometry stores; the array group of each has the same name."""
+    records = (read_records(catalog), RESULT_ASSETS.read(catalog), GEOMETRY_ASSETS.read(catalog))
+    return {record.uid for kind in records for record in kind}
+
+
+def _dropped(records: Iterable[DatasetRecord | ResultRecord | GeometryRecord], noun: str, n: int) -> MaintenanceReport:
+    """Return the report of a drop: the groups that `gc` will free."""
+    groups = tuple(record.zarr_group for record in records if record.zarr_group)
+    notes = (f"the {noun} stay until gc() finds that no snapshot needs them",)
+    return MaintenanceReport(groups=groups, n_cells=n, notes=notes)
+
+
+# ---- datasets
+
+
+def read_records(catalog: Catalog) -> list[DatasetRecord]:
+    """Return the records of all datasets, in the order in which they were added.
+
+    Raises
+    ------
+    CorruptError
+        If a record is damaged; the message names its row and field.
+    """
+    memo = catalog._memo.get("records")
+    if isinstance(memo, list):
+        return memo
+    records = datasets_from_table(catalog.tables.read(DATASETS))
+    if catalog.snapshot is not None:
+        catalog._memo["records"] = records
+    return records
+
+
+def group_by_dataset(records: Iterable[DatasetRecord]) -> dict[str, list[DatasetRecord]]:
+    """Group records by dataset: uid -> records."""
+    groups: dict[str, list[DatasetRecord]] = {}
+    for record in records:
+        groups.setdefault(record.uid, []).append(record)
+    return groups
+
+
+def find_dataset(catalog: Catalog, uid_or_name: str) -> list[DatasetRecord]:
+    """Return the records of one dataset, by uid or by name.
+
+    Raises
+    ------
+    NotFoundError
+        If no dataset, or more than one, has that name; the message lists them.
+    """
+    datasets = group_by_dataset(read_records(catalog))
+    if uid_or_name in datasets:
+        return datasets[uid_or_name]
+    named = [records for records in datasets.values() if records[0].name == uid_or_name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        uids = [records[0].uid for records in named]
+        raise NotFoundError(f"{len(named)} datasets are called {uid_or_name!r}; use one of their uids: {uids}.")
+    names = sorted(records[0].name for records in datasets.values())
+    shown = names if len(names) <= 20 else [*names[:20], f"... and {len(names) - 20} more"]
+    raise NotFoundError(f"There is no dataset {uid_or_name!r} in {catalog.location.uri}; there are {shown}.")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Changes that one commit makes to the inventory.
+
+    Parameters
+    ----------
+    records : tuple of DatasetRecord
+        Records that become visible.
+    replaces : frozenset of str
+        Uids of datasets whose records are removed.
+    """
+
+    records: tuple[DatasetRecord, ...]
+    replaces: frozenset[str] = frozenset()
+
+
+def commit_records(catalog: Catalog, choose: Callable[[list[DatasetRecord]], Commit]) -> None:
+    """Make datasets visible, in one commit: the last write of an `add` (its commit point).
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    choose : callable
+        Gets the inventory and returns the changes. If another writer changes the inventory before the commit, it is called
+        again with the new inventory, so a name or content that it found free is still free when the commit is done. An
+        exception leaves the inventory unchanged.
+
+    Raises
+    ------
+    ConflictError
+        If other writers win every retry, or a purge is unfinished.
+    """
+    catalog.refuse_unfinished_purge("add()")
+    tables, tried = Tables(catalog.tables.location), set[str]()
+
+    def attempt() -> None:
+        version = tables.version(DATASETS)
+        rows = Tables(tables.location, {DATASETS: version}).read(DATASETS).cast(DATASETS_SCHEMA)
+        old = datasets_from_table(rows)
+        if any(record.uid in tried for record in old):
+            return  # The previous attempt was committed although its response was lost.
+        commit = choose(old)
+        fresh = pa.Table.from_pylist([record.model_dump() for record in commit.records], schema=DATASETS_SCHEMA)
+        tried.update(record.uid for record in commit.records)
+        if not commit.records:
+            return
+        if commit.replaces or not old:
+            kept = rows.filter(
+                pc.invert(pc.is_in(rows.column("uid"), value_set=pa.array(sorted(commit.replaces), pa.string())))
+            )
+            if not tables.overwrite_if(DATASETS, pa.concat_tables([kept, fresh]), version):
+                raise ConflictError(f"{DATASETS} of {catalog.location.uri} changed")
+            return
+        # Lance accepts two concurrent appends to one version. Rewriting the first row unchanged makes them conflict.
+        both = pa.concat_tables([rows.slice(0, 1), fresh])
+        tables.merge(DATASETS, ["zarr_group"], both, update=True, retry=False, read_version=version)
+
+    tables.retry(DATASETS, attempt)
+
+
+def drop_dataset(catalog: Catalog, uid_or_name: str) -> MaintenanceReport:
+    """Remove a dataset from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
+
+    The record is removed first, which makes the dataset invisible at once; then its cells. If the process dies in between,
+    the remaining cells are invisible and `repair` removes them.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    uid_or_name : str
+        The dataset.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such dataset, or several have that name.
+    """
+    catalog.require_tip("drop_dataset")
+    records = find_dataset(catalog, uid_or_name)
+    catalog.tables.delete(DATASETS, equals("uid", records[0].uid))
+    return _dropped(records, "arrays", delete_cells_of_datasets(catalog, [records[0].uid]))
+
+
+def delete_cells_of_datasets(catalog: Catalog, uids: Sequence[str]) -> int:
+    """Delete the cells of datasets without a record, and remove the datasets from geometry; return the number of cells."""
+    n = catalog.tables.delete(CELLS, in_list("dataset_uid", uids)) if uids else 0
+    remove_datasets_from_geometries(catalog, uids)
+    for uid in uids:
+        release_lease(catalog, uid)
+    return n
+
+
+def purged(catalog: Catalog) -> dict[str, str]:
+    """Return the log of purged datasets: uid -> time."""
+    text = catalog.tip().tables.metadata(DATASETS).get(PURGED_KEY, "{}")
+    return dict(read_json(dict[str, str], text, DATASETS, "table metadata", PURGED_KEY))
+
+
+def read_specs(record: DatasetRecord) -> dict[str, ArraySpec]:
+    """Return the array descriptions of a record: path below the group -> spec.
+
+    Raises
+    ------
+    CorruptError, LimitError, SchemaError
+        If a description is invalid.
+    """
+    return {path: ArraySpec.from_json(json.dumps(spec)) for path, spec in record.array_specs.items()}
+
+
+def array_readers(arrays: Location, record: DatasetRecord) -> dict[str, ArrayReader]:
+    """Return a reader of every array of a record, with its recorded checksum: path below the group -> reader.
+
+    Raises
+    ------
+    CorruptError, LimitError, SchemaError
+        If the record describes invalid arrays.
+    """
+    checksums = record.array_checksums
+    return {
+        path: ArrayReader(arrays, spec, checksum=checksums.get(path, "")) for path, spec in read_specs(record).items()
+    }
+
+
+# ---- results of models
+
+
+def find_result(catalog: Catalog, name: str) -> ResultRecord:
+    """Return one result by its name.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none; the message lists the existing results.
+    """
+    records = RESULT_ASSETS.read(catalog)
+    for record in records:
+        if record.name == name:
+            return record
+    raise NotFoundError(
+        f"{catalog.location.uri} has no result {name!r}{_snapshot_suffix(catalog)}; it has {[r.name for r in records]}. "
+        "Add one with atlas.add(ResultDataset({}, folder), name=...), and take a snapshot."
+    )
+
+
+def _snapshot_suffix(catalog: Catalog) -> str:
+    return "" if catalog.snapshot is None else f" at snapshot {catalog.snapshot.version}"
+
+
+def drop_result(catalog: Catalog, name: str) -> MaintenanceReport:
+    """Remove a result from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
+
+    The record is removed first, which makes the result invisible at once; then its column. If the process dies in between,
+    the remaining column is invisible and `repair` removes it.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    name : str
+        The result.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no result of that name.
+    """
+    catalog.require_tip("drop_result")
+    removed = RESULT_ASSETS.remove(catalog, {find_result(catalog, name).uid})
+    catalog.tables.drop_columns(CELLS, [record.column for record in removed])
+    return _dropped(removed, "values", 0)
+
+
+def visible_columns(catalog: Catalog) -> dict[str, ResultRecord]:
+    """Return the cell columns of all results: column -> result."""
+    return {record.column: record for record in RESULT_ASSETS.read(catalog)}
+
+
+def orphaned_columns(catalog: Catalog, grace: timedelta = GRACE) -> list[str]:
+    """Return cell columns of results that never became visible or were dropped, and that no process is writing.
+
+    The registry is read last, so that a result that is committed in the meantime is seen.
+    """
+    marked = result_columns(catalog.tables.schema(CELLS))
+    idle = {column: uid for column, (uid, _) in marked.items() if not lease_alive(catalog, uid, grace)}
+    registered = {record.uid for record in RESULT_ASSETS.read(catalog)} if idle else set()
+    return [column for column, uid in idle.items() if uid not in registered]
+
+
+# ---- geometry stores
+
+
+def read_geometries(catalog: Catalog) -> list[GeometryRecord]:
+    """Return the visible geometry stores: those with at least one dataset in the inventory."""
+    records = GEOMETRY_ASSETS.read(catalog)
+    datasets = {record.uid for record in read_records(catalog)} if records else set()
+    return [record for record in records if is_visible(record, datasets)]
+
+
+def is_visible(record: GeometryRecord, datasets: AbstractSet[str]) -> bool:
+    """Return whether the inventory contains a dataset of a store; if the store's objects are the cells of a dataset, that one."""
+    own = record.cells_of
+    return record.uid in datasets if record.uid in own else bool(datasets & set(own))
+
+
+def find_geometries(catalog: Catalog, name: str) -> list[GeometryRecord]:
+    """Return the stores that a name refers to, over all datasets: stores of that name and stores of the feature space of that name.
+
+    If a dataset has a store with exactly this name, its other stores are not returned, so that cell outlines are not mixed
+    with nuclei. For other datasets all stores of the feature space are returned; `rows_of_stores` refuses a cell that has
+    shapes in two of them.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none; the message lists the existing names.
+    """
+    records = read_geometries(catalog)
+    having = {uid for record in records if record.name == name for uid in record.cells_of}
+    matches = [
+        record
+        for record in records
+        if record.name == name or (record.space == name and not having & set(record.cells_of))
+    ]
+    if matches:
+        return matches
+    names = sorted({record.name for record in records})
+    raise NotFoundError(
+        f"{catalog.location.uri} has no geometry {name!r}{_snapshot_suffix(catalog)}; it has {names}. Add one with "
+        "atlas.add('shapes.zv', link=..., space=...), and take a snapshot."
+    )
+
+
+def rows_of_stores(
+    records: Sequence[GeometryRecord], table: pa.Table, name: str
+) -> list[tuple[GeometryRecord, NDArray[np.int64]]]:
+    """Return the rows of the cells that have shapes in each store.
+
+    Parameters
+    ----------
+    records : sequence of GeometryRecord
+        Stores from `find_geometries`.
+    table : pyarrow.Table
+        Cells, with ``<column>.zarr_group`` of every record, and ``uid`` for the message.
+    name : str
+        Name that was asked for.
+
+    Returns
+    -------
+    list of (GeometryRecord, (n,) int64)
+        Stores that have at least one of the rows.
+
+    Raises
+    ------
+    QueryError
+        If a cell has shapes in several stores.
+    """
+    parts = []
+    owner = np.full(table.num_rows, -1, np.int64)
+    for i, record in enumerate(records):
+        groups = table.column(f"{record.column}.zarr_group")
+        rows = np.flatnonzero(pc.equal(groups, record.zarr_group).fill_null(fill_value=False).to_numpy())
+        if (owner[rows] >= 0).any():
+            row = int(rows[owner[rows] >= 0][0])
+            names = sorted([records[owner[row]].name, record.name])
+            # Tables of lazily read columns have no uid.
+            cell = repr(table.column("uid")[row].as_py()) if "uid" in table.column_names else f"in row {row}"
+            raise QueryError(
+                f"The cell {cell} has the geometries {names} of the feature space {name!r}; name one "
+                "of them with space=..., or choose cells that have one of them, with where(...) first."
+            )
+        owner[rows] = i
+        if len(rows):
+            parts.append((record, rows))
+    return parts
+
+
+def drop_geometry(catalog: Catalog, name: str, dataset: str | None = None) -> MaintenanceReport:
+    """Remove geometry from the tip; snapshots that contain it keep it, and `gc` frees what no snapshot needs.
+
+    The record is removed first, which makes the shapes invisible at once; then the pointers of the cells. If the process
+    dies in between, nothing follows the remaining pointers and `repair` removes them.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    name : str
+        Its name, or its feature space.
+    dataset : str or None
+        Only of this dataset, by name or uid; None removes every store of the name.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    QueryError
+        If its objects are the cells of a dataset, which must be dropped with `drop_dataset`.
+    """
+    catalog.require_tip("drop_geometry")
+    records = find_geometries(catalog, name)
+    names = sorted({record.name for record in records})
+    if len(names) > 1:
+        # Unlike a query, a drop never takes more than what is named.
+        records = [record for record in records if record.name == name]
+        if not records:
+            raise NotFoundError(f"Several geometries are of the feature space {name!r}: {names}; name one of them.")
+    if dataset is not None:
+        uid = find_dataset(catalog, dataset)[0].uid
+        records = [record for record in records if uid in record.cells_of]
+        if not records:
+            raise NotFoundError(f"The dataset {dataset!r} has no geometry {name!r}.")
+    groups = {record.zarr_group for record in records}
+    own = next((record for record in read_records(catalog) if record.zarr_group in groups), None)
+    if own is not None:
+        raise QueryError(
+            f"The shapes {name!r} are the cells of the dataset {own.name or own.uid!r}, which would be left without any; take both out "
+            f"with drop_dataset({own.uid!r})."
+        )
+    GEOMETRY_ASSETS.remove(catalog, {record.uid for record in records})
+    clear_orphaned_pointers(catalog)
+    return _dropped(records, "shapes", sum(record.n_cells for record in records))
+
+
+def remove_datasets_from_geometries(catalog: Catalog, uids: Iterable[str]) -> int:
+    """Remove deleted datasets from the registry, and stores that have no other dataset; return the number of changed stores."""
+    deleted = set(uids)
+    if not deleted or not any(deleted & set(record.cells_of) for record in GEOMETRY_ASSETS.read(catalog)):
+        return 0
+    n_changed = 0
+
+    def without(old: list[GeometryRecord]) -> list[GeometryRecord]:
+        nonlocal n_changed
+        n_changed = sum(bool(deleted & set(record.cells_of)) for record in old)
+        kept = ((record, {u: n for u, n in record.cells_of.items() if u not in deleted}) for record in old)
+        left = [record.model_copy(update={"datasets": json.dumps(cells)}) for record, cells in kept if cells]
+        return left if n_changed else old
+
+    GEOMETRY_ASSETS.change(catalog, without)
+    return n_changed
+
+
+def find_deleted_datasets(catalog: Catalog, grace: timedelta = GRACE) -> list[str]:
+    """Return datasets that geometry refers to, but that are not in the inventory and not being added. The inventory is read last."""
+    idle = [record for record in GEOMETRY_ASSETS.read(catalog) if not lease_alive(catalog, record.uid, grace)]
+    datasets = {record.uid for record in read_records(catalog)}
+    return sorted({uid for record in idle for uid in record.cells_of} - datasets)
+
+
+def geometry_columns(schema: pa.Schema, space: str | None = None) -> list[str]:
+    """Return the cell columns that hold geometry pointers, of one feature space or of all."""
+    columns = pointer_columns(schema).items()
+    return [n for n, (of, kind) in columns if kind is PointerKind.GEOMETRY and space in {None, of}]
+
+
+def groups_in_use(catalog: Catalog, groups: Iterable[str], grace: timedelta = GRACE) -> set[str]:
+    """Return the groups that are registered or being written. The registry is read last."""
+    candidates = set(groups)
+    alive = {group for group in candidates if lease_alive(catalog, group.split("/")[0], grace)}
+    return alive | (candidates & {record.zarr_group for record in GEOMETRY_ASSETS.read(catalog)})
+
+
+def clear_orphaned_pointers(catalog: Catalog, grace: timedelta = GRACE) -> int:
+    """Set pointers to missing stores to null, and drop empty columns that belong to no store or feature space.
+
+    Returns
+    -------
+    int
+        Number of cells that lost a pointer.
+    """
+    n_cleared = 0
+    for column in geometry_columns(catalog.tables.schema(CELLS)):
+        with contextlib.suppress(ConflictError):
+            n_cleared += catalog.tables.retry(CELLS, lambda column=column: _clear(catalog, column, grace))  # type: ignore[misc]
+    named = {record.column for record in GEOMETRY_ASSETS.read(catalog)}
+    spare = [c for c in geometry_columns(catalog.tables.schema(CELLS)) if c not in named and c not in catalog.spaces()]
+    idle = [c for c in spare if not catalog.tables.count(CELLS, is_not_null(f"{c}.zarr_group"))]
+    if idle:
+        catalog.tables.drop_columns(CELLS, idle)
+    return n_cleared
+
+
+def _clear(catalog: Catalog, column: str, grace: timedelta) -> int:
+    version = catalog.tables.version(CELLS)
+    pinned = Tables(catalog.tables.location, {CELLS: version})
+    if column not in pinned.schema(CELLS).names:
+        return 0
+    rows = pinned.read(CELLS, ["uid", f"{column}.zarr_group"], is_not_null(f"{column}.zarr_group"))
+    groups = rows.column(1)
+    live = groups_in_use(catalog, pc.unique(groups).to_pylist(), grace)
+    dead = rows.filter(pc.invert(pc.is_in(groups, value_set=pa.array(sorted(live), pa.string()))))
+    if dead.num_rows:
+        field = pinned.schema(CELLS).field(column)
+        schema = pa.schema([dead.schema.field(0), field])
+        nulls = pa.table([dead.column(0), pa.nulls(dead.num_rows, field.type)], schema=schema)
+        update_columns(catalog.tables, CELLS, "uid", nulls, version)
+    return int(dead.num_rows)

@@ -307,7 +307,7 @@ def test_the_loader_needs_no_torch(small: Any, tmp_path: Path) -> None:
         ({"group": "donor", "n_samples": 5}, "n_samples is for"),
         ({"sampler": 5}, "sampler as a function"),
         ({"categories": {"kind": ["T"]}}, "does not ask for"),
-        ({"obs": ["kind"], "categories": {"kind": ["T", "T"]}}, "stands once"),
+        ({"obs": ["kind"], "categories": {"kind": ["T", "T"]}}, "without duplicates"),
         ({"obs": ["plate"], "categories": {"plate": ["x"]}}, "do not fit"),
         ({"batch_size": 100, "drop_last": True}, "leave no batch"),
         ({"world_size": 80, "even": "drop"}, "leave no batch"),

@@ -144,7 +144,7 @@ def damage(folder: Path, what: str) -> None:
 BAD = {
     "repeated": r"the id 'a' more than once \(batch 0, row 0; batch 1, row 1\)", "complex64": "complex64", "S3": r"\|?S3", "V5": "V5|void", "zero": "contains no values",
     "dtypes": r"batch_1\.npy holds float64, but batch 0 holds float32.*promote=True", "shapes": r"batch_1\.npy holds results of shape",
-    "missing": "lacks the file of batch 1", "short": r"batch_1\.npy has 1 rows", "truncated": r"batch_1\.npy \(batch 1\) has .* truncated or damaged, row 1 is incomplete",
+    "missing": "lacks the file of batch 1", "short": r"batch_1\.npy has 1 rows", "truncated": r"batch_1\.npy \(batch 1\) has .* truncated or damaged: row 1 is incomplete",
     "extra": "files of batch 7", "other ids": r"batch_1\.npy, row 1: batch_index\.npy does not list the id 'z'", "swapped": r"row 0: .* not list the id 'c' for batch 0",
     "unsorted": r"batch_index\.npy is not sorted", "twice": r"batch_1\.npy, row 1: the file has the id 'c' twice", "index": r"no batch_index\.npy", "empty": "holds no batch",
 }  # fmt: skip

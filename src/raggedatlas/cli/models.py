@@ -108,7 +108,7 @@ def parse_value(text: str) -> Any:  # noqa: ANN401  (any JSON value)
 
     Examples
     --------
-    >>> value_of("30"), value_of("[1, 2]"), parse_value("relu")
+    >>> parse_value("30"), parse_value("[1, 2]"), parse_value("relu")
     (30, [1, 2], 'relu')
     """
     try:

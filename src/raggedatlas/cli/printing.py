@@ -53,7 +53,13 @@ def format_value(value: object) -> str:
 
     Examples
     --------
-    >>> text_of(12345), text_of(0.1234567), text_of(float("nan")), text_of(None), format_value(["a", "b"])
+    >>> (
+    ...     format_value(12345),
+    ...     format_value(0.1234567),
+    ...     format_value(float("nan")),
+    ...     format_value(None),
+    ...     format_value(["a", "b"]),
+    ... )
     ('12,345', '0.1235', '', '', 'a, b')
     """
     value = plain(value)

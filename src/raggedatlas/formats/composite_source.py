@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.formats.matrix_readers import RowReader
 from raggedatlas.model.batch import Block, CsrBlock
-from raggedatlas.model.frames import ColumnTable, frame_to_arrow
+from raggedatlas.model.frames import ColumnTable, arrow_to_frame, frame_to_arrow
 from raggedatlas.model.protocols import NARROW, MatrixInfo, SourceSchema
 
 if TYPE_CHECKING:
@@ -212,7 +212,8 @@ class CompositeSource:
         if key in self._rows:
             return self.matrix(key)
         if key in tables:
-            return tables[key]()
+            table = tables[key]()
+            return arrow_to_frame(table) if isinstance(table, pa.Table) else table
         raise NotFoundError(
             f"{self._schema.uri or self._schema.name} has no element {key!r}; there are {sorted({*self._parts.elements, *tables})}."
         )

@@ -310,7 +310,7 @@ class IdHashSet:
     --------
     >>> seen = IdHashSet()
     >>> seen.add(hash_ids(["a", "b"]))
-    >>> seen.meets(hashes_of(["c", "a"])), seen.meets(hash_ids(["c", "d"])), len(seen)
+    >>> seen.may_contain(hash_ids(["c", "a"])), seen.may_contain(hash_ids(["c", "d"])), len(seen)
     (True, False, 2)
     """
 

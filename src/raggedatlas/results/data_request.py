@@ -192,7 +192,7 @@ def absolute_location(location: str | os.PathLike[str]) -> str:
 
     Examples
     --------
-    >>> absolute("s3://bucket/run")
+    >>> absolute_location("s3://bucket/run")
     's3://bucket/run'
     """
     text = os.fspath(location)
@@ -204,7 +204,7 @@ def merge_config(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[s
 
     Examples
     --------
-    >>> merged({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
+    >>> merge_config({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
     {'a': {'b': 3, 'c': 2}}
     """
     config = dict(base)

@@ -118,7 +118,7 @@ def test_blocks_do_not_matter(block: int, tmp_path: Path, monkeypatch: pytest.Mo
             for at in range(0, len(found), block):
                 yield cells[at : at + block], features[at : at + block], found[at : at + block]
 
-    monkeypatch.setattr(values_module, "triples", in_blocks)
+    monkeypatch.setattr(values_module, "iter_entries", in_blocks)
     told = [p.message for p in validate(path, "full") if p.rule == "C20"]
     assert [message.split()[0] for message in told] == [str(twice), str(twice)]
 
@@ -164,7 +164,7 @@ def test_the_command_tells_and_exits(goods: dict[Form, Path], tmp_path: Path) ->
     assert set(json.loads(bad.stdout)[0]) == {"rule", "level", "path", "message", "fix"}
     refused = run("validate", str(path), "--fix", str(tmp_path / "y.cxg"))
     assert refused.returncode == 2
-    assert "a CXG is not mended" in refused.stderr
+    assert "a CXG cannot be repaired" in refused.stderr
 
 
 def test_a_row_larger_than_the_buffers_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,7 +264,7 @@ def normalize_block(block: Block, first: int) -> CsrBlock:
 
     Examples
     --------
-    >>> rows = tidied(DenseBlock({"values": np.array([[0, 2], [3, 0]])}), 0)
+    >>> rows = normalize_block(DenseBlock({"values": np.array([[0, 2], [3, 0]])}), 0)
     >>> rows.indices.tolist(), rows.layers["values"].tolist()
     ([1, 0], [2.0, 3.0])
     """

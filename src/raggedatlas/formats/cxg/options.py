@@ -106,7 +106,7 @@ def embedding_name(name: str) -> str:
 
     Examples
     --------
-    >>> cxg_name("X_umap"), cxg_name("spatial"), embedding_name("X_")
+    >>> embedding_name("X_umap"), embedding_name("spatial"), embedding_name("X_")
     ('umap', 'spatial', 'X_')
     """
     return name.removeprefix(OBSM_PREFIX) or name

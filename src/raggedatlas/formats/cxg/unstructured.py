@@ -107,7 +107,7 @@ def restore_arrays(value: Any) -> Any:  # noqa: ANN401
 
     Examples
     --------
-    >>> rich({"genes": [{"symbol": "CD4"}]})
+    >>> restore_arrays({"genes": [{"symbol": "CD4"}]})
     {'genes': '[{"symbol": "CD4"}]'}
     """
     if isinstance(value, dict):

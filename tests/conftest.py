@@ -1,4 +1,4 @@
-"""What every test may use: the folder of real files, and how hard the property tests try."""
+"""Fixtures of all tests, and the hypothesis profiles: `ci` for the usual run, `nightly` for `scripts/test --nightly`."""
 
 import os
 from pathlib import Path
@@ -10,14 +10,19 @@ SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
     "ci",
     deadline=None,
-    max_examples=30,
-    stateful_step_count=15,
+    max_examples=15,
+    stateful_step_count=8,
     suppress_health_check=SLOW_IS_FINE,
     print_blob=True,
-    derandomize=True,  # a run says something about the change, not about chance; the other profiles look further
+    derandomize=True,  # a failure is due to the change, not to chance; the nightly profile looks further
 )
-settings.register_profile("campaign", settings.get_profile("ci"), max_examples=300, derandomize=False)
-settings.register_profile("thorough", settings.get_profile("ci"), max_examples=1000, derandomize=False)
+settings.register_profile(
+    "nightly",
+    settings.get_profile("ci"),
+    max_examples=int(os.environ.get("EXAMPLES", "100")),
+    stateful_step_count=15,
+    derandomize=False,
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import raggedatlas as ra
@@ -27,6 +27,7 @@ from raggedatlas.formats.gene_tables import read_gene_tables
 from raggedatlas.model.accessions import parse_accession
 from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
 from raggedatlas.model.ids import feature_uids
+from raggedatlas.testing.hypothesis_profile import examples
 
 SPACE = "gene_expression"
 REAL = Path("tests/data/gene_tables")
@@ -161,7 +162,7 @@ ROWS = st.lists(ROW, min_size=1, max_size=4, unique_by=lambda row: row[0])
     data=st.data(), first=ROWS, second=ROWS,
     features=st.lists(st.tuples(st.sampled_from([SELENOP, SEPTIN7, CD79A, "HGNC:1", "A", "B", "C", "D"]), st.none() | NAME), min_size=1, max_size=7, unique_by=lambda one: one[0]),
 )  # fmt: skip
-@settings(max_examples=150)
+@examples(150)
 def test_order_does_not_matter(data: st.DataObject, first: list, second: list, features: list) -> None:  # type: ignore[type-arg]
     """Neither the order of features, nor that of tables, nor that of their rows changes what joins, why, or what is known."""
     tables = [made("HGNC human", "HGNC", first), made("GENCODE human", "GENCODE", second)]
@@ -350,7 +351,7 @@ FILES = {"old": ["SEPT7", "CDC10", "GFP"], "new": ["SEPTIN7", "SELENOP"], "more"
     order=st.permutations([*FILES]),
     cuts=st.lists(st.integers(0, 5), min_size=2, max_size=2),
 )
-@settings(max_examples=4)
+@examples(4)
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_edits_snapshots_and_files_in_any_order_give_one_identity(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, str, str]], order: list[str], cuts: list[int]
@@ -394,7 +395,7 @@ def test_edits_snapshots_and_files_in_any_order_give_one_identity(
 
 
 @given(edits=st.lists(STATE.filter(lambda one: one[0] in ("link", "load")), min_size=1, max_size=3))
-@settings(max_examples=4)
+@examples(4)
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_an_edit_that_is_taken_back_leaves_the_state_before(
     tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[str, str, str]]

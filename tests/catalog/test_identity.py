@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import raggedatlas as ra
@@ -29,6 +29,7 @@ from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import CorruptError, FeatureError, SchemaError
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.query.feature_axis import FeatureRows
+from raggedatlas.testing.hypothesis_profile import examples
 
 SPACE = "gene_expression"
 CD79A, CD79A_MOUSE, MS4A1 = "ENSG00000105369", "ENSMUSG00000003379", "ENSG00000156738"
@@ -297,7 +298,7 @@ def as_names(registry: pa.Table, target: np.ndarray) -> dict[str, str]:
 
 
 @given(data=st.data(), rows=ROWS)
-@settings(max_examples=150)
+@examples(150)
 def test_identity_is_a_function_of_what_is_registered(data: st.DataObject, rows: list) -> None:  # type: ignore[type-arg]
     """The order of rows does not matter; every feature ends in one step; a link by hand is kept, the rest follows the rules."""
     registry = registry_of(rows)
@@ -325,7 +326,7 @@ def test_identity_is_a_function_of_what_is_registered(data: st.DataObject, rows:
     )
 
 
-@settings(max_examples=6)
+@examples(6)
 @given(order=st.permutations(["ids", "names", "mixed", "versioned"]), snapshots=st.sets(st.integers(0, 2)))
 def test_the_order_of_files_and_snapshots_does_not_matter(
     tmp_path_factory: pytest.TempPathFactory, order: list[str], snapshots: set[int]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import raggedatlas as ra
@@ -19,6 +19,7 @@ from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.model.accessions import parse_accession
 from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
 from raggedatlas.model.ids import feature_uids
+from raggedatlas.testing.hypothesis_profile import examples
 
 SPACE = "gene_expression"
 IDS = ["ENSG00000105369", "ENSG00000156738", "ENSG00000122545", "ENSMUSG00000003379", "HGNC:10751"]
@@ -71,7 +72,7 @@ def mapping(registry: pa.Table, links: dict[str, str | None], tables: Genes | No
 
 
 @given(data=st.data(), features=FEATURES, rows=TABLE)
-@settings(max_examples=300)
+@examples(300)
 def test_features_that_are_not_connected_bear_on_nothing(data: st.DataObject, features: list, rows: list) -> None:  # type: ignore[type-arg]
     """What is derived of the connected rows alone is what is derived of all, and all others are as they were without the touched ones."""
     registry = given_rows(features)
@@ -98,7 +99,7 @@ def from_scratch(catalog: Catalog) -> tuple[pa.Table | None, pa.Table | None]:
 
 
 @given(data=st.data(), steps=STEPS, rows=TABLE)
-@settings(max_examples=8)
+@examples(8)
 def test_a_mapping_of_many_steps_is_that_of_one(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, steps: list, rows: list  # type: ignore[type-arg]
 ) -> None:  # fmt: skip

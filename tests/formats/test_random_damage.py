@@ -163,7 +163,7 @@ def test_limits_of_a_check(tmp_path: Path) -> None:
         validate(tmp_path / "absent.h5ad", limits=Limits(60, 2**32))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("asked", [["--n", "3000"], ["--attributes"]])
 def test_the_campaign(asked: list[str]) -> None:

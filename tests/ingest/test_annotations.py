@@ -36,6 +36,7 @@ from raggedatlas.model.assets import ANNOTATION_KEY, annotation_columns
 from raggedatlas.model.ids import new_uids
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.atlases import small_anndata
+from raggedatlas.testing.hypothesis_profile import examples
 
 
 @pytest.fixture
@@ -540,7 +541,5 @@ class Annotated(RuleBasedStateMachine):
         }
 
 
-Annotated.TestCase.settings = settings(
-    max_examples=6, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Annotated.TestCase.settings = settings(examples(2), suppress_health_check=list(HealthCheck))
 TestAnnotated = Annotated.TestCase

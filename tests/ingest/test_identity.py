@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
@@ -18,6 +18,7 @@ from raggedatlas.errors import FeatureError, NotFoundError, QueryError, SchemaEr
 from raggedatlas.ingest.identity import identify
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.model.schemas import FeatureBaseSchema
+from raggedatlas.testing.hypothesis_profile import examples
 
 
 class Gene(FeatureBaseSchema):
@@ -267,7 +268,7 @@ NAMES = st.lists(
 )
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(first=NAMES, second=NAMES, seed=st.integers(0, 9))
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_sums_over_repeated_columns_equal_those_of_pandas(tmp_path_factory, first, second, seed) -> None:  # noqa: ANN001

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import RaggedAtlas
@@ -24,6 +24,7 @@ from raggedatlas.ingest import commit, group_writer, staging
 from raggedatlas.ingest.group_writer import WrittenGroup
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.model.protocols import Source
+from raggedatlas.testing.hypothesis_profile import examples
 
 KINDS = ("good", "repeated", "same cells", "bad plan", "bad values", "does not open", "disk is full")
 """What a source is; the first of a call is none of those that look back."""
@@ -108,7 +109,7 @@ def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(group_writer, "_close", full)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=6),
     together=st.sampled_from([1, 2, 100]),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -20,6 +20,7 @@ from raggedatlas.query.plan import plan_read
 from raggedatlas.query.read import PartReader, SpaceReader, choose_column_copies
 from raggedatlas.store.codecs import PROFILES
 from raggedatlas.store.runtime import BufferPool
+from raggedatlas.testing.hypothesis_profile import examples
 
 N_CELLS, N_GENES = 700, (120, 90)
 
@@ -71,7 +72,7 @@ def dense(block: CsrBlock, layer: str) -> NDArray[np.float64]:
     return found
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(data=st.data())
 def test_any_rows_in_any_order(view: ra.AtlasView, data: st.DataObject) -> None:
     """Rows in any order and number, sorted or not, by one thread or several, with or without reused memory, are right."""

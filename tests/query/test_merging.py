@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import scipy.sparse as sp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -21,6 +21,7 @@ from raggedatlas.cli.app import app
 from raggedatlas.errors import ArgumentError, FeatureError, NotFoundError, QueryError
 from raggedatlas.loader.loader import Loader
 from raggedatlas.query.modalities import sum_dtype
+from raggedatlas.testing.hypothesis_profile import examples
 
 GENES = {"one": ["D", "T", "A", "B", "C"], "two": ["C", "A", "D", "U"], "three": ["D", "T"]}
 SAME = {"A": "T", "B": "T", "C": "U"}
@@ -146,7 +147,7 @@ def test_sums_equal_pandas_on_every_road(
     missing=st.sampled_from(["zero", "nan"]),
     join=st.sampled_from(["union", "intersection"]),
 )
-@settings(max_examples=40)
+@examples(40)
 def test_any_mapping_adds_up_as_pandas_does(
     atlas: ra.RaggedAtlas, files: dict[str, ad.AnnData], names: dict[str, str], features: Any, missing: Any, join: str
 ) -> None:

@@ -9,7 +9,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.catalog.catalog import create_catalog
@@ -21,6 +21,7 @@ from raggedatlas.model.frames import frame_to_arrow
 from raggedatlas.query.query import Query
 from raggedatlas.store.filters import col
 from raggedatlas.store.location import Location
+from raggedatlas.testing.hypothesis_profile import examples
 
 FLOATS = [0.0, 0.25, -1.5, 3.0, np.inf, -np.inf, np.nan]
 VALUES: dict[str, list[Any]] = {
@@ -90,7 +91,7 @@ def atlas_of(folder: Path, obs: pd.DataFrame, name: str = "one") -> Query:
     return Query(open_snapshot(catalog, snapshot(catalog)))
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @pytest.mark.filterwarnings("ignore::raggedatlas.errors.UnknownValueWarning")
 @given(frames(), st.data())
 def test_every_kind_of_filter_keeps_the_same_cells(frame: pd.DataFrame, data: st.DataObject) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.atlas import AtlasView, RaggedAtlas
@@ -13,6 +13,7 @@ from raggedatlas.errors import DuplicateError, NotFoundError, QueryError, Source
 from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
 from raggedatlas.query.geometry import intersects_box, simplices_intersect_box
 from raggedatlas.store.filters import col
+from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.testing.spatial import Slide, make_slide
 from raggedatlas.vectors.shapes import Shapes
 
@@ -42,7 +43,7 @@ def rings(slide: Slide) -> np.ndarray[Any, Any]:
     return slide.outlines.positions.reshape(-1, 16, 2)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.lists(st.floats(-20, 120), min_size=4, max_size=4))
 def test_a_box_by_boxes_and_centroids(view: AtlasView, slides: tuple[Slide, Slide], ends: list[float]) -> None:
     """Cells whose box meets the asked one, ends included, or whose centroid lies in it; as computed from the outlines."""
@@ -56,7 +57,7 @@ def test_a_box_by_boxes_and_centroids(view: AtlasView, slides: tuple[Slide, Slid
         assert view.query().within([*lo, *hi], BOUNDARY, by=by).count() == n  # type: ignore[arg-type]
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(st.floats(0, 95), st.floats(0, 95), st.floats(0.01, 20))
 def test_a_box_by_shapes(view: AtlasView, slides: tuple[Slide, Slide], x: float, y: float, edge: float) -> None:
     """by="exact" keeps cells of which a point of a fine grid over the box lies inside, and none that no edge or inside touches."""
@@ -255,7 +256,7 @@ def test_counts_and_transcripts_become_visible_together(slides: tuple[Slide, Sli
     assert atlas.validate("deep") == []
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(2, 3), st.integers(2, 3), st.integers(0, 2**32 - 1))
 def test_separating_axes_agree_with_points(n_dims: int, corners: int, seed: int) -> None:
     """An edge or triangle of which a point of a fine mesh lies in the box meets it; one that does not meet it has none."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, LimitError, NameRefusedError, NotFoundError, SchemaError, StoreError
@@ -22,6 +22,7 @@ from raggedatlas.store.arrays import (
 from raggedatlas.store.codecs import DTYPES, array_codecs, extend_checksum, is_exact
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice, verify
+from raggedatlas.testing.hypothesis_profile import examples
 
 WIDENINGS = [(a, b) for a in DTYPES for b in DTYPES if a != b and is_exact(a, b)]
 
@@ -43,7 +44,7 @@ def write_parts(writer: ArrayWriter, values: np.ndarray, cuts: list[int]) -> Non
         writer.append(values[start:stop])
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     dtype=st.sampled_from(DTYPES),
     row_shape=st.lists(st.integers(1, 4), max_size=2).map(tuple),
@@ -71,7 +72,7 @@ def test_what_is_appended_is_read(dtype, row_shape, n, cuts, chunk_rows, shard_r
         assert writer.checksum == f"{extend_checksum(0, values):08x}"
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     step=st.sampled_from(WIDENINGS),
     n=st.integers(0, 150),

@@ -12,6 +12,7 @@ from scipy import sparse
 from raggedatlas.errors import CorruptError
 from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, I64, REPEATED, UNSORTED, Columns, csr_of, library
 from raggedatlas.store.sparse import count_columns, count_kept, map_rows, remap_csr, sorting_order
+from raggedatlas.testing.hypothesis_profile import examples
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def random_csr(n_rows: int, n_columns: int, seed: int, dtype: str) -> sparse.csr
     return sparse.csr_matrix(dense.astype(dtype))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     n_rows=st.integers(0, 6),
     n_columns=st.integers(1, 8),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -17,6 +17,7 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
 from raggedatlas.store.runtime import BufferPool
 from raggedatlas.store.sparse import RowGatherer, RowGroup
+from raggedatlas.testing.hypothesis_profile import examples
 
 N_COLUMNS = 3000
 
@@ -35,7 +36,7 @@ def made_rows(rng: np.random.Generator, lengths: list[int], *, ascend: bool) -> 
     return [np.sort(row) for row in rows] if ascend else rows
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_few_columns_are_found_as_many_are(data: st.DataObject) -> None:
     """Whatever is kept, of rows that ascend or not, across chunks: every kept entry comes once, by ascending column."""

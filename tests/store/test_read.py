@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, LimitError, SchemaError
@@ -16,6 +16,7 @@ from raggedatlas.store import read
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_ranges, read_rows, read_slice, verify
+from raggedatlas.testing.hypothesis_profile import examples
 
 N = 1000
 
@@ -60,7 +61,7 @@ some_ranges = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(asked=some_ranges, threads=st.integers(1, 4), wave=st.sampled_from([1, 300, 2**20]), which=st.integers(0, 5))
 def test_ranges_are_those_of_numpy(flat, asked, threads, wave, which) -> None:  # noqa: ANN001
     """Any ranges, in any order, overlapping, repeated or empty, for any codec, threads and wave size."""
@@ -75,7 +76,7 @@ def test_ranges_are_those_of_numpy(flat, asked, threads, wave, which) -> None:  
         assert verify(reader)[0] == []
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(rows=st.lists(st.integers(0, 99), max_size=50), dtype=st.sampled_from(["uint8", "float32", "complex128"]))
 def test_rows_are_those_of_numpy(rows: list[int], dtype: str) -> None:
     """Rows of N-d arrays come in the asked order, with repeats."""
@@ -134,7 +135,7 @@ def test_chunks_that_are_not_stored_hold_the_fill_value(local: Location) -> None
     np.testing.assert_array_equal(read_slice(ArrayReader(local, spec), 33, 41), array[33:41])
 
 
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(data=st.data())
 def test_a_changed_byte_is_never_read_as_a_value(damaged_shard: tuple[ArrayReader, Path, bytes], data) -> None:  # noqa: ANN001
     """Flip any byte of a shard: the read raises, or the byte was of a chunk that was not asked for."""
@@ -158,7 +159,7 @@ def damaged_shard(folder: Location) -> tuple[ArrayReader, Path, bytes]:
     return reader, file, file.read_bytes()
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_a_shard_cut_short_raises(damaged_shard: tuple[ArrayReader, Path, bytes], data) -> None:  # noqa: ANN001
     """A shard that lost its end, at whatever byte, is reported and never read."""

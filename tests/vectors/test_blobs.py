@@ -4,10 +4,11 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.errors import CorruptError, QueryError
+from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.vectors.geometry import Fragments, Objects
 from raggedatlas.vectors.shapes import concat_ranges, counts_to_offsets
 from raggedatlas.vectors.storage.codecs import (
@@ -38,7 +39,7 @@ from raggedatlas.vectors.storage.codecs import (
     to_bytes,
 )
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = examples(60)
 NONE = np.zeros(0, np.int64)
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
 from raggedatlas.vectors.geometry import Geometry, Level
 from raggedatlas.vectors.reader import open_vectors
@@ -62,7 +63,7 @@ def test_a_chunk_of_a_level_is_that_of_level_0_divided(data: st.DataObject) -> N
         assert np.array_equal(level.chunks, np.unique(made.levels[0].chunks // ratio, axis=0))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.data())
 def test_edges_without_exact_multiples_nest_up_to_rounding(data: st.DataObject) -> None:
     """Items 17, 100: where a seam has no exact number, only a point on it may stand beside it; on every level its box finds it."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import NotFoundError, QueryError
 from raggedatlas.store.location import Location
+from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.testing.spatial import (
     ALL,
     EDGE,
@@ -37,7 +38,7 @@ from raggedatlas.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.vectors.writer import write
 
 CUT = ChunkingOptions(chunk_shape=EDGE)
-FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def stored(path: Path, shapes: Shapes, cutting: ChunkingOptions = CUT, **options: Any) -> VectorStore:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raggedatlas.errors import NotFoundError, SourceError
+from raggedatlas.testing.hypothesis_profile import examples
 from raggedatlas.testing.spatial import ALL, EDGE
 from raggedatlas.vectors import writer as writing
 from raggedatlas.vectors.builder import ChunkingOptions, CoarseLevel, make_geometry
@@ -438,7 +439,7 @@ def test_problems_have_their_place(written: Callable[[str, str], Path], tmp_path
     assert "V067 must: 0/object_index, object 3: it refers to chunk 99." in str(lost)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["spots", "mesh", "streamline", "pyramid"]),
     layout=st.sampled_from(LAYOUTS),

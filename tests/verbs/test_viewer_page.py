@@ -123,7 +123,7 @@ def test_the_bundle_is_built_of_these_sources() -> None:
     assert {str(path.relative_to(sources)): hashlib.sha256(path.read_bytes()).hexdigest() for path in named} == recorded
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
 def test_the_bundle_is_built_again_byte_for_byte() -> None:
     """A new build from the pinned packages gives the committed bytes."""

@@ -24,6 +24,7 @@ import raggedatlas as ra
 from raggedatlas.catalog.checks import is_note
 from raggedatlas.errors import DuplicateError
 from raggedatlas.testing.atlases import GENES, small_anndata, write_results
+from raggedatlas.testing.hypothesis_profile import examples
 
 Model = dict[str, Any]
 
@@ -189,8 +190,7 @@ def test_any_walk_equals_the_model() -> None:
     run_state_machine_as_test(
         AtlasMachine,
         settings=settings(
-            max_examples=max(15, settings().max_examples // 10),
-            stateful_step_count=12,
+            examples(4),
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )

@@ -1,18 +1,18 @@
-"""How hard a property test tries: as often as it says in the usual run, as often as the profile says in a campaign."""
+"""Number of examples of a property test: its own in the usual run, that of the profile in any other."""
 
 from hypothesis import settings
 
 USUAL = "ci"
-"""Profile of the usual run, in which each test knows how much of its time it is worth."""
+"""Profile of the usual run."""
 
 
 def examples(usual: int) -> settings:
-    """Give the settings of a property test.
+    """Return the settings of a property test.
 
     Parameters
     ----------
     usual : int
-        Examples of the usual run; every other profile has one number for all tests.
+        Number of examples in the usual run. Every other profile has one number for all tests.
 
     Examples
     --------

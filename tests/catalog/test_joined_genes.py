@@ -10,6 +10,7 @@ DATA = Path("tests/data")
 TABLES = DATA / "gene_tables"
 
 
+@pytest.mark.nightly
 def test_genes_of_real_files_join_as_pandas_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,6 +81,7 @@ def test_parallel_snapshots_get_different_numbers(two: tuple[Catalog, str, str])
         assert not checks.validate(catalog.at(record), "rows")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_four_add_while_a_fifth_snapshots(atlas: Catalog) -> None:
     """Nothing is lost, no feature is twice there, indices are contiguous, and every snapshot opens and validates."""

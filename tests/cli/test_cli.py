@@ -454,6 +454,7 @@ def test_values_are_written_for_people_and_for_scripts() -> None:
     assert printable("red\x1b[31m\nline") == "red?[31m?line"
 
 
+@pytest.mark.nightly
 def test_processes_share_the_work(files: tuple[str, str], tmp_path: Path) -> None:
     """With --workers, atlas and export are what they are without, and what one process does is refused."""
     found = []

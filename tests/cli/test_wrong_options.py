@@ -111,6 +111,7 @@ def test_l2_is_said_to_be_squared() -> None:
         assert "squared" in str(said).lower()
 
 
+@pytest.mark.nightly
 def test_every_option_with_choices_or_numbers_refuses_other_values() -> None:
     """A value that is none of the choices, no number, or beyond the bounds is exit code 2, and the line names the option."""
     tried: set[tuple[object, ...]] = set()

@@ -80,7 +80,9 @@ def test_archived_files_keep_the_rules_of_their_time(archives: dict[str, Path], 
         assert {p.rule for p in problems} <= {"A11", "A59", "A152"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if i % 4 == 0 else pytest.mark.nightly) for i, name in enumerate(NAMES)]
+)
 def test_archived_files_come_back(archives: dict[str, Path], name: str, tmp_path: Path) -> None:
     """What an atlas gives back, and what a copy of the file holds, is what anndata or mudata reads of the file.
 

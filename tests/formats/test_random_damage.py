@@ -41,6 +41,7 @@ def test_damaged_structure_is_told_or_read(change: Callable[..., str], tmp_path:
         assert found or not (read_by_anndata(path) and read_by_us(path)), (seed, did)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("form", FORMS)
 def test_attributes_of_every_type_are_told_or_read(form: Form) -> None:
     """Attributes that are removed or of a wrong type end in a list or a refusal, and what is let pass is read by anndata and by us."""

@@ -396,6 +396,7 @@ atlas.annotate(adata, "labels", columns=["kind"], obsm=["X_umap"])
 """
 
 
+@pytest.mark.nightly
 def test_an_annotator_killed_after_each_write(atlas: RaggedAtlas, tmp_path: Path) -> None:
     """Whatever table it wrote last, the same call finishes what is missing: labels and embedding are there once, at their cells."""
     writes = [

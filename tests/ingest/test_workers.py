@@ -111,7 +111,7 @@ def check_sound(atlas: RaggedAtlas, names: list[str]) -> None:
     assert atlas._catalog.tables.count("cells") == int(atlas.list_datasets()["n_cells"].sum())
 
 
-@pytest.mark.parametrize("kind", POOLS)
+@pytest.mark.parametrize("kind", ["processes", pytest.param("dask", marks=pytest.mark.nightly)])
 def test_the_atlas_is_the_same(kind: str, atlas: RaggedAtlas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports, layouts, names, columns and values are those of a call without workers, also over several commits."""
     paths = files(tmp_path / "files", 5)
@@ -160,7 +160,7 @@ def test_a_dry_run_by_workers_writes_nothing(
     assert [report.status for report in reports] == ["dry run"] * 2
 
 
-@pytest.mark.parametrize("fault", ["killed", "hangs"])
+@pytest.mark.parametrize("fault", ["killed", pytest.param("hangs", marks=pytest.mark.nightly)])
 def test_a_worker_that_is_lost(atlas: RaggedAtlas, tmp_path: Path, fault: str) -> None:
     """The call ends with one clear line, nothing that it wrote is left, and the same call finishes the work."""
     paths = files(tmp_path / "files", 3)
@@ -175,6 +175,7 @@ def test_a_worker_that_is_lost(atlas: RaggedAtlas, tmp_path: Path, fault: str) -
     assert len(atlas.list_datasets()) == 4
 
 
+@pytest.mark.nightly
 def test_a_full_disk_on_one_worker(atlas: RaggedAtlas, tmp_path: Path) -> None:
     """The source of that worker is refused by name with nothing left of it; the others are added."""
     paths = files(tmp_path / "files", 3)
@@ -216,7 +217,17 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("step", ["sources", "columns", "features", "layouts", "cells", "records", "done"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        *(
+            pytest.param(step, marks=pytest.mark.nightly)
+            for step in ("sources", "columns", "features", "layouts", "done")
+        ),
+        "cells",
+        "records",
+    ],
+)
 def test_a_caller_that_is_killed(atlas: RaggedAtlas, tmp_path: Path, step: str) -> None:
     """Nothing or all is visible after each kind of write, workers end, what they left is freed, and the call can be made again."""
     visible = step in {"records", "done"}

@@ -69,7 +69,7 @@ class DiesOnce:
         return describe(batch)
 
 
-@pytest.fixture(scope="module", params=[*POOLS])
+@pytest.fixture(scope="module", params=["processes", pytest.param("dask", marks=pytest.mark.nightly)])
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """Two spawned processes, or two workers of a dask cluster."""
     if request.param == "dask":
@@ -185,6 +185,7 @@ def test_workers_that_die_or_hang_are_reported(query: Query) -> None:
         query.map(hang, 4, SCHEMA, executor=Workers(pool, timeout=8))
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fine")
 def test_dask_goes_on_without_a_worker(query: Query, tmp_path: Path) -> None:
     """Tasks of a dask worker that was killed run on another one, and the result has each cell once."""

@@ -142,6 +142,7 @@ def _equal_analyses(found: ad.AnnData, expected: ad.AnnData) -> None:
     np.testing.assert_allclose(found.obsm["X_pca"] * signs, expected.obsm["X_pca"], atol=1e-3)
 
 
+@pytest.mark.nightly
 def test_functions_of_scanpy_give_what_they_give_in_memory(real: Query) -> None:
     lazy, expected = real.lazy(chunk_bytes=200_000), real.to_anndata()
     assert lazy.X.npartitions > 4
@@ -150,6 +151,7 @@ def test_functions_of_scanpy_give_what_they_give_in_memory(real: Query) -> None:
     _equal_analyses(lazy.to_memory(), expected)
 
 
+@pytest.mark.nightly
 def test_workers_of_a_cluster_compute_it(real: Query) -> None:
     from distributed import Client, LocalCluster
 
@@ -198,6 +200,7 @@ except MemoryError:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="counts private memory")
 def test_data_larger_than_the_memory_allowed(tmp_path: Path) -> None:
     import raggedatlas as ra

@@ -54,6 +54,7 @@ def test_processes_share_a_run(small: Any, tmp_path: Path) -> None:
     assert told[-1] == ("cells", 73, 73)
 
 
+@pytest.mark.nightly
 def test_dask_shares_a_run(small: Any, tmp_path: Path) -> None:
     """Workers of a dask cluster give the table of one process bit for bit; without n_parts the run is cut by itself."""
     pytest.importorskip("distributed")
@@ -308,6 +309,7 @@ infer("numpy:sqrt", query, sys.argv[2], n_parts=2)
 """
 
 
+@pytest.mark.nightly
 def test_a_script_without_a_guard_is_told_so(small: Any, tmp_path: Path) -> None:
     """A script that shares a run when it is imported is named as the cause, and memory is not."""
     (tmp_path / "script.py").write_text(UNGUARDED)

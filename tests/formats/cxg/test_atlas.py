@@ -71,6 +71,7 @@ def test_a_damaged_cxg_leaves_no_trace(tmp_path: Path) -> None:
     assert len(atlas.list_datasets()) == 0
 
 
+@pytest.mark.nightly
 def test_three_real_runs_become_one_cxg(tmp_path: Path, data_dir: Path) -> None:
     """Real 10x runs with different cells and features, one atlas, one query, one CXG: cells, counts and columns are those of the query."""
     atlas = RaggedAtlas.create(tmp_path / "atlas")

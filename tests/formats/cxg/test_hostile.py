@@ -151,6 +151,7 @@ def test_linked_files_are_read(cxg: Path) -> None:
         read_all(cxg)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_damaged_cxgs_are_refused_or_read() -> None:
     """Of damaged CXGs nothing but our errors comes, within the limit, and none is called sound that cannot be read.

@@ -123,6 +123,7 @@ def test_blocks_do_not_matter(block: int, tmp_path: Path, monkeypatch: pytest.Mo
     assert [message.split()[0] for message in told] == [str(twice), str(twice)]
 
 
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_values(tmp_path: Path) -> None:
     """Three times the values take the same memory: blocks are bounded by buffers, and what is kept by the axes."""
     peaks = []

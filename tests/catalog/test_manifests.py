@@ -13,7 +13,7 @@ from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import CorruptError
-from raggedatlas.model.reports import AtlasProblem
+from raggedatlas.model.validation import AtlasProblem
 from raggedatlas.testing.atlases import write_dataset
 
 Two = tuple[Catalog, str, str]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from raggedatlas.errors import ArgumentError, NotFoundError, SourceError
 from raggedatlas.formats.anndata import RULES, Problem, checks_arrays, file_tree, raise_if_invalid, validate
-from raggedatlas.formats.anndata.checking import Checker
+from raggedatlas.formats.anndata.checking import AnnDataChecker
 from raggedatlas.formats.anndata.checks_arrays import check_sparse
 from raggedatlas.formats.anndata.file_tree import Node
 from raggedatlas.formats.anndata.rules import rules_page
@@ -137,10 +137,10 @@ def test_entries_are_counted_block_by_block(data: st.DataObject) -> None:
         group = file.create_group("X")
         group["indptr"], group["indices"], group["data"] = indptr, indices, np.ones(len(indices))
         declare(group, "csr_matrix", "0.1.0").attrs["shape"] = (n_major, n_minor)
-        checking = Checker({}, full=True)
-        check_sparse(checking, Node("x", "X", group))
+        checker = AnnDataChecker({}, full=True)
+        check_sparse(checker, Node("x", "X", group))
     said = {
-        (p.rule, p.message.split()[0] if "do not ascend" not in p.message else "unsorted") for p in checking.problems
+        (p.rule, p.message.split()[0] if "do not ascend" not in p.message else "unsorted") for p in checker.problems
     }
     inside = [[place for place in row if 0 <= place < n_minor] for row in rows]
     outside = sum(map(len, rows)) - sum(map(len, inside))

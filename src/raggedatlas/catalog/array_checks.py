@@ -10,8 +10,8 @@ from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.leases import is_atlas_group
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import COLUMNS, DatasetRecord
-from raggedatlas.model.reports import AtlasProblem
 from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.model.validation import AtlasProblem
 from raggedatlas.store.arrays import ArraySpec, is_described, read_group_attributes
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, iterate_slices, read_bounds, read_slice, verify

@@ -17,7 +17,7 @@ from raggedatlas.errors import AtlasError
 from raggedatlas.model.assets import GeometryRecord, ResultRecord, result_columns
 from raggedatlas.model.pointers import AXES, PointerKind, pointer_columns
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.reports import AtlasProblem
+from raggedatlas.model.validation import AtlasProblem
 from raggedatlas.store.location import Location, digest_files
 from raggedatlas.store.sql import equals
 

@@ -55,8 +55,8 @@ from raggedatlas.model.genes import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.ids import NAME, layout_uid
 from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, AtlasVersionRecord, DatasetRecord
-from raggedatlas.model.reports import AtlasProblem
 from raggedatlas.model.schemas import FeatureBaseSchema
+from raggedatlas.model.validation import AtlasProblem
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.tables import Tables
 

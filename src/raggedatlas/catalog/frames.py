@@ -12,7 +12,7 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.frames import TEXT_ROWS
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.reports import AtlasProblem
+from raggedatlas.model.validation import AtlasProblem
 
 
 def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table) -> str:

@@ -23,7 +23,7 @@ from raggedatlas.catalog.name_resolution import NameResolver, find_connected_row
 from raggedatlas.errors import ConflictError, CorruptError, FeatureError, StoreError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids
-from raggedatlas.model.reports import AtlasProblem
+from raggedatlas.model.validation import AtlasProblem
 from raggedatlas.store.tables import CHANGED_AT
 
 IDENTITY_SCHEMA = pa.schema(

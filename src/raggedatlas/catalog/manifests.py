@@ -14,7 +14,7 @@ from raggedatlas.catalog.leases import GRACE
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import AtlasProblem
+from raggedatlas.model.validation import AtlasProblem
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location, digest_file
 from raggedatlas.store.runtime import map_requests

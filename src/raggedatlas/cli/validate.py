@@ -18,9 +18,8 @@ from raggedatlas.cli.options import (
 from raggedatlas.cli.printing import console, print_json, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from raggedatlas.model.reports import Inspection, Problem
+    from raggedatlas.model.reports import Inspection
+    from raggedatlas.model.validation import Problems
 
 ZARR_ROOTS = ("zarr.json", ".zgroup", ".zarray")
 """Files that distinguish a Zarr folder from an atlas."""
@@ -231,46 +230,38 @@ def _validate_geometry(atlas_options: AtlasOptions, level: GeometryLevel) -> Non
     _show_problems(atlas_options, validate_geometry(atlas_options.location, level), level)
 
 
-def _show_problems(atlas_options: AtlasOptions, problems: "list[Problem]", level: str) -> None:
+def _show_problems(atlas_options: AtlasOptions, problems: "Problems", level: str) -> None:
     if atlas_options.as_json:
-        print_json([asdict(problem) for problem in problems])
+        print_json(problems.to_dict())
     else:
         for problem in problems:
             print_text(str(problem))
-        print_text(f"{_summarize(problems)} ({level}).")
-    _exit_if_broken(problems)
+        print_text(f"{problems.summary()} ({level}).")
+    if problems.breaks_must:
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def _fix_file(atlas_options: AtlasOptions, target: Path, level: FileLevel) -> None:
     from raggedatlas.formats.anndata.fixes import repair
     from raggedatlas.formats.anndata.validation import Limits
     from raggedatlas.formats.anndata.validation import validate as validate_file
+    from raggedatlas.model.validation import Problems
 
     # a file that exceeds the limits of the check would exceed them in the repair too, which runs in this process
     before = validate_file(atlas_options.atlas, level, limits=Limits.of(atlas_options.atlas))
     if any(problem.rule == "A00" and not problem.path for problem in before):
         _show_problems(atlas_options, before, level)
     done = repair(atlas_options.atlas, target, level)
+    left = Problems(done.left)
     if atlas_options.as_json:
-        print_json({"written": str(target), "mended": done.mended, "left": [asdict(problem) for problem in done.left]})
+        print_json({"written": str(target), "mended": done.mended, "left": left.to_dict()})
     else:
         for line in done.mended:
             print_text(f"mended: {line}")
-        for problem in done.left:
+        for problem in left:
             print_text(f"left: {problem}")
-        print_text(f"Wrote {target}: {len(done.mended):,} mended; left: {_summarize(done.left)}.")
-    _exit_if_broken(done.left)
-
-
-def _summarize(problems: "Iterable[Problem]") -> str:
-    levels = [problem.level for problem in problems]
-    if not levels:
-        return "Nothing is wrong"
-    return ", ".join(f"{levels.count(level):,} {level}" for level in ("must", "should", "practice") if level in levels)
-
-
-def _exit_if_broken(problems: "Iterable[Problem]") -> None:
-    if any(problem.level == "must" for problem in problems):
+        print_text(f"Wrote {target}: {len(done.mended):,} mended; left: {left.summary()}.")
+    if left.breaks_must:
         raise typer.Exit(EXIT_FAILURE)
 
 

@@ -1,29 +1,11 @@
-"""Reports of operations, problems found by validation and the rules behind them, and inspections of files."""
+"""Reports of operations, and inspections of files."""
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from html import escape
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, cast
-
-Level = Literal["must", "should", "practice"]
-Depth = Literal["metadata", "full"]
-
-
-class _Fixable:
-    """Base of what carries a `fix`, for its name before version 0.1."""
-
-    __slots__ = ()
-
-    fix: str
-
-    @property
-    def mend(self) -> str:
-        """Deprecated name of `fix`."""
-        warnings.warn("mend is now called fix.", DeprecationWarning, stacklevel=2)
-        return self.fix
 
 
 class _Report:
@@ -37,76 +19,6 @@ class _Report:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
-
-
-@dataclass(frozen=True, slots=True)
-class Rule(_Fixable):
-    """One rule.
-
-    Parameters
-    ----------
-    id : str
-        Stable, e.g. ``A01``.
-    level : {"must", "should", "practice"}
-        ``must``: a reader fails or returns something else than was meant. ``should``: the format recommends it.
-        ``practice``: readers cope, some with a warning.
-    sentence : str
-        What holds in a good file.
-    fix : str
-        What to do about a file that breaks it.
-    depth : {"metadata", "full"}
-        Whether values must be read to tell.
-    fixed : bool
-        Whether a repaired copy fixes it.
-    stated : bool
-        Whether the description of the format says so; else it follows from what readers and writers do.
-    refused : bool
-        Whether a file that breaks it cannot be added to an atlas.
-    """
-
-    id: str
-    level: Level
-    sentence: str
-    fix: str
-    depth: Depth = "metadata"
-    fixed: bool = False
-    stated: bool = True
-    refused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Problem(_Fixable):
-    """One rule broken in one place.
-
-    Parameters
-    ----------
-    rule : str
-        Id of the rule.
-    level : {"must", "should", "practice"}
-        How bad it is here; never worse than the rule's own level.
-    path : str
-        The element in the file, ``""`` for its root.
-    message : str
-        What was found, and what was expected.
-    fix : str
-        The way out.
-
-    Examples
-    --------
-    >>> print(Problem("A12", "must", "", "there is no var.", "Write a table of features."))
-    A12 must: there is no var. Write a table of features.
-    """
-
-    rule: str
-    level: Level
-    path: str
-    message: str
-    fix: str
-
-    def __str__(self) -> str:
-        """Return the problem as one line of text."""
-        place = f" {self.path}:" if self.path else ""
-        return f"{self.rule} {self.level}:{place} {self.message} {self.fix}"
 
 
 ColumnOrder = Literal["file", "detected", "shared"]
@@ -387,32 +299,6 @@ class AnnotationReport(_Report):
             ]  # fmt: skip
             lines.append(f"  {column.name}: {column.status}, {', '.join(counts)}")
         return "\n".join([*lines, *(repr(result) for result in self.results)])
-
-
-@dataclass(frozen=True, slots=True)
-class AtlasProblem(_Fixable):
-    """One thing that `validate` found wrong.
-
-    Parameters
-    ----------
-    rule : str
-        Stable short name, for instance ``pointer-bounds``.
-    place : str
-        Table, dataset or group.
-    message : str
-        What is wrong.
-    fix : str
-        The way out.
-    """
-
-    rule: str
-    place: str
-    message: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        """Return the problem as one line of text."""
-        return f"{self.place}: {self.message} [{self.rule}]{' ' + self.fix if self.fix else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.records import AtlasVersionRecord
-from raggedatlas.model.reports import AtlasProblem, Difference
+from raggedatlas.model.reports import Difference
 from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.model.validation import AtlasProblem
 from raggedatlas.query.dataset import Dataset
 from raggedatlas.store.executors import Workers
 

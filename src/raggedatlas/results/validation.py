@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, QueryError
-from raggedatlas.model.reports import Problem
+from raggedatlas.model.validation import Problem, Problems
 from raggedatlas.results.dataset import load_results_dataset
 from raggedatlas.results.folder import (
     CHECKSUMS,
@@ -35,7 +35,7 @@ Level = Literal["quick", "deep"]
 _AGAIN = "Restore the folder from a copy, or run the model again."
 
 
-def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") -> list[Problem]:
+def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") -> Problems:
     """Validate a folder of results.
 
     Parameters
@@ -47,7 +47,7 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
 
     Returns
     -------
-    list of Problem
+    Problems
         Empty if the results are valid. ``R01``: the table cannot be read; ``R02``: a file is missing or has another size; ``R03``: the
         content of a file differs; ``R04``: no checksum is recorded; ``R05``: ids are missing or duplicated; ``R06``: the
         configuration of the original dataset cannot be parsed.
@@ -74,7 +74,7 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
         raise QueryError(f"level={level!r}; expected 'quick' or 'deep'.")
     folder = Path(result_dir)
     if not is_committed(folder):
-        return _check_npy(folder, level)
+        return Problems(_check_npy(folder, level))
     try:
         table = open_table(results_location(folder))
         read_columns(table.schema, str(folder))
@@ -85,8 +85,8 @@ def validate_results(result_dir: str | os.PathLike[str], level: Level = "deep") 
     except NotFoundError:
         raise
     except AtlasError as error:
-        return [*_compare_records(folder, level), Problem("R01", "must", str(folder), str(error), _AGAIN)]
-    return [*problems, *found, *_check_config(folder)]
+        return Problems([*_compare_records(folder, level), Problem("R01", "must", str(folder), str(error), _AGAIN)])
+    return Problems([*problems, *found, *_check_config(folder)])
 
 
 def _compare_files(folder: Path, files: list[Path], level: Level) -> list[Problem]:

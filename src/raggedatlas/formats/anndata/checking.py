@@ -1,9 +1,10 @@
 """What every check of a stored AnnData shares: the encoding of a node, its extent, and the list of problems."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +13,10 @@ from raggedatlas.errors import AtlasError, LimitError
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.containers import readable
-from raggedatlas.model.reports import Level, Problem
+from raggedatlas.model.validation import Checker, Rule
 
 Layout = Literal["", "0.7", "0.5"]
-Check = Callable[["Checker", Node], None]
+Check = Callable[["AnnDataChecker", Node], None]
 
 MOST_NODES = 1_000_000
 """Elements beyond which a file is not checked further: links can multiply without end."""
@@ -67,9 +68,9 @@ SPARSE = ("csr_matrix", "csc_matrix")
 _VERSION = re.compile(r"v?\d+(\.\d+)*((a|b|rc|\.?dev|\.?post)\d*)?", re.IGNORECASE)
 
 
-@dataclass(slots=True)
-class Checker:
-    """One walk over one AnnData.
+@dataclass
+class AnnDataChecker(Checker[Node]):
+    """Checker of one AnnData.
 
     Parameters
     ----------
@@ -83,27 +84,22 @@ class Checker:
         Where the AnnData stands in its file, such as ``"mod/rna"``.
     compare : bool
         Whether the names of frames along an axis are compared with those of the axis though other values are not read.
-    problems : list of Problem
-        What was found.
     n_nodes : int
         How many elements were looked at.
     read_names : dict
         Path of an index -> hashes of its blocks; who asks for them puts an empty list there, so that names are read once.
     """
 
+    rules: ClassVar[Mapping[str, Rule]] = RULES
+    damage: ClassVar[str] = "A00"
+
     checks: Mapping[str, Check]
     full: bool
     layout: Layout = ""
     prefix: str = ""
     compare: bool = False
-    problems: list[Problem] = field(default_factory=list)
     n_nodes: int = 0
     read_names: dict[str, list[NDArray[np.uint64]]] = field(default_factory=dict)
-
-    def report(self, rule: str, node: Node, message: str, level: Level | None = None, fix: str = "") -> None:
-        """Note that a rule is broken; `level` is given where it is milder than the rule's own, `fix` where it is another."""
-        known = RULES[rule]
-        self.problems.append(Problem(rule, level or known.level, node.path, message, fix or known.fix))
 
     def unreadable(self, node: Node, fault: str) -> None:
         """Note that an element cannot be read; the reason says the way out after its last semicolon."""
@@ -134,12 +130,10 @@ class Checker:
         if node.fault:
             self.unreadable(node, node.fault)
         if node.stored is not None:
-            self.guarded(node, lambda _, node: self._element(node, declared=declared and not self.layout))
-
-    def _element(self, node: Node, *, declared: bool) -> None:
-        encoding = self._encoding(node, declared=declared)
-        if encoding and self._fits(node, encoding):
-            self.guarded(node, self.checks.get(encoding, decode))
+            with self.guarded(node):
+                encoding = self._encoding(node, declared=declared and not self.layout)
+                if encoding and self._fits(node, encoding):
+                    self.checks.get(encoding, decode)(self, node)
 
     def inner(self, node: Node | None, *, text: bool = True) -> None:
         """Check how a part of an element, such as the codes of a categorical, declares its encoding, by which readers choose.
@@ -153,19 +147,23 @@ class Checker:
                 rule = TEXT_RULES[encoding][node.in_hdf5]
                 self.report(rule, node, f"its values are of type {node.dtype}, where text belongs.")
 
-    def guarded(self, node: Node, check: Check) -> None:
-        """Run one check; what cannot be decoded is a problem of its own."""
-        try:
-            with readable(node.uri, node.path or "the root"):
-                check(self, node)
-        except MemoryError as error:
-            said = str(error) or "out of memory"
-            self.unreadable(node, f"it cannot be read ({said}); the file is damaged. Fetch or write it again.")
-        except AtlasError as error:
-            if isinstance(error, LimitError) and self.n_nodes > MOST_NODES:
-                raise
-            if not node.fault:
-                self.unreadable(node, str(error))
+    @contextmanager
+    def guarded(self, place: Node, rule: str = "") -> Iterator[None]:
+        """Report what cannot be read as a problem of its own."""
+        with super().guarded(place, rule), readable(place.uri, str(place) or "the root"):
+            yield
+
+    def report_error(self, place: Node, error: BaseException, rule: str) -> None:
+        """Report an exception, unless it ends the check or the node is already known to be unreadable."""
+        if self.n_nodes > MOST_NODES and isinstance(error, LimitError):
+            raise error
+        if isinstance(error, MemoryError):
+            reason = str(error) or "out of memory"
+            self.unreadable(place, f"it cannot be read ({reason}); the file is damaged. Fetch or write it again.")
+        elif not isinstance(error, AtlasError):
+            super().report_error(place, error, rule)
+        elif not place.fault:
+            self.unreadable(place, str(error))
 
     def _encoding(self, node: Node, *, declared: bool) -> str:
         """Return what a node is to be checked as, ``""`` for nothing."""
@@ -212,9 +210,9 @@ class Checker:
         return node.path.removeprefix(self.prefix).strip("/").startswith("uns/")
 
 
-def decode(checking: Checker, node: Node) -> None:
+def decode(checker: AnnDataChecker, node: Node) -> None:
     """Read all values of an array, which is all that can be said of most."""
-    if checking.full and node.is_array and not node.fault:
+    if checker.full and node.is_array and not node.fault:
         for _ in node.blocks():
             pass
 
@@ -387,23 +385,23 @@ def joined(parts: list[Hashes]) -> Hashes:
     return np.concatenate(parts) if parts else np.empty(0, np.uint64)
 
 
-def check_unique_names(checking: Checker, frame: Node) -> Hashes | None:
+def check_unique_names(checker: AnnDataChecker, frame: Node) -> Hashes | None:
     """Say if a name of a frame's rows is there twice (A29), and return the hashes of all."""
     index = names_node(frame)
     if index is None:
         return None
-    parts = checking.read_names.pop(index.path, [])
+    parts = checker.read_names.pop(index.path, [])
     hashes = joined(parts)
     if len(hashes) != (index.shape or (0,))[0]:
         hashes = joined([hash_names(values) for _, values in index.blocks()])
     ordered = np.sort(hashes)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
-        _report_twice(checking, index, hashes, twice)
+        _report_twice(checker, index, hashes, twice)
     return hashes
 
 
-def _report_twice(checking: Checker, index: Node, hashes: Hashes, twice: Hashes) -> None:
+def _report_twice(checker: AnnDataChecker, index: Node, hashes: Hashes, twice: Hashes) -> None:
     """Let the names themselves decide: equal hashes may be of different names."""
     known: set[object] = set()
     for start, values in index.blocks():
@@ -411,6 +409,6 @@ def _report_twice(checking: Checker, index: Node, hashes: Hashes, twice: Hashes)
             name = values[at]
             if name in known:
                 said = name.decode("utf-8", errors="replace") if isinstance(name, bytes) else str(name)
-                checking.report("A29", index, f"the name {said!r} is there more than once.")
+                checker.report("A29", index, f"the name {said!r} is there more than once.")
                 return
             known.add(name)

@@ -8,7 +8,7 @@ import numpy as np
 
 from raggedatlas.formats.anndata.checking import (
     SPARSE,
-    Checker,
+    AnnDataChecker,
     Hashes,
     check_unique_names,
     declared_encoding,
@@ -63,124 +63,126 @@ GROUPS = {
 """Mapping -> rules of its entries."""
 
 
-def check_anndata(checking: Checker, node: Node) -> None:
+def check_anndata(checker: AnnDataChecker, node: Node) -> None:
     """Check an AnnData and everything in it."""
     if node.is_array:
-        checking.report("A10", node, "it is an array, where a group belongs.")
+        checker.report("A10", node, "it is an array, where a group belongs.")
         return
-    (n_obs, obs_names), (n_var, var_names) = (_check_axis(checking, node, name) for name in ("obs", "var"))
+    (n_obs, obs_names), (n_var, var_names) = (_check_axis(checker, node, name) for name in ("obs", "var"))
     axes = _Axes(n_obs, n_var, obs_names, var_names)
-    _check_x(checking, node, axes)
+    _check_x(checker, node, axes)
     for name, group in GROUPS.items():
         mapping = node.child(name)
         if mapping is not None:
-            check_mapping(checking, mapping, axes, group)
+            check_mapping(checker, mapping, axes, group)
     uns = node.child("uns")
     if uns is not None:
-        checking.element(uns)
-    _check_raw(checking, node, axes)
-    known = ROOT | (OLD_ROOT if checking.layout == "0.5" else set())
+        checker.element(uns)
+    _check_raw(checker, node, axes)
+    known = ROOT | (OLD_ROOT if checker.layout == "0.5" else set())
     for name in sorted(set(node.children) - known):
         if node.in_hdf5:
-            checking.report("A28", node.children[name], "anndata refuses to read a file with this at its root.")
+            checker.report("A28", node.children[name], "anndata refuses to read a file with this at its root.")
 
 
-def _check_axis(checking: Checker, node: Node, name: str) -> tuple[int | None, Hashes | None]:
+def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> tuple[int | None, Hashes | None]:
     """Check obs or var, and return how long it is, and its names where values are read."""
     frame = node.child(name)
     if frame is None:
-        checking.report("A12", node, f"there is no {name}.")
+        checker.report("A12", node, f"there is no {name}.")
         return None, None
     if frame.fault:
-        checking.unreadable(frame, frame.fault)
+        checker.unreadable(frame, frame.fault)
         return None, None
-    if checking.layout and frame.kind == "record":
-        checking.guarded(frame, checking.checks["dataframe"])
+    if checker.layout and frame.kind == "record":
+        with checker.guarded(frame):
+            checker.checks["dataframe"](checker, frame)
         return n_rows(frame), None
     if encoding_of(frame) != "dataframe":
-        checking.report("A13", frame, f"it is of encoding {encoding_of(frame)}, where a dataframe belongs.")
+        checker.report("A13", frame, f"it is of encoding {encoding_of(frame)}, where a dataframe belongs.")
         return None, None
     index = names_node(frame)
-    if checking.full and index is not None:
-        checking.read_names[index.path] = []
-    checking.element(frame)
-    return n_rows(frame), _names(checking, frame, node.child(f"{name}m"))
+    if checker.full and index is not None:
+        checker.read_names[index.path] = []
+    checker.element(frame)
+    return n_rows(frame), _names(checker, frame, node.child(f"{name}m"))
 
 
-def _names(checking: Checker, frame: Node, beside: Node | None) -> Hashes | None:
+def _names(checker: AnnDataChecker, frame: Node, beside: Node | None) -> Hashes | None:
     """Return the names of an axis where something is to be compared with them; with all values read, look that none is there twice."""
-    read: Callable[[Node], Hashes | None] = partial(check_unique_names, checking)
-    if not checking.full:
+    read: Callable[[Node], Hashes | None] = partial(check_unique_names, checker)
+    if not checker.full:
         members = beside.children.values() if beside is not None else ()
-        if not checking.compare or not any(encoding_of(member) == "dataframe" for member in members):
+        if not checker.compare or not any(encoding_of(member) == "dataframe" for member in members):
             return None
         read = name_hashes
-    found: list[Hashes | None] = []
-    checking.guarded(frame, lambda _, frame: found.append(read(frame)))
-    return found[0] if found else None
+    with checker.guarded(frame):
+        return read(frame)
+    return None
 
 
-def _check_x(checking: Checker, node: Node, axes: _Axes) -> None:
+def _check_x(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
     x = node.child("X")
     if x is None:
         return
-    checking.element(x)
+    checker.element(x)
     kind = encoding_of(x)
     if x.fault or x.stored is None or kind == "null":
         return
     if kind not in MATRICES and not (x.is_array and x.text is not None):
-        checking.report("A14", x, f"it is of encoding {kind}, where a dense or sparse array belongs.")
+        checker.report("A14", x, f"it is of encoding {kind}, where a dense or sparse array belongs.")
         return
-    _check_shape(checking, x, "A15", (axes.n_obs, axes.n_var), exact=True)
+    _check_shape(checker, x, "A15", (axes.n_obs, axes.n_var), exact=True)
     values = x if x.is_array else x.child("data")
     flat = len(extent(x) or (0, 0)) == 2
     if values is not None and values.is_array and not (flat and values.kind in NUMBERS):
-        checking.report(
+        checker.report(
             "A30",
             x,
             f"its values are of type {values.dtype} on {len(extent(x) or ())} axes, where numbers on two belong.",
         )
 
 
-def check_mapping(checking: Checker, mapping: Node, axes: _Axes, group: _Group) -> None:
+def check_mapping(checker: AnnDataChecker, mapping: Node, axes: _Axes, group: _Group) -> None:
     """Check one of the mappings along the axes, and its entries."""
     if mapping.is_array:
-        if not (checking.layout and mapping.kind == "record"):
-            checking.element(mapping)
-            checking.report("A80", mapping, "it is an array, where a group belongs.")
+        if not (checker.layout and mapping.kind == "record"):
+            checker.element(mapping)
+            checker.report("A80", mapping, "it is an array, where a group belongs.")
         elif mapping.shape and mapping.shape[:1] != group.sizes(axes)[:1]:
-            checking.report(group.shape, mapping, f"it has {mapping.shape[0]:,} rows.")
+            checker.report(group.shape, mapping, f"it has {mapping.shape[0]:,} rows.")
         return
-    checking.element(mapping)
+    checker.element(mapping)
     for child in mapping.children.values():
         kind = encoding_of(child)
         if child.stored is None:
             continue
         if kind not in group.kinds:
-            checking.report(group.types, child, f"it is of encoding {kind}; {_options(group.kinds)} belongs here.")
+            checker.report(group.types, child, f"it is of encoding {kind}; {_options(group.kinds)} belongs here.")
             continue
         rule = "A151" if kind == "awkward-array" else group.shape
-        _check_shape(checking, child, rule, group.sizes(axes), exact=group.exact)
+        _check_shape(checker, child, rule, group.sizes(axes), exact=group.exact)
         if child.is_array and len(child.shape or ()) == 1 and "dataframe" in group.kinds:
-            checking.report(group.types, child, "it has one axis, where two or more belong.", "practice")
+            checker.report(group.types, child, "it has one axis, where two or more belong.", "practice")
         names = group.names(axes) if kind == "dataframe" and not child.is_array else None
         if names is not None:
-            checking.guarded(child, partial(_check_names, names=names, rule=rule))
+            with checker.guarded(child):
+                _check_names(checker, child, names, rule)
 
 
-def _check_names(checking: Checker, frame: Node, *, names: Hashes, rule: str) -> None:
+def _check_names(checker: AnnDataChecker, frame: Node, names: Hashes, rule: str) -> None:
     """Compare the names of the rows of a frame with those of its axis."""
     own = name_hashes(frame)
     if own is not None and len(own) == len(names) and not np.array_equal(own, names):
         row = int(np.argmax(own != names))
-        checking.report(rule, frame, f"its row {row:,} has another name than that row of the axis has.")
+        checker.report(rule, frame, f"its row {row:,} has another name than that row of the axis has.")
 
 
 def _options(kinds: tuple[str, ...]) -> str:
     return f"{', '.join(kinds[:-1])} or {kinds[-1]}"
 
 
-def _check_shape(checking: Checker, node: Node, rule: str, sizes: tuple[int | None, ...], *, exact: bool) -> None:
+def _check_shape(checker: AnnDataChecker, node: Node, rule: str, sizes: tuple[int | None, ...], *, exact: bool) -> None:
     found = extent(node)
     if found is None:
         return
@@ -189,45 +191,47 @@ def _check_shape(checking: Checker, node: Node, rule: str, sizes: tuple[int | No
     if not fits:
         wanted = ", ".join("any" if size is None else f"{size:,}" for size in sizes)
         more = "" if exact else ", ..."
-        checking.report(rule, node, f"its shape is {found}, but the tables beside it ask for ({wanted}{more}).")
+        checker.report(rule, node, f"its shape is {found}, but the tables beside it ask for ({wanted}{more}).")
 
 
-def _check_raw(checking: Checker, node: Node, axes: _Axes) -> None:
+def _check_raw(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
     raw, dotted = node.child("raw"), node.child("raw.X")
     if raw is None and dotted is not None:
-        checking.element(dotted)
-        _check_shape(checking, dotted, "A27", (axes.n_obs, None), exact=True)
+        checker.element(dotted)
+        _check_shape(checker, dotted, "A27", (axes.n_obs, None), exact=True)
     if raw is not None and raw.fault:
-        checking.unreadable(raw, raw.fault)
+        checker.unreadable(raw, raw.fault)
     if raw is None or raw.stored is None or encoding_of(raw) == "null":
         return
     if raw.is_array:
-        checking.report("A27", raw, "it is an array, where a group belongs.")
+        checker.report("A27", raw, "it is an array, where a group belongs.")
         return
     declared = declared_encoding(raw)
-    if declared != ("raw", "0.1.0") and not checking.layout:
+    if declared != ("raw", "0.1.0") and not checker.layout:
         said = " ".join(declared).strip() or "undeclared"
-        checking.report("A27", raw, f"its encoding is {said}, where raw 0.1.0 belongs.")
+        checker.report("A27", raw, f"its encoding is {said}, where raw 0.1.0 belongs.")
     parts = {name: raw.child(name) for name in ("X", "var", "varm")}
     for name in ("X", "var"):
         if parts[name] is None:
-            checking.report("A27", raw, f"it has no {name}.")
-    _check_raw_parts(checking, axes.n_obs, parts["X"], parts["var"], parts["varm"])
+            checker.report("A27", raw, f"it has no {name}.")
+    _check_raw_parts(checker, axes.n_obs, parts["X"], parts["var"], parts["varm"])
 
 
-def _check_raw_parts(checking: Checker, n_obs: int | None, x: Node | None, var: Node | None, varm: Node | None) -> None:
+def _check_raw_parts(
+    checker: AnnDataChecker, n_obs: int | None, x: Node | None, var: Node | None, varm: Node | None
+) -> None:
     axes = _Axes(n_obs, None if var is None else n_rows(var))
     if var is not None:
-        checking.element(var)
-        axes = replace(axes, var_names=_names(checking, var, varm))
+        checker.element(var)
+        axes = replace(axes, var_names=_names(checker, var, varm))
     if x is not None:
-        checking.element(x)
-        _check_shape(checking, x, "A27", (axes.n_obs, axes.n_var), exact=True)
+        checker.element(x)
+        _check_shape(checker, x, "A27", (axes.n_obs, axes.n_var), exact=True)
     if varm is not None:
-        check_mapping(checking, varm, axes, GROUPS["varm"])
+        check_mapping(checker, varm, axes, GROUPS["varm"])
 
 
-def check_raw_element(checking: Checker, node: Node) -> None:
+def check_raw_element(checker: AnnDataChecker, node: Node) -> None:
     """Check a group of encoding raw that stands elsewhere than in an AnnData."""
     for child in node.children.values():
-        checking.element(child)
+        checker.element(child)

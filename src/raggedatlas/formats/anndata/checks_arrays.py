@@ -9,58 +9,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import CorruptError, LimitError
-from raggedatlas.formats.anndata.checking import Checker, as_text, decode, encoding_of, hash_names, sparse_shape
+from raggedatlas.formats.anndata.checking import AnnDataChecker, as_text, decode, encoding_of, hash_names, sparse_shape
 from raggedatlas.formats.anndata.file_tree import Node, plain_attribute
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.reports import Level
+from raggedatlas.model.validation import Level
 from raggedatlas.store.native import csr_of, library
 
 NUMBERS = ("bool", "integer", "real", "complex")
 
 
-def check_dict(checking: Checker, node: Node) -> None:
+def check_dict(checker: AnnDataChecker, node: Node) -> None:
     """Check a mapping: each of its entries is an element."""
     for child in node.children.values():
-        checking.element(child)
+        checker.element(child)
 
 
-def check_array(checking: Checker, node: Node) -> None:
+def check_array(checker: AnnDataChecker, node: Node) -> None:
     """Check a dataset of encoding array."""
-    if not checking.layout and node.shape == ():
+    if not checker.layout and node.shape == ():
         rule, right = ("A93", "string") if node.text is not None else ("A91", "numeric-scalar")
-        checking.report(rule, node, f"one value is declared as array, where {right} belongs.")
+        checker.report(rule, node, f"one value is declared as array, where {right} belongs.")
     elif node.text is not None and (node.text.variable or node.kind == "text"):
-        if not checking.layout:
-            checking.report("A111", node, "text is declared as array, where string-array belongs.")
-        check_text(checking, node)
+        if not checker.layout:
+            checker.report("A111", node, "text is declared as array, where string-array belongs.")
+        check_text(checker, node)
         return
-    decode(checking, node)
+    decode(checker, node)
 
 
-def check_string_array(checking: Checker, node: Node) -> None:
+def check_string_array(checker: AnnDataChecker, node: Node) -> None:
     """Check a dataset of encoding string-array."""
-    if node.shape == () and not checking.layout:
-        checking.report("A93", node, "one text is declared as string-array, where string belongs.")
-    check_text(checking, node)
+    if node.shape == () and not checker.layout:
+        checker.report("A93", node, "one text is declared as string-array, where string belongs.")
+    check_text(checker, node)
 
 
-def check_text(checking: Checker, node: Node) -> None:
+def check_text(checker: AnnDataChecker, node: Node) -> None:
     """Check that an array holds text of the right kind, and with all values read that it is valid."""
     rule = "A113" if node.in_hdf5 else "A112"
     if node.text is None:
-        checking.report(rule, node, f"its values are of type {node.dtype}, where text belongs.")
-    elif not checking.layout and not (node.text.variable and node.text.utf8):
+        checker.report(rule, node, f"its values are of type {node.dtype}, where text belongs.")
+    elif not checker.layout and not (node.text.variable and node.text.utf8):
         said = "is not declared to be UTF-8" if node.text.variable else f"is of fixed length ({node.dtype})"
         mild: Level | None = "practice" if node.in_hdf5 else None
-        checking.report(rule, node, f"its text {said}.", mild)
-    if node.text is None or not checking.full or node.fault:
-        decode(checking, node)
+        checker.report(rule, node, f"its text {said}.", mild)
+    if node.text is None or not checker.full or node.fault:
+        decode(checker, node)
         return
-    names = checking.read_names.get(node.path)
+    names = checker.read_names.get(node.path)
     for start, values in node.blocks():
         at = not_utf8(values) if node.in_hdf5 else None
         if at is not None:
-            checking.report("A113", node, f"the text in row {start + at:,} is not valid UTF-8.")
+            checker.report("A113", node, f"the text in row {start + at:,} is not valid UTF-8.")
             return
         if names is not None:
             names.append(hash_names(values))
@@ -86,35 +86,35 @@ def _decodes(value: bytes) -> bool:
     return True
 
 
-def check_number(checking: Checker, node: Node) -> None:
+def check_number(checker: AnnDataChecker, node: Node) -> None:
     """Check a dataset of encoding numeric-scalar."""
     if node.kind not in NUMBERS:
-        checking.report("A92", node, f"its value is of type {node.dtype}, where a number belongs.")
-    _check_scalar(checking, node)
+        checker.report("A92", node, f"its value is of type {node.dtype}, where a number belongs.")
+    _check_scalar(checker, node)
 
 
-def check_string(checking: Checker, node: Node) -> None:
+def check_string(checker: AnnDataChecker, node: Node) -> None:
     """Check a dataset of encoding string."""
     rule = "A95" if node.in_hdf5 else "A94"
     if node.text is None:
-        checking.report(rule, node, f"its value is of type {node.dtype}, where text belongs.")
-    elif not checking.layout and (node.in_hdf5 and not node.text.variable):
-        checking.report(rule, node, f"its text is of fixed length ({node.dtype}).")
-    elif not checking.layout and not node.text.utf8:
-        checking.report(rule, node, "its text is not declared to be UTF-8.")
-    if node.text is not None and node.in_hdf5 and checking.full and not node.fault:
+        checker.report(rule, node, f"its value is of type {node.dtype}, where text belongs.")
+    elif not checker.layout and (node.in_hdf5 and not node.text.variable):
+        checker.report(rule, node, f"its text is of fixed length ({node.dtype}).")
+    elif not checker.layout and not node.text.utf8:
+        checker.report(rule, node, "its text is not declared to be UTF-8.")
+    if node.text is not None and node.in_hdf5 and checker.full and not node.fault:
         for _, values in node.blocks():
             if not_utf8(values) is not None:
-                checking.report(rule, node, "its text is not valid UTF-8.")
-    _check_scalar(checking, node)
+                checker.report(rule, node, "its text is not valid UTF-8.")
+    _check_scalar(checker, node)
 
 
-def _check_scalar(checking: Checker, node: Node) -> None:
-    if node.shape != () and not checking.layout:
-        checking.report("A90", node, f"it has shape {node.shape}, where one value belongs.")
-    if not checking.in_uns(node):
-        checking.report("A96", node, "a scalar stands outside of uns.")
-    decode(checking, node)
+def _check_scalar(checker: AnnDataChecker, node: Node) -> None:
+    if node.shape != () and not checker.layout:
+        checker.report("A90", node, f"it has shape {node.shape}, where one value belongs.")
+    if not checker.in_uns(node):
+        checker.report("A96", node, "a scalar stands outside of uns.")
+    decode(checker, node)
 
 
 PARTS = ("indptr", "indices", "data")
@@ -126,62 +126,63 @@ POINTERS = 1 << 20
 """Pointers that are held at once."""
 
 
-def check_sparse(checking: Checker, node: Node) -> None:
+def check_sparse(checker: AnnDataChecker, node: Node) -> None:
     """Check a group of encoding csr_matrix or csc_matrix."""
     parts = [node.child(name) for name in PARTS]
     whole = True
     for name, part in zip(PARTS, parts, strict=True):
         if part is None or not part.is_array or len(part.shape or ()) != 1:
             said = "is missing" if part is None or part.stored is None else f"has shape {part.shape}"
-            checking.report("A51", node, f"{name} {said}.")
+            checker.report("A51", node, f"{name} {said}.")
             whole = False
         elif part.fault:
-            checking.unreadable(part, part.fault)
+            checker.unreadable(part, part.fault)
     shape = sparse_shape(node)
     if shape is None:
         stated = node.attrs.get("shape", node.attrs.get("h5sparse_shape"))
-        checking.report("A54", node, f"its shape is {_said(stated)}, where two integers belong.")
+        checker.report("A54", node, f"its shape is {_said(stated)}, where two integers belong.")
     if not whole or shape is None:
         return
     by_rows = encoding_of(node) == "csr_matrix"
     indptr, indices, data = (part for part in parts if part is not None)
     if data.kind not in NUMBERS:
-        checking.report("A51", node, f"data are of type {data.dtype}, where numbers or booleans belong.")
+        checker.report("A51", node, f"data are of type {data.dtype}, where numbers or booleans belong.")
     elif sparse_dtype(data.dtype) != data.dtype:
-        checking.report("A61", data, f"data are of type {data.dtype.str}, of which SciPy makes no sparse matrix.")
-    if _check_types(checking, indptr, indices) and _check_lengths(checking, node, shape[0 if by_rows else 1]):
-        if checking.full and not (indptr.fault or indices.fault):
-            _check_entries(checking, node, shape[1 if by_rows else 0], by_rows=by_rows)
-        checking.guarded(data, decode)
+        checker.report("A61", data, f"data are of type {data.dtype.str}, of which SciPy makes no sparse matrix.")
+    if _check_types(checker, indptr, indices) and _check_lengths(checker, node, shape[0 if by_rows else 1]):
+        if checker.full and not (indptr.fault or indices.fault):
+            _check_entries(checker, node, shape[1 if by_rows else 0], by_rows=by_rows)
+        with checker.guarded(data):
+            decode(checker, data)
 
 
 def _said(value: object) -> str:
     return "missing" if value is None else str(value)
 
 
-def _check_types(checking: Checker, indptr: Node, indices: Node) -> bool:
+def _check_types(checker: AnnDataChecker, indptr: Node, indices: Node) -> bool:
     """Tell whether the pointers and indices are integers."""
     for part in (indptr, indices):
         if part.kind != "integer":
-            checking.report("A60", part, f"{part.name} are of type {part.dtype}, where integers belong.")
+            checker.report("A60", part, f"{part.name} are of type {part.dtype}, where integers belong.")
     if indptr.kind == "integer" and indptr.dtype.kind == "u":
         # scipy refuses pointers of unsigned type outright.
-        checking.report("A60", indptr, f"indptr is of type {indptr.dtype}, where a signed one belongs.", "practice")
+        checker.report("A60", indptr, f"indptr is of type {indptr.dtype}, where a signed one belongs.", "practice")
     if indices.kind == "integer" and indices.dtype.kind == "u":
-        checking.report("A60", indices, f"indices are of type {indices.dtype}, where a signed one belongs.", "practice")
+        checker.report("A60", indices, f"indices are of type {indices.dtype}, where a signed one belongs.", "practice")
     return indptr.kind == indices.kind == "integer"
 
 
-def _check_lengths(checking: Checker, node: Node, n_major: int) -> bool:
+def _check_lengths(checker: AnnDataChecker, node: Node, n_major: int) -> bool:
     """Compare the lengths of the parts and the last pointer."""
     n_pointers, n_indices, n_data = (_length(node.children[name]) for name in PARTS)
     if n_pointers != n_major + 1:
-        checking.report("A55", node, f"there are {n_pointers:,} pointers, where {n_major + 1:,} belong.")
+        checker.report("A55", node, f"there are {n_pointers:,} pointers, where {n_major + 1:,} belong.")
         return False
     indptr = node.children["indptr"]
     last = -1 if indptr.fault else int(indptr.part(n_pointers - 1, n_pointers)[0])
     if n_indices != n_data or (not indptr.fault and last != n_indices):
-        checking.report(
+        checker.report(
             "A57", node, f"the last pointer is {last:,}, but there are {n_indices:,} indices and {n_data:,} values."
         )
     return True
@@ -191,12 +192,12 @@ def _length(node: Node) -> int:
     return node.shape[0] if node.shape else 0
 
 
-def _check_entries(checking: Checker, node: Node, n_minor: int, *, by_rows: bool) -> None:
+def _check_entries(checker: AnnDataChecker, node: Node, n_minor: int, *, by_rows: bool) -> None:
     if n_minor > 2**48:
         raise LimitError(f"{node.uri}: {node.path} declares an axis of {n_minor:,}, more than can be checked.")
     seen = np.zeros(n_minor if n_minor <= MOST_SEEN else 0, np.int64)
     found = np.array([0, 0, 0, -1, -1, -1, -1], np.int64)
-    for first, bounds, indices in _entry_blocks(checking, node):
+    for first, bounds, indices in _entry_blocks(checker, node):
         if not first.continues:
             found[6] = -1
         wide = indices if indices.dtype in (np.int32, np.int64) else indices.astype(np.int64)
@@ -206,13 +207,13 @@ def _check_entries(checking: Checker, node: Node, n_minor: int, *, by_rows: bool
     outside, twice, fallen, *rows, _ = (int(n) for n in found)
     line, across = ("row", "column") if by_rows else ("column", "row")
     if outside:
-        checking.report(
+        checker.report(
             "A58", node, f"{outside:,} indices lie outside its {n_minor:,} {across}s, the first in {line} {rows[0]:,}."
         )
     if twice:
-        checking.report("A59", node, f"{twice:,} entries are there twice or more, the first in {line} {rows[1]:,}.")
+        checker.report("A59", node, f"{twice:,} entries are there twice or more, the first in {line} {rows[1]:,}.")
     if fallen:
-        checking.report(
+        checker.report(
             "A59", node, f"indices do not ascend in {fallen:,} places, the first in {line} {rows[2]:,}; readers cope."
         )
 
@@ -226,12 +227,14 @@ class _Start:
         self.row, self.continues = row, continues
 
 
-def _entry_blocks(checking: Checker, node: Node) -> Iterator[tuple[_Start, NDArray[np.int64], NDArray[np.integer]]]:
+def _entry_blocks(
+    checker: AnnDataChecker, node: Node
+) -> Iterator[tuple[_Start, NDArray[np.int64], NDArray[np.integer]]]:
     """Yield the entries in order, a block at a time, with where rows begin in each; stop where the pointers are wrong."""
     indices = node.children["indices"]
     step, n_entries = indices.step(), _length(indices)
     held, held_at = np.empty(0, np.int64), 0
-    for row, pointers in _pointer_blocks(checking, node, n_entries):
+    for row, pointers in _pointer_blocks(checker, node, n_entries):
         at, end = int(pointers[0]), int(pointers[-1])
         while at < end:
             if not held_at <= at < held_at + len(held):
@@ -245,7 +248,7 @@ def _entry_blocks(checking: Checker, node: Node) -> Iterator[tuple[_Start, NDArr
             at = stop
 
 
-def _pointer_blocks(checking: Checker, node: Node, n_entries: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def _pointer_blocks(checker: AnnDataChecker, node: Node, n_entries: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield blocks of pointers, each beginning with the last of the one before, until one is wrong."""
     indptr = node.children["indptr"]
     n = _length(indptr)
@@ -256,12 +259,12 @@ def _pointer_blocks(checking: Checker, node: Node, n_entries: int) -> Iterator[t
         read = indptr.part(start, min(start + step, n)).astype(np.int64)
         pointers = read if start == 0 else np.concatenate([[before], read])
         if start == 0 and pointers[0] != 0:
-            checking.report("A56", node, f"the first pointer is {int(pointers[0]):,} instead of 0.")
+            checker.report("A56", node, f"the first pointer is {int(pointers[0]):,} instead of 0.")
             return
         falls = np.flatnonzero(pointers[1:] < pointers[:-1])
         if len(falls):
             line = max(0, start - 1) + int(falls[0])
-            checking.report("A56", node, f"pointers go down from place {line:,} to the next.")
+            checker.report("A56", node, f"pointers go down from place {line:,} to the next.")
             return
         before = int(pointers[-1])
         if before > n_entries:
@@ -275,25 +278,25 @@ DEEPEST = 64
 Form = Mapping[str, Any]
 
 
-def check_awkward(checking: Checker, node: Node) -> None:
+def check_awkward(checker: AnnDataChecker, node: Node) -> None:
     """Check a group of encoding awkward-array."""
-    checking.report("A152", node, "it is an awkward array.")
+    checker.report("A152", node, "it is an awkward array.")
     length = plain_attribute(node.attrs.get("length"))
     if not isinstance(length, int) or isinstance(length, bool) or length < 0:
-        checking.report("A150", node, f"its length is {length!r}, where a number of rows belongs.")
+        checker.report("A150", node, f"its length is {length!r}, where a number of rows belongs.")
         return
     try:
         form = json.loads(as_text(node.attrs.get("form")))
     except ValueError:
         form = None
     if not isinstance(form, dict):
-        checking.report("A150", node, "its attribute form is no JSON object.")
+        checker.report("A150", node, "its attribute form is no JSON object.")
         return
     for child in node.children.values():
-        checking.element(child, declared=False)
-    wrong = _walk(node, form, length if checking.full else None, 0)
+        checker.element(child, declared=False)
+    wrong = _walk(node, form, length if checker.full else None, 0)
     if wrong:
-        checking.report("A150", node, wrong)
+        checker.report("A150", node, wrong)
 
 
 def _walk(node: Node, form: Form | str, length: int | None, depth: int) -> str:

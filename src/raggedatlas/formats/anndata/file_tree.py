@@ -78,6 +78,10 @@ class Node:
     def __init__(self, uri: str, path: str, stored: Any, fault: str = "", parent: "Node | None" = None) -> None:  # noqa: ANN401
         self.uri, self.path, self.stored, self.fault, self.parent = uri, path, stored, fault, parent
 
+    def __str__(self) -> str:
+        """Return the path."""
+        return self.path
+
     @property
     def name(self) -> str:
         """The last part of its path."""

@@ -35,7 +35,7 @@ from raggedatlas.formats.anndata.validation import check_root, validate
 from raggedatlas.formats.containers import READ_ERRORS, unknown_encoding
 from raggedatlas.formats.output_files import writable
 from raggedatlas.model.batch import sparse_dtype
-from raggedatlas.model.reports import Depth, Problem
+from raggedatlas.model.validation import Depth, Problem, Problems
 from raggedatlas.store.runtime import warnings_as
 
 MOST_ROUNDS = 10
@@ -116,7 +116,7 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     return Repair(str(target), tuple(mended), tuple(left))
 
 
-def _fix(root: Node, found: list[Problem], *, full: bool) -> tuple[list[str], list[Problem]]:
+def _fix(root: Node, found: Problems, *, full: bool) -> tuple[list[str], Problems]:
     """Apply fixes and validate again until none applies; return the applied fixes and the remaining problems."""
     done: list[str] = []
     tried: set[tuple[str, str, str]] = set()

@@ -1,6 +1,7 @@
 """The numbered rules of AnnData's on-disk format, and what it is to break one."""
 
-from raggedatlas.model.reports import Rule
+from raggedatlas.model import validation
+from raggedatlas.model.validation import Rule
 
 _REWRITE = "Write the file again from its source; the values cannot be guessed."
 _SHAPE = "Write the element again with the size of its axis, or remove it."
@@ -132,15 +133,10 @@ Files of anndata 0.5 to 0.7 are told as such (A11, practice): in them, encodings
 
 
 def rules_page() -> str:
-    """Write the page of the reference that lists all rules, as Markdown."""
-    lines = [
-        _HEAD,
-        "| rule | level | needs | a copy mends | an add refuses | what holds, and the way out |",
-        "|---|---|---|---|---|---|",
-    ]
-    for rule in RULES.values():
-        level = rule.level if rule.stated else f"{rule.level} \\*"
-        flags = ("yes" if rule.fixed else "", "yes" if rule.refused else "")
-        text = f"{rule.sentence} {rule.fix}".replace("|", "\\|")
-        lines.append(" | ".join((f"| {rule.id}", level, rule.depth, *flags, f"{text} |")))
-    return "\n".join(lines) + "\n"
+    """Return the reference page of all rules, as Markdown."""
+    columns = {
+        "needs": lambda rule: rule.depth,
+        "fixed in a copy": lambda rule: "yes" if rule.fixed else "",
+        "refused by add": lambda rule: "yes" if rule.refused else "",
+    }
+    return validation.rules_page(_HEAD, RULES.values(), columns)

@@ -5,12 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from raggedatlas import errors
 from raggedatlas.errors import AtlasError, SourceError
-from raggedatlas.formats.anndata.checking import Check, Checker, declared_encoding, encoding_of, layout_of
+from raggedatlas.formats.anndata.checking import AnnDataChecker, Check, declared_encoding, encoding_of, layout_of
 from raggedatlas.formats.anndata.checks_anndata import check_anndata, check_raw_element
 from raggedatlas.formats.anndata.checks_arrays import (
     check_array,
@@ -32,7 +32,7 @@ from raggedatlas.formats.anndata.file_tree import Node, open_tree
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.containers import readable
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.reports import Depth, Problem
+from raggedatlas.model.validation import Depth, Problem, Problems
 
 CHECKS: dict[str, Check] = {
     "anndata": check_anndata,
@@ -64,7 +64,7 @@ _RENEW = "Write it again in the layout of today, e.g. by raggedatlas convert."
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What checking a file may take, in a process of its own.
+    """What checker a file may take, in a process of its own.
 
     Damaged bytes can make the HDF5 library loop without end or allocate gigabytes, which no Python code can stop from within.
 
@@ -95,7 +95,7 @@ class Limits:
 
 
 @checked
-def validate(path: str | Path, level: Depth = "metadata", *, limits: Limits | None = None) -> list[Problem]:
+def validate(path: str | Path, level: Depth = "metadata", *, limits: Limits | None = None) -> Problems:
     """List the rules that an AnnData file breaks.
 
     Parameters
@@ -112,7 +112,7 @@ def validate(path: str | Path, level: Depth = "metadata", *, limits: Limits | No
 
     Returns
     -------
-    list of Problem
+    Problems
         In the order of the file; empty for a file without fault.
 
     Raises
@@ -133,7 +133,7 @@ def validate(path: str | Path, level: Depth = "metadata", *, limits: Limits | No
         return check_root(root, full=level == "full")
 
 
-def _validate_apart(path: Path, level: Depth, limits: Limits) -> list[Problem]:
+def _validate_apart(path: Path, level: Depth, limits: Limits) -> Problems:
     """Validate a file in a process of its own."""
     call = f"from {__name__} import _answer; _answer()"
     words = [sys.executable, "-W", "ignore", "-c", call, os.fspath(path), level, str(limits.memory)]
@@ -142,22 +142,22 @@ def _validate_apart(path: Path, level: Depth, limits: Limits) -> list[Problem]:
     try:
         done = subprocess.run(words, capture_output=True, timeout=limits.seconds, check=False, env=environment)
     except subprocess.TimeoutExpired:
-        return [
-            _beyond(f"it was not checked within {limits.seconds:,.0f} s; its bytes keep the reader busy without end.")
-        ]
+        return _beyond(
+            f"it was not checked within {limits.seconds:,.0f} s; its bytes keep the reader busy without end."
+        )
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        return [
-            _beyond(f"reading it ends the process (code {done.returncode}); its bytes crash the library that reads it.")
-        ]
+        return _beyond(
+            f"reading it ends the process (code {done.returncode}); its bytes crash the library that reads it."
+        )
     if "error" in answer:
         raise getattr(errors, answer["error"], SourceError)(answer["message"])
-    return [Problem(**problem) for problem in answer["problems"]]
+    return Problems(Problem(**problem) for problem in answer["problems"])
 
 
-def _beyond(message: str) -> Problem:
-    return Problem("A00", RULES["A00"].level, "", message, RULES["A00"].fix)
+def _beyond(message: str) -> Problems:
+    return Problems([Problem("A00", RULES["A00"].level, "", message, RULES["A00"].fix)])
 
 
 def _answer() -> None:
@@ -173,62 +173,60 @@ def _answer() -> None:
         most = int(memory) if hard == resource.RLIM_INFINITY else min(int(memory), hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
-        answer = {
-            "problems": [asdict(problem) for problem in validate(path, "full" if level == "full" else "metadata")]
-        }
+        answer = {"problems": validate(path, "full" if level == "full" else "metadata").to_dict()}
     except AtlasError as error:
         answer = {"error": type(error).__name__, "message": str(error)}  # type: ignore[dict-item]
     except MemoryError:
-        answer = {"problems": [asdict(_beyond(f"reading it takes more than {int(memory):,} bytes of memory."))]}
+        answer = {"problems": _beyond(f"reading it takes more than {int(memory):,} bytes of memory.").to_dict()}
     sys.stdout.write(json.dumps(answer))
 
 
-def check_root(root: Node, *, full: bool, compare: bool = False) -> list[Problem]:
-    """Check the root of an opened file, which is an AnnData or a MuData; see `Checker` for what is read."""
+def check_root(root: Node, *, full: bool, compare: bool = False) -> Problems:
+    """Check the root of an opened file, which is an AnnData or a MuData; see `AnnDataChecker` for what is read."""
     if declared_encoding(root)[0] == "MuData" or (not declared_encoding(root)[0] and root.child("mod") is not None):
         return _check_mudata(root, full=full, compare=compare)
     return _check_one(root, full=full, compare=compare)
 
 
-def _check_one(node: Node, *, full: bool, compare: bool) -> list[Problem]:
-    checking = Checker(CHECKS, full, layout_of(node), node.path, compare)
+def _check_one(node: Node, *, full: bool, compare: bool) -> Problems:
+    checker = AnnDataChecker(CHECKS, full, layout_of(node), node.path, compare)
     if node.stored is None:
-        checking.unreadable(node, node.fault)
-        return checking.problems
+        checker.unreadable(node, node.fault)
+        return checker.problems
     kind, version = declared_encoding(node)
-    if not node.is_array and not checking.layout and (kind, version) != ("anndata", "0.1.0"):
+    if not node.is_array and not checker.layout and (kind, version) != ("anndata", "0.1.0"):
         said = f"its encoding is {kind} {version}".rstrip() if kind else "it declares no encoding"
-        checking.report("A11", node, f"{said}, where anndata 0.1.0 belongs.")
-    _tell_layout(checking, node)
+        checker.report("A11", node, f"{said}, where anndata 0.1.0 belongs.")
+    _tell_layout(checker, node)
     if isinstance(node.attrs.get("encoding-type"), bytes):
-        checking.report("A04", node, "encoding-type is stored as bytes.")
-    checking.guarded(node, check_anndata)
-    return checking.problems
+        checker.report("A04", node, "encoding-type is stored as bytes.")
+    with checker.guarded(node):
+        check_anndata(checker, node)
+    return checker.problems
 
 
-def _tell_layout(checking: Checker, node: Node) -> None:
-    if checking.layout:
-        said = "0.7" if checking.layout == "0.7" else "0.5 or 0.6"
-        checking.report(
+def _tell_layout(checker: AnnDataChecker, node: Node) -> None:
+    if checker.layout:
+        said = "0.7" if checker.layout == "0.7" else "0.5 or 0.6"
+        checker.report(
             "A11", node, f"it has the layout of anndata {said}, which readers still know.", "practice", _RENEW
         )
 
 
-def _check_mudata(root: Node, *, full: bool, compare: bool) -> list[Problem]:
-    checking = Checker(CHECKS, full, layout_of(root))
-    _tell_layout(checking, root)
+def _check_mudata(root: Node, *, full: bool, compare: bool) -> Problems:
+    checker = AnnDataChecker(CHECKS, full, layout_of(root))
+    _tell_layout(checker, root)
     for name in MUDATA_PARTS:
         part = root.child(name)
         if part is not None:
-            checking.element(part)
+            checker.element(part)
     mod = root.child("mod")
-    found = list(checking.problems)
     for child in mod.children.values() if mod is not None else ():
-        found += _check_one(child, full=full, compare=compare)
-    return found
+        checker.problems += _check_one(child, full=full, compare=compare)
+    return checker.problems
 
 
-def raise_if_invalid(path: str | Path) -> list[Problem]:
+def raise_if_invalid(path: str | Path) -> Problems:
     """Refuse a file that breaks a rule by which nothing can be added, before its values are read.
 
     What cannot be opened or decoded (A00) is left to the reader, which says so in its own words.
@@ -240,7 +238,7 @@ def raise_if_invalid(path: str | Path) -> list[Problem]:
 
     Returns
     -------
-    list of Problem
+    Problems
         What else was found, for the report of the add.
 
     Raises
@@ -289,7 +287,7 @@ def with_rule_id(path: str | Path, error: AtlasError) -> AtlasError:
     return named
 
 
-def _check_named(root: Node, said: str) -> list[Problem]:
+def _check_named(root: Node, said: str) -> Problems:
     """Check the element that a message names, in full, and by metadata all that bears on it."""
     one, node = root, root
     while not node.is_array and (node is one or encoding_of(node) in HOLDERS):
@@ -302,8 +300,8 @@ def _check_named(root: Node, said: str) -> list[Problem]:
         node = found
         one = node if node.parent is not None and node.parent.path == "mod" else one
     if node is one:
-        return []
-    checking = Checker(CHECKS, full=True, layout=layout_of(one), prefix=one.path)
-    checking.element(node, declared=False)
+        return Problems()
+    checker = AnnDataChecker(CHECKS, full=True, layout=layout_of(one), prefix=one.path)
+    checker.element(node, declared=False)
     around = check_root(root, full=False)
-    return [*(p for p in around if f"{p.path}/".startswith(f"{node.path}/")), *checking.problems]
+    return Problems([*(p for p in around if f"{p.path}/".startswith(f"{node.path}/")), *checker.problems])

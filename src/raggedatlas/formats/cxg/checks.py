@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raggedatlas.errors import NotFoundError
 from raggedatlas.formats.cxg.checks_values import check_values
 from raggedatlas.formats.cxg.inspection import is_cxg, list_members, tiledb_kind
-from raggedatlas.formats.cxg.rules import RULES, Checker, start
+from raggedatlas.formats.cxg.rules import CxgChecker
 from raggedatlas.formats.cxg.schema import (
     ANONYMOUS,
     CODE_TYPES,
@@ -47,7 +47,7 @@ from raggedatlas.formats.cxg.table_reader import NUMBERED
 from raggedatlas.formats.cxg.tiledb_arrays import ArrayInfo, Attribute, attribute_files, check_text_offsets, open_array
 from raggedatlas.formats.cxg.unstructured import parse_json
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.reports import Depth, Level, Problem
+from raggedatlas.model.validation import Depth, Level, Problems
 
 MAX_TILE_BYTES = 128 << 20
 """Bytes of a decoded tile beyond which a reader of a part reads far too much."""
@@ -62,7 +62,7 @@ FRAMES = {OBS: "C10", VAR: "C11"}
 HALVES = {XR: ("C15", "var"), XC: ("C16", "obs")}
 
 
-def check_members(checker: Checker) -> None:
+def check_members(checker: CxgChecker) -> None:
     """Check which arrays there are: C10, C11, C17, C18, C21, C22."""
     kinds = checker.members
     for name, rule in FRAMES.items():
@@ -77,11 +77,11 @@ def check_members(checker: Checker) -> None:
         checker.report("C22", EMB, "there is no embedding in it.")
 
 
-def _unopened(checker: Checker) -> list[str]:
+def _unopened(checker: CxgChecker) -> list[str]:
     return [problem.path for problem in checker.problems]
 
 
-def _check_matrix(checker: Checker) -> None:
+def _check_matrix(checker: CxgChecker) -> None:
     there = [name for name in (X, XR, XC) if checker.members.get(name) == "array"]
     halves = [name for name in (XR, XC) if name in there]
     if not there:
@@ -96,7 +96,7 @@ def _check_matrix(checker: Checker) -> None:
         checker.report("C18", X, "it is sparse and has two axes, in version 0.3.0.")
 
 
-def check_arrays(checker: Checker) -> None:
+def check_arrays(checker: CxgChecker) -> None:
     """Check each array by itself: C02 to C05, C10 to C12, C14 to C16, C23, C25, C40, C43."""
     for name, found in checker.arrays.items():
         _check_domain(checker, name, found)
@@ -113,7 +113,7 @@ def check_arrays(checker: Checker) -> None:
         _check_embedding(checker, name, checker.arrays[name])
 
 
-def _check_domain(checker: Checker, name: str, found: ArrayInfo) -> None:
+def _check_domain(checker: CxgChecker, name: str, found: ArrayInfo) -> None:
     for axis in found.axes:
         if axis.dtype == "uint32" and axis.low == 0:
             continue
@@ -123,14 +123,14 @@ def _check_domain(checker: Checker, name: str, found: ArrayInfo) -> None:
         checker.report("C02", name, f"its dimension {axis.name} is {axis.dtype}{start}, where uint32 from 0 belongs.")
 
 
-def _check_tiles(checker: Checker, name: str, found: ArrayInfo) -> None:
+def _check_tiles(checker: CxgChecker, name: str, found: ArrayInfo) -> None:
     if found.sparse and found.capacity > MAX_CAPACITY:
         checker.report("C05", name, f"its capacity is {found.capacity:,} cells a tile.")
     elif found.tile_bytes > MAX_TILE_BYTES:
         checker.report("C05", name, f"a tile of it takes {found.tile_bytes / 2**20:,.0f} MiB.")
 
 
-def _check_frame(checker: Checker, name: str, rule: str) -> None:
+def _check_frame(checker: CxgChecker, name: str, rule: str) -> None:
     found = checker.arrays[name]
     if found.sparse or len(found.axes) != 1:
         checker.report(rule, name, f"it is {_form(found)}, where a dense array of one axis belongs.")
@@ -159,7 +159,7 @@ def _part_written(found: ArrayInfo) -> str:
     return f"only {spans} of it is written; the rest would read as fill values."
 
 
-def _check_values(checker: Checker, name: str, found: ArrayInfo, rule: str) -> None:
+def _check_values(checker: CxgChecker, name: str, found: ArrayInfo, rule: str) -> None:
     """Check the anonymous attribute of a matrix or embedding."""
     values = found.attribute(ANONYMOUS)
     if values is None or (rule in ("C40", "C23", "C43") and len(found.attributes) > 1):
@@ -178,7 +178,7 @@ def _type_text(dtype: object, *, variable: bool) -> str:
     return "of variable length" if variable else f"{dtype}"
 
 
-def _check_x(checker: Checker, found: ArrayInfo) -> None:
+def _check_x(checker: CxgChecker, found: ArrayInfo) -> None:
     if len(found.axes) != 2:
         checker.report("C14", X, f"it is {_form(found)}, where two axes belong.")
     elif not found.sparse and not found.is_fully_written:
@@ -186,7 +186,7 @@ def _check_x(checker: Checker, found: ArrayInfo) -> None:
     _check_values(checker, X, found, "C40")
 
 
-def _check_half(checker: Checker, name: str, found: ArrayInfo) -> None:
+def _check_half(checker: CxgChecker, name: str, found: ArrayInfo) -> None:
     rule, other = HALVES[name]
     if not found.sparse or len(found.axes) != 1:
         checker.report(rule, name, f"it is {_form(found)}, where a sparse array of one axis belongs.")
@@ -200,7 +200,7 @@ def _check_half(checker: Checker, name: str, found: ArrayInfo) -> None:
     _check_values(checker, name, found, rule)
 
 
-def _check_embedding(checker: Checker, name: str, found: ArrayInfo) -> None:
+def _check_embedding(checker: CxgChecker, name: str, found: ArrayInfo) -> None:
     if found.sparse or len(found.axes) != 2 or found.shape[1] < 2:
         sizes = " x ".join(map(str, found.shape))
         checker.report(
@@ -215,7 +215,7 @@ def _check_embedding(checker: Checker, name: str, found: ArrayInfo) -> None:
         checker.report("C25", name, f"its name begins with {OBSM_PREFIX}.")
 
 
-def check_shift(checker: Checker) -> None:
+def check_shift(checker: CxgChecker) -> None:
     """Check the shifts of columns and what they stand beside: C41, C42, C43."""
     found, x = checker.arrays.get(SHIFT), checker.arrays.get(X)
     if found is None:
@@ -235,7 +235,7 @@ def check_shift(checker: Checker) -> None:
         checker.report("C43", SHIFT, f"it is {shift.dtype}, where X is {values.dtype}.", "practice")
 
 
-def check_sizes(checker: Checker) -> None:
+def check_sizes(checker: CxgChecker) -> None:
     """Check that all agree on how many cells and features there are: C71."""
     sizes = {OBS: checker.n_obs, VAR: checker.n_var}
     axes = {X: (OBS, VAR), XR: (OBS,), XC: (VAR,), SHIFT: (VAR,)} | dict.fromkeys(checker.embeddings, (OBS,))
@@ -260,7 +260,7 @@ _BOOLEAN_FITS = ("uint8",)
 _ALL_TRUE = "Set its hint to categorical with the categories False and True."
 
 
-def check_columns(checker: Checker) -> None:
+def check_columns(checker: CxgChecker) -> None:
     """Check both tables: C13, C28, C30, C31, C32."""
     for name in (OBS, VAR):
         if name not in checker.arrays:
@@ -272,7 +272,7 @@ def check_columns(checker: Checker) -> None:
             _read_columns(checker, name, hints, _named_index(checker, name))
 
 
-def _hints(checker: Checker, name: str) -> dict[str, Any]:
+def _hints(checker: CxgChecker, name: str) -> dict[str, Any]:
     """Read and check cxg_schema; hints that are no objects are given as empty."""
     if HINTS not in checker.arrays[name].metadata:
         checker.report("C30", name, f"it has no {HINTS}.", "practice")
@@ -292,7 +292,7 @@ def _hints(checker: Checker, name: str) -> dict[str, Any]:
     return {column: hint if isinstance(hint, dict) else {} for column, hint in found.items()}
 
 
-def _check_hint(checker: Checker, name: str, column: str, hint: Any) -> None:  # noqa: ANN401
+def _check_hint(checker: CxgChecker, name: str, column: str, hint: Any) -> None:  # noqa: ANN401
     where = f"{name}/{column}"
     if column not in checker.arrays[name].names:
         checker.report("C30", name, f"{HINTS} says something of {column!r}, which is no column.", "practice")
@@ -315,7 +315,7 @@ def _check_hint(checker: Checker, name: str, column: str, hint: Any) -> None:  #
         checker.report("C30", where, "its categories are not all text.", "practice")
 
 
-def _check_column(checker: Checker, name: str, attribute: Attribute, hints: dict[str, Any]) -> None:
+def _check_column(checker: CxgChecker, name: str, attribute: Attribute, hints: dict[str, Any]) -> None:
     hint = hints.get(attribute.name)
     where = f"{name}/{attribute.name}"
     kind = None if hint is None else hint.get("type")
@@ -335,7 +335,7 @@ def _check_column(checker: Checker, name: str, attribute: Attribute, hints: dict
             checker.report("C28", where, f"it is {attribute.dtype}.", "practice" if small else None)
 
 
-def _check_coded(checker: Checker, name: str, attribute: Attribute, hint: dict[str, Any]) -> None:
+def _check_coded(checker: CxgChecker, name: str, attribute: Attribute, hint: dict[str, Any]) -> None:
     """Check integers that are hinted as categorical: codes where there are categories, else values of their own."""
     where = f"{name}/{attribute.name}"
     if hint.get("categories") is None:
@@ -353,7 +353,7 @@ def _check_coded(checker: Checker, name: str, attribute: Attribute, hint: dict[s
         )
 
 
-def iter_column_blocks(checker: Checker, name: str, column: str) -> Iterator[NDArray[Any]]:
+def iter_column_blocks(checker: CxgChecker, name: str, column: str) -> Iterator[NDArray[Any]]:
     """Read a column in blocks of `ROWS`."""
     found = checker.arrays[name]
     path = checker.path / name
@@ -365,7 +365,7 @@ def iter_column_blocks(checker: Checker, name: str, column: str) -> Iterator[NDA
             yield np.asarray(read[column])
 
 
-def _named_index(checker: Checker, name: str) -> Any:  # noqa: ANN401  (any JSON)
+def _named_index(checker: CxgChecker, name: str) -> Any:  # noqa: ANN401  (any JSON)
     stored = checker.arrays[name].metadata.get(HINTS, "{}")
     with suppress(ValueError, TypeError):
         found = parse_json(stored)
@@ -373,11 +373,11 @@ def _named_index(checker: Checker, name: str) -> Any:  # noqa: ANN401  (any JSON
     return None
 
 
-def _read_columns(checker: Checker, name: str, hints: dict[str, Any], index: Any) -> None:  # noqa: ANN401
+def _read_columns(checker: CxgChecker, name: str, hints: dict[str, Any], index: Any) -> None:  # noqa: ANN401
     for attribute in checker.arrays[name].attributes:
         hint = hints.get(attribute.name, {})
         categories = hint.get("categories")
-        with checker.catch_damage(f"{name}/{attribute.name}"):
+        with checker.guarded(f"{name}/{attribute.name}"):
             if attribute.dtype.kind in "iu" and isinstance(categories, list) and hint.get("type") == "categorical":
                 _read_codes(checker, name, attribute.name, len(categories))
             elif hint.get("type") == "boolean" and attribute.dtype.kind in "iu":
@@ -387,7 +387,7 @@ def _read_columns(checker: Checker, name: str, hints: dict[str, Any], index: Any
                 _read_text(checker, name, attribute.name, hashed=bool(is_index))
 
 
-def _read_text(checker: Checker, name: str, column: str, *, hashed: bool) -> None:
+def _read_text(checker: CxgChecker, name: str, column: str, *, hashed: bool) -> None:
     """Read every value; of an index, also count the names that occur before."""
     if not hashed:
         for _ in iter_column_blocks(checker, name, column):
@@ -398,7 +398,7 @@ def _read_text(checker: Checker, name: str, column: str, *, hashed: bool) -> Non
         checker.report("C32", f"{name}/{column}", f"{shared:,} of its names occur before.")
 
 
-def _read_codes(checker: Checker, name: str, column: str, n_categories: int) -> None:
+def _read_codes(checker: CxgChecker, name: str, column: str, n_categories: int) -> None:
     low, high = 0, -1
     for codes in iter_column_blocks(checker, name, column):
         low, high = min(low, int(codes.min())), max(high, int(codes.max()))
@@ -409,7 +409,7 @@ def _read_codes(checker: Checker, name: str, column: str, n_categories: int) -> 
         checker.report("C31", where, f"it has the code {low:,}, where -1 is the lowest.")
 
 
-def _read_booleans(checker: Checker, name: str, column: str) -> None:
+def _read_booleans(checker: CxgChecker, name: str, column: str) -> None:
     low, high = 1, 0
     for values in iter_column_blocks(checker, name, column):
         low, high = min(low, int(values.min())), max(high, int(values.max()))
@@ -427,7 +427,7 @@ _OWN = "cxg_"
 _NAMED = "Name the table after its column, without _colors."
 
 
-def check_metadata(checker: Checker) -> None:
+def check_metadata(checker: CxgChecker) -> None:
     """Check the metadata of the whole: C26, C27, C29, C50 to C53, C60, C61, C70."""
     _check_uns(checker)
     if GROUP_METADATA not in checker.arrays:
@@ -447,14 +447,14 @@ def check_metadata(checker: Checker) -> None:
     _compare(checker, properties or {}, corpora or {})
 
 
-def version_of(checker: Checker) -> str:
+def version_of(checker: CxgChecker) -> str:
     """Return the version that a CXG says it is of, `UNNAMED` where it says none."""
     found = checker.arrays.get(GROUP_METADATA)
     said = None if found is None else found.metadata.get(VERSION)
     return said if isinstance(said, str) else UNNAMED
 
 
-def _check_version(checker: Checker) -> None:
+def _check_version(checker: CxgChecker) -> None:
     stored = checker.arrays[GROUP_METADATA].metadata.get(VERSION)
     known = VERSIONS[1:]
     if stored is None:
@@ -471,7 +471,7 @@ def _check_version(checker: Checker) -> None:
         checker.report("C70", GROUP_METADATA, f"it says version 0.1, and {CORPORA} is there.")
 
 
-def _check_properties(checker: Checker) -> dict[str, Any] | None:
+def _check_properties(checker: CxgChecker) -> dict[str, Any] | None:
     if PROPERTIES not in checker.arrays[GROUP_METADATA].metadata:
         checker.report("C51", GROUP_METADATA, f"it has no {PROPERTIES}.", "practice")
         return None
@@ -494,7 +494,7 @@ def _is_address(value: object) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.netloc)
 
 
-def _check_colors(checker: Checker) -> None:
+def _check_colors(checker: CxgChecker) -> None:
     tables = checker.read_json(GROUP_METADATA, COLORS, "C53")
     if not tables:
         return
@@ -513,7 +513,7 @@ def _check_colors(checker: Checker) -> None:
             checker.report("C53", where, f"{wrong[0]!r:.40} is no colour of the form #RRGGBB.")
 
 
-def _check_corpora(checker: Checker) -> dict[str, Any] | None:
+def _check_corpora(checker: CxgChecker) -> dict[str, Any] | None:
     found: dict[str, Any] | None = checker.read_json(GROUP_METADATA, CORPORA, "C60")
     if found is None:
         return None
@@ -532,7 +532,7 @@ def _check_corpora(checker: Checker) -> dict[str, Any] | None:
     return found
 
 
-def _compare(checker: Checker, properties: dict[str, Any], corpora: dict[str, Any]) -> None:
+def _compare(checker: CxgChecker, properties: dict[str, Any], corpora: dict[str, Any]) -> None:
     for mine, theirs in (("title", "title"), ("about", "project_link")):
         a, b = properties.get(mine), corpora.get(theirs)
         if isinstance(a, str) and isinstance(b, str) and a and b and a != b:
@@ -541,7 +541,7 @@ def _compare(checker: Checker, properties: dict[str, Any], corpora: dict[str, An
             checker.report("C61", GROUP_METADATA, said)
 
 
-def _check_uns(checker: Checker) -> None:
+def _check_uns(checker: CxgChecker) -> None:
     kind = checker.members.get(UNS)
     if kind == "group":
         checker.report("C27", UNS, "it is a group, which no reader looks into.", "practice")
@@ -561,7 +561,7 @@ def _check_uns(checker: Checker) -> None:
                 _check_spatial(checker, found)
 
 
-def _check_spatial(checker: Checker, libraries: Any) -> None:  # noqa: ANN401  (any JSON)
+def _check_spatial(checker: CxgChecker, libraries: Any) -> None:  # noqa: ANN401  (any JSON)
     where = f"{UNS}/{SPATIAL}"
     if not isinstance(libraries, dict):
         checker.report("C29", where, f"it is {libraries!r:.40}, where a JSON object belongs.")
@@ -578,7 +578,7 @@ def _check_spatial(checker: Checker, libraries: Any) -> None:  # noqa: ANN401  (
 
 
 @checked
-def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
+def validate(path: str | Path, level: Depth = "metadata") -> Problems:
     """List the rules that a CXG breaks (seed 004; rules are named in the reference).
 
     Parameters
@@ -591,7 +591,7 @@ def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
 
     Returns
     -------
-    list of Problem
+    Problems
         Sorted by rule; empty for a CXG without fault.
 
     Raises
@@ -616,12 +616,14 @@ def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
     if not path.exists():
         raise NotFoundError(f"There is no file or folder {path}; check the path.")
     marked = tiledb_kind(path) == "group"
+    checker = CxgChecker(path, level == "full", list_members(path))
     if not marked and not is_cxg(path):
-        return [_no_cxg("it is no TileDB group, and has no arrays obs and var.")]
-    checker = start(path, full=level == "full")
-    checker.version = version_of(checker)
+        checker.report("C01", "", "it is no TileDB group, and has no arrays obs and var.")
+        return checker.problems
     if not marked:
-        checker.problems.append(_no_cxg("it is no TileDB group, though it has the arrays of a CXG."))
+        checker.report("C01", "", "it is no TileDB group, though it has the arrays of a CXG.")
+    checker.open_arrays()
+    checker.version = version_of(checker)
     check_members(checker)
     check_arrays(checker)
     check_shift(checker)
@@ -630,9 +632,4 @@ def validate(path: str | Path, level: Depth = "metadata") -> list[Problem]:
     check_metadata(checker)
     if checker.full:
         check_values(checker)
-    order = {rule: i for i, rule in enumerate(RULES)}
-    return sorted(checker.problems, key=lambda problem: order[problem.rule])
-
-
-def _no_cxg(message: str) -> Problem:
-    return Problem("C01", "must", "", message, RULES["C01"].fix)
+    return checker.by_rule()

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import SourceError
-from raggedatlas.formats.cxg.rules import Checker
+from raggedatlas.formats.cxg.rules import CxgChecker
 from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, SHIFT, VAR, XC, XR, X
 from raggedatlas.formats.cxg.tiledb_arrays import BUFFER_BYTES, ArrayInfo, open_array, query_attributes, tiledb_errors
 
@@ -58,16 +58,16 @@ class EntryCounts:
     places: dict[str, str] = field(default_factory=dict)
 
 
-def check_values(checker: Checker) -> None:
+def check_values(checker: CxgChecker) -> None:
     """Check all values: C06, C07, C19, C20, C24, C44, C45; unreadable ones are told by C00."""
     for name in checker.embeddings:
         found = checker.arrays[name]
         if found.is_readable and len(found.axes) == 2 and _is_real(found):
-            with checker.catch_damage(name):
+            with checker.guarded(name):
                 _read_embedding(checker, name, found)
     shift = checker.arrays.get(SHIFT)
     if shift is not None and shift.is_readable and len(shift.axes) == 1 and _is_real(shift):
-        with checker.catch_damage(SHIFT):
+        with checker.guarded(SHIFT):
             _read_shift(checker, shift)
     _read_matrix(checker)
 
@@ -77,7 +77,7 @@ def _is_real(found: ArrayInfo) -> bool:
     return values is not None and values.is_number
 
 
-def iter_bands(checker: Checker, name: str, found: ArrayInfo) -> Iterator[tuple[int, NDArray[Any]]]:
+def iter_bands(checker: CxgChecker, name: str, found: ArrayInfo) -> Iterator[tuple[int, NDArray[Any]]]:
     """Read a dense array of two axes in bands of rows.
 
     Yields
@@ -97,7 +97,7 @@ def iter_bands(checker: Checker, name: str, found: ArrayInfo) -> Iterator[tuple[
             yield start, np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
 
 
-def _read_embedding(checker: Checker, name: str, found: ArrayInfo) -> None:
+def _read_embedding(checker: CxgChecker, name: str, found: ArrayInfo) -> None:
     infinite, known, first = 0, 0, ""
     for start, values in iter_bands(checker, name, found):
         bad = np.isinf(values)
@@ -111,7 +111,7 @@ def _read_embedding(checker: Checker, name: str, found: ArrayInfo) -> None:
         checker.report("C24", name, "every coordinate is missing.")
 
 
-def _read_shift(checker: Checker, found: ArrayInfo) -> None:
+def _read_shift(checker: CxgChecker, found: ArrayInfo) -> None:
     with open_array(checker.path / SHIFT) as array:
         read = array[:]
     values = np.asarray(read[ANONYMOUS] if isinstance(read, dict) else read)
@@ -124,10 +124,10 @@ def _read_shift(checker: Checker, found: ArrayInfo) -> None:
         checker.report("C45", SHIFT, "it is zero for every feature.")
 
 
-def _read_matrix(checker: Checker) -> None:
+def _read_matrix(checker: CxgChecker) -> None:
     x, shape = checker.arrays.get(X), _real_shape(checker)
     if x is not None and len(x.axes) == 2 and _is_real(x):
-        with checker.catch_damage(X):
+        with checker.guarded(X):
             if not x.sparse and x.is_readable:
                 _read_dense(checker, x)
             elif x.sparse and shape is not None:
@@ -137,21 +137,21 @@ def _read_matrix(checker: Checker) -> None:
         found = checker.arrays.get(name)
         fits = found is not None and found.sparse and len(found.axes) == 1 and found.attribute(along) is not None
         if found is not None and fits and _is_real(found) and shape is not None:
-            with checker.catch_damage(name):
+            with checker.guarded(name):
                 tallies[name] = _tallied(checker, name, shape)
                 _tell(checker, name, tallies[name])
     if len(tallies) == 2:
         _compare(checker, tallies[XR], tallies[XC])
 
 
-def _real_shape(checker: Checker) -> tuple[int, int] | None:
+def _real_shape(checker: CxgChecker) -> tuple[int, int] | None:
     """Give the numbers of cells and features, where tables of such a length are really there: memory is taken by them."""
     frames = [checker.arrays.get(name) for name in (OBS, VAR)]
     sizes = [frame.shape[0] for frame in frames if frame is not None and len(frame.axes) == 1 and frame.is_readable]
     return (sizes[0], sizes[1]) if len(sizes) == 2 else None
 
 
-def _read_dense(checker: Checker, found: ArrayInfo) -> None:
+def _read_dense(checker: CxgChecker, found: ArrayInfo) -> None:
     n = odd = 0
     first = ""
     for start, values in iter_bands(checker, X, found):
@@ -172,7 +172,7 @@ def _odd_text(n: int, first: str) -> str:
     return f"{n:,} of its values are NaN or infinite, the first at {first}."
 
 
-def iter_entries(checker: Checker, name: str) -> Iterator[Block]:
+def iter_entries(checker: CxgChecker, name: str) -> Iterator[Block]:
     """Read a sparse matrix of either layout in TileDB's global order, in blocks that its buffers bound.
 
     Entries of one row of `Xr`, or of one place of `X`, follow each other.
@@ -199,7 +199,7 @@ def iter_entries(checker: Checker, name: str) -> Iterator[Block]:
             yield block[keys[0]].astype(np.int64), block[keys[1]].astype(np.int64), block[ANONYMOUS]
 
 
-def _tallied(checker: Checker, name: str, shape: tuple[int, int]) -> EntryCounts:
+def _tallied(checker: CxgChecker, name: str, shape: tuple[int, int]) -> EntryCounts:
     tally = EntryCounts(shape, np.zeros(shape[0]), np.zeros(shape[1]))
     carried: tuple[NDArray[np.int64], NDArray[np.int64]] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
     for read in iter_entries(checker, name):
@@ -273,7 +273,7 @@ def _digests(block: Block, longest: int) -> NDArray[np.float64]:
     return (mixed & np.uint64((1 << bits) - 1)).astype(np.float64)
 
 
-def _tell(checker: Checker, name: str, tally: EntryCounts) -> None:
+def _tell(checker: CxgChecker, name: str, tally: EntryCounts) -> None:
     if tally.outside:
         checker.report(
             "C20", name, f"{tally.outside:,} values are beyond an axis, the first at {tally.places['outside']}."
@@ -292,7 +292,7 @@ def _tell(checker: Checker, name: str, tally: EntryCounts) -> None:
         checker.report("C06", name, f"it is sparse, and {share:.1%} of its values are not zero.")
 
 
-def _compare(checker: Checker, by_cell: EntryCounts, by_feature: EntryCounts) -> None:
+def _compare(checker: CxgChecker, by_cell: EntryCounts, by_feature: EntryCounts) -> None:
     cells = np.flatnonzero(by_cell.cells != by_feature.cells)
     features = np.flatnonzero(by_cell.features != by_feature.features)
     if not len(cells) and not len(features) and by_cell.n == by_feature.n:

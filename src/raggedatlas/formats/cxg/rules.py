@@ -1,17 +1,17 @@
 """The numbered rules of a CXG; what it is to break one is told as for AnnData files."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from raggedatlas.errors import AtlasError
 from raggedatlas.formats.cxg.inspection import Kind, list_members
-from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, UNNAMED, VAR
+from raggedatlas.formats.cxg.schema import EMB, GROUP_METADATA, OBS, SHIFT, UNNAMED, UNS, VAR, XC, XR, X
 from raggedatlas.formats.cxg.tiledb_arrays import ArrayInfo, read_array_info
 from raggedatlas.formats.cxg.unstructured import parse_json
-from raggedatlas.model.reports import Level, Problem, Rule
+from raggedatlas.model import validation
+from raggedatlas.model.validation import Checker, Rule
 
 _AGAIN = "Write the CXG again from its source."
 _CONVERT = "Write it again, e.g. by raggedatlas convert."
@@ -93,18 +93,16 @@ Level `metadata` reads schemas and metadata; `full` reads every value too, block
 
 
 def rules_page() -> str:
-    """Write the page of the reference that lists all rules, as Markdown."""
-    lines = [_HEAD, "| rule | level | needs | what holds, and the way out |", "|---|---|---|---|"]
-    for rule in RULES.values():
-        level = rule.level if rule.stated else f"{rule.level} \\*"
-        text = f"{rule.sentence} {rule.fix}".replace("|", "\\|")
-        lines.append(f"| {rule.id} | {level} | {rule.depth} | {text} |")
-    return "\n".join(lines) + "\n"
+    """Return the reference page of all rules, as Markdown."""
+    return validation.rules_page(_HEAD, RULES.values(), {"needs": lambda rule: rule.depth})
 
 
-@dataclass(slots=True)
-class Checker:
-    """One walk over one CXG.
+_KNOWN = {OBS, VAR, X, XR, XC, SHIFT, GROUP_METADATA, UNS}
+
+
+@dataclass
+class CxgChecker(Checker[str]):
+    """Checker of one CXG.
 
     Parameters
     ----------
@@ -118,35 +116,28 @@ class Checker:
         Those that could be opened, embeddings as ``"emb/NAME"``.
     version : str
         What it says, `UNNAMED` where it says nothing.
-    problems : list of Problem
-        What was found.
     """
+
+    rules: ClassVar[Mapping[str, Rule]] = RULES
+    damage: ClassVar[str] = "C00"
 
     path: Path
     full: bool
     members: Mapping[str, Kind]
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
     version: str = UNNAMED
-    problems: list[Problem] = field(default_factory=list)
 
-    def report(self, rule: str, where: str, message: str, level: Level | None = None, fix: str = "") -> None:
-        """Note that a rule is broken; `level` is given where it is milder than the rule's own, `fix` where it is another."""
-        known = RULES[rule]
-        self.problems.append(Problem(rule, level or known.level, where, message, fix or known.fix))
+    def reason(self, error: AtlasError) -> str:
+        """Return the first part of the message, without the rule id."""
+        return f"{str(error).removeprefix('C00: ').partition('; ')[0]}."
 
-    @contextmanager
-    def catch_damage(self, where: str) -> Iterator[None]:
-        """Turn what cannot be opened or decoded into a problem of its own."""
-        try:
-            yield
-        except AtlasError as error:
-            said = str(error).removeprefix("C00: ").partition("; ")[0]
-            self.report("C00", where, f"{said}.")
-
-    def open_all(self, names: Iterator[str] | tuple[str, ...]) -> None:
-        """Look at arrays; those that cannot be opened are told and left out of `arrays`."""
-        for name in names:
-            with self.catch_damage(name):
+    def open_arrays(self) -> None:
+        """Read schema and metadata of every known array and embedding; report those that cannot be opened."""
+        inner = list_members(self.path / EMB) if self.members.get(EMB) == "group" else {}
+        kinds = {name: kind for name, kind in self.members.items() if name in _KNOWN}
+        kinds |= {f"{EMB}/{name}": kind for name, kind in inner.items()}
+        for name in (name for name, kind in kinds.items() if kind == "array"):
+            with self.guarded(name):
                 self.arrays[name] = read_array_info(self.path / name)
 
     def read_json(self, where: str, key: str, rule: str) -> Any:  # noqa: ANN401  (any JSON)
@@ -193,16 +184,3 @@ class Checker:
     def _size(self, name: str) -> int | None:
         found = self.arrays.get(name)
         return found.shape[0] if found is not None and len(found.axes) == 1 and found.shape[0] else None
-
-
-def start(path: Path, *, full: bool) -> Checker:
-    """Look at everything at the root of a CXG and in its ``emb``, each array once; extras are left alone."""
-    checker = Checker(path, full, list_members(path))
-    known = tuple(name for name, kind in checker.members.items() if kind == "array" and name in _KNOWN)
-    checker.open_all(known)
-    inner = list_members(path / EMB) if checker.members.get(EMB) == "group" else {}
-    checker.open_all(tuple(f"{EMB}/{name}" for name, kind in inner.items() if kind == "array"))
-    return checker
-
-
-_KNOWN = frozenset({"obs", "var", "X", "Xr", "Xc", "X_col_shift", "cxg_group_metadata", "uns"})

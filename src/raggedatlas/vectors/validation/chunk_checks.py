@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raggedatlas.model.validation import DAMAGE
 from raggedatlas.vectors.chunking import smallest_unsigned_dtype
 from raggedatlas.vectors.geometry import Fragments
 from raggedatlas.vectors.grids import bins_per_chunk, chunk_coordinates
@@ -23,7 +24,7 @@ from raggedatlas.vectors.storage.codecs import (
 )
 from raggedatlas.vectors.storage.level_reader import EMPTY_INDEX
 from raggedatlas.vectors.storage.zarr_reader import ChunkArray, KeyLookup
-from raggedatlas.vectors.validation.context import DAMAGE, STEP, CheckLocation, LevelSummary, ValidationContext
+from raggedatlas.vectors.validation.context import STEP, LevelSummary, Place, StoreChecker
 from raggedatlas.vectors.validation.metadata_checks import divides, is_numeric, is_text
 
 _TOLERANCE = 1e-6
@@ -50,14 +51,14 @@ class Bins:
         return int(np.prod(self.ratio))
 
 
-def level_bins(checking: ValidationContext, seen: LevelSummary) -> Bins | None:
+def level_bins(checker: StoreChecker, seen: LevelSummary) -> Bins | None:
     """Return the bins of points without objects; None for other shapes, or if a chunk is one bin."""
-    root = checking.root
+    root = checker.root
     if root is None or root.types != ("point_cloud",) or root.index_convention == "identity":
         return None
-    if checking.node(CheckLocation(seen.number, "object_index")) is not None:
+    if checker.node(Place(seen.number, "object_index")) is not None:
         return None
-    with checking.guarded("V100", CheckLocation(seen.number)):
+    with checker.guarded(Place(seen.number), "V100"):
         edges = level_chunk_shape(root, seen.facts)
         bins = seen.facts.get("bin_shape") if seen.number else root.bin_shape
         if bins is not None and divides(bins, edges):
@@ -66,15 +67,13 @@ def level_bins(checking: ValidationContext, seen: LevelSummary) -> Bins | None:
     return None
 
 
-def check_fragments(checking: ValidationContext, place: CheckLocation, found: Fragments, bins: Bins) -> None:
+def check_fragments(checker: StoreChecker, place: Place, found: Fragments, bins: Bins) -> None:
     """Check that a chunk has no more fragments than bins."""
     if found.n_fragments > bins.n:
-        checking.report("V113", place, f"it has {found.n_fragments:,} fragments, but {bins.n:,} bins.")
+        checker.report("V113", place, f"it has {found.n_fragments:,} fragments, but {bins.n:,} bins.")
 
 
-def check_bin_positions(
-    checking: ValidationContext, place: CheckLocation, points: NDArray[Any], of: tuple[Fragments, Bins]
-) -> None:
+def check_bin_positions(checker: StoreChecker, place: Place, points: NDArray[Any], of: tuple[Fragments, Bins]) -> None:
     """Check that the vertices of each fragment of a chunk are in its bin, within rounding."""
     found, bins = of
     if found.n_fragments != bins.n or not found.is_range.all():
@@ -88,18 +87,18 @@ def check_bin_positions(
     if out.any():
         first = int(np.flatnonzero(out)[0])
         text = f"{np.count_nonzero(out):,} vertices are outside their bin, e.g. {own[first].tolist()} of bin {number[first]}."
-        checking.report("V114", place, text)
+        checker.report("V114", place, text)
 
 
 def decode_fragment_indexes(
-    checking: ValidationContext, place: CheckLocation, keys: NDArray[np.int64], raw: list[Bytes | None]
+    checker: StoreChecker, place: Place, keys: NDArray[np.int64], raw: list[Bytes | None]
 ) -> list[Fragments | None]:
     """Return the fragments of each chunk; report undecodable blobs, and return None for them."""
     blobs = [EMPTY_INDEX if blob is None or not blob.size else blob for blob in raw]
     try:
         together = decode_fragments(concat_blobs(blobs))
     except DAMAGE:
-        return [_decode(checking, place.at(key), blob) for key, blob in zip(keys, blobs, strict=True)]
+        return [_decode(checker, place.at(key), blob) for key, blob in zip(keys, blobs, strict=True)]
     return [_chunk_fragments(together, c) for c in range(len(blobs))]
 
 
@@ -118,13 +117,13 @@ def _chunk_fragments(fragments: Fragments, c: int) -> Fragments:
     )
 
 
-def _decode(checking: ValidationContext, place: CheckLocation, blob: Bytes) -> Fragments | None:
+def _decode(checker: StoreChecker, place: Place, blob: Bytes) -> Fragments | None:
     """Decode one blob; report a fault by the rule that it breaks."""
     fault = find_fault(blob)
     if fault is not None:
-        checking.report(fault[0], place, fault[1])
+        checker.report(fault[0], place, fault[1])
         return None
-    with checking.guarded("V041", place):
+    with checker.guarded(place, "V041"):
         return decode_fragments(Blobs(blob, np.array([0, blob.size])))
     return None
 
@@ -205,32 +204,30 @@ def tiles(fragments: Fragments, n_rows: int) -> bool:
 _ONE_FRAGMENT = 1
 
 
-def walk_level(checking: ValidationContext, number: int, facts: dict[str, Any]) -> LevelSummary:
+def walk_level(checker: StoreChecker, number: int, facts: dict[str, Any]) -> LevelSummary:
     """Check all chunks of a level; return the summary that checks of objects and links need."""
-    place = CheckLocation(number, "vertices")
-    n_dims = 1 if checking.root is None else checking.root.n_dims
+    place = Place(number, "vertices")
+    n_dims = 1 if checker.root is None else checker.root.n_dims
     n_parts = n_dims
-    family = checking.open(place)
-    if checking.node(CheckLocation(number, "vertex_group_offsets")) is not None:
-        checking.report(
-            "V040", CheckLocation(number, "vertex_group_offsets"), "it exists; zarr-vectors before 0.6 wrote it."
-        )
+    family = checker.open(place)
+    if checker.node(Place(number, "vertex_group_offsets")) is not None:
+        checker.report("V040", Place(number, "vertex_group_offsets"), "it exists; zarr-vectors before 0.6 wrote it.")
     keys = np.zeros((0, n_parts), np.int64)
     if family is not None:
-        _check_chunk_names(checking, number)
-        with checking.guarded("V009", place):
+        _check_chunk_names(checker, number)
+        with checker.guarded(place, "V009"):
             n_parts = family.keys.shape[1] if len(family.keys) and _is_partitioned(facts) else n_dims
-        keys = checking.keys(family, place, n_parts)
+        keys = checker.keys(family, place, n_parts)
     counts = np.zeros((3, len(keys)), np.int64)
     counts[1] = _ONE_FRAGMENT
     seen = LevelSummary(number, facts, keys, *counts)
     if family is not None:
-        _walk_vertices(checking, place, family, seen)
-    _check_total(checking, seen)
-    _check_attributes(checking, seen, "vertex_attributes", ("V019", seen.vertices))
-    _walk_fragments(checking, seen)
-    _check_attributes(checking, seen, "fragment_attributes", ("V092", seen.fragments))
-    _walk_links(checking, seen)
+        _walk_vertices(checker, place, family, seen)
+    _check_total(checker, seen)
+    _check_attributes(checker, seen, "vertex_attributes", ("V019", seen.vertices))
+    _walk_fragments(checker, seen)
+    _check_attributes(checker, seen, "fragment_attributes", ("V092", seen.fragments))
+    _walk_links(checker, seen)
     return seen
 
 
@@ -239,19 +236,19 @@ def _is_partitioned(facts: dict[str, Any]) -> bool:
     return bool(facts.get("chunk_dims") or facts.get("chunk_attribute_name"))
 
 
-def _check_chunk_names(checking: ValidationContext, number: int) -> None:
+def _check_chunk_names(checker: StoreChecker, number: int) -> None:
     """Check that layout 0.7 has only chunks among those of its vertices; readers do not see others."""
-    for name in checking.children(CheckLocation(number, "vertices")) if checking.layout == "0.7" else ():
+    for name in checker.children(Place(number, "vertices")) if checker.layout == "0.7" else ():
         if not all(part.removeprefix("-").isdigit() for part in name.split(".")):
-            checking.report("V009", CheckLocation(number, f"vertices/{name}"), "its name is not a list of integers.")
+            checker.report("V009", Place(number, f"vertices/{name}"), "its name is not a list of integers.")
 
 
-def _check_total(checking: ValidationContext, seen: LevelSummary) -> None:
+def _check_total(checker: StoreChecker, seen: LevelSummary) -> None:
     """Compare the number of vertices with the declared one."""
     declared, found = seen.facts.get("vertex_count"), int(seen.vertices.clip(0).sum())
     if declared != found and (seen.vertices >= 0).all():
         text = f"vertex_count is {declared}; its chunks have {found:,}."
-        checking.report("V098", CheckLocation(seen.number), text)
+        checker.report("V098", Place(seen.number), text)
 
 
 def batches(keys: NDArray[np.int64]) -> Iterator[slice]:
@@ -260,30 +257,28 @@ def batches(keys: NDArray[np.int64]) -> Iterator[slice]:
         yield slice(start, min(start + STEP, len(keys)))
 
 
-def _walk_vertices(checking: ValidationContext, place: CheckLocation, family: ChunkArray, seen: LevelSummary) -> None:
+def _walk_vertices(checker: StoreChecker, place: Place, family: ChunkArray, seen: LevelSummary) -> None:
     """Count the vertices of every chunk, and check their positions."""
-    look = _position_checker(checking, seen)
+    look = _position_checker(checker, seen)
     for part in batches(seen.keys):
-        for i, blob in enumerate(checking.read(family, seen.keys[part], place), part.start):
+        for i, blob in enumerate(checker.read(family, seen.keys[part], place), part.start):
             location = place.at(seen.keys[i])
             seen.vertices[i] = -1
-            if location in checking.unread:
+            if location in checker.unread:
                 continue
             if blob is None or not blob.size:
                 seen.vertices[i] = 0
-                checking.report("V009", location, "the chunk is listed, but empty.", "practice")
+                checker.report("V009", location, "the chunk is listed, but empty.", "practice")
                 continue
-            with checking.guarded("V000", location):
-                points = _points_of(checking, location, family, blob)
+            with checker.guarded(location):
+                points = _points_of(checker, location, family, blob)
                 if points is not None:
                     seen.vertices[i] = len(points[0])
                     seen.links[i] = points[1]
                     look(location, points[0])
 
 
-def _points_of(
-    checking: ValidationContext, place: CheckLocation, family: ChunkArray, blob: Bytes
-) -> tuple[NDArray[Any], int] | None:
+def _points_of(checker: StoreChecker, place: Place, family: ChunkArray, blob: Bytes) -> tuple[NDArray[Any], int] | None:
     """Return the positions of a chunk, and its number of faces in Draco; report incomplete rows and return None."""
     if family.attributes.get("encoding") == "draco":
         from raggedatlas.vectors.storage.codecs import decode_cell
@@ -291,42 +286,42 @@ def _points_of(
         points, faces = decode_cell(blob, place.path)
         return points, len(faces)
     name = family.attributes.get("dtype")
-    if not is_numeric(name) or checking.root is None:
+    if not is_numeric(name) or checker.root is None:
         return None
     dtype = np.dtype(str(name)).newbyteorder("<")
-    size = dtype.itemsize * checking.root.n_dims
+    size = dtype.itemsize * checker.root.n_dims
     if blob.size % size:
-        checking.report("V010", place, f"{blob.size:,} bytes are not a multiple of {size}.")
+        checker.report("V010", place, f"{blob.size:,} bytes are not a multiple of {size}.")
         return None
-    return np.ascontiguousarray(blob).view(dtype).reshape(-1, checking.root.n_dims), 0
+    return np.ascontiguousarray(blob).view(dtype).reshape(-1, checker.root.n_dims), 0
 
 
-def _position_checker(checking: ValidationContext, seen: LevelSummary) -> Callable[[CheckLocation, NDArray[Any]], None]:
+def _position_checker(checker: StoreChecker, seen: LevelSummary) -> Callable[[Place, NDArray[Any]], None]:
     """Return a function that checks the positions of a chunk's vertices."""
-    root = checking.root
+    root = checker.root
     assert root is not None
-    with checking.guarded("V097", CheckLocation(seen.number)):
+    with checker.guarded(Place(seen.number), "V097"):
         edges = level_chunk_shape(root, seen.facts)
     low, high = (np.asarray(end, np.float64) for end in root.bounds)
     repeated = root.cross_chunk != "explicit_links" or root.index_convention == "identity"
-    rounded = checking.block(CheckLocation(seen.number, "vertices")).get("encoding") == "draco"
+    rounded = checker.block(Place(seen.number, "vertices")).get("encoding") == "draco"
 
-    def look(place: CheckLocation, points: NDArray[Any]) -> None:
+    def look(place: Place, points: NDArray[Any]) -> None:
         finite = np.isfinite(points).all(axis=1)
         if not finite.all():
-            checking.report("V018", place, f"{np.count_nonzero(~finite):,} positions are not finite.")
+            checker.report("V018", place, f"{np.count_nonzero(~finite):,} positions are not finite.")
         good = points[finite]
         key = np.asarray(place.chunk)[-points.shape[1] :]
         slack = _quantisation_step(good) if rounded else 0.0
         stray = _vertices_outside(good, key, edges, slack)
         if stray.any() and not repeated:
             text = f"{np.count_nonzero(stray):,} vertices are outside, e.g. {good[stray][0].tolist()}."
-            checking.report("V016", place, text)
+            checker.report("V016", place, text)
         tolerance = 1e-6 * np.maximum(np.abs(low), np.abs(high)) + slack
         out = ((good < low - tolerance) | (good > high + tolerance)).any(axis=1)
         if out.any():
             text = f"{np.count_nonzero(out):,} vertices are outside the bounds, e.g. {good[out][0].tolist()}."
-            checking.report("V112", place, text)
+            checker.report("V112", place, text)
 
     return look
 
@@ -349,21 +344,21 @@ def _vertices_outside(
 
 
 def _check_attributes(
-    checking: ValidationContext, seen: LevelSummary, group: str, asked: tuple[str, NDArray[np.int64]], tail: str = ""
+    checker: StoreChecker, seen: LevelSummary, group: str, asked: tuple[str, NDArray[np.int64]], tail: str = ""
 ) -> None:
     """Check the number of rows of attributes; `asked` is the rule and the expected rows of each chunk."""
-    if group not in checking.children(CheckLocation(seen.number)):
+    if group not in checker.children(Place(seen.number)):
         return
-    for name in checking.children(CheckLocation(seen.number, group)):
-        place = CheckLocation(seen.number, f"{group}/{name}{tail}")
-        family = checking.open(place)
+    for name in checker.children(Place(seen.number, group)):
+        place = Place(seen.number, f"{group}/{name}{tail}")
+        family = checker.open(place)
         if family is not None:
-            walk_column(checking, place, family, (asked[0], seen.keys, asked[1]))
+            walk_column(checker, place, family, (asked[0], seen.keys, asked[1]))
 
 
 def walk_column(
-    checking: ValidationContext,
-    place: CheckLocation,
+    checker: StoreChecker,
+    place: Place,
     family: ChunkArray,
     asked: tuple[str, NDArray[np.int64], NDArray[np.int64]],
 ) -> None:
@@ -372,30 +367,30 @@ def walk_column(
     dtype = family.attributes.get("dtype")
     if not is_numeric(dtype) and not is_text(dtype):
         return
-    with checking.guarded("V021", place):
+    with checker.guarded(place, "V021"):
         shape = family.attributes.get("row_shape", family.attributes.get("shape")) or []
         size = np.dtype(str(dtype)).itemsize * int(np.prod(shape, dtype=np.int64))
-        columns = 1 if shape else _columns_of(checking, place, family, asked, size)
+        columns = 1 if shape else _columns_of(checker, place, family, asked, size)
         if columns > 1:
             text = f"its rows have {columns} values that its shape does not declare, as zarr-vectors writes them."
-            checking.report("V021", place, text, "practice")
+            checker.report("V021", place, text, "practice")
         size *= columns
-        own = checking.keys(family, place, keys.shape[1])
+        own = checker.keys(family, place, keys.shape[1])
         for key in own[KeyLookup(keys).find(own) < 0] if len(own) else ():
-            checking.report(rule, place.at(key), "it has rows in a missing chunk.")
+            checker.report(rule, place.at(key), "it has rows in a missing chunk.")
         for part in batches(keys):
-            for i, blob in enumerate(checking.read(family, keys[part], place), part.start):
+            for i, blob in enumerate(checker.read(family, keys[part], place), part.start):
                 found = 0 if blob is None else blob.size
-                if place.at(keys[i]) in checking.unread:
+                if place.at(keys[i]) in checker.unread:
                     continue
                 if rows[i] >= 0 and found != rows[i] * size:
                     text = f"it has {found / max(size, 1):g} rows; expected {rows[i]:,}."
-                    checking.report(rule, place.at(keys[i]), text)
+                    checker.report(rule, place.at(keys[i]), text)
 
 
 def _columns_of(
-    checking: ValidationContext,
-    place: CheckLocation,
+    checker: StoreChecker,
+    place: Place,
     family: ChunkArray,
     asked: tuple[str, NDArray[np.int64], NDArray[np.int64]],
     size: int,
@@ -405,95 +400,87 @@ def _columns_of(
     some = np.flatnonzero(rows > 0)
     if not some.size or not size:
         return 1
-    blob = checking.read(family, keys[some[:1]], place)[0]
+    blob = checker.read(family, keys[some[:1]], place)[0]
     unit = int(rows[some[0]]) * size
     return 1 if blob is None or blob.size % unit else max(1, blob.size // unit)
 
 
-def _walk_fragments(checking: ValidationContext, seen: LevelSummary) -> None:
+def _walk_fragments(checker: StoreChecker, seen: LevelSummary) -> None:
     """Count the fragments of every chunk, and check their rows."""
-    place = CheckLocation(seen.number, "vertex_fragments")
-    family = checking.open(place)
+    place = Place(seen.number, "vertex_fragments")
+    family = checker.open(place)
     claims = bool(seen.facts.get("fragments_tile"))
     if family is None:
         return
-    bins = level_bins(checking, seen)
-    vertices = (
-        checking.open(CheckLocation(seen.number, "vertices")) if bins is not None and checking.depth > 3 else None
-    )
-    own = checking.keys(family, place, seen.keys.shape[1])
+    bins = level_bins(checker, seen)
+    vertices = checker.open(Place(seen.number, "vertices")) if bins is not None and checker.depth > 3 else None
+    own = checker.keys(family, place, seen.keys.shape[1])
     for key in own[KeyLookup(seen.keys).find(own) < 0] if len(own) else ():
-        checking.report("V034", place.at(key), "it has fragments in a chunk without vertices.")
+        checker.report("V034", place.at(key), "it has fragments in a chunk without vertices.")
     for part in batches(seen.keys):
-        raw = checking.read(family, seen.keys[part], place)
-        for i, found in enumerate(decode_fragment_indexes(checking, place, seen.keys[part], raw), part.start):
-            unread = found is None or place.at(seen.keys[i]) in checking.unread
+        raw = checker.read(family, seen.keys[part], place)
+        for i, found in enumerate(decode_fragment_indexes(checker, place, seen.keys[part], raw), part.start):
+            unread = found is None or place.at(seen.keys[i]) in checker.unread
             seen.fragments[i] = -1 if found is None or unread else found.n_fragments
             n_rows = int(seen.vertices[i])
             if found is None or unread or n_rows < 0:
                 continue
             location = place.at(seen.keys[i])
             if bins is not None:
-                check_fragments(checking, location, found, bins)
+                check_fragments(checker, location, found, bins)
             if names_missing_rows(found, n_rows):
-                checking.report(
+                checker.report(
                     "V034", location, f"a fragment refers to rows beyond the {n_rows:,} vertices of the chunk."
                 )
                 continue
             seen.widest = max(seen.widest, int(found.counts.max(initial=0)))
             if bins is not None and vertices is not None and i < STEP:
-                _look_into_bins(
-                    checking, CheckLocation(seen.number, "vertices").at(seen.keys[i]), vertices, (found, bins)
-                )
+                _look_into_bins(checker, Place(seen.number, "vertices").at(seen.keys[i]), vertices, (found, bins))
             if claims and not tiles(found, n_rows):
                 claims = False
-                checking.report("V110", location, "its fragments are not its rows in order.")
+                checker.report("V110", location, "its fragments are not its rows in order.")
 
 
-def _look_into_bins(
-    checking: ValidationContext, place: CheckLocation, family: ChunkArray, of: tuple[Fragments, Bins]
-) -> None:
+def _look_into_bins(checker: StoreChecker, place: Place, family: ChunkArray, of: tuple[Fragments, Bins]) -> None:
     """Check that the vertices of one chunk are in their bins."""
-    with checking.guarded("V000", place):
-        blob = checking.read(family, np.array([place.chunk]), place)[0]
-        points = None if blob is None else _points_of(checking, place, family, blob)
+    with checker.guarded(place):
+        blob = checker.read(family, np.array([place.chunk]), place)[0]
+        points = None if blob is None else _points_of(checker, place, family, blob)
         if points is not None:
-            check_bin_positions(checking, place, points[0], of)
+            check_bin_positions(checker, place, points[0], of)
 
 
-def _walk_links(checking: ValidationContext, seen: LevelSummary) -> None:
+def _walk_links(checker: StoreChecker, seen: LevelSummary) -> None:
     """Check the links within chunks, and their fragments and attributes."""
     zero = ".".join("0" for _ in range(seen.keys.shape[1]))
-    top = CheckLocation(seen.number, "links/0")
-    block = checking.block(top)
+    top = Place(seen.number, "links/0")
+    block = checker.block(top)
     width = block.get("link_width")
-    place, own = top, CheckLocation(seen.number, "link_fragments")
-    if checking.layout == "0.9":
+    place, own = top, Place(seen.number, "link_fragments")
+    if checker.layout == "0.9":
         name = "_".join([zero] * (width - 1)) or "self" if isinstance(width, int) and width < 64 else zero
-        place = CheckLocation(seen.number, f"links/0/{name}")
-    family = checking.open(place) if checking.node(top) is not None else None
-    index = checking.open(own)
+        place = Place(seen.number, f"links/0/{name}")
+    family = checker.open(place) if checker.node(top) is not None else None
+    index = checker.open(own)
     if family is None:
         if index is not None and seen.links.any():  # faces of Draco cells are counted by their chunks
-            _walk_link_fragments(checking, own, index, seen)
+            _walk_link_fragments(checker, own, index, seen)
         elif index is not None:
-            checking.report("V057", own, "there are no links within chunks.")
-        _check_attributes(checking, seen, "link_attributes", ("V082", seen.links), "/" + place.family.split("/", 1)[1])
+            checker.report("V057", own, "there are no links within chunks.")
+        _check_attributes(checker, seen, "link_attributes", ("V082", seen.links), "/" + place.family.split("/", 1)[1])
         return
     if isinstance(width, int) and width > 0:
-        _walk_rows(checking, place, family, (seen, width))
+        _walk_rows(checker, place, family, (seen, width))
         declared = block.get("num_links")
         found = int(seen.links.clip(0).sum())
-        if checking.layout == "0.7" and isinstance(declared, int) and declared != found and (seen.links >= 0).all():
-            checking.report("V055", top, f"num_links is {declared}; the chunks have {found}.")
+        if checker.layout == "0.7" and isinstance(declared, int) and declared != found and (seen.links >= 0).all():
+            checker.report("V055", top, f"num_links is {declared}; the chunks have {found}.")
     if index is not None:
-        _walk_link_fragments(checking, own, index, seen)
-    _check_attributes(checking, seen, "link_attributes", ("V082", seen.links), "/" + place.family.split("/", 1)[1])
+        _walk_link_fragments(checker, own, index, seen)
+    _check_attributes(checker, seen, "link_attributes", ("V082", seen.links), "/" + place.family.split("/", 1)[1])
 
 
-def _walk_rows(
-    checking: ValidationContext, place: CheckLocation, family: ChunkArray, counted: tuple[LevelSummary, int]
-) -> None:
+def _walk_rows(checker: StoreChecker, place: Place, family: ChunkArray, counted: tuple[LevelSummary, int]) -> None:
     """Count the links of every chunk, and check their rows."""
     seen, width = counted
     name = family.attributes.get("dtype")
@@ -502,84 +489,80 @@ def _walk_rows(
     dtype = np.dtype(str(name)).newbyteorder("<")
     most = int(seen.vertices.max(initial=0))
     if dtype.itemsize > smallest_unsigned_dtype(most).itemsize:
-        checking.report(
+        checker.report(
             "V052",
             place,
             f"its type is {dtype.name}; {smallest_unsigned_dtype(most).name} is enough for {most:,} rows.",
         )
-    own = checking.keys(family, place, seen.keys.shape[1])
+    own = checker.keys(family, place, seen.keys.shape[1])
     for key in own[KeyLookup(seen.keys).find(own) < 0] if len(own) else ():
-        checking.report("V051", place.at(key), "it has links in a chunk without vertices.")
+        checker.report("V051", place.at(key), "it has links in a chunk without vertices.")
     size = dtype.itemsize * width
     for part in batches(seen.keys):
-        for i, blob in enumerate(checking.read(family, seen.keys[part], place), part.start):
+        for i, blob in enumerate(checker.read(family, seen.keys[part], place), part.start):
             if blob is None:
-                seen.links[i] = -1 if place.at(seen.keys[i]) in checking.unread else 0
+                seen.links[i] = -1 if place.at(seen.keys[i]) in checker.unread else 0
                 continue
             if blob.size % size:
                 seen.links[i] = -1
-                checking.report("V051", place.at(seen.keys[i]), f"{blob.size:,} bytes are not a multiple of {size}.")
+                checker.report("V051", place.at(seen.keys[i]), f"{blob.size:,} bytes are not a multiple of {size}.")
                 continue
             rows = np.ascontiguousarray(blob).view(dtype)
             seen.links[i] = rows.size // width
             if rows.size and seen.vertices[i] >= 0 and (rows.min() < 0 or int(rows.max()) >= seen.vertices[i]):
                 text = f"a link refers to row {int(rows.max() if rows.min() >= 0 else rows.min())} of {seen.vertices[i]:,}."
-                checking.report("V051", place.at(seen.keys[i]), text)
+                checker.report("V051", place.at(seen.keys[i]), text)
 
 
-def _walk_link_fragments(
-    checking: ValidationContext, place: CheckLocation, family: ChunkArray, seen: LevelSummary
-) -> None:
+def _walk_link_fragments(checker: StoreChecker, place: Place, family: ChunkArray, seen: LevelSummary) -> None:
     """Check that link fragments match vertex fragments, and hold every link exactly once."""
     for part in batches(seen.keys):
-        raw = checking.read(family, seen.keys[part], place)
-        found = decode_fragment_indexes(checking, place, seen.keys[part], raw)
+        raw = checker.read(family, seen.keys[part], place)
+        found = decode_fragment_indexes(checker, place, seen.keys[part], raw)
         for i, one in enumerate(found, part.start):
-            if one is not None and place.at(seen.keys[i]) not in checking.unread:
-                _check_partition(checking, place.at(seen.keys[i]), one, (int(seen.fragments[i]), int(seen.links[i])))
+            if one is not None and place.at(seen.keys[i]) not in checker.unread:
+                _check_partition(checker, place.at(seen.keys[i]), one, (int(seen.fragments[i]), int(seen.links[i])))
 
 
-def _check_partition(
-    checking: ValidationContext, place: CheckLocation, found: Fragments, counts: tuple[int, int]
-) -> None:
+def _check_partition(checker: StoreChecker, place: Place, found: Fragments, counts: tuple[int, int]) -> None:
     """Check the link fragments of one chunk; `counts` are its vertex fragments and links."""
     n_fragments, n_links = counts
     if n_fragments >= 0 and found.n_fragments != n_fragments and (n_links or found.n_fragments):
         text = f"it has {found.n_fragments} fragments for {n_fragments} vertex fragments."
         # zarr-vectors 0.9 omits trailing fragments without links
-        short = checking.layout == "0.9" and found.n_fragments < n_fragments
-        checking.report("V054", place, text, "practice" if short else None)
+        short = checker.layout == "0.9" and found.n_fragments < n_fragments
+        checker.report("V054", place, text, "practice" if short else None)
     if n_links < 0:
         return
     if names_missing_rows(found, n_links) or not covers_once(found, n_links):
-        checking.report("V054", place, f"its fragments do not hold each of {n_links:,} links exactly once.")
+        checker.report("V054", place, f"its fragments do not hold each of {n_links:,} links exactly once.")
 
 
 _ENDS = {"mesh": 3, "graph": 2, "skeleton": 1}
 
 
-def check_kind(checking: ValidationContext, seen: LevelSummary) -> None:
+def check_kind(checker: StoreChecker, seen: LevelSummary) -> None:
     """Check the links of a level against geometry type and convention."""
-    root = checking.root
+    root = checker.root
     if root is None:
         return
-    inner, cross = CheckLocation(seen.number, "links/0"), CheckLocation(seen.number, "cross_chunk_links/0")
+    inner, cross = Place(seen.number, "links/0"), Place(seen.number, "cross_chunk_links/0")
     n_inner = int(seen.links.clip(0).sum())
-    blocks = [checking.block(place) for place in (inner, cross) if checking.node(place) is not None]
+    blocks = [checker.block(place) for place in (inner, cross) if checker.node(place) is not None]
     widths = [block["link_width"] for block in blocks if isinstance(block.get("link_width"), int)]
     for kind in root.types:
         for width in widths:
             if width < _ENDS.get(kind, 0) and len(root.types) == 1:
-                checking.report(
+                checker.report(
                     "V056", inner, f"its links have {width} ends; links of a {kind} have at least {_ENDS[kind]}."
                 )
     if root.types == ("point_cloud",) and n_inner:
-        checking.report("V056", inner, f"a point cloud has {n_inner:,} links.", "practice")
+        checker.report("V056", inner, f"a point cloud has {n_inner:,} links.", "practice")
     if root.links_convention == "implicit_sequential" and n_inner and set(root.types) != {"point_cloud"}:
-        checking.report("V060", inner, f"{n_inner:,} links are stored, although they follow from the vertex order.")
+        checker.report("V060", inner, f"{n_inner:,} links are stored, although they follow from the vertex order.")
     linked = {"mesh", "graph"} & set(root.types)
     if root.links_convention == "explicit" and linked and not blocks and not n_inner and seen.widest > 1:
         text = (
             f"no links are stored, but they are explicit and a {min(linked)} has fragments of {seen.widest} vertices."
         )
-        checking.report("V049", CheckLocation(seen.number), text)
+        checker.report("V049", Place(seen.number), text)

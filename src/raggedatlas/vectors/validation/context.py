@@ -1,26 +1,18 @@
 """State shared by all checks of a geometry store: its files, summaries of its levels, and the problems found."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError
-from raggedatlas.model.reports import Level as Severity
-from raggedatlas.model.reports import Problem
+from raggedatlas.model.validation import DAMAGE, Checker, Level, Problem, Rule
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.storage.codecs import Bytes
 from raggedatlas.vectors.storage.zarr_reader import CellArray, ChunkArray, ChunkGroup, StoreFiles, node_attributes
 from raggedatlas.vectors.validation.rules import DEPTH_OF, RULES
-
-DAMAGE = (
-    *(AtlasError, OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, IndexError),
-    *(OverflowError, NotImplementedError, AssertionError, MemoryError, ArithmeticError),
-)
-"""Exceptions of readers and libraries for damaged metadata and bytes."""
 
 STEP = 64
 """Number of chunks read at once."""
@@ -53,7 +45,7 @@ class PlacedProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckLocation:
+class Place:
     """Location of a check: a level, an array of it, and a chunk or an object in the array."""
 
     resolution: int | None = None
@@ -75,12 +67,10 @@ class CheckLocation:
             words.append(f"object {self.object_id}")
         return ", ".join(word for word in words if word)
 
-    def at(
-        self, chunk: Sequence[int] | NDArray[np.int64] | None = None, object_id: int | None = None
-    ) -> "CheckLocation":
+    def at(self, chunk: Sequence[int] | NDArray[np.int64] | None = None, object_id: int | None = None) -> "Place":
         """Return the location of a chunk or object of this array."""
         key = None if chunk is None else tuple(int(part) for part in chunk)
-        return CheckLocation(self.resolution, self.family, key, object_id)
+        return Place(self.resolution, self.family, key, object_id)
 
 
 @dataclass(slots=True)
@@ -116,23 +106,21 @@ class LevelSummary:
     n_groups: int = 0
 
 
-@dataclass(slots=True)
-class ValidationContext:
-    """Validation of one store.
+@dataclass
+class StoreChecker(Checker[Place]):
+    """Checker of one geometry store.
 
     Parameters
     ----------
-    files : Files
+    files : StoreFiles
         The store.
     depth : int
         Highest level of rules to check, 1 to 5.
-    problems : list of PlacedProblem
-        Problems found.
     layout : str
         ``"0.7"`` or ``"0.9"``.
     root : Geometry or None
         The root metadata; None if it cannot be parsed.
-    levels : dict of int to Seen
+    levels : dict of int to LevelSummary
         Summaries of the levels checked so far.
     nodes : dict of str to dict
         Every ``zarr.json`` read so far, by path.
@@ -140,68 +128,54 @@ class ValidationContext:
         Chunks that could not be read and are already reported.
     """
 
+    rules: ClassVar[Mapping[str, Rule]] = RULES
+    damage: ClassVar[str] = "V000"
+
     files: StoreFiles
     depth: int
-    problems: list[PlacedProblem] = field(default_factory=list)
     layout: str = "0.9"
     root: Geometry | None = None
     levels: dict[int, LevelSummary] = field(default_factory=dict)
     nodes: dict[str, dict[str, Any] | None] = field(default_factory=dict)
-    unread: set[CheckLocation] = field(default_factory=set)
+    unread: set[Place] = field(default_factory=set)
 
-    def report(self, rule: str, place: CheckLocation, message: str, severity: Severity | None = None) -> None:
-        """Report a broken rule; `severity` is given if it is milder than that of the rule."""
-        if DEPTH_OF[rule] > self.depth:
-            return
-        known = RULES[rule]
-        self.problems.append(
-            PlacedProblem(
-                *(rule, severity or known.level, str(place), message, known.fix),
-                *(place.resolution, place.family, place.chunk, place.object_id),
-            )
-        )
+    def report(self, rule: str, place: Place, message: str, level: Level | None = None, fix: str = "") -> None:
+        """Report a broken rule, unless it belongs to a level of validation that was not requested."""
+        if DEPTH_OF[rule] <= self.depth:
+            super().report(rule, place, message, level, fix)
+            problem = asdict(self.problems.pop())
+            self.problems.append(PlacedProblem(**problem, **asdict(place)))
 
-    @contextmanager
-    def guarded(self, rule: str, place: CheckLocation) -> Iterator[None]:
-        """Report exceptions of opening and decoding as a problem."""
-        try:
-            yield
-        except DAMAGE as error:
-            self.report(rule, place, self._said(error))
+    def reason(self, error: AtlasError) -> str:
+        """Return the message of an error without the location and the advice to restore the store."""
+        return str(error).replace(f"{self.files.root}/", "").partition(" Restore it")[0]
 
-    def _said(self, error: BaseException) -> str:
-        """Return the first sentence of an error, without the location."""
-        if not isinstance(error, AtlasError):
-            return f"it cannot be read ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})."
-        text = str(error).replace(f"{self.files.root}/", "")
-        return text.partition(" Restore it")[0]
-
-    def node(self, place: CheckLocation) -> dict[str, Any] | None:
+    def node(self, place: Place) -> dict[str, Any] | None:
         """Return the ``zarr.json`` of a location, checked once to be Zarr v3; None if it is missing or unreadable."""
         path = place.path
         if path not in self.nodes:
             self.nodes[path] = None
-            with self.guarded("V001", place):
+            with self.guarded(place, "V001"):
                 self.nodes[path] = self.files.node(path)
                 for name in (".zattrs", ".zgroup", ".zarray"):
                     if self.files.read(f"{path}/{name}" if path else name) is not None:
                         self.report("V001", place, f"there is a Zarr v2 file {name}.")
         return self.nodes[path]
 
-    def block(self, place: CheckLocation) -> dict[str, Any]:
+    def block(self, place: Place) -> dict[str, Any]:
         """Return the attributes of a location; empty if there are none."""
         node = self.node(place)
-        with self.guarded("V001", place):
+        with self.guarded(place, "V001"):
             return {} if node is None else node_attributes(node)
         return {}
 
-    def children(self, place: CheckLocation) -> list[str]:
+    def children(self, place: Place) -> list[str]:
         """Return the names of the folders below a location; empty if they cannot be listed."""
-        with self.guarded("V000", place):
+        with self.guarded(place):
             return self.files.children(place.path)
         return []
 
-    def open(self, place: CheckLocation) -> ChunkArray | None:
+    def open(self, place: Place) -> ChunkArray | None:
         """Open a per-chunk array; None if it is missing or cannot be opened."""
         node = self.node(place)
         if node is None:
@@ -210,16 +184,16 @@ class ValidationContext:
         if node.get("node_type") != kind:
             self.report("V007", place, f"it is {node.get('node_type')!r}, but layout {self.layout} has {kind!r}.")
             return None
-        with self.guarded("V000", place):
+        with self.guarded(place):
             if self.layout == "0.7":
                 return ChunkGroup(self.files, place.path, node)
             return CellArray(self.files, place.path, node)
         return None
 
-    def keys(self, family: ChunkArray, place: CheckLocation, n_parts: int) -> NDArray[np.int64]:
+    def keys(self, family: ChunkArray, place: Place, n_parts: int) -> NDArray[np.int64]:
         """Return the chunks of an array; none if they cannot be read or have an unexpected number of parts."""
         none = np.zeros((0, n_parts), np.int64)
-        with self.guarded("V009", place):
+        with self.guarded(place, "V009"):
             keys = family.keys
             if len(keys) and keys.shape[1] != n_parts:
                 self.report("V009", place, f"chunk keys have {keys.shape[1]} parts; expected {n_parts}.")
@@ -227,7 +201,7 @@ class ValidationContext:
             return keys if len(keys) else none
         return none
 
-    def read(self, family: ChunkArray, keys: NDArray[np.int64], place: CheckLocation) -> list[Bytes | None]:
+    def read(self, family: ChunkArray, keys: NDArray[np.int64], place: Place) -> list[Bytes | None]:
         """Return the bytes of some chunks; report unreadable ones, and return None for them."""
         try:
             return family.read(keys)
@@ -236,7 +210,7 @@ class ValidationContext:
             for key in keys:
                 found.append(None)
                 self.unread.add(place.at(key))
-                with self.guarded("V000", place.at(key)):
+                with self.guarded(place.at(key)):
                     found[-1] = family.read(key[None])[0]
                     self.unread.discard(place.at(key))
             return found

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from raggedatlas.model.reports import Level as Severity
+from raggedatlas.model.validation import DAMAGE
+from raggedatlas.model.validation import Level as Severity
 from raggedatlas.vectors.geometry import CAPABILITIES, CONVENTIONS, CROSS_CHUNK, CROSS_LEVEL, INDEX_CONVENTIONS
 from raggedatlas.vectors.metadata import VERSIONS, level_chunk_shape, parse_root
 from raggedatlas.vectors.shapes import KINDS, POSITION_TYPES
-from raggedatlas.vectors.validation.context import DAMAGE, CheckLocation, LevelSummary, ValidationContext
+from raggedatlas.vectors.validation.context import LevelSummary, Place, StoreChecker
 
-_ROOT = CheckLocation()
+_ROOT = Place()
 _WORDS = {
     "links_convention": CONVENTIONS,
     "object_index_convention": INDEX_CONVENTIONS,
@@ -31,93 +32,93 @@ KIND_REQUIREMENTS = {
 """Geometry type -> allowed link conventions."""
 
 
-def check_root(checking: ValidationContext) -> bool:
+def check_root(checker: StoreChecker) -> bool:
     """Check the root; return whether levels can be checked."""
-    node = checking.node(_ROOT)
+    node = checker.node(_ROOT)
     if node is None:
-        if not checking.problems:
-            checking.report("V001", _ROOT, "there is no zarr.json.")
+        if not checker.problems:
+            checker.report("V001", _ROOT, "there is no zarr.json.")
         return False
     if node.get("node_type") != "group":
-        checking.report("V001", _ROOT, "it is an array; expected a group.")
+        checker.report("V001", _ROOT, "it is an array; expected a group.")
         return False
-    facts = checking.block(_ROOT).get("zarr_vectors")
+    facts = checker.block(_ROOT).get("zarr_vectors")
     if not isinstance(facts, Mapping):
-        checking.report("V096", _ROOT, "the root has no zarr_vectors attributes.")
+        checker.report("V096", _ROOT, "the root has no zarr_vectors attributes.")
         return False
     version = str(facts.get("zv_version"))
     known = ".".join(version.split(".")[:2])
     if "zv_version" in facts and known not in VERSIONS:
-        checking.report("V007", _ROOT, f"zv_version is {version!r}; 0.7 and 0.9 are supported.")
+        checker.report("V007", _ROOT, f"zv_version is {version!r}; 0.7 and 0.9 are supported.")
         return False
-    _check_vocabulary(checking, facts)
-    _check_numbers(checking, facts)
-    _check_conventions(checking, facts)
-    before = len(checking.problems)
+    _check_vocabulary(checker, facts)
+    _check_numbers(checker, facts)
+    _check_conventions(checker, facts)
+    before = len(checker.problems)
     try:
-        root = parse_root(checking.block(_ROOT), checking.files.root)
+        root = parse_root(checker.block(_ROOT), checker.files.root)
     except DAMAGE as error:
-        if not any(problem.rule in {"V096", "V099"} for problem in checking.problems[:before]):
-            checking.report("V096", _ROOT, str(error))
+        if not any(problem.rule in {"V096", "V099"} for problem in checker.problems[:before]):
+            checker.report("V096", _ROOT, str(error))
         return False
-    checking.layout, checking.root = root.layout, root.geometry
+    checker.layout, checker.root = root.layout, root.geometry
     return True
 
 
-def _check_vocabulary(checking: ValidationContext, facts: Mapping[str, Any]) -> None:
+def _check_vocabulary(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
     """Check required keys, vocabulary and capabilities."""
     for key in ("zv_version", "chunk_shape", "bounds", "geometry_types"):
         if key not in facts:
-            checking.report("V096", _ROOT, f"the root has no {key}.")
+            checker.report("V096", _ROOT, f"the root has no {key}.")
     for key, words in _WORDS.items():
         value = facts.get(key)
         if value is not None and value not in words:
-            checking.report("V096", _ROOT, f"{key} is {value!r}; expected one of {', '.join(words)}.")
+            checker.report("V096", _ROOT, f"{key} is {value!r}; expected one of {', '.join(words)}.")
     types = facts.get("geometry_types")
     if types is not None and not isinstance(types, list):
-        checking.report("V096", _ROOT, f"geometry_types is {types!r}; expected a list.")
+        checker.report("V096", _ROOT, f"geometry_types is {types!r}; expected a list.")
     elif types == []:
-        checking.report("V096", _ROOT, "geometry_types is empty.", "should")
+        checker.report("V096", _ROOT, "geometry_types is empty.", "should")
     for kind in types if isinstance(types, list) else ():
         if kind not in KINDS:
             text = f"the geometry type {kind!r} is unknown; it is read as vertices and links."
-            checking.report("V096", _ROOT, text, "should")
-    _check_tokens(checking, facts)
+            checker.report("V096", _ROOT, text, "should")
+    _check_tokens(checker, facts)
 
 
-def _check_tokens(checking: ValidationContext, facts: Mapping[str, Any]) -> None:
+def _check_tokens(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
     """Check tokens of capabilities."""
     for key, why in (("format_capabilities", "it is ignored"), ("required_capabilities", "the store is refused")):
         tokens = facts.get(key) or []
         for token in tokens if isinstance(tokens, list) else [tokens]:
             if token not in CAPABILITIES:
-                checking.report("V099", _ROOT, f"the token {token!r} of {key} is unknown; {why}.")
+                checker.report("V099", _ROOT, f"the token {token!r} of {key} is unknown; {why}.")
 
 
-def _check_numbers(checking: ValidationContext, facts: Mapping[str, Any]) -> None:
+def _check_numbers(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
     """Check that chunks, bins, bounds and axes are consistent numbers."""
-    edges = _numbers(checking, "chunk_shape", facts.get("chunk_shape"))
+    edges = _numbers(checker, "chunk_shape", facts.get("chunk_shape"))
     if edges is None:
         return
     if not (edges > 0).all():
-        checking.report("V096", _ROOT, f"chunk_shape is {edges.tolist()}; expected positive numbers.")
-    bins = None if facts.get("base_bin_shape") is None else _numbers(checking, "bin_shape", facts["base_bin_shape"])
+        checker.report("V096", _ROOT, f"chunk_shape is {edges.tolist()}; expected positive numbers.")
+    bins = None if facts.get("base_bin_shape") is None else _numbers(checker, "bin_shape", facts["base_bin_shape"])
     if bins is not None and not divides(bins, edges):
-        checking.report("V096", _ROOT, f"bins of {bins.tolist()} do not divide chunks of {edges.tolist()}.")
+        checker.report("V096", _ROOT, f"bins of {bins.tolist()} do not divide chunks of {edges.tolist()}.")
     bounds = facts.get("bounds")
-    ends = [_numbers(checking, "bounds", end) for end in bounds] if isinstance(bounds, list) else []
+    ends = [_numbers(checker, "bounds", end) for end in bounds] if isinstance(bounds, list) else []
     if bounds is not None and (len(ends) != 2 or any(end is None or len(end) != len(edges) for end in ends)):
-        checking.report("V096", _ROOT, f"bounds do not have two corners of {len(edges)} numbers.")
+        checker.report("V096", _ROOT, f"bounds do not have two corners of {len(edges)} numbers.")
     elif ends and ends[0] is not None and ends[1] is not None and (ends[0] > ends[1]).any():
-        checking.report("V096", _ROOT, f"bounds are swapped: {bounds}.")
-    scales = checking.block(_ROOT).get("multiscales") or [{}]
-    with checking.guarded("V096", _ROOT):
+        checker.report("V096", _ROOT, f"bounds are swapped: {bounds}.")
+    scales = checker.block(_ROOT).get("multiscales") or [{}]
+    with checker.guarded(_ROOT, "V096"):
         axes = [axis for axis in scales[0].get("axes", []) if axis.get("type", "space") == "space"]
         if axes and len(axes) != len(edges):
-            checking.report("V096", _ROOT, f"there are {len(axes)} space axes, but chunks have {len(edges)} numbers.")
+            checker.report("V096", _ROOT, f"there are {len(axes)} space axes, but chunks have {len(edges)} numbers.")
 
 
-def _numbers(checking: ValidationContext, key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]] | None:  # noqa: ANN401
+def _numbers(checker: StoreChecker, key: str, values: Any) -> np.ndarray[Any, np.dtype[np.float64]] | None:  # noqa: ANN401
     """Return numbers; report other values and return None."""
     if values is None:
         return None
@@ -126,7 +127,7 @@ def _numbers(checking: ValidationContext, key: str, values: Any) -> np.ndarray[A
     except DAMAGE:
         found = np.array([np.nan])
     if not len(found) or not np.isfinite(found).all():
-        checking.report("V096", _ROOT, f"{key} is {values!r}; expected numbers.")
+        checker.report("V096", _ROOT, f"{key} is {values!r}; expected numbers.")
         return None
     return found
 
@@ -141,103 +142,103 @@ def divides(bins: Any, edges: Any) -> bool:  # noqa: ANN401 - arrays or lists
     return bool(((rounded >= 1) & (np.abs(ratio - rounded) <= 1e-9 * np.maximum(rounded, 1))).all())
 
 
-def _check_conventions(checking: ValidationContext, facts: Mapping[str, Any]) -> None:
+def _check_conventions(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
     """Check that the link convention is allowed for each geometry type."""
     convention = facts.get("links_convention") or "implicit_sequential"
     types = facts.get("geometry_types")
     for kind in types if isinstance(types, list) else ():
         asked = KIND_REQUIREMENTS.get(kind, ()) if isinstance(kind, str) else ()
         if asked and convention in CONVENTIONS and convention not in asked:
-            checking.report("V062", _ROOT, f"{kind} requires {' or '.join(asked)}; links_convention is {convention}.")
+            checker.report("V062", _ROOT, f"{kind} requires {' or '.join(asked)}; links_convention is {convention}.")
 
 
-def check_level_metadata(checking: ValidationContext, number: int) -> dict[str, Any] | None:
+def check_level_metadata(checker: StoreChecker, number: int) -> dict[str, Any] | None:
     """Check the declarations of a level; None if its chunks cannot be checked."""
-    place = CheckLocation(number)
-    facts = checking.block(place).get("zarr_vectors_level")
+    place = Place(number)
+    facts = checker.block(place).get("zarr_vectors_level")
     if not isinstance(facts, Mapping):
-        checking.report("V097", place, "it has no zarr_vectors_level attributes.")
+        checker.report("V097", place, "it has no zarr_vectors_level attributes.")
         return None
     for key in ("level", "vertex_count", "arrays_present"):
         if key not in facts:
-            checking.report("V097", place, f"it has no {key}.")
+            checker.report("V097", place, f"it has no {key}.")
     if facts.get("level", number) != number:
-        checking.report("V097", place, f"it declares level {facts['level']!r}.")
+        checker.report("V097", place, f"it declares level {facts['level']!r}.")
     for key in ("bin_shape", "parent_level"):
         if number == 0 and facts.get(key) is not None:
-            checking.report("V097", place, f"level 0 has {key}.")
+            checker.report("V097", place, f"level 0 has {key}.")
         if number > 0 and facts.get(key) is None:
             # build_pyramid of zarr-vectors 0.2 and 0.9 omits bin_shape; the bins are then the chunks
             severity: Severity | None = "practice" if key == "bin_shape" else None
-            checking.report("V097", place, f"a level above 0 has no {key}.", severity)
-    _check_present(checking, place, facts)
+            checker.report("V097", place, f"a level above 0 has no {key}.", severity)
+    _check_present(checker, place, facts)
     return dict(facts)
 
 
-def _check_present(checking: ValidationContext, place: CheckLocation, facts: Mapping[str, Any]) -> None:
+def _check_present(checker: StoreChecker, place: Place, facts: Mapping[str, Any]) -> None:
     """Compare ``arrays_present`` with the stored arrays."""
     listed = facts.get("arrays_present")
     if not isinstance(listed, list):
         return
-    there = set(checking.children(place))
+    there = set(checker.children(place))
     for name in sorted({str(name) for name in listed} - there):
-        checking.report("V097", place, f"arrays_present names {name}, which does not exist.", "should")
+        checker.report("V097", place, f"arrays_present names {name}, which does not exist.", "should")
 
 
-def check_pyramid(checking: ValidationContext) -> None:
+def check_pyramid(checker: StoreChecker) -> None:
     """Check each level against the root and its parent."""
-    for number, seen in sorted(checking.levels.items()):
-        place = CheckLocation(number)
-        with checking.guarded("V100", place):
-            _check_nesting(checking, seen)
-        with checking.guarded("V101", place):
-            _check_parent(checking, seen)
+    for number, seen in sorted(checker.levels.items()):
+        place = Place(number)
+        with checker.guarded(place, "V100"):
+            _check_nesting(checker, seen)
+        with checker.guarded(place, "V101"):
+            _check_parent(checker, seen)
 
 
-def _check_nesting(checking: ValidationContext, seen: LevelSummary) -> None:
+def _check_nesting(checker: StoreChecker, seen: LevelSummary) -> None:
     """Check chunks, bins and their ratio."""
-    root, place = checking.root, CheckLocation(seen.number)
+    root, place = checker.root, Place(seen.number)
     if root is None:
         return
     edges = level_chunk_shape(root, seen.facts)
     if not divides(root.chunk_shape, edges):
-        checking.report(
+        checker.report(
             "V100", place, f"chunks of {list(edges)} are not multiples of the root's {list(root.chunk_shape)}."
         )
     bins, ratio = seen.facts.get("bin_shape"), seen.facts.get("bin_ratio")
     if bins is None:
         return
     if not divides(bins, edges):
-        checking.report("V100", place, f"bins of {bins} do not divide chunks of {list(edges)}.")
+        checker.report("V100", place, f"bins of {bins} do not divide chunks of {list(edges)}.")
     base = root.bin_shape or root.chunk_shape
     if ratio is not None and not np.allclose(np.asarray(base) * np.asarray(ratio, np.float64), bins):
-        checking.report(
+        checker.report(
             "V100", place, f"bin_ratio is {ratio}, but bins are {bins} and those of the base level {list(base)}."
         )
 
 
-def _check_parent(checking: ValidationContext, seen: LevelSummary) -> None:
+def _check_parent(checker: StoreChecker, seen: LevelSummary) -> None:
     """Check a level against its parent level."""
-    place, facts = CheckLocation(seen.number), seen.facts
-    parent = checking.levels.get(-1 if facts.get("parent_level") is None else int(facts["parent_level"]))
+    place, facts = Place(seen.number), seen.facts
+    parent = checker.levels.get(-1 if facts.get("parent_level") is None else int(facts["parent_level"]))
     if seen.number and (parent is None or parent.number >= seen.number):
-        checking.report("V101", place, f"its parent_level {facts.get('parent_level')!r} is not a finer level.")
+        checker.report("V101", place, f"its parent_level {facts.get('parent_level')!r} is not a finer level.")
         return
     if parent is not None and seen.vertices.clip(0).sum() > parent.vertices.clip(0).sum():
         text = f"it has {seen.vertices.clip(0).sum():,} vertices, but its parent {parent.vertices.clip(0).sum():,}."
-        checking.report("V101", place, text, "practice")
+        checker.report("V101", place, text, "practice")
     if not facts.get("preserves_object_ids"):
         return
     inherited = facts.get("inherited_num_objects")
     if parent is None or inherited is None:
-        checking.report("V101", place, "it preserves ids, but has no parent_level or no inherited_num_objects.")
+        checker.report("V101", place, "it preserves ids, but has no parent_level or no inherited_num_objects.")
         return
     if parent.ids is not None and inherited != len(parent.ids):
         text = f"inherited_num_objects is {inherited}, but its parent has {len(parent.ids)} objects."
-        checking.report("V101", place, text)
+        checker.report("V101", place, text)
     if parent.ids is not None and seen.ids is not None and not np.isin(seen.ids, parent.ids).all():
         other = seen.ids[~np.isin(seen.ids, parent.ids)][0]
-        checking.report("V101", place, f"it declares that ids are preserved, but its parent has no object {other}.")
+        checker.report("V101", place, f"it declares that ids are preserved, but its parent has no object {other}.")
 
 
 DELTA = re.compile(r"0|[+-][1-9]\d*")
@@ -265,57 +266,57 @@ _BY_NAME = (
 _ATTRIBUTES = {"vertex_attributes", "fragment_attributes", "link_attributes"}
 
 
-def level_arrays(checking: ValidationContext, number: int) -> Iterator[CheckLocation]:
+def level_arrays(checker: StoreChecker, number: int) -> Iterator[Place]:
     """Yield the per-chunk arrays of a level, and those of objects, with their locations."""
-    top = checking.children(CheckLocation(number))
+    top = checker.children(Place(number))
     for name in ("vertices", *FRAGMENT_INDEXES, "object_index", "groups"):
         if name in top:
-            yield CheckLocation(number, name)
+            yield Place(number, name)
     for name in (name for name in _BY_NAME if name in top):
-        for own in checking.children(CheckLocation(number, name)):
-            place = CheckLocation(number, f"{name}/{own}")
-            yield from _by_delta(checking, place) if "link" in name else (place,)
+        for own in checker.children(Place(number, name)):
+            place = Place(number, f"{name}/{own}")
+            yield from _by_delta(checker, place) if "link" in name else (place,)
     for name in (name for name in ("links", "cross_chunk_links") if name in top):
-        yield from _by_delta(checking, CheckLocation(number, name))
+        yield from _by_delta(checker, Place(number, name))
 
 
-def _by_delta(checking: ValidationContext, above: CheckLocation) -> Iterator[CheckLocation]:
+def _by_delta(checker: StoreChecker, above: Place) -> Iterator[Place]:
     """Yield the arrays of a family of links: one for each delta, in layout 0.9 also for each set of offsets."""
-    for delta in checking.children(above):
-        place = CheckLocation(above.resolution, f"{above.family}/{delta}")
+    for delta in checker.children(above):
+        place = Place(above.resolution, f"{above.family}/{delta}")
         if not DELTA.fullmatch(delta):
-            checking.report("V048", place, f"{delta!r} is not a level difference; expected 0, +1 or -1.")
+            checker.report("V048", place, f"{delta!r} is not a level difference; expected 0, +1 or -1.")
             continue
-        if checking.layout == "0.7" or above.family.startswith("cross_"):
+        if checker.layout == "0.7" or above.family.startswith("cross_"):
             yield place
             continue
-        for name in checking.children(place):
-            yield CheckLocation(above.resolution, f"{place.family}/{name}")
+        for name in checker.children(place):
+            yield Place(above.resolution, f"{place.family}/{name}")
 
 
-def check_array_metadata(checking: ValidationContext, number: int) -> None:
+def check_array_metadata(checker: StoreChecker, number: int) -> None:
     """Check the attributes of every array of a level."""
-    for place in level_arrays(checking, number):
-        node = checking.node(place)
+    for place in level_arrays(checker, number):
+        node = checker.node(place)
         if node is None:
-            if not any(problem.path == str(place) for problem in checking.problems):
-                checking.report("V001", place, "there is no zarr.json.")
+            if not any(problem.path == str(place) for problem in checker.problems):
+                checker.report("V001", place, "there is no zarr.json.")
             continue
-        block = checking.block(place)
-        with checking.guarded("V021", place):
-            _check_name(checking, place, block)
+        block = checker.block(place)
+        with checker.guarded(place, "V021"):
+            _check_name(checker, place, block)
             family = place.family.split("/", maxsplit=1)[0]
             if family == "vertices":
-                _check_vertices(checking, place, block)
+                _check_vertices(checker, place, block)
             elif family in FRAGMENT_INDEXES:
-                _check_framed(checking, place, block, node)
+                _check_framed(checker, place, block, node)
             elif family in _ATTRIBUTES:
-                _check_attribute(checking, place, block)
+                _check_attribute(checker, place, block)
             elif family == "links":
-                _check_links(checking, place, block)
+                _check_links(checker, place, block)
 
 
-def _check_name(checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any]) -> None:
+def _check_name(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
     """Check ``zv_array``."""
     family = place.family.split("/", maxsplit=1)[0]
     asked, rule = _NAMES.get(family, ()), "V002"
@@ -323,47 +324,45 @@ def _check_name(checking: ValidationContext, place: CheckLocation, block: Mappin
         asked, rule = ("groupings_attribute",), "V044"
     name = block.get("zv_array", block.get("zvf_array"))
     if "zv_array" not in block and "zvf_array" in block:
-        checking.report("V002", place, "it declares its name as zvf_array, the older key.", "practice")
+        checker.report("V002", place, "it declares its name as zvf_array, the older key.", "practice")
     if name is None and family == "link_fragments":
-        checking.report("V002", place, "it does not declare its name; zarr-vectors 0.2 omits it.", "practice")
+        checker.report("V002", place, "it does not declare its name; zarr-vectors 0.2 omits it.", "practice")
     elif name not in asked:
-        checking.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, asked))}.")
+        checker.report(rule, place, f"zv_array is {name!r}; expected {' or '.join(map(repr, asked))}.")
 
 
-def _check_vertices(checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any]) -> None:
+def _check_vertices(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
     """Check the metadata of vertices."""
     if block.get("dtype") not in POSITION_TYPES:
-        checking.report("V011", place, f"dtype is {block.get('dtype')!r}; expected floats or integers of 8 to 64 bits.")
+        checker.report("V011", place, f"dtype is {block.get('dtype')!r}; expected floats or integers of 8 to 64 bits.")
     encoding = block.get("encoding", "raw")
     if encoding not in ("raw", "draco"):
-        checking.report("V012", place, f"the encoding is {encoding!r}; expected 'raw' or 'draco'.")
+        checker.report("V012", place, f"the encoding is {encoding!r}; expected 'raw' or 'draco'.")
     elif "encoding" not in block:
-        checking.report("V012", place, "no encoding is declared; raw is assumed.", "practice")
+        checker.report("V012", place, "no encoding is declared; raw is assumed.", "practice")
     for key in sorted(set(block) - _VERTEX_KEYS):
-        checking.report("V012", place, f"{key!r} is not a key of vertices.", "practice")
-    types = checking.root.types if checking.root is not None else ()
+        checker.report("V012", place, f"{key!r} is not a key of vertices.", "practice")
+    types = checker.root.types if checker.root is not None else ()
     if encoding == "draco" and "mesh" not in types:
-        checking.report("V014", place, f"the encoding is 'draco', but the geometry {', '.join(types) or 'unnamed'}.")
+        checker.report("V014", place, f"the encoding is 'draco', but the geometry {', '.join(types) or 'unnamed'}.")
 
 
-def _check_framed(
-    checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any], node: Mapping[str, Any]
-) -> None:
+def _check_framed(checker: StoreChecker, place: Place, block: Mapping[str, Any], node: Mapping[str, Any]) -> None:
     """Check the metadata of fragment indexes, and that they are bytes."""
     for key in sorted(set(block) - _FRAGMENT_KEYS):
         counted = isinstance(block[key], int | float) and not isinstance(block[key], bool)
         rule = "V005" if counted and place.family == "vertex_fragments" else "V036"
-        checking.report(rule, place, f"the attribute {key!r} is not allowed here.")
-    if checking.layout == "0.9":
-        check_bytes(checking, place, node)
+        checker.report(rule, place, f"the attribute {key!r} is not allowed here.")
+    if checker.layout == "0.9":
+        check_bytes(checker, place, node)
 
 
-def check_bytes(checking: ValidationContext, place: CheckLocation, node: Mapping[str, Any]) -> None:
+def check_bytes(checker: StoreChecker, place: Place, node: Mapping[str, Any]) -> None:
     """Check that an array has the type of bytes."""
     kind = node.get("data_type")
     name = kind.get("name") if isinstance(kind, dict) else kind
     if node.get("node_type") == "array" and name not in {"uint8", "variable_length_bytes", "bytes"}:
-        checking.report("V004", place, f"its type is {name!r}; expected uint8 or byte strings.")
+        checker.report("V004", place, f"its type is {name!r}; expected uint8 or byte strings.")
 
 
 def is_numeric(name: Any) -> bool:  # noqa: ANN401 - any JSON value
@@ -383,47 +382,45 @@ def is_text(name: Any) -> bool:  # noqa: ANN401 - any JSON value
     return kind.kind in "US" and kind.itemsize > 0
 
 
-def _check_attribute(checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any]) -> None:
+def _check_attribute(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
     """Check the metadata of an attribute of vertices, fragments or links."""
     if is_text(block.get("dtype")):
-        checking.report(
+        checker.report(
             "V003", place, f"its type is {block['dtype']!r}; codes and categories are the standard.", "practice"
         )
     elif not is_numeric(block.get("dtype")):
-        checking.report("V003", place, f"dtype is {block.get('dtype')!r}; expected integers or floats.")
+        checker.report("V003", place, f"dtype is {block.get('dtype')!r}; expected integers or floats.")
     name = place.family.split("/")[1]
     if block.get("name") != name:
-        checking.report("V021", place, f"name is {block.get('name')!r}; expected {name!r}.")
+        checker.report("V021", place, f"name is {block.get('name')!r}; expected {name!r}.")
     shape = block.get("row_shape", block.get("shape"))
     if shape is None:
-        checking.report("V021", place, "it declares no row shape; zarr-vectors 0.2 omits it.", "practice")
+        checker.report("V021", place, "it declares no row shape; zarr-vectors 0.2 omits it.", "practice")
         return
     if not isinstance(shape, list) or not all(isinstance(size, int) and size > 0 for size in shape):
-        checking.report("V021", place, f"the row shape is {shape!r}; expected [] or [channels].")
+        checker.report("V021", place, f"the row shape is {shape!r}; expected [] or [channels].")
         return
-    check_channels(checking, place, block, int(np.prod(shape)) if shape else 1)
+    check_channels(checker, place, block, int(np.prod(shape)) if shape else 1)
 
 
-def check_channels(
-    checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any], n_channels: int
-) -> None:
+def check_channels(checker: StoreChecker, place: Place, block: Mapping[str, Any], n_channels: int) -> None:
     """Check that each channel has a name, if channels are named."""
     names = block.get("channel_names")
     if names and len(names) != n_channels:
-        checking.report("V022", place, f"there are {len(names)} channel names for {n_channels} values per row.")
+        checker.report("V022", place, f"there are {len(names)} channel names for {n_channels} values per row.")
 
 
-def _check_links(checking: ValidationContext, place: CheckLocation, block: Mapping[str, Any]) -> None:
+def _check_links(checker: StoreChecker, place: Place, block: Mapping[str, Any]) -> None:
     """Check the metadata of links."""
     if not is_numeric(block.get("dtype")) or np.dtype(str(block.get("dtype"))).kind == "f":
-        checking.report("V055", place, f"dtype is {block.get('dtype')!r}; expected integers.")
+        checker.report("V055", place, f"dtype is {block.get('dtype')!r}; expected integers.")
     delta = place.family.split("/")[1]
-    family = CheckLocation(place.resolution, f"links/{delta}")
-    own = checking.block(family)
+    family = Place(place.resolution, f"links/{delta}")
+    own = checker.block(family)
     if own.get("num_links") is None:
-        checking.report("V055", family, "it does not declare num_links; zarr-vectors 0.2 omits it.", "practice")
+        checker.report("V055", family, "it does not declare num_links; zarr-vectors 0.2 omits it.", "practice")
     for key in ("level_delta", "link_width", *(("num_links",) if own.get("num_links") is not None else ())):
         if not isinstance(own.get(key), int):
-            checking.report("V055", family, f"{key} is {own.get(key)!r}; expected an integer.")
+            checker.report("V055", family, f"{key} is {own.get(key)!r}; expected an integer.")
     if isinstance(own.get("level_delta"), int) and own["level_delta"] != int(delta):
-        checking.report("V055", family, f"level_delta is {own['level_delta']}; the folder is {delta}.")
+        checker.report("V055", family, f"level_delta is {own['level_delta']}; the folder is {delta}.")

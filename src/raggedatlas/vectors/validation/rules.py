@@ -3,7 +3,8 @@
 A rule has the number of the item of seed 002 that it checks; rules from V110 on follow from what readers do.
 """
 
-from raggedatlas.model.reports import Rule
+from raggedatlas.model import validation
+from raggedatlas.model.validation import Rule
 
 LEVELS = ("structure", "metadata", "consistency", "conformance", "pyramid")
 """Levels of validation; each includes the previous ones."""
@@ -119,9 +120,8 @@ Memory is bounded by the chunks of one step (64), the object index and the chunk
 
 def rules_page() -> str:
     """Return the reference page of all rules, as Markdown."""
-    lines = [_HEAD, "| rule | severity | level | requirement, and fix |", "|---|---|---|---|"]
-    for rule in RULES.values():
-        severity = rule.level if rule.stated else f"{rule.level} \\*"
-        text = f"{rule.sentence} {rule.fix}".replace("|", "\\|")
-        lines.append(f"| {rule.id} | {severity} | {DEPTH_OF[rule.id]} {LEVELS[DEPTH_OF[rule.id] - 1]} | {text} |")
-    return "\n".join(lines) + "\n"
+
+    def level(rule: Rule) -> str:
+        return f"{DEPTH_OF[rule.id]} {LEVELS[DEPTH_OF[rule.id] - 1]}"
+
+    return validation.rules_page(_HEAD, RULES.values(), {"checked at": level})

@@ -4,11 +4,11 @@ import os
 
 from raggedatlas.errors import NotFoundError, SourceError
 from raggedatlas.model.arguments import checked
-from raggedatlas.model.reports import Problem
+from raggedatlas.model.validation import Problems
 from raggedatlas.store.location import Location
 from raggedatlas.vectors.storage.zarr_reader import StoreFiles
 from raggedatlas.vectors.validation.chunk_checks import check_kind, walk_level
-from raggedatlas.vectors.validation.context import CheckLocation, ValidationContext
+from raggedatlas.vectors.validation.context import Place, StoreChecker
 from raggedatlas.vectors.validation.cross_link_checks import check_cross_links
 from raggedatlas.vectors.validation.metadata_checks import (
     check_array_metadata,
@@ -17,11 +17,11 @@ from raggedatlas.vectors.validation.metadata_checks import (
     check_root,
 )
 from raggedatlas.vectors.validation.object_checks import check_objects
-from raggedatlas.vectors.validation.rules import LEVELS, RULES
+from raggedatlas.vectors.validation.rules import LEVELS
 
 
 @checked
-def validate(location: Location | str | os.PathLike[str], level: int | str = 5) -> list[Problem]:
+def validate(location: Location | str | os.PathLike[str], level: int | str = 5) -> Problems:
     """List the rules that a geometry store breaks, in either layout (seed 002 §7; the reference lists the rules).
 
     Parameters
@@ -35,7 +35,7 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
 
     Returns
     -------
-    list of Problem
+    Problems
         Sorted by rule; empty for a valid store. Each has the location (resolution level, family, chunk, object), severity and fix.
 
     Raises
@@ -60,12 +60,10 @@ def validate(location: Location | str | os.PathLike[str], level: int | str = 5) 
     place = Location.of(location)
     if not place.exists():
         raise NotFoundError(f"{place.uri} does not exist; check the path.")
-    checking = ValidationContext(StoreFiles(place), depth)
-    if check_root(checking):
-        _check_levels(checking)
-    order = {rule: i for i, rule in enumerate(RULES)}
-    found = dict.fromkeys(checking.problems)
-    return sorted(found, key=lambda problem: order[problem.rule])
+    checker = StoreChecker(StoreFiles(place), depth)
+    if check_root(checker):
+        _check_levels(checker)
+    return checker.by_rule()
 
 
 def depth_of(level: int | str) -> int:
@@ -77,41 +75,41 @@ def depth_of(level: int | str) -> int:
     raise SourceError(f"Unknown level {level!r}; expected 1 to 5 or one of {', '.join(LEVELS)}.")
 
 
-def _check_levels(checking: ValidationContext) -> None:
+def _check_levels(checker: StoreChecker) -> None:
     """Check every level, then the links of each, then all levels together."""
-    names = checking.children(CheckLocation())
+    names = checker.children(Place())
     numbers = sorted(int(name) for name in names if name.isascii() and name.isdigit())
     if numbers != list(range(len(numbers))) or not numbers:
-        checking.report("V097", CheckLocation(), f"there are the levels {numbers}; expected 0, 1, 2, ...")
+        checker.report("V097", Place(), f"there are the levels {numbers}; expected 0, 1, 2, ...")
     known = []
     for number in numbers:
-        node = checking.node(CheckLocation(number))
+        node = checker.node(Place(number))
         if node is None or node.get("node_type") != "group":
-            checking.report("V001", CheckLocation(number), "it is not a Zarr v3 group.")
+            checker.report("V001", Place(number), "it is not a Zarr v3 group.")
             continue
-        if checking.node(CheckLocation(number, "vertices")) is None:
-            _check_no_vertices(checking, number)
-        check_array_metadata(checking, number)
-        facts = check_level_metadata(checking, number)
+        if checker.node(Place(number, "vertices")) is None:
+            _check_no_vertices(checker, number)
+        check_array_metadata(checker, number)
+        facts = check_level_metadata(checker, number)
         if facts is not None:
             known.append((number, facts))
-    if checking.depth < 3:
+    if checker.depth < 3:
         return
     for number, facts in known:
-        with checking.guarded("V000", CheckLocation(number)):
-            checking.levels[number] = walk_level(checking, number, facts)
-    for number, seen in checking.levels.items():
-        with checking.guarded("V000", CheckLocation(number)):
-            check_objects(checking, seen)
-            check_cross_links(checking, seen)
-            check_kind(checking, seen)
-    check_pyramid(checking)
+        with checker.guarded(Place(number)):
+            checker.levels[number] = walk_level(checker, number, facts)
+    for number, seen in checker.levels.items():
+        with checker.guarded(Place(number)):
+            check_objects(checker, seen)
+            check_cross_links(checker, seen)
+            check_kind(checker, seen)
+    check_pyramid(checker)
 
 
-def _check_no_vertices(checking: ValidationContext, number: int) -> None:
+def _check_no_vertices(checker: StoreChecker, number: int) -> None:
     """Report a level that declares vertices but has no vertex array."""
-    facts = checking.block(CheckLocation(number)).get("zarr_vectors_level") or {}
-    with checking.guarded("V097", CheckLocation(number)):
+    facts = checker.block(Place(number)).get("zarr_vectors_level") or {}
+    with checker.guarded(Place(number), "V097"):
         if facts.get("vertex_count"):
             text = f"vertex_count is {facts['vertex_count']}, but there is no vertex array."
-            checking.report("V000", CheckLocation(number, "vertices"), text)
+            checker.report("V000", Place(number, "vertices"), text)

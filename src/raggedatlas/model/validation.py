@@ -1,0 +1,229 @@
+"""Rule engine of the validators: numbered rules, the problems that a check finds, and their text, JSON and exit status.
+
+A validator of one format has a table of `Rule` and check functions, which report to a `Checker`.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from raggedatlas.errors import AtlasError
+
+Level = Literal["must", "should", "practice"]
+Depth = Literal["metadata", "full"]
+
+
+class _Fixable:
+    """Base of what carries a `fix`, for its name before version 0.1."""
+
+    __slots__ = ()
+
+    fix: str
+
+    @property
+    def mend(self) -> str:
+        """Deprecated name of `fix`."""
+        warnings.warn("mend is now called fix.", DeprecationWarning, stacklevel=2)
+        return self.fix
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(_Fixable):
+    """One rule.
+
+    Parameters
+    ----------
+    id : str
+        Stable, e.g. ``A01``.
+    level : {"must", "should", "practice"}
+        ``must``: a reader fails or returns something else than was meant. ``should``: the format recommends it.
+        ``practice``: readers cope, some with a warning.
+    sentence : str
+        What holds in a good file.
+    fix : str
+        What to do about a file that breaks it.
+    depth : {"metadata", "full"}
+        Whether values must be read to tell.
+    fixed : bool
+        Whether a repaired copy fixes it.
+    stated : bool
+        Whether the description of the format says so; else it follows from what readers and writers do.
+    refused : bool
+        Whether a file that breaks it cannot be added to an atlas.
+    """
+
+    id: str
+    level: Level
+    sentence: str
+    fix: str
+    depth: Depth = "metadata"
+    fixed: bool = False
+    stated: bool = True
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(_Fixable):
+    """One rule broken in one place.
+
+    Parameters
+    ----------
+    rule : str
+        Id of the rule.
+    level : {"must", "should", "practice"}
+        How bad it is here; never worse than the rule's own level.
+    path : str
+        The element in the file, ``""`` for its root.
+    message : str
+        What was found, and what was expected.
+    fix : str
+        The way out.
+
+    Examples
+    --------
+    >>> print(Problem("A12", "must", "", "there is no var.", "Write a table of features."))
+    A12 must: there is no var. Write a table of features.
+    """
+
+    rule: str
+    level: Level
+    path: str
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        """Return the problem as one line of text."""
+        place = f" {self.path}:" if self.path else ""
+        return f"{self.rule} {self.level}:{place} {self.message} {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class AtlasProblem(_Fixable):
+    """One thing that `validate` found wrong.
+
+    Parameters
+    ----------
+    rule : str
+        Stable short name, for instance ``pointer-bounds``.
+    place : str
+        Table, dataset or group.
+    message : str
+        What is wrong.
+    fix : str
+        The way out.
+    """
+
+    rule: str
+    place: str
+    message: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        """Return the problem as one line of text."""
+        return f"{self.place}: {self.message} [{self.rule}]{' ' + self.fix if self.fix else ''}"
+
+
+class Problems(list[Problem]):
+    """The problems of a validated file, empty if it is valid."""
+
+    @property
+    def breaks_must(self) -> bool:
+        """Whether a rule of level ``must`` is broken, for which the command exits with code 1."""
+        return any(problem.level == "must" for problem in self)
+
+    def summary(self) -> str:
+        """Return the number of problems of each level as text.
+
+        Examples
+        --------
+        >>> Problems().summary()
+        'Nothing is wrong'
+        """
+        levels = [problem.level for problem in self]
+        counts = {level: levels.count(level) for level in ("must", "should", "practice")}
+        return ", ".join(f"{n:,} {level}" for level, n in counts.items() if n) or "Nothing is wrong"
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return the problems as dictionaries of plain values, as ``--json`` prints them."""
+        return [asdict(problem) for problem in self]
+
+
+DAMAGE = (
+    AtlasError, OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, IndexError, OverflowError,
+    NotImplementedError, AssertionError, MemoryError, ArithmeticError,
+)  # fmt: skip
+"""Exceptions that readers and libraries raise for damaged metadata and values."""
+
+P = TypeVar("P")
+
+
+@dataclass
+class Checker(Generic[P]):
+    """Collector of the problems of one file or store; the base class of each validator's state.
+
+    A place is anything whose ``str`` is its path in the file.
+
+    Parameters
+    ----------
+    problems : Problems
+        The problems found so far.
+    """
+
+    rules: ClassVar[Mapping[str, Rule]] = {}
+    damage: ClassVar[str] = ""
+
+    problems: Problems = field(default_factory=Problems, kw_only=True)
+
+    def report(self, rule: str, place: P, message: str, level: Level | None = None, fix: str = "") -> None:
+        """Report a broken rule; `level` and `fix` replace those of the rule, `level` by a milder one only."""
+        known = self.rules[rule]
+        self.problems.append(Problem(rule, level or known.level, str(place), message, fix or known.fix))
+
+    @contextmanager
+    def guarded(self, place: P, rule: str = "") -> Iterator[None]:
+        """Report what cannot be opened or decoded as a broken rule, by default the format's rule about damage."""
+        try:
+            yield
+        except DAMAGE as error:
+            self.report_error(place, error, rule or self.damage)
+
+    def report_error(self, place: P, error: BaseException, rule: str) -> None:
+        """Report an exception of a reader or library."""
+        text = self.reason(error) if isinstance(error, AtlasError) else _foreign_reason(error)
+        self.report(rule, place, text)
+
+    def reason(self, error: AtlasError) -> str:
+        """Return the message of an error without what a problem says elsewhere: the file and the fix."""
+        return str(error)
+
+    def by_rule(self) -> Problems:
+        """Return the different problems, sorted by rule."""
+        order = {rule: i for i, rule in enumerate(self.rules)}
+        return Problems(sorted(dict.fromkeys(self.problems), key=lambda problem: order[problem.rule]))
+
+
+def _foreign_reason(error: BaseException) -> str:
+    first_line = next(iter(str(error).splitlines()), "")
+    return f"it cannot be read ({type(error).__name__}: {first_line})."
+
+
+def rules_page(head: str, rules: Iterable[Rule], columns: Mapping[str, Callable[[Rule], str]]) -> str:
+    """Return a reference page of all rules, as Markdown.
+
+    Parameters
+    ----------
+    head : str
+        Text above the table.
+    rules : iterable of Rule
+        One row each.
+    columns : mapping of str to callable
+        Title -> text of a rule, for the columns between the level of a rule and its sentence.
+    """
+    rows = [("rule", "level", *columns, "requirement, and fix"), ("---",) * (len(columns) + 3)]
+    for rule in rules:
+        level = rule.level if rule.stated else f"{rule.level} \\*"
+        text = f"{rule.sentence} {rule.fix}".replace("|", "\\|")
+        rows.append((rule.id, level, *(column(rule) for column in columns.values()), text))
+    return head + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)

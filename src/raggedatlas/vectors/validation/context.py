@@ -1,6 +1,6 @@
 """State shared by all checks of a geometry store: its files, summaries of its levels, and the problems found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
@@ -11,7 +11,14 @@ from raggedatlas.errors import AtlasError
 from raggedatlas.model.validation import DAMAGE, Checker, Level, Problem, Rule
 from raggedatlas.vectors.geometry import Geometry
 from raggedatlas.vectors.storage.codecs import Bytes
-from raggedatlas.vectors.storage.zarr_reader import CellArray, ChunkArray, ChunkGroup, StoreFiles, node_attributes
+from raggedatlas.vectors.storage.zarr_reader import (
+    CellArray,
+    ChunkArray,
+    ChunkGroup,
+    KeyLookup,
+    StoreFiles,
+    node_attributes,
+)
 from raggedatlas.vectors.validation.rules import DEPTH_OF, RULES
 
 STEP = 64
@@ -71,6 +78,12 @@ class Place:
         """Return the location of a chunk or object of this array."""
         key = None if chunk is None else tuple(int(part) for part in chunk)
         return Place(self.resolution, self.family, key, object_id)
+
+
+def batches(keys: NDArray[np.int64]) -> Iterator[slice]:
+    """Yield slices of `STEP` chunks."""
+    for start in range(0, len(keys), STEP):
+        yield slice(start, min(start + STEP, len(keys)))
 
 
 @dataclass(slots=True)
@@ -190,27 +203,45 @@ class StoreChecker(Checker[Place]):
             return CellArray(self.files, place.path, node)
         return None
 
-    def keys(self, family: ChunkArray, place: Place, n_parts: int) -> NDArray[np.int64]:
+    def keys(self, array: ChunkArray, place: Place, n_parts: int) -> NDArray[np.int64]:
         """Return the chunks of an array; none if they cannot be read or have an unexpected number of parts."""
         none = np.zeros((0, n_parts), np.int64)
         with self.guarded(place, "V009"):
-            keys = family.keys
+            keys = array.keys
             if len(keys) and keys.shape[1] != n_parts:
                 self.report("V009", place, f"chunk keys have {keys.shape[1]} parts; expected {n_parts}.")
                 return none
             return keys if len(keys) else none
         return none
 
-    def read(self, family: ChunkArray, keys: NDArray[np.int64], place: Place) -> list[Bytes | None]:
+    def check_own_keys(
+        self, array: ChunkArray, place: Place, known: NDArray[np.int64], rule: str, message: str
+    ) -> None:
+        """Report the chunks of an array that are not among the known ones."""
+        own = self.keys(array, place, known.shape[1])
+        for key in own[KeyLookup(known).find(own) < 0] if len(own) else ():
+            self.report(rule, place.at(key), message)
+
+    def blobs(
+        self, array: ChunkArray, keys: NDArray[np.int64], place: Place
+    ) -> Iterator[tuple[int, Place, Bytes | None]]:
+        """Yield number, place and bytes (None: missing) of each readable chunk, a few chunks at a time."""
+        for part in batches(keys):
+            for i, blob in enumerate(self.read(array, keys[part], place), part.start):
+                own = place.at(keys[i])
+                if own not in self.unread:
+                    yield i, own, blob
+
+    def read(self, array: ChunkArray, keys: NDArray[np.int64], place: Place) -> list[Bytes | None]:
         """Return the bytes of some chunks; report unreadable ones, and return None for them."""
         try:
-            return family.read(keys)
+            return array.read(keys)
         except DAMAGE:
-            found: list[Bytes | None] = []
+            blobs: list[Bytes | None] = []
             for key in keys:
-                found.append(None)
+                blobs.append(None)
                 self.unread.add(place.at(key))
                 with self.guarded(place.at(key)):
-                    found[-1] = family.read(key[None])[0]
+                    blobs[-1] = array.read(key[None])[0]
                     self.unread.discard(place.at(key))
-            return found
+            return blobs

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from raggedatlas.model.validation import DAMAGE
-from raggedatlas.model.validation import Level as Severity
 from raggedatlas.vectors.geometry import CAPABILITIES, CONVENTIONS, CROSS_CHUNK, CROSS_LEVEL, INDEX_CONVENTIONS
 from raggedatlas.vectors.metadata import VERSIONS, level_chunk_shape, parse_root
 from raggedatlas.vectors.shapes import KINDS, POSITION_TYPES
@@ -53,7 +52,6 @@ def check_root(checker: StoreChecker) -> bool:
         return False
     _check_vocabulary(checker, facts)
     _check_numbers(checker, facts)
-    _check_conventions(checker, facts)
     before = len(checker.problems)
     try:
         root = parse_root(checker.block(_ROOT), checker.files.root)
@@ -74,25 +72,29 @@ def _check_vocabulary(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
         value = facts.get(key)
         if value is not None and value not in words:
             checker.report("V096", _ROOT, f"{key} is {value!r}; expected one of {', '.join(words)}.")
+    _check_types(checker, facts)
+    for key, effect in (("format_capabilities", "it is ignored"), ("required_capabilities", "the store is refused")):
+        tokens = facts.get(key) or []
+        for token in tokens if isinstance(tokens, list) else [tokens]:
+            if token not in CAPABILITIES:
+                checker.report("V099", _ROOT, f"the token {token!r} of {key} is unknown; {effect}.")
+
+
+def _check_types(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
+    """Check geometry types, and that the link convention is allowed for each."""
     types = facts.get("geometry_types")
     if types is not None and not isinstance(types, list):
         checker.report("V096", _ROOT, f"geometry_types is {types!r}; expected a list.")
     elif types == []:
         checker.report("V096", _ROOT, "geometry_types is empty.", "should")
+    convention = facts.get("links_convention") or "implicit_sequential"
     for kind in types if isinstance(types, list) else ():
+        asked = KIND_REQUIREMENTS.get(kind, ()) if isinstance(kind, str) else ()
+        if asked and convention in CONVENTIONS and convention not in asked:
+            checker.report("V062", _ROOT, f"{kind} requires {' or '.join(asked)}; links_convention is {convention}.")
         if kind not in KINDS:
             text = f"the geometry type {kind!r} is unknown; it is read as vertices and links."
             checker.report("V096", _ROOT, text, "should")
-    _check_tokens(checker, facts)
-
-
-def _check_tokens(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
-    """Check tokens of capabilities."""
-    for key, why in (("format_capabilities", "it is ignored"), ("required_capabilities", "the store is refused")):
-        tokens = facts.get(key) or []
-        for token in tokens if isinstance(tokens, list) else [tokens]:
-            if token not in CAPABILITIES:
-                checker.report("V099", _ROOT, f"the token {token!r} of {key} is unknown; {why}.")
 
 
 def _check_numbers(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
@@ -142,16 +144,6 @@ def divides(bins: Any, edges: Any) -> bool:  # noqa: ANN401 - arrays or lists
     return bool(((rounded >= 1) & (np.abs(ratio - rounded) <= 1e-9 * np.maximum(rounded, 1))).all())
 
 
-def _check_conventions(checker: StoreChecker, facts: Mapping[str, Any]) -> None:
-    """Check that the link convention is allowed for each geometry type."""
-    convention = facts.get("links_convention") or "implicit_sequential"
-    types = facts.get("geometry_types")
-    for kind in types if isinstance(types, list) else ():
-        asked = KIND_REQUIREMENTS.get(kind, ()) if isinstance(kind, str) else ()
-        if asked and convention in CONVENTIONS and convention not in asked:
-            checker.report("V062", _ROOT, f"{kind} requires {' or '.join(asked)}; links_convention is {convention}.")
-
-
 def check_level_metadata(checker: StoreChecker, number: int) -> dict[str, Any] | None:
     """Check the declarations of a level; None if its chunks cannot be checked."""
     place = Place(number)
@@ -169,43 +161,35 @@ def check_level_metadata(checker: StoreChecker, number: int) -> dict[str, Any] |
             checker.report("V097", place, f"level 0 has {key}.")
         if number > 0 and facts.get(key) is None:
             # build_pyramid of zarr-vectors 0.2 and 0.9 omits bin_shape; the bins are then the chunks
-            severity: Severity | None = "practice" if key == "bin_shape" else None
-            checker.report("V097", place, f"a level above 0 has no {key}.", severity)
-    _check_present(checker, place, facts)
-    return dict(facts)
-
-
-def _check_present(checker: StoreChecker, place: Place, facts: Mapping[str, Any]) -> None:
-    """Compare ``arrays_present`` with the stored arrays."""
+            mild = key == "bin_shape"
+            checker.report("V097", place, f"a level above 0 has no {key}.", "practice" if mild else None)
     listed = facts.get("arrays_present")
-    if not isinstance(listed, list):
-        return
-    there = set(checker.children(place))
-    for name in sorted({str(name) for name in listed} - there):
+    for name in sorted(set(map(str, listed if isinstance(listed, list) else ())) - set(checker.children(place))):
         checker.report("V097", place, f"arrays_present names {name}, which does not exist.", "should")
+    return dict(facts)
 
 
 def check_pyramid(checker: StoreChecker) -> None:
     """Check each level against the root and its parent."""
-    for number, seen in sorted(checker.levels.items()):
+    for number, level in sorted(checker.levels.items()):
         place = Place(number)
         with checker.guarded(place, "V100"):
-            _check_nesting(checker, seen)
+            _check_nesting(checker, level)
         with checker.guarded(place, "V101"):
-            _check_parent(checker, seen)
+            _check_parent(checker, level)
 
 
-def _check_nesting(checker: StoreChecker, seen: LevelSummary) -> None:
+def _check_nesting(checker: StoreChecker, level: LevelSummary) -> None:
     """Check chunks, bins and their ratio."""
-    root, place = checker.root, Place(seen.number)
+    root, place = checker.root, Place(level.number)
     if root is None:
         return
-    edges = level_chunk_shape(root, seen.facts)
+    edges = level_chunk_shape(root, level.facts)
     if not divides(root.chunk_shape, edges):
         checker.report(
             "V100", place, f"chunks of {list(edges)} are not multiples of the root's {list(root.chunk_shape)}."
         )
-    bins, ratio = seen.facts.get("bin_shape"), seen.facts.get("bin_ratio")
+    bins, ratio = level.facts.get("bin_shape"), level.facts.get("bin_ratio")
     if bins is None:
         return
     if not divides(bins, edges):
@@ -217,15 +201,15 @@ def _check_nesting(checker: StoreChecker, seen: LevelSummary) -> None:
         )
 
 
-def _check_parent(checker: StoreChecker, seen: LevelSummary) -> None:
+def _check_parent(checker: StoreChecker, level: LevelSummary) -> None:
     """Check a level against its parent level."""
-    place, facts = Place(seen.number), seen.facts
+    place, facts = Place(level.number), level.facts
     parent = checker.levels.get(-1 if facts.get("parent_level") is None else int(facts["parent_level"]))
-    if seen.number and (parent is None or parent.number >= seen.number):
+    if level.number and (parent is None or parent.number >= level.number):
         checker.report("V101", place, f"its parent_level {facts.get('parent_level')!r} is not a finer level.")
         return
-    if parent is not None and seen.vertices.clip(0).sum() > parent.vertices.clip(0).sum():
-        text = f"it has {seen.vertices.clip(0).sum():,} vertices, but its parent {parent.vertices.clip(0).sum():,}."
+    if parent is not None and level.vertices.clip(0).sum() > parent.vertices.clip(0).sum():
+        text = f"it has {level.vertices.clip(0).sum():,} vertices, but its parent {parent.vertices.clip(0).sum():,}."
         checker.report("V101", place, text, "practice")
     if not facts.get("preserves_object_ids"):
         return
@@ -236,8 +220,8 @@ def _check_parent(checker: StoreChecker, seen: LevelSummary) -> None:
     if parent.ids is not None and inherited != len(parent.ids):
         text = f"inherited_num_objects is {inherited}, but its parent has {len(parent.ids)} objects."
         checker.report("V101", place, text)
-    if parent.ids is not None and seen.ids is not None and not np.isin(seen.ids, parent.ids).all():
-        other = seen.ids[~np.isin(seen.ids, parent.ids)][0]
+    if parent.ids is not None and level.ids is not None and not np.isin(level.ids, parent.ids).all():
+        other = level.ids[~np.isin(level.ids, parent.ids)][0]
         checker.report("V101", place, f"it declares that ids are preserved, but its parent has no object {other}.")
 
 

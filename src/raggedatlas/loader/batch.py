@@ -204,19 +204,14 @@ class TrainingBatch:
         return replace(self, obs={name: change(column) for name, column in self.obs.items()}, spaces=spaces)
 
 
-class _Known:
-    """Metadata registered in this process, which batches from workers look up instead of carrying a copy."""
-
-    def __init__(self) -> None:
-        self.facts: WeakValueDictionary[str, BatchMetadata] = WeakValueDictionary()
-
-
-_KNOWN = _Known()
+# Workers send batches without the metadata that all batches of a loader share, and pickle can hand no context to what it calls: only a
+# registry of the process finds it again. It keeps nothing alive.
+_KNOWN: WeakValueDictionary[str, BatchMetadata] = WeakValueDictionary()
 
 
 def remember_facts(facts: BatchMetadata) -> BatchMetadata:
     """Register the metadata of a loader for batches that its workers send without it; return the registered object."""
-    return _KNOWN.facts.setdefault(facts.key, facts)
+    return _KNOWN.setdefault(facts.key, facts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +236,7 @@ class WireBatch:
 def _receive(
     key: str, rows: NDArray[np.int64], uids: NDArray[np.bytes_], obs: Mapping[str, Any], spaces: Mapping[str, Any]
 ) -> TrainingBatch:
-    facts = _KNOWN.facts.get(key)
+    facts = _KNOWN.get(key)
     if facts is None:
         raise NotFoundError(
             "A batch came from the worker of a loader that is gone in this process; keep the loader while its batches come."

@@ -6,14 +6,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
-from raggedatlas.model.records import (
-    DatasetRecord,
-    entries_from_table,
-    entries_schema,
-    entries_to_table,
-    read_json,
-    utc_now,
-)
+from raggedatlas.model.records import DatasetRecord, entries_schema, read_json, utc_now
 
 RESULT_KEY = b"raggedatlas.result"
 """Arrow field metadata key of a cell column that holds a result: the result's uid."""
@@ -188,29 +181,6 @@ RESULTS_SCHEMA = entries_schema(
 """Arrow schema of the table `_results`."""
 
 
-def results_to_table(records: list[ResultRecord]) -> pa.Table:
-    """Convert results to rows of ``_results``.
-
-    Examples
-    --------
-    >>> results_to_table([]).num_rows
-    0
-    """
-    return entries_to_table(records, RESULTS_SCHEMA)
-
-
-def results_from_table(table: pa.Table) -> list[ResultRecord]:
-    """Read rows of ``_results``, in the order of adding.
-
-    Examples
-    --------
-    >>> made = ResultRecord(uid="0" * 16, name="scvi", kind="vector", column="scvi", dtype="float32")
-    >>> results_from_table(results_to_table([made])) == [made]
-    True
-    """
-    return entries_from_table(ResultRecord, table, RESULTS_TABLE)
-
-
 def result_columns(schema: pa.Schema) -> dict[str, tuple[str, str]]:
     """Find the cell columns that hold results, visible or not: column -> uid and name of the result.
 
@@ -338,29 +308,6 @@ GEOMETRY_SCHEMA = entries_schema(
     GeometryRecord, {**_NUMBERS, **_LISTS}, ("uid", "name", "space", "column", "zarr_group")
 )
 """Arrow schema of the table `_geometry`."""
-
-
-def geometries_to_table(records: list[GeometryRecord]) -> pa.Table:
-    """Convert geometry stores to rows of ``_geometry``.
-
-    Examples
-    --------
-    >>> geometries_to_table([]).num_rows
-    0
-    """
-    return entries_to_table(records, GEOMETRY_SCHEMA)
-
-
-def geometries_from_table(table: pa.Table) -> list[GeometryRecord]:
-    """Read rows of ``_geometry``, in the order of adding.
-
-    Examples
-    --------
-    >>> made = GeometryRecord(uid="0" * 16, name="tract", space="tract", column="tract", zarr_group="0/tract")
-    >>> geometries_from_table(geometries_to_table([made])) == [made]
-    True
-    """
-    return entries_from_table(GeometryRecord, table, GEOMETRY_TABLE)
 
 
 ANNOTATION_KEY = b"raggedatlas.annotation"

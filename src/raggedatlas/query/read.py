@@ -1,6 +1,6 @@
 """Read the cells of a plan: one read per group and array, columns mapped, rows in the requested order."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -18,7 +18,6 @@ from raggedatlas.store.runtime import DECODE_THREADS, BufferPool, map_groups
 from raggedatlas.store.sparse import RowGatherer, RowGroup, can_gather, count_kept, map_rows, refuse_rows, sorting_order
 
 A = TypeVar("A")
-B = TypeVar("B")
 
 BLOCK_BYTES = 64 * 2**20
 """Approximate bytes of one step when a query is streamed."""
@@ -60,7 +59,7 @@ class PartReader:
     ) -> None:
         self.space, self.part, self.threads = space, part, threads
         self._gatherers: dict[str, RowGatherer] = {}
-        if not space.sparse or space.nan or space.n_read > np.iinfo(np.int32).max:
+        if not space.sparse or space.n_read > np.iinfo(np.int32).max:
             return
         for layer in part.layers:
             groups = [_row_group(space, group, layer) for group in part.groups]
@@ -75,7 +74,7 @@ class PartReader:
         """Whether reading all cells at once takes no more memory than the result."""
         made = self._gatherers.values()
         local = all(g.complete and g.columns.is_local and g.values.is_local for g in made)
-        return bool(made) and local and not len(self.space.merged)
+        return bool(made) and local and not len(self.space.merged) and not self.space.nan
 
     def read(self, rows: NDArray[np.int64], *, sort: bool = True) -> Block:
         """Read some cells.
@@ -98,14 +97,15 @@ class PartReader:
             If stored bytes are not what was written.
         """
         space, part = self.space, self.part
-        if not self._gatherers:
-            return _read_sparse(space, part, rows) if space.sparse else _read_dense(space, part, rows)
-        where = part.code[rows], part.start[rows], part.end[rows]
-        layers: dict[str, NDArray[Any]] = {}
-        sort = sort or bool(len(space.merged))
+        if not space.sparse:
+            return _read_dense(space, part, rows)
+        code, layers = part.code[rows], dict[str, NDArray[Any]]()
+        sort = sort or bool(len(space.merged)) or space.nan
         for layer, gatherer in self._gatherers.items():
-            indptr, indices, layers[layer] = gatherer.gather(*where, sort=sort)
-        return sum_merged_columns(CsrBlock(indptr, indices, layers, space.n_read), space)
+            indptr, indices, layers[layer] = gatherer.gather(code, part.start[rows], part.end[rows], sort=sort)
+        block = CsrBlock(indptr, indices, layers, space.n_read) if layers else _decode_rows(space, part, rows)
+        block = sum_merged_columns(block, space)
+        return _with_unmeasured(block, space, part, code) if space.nan else block
 
     def column_copies(self, *, whole: bool = False) -> dict[int, NDArray[np.int64]]:
         """Return the groups that `read_blocks` reads from their column-sorted copies."""
@@ -140,7 +140,7 @@ class PartReader:
             return iter([(rows, block)])
         other = self.read(rest)
         assert isinstance(other, CsrBlock)
-        return iter([(np.arange(n), _place_rows([block, other], [rows, rest], n, self.space.n_cols))])
+        return iter([(np.arange(n), _place_rows([block, other], [rows, rest], n))])
 
 
 @dataclass(frozen=True)
@@ -252,143 +252,94 @@ def _join_patterns(blocks: Sequence[CsrBlock], layers: Sequence[str]) -> CsrBloc
     return CsrBlock(indptr, indices, {layer: found[layer] for layer in layers}, blocks[0].n_cols)
 
 
-def _read_sparse(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> CsrBlock:
+def _decode_rows(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> CsrBlock:
+    """Read rows whose arrays the library does not decode (see `can_gather`)."""
     code = part.code[rows]
-    groups = [(g, np.flatnonzero(code == g)) for g in np.unique(code[code >= 0]).tolist()]
-    if not space.nan:
-        return _read_groups(space, part, rows, groups)
-    pieces = []
-    for group, here in groups:
-        block = _read_groups(space, part, rows[here], [(group, np.arange(len(here)))])
-        pieces.append(_with_unmeasured(block, space.column_maps[part.groups[group].layout_uid]))
-    if not pieces:
-        return _read_groups(space, part, rows, [])
-    return _place_rows(pieces, [here for _, here in groups], len(rows), space.n_cols)
-
-
-def _read_groups(
-    space: SpacePlan, part: PartPlan, rows: NDArray[np.int64], groups: Sequence[tuple[int, NDArray[np.int64]]]
-) -> CsrBlock:
-    """Read cells of several groups into one block; each group comes with the places of its cells."""
-    starts = [part.start[rows[here]] for _, here in groups]
-    ends = [part.end[rows[here]] for _, here in groups]
-    bounds = [_bounds(first, last) for first, last in zip(starts, ends, strict=True)]
-    offsets = np.cumsum([0, *(int(b[-1]) for b in bounds)])
+    used = np.unique(code[code >= 0]).tolist()
+    groups, places = [part.groups[g] for g in used], [np.flatnonzero(code == g) for g in used]
+    spans = [(part.start[rows[place]], part.end[rows[place]]) for place in places]
+    stored = [np.concatenate([[0], np.cumsum(end - start)]) for start, end in spans]
+    maps = [space.column_maps[group.layout_uid].astype(_index_dtype(space.n_read)) for group in groups]
+    # On a local disk the threads of one read are enough.
+    each = _in_turn if all(g.indices is None or g.indices.location.is_local for g in groups) else map_groups
+    columns = each(lambda i: _stored_columns(groups[i], *spans[i]), range(len(groups)))
     lengths = np.zeros(len(rows), np.int64)
-    plans = [part.groups[group] for group, _ in groups]
-    each = _one_by_one if all(_is_local(plan) for plan in plans) else map_groups
-    stored = each(lambda i: _stored_columns(plans[i], starts[i], ends[i]), range(len(groups)))
-    for (_, here), plan, bound, local in zip(groups, plans, bounds, stored, strict=True):
-        lengths[here] = _count_kept(space, plan, bound, local)
-    indptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(lengths, out=indptr[1:])
-    indices = np.empty(int(indptr[-1]), _index_dtype(space.n_read))
-    at = np.empty(len(indices), np.int64)
+    for i, group in enumerate(groups):
+        lengths[places[i]] = count_kept(stored[i], columns[i], maps[i], _described(group))
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    indices, at = np.empty(int(indptr[-1]), _index_dtype(space.n_read)), np.empty(int(indptr[-1]), np.int64)
+    first = np.cumsum([0, *(int(bounds[-1]) for bounds in stored)]).tolist()
     state = GOOD
-    for (group, here), bound, local, offset in zip(groups, bounds, stored, offsets, strict=False):
-        found = _fill(space, part.groups[group], (bound, local), indptr[:-1][here], int(offset), (indices, at))
-        state = max(state, found)
-    in_place = len(groups) == 1 and state == GOOD and len(at) == offsets[-1]
+    for i, group in enumerate(groups):
+        targets = indptr[:-1][places[i]]
+        here = map_rows(stored[i], columns[i], maps[i], space.n_read, targets, indices, at, first[i])
+        refuse_rows(here, _described(group), None, len(maps[i]))
+        state = max(state, here)
+    in_order = len(groups) == 1 and state == GOOD and len(at) == first[-1]
     layers: dict[str, NDArray[Any]] = {}
     for layer in part.layers:
-        stream = np.empty(int(offsets[-1]), space.dtypes[layer])
-        jobs = [
-            (plan.layers[layer], starts[i], ends[i], stream[offsets[i] : offsets[i + 1]])
-            for i, plan in enumerate(plans)
-        ]
-        each(lambda job: _read_into(*job), jobs)
-        layers[layer] = stream if in_place else stream[at]
-    return sum_merged_columns(CsrBlock(indptr, indices, layers, space.n_read), space)
+        stream = np.empty(first[-1], space.dtypes[layer])
+
+        def read(i: int, layer: str = layer, stream: NDArray[Any] = stream) -> None:
+            reader, out = groups[i].layers[layer], stream[first[i] : first[i + 1]]
+            same = np.dtype(reader.spec.dtype) == out.dtype
+            values = read_ranges(reader, *spans[i], out=out if same else None)
+            if not same:
+                out[...] = values
+
+        each(read, range(len(groups)))
+        layers[layer] = stream if in_order else stream[at]
+    return CsrBlock(indptr, indices, layers, space.n_read)
 
 
-def _is_local(group: GroupPlan) -> bool:
-    return group.indices is None or group.indices.location.is_local
-
-
-def _one_by_one(function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Read groups one after another: on a local disk the threads of one read are enough."""
+def _in_turn(function: Callable[[int], A], items: Iterable[int]) -> list[A]:
     return [function(item) for item in items]
-
-
-def _bounds(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    bounds = np.zeros(len(starts) + 1, np.int64)
-    np.cumsum(ends - starts, out=bounds[1:])
-    return bounds
-
-
-def _index_dtype(n_cols: int) -> np.dtype[Any]:
-    return np.dtype(np.int32 if n_cols <= np.iinfo(np.int32).max else np.int64)
 
 
 def _stored_columns(group: GroupPlan, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[Any]:
     assert group.indices is not None
     local = read_ranges(group.indices, starts, ends)
-    if local.dtype.kind != "u":
-        # A negative column becomes a huge one, which is refused like any other that is outside.
-        local = local.astype(np.uint64)
-    return local
-
-
-def _read_into(reader: ArrayReader, starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[Any]) -> None:
-    if np.dtype(reader.spec.dtype) == out.dtype:
-        read_ranges(reader, starts, ends, out=out)
-    else:
-        out[...] = read_ranges(reader, starts, ends)
-
-
-def _count_kept(
-    space: SpacePlan, group: GroupPlan, bounds: NDArray[np.int64], local: NDArray[Any]
-) -> NDArray[np.int64]:
-    return count_kept(bounds, local, space.column_maps[group.layout_uid], _described(group))
+    # A negative column becomes a huge one, which is refused like any other that is outside.
+    return local if local.dtype.kind == "u" else local.astype(np.uint64)
 
 
 def _described(group: GroupPlan) -> str:
     return f"The group {group.path} with the features of list {group.layout_uid}"
 
 
-def _fill(
-    space: SpacePlan,
-    group: GroupPlan,
-    rows: tuple[NDArray[np.int64], NDArray[Any]],
-    targets: NDArray[np.int64],
-    offset: int,
-    found: tuple[NDArray[Any], NDArray[np.int64]],
-) -> int:
-    column_map = space.column_maps[group.layout_uid].astype(found[0].dtype)
-    state = map_rows(*rows, column_map, space.n_read, targets, *found, offset)
-    refuse_rows(state, _described(group), None, len(column_map))
-    return state
+def _index_dtype(n_cols: int) -> np.dtype[Any]:
+    return np.dtype(np.int32 if n_cols <= np.iinfo(np.int32).max else np.int64)
 
 
-def _with_unmeasured(block: CsrBlock, column_map: NDArray[np.int64]) -> CsrBlock:
-    """Add an explicit NaN for every column that the layout did not measure."""
-    absent = np.setdiff1d(np.arange(block.n_cols), column_map)
-    if not len(absent):
+def _with_unmeasured(block: CsrBlock, space: SpacePlan, part: PartPlan, code: NDArray[np.int32]) -> CsrBlock:
+    """Add an explicit NaN for every column that the layout of a row, in group `code`, did not measure."""
+    absent = [np.setdiff1d(np.arange(block.n_cols), space.column_maps[group.layout_uid]) for group in part.groups]
+    added = np.array([*map(len, absent), 0])[code]
+    if not added.any():
         return block
-    n, k = block.n_rows, len(absent)
-    indptr = block.indptr + k * np.arange(n + 1)
-    old = np.arange(len(block.indices)) + k * np.repeat(np.arange(n), np.diff(block.indptr))
-    new = (indptr[1:, None] - k + np.arange(k)).ravel()
+    before = np.concatenate([[0], np.cumsum(added)])
+    indptr = block.indptr + before
+    old = np.arange(len(block.indices)) + np.repeat(before[:-1], np.diff(block.indptr))
     mixed = np.empty(int(indptr[-1]), np.uint32)
     mixed[old] = block.indices
-    mixed[new] = np.tile(absent, n)
+    for number, columns in enumerate(absent):
+        stop = indptr[1:][code == number]
+        mixed[stop[:, None] - len(columns) + np.arange(len(columns))] = columns
     order = sorting_order(indptr, mixed, block.n_cols)
-    indices = mixed[order].astype(block.indices.dtype)
     layers = {}
     for layer, values in block.layers.items():
         wide = np.full(len(mixed), np.nan, values.dtype)
         wide[old] = values
         layers[layer] = wide[order]
-    return CsrBlock(indptr, indices, layers, block.n_cols)
+    return CsrBlock(indptr, mixed[order].astype(block.indices.dtype), layers, block.n_cols)
 
 
-def _place_rows(pieces: Sequence[CsrBlock], places: Sequence[NDArray[np.int64]], n: int, n_cols: int) -> CsrBlock:
-    """Concatenate blocks whose rows have given positions; rows without a block stay empty."""
+def _place_rows(pieces: Sequence[CsrBlock], places: Sequence[NDArray[np.int64]], n: int) -> CsrBlock:
+    """Concatenate blocks whose rows have given positions, which together are all n."""
     lengths = np.zeros(n, np.int64)
     for piece, place in zip(pieces, places, strict=True):
         lengths[place] = np.diff(piece.indptr)
-    indptr = np.zeros(n + 1, np.int64)
-    np.cumsum(lengths, out=indptr[1:])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
     indices = np.empty(int(indptr[-1]), pieces[0].indices.dtype)
     layers = {layer: np.empty(len(indices), values.dtype) for layer, values in pieces[0].layers.items()}
     for piece, place in zip(pieces, places, strict=True):
@@ -396,7 +347,7 @@ def _place_rows(pieces: Sequence[CsrBlock], places: Sequence[NDArray[np.int64]],
         indices[at] = piece.indices
         for layer, values in piece.layers.items():
             layers[layer][at] = values
-    return CsrBlock(indptr, indices, layers, n_cols)
+    return CsrBlock(indptr, indices, layers, pieces[0].n_cols)
 
 
 def _read_dense(space: SpacePlan, part: PartPlan, rows: NDArray[np.int64]) -> DenseBlock:
@@ -532,7 +483,7 @@ def read_column_copies(
     for one, (_, counts) in zip(wanted, found, strict=True):
         indptr[1:][row_of[one.here]] = counts
     np.cumsum(indptr, out=indptr)
-    indices = np.empty(int(indptr[-1]), np.int32 if space.n_read <= np.iinfo(np.int32).max else np.int64)
+    indices = np.empty(int(indptr[-1]), _index_dtype(space.n_read))
     layers = {layer: np.empty(len(indices), space.dtypes[layer]) for layer in part.layers}
 
     def fill(job: tuple[_ColumnSelection, NDArray[np.int32]]) -> None:

@@ -206,11 +206,6 @@ class SpacePlan:
         """Layers in the asked order."""
         return tuple(self.dtypes)
 
-    @property
-    def datasets_read(self) -> int:
-        """Number of groups that are read."""
-        return sum(len(np.unique(part.code[part.code >= 0])) for part in self.parts)
-
     def take(self, rows: NDArray[np.int64]) -> "SpacePlan":
         """Keep some cells, in the order given."""
         parts = tuple(part.take(rows) for part in self.parts)

@@ -1,6 +1,5 @@
 """Assembly of shapes from the chunks of a level: fragments in object order, links with renumbered rows."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -314,11 +313,6 @@ def clip_shapes(shapes: Shapes, inside: NDArray[np.bool_]) -> Shapes:
         fragment_attributes=values,
         **new,  # type: ignore[arg-type]
     )
-
-
-def with_object_attributes(shapes: Shapes, attributes: Mapping[str, Attribute]) -> Shapes:
-    """Return the shapes with the attributes of their objects."""
-    return replace(shapes, object_attributes=dict(attributes))
 
 
 @dataclass(frozen=True)

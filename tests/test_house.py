@@ -208,6 +208,20 @@ def test_contributing_names_the_order_of_rooms() -> None:
     assert f"`{order}`" in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 
+def test_contributing_names_existing_code() -> None:
+    """The files and functions that the page for contributors names exist."""
+    named = re.findall(r"`([\w/]+\.py)`(?: `([\w.]+)`)?", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    inside = [(SRC / file, name) for file, name in named if (SRC / file.split("/")[0]).exists()]
+    assert len(inside) > 20
+    missing = [
+        f"{path.relative_to(SRC)} {name}"
+        for path, name in inside
+        if not path.exists()
+        or (name and not {owner.name for owner in [*functions_of(path), *classes_of(path)]} >= set(name.split(".")))
+    ]
+    assert missing == []
+
+
 def test_a_circle_would_be_seen() -> None:
     """The search for circles finds one, and what leads into it, and nothing without one."""
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]

@@ -1,1 +1,1 @@
-"""The tables of one atlas: cells, datasets, layouts, features, snapshots, checks, upkeep."""
+"""The tables of one atlas: cells, datasets, layouts, features, snapshots, checks, maintenance."""

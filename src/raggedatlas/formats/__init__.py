@@ -1,1 +1,1 @@
-"""File formats: every readable format is a `Source`, every writable one a `Sink`."""
+"""File formats: each readable format is a `Source`, each writable one a `Sink`."""

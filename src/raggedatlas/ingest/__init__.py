@@ -1,1 +1,1 @@
-"""Source to catalog: plan (every refusal that needs no values), value policy, write, column-sorted copy."""
+"""Source to catalog: plan (makes every refusal that needs no values), value policy, stage, commit."""

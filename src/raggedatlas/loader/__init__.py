@@ -1,1 +1,1 @@
-"""A query becomes training batches: an order made of sizes and seeds, and reads that run ahead."""
+"""A query to training batches: an order computed from sizes and seeds, with prefetched reads."""

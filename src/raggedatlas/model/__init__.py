@@ -1,1 +1,1 @@
-"""What things are: ids, pointers, schemas, records, feature spaces, batches and the two protocols. No I/O."""
+"""Data types without I/O: ids, pointers, schemas, records, feature spaces, blocks, `Source` and `Sink`."""

@@ -1,1 +1,1 @@
-"""Catalog at a version to a frozen plan, to batches, to AnnData, MuData, Arrow or a file."""
+"""Catalog at a version to a frozen read plan, to batches, to AnnData, MuData, Arrow or a file."""

@@ -1,0 +1,1 @@
+"""Model outputs as Lance tables: writer, dataset, and conversion of `.npy` results."""

@@ -1,1 +1,1 @@
-"""Where bytes live: a location, its Lance tables, its Zarr arrays, batched range reads. The only concurrency."""
+"""Storage of bytes: locations, Lance tables, Zarr arrays, codecs, SQL text, threads and row reads."""

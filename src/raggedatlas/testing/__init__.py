@@ -1,1 +1,1 @@
-"""For tests of this project and of projects that build on it: makers, strategies, suites for sources and sinks."""
+"""Test data, Hypothesis strategies, fault injection and campaigns for the tests of this project."""

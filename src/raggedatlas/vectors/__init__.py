@@ -1,4 +1,4 @@
-"""zarr-vectors: points, lines, graphs, skeletons and meshes in Zarr, cut by space, whole in memory (seed 002)."""
+"""zarr-vectors (seed 002): points, lines, graphs, skeletons and meshes in spatial chunks."""
 
 from raggedatlas.vectors.inspection import VectorInspection, inspect
 from raggedatlas.vectors.validation.rules import RULES

@@ -1,4 +1,4 @@
-"""What a person asks for end to end: a model over an atlas, its scores, its reductions, its neighbours.
+"""Complete tasks over an atlas: run a model, score it, reduce its output, look up neighbours, show cells.
 
 Examples
 --------

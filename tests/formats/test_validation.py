@@ -130,7 +130,9 @@ def told(found: Damage, problems: list[Problem]) -> bool:
     return any(not p.path or not apart(p.path, found.place) for p in inside)
 
 
-@pytest.mark.parametrize(("form", "batch"), BATCHES, ids=[f"{form}-{i}" for i, (form, _) in enumerate(BATCHES)])
+@pytest.mark.parametrize(
+    ("form", "batch"), BATCHES, ids=[f"{form}: {' '.join(d.rule for d in batch)}" for form, batch in BATCHES]
+)
 def test_damages_are_told_and_mended_in_every_kind_of_file(
     goods: Goods, form: Form, batch: list[Damage], tmp_path: Path
 ) -> None:

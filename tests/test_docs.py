@@ -8,20 +8,22 @@ needs more than the tests' own packages names the modules, ``<!-- needs: torch -
 import inspect
 import io
 import re
+import shlex
 import shutil
-import subprocess
-import sys
 import warnings
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import raggedatlas as ra
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA
+from raggedatlas.cli.commands import app
 from raggedatlas.ingest.options import AddChoices
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA
 from raggedatlas.model.genes import GENES_SCHEMA, ORTHOLOGS_SCHEMA
@@ -41,7 +43,6 @@ BLOCK = re.compile(
 CELL_OPTIONS = re.compile(r"\A(---\n.*?^---\n|(:[\w-]+:[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 """Options of a notebook's cell, in either of MyST's two forms."""
 SHELLS = {"console", "bash", "shell", "sh"}
-COMMAND = Path(sys.executable).parent / "raggedatlas"
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,20 @@ def run_python(block: Block, page: str, namespace: dict[str, Any]) -> None:
         exec(code, namespace)
 
 
-def run_command(command: str, folder: Path) -> None:
-    """Run one line of a shell block with the command of this environment."""
-    line = command.replace("raggedatlas", f"'{COMMAND}'", 1)
-    run = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, f"{command}\n{run.stdout}{run.stderr}"
+def run_command(command: str) -> None:
+    """Run one line of a shell block in this process, with the patterns of file names filled in as a shell does."""
+    words = [path for word in shlex.split(command, comments=True)[1:] for path in (sorted(glob(word)) or [word])]  # noqa: PTH207
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.nightly] if page.parent.name == "tutorial" else []) for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_pages_run(page: Path, tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page does what it says, from its first block to its last."""
+    """Each page does what it says, from its first block to its last; `scripts/docs` runs the tutorials too."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__page__"}
     blocks = blocks_of(page.read_text(encoding="utf-8"))
@@ -109,7 +114,7 @@ def test_pages_run(page: Path, tmp_path: Path, data_dir: Path, monkeypatch: pyte
             run_python(block, str(page), namespace)
         elif block.language in SHELLS:
             for command in commands_of(block):
-                run_command(command, tmp_path)
+                run_command(command)
 
 
 def test_blocks_are_found() -> None:

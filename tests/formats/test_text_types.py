@@ -66,7 +66,7 @@ def written_by_anndata(adata: ad.AnnData, path: Path, way: str) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("n_cells", [3, 0])
+@pytest.mark.parametrize("n_cells", [3, pytest.param(0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("index", KINDS)
 def test_text_comes_back_with_the_type_that_anndata_gives_it(

@@ -272,6 +272,7 @@ def test_what_workers_cannot_take_is_refused(
         atlas.add(results, "z", progress=False, executor=processes)
 
 
+@pytest.mark.nightly
 def test_column_sorted_copies_are_the_same(processes: Executor, atlas: RaggedAtlas, tmp_path: Path) -> None:
     """A copy that a worker wrote has the bytes of one that was written here."""
     local = RaggedAtlas.create(str(tmp_path / "local"))

@@ -149,6 +149,7 @@ def test_damaged_models_are_refused(tmp_path: Path, load: Callable[[Path], Any])
         load(path)
 
 
+@pytest.mark.nightly
 def test_umap_is_seeded_and_comes_back(small: Any, tmp_path: Path) -> None:
     """C53, C54, C96: equal seeds lay out equally, uid by uid, of a query, of what `infer` left, and of .npy results; the saved model, built again without pickle, places rows exactly alike."""
     pytest.importorskip("umap")

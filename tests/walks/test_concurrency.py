@@ -16,7 +16,7 @@ from raggedatlas.errors import ConflictError
 from raggedatlas.testing.anndata_strategies import assert_same
 from raggedatlas.testing.processes import started
 
-WRITERS, EACH = 4, 4
+WRITERS, EACH = 3, 2
 FILES = [(writer, i) for writer in range(WRITERS) for i in range(EACH)] + [(9, 0)]
 """Writer and number of every file; the last is added by all writers."""
 

@@ -89,7 +89,13 @@ def assert_one_copy(remote: Remote, folder: Path) -> None:
         assert atlas._catalog.tables.tags(table) == {"atlas-v1": version}
 
 
-@pytest.mark.parametrize("pattern", LOST_IN_ADD.values(), ids=LOST_IN_ADD)
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param(pattern, id=name, marks=[] if "commit" in name or name == "shard" else [pytest.mark.nightly])
+        for name, pattern in LOST_IN_ADD.items()
+    ],
+)
 def test_a_lost_acknowledgement_in_add(remote: Remote, begun: Path, tmp_path: Path, pattern: str) -> None:
     """The server has done a write of `add` and its answer is lost: there is one dataset, with each row once."""
     remote.upload(begun)
@@ -100,6 +106,7 @@ def test_a_lost_acknowledgement_in_add(remote: Remote, begun: Path, tmp_path: Pa
     assert_one_copy(remote, tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pattern", LOST_IN_OPTIMIZE.values(), ids=LOST_IN_OPTIMIZE)
 def test_a_lost_acknowledgement_in_optimize(remote: Remote, complete: Path, tmp_path: Path, pattern: str) -> None:
     """The server has done a write of `optimize` and its answer is lost: nothing is lost or doubled."""
@@ -111,7 +118,13 @@ def test_a_lost_acknowledgement_in_optimize(remote: Remote, complete: Path, tmp_
     assert_one_copy(remote, tmp_path)
 
 
-@pytest.mark.parametrize("pattern", LOST_IN_SNAPSHOT.values(), ids=LOST_IN_SNAPSHOT)
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param(pattern, id=name, marks=[] if "commit" in name else [pytest.mark.nightly])
+        for name, pattern in LOST_IN_SNAPSHOT.items()
+    ],
+)
 def test_a_lost_acknowledgement_in_snapshot(remote: Remote, tidy: Path, tmp_path: Path, pattern: str) -> None:
     """The server has done a write of `snapshot` and its answer is lost: there is one record, and it is held."""
     remote.upload(tidy)
@@ -122,6 +135,7 @@ def test_a_lost_acknowledgement_in_snapshot(remote: Remote, tidy: Path, tmp_path
     assert_one_copy(remote, tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_busy_store(remote: Remote, begun: Path, tidy: Path, tmp_path: Path) -> None:
     """Every fourth request is answered 503: everything takes place all the same, once."""
     for before, act in ((begun, add_second), (tidy, lambda atlas: atlas.snapshot("both"))):

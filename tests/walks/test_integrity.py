@@ -325,6 +325,7 @@ def test_symlinks_inside_a_store_are_refused(copied: Path, tmp_path: Path, name:
         use()
 
 
+@pytest.mark.nightly
 def test_mutated_atlases_are_read_refused_or_found() -> None:
     """A small part of ``scripts/mutate_atlases``: no crash, no foreign error, no silent other value, every flipped bit found."""
     tally = run_campaign(4, seed=11)

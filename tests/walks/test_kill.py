@@ -4,8 +4,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import pandas as pd
@@ -50,14 +52,32 @@ def earlier() -> ad.AnnData:
     )
 
 
+USUAL = {"lease", "block", "features", "cells", "records"}
+"""Steps of the usual run; the others run nightly."""
+
+
+def points(*left_out: str) -> list[Any]:
+    """Return the points as parameters."""
+    return [
+        pytest.param(
+            point,
+            id=f"{point[0]}-{point[1]}",
+            marks=[] if point[0] in USUAL and point[1] == 1 else [pytest.mark.nightly],
+        )
+        for point in POINTS
+        if point[0] not in left_out
+    ]
+
+
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> dict[tuple[str, int], Path]:
-    """One atlas per point, in which a process was killed there."""
+def killed(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Callable[[tuple[str, int]], Path]:
+    """Return a function that gives an atlas in which a process was killed at a point."""
     root = tmp_path_factory.mktemp("kill")
     atlas = RaggedAtlas.create(str(root / "before"))
     atlas.add(earlier(), "earlier", progress=False)
     atlas.snapshot()
 
+    @cache
     def kill(point: tuple[str, int]) -> Path:
         place = root / f"{point[0]}-{point[1]}"
         shutil.copytree(root / "before", place)
@@ -66,8 +86,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> dict[tup
         assert done.returncode == -signal.SIGKILL, done.stderr
         return place
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(POINTS, pool.map(kill, POINTS), strict=True))
+    return kill
 
 
 def groups(atlas: RaggedAtlas) -> set[str]:
@@ -89,10 +108,10 @@ def test_every_step_is_tried() -> None:
     assert {step for step, _ in POINTS} == set(STEPS)
 
 
-@pytest.mark.parametrize("point", POINTS, ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.mark.parametrize("point", points())
 def test_killed_then_added_again(killed, data_dir, tmp_path, point) -> None:  # noqa: ANN001
     """Nothing or all is visible, all that is visible is sound, and a second add leaves exactly one dataset, equal to the source."""
-    place = shutil.copytree(killed[point], tmp_path / "atlas")
+    place = shutil.copytree(killed(point), tmp_path / "atlas")
     atlas = RaggedAtlas.open(str(place))
     source = ad.read_h5ad(data_dir / FILE)
     visible = point[0] in ("records", "done")
@@ -110,10 +129,10 @@ def test_killed_then_added_again(killed, data_dir, tmp_path, point) -> None:  # 
 
 
 @pytest.mark.parametrize("fix", ["repair", "gc"])
-@pytest.mark.parametrize("point", [p for p in POINTS if p[0] != "plan"], ids=lambda p: f"{p[0]}-{p[1]}")
+@pytest.mark.parametrize("point", points("plan"))
 def test_what_the_dead_left_is_freed(killed, tmp_path, point, fix) -> None:  # noqa: ANN001
     """repair() and gc() leave exactly the groups of the visible datasets, and repair() no other cells."""
-    atlas = RaggedAtlas.open(str(shutil.copytree(killed[point], tmp_path / "atlas")))
+    atlas = RaggedAtlas.open(str(shutil.copytree(killed(point), tmp_path / "atlas")))
     left = groups(atlas) - set(atlas.list_datasets().index)
     assert len(left) == (point[0] not in ("lease", "records", "done"))
     report = atlas.repair() if fix == "repair" else atlas.gc(dry_run=False)

@@ -4,8 +4,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,22 @@ for name in names:
 """
 
 
+def points(*left_out: str) -> list[Any]:
+    """Return the points as parameters; the usual run takes every third one."""
+    return [
+        pytest.param(point, id="-".join(point), marks=[] if i % 3 == 1 else [pytest.mark.nightly])
+        for i, point in enumerate(POINTS)
+        if point[0] not in left_out
+    ]
+
+
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Modelled]:
-    """One atlas per point, in which a process was killed there."""
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, str]], Modelled]:
+    """Return a function that gives an atlas in which a process was killed at a point."""
     root = tmp_path_factory.mktemp("kill")
     made = make_modelled(root / "before")
 
+    @cache
     def kill(point: tuple[str, str]) -> Modelled:
         own = made.moved(root / "-".join(point))
         command = [sys.executable, "-c", ADD_AND_DIE, str(own.folder / "atlas"), str(own.folder / "z"), *point]
@@ -66,8 +77,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Mo
         assert done.returncode == -signal.SIGKILL, done.stderr
         return own
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(POINTS, pool.map(kill, POINTS), strict=True))
+    return kill
 
 
 def check(atlas: RaggedAtlas, own: Modelled, names: list[str]) -> None:
@@ -84,10 +94,10 @@ def groups(atlas: RaggedAtlas) -> set[str]:
     return {name for name in atlas._catalog.arrays.list_children() if name != "zarr.json"}
 
 
-@pytest.mark.parametrize("point", POINTS, ids="-".join)
+@pytest.mark.parametrize("point", points())
 def test_killed_then_added_again(killed: Any, tmp_path: Path, point: tuple[str, str]) -> None:
     """Nothing or all is visible, all that is visible is sound, and a second add leaves exactly one result, equal to its source."""
-    own = killed[point].moved(tmp_path / "own")
+    own = killed(point).moved(tmp_path / "own")
     atlas = own.open()
     visible = point[0] in VISIBLE
     assert len(atlas.results()) == visible
@@ -102,10 +112,10 @@ def test_killed_then_added_again(killed: Any, tmp_path: Path, point: tuple[str, 
     check(atlas, own, ["z"])
 
 
-@pytest.mark.parametrize("point", [p for p in POINTS if p[0] != "plan"], ids="-".join)
+@pytest.mark.parametrize("point", points("plan"))
 def test_what_the_dead_left_is_freed(killed: Any, tmp_path: Path, point: tuple[str, str]) -> None:
     """repair() leaves exactly the groups and columns of what is visible."""
-    own = killed[point].moved(tmp_path / "own")
+    own = killed(point).moved(tmp_path / "own")
     atlas = own.open()
     atlas.repair()
     results = atlas.results()

@@ -56,6 +56,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_dropped_datasets_leave_the_bucket(remote: Remote, three: Path) -> None:
     """A dataset that no snapshot holds is freed by gc, a purged one at once and from the snapshots too."""
     remote.upload(three)

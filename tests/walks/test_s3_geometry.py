@@ -54,7 +54,7 @@ def same(one: Shapes, other: Shapes) -> bool:
     return all((a is None) == (b is None) and (a is None or np.array_equal(a, b)) for a, b in pairs)
 
 
-@pytest.mark.parametrize("layout", ["0.7", "0.9"])
+@pytest.mark.parametrize("layout", [pytest.param("0.7", marks=pytest.mark.nightly), "0.9"])
 def test_stores_in_a_bucket(layout: str, remote: Remote, tmp_path: Path) -> None:
     """Items 23, 95, 100: written there and read whole, by box, id, group and level; validated; inspected; replaced; in either layout."""
     root = Location(remote.uri, remote.options)
@@ -142,6 +142,7 @@ def test_the_command_on_a_store_in_a_bucket(remote: Remote, tmp_path: Path) -> N
     assert "V000 must" in broken.stdout
 
 
+@pytest.mark.nightly
 def test_shapes_of_cells_in_a_remote_atlas(remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store here and one in a bucket go into an atlas there; `within`, `geometry`, `validate` and `drop_geometry` do what they do in a folder."""
     slide = make_slide(30, seed=3)

@@ -218,6 +218,7 @@ def test_a_temporary_folder_goes_away(program: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "never.cxg").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_it_is_stopped(ending: signal.Signals, program: Path, tmp_path: Path) -> None:
     """It prints the address once the page answers; Ctrl-C, or being ended, ends the server and removes what was written for it."""

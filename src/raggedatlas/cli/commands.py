@@ -2,6 +2,7 @@
 
 from raggedatlas.cli import add, assets, browse, convert, genes, maintenance, models, query, validate, viewers
 from raggedatlas.cli.app import app
+from raggedatlas.model.plugins import COMMANDS, plugins
 
 __all__ = [
     "add",
@@ -16,3 +17,6 @@ __all__ = [
     "validate",
     "viewers",
 ]
+
+for entry in plugins(COMMANDS).values():
+    app.command(entry.name, rich_help_panel="Extensions")(entry.load())

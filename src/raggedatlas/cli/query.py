@@ -170,11 +170,11 @@ def export(
 
 
 def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
-    from raggedatlas.formats.registry import WRITERS
+    from raggedatlas.formats.registry import WRITERS, find_writer
 
-    endings = [*WRITERS, *TABLES]
-    if Path(output).suffix not in endings:
-        raise SourceError(f"{output} has the ending {Path(output).suffix!r}; {', '.join(endings)} can be written.")
+    if Path(output).suffix not in TABLES and find_writer(output) is None:
+        endings = ", ".join([*WRITERS, *TABLES])
+        raise SourceError(f"{output} has the ending {Path(output).suffix!r}; {endings} can be written.")
     with progress(f"write {output}") as callback:
         callback("cells", 0, 1)
         if Path(output).suffix in TABLES:

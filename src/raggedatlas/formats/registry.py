@@ -14,6 +14,7 @@ from raggedatlas.formats.cxg.sink import cxg_sink
 from raggedatlas.formats.cxg.source import cxg_source
 from raggedatlas.formats.mudata import mudata_object_source, mudata_source
 from raggedatlas.formats.tenx import find_part, is_tenx, tenx_h5_source, tenx_mtx_source
+from raggedatlas.model import plugins
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.protocols import Sink, Source
 from raggedatlas.store.storage_errors import failure
@@ -74,7 +75,9 @@ def open_source(what: Any, **options: Any) -> Source:  # noqa: ANN401  (a path o
     """
     if isinstance(what, str | Path):
         path = Path(what)
-        return _opened(READERS[detect(path)], path, options)
+        name = detect(path)
+        opener = READERS.get(name) or plugins.plugins(plugins.READERS)[name].load()
+        return _opened(opener, path, options)
     for kind in type(what).__mro__:
         opener = OBJECTS.get((kind.__module__.partition(".")[0], kind.__name__))
         if opener is not None:
@@ -91,7 +94,7 @@ def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each 
     Parameters
     ----------
     path : str or Path
-        Ends in ``.h5ad``, ``.h5mu``, ``.zarr`` or ``.cxg``.
+        Ends in ``.h5ad``, ``.h5mu``, ``.zarr``, ``.cxg`` or the suffix of an installed extension.
     **options
         ``overwrite=``; ``compression=`` for HDF5; ``zarr_format=`` for Zarr; for CXG the fields of `formats.cxg.options.CxgOptions`.
 
@@ -104,11 +107,20 @@ def open_sink(path: str | Path, **options: Any) -> Sink:  # noqa: ANN401  (each 
     StoreError
         If the folder cannot be written.
     """
-    maker = WRITERS.get(Path(path).suffix)
+    maker = find_writer(path)
     if maker is None:
         raise SourceError(f"{path} has the ending {Path(path).suffix!r}; {', '.join(WRITERS)} can be written.")
     _check_options(maker, path, options)
     return maker(path, **options)
+
+
+def find_writer(path: str | Path) -> Callable[..., Sink] | None:
+    """Return what creates a sink for a path, built in or of an extension; None if nothing writes that suffix."""
+    suffix = Path(path).suffix
+    if suffix in WRITERS:
+        return WRITERS[suffix]
+    entry = plugins.plugins(plugins.WRITERS).get(suffix)
+    return entry.load() if entry else None
 
 
 def list_sources(folder: str | Path) -> list[Path]:
@@ -135,11 +147,19 @@ def list_sources(folder: str | Path) -> list[Path]:
 
 
 def _is_known_file(path: Path) -> bool:
-    return path.suffix in HDF5_ENDINGS or path.name.endswith(".zarr.zip")
+    return path.suffix in HDF5_ENDINGS or path.name.endswith(".zarr.zip") or _is_extension(path)
+
+
+def _is_extension(path: Path) -> bool:
+    # Suffixes of built-in formats are excluded first: the search for entry points takes some 20 ms.
+    built_in = ("", ".zip", *HDF5_ENDINGS, *WRITERS)
+    return path.suffix not in built_in and path.suffix in plugins.plugins(plugins.READERS)
 
 
 def detect(path: Path) -> str:
     """Return the format of a path, determined by its structure rather than its name.
+
+    The format of an installed extension is the suffix that it is registered for; suffixes of built-in formats cannot be taken over.
 
     Raises
     ------
@@ -154,6 +174,8 @@ def detect(path: Path) -> str:
         raise StoreError(f"{path!s:.200}: {failure(error)}") from error
     if not there:
         raise NotFoundError(f"There is no file or folder {path}; check the path.")
+    if _is_extension(path):
+        return path.suffix
     if path.is_dir():
         kind = _folder_kind(path)
         if kind:

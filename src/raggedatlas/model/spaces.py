@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.ids import check_name
+from raggedatlas.model.plugins import SPACES, plugins
 from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import read_json
 
@@ -160,11 +161,14 @@ def register_space(space: FeatureSpace) -> FeatureSpace:
 
 
 def known_spaces() -> dict[str, FeatureSpace]:
-    """Return the spaces known to this process, by name.
+    """Return the spaces known to this process, by name: built in, registered, and those of installed extensions.
 
     Examples
     --------
     >>> "gene_expression" in known_spaces()
     True
     """
+    for name, entry in plugins(SPACES).items():
+        if name not in _KNOWN:
+            register_space(entry.load())
     return dict(_KNOWN)

@@ -1,0 +1,1 @@
+"""Example of an extension of raggedatlas: CRISPR guide counts."""

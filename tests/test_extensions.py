@@ -1,0 +1,80 @@
+"""The example of a third-party package works as an installed package does: by its entry points alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import raggedatlas as ra
+from raggedatlas.errors import DuplicateError, SourceError
+from raggedatlas.model import spaces
+from raggedatlas.model.plugins import plugins
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "raggedatlas-myformat"
+LINES = "AAAC-1\tguide2\t3\nAAAC-1\tguide1\t1\nAAAG-1\tguide2\t5\n"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Install the example into a folder on the path: its package and the entry points that pip would write."""
+    folder = tmp_path / "site"
+    shutil.copytree(EXAMPLE / "src", folder)
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text("utf-8"))["project"]
+    info = folder / "raggedatlas_myformat-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    (info / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in names.items()) for group, names in groups)
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(spaces, "_KNOWN", dict(spaces._KNOWN))
+    plugins.cache_clear()
+    yield folder
+    plugins.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("raggedatlas_myformat")]:
+        del sys.modules[name]
+
+
+def test_the_example_adds_a_format_a_space_and_a_command(site: Path, tmp_path: Path) -> None:
+    """A file of the new format is added under the new space, comes back equal, and the new command reads it."""
+    file = tmp_path / "screen.guides"
+    file.write_text(LINES)
+
+    class Cells(ra.HoxBaseSchema):
+        guide_counts: ra.SparseZarrPointer | None = None
+
+    atlas = ra.RaggedAtlas.create(str(tmp_path / "atlas"), Cells)
+    atlas.add(tmp_path / "screen.guides", progress=False)
+    query = atlas.checkout(atlas.snapshot()).query().spaces("guide_counts")
+    assert query.to_anndata().to_df().to_numpy().sum() == 9
+    copied = tmp_path / "copy.guides"
+    ra.copy(file, copied)
+    assert sorted(copied.read_text().splitlines()) == sorted(LINES.splitlines())
+    query.write(str(tmp_path / "query.guides"))
+    assert sorted(line.split("\t")[1:] for line in (tmp_path / "query.guides").read_text().splitlines()) == [
+        ["guide1", "1"], ["guide2", "3"], ["guide2", "5"],
+    ]  # fmt: skip
+    with pytest.raises(DuplicateError):
+        ra.open_sink(copied)
+    run = subprocess.run(
+        [Path(sys.executable).parent / "raggedatlas", "top-guides", tmp_path / "atlas", "--n", "1"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(site)},
+    )  # fmt: skip
+    assert (run.stdout, run.stderr, run.returncode) == ("guide2\t8\n", "", 0)
+
+
+def test_without_the_extension_its_names_are_unknown(tmp_path: Path) -> None:
+    """A suffix or space that no installed package registers is refused as before."""
+    file = tmp_path / "screen.guides"
+    file.write_text(LINES)
+    with pytest.raises(SourceError, match=r"has the ending '\.guides'"):
+        ra.open_source(file)
+    with pytest.raises(SourceError, match=r"has the ending '\.guides'"):
+        ra.open_sink(tmp_path / "other.guides")
+    assert "guide_counts" not in spaces.known_spaces()

@@ -33,7 +33,7 @@ def test_validate_tells_and_ends_with_one(bad: Path, tmp_path: Path) -> None:
     """Problems come a line each, or as JSON; the exit code is 1 for a broken must and 0 without, at the level asked for."""
     said = ask("validate", bad, "--level", "full")
     assert said.exit_code == 1
-    assert said.stdout.splitlines()[0].startswith("A58 must: X: 1 indices lie outside its 4 columns")
+    assert said.stdout.splitlines()[0].startswith("A58 must: X: 1 indices are outside its 4 columns")
     assert said.stdout.splitlines()[-1] == "2 must (full)."
     document = ask("validate", bad, "--json")
     assert document.exit_code == 1

@@ -231,10 +231,53 @@ class CsrRows:
         """Do nothing; no state is kept."""
 
 
-class CscRows:
-    """A CSC matrix that is sorted by rows in one pass; holds about ten times `external_sort.BAND_BYTES` in memory, then as for CSR.
+class SortedRows:
+    """Base of readers of matrices stored in another order: the first access sorts all entries by row.
 
-    Entries beyond one band are kept in temporary files until `close`. Entries of a row are ordered by column.
+    Entries beyond one band are kept in temporary files until `close`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    n_entries: int | None
+    entry_bytes: int
+    _sort: ExternalRowSort | None = None
+
+    def fill(self, sort: ExternalRowSort) -> None:
+        """Add all entries to a sort."""
+        raise NotImplementedError
+
+    def stop(self, start: int, stop: int) -> int:
+        """Return the end of the next block."""
+        return stop_by_entries(self._sorted_entries().indptr, start, stop, BLOCK_BYTES // self.entry_bytes)
+
+    def read(self, start: int, stop: int) -> CsrBlock:
+        """Read rows ``[start, stop)``."""
+        return self._sorted_entries().read(start, stop)
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        if self._sort is not None:
+            self._sort.close()
+            self._sort = None
+
+    def _sorted_entries(self) -> ExternalRowSort:
+        if self._sort is None:
+            sort = ExternalRowSort((self.shape[0], self.shape[1]), self.dtype, self.n_entries or 0)
+            try:
+                self.fill(sort)
+            except BaseException:
+                sort.close()
+                raise
+            sort.finish()
+            self._sort = sort
+        return self._sort
+
+
+class CscRows(SortedRows):
+    """A CSC matrix that is sorted by rows in one pass; uses about ten times `external_sort.BAND_BYTES` of memory, then as for CSR.
+
+    Entries of a row are ordered by column.
 
     Parameters
     ----------
@@ -250,38 +293,16 @@ class CscRows:
         self._arrays, self._place = arrays, place
         self._indices = SequentialArray(arrays.indices, place)
         self._data = SequentialArray(arrays.data, place, sparse_dtype(_plain_dtype(arrays.data.dtype, place)))
-        self._sort: ExternalRowSort | None = None
-        self.shape: tuple[int, ...] = arrays.shape
+        self.shape = arrays.shape
         self.dtype = self._data.dtype
-        self.n_entries: int | None = _entries(arrays, arrays.shape[1], place)
+        self.entry_bytes = self.dtype.itemsize + 4
+        self.n_entries = _entries(arrays, arrays.shape[1], place)
         self.wide = needs_int64(arrays.indptr, arrays.indices)
 
-    def stop(self, start: int, stop: int) -> int:
-        """Return the end of the next block."""
-        return stop_by_entries(self._sorted_entries().indptr, start, stop, BLOCK_BYTES // (self.dtype.itemsize + 4))
-
-    def read(self, start: int, stop: int) -> CsrBlock:
-        """Read rows ``[start, stop)``."""
-        return self._sorted_entries().read(start, stop)
-
-    def close(self) -> None:
-        """Remove the temporary files."""
-        if self._sort is not None:
-            self._sort.close()
-            self._sort = None
-
-    def _sorted_entries(self) -> ExternalRowSort:
-        if self._sort is None:
-            sort = ExternalRowSort(self._arrays.shape, self.dtype, self.n_entries or 0)
-            try:
-                for columns, rows, values in self._entries():
-                    sort.add(rows, columns, values)
-            except BaseException:
-                sort.close()
-                raise
-            sort.finish()
-            self._sort = sort
-        return self._sort
+    def fill(self, sort: ExternalRowSort) -> None:
+        """Add all entries to a sort."""
+        for columns, rows, values in self._entries():
+            sort.add(rows, columns, values)
 
     def _entries(self) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]]:
         assert self.n_entries is not None

@@ -17,15 +17,13 @@ from raggedatlas.formats.composite_source import SPACES, CompositeSource, Matrix
 from raggedatlas.formats.containers import Container, check_whole, is_array, open_hdf5, readable
 from raggedatlas.formats.external_sort import ExternalRowSort
 from raggedatlas.formats.matrix_readers import (
-    BLOCK_BYTES,
     ColumnSubset,
     CsrRows,
     MatrixLocation,
     RowReader,
+    SortedRows,
     SparseArrays,
-    stop_by_entries,
 )
-from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import texts_to_arrow
 from raggedatlas.model.protocols import MatrixForm
 from raggedatlas.store.runtime import warnings_as
@@ -216,7 +214,7 @@ class MarketHeader:
     n_entries: int
 
 
-class MarketRows:
+class MarketRows(SortedRows):
     """Reads a coordinate file of features by cells by rows of cells; holds about ten times `external_sort.BAND_BYTES` in memory.
 
     Parameters
@@ -245,39 +243,13 @@ class MarketRows:
                 f"{path} has shape {self._header.shape}, but the tables next to it have {shape[1]:,} features and {shape[0]:,} "
                 "barcodes; a file of features by barcodes is expected. Put the files of one run together."
             )
-        self.shape: tuple[int, ...] = shape
+        self.shape = shape
         self.dtype = DTYPES[self._header.field]
-        self.n_entries: int | None = self._header.n_entries
-        self._sort: ExternalRowSort | None = None
+        self.entry_bytes = 16
+        self.n_entries = self._header.n_entries
 
-    def stop(self, start: int, stop: int) -> int:
-        """Return the end of the next block."""
-        indptr = self._read().indptr
-        return stop_by_entries(indptr, start, stop, BLOCK_BYTES // 16)
-
-    def read(self, start: int, stop: int) -> CsrBlock:
-        """Read rows ``[start, stop)``."""
-        return self._read().read(start, stop)
-
-    def close(self) -> None:
-        """Remove the temporary files."""
-        if self._sort is not None:
-            self._sort.close()
-            self._sort = None
-
-    def _read(self) -> ExternalRowSort:
-        if self._sort is None:
-            sort = ExternalRowSort((self.shape[0], self.shape[1]), self.dtype, self._header.n_entries)
-            try:
-                self._fill(sort)
-            except BaseException:
-                sort.close()
-                raise
-            sort.finish()
-            self._sort = sort
-        return self._sort
-
-    def _fill(self, sort: ExternalRowSort) -> None:
+    def fill(self, sort: ExternalRowSort) -> None:
+        """Add all entries to a sort."""
         n_read = 0
         width = 2 if self._header.field == "pattern" else 3
         with _opened(self._path) as file:

@@ -194,7 +194,7 @@ def test_a_refusal_leaves_no_column_behind(tmp_path: Path, stored: Path) -> None
     texts = Texts(2, lambda: iter([np.array(["a"], object), np.array(["\ud800"], object)]))
     table = ColumnTable(2, Column(None, lambda: pd.Index(["a", "b"])), (Column("t", lambda: texts),))
     for spool in (None, ColumnSpill(tmp_path / "spool")):
-        with pytest.raises(SourceError, match="C28: obs column 't' has text that is no Unicode"):
+        with pytest.raises(SourceError, match="C28: obs column 't' has text that is not Unicode"):
             encode_table(table, EncodingOptions(), spool=spool)
     assert list((tmp_path / "out").iterdir()) == []
 

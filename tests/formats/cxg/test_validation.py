@@ -182,6 +182,6 @@ def test_a_row_larger_than_the_buffers_is_read(tmp_path: Path, monkeypatch: pyte
     with open_array(path / "Xc", "w") as array:
         array[np.zeros(2, np.uint32)] = {"": np.ones(2, np.float32), "obs": np.array([5, n - 1], np.uint32)}
     told = [p.message for p in validate(path, "full") if p.rule == "C20"]
-    assert told == ["2 values are there again, the first at cell 5, feature 0."]
+    assert told == ["2 values occur again, the first at cell 5, feature 0."]
     monkeypatch.setattr(values_module, "MAX_EMPTY_READS", -1)
     assert [p.path for p in validate(path, "full") if p.rule == "C00"] == ["Xr", "Xc"]

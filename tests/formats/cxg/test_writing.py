@@ -560,7 +560,7 @@ def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
         small(text=pd.Series(["\ud800"] * 30, dtype=object)),
         tmp_path,
         SourceError,
-        r"^C28: obs column 'text' .*no Unicode",
+        r"^C28: obs column 'text' .*not Unicode",
     )
 
 

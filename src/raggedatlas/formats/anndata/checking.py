@@ -1,10 +1,10 @@
-"""What every check of a stored AnnData shares: the encoding of a node, its extent, and the list of problems."""
+"""Shared parts of all checks of a stored AnnData: the checker, and the encoding and shape of a node."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,50 +18,55 @@ from raggedatlas.model.validation import Checker, Rule
 Layout = Literal["", "0.7", "0.5"]
 Check = Callable[["AnnDataChecker", Node], None]
 
-MOST_NODES = 1_000_000
-"""Elements beyond which a file is not checked further: links can multiply without end."""
+MAX_NODES = 1_000_000
+"""Number of elements beyond which a file is not checked further: links can multiply without end."""
 
-VERSIONS: dict[str, tuple[str, ...]] = {
-    "anndata": ("0.1.0",),
-    "raw": ("0.1.0",),
-    "dict": ("0.1.0",),
-    "dataframe": ("0.2.0", "0.1.0"),
-    "array": ("0.2.0",),
-    "string-array": ("0.2.0",),
-    "rec-array": ("0.2.0",),
-    "bytes": ("0.2.0",),
-    "numeric-scalar": ("0.2.0",),
-    "string": ("0.2.0",),
-    "null": ("0.1.0",),
-    "csr_matrix": ("0.1.0",),
-    "csc_matrix": ("0.1.0",),
-    "categorical": ("0.2.0",),
-    "nullable-integer": ("0.1.0",),
-    "nullable-boolean": ("0.1.0",),
-    "nullable-string-array": ("0.1.0",),
-    "awkward-array": ("0.1.0",),
+
+class Encoding(NamedTuple):
+    """A registered encoding-type.
+
+    Parameters
+    ----------
+    versions : tuple of str
+        Known versions, the current one first.
+    structure : str
+        The rule on being a group, or an array if `is_array`.
+    declaration : str
+        The rule on its declared type and version.
+    is_array : bool
+        Whether it is stored as an array.
+    text : tuple of str
+        The rules on text in Zarr and in HDF5, for an encoding of text.
+    """
+
+    versions: tuple[str, ...]
+    structure: str = "A03"
+    declaration: str = "A03"
+    is_array: bool = False
+    text: tuple[str, str] | None = None
+
+
+ENCODINGS = {
+    "anndata": Encoding(("0.1.0",), "A10", "A11"),
+    "raw": Encoding(("0.1.0",), "A27", "A27"),
+    "dict": Encoding(("0.1.0",), "A80", "A81"),
+    "dataframe": Encoding(("0.2.0", "0.1.0"), "A70", "A72"),
+    "array": Encoding(("0.2.0",), "A40", "A41", is_array=True),
+    "string-array": Encoding(("0.2.0",), "A110", "A111", is_array=True, text=("A112", "A113")),
+    "rec-array": Encoding(("0.2.0",), is_array=True),
+    "bytes": Encoding(("0.2.0",), is_array=True),
+    "numeric-scalar": Encoding(("0.2.0",), "A90", "A91", is_array=True),
+    "string": Encoding(("0.2.0",), "A90", "A93", is_array=True, text=("A94", "A95")),
+    "null": Encoding(("0.1.0",), is_array=True),
+    "csr_matrix": Encoding(("0.1.0",), "A50", "A53"),
+    "csc_matrix": Encoding(("0.1.0",), "A50", "A53"),
+    "categorical": Encoding(("0.2.0",), "A100", "A101"),
+    "nullable-integer": Encoding(("0.1.0",), "A120", "A121"),
+    "nullable-boolean": Encoding(("0.1.0",), "A130", "A131"),
+    "nullable-string-array": Encoding(("0.1.0",), "A140", "A141"),
+    "awkward-array": Encoding(("0.1.0",), "A150", "A150"),
 }
-"""Registered encoding-type -> its versions, the one that is written first."""
-
-ARRAYS = {"array", "string-array", "rec-array", "bytes", "numeric-scalar", "string", "null"}
-"""Encodings that are stored as an array; all others are groups."""
-
-STRUCTURE_RULES = {
-    "anndata": "A10", "raw": "A27", "dict": "A80", "dataframe": "A70", "array": "A40", "string-array": "A110",
-    "numeric-scalar": "A90", "string": "A90", "csr_matrix": "A50", "csc_matrix": "A50", "categorical": "A100",
-    "nullable-integer": "A120", "nullable-boolean": "A130", "nullable-string-array": "A140", "awkward-array": "A150",
-}  # fmt: skip
-"""Encoding -> the rule that says whether it is an array or a group; A03 for others."""
-
-ENCODING_RULES = {
-    "anndata": "A11", "raw": "A27", "dict": "A81", "dataframe": "A72", "array": "A41", "string-array": "A111",
-    "numeric-scalar": "A91", "string": "A93", "csr_matrix": "A53", "csc_matrix": "A53", "categorical": "A101",
-    "nullable-integer": "A121", "nullable-boolean": "A131", "nullable-string-array": "A141", "awkward-array": "A150",
-}  # fmt: skip
-"""Encoding -> the rule that says how it is declared; A03 for others."""
-
-TEXT_RULES = {"string-array": ("A112", "A113"), "string": ("A94", "A95")}
-"""Encoding of text -> the rules of Zarr and of HDF5 that say that it holds text."""
+"""Encoding-type -> its description."""
 
 SPARSE = ("csr_matrix", "csc_matrix")
 
@@ -75,19 +80,19 @@ class AnnDataChecker(Checker[Node]):
     Parameters
     ----------
     checks : mapping
-        Encoding-type -> what checks such an element.
+        Encoding-type -> check of such an element.
     full : bool
         Whether values are read.
     layout : {"", "0.7", "0.5"}
-        The generation of the file where it is an old one, in which encodings need not be declared.
+        Layout of an old file, in which encodings need not be declared.
     prefix : str
-        Where the AnnData stands in its file, such as ``"mod/rna"``.
+        Path of the AnnData in its file, such as ``"mod/rna"``.
     compare : bool
-        Whether the names of frames along an axis are compared with those of the axis though other values are not read.
+        Whether row names of frames are compared with those of their axis even if other values are not read.
     n_nodes : int
-        How many elements were looked at.
+        Number of elements checked so far.
     read_names : dict
-        Path of an index -> hashes of its blocks; who asks for them puts an empty list there, so that names are read once.
+        Path of an index -> hashes of its blocks, collected if the key exists, so that names are read once.
     """
 
     rules: ClassVar[Mapping[str, Rule]] = RULES
@@ -102,22 +107,22 @@ class AnnDataChecker(Checker[Node]):
     read_names: dict[str, list[NDArray[np.uint64]]] = field(default_factory=dict)
 
     def unreadable(self, node: Node, fault: str) -> None:
-        """Note that an element cannot be read; the reason says the way out after its last semicolon."""
-        said, _, way_out = fault.removeprefix(f"{node.uri}: ").rpartition("; ")
-        if said and way_out.endswith("."):
-            self.report("A00", node, f"{said}.", fix=f"{way_out[0].upper()}{way_out[1:]}")
+        """Report an element that cannot be read; the text after the last semicolon of `fault` is the fix."""
+        reason, _, fix = fault.removeprefix(f"{node.uri}: ").rpartition("; ")
+        if reason and fix.endswith("."):
+            self.report("A00", node, f"{reason}.", fix=f"{fix[0].upper()}{fix[1:]}")
         else:
             self.report("A00", node, fault)
 
     def element(self, node: Node, *, declared: bool = True) -> None:
-        """Check an element and what it holds.
+        """Check an element and its members.
 
         Parameters
         ----------
         node : Node
             The element.
         declared : bool
-            Whether it must declare its encoding; not so inside of frames of anndata 0.7.
+            Whether it must declare its encoding; False within frames of anndata 0.7.
 
         Raises
         ------
@@ -125,8 +130,8 @@ class AnnDataChecker(Checker[Node]):
             If there are too many elements.
         """
         self.n_nodes += 1
-        if self.n_nodes > MOST_NODES:
-            raise LimitError(f"{node.uri} holds more than {MOST_NODES:,} elements; it is not checked further.")
+        if self.n_nodes > MAX_NODES:
+            raise LimitError(f"{node.uri} has more than {MAX_NODES:,} elements; it is not checked further.")
         if node.fault:
             self.unreadable(node, node.fault)
         if node.stored is not None:
@@ -136,16 +141,16 @@ class AnnDataChecker(Checker[Node]):
                     self.checks.get(encoding, decode)(self, node)
 
     def inner(self, node: Node | None, *, text: bool = True) -> None:
-        """Check how a part of an element, such as the codes of a categorical, declares its encoding, by which readers choose.
+        """Check how a part of an element, such as the codes of a categorical, declares its encoding.
 
-        A part that declares nothing is read by what it is. `text` is False for a part that a rule of its own asks to be text.
+        An undeclared part is read by its type. `text` is False for a part that must be text by another rule.
         """
         if node is not None and node.stored is not None and not node.fault:
             encoding = self._encoding(node, declared=False)
             fits = bool(encoding) and self._fits(node, encoding)
-            if text and fits and encoding in TEXT_RULES and node.text is None:
-                rule = TEXT_RULES[encoding][node.in_hdf5]
-                self.report(rule, node, f"its values are of type {node.dtype}, where text belongs.")
+            rules = ENCODINGS[encoding].text if text and fits else None
+            if rules is not None and node.text is None:
+                self.report(rules[node.in_hdf5], node, f"its values are of type {node.dtype}; expected text.")
 
     @contextmanager
     def guarded(self, place: Node, rule: str = "") -> Iterator[None]:
@@ -155,7 +160,7 @@ class AnnDataChecker(Checker[Node]):
 
     def report_error(self, place: Node, error: BaseException, rule: str) -> None:
         """Report an exception, unless it ends the check or the node is already known to be unreadable."""
-        if self.n_nodes > MOST_NODES and isinstance(error, LimitError):
+        if self.n_nodes > MAX_NODES and isinstance(error, LimitError):
             raise error
         if isinstance(error, MemoryError):
             reason = str(error) or "out of memory"
@@ -166,59 +171,57 @@ class AnnDataChecker(Checker[Node]):
             self.unreadable(place, str(error))
 
     def _encoding(self, node: Node, *, declared: bool) -> str:
-        """Return what a node is to be checked as, ``""`` for nothing."""
+        """Return the encoding by which a node is checked, ``""`` for none."""
         kind, version = declared_encoding(node)
         for name in ("encoding-type", "encoding-version"):
             if isinstance(plain_attribute(node.attrs.get(name)), bytes):
                 self.report("A04", node, f"{name} is stored as bytes.")
         if not kind:
-            stated = {"encoding-type", "encoding-version"} & set(node.attrs)
-            if declared or (stated and not self.layout):
+            partly = {"encoding-type", "encoding-version"} & set(node.attrs)
+            if declared or (partly and not self.layout):
                 rule = "A26" if self.in_uns(node) else "A01"
                 self.report(rule, node, f"it has no text attribute encoding-type; it looks like {infer(node)}.")
             return infer(node)
-        if kind not in VERSIONS:
+        if kind not in ENCODINGS:
             return self._unknown(node, kind)
         if not version or not _VERSION.fullmatch(version):
             if not self.layout:
-                self.report("A02", node, f"its encoding-version is {version!r}, which is no version.")
-        elif version not in VERSIONS[kind]:
-            rule = ENCODING_RULES.get(kind, "A03")
-            self.report(rule, node, f"its encoding is {kind} {version}, where {' or '.join(VERSIONS[kind])} is known.")
+                self.report("A02", node, f"its encoding-version is {version!r}, which is not a version.")
+        elif version not in ENCODINGS[kind].versions:
+            known = " or ".join(ENCODINGS[kind].versions)
+            self.report(ENCODINGS[kind].declaration, node, f"its encoding is {kind} {version}; known is {known}.")
         return kind
 
     def _unknown(self, node: Node, kind: str) -> str:
         looks = infer(node)
         sparse = {"data", "indices", "indptr"} <= set(node.children)
         plain = looks in {"dict", "array", "string-array", "rec-array", "null", "numeric-scalar", "string"}
-        rule = "A52" if sparse else "A03" if plain else ENCODING_RULES[looks]
-        self.report(rule, node, f"its encoding-type is {kind!r}, which nothing knows; it looks like {looks}.")
+        rule = "A52" if sparse else "A03" if plain else ENCODINGS[looks].declaration
+        self.report(rule, node, f"its encoding-type {kind!r} is unknown; it looks like {looks}.")
         return "" if plain else looks
 
     def _fits(self, node: Node, encoding: str) -> bool:
-        if (encoding in ARRAYS) == node.is_array or self._old_frame(node, encoding):
+        is_old_frame = bool(self.layout) and encoding == "dataframe" and node.kind == "record"
+        if ENCODINGS[encoding].is_array == node.is_array or is_old_frame:
             return True
-        has, wanted = ("an array", "a group") if node.is_array else ("a group", "an array")
-        self.report(STRUCTURE_RULES.get(encoding, "A03"), node, f"{encoding} is {has} here, where {wanted} belongs.")
+        form, expected = ("an array", "a group") if node.is_array else ("a group", "an array")
+        self.report(ENCODINGS[encoding].structure, node, f"{encoding} is stored as {form}; expected {expected}.")
         return False
 
-    def _old_frame(self, node: Node, encoding: str) -> bool:
-        return bool(self.layout) and encoding == "dataframe" and node.kind == "record"
-
     def in_uns(self, node: Node) -> bool:
-        """Tell whether a node is an entry of `uns`, or below one."""
+        """Return whether a node is in `uns`, at any depth."""
         return node.path.removeprefix(self.prefix).strip("/").startswith("uns/")
 
 
 def decode(checker: AnnDataChecker, node: Node) -> None:
-    """Read all values of an array, which is all that can be said of most."""
+    """Read all values of an array, to find out whether they can be decoded."""
     if checker.full and node.is_array and not node.fault:
         for _ in node.blocks():
             pass
 
 
 def declared_encoding(node: Node) -> tuple[str, str]:
-    """Return encoding-type and encoding-version as text; ``""`` for one that is missing or no text."""
+    """Return encoding-type and encoding-version as text; ``""`` if missing or not text."""
     kind, version = (as_text(node.attrs.get(name)) for name in ("encoding-type", "encoding-version"))
     if not kind and "h5sparse_format" in node.attrs:
         return f"{as_text(node.attrs['h5sparse_format'])}_matrix", "0.1.0"
@@ -226,7 +229,7 @@ def declared_encoding(node: Node) -> tuple[str, str]:
 
 
 def as_text(value: object) -> str:
-    """Return an attribute that is text or bytes as text, anything else as ``""``.
+    """Return an attribute of text or bytes as text, anything else as ``""``.
 
     Examples
     --------
@@ -240,7 +243,7 @@ def as_text(value: object) -> str:
 
 
 def infer(node: Node) -> str:
-    """Tell from its structure which encoding a node must have."""
+    """Return the encoding of a node according to its structure."""
     if node.is_array:
         return _infer_array(node)
     names = set(node.children)
@@ -275,34 +278,33 @@ def _infer_sparse(node: Node) -> str:
 
 
 def encoding_of(node: Node) -> str:
-    """Return the declared encoding-type where it is a known one, else the inferred one."""
+    """Return the declared encoding-type if it is known, else the inferred one."""
     kind, _ = declared_encoding(node)
-    return kind if kind in VERSIONS else infer(node)
+    return kind if kind in ENCODINGS else infer(node)
 
 
 def sparse_shape(node: Node) -> tuple[int, int] | None:
-    """Return the declared shape of a sparse matrix; None where it is not two integers, zero or more."""
-    stated = plain_attribute(node.attrs.get("shape", node.attrs.get("h5sparse_shape")))
-    if not isinstance(stated, list | tuple) or len(stated) != 2:
+    """Return the declared shape of a sparse matrix; None if it is not two non-negative integers."""
+    shape = plain_attribute(node.attrs.get("shape", node.attrs.get("h5sparse_shape")))
+    if not isinstance(shape, list | tuple) or len(shape) != 2:
         return None
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in stated):
-        return None
-    return int(stated[0]), int(stated[1])
+    is_size = [isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape]
+    return (int(shape[0]), int(shape[1])) if all(is_size) else None
 
 
 def index_node(node: Node) -> Node | None:
-    """Return the member of a frame that is its index."""
+    """Return the index of a frame."""
     return node.child(as_text(node.attrs.get("_index")) or "_index")
 
 
 def n_rows(node: Node) -> int | None:
-    """Return how many rows a frame, a column, or an array has; None where that cannot be told."""
-    found = extent(node)
-    return found[0] if found else None
+    """Return the number of rows of a frame, a column, or an array; None if unknown."""
+    shape = extent(node)
+    return shape[0] if shape else None
 
 
 def extent(node: Node) -> tuple[int, ...] | None:
-    """Return the sizes of an element, whatever its encoding; None where they cannot be told."""
+    """Return the shape of an element of any encoding; None if unknown."""
     if node.is_array:
         return node.shape
     encoding = encoding_of(node)
@@ -320,18 +322,18 @@ def extent(node: Node) -> tuple[int, ...] | None:
 
 
 def layout_of(root: Node) -> Layout:
-    """Tell which generation of anndata wrote an AnnData; ``""`` for 0.8 and later."""
+    """Return the layout of an AnnData: the version of anndata that introduced it; ``""`` for 0.8 and later."""
     obs = root.child("obs")
     if obs is None:
         return ""
     if obs.is_array:
         return "0.5" if obs.kind == "record" and not declared_encoding(root)[0] else ""
-    # mudata 0.1 declared the root of such a file, and nothing below.
+    # mudata 0.1 declared the encoding of the root of such a file, and nothing below.
     return "0.7" if declared_encoding(obs) == ("dataframe", "0.1.0") else ""
 
 
 def listed(value: object) -> list[str] | None:
-    """Return the names in an attribute such as column-order; None where it is no list of text.
+    """Return the names in an attribute such as column-order; None if it is not a list of text.
 
     Examples
     --------
@@ -351,7 +353,7 @@ Hashes = NDArray[np.uint64]
 
 
 def names_node(frame: Node) -> Node | None:
-    """Return the array that holds the names of a frame's rows; None if there is none that can be read."""
+    """Return the array with the row names of a frame; None if there is none that can be read."""
     index = index_node(frame)
     if index is not None and not index.is_array:
         index = index.child("values")
@@ -360,7 +362,7 @@ def names_node(frame: Node) -> Node | None:
 
 
 def name_hashes(frame: Node) -> Hashes | None:
-    """Read the names of a frame's rows as hashes, (n,) uint64; None if there are none.
+    """Return hashes of the row names of a frame, (n,) uint64; None if there are none.
 
     Raises
     ------
@@ -372,43 +374,36 @@ def name_hashes(frame: Node) -> Hashes | None:
 
 
 def hash_names(values: NDArray[Any]) -> Hashes:
-    """Hash names, (n,) uint64; text and its UTF-8 bytes have one hash."""
+    """Return hashes of names, (n,) uint64; text and its UTF-8 bytes have the same hash."""
     import pandas as pd
 
     flat = values.astype(object) if values.dtype.kind in "SUT" else values
-    found: Hashes = pd.util.hash_array(flat, categorize=False)
-    return found
+    hashes: Hashes = pd.util.hash_array(flat, categorize=False)
+    return hashes
 
 
 def joined(parts: list[Hashes]) -> Hashes:
-    """Put the hashes of blocks together."""
+    """Concatenate the hashes of blocks."""
     return np.concatenate(parts) if parts else np.empty(0, np.uint64)
 
 
 def check_unique_names(checker: AnnDataChecker, frame: Node) -> Hashes | None:
-    """Say if a name of a frame's rows is there twice (A29), and return the hashes of all."""
+    """Check that the row names of a frame are unique (A29), and return their hashes."""
     index = names_node(frame)
     if index is None:
         return None
-    parts = checker.read_names.pop(index.path, [])
-    hashes = joined(parts)
+    hashes = joined(checker.read_names.pop(index.path, []))
     if len(hashes) != (index.shape or (0,))[0]:
         hashes = joined([hash_names(values) for _, values in index.blocks()])
     ordered = np.sort(hashes)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    if len(twice):
-        _report_twice(checker, index, hashes, twice)
-    return hashes
-
-
-def _report_twice(checker: AnnDataChecker, index: Node, hashes: Hashes, twice: Hashes) -> None:
-    """Let the names themselves decide: equal hashes may be of different names."""
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     known: set[object] = set()
-    for start, values in index.blocks():
-        for at in np.flatnonzero(np.isin(hashes[start : start + len(values)], twice)):
-            name = values[at]
+    # different names can have the same hash, so the names are compared
+    for start, values in index.blocks() if len(repeated) else ():
+        for name in values[np.isin(hashes[start : start + len(values)], repeated)]:
             if name in known:
-                said = name.decode("utf-8", errors="replace") if isinstance(name, bytes) else str(name)
-                checker.report("A29", index, f"the name {said!r} is there more than once.")
-                return
+                text = name.decode("utf-8", errors="replace") if isinstance(name, bytes) else str(name)
+                checker.report("A29", index, f"the name {text!r} occurs more than once.")
+                return hashes
             known.add(name)
+    return hashes

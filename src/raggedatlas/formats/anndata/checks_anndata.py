@@ -1,4 +1,4 @@
-"""Checks of a whole AnnData (A10 to A30): what it holds, and that everything fits its two axes."""
+"""Checks of a whole AnnData (A10 to A30): its members, and that they fit its two axes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,15 +25,15 @@ MATRICES = ("array", *SPARSE)
 ROWS = (*MATRICES, "dataframe", "awkward-array")
 
 ROOT = {"X", "layers", "obs", "obsm", "obsp", "raw", "uns", "var", "varm", "varp"}
-"""What may stand at the root of an AnnData."""
+"""Members of the root of an AnnData."""
 
 OLD_ROOT = {"raw.X", "raw.var", "raw.varm", "raw.cat"}
-"""What also stood there in anndata 0.5 and 0.6."""
+"""Further members in anndata 0.5 and 0.6."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """How many cells and features there are, and their names; None where that cannot be told, or was not read."""
+    """Numbers of cells and features, and hashes of their names; None if unknown or not read."""
 
     n_obs: int | None
     n_var: int | None
@@ -43,7 +43,7 @@ class _Axes:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What holds for the entries of one mapping."""
+    """Rules of the entries of one mapping, and what they require."""
 
     types: str
     shape: str
@@ -66,7 +66,7 @@ GROUPS = {
 def check_anndata(checker: AnnDataChecker, node: Node) -> None:
     """Check an AnnData and everything in it."""
     if node.is_array:
-        checker.report("A10", node, "it is an array, where a group belongs.")
+        checker.report("A10", node, "it is an array; expected a group.")
         return
     (n_obs, obs_names), (n_var, var_names) = (_check_axis(checker, node, name) for name in ("obs", "var"))
     axes = _Axes(n_obs, n_var, obs_names, var_names)
@@ -86,7 +86,7 @@ def check_anndata(checker: AnnDataChecker, node: Node) -> None:
 
 
 def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> tuple[int | None, Hashes | None]:
-    """Check obs or var, and return how long it is, and its names where values are read."""
+    """Check obs or var, and return its length, and its names if values are read."""
     frame = node.child(name)
     if frame is None:
         checker.report("A12", node, f"there is no {name}.")
@@ -99,7 +99,7 @@ def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> tuple[int | N
             checker.checks["dataframe"](checker, frame)
         return n_rows(frame), None
     if encoding_of(frame) != "dataframe":
-        checker.report("A13", frame, f"it is of encoding {encoding_of(frame)}, where a dataframe belongs.")
+        checker.report("A13", frame, f"it is of encoding {encoding_of(frame)}; expected a dataframe.")
         return None, None
     index = names_node(frame)
     if checker.full and index is not None:
@@ -108,11 +108,11 @@ def _check_axis(checker: AnnDataChecker, node: Node, name: str) -> tuple[int | N
     return n_rows(frame), _names(checker, frame, node.child(f"{name}m"))
 
 
-def _names(checker: AnnDataChecker, frame: Node, beside: Node | None) -> Hashes | None:
-    """Return the names of an axis where something is to be compared with them; with all values read, look that none is there twice."""
+def _names(checker: AnnDataChecker, frame: Node, mapping: Node | None) -> Hashes | None:
+    """Return the names of an axis if frames in a mapping are compared with them; if values are read, check that they are unique."""
     read: Callable[[Node], Hashes | None] = partial(check_unique_names, checker)
     if not checker.full:
-        members = beside.children.values() if beside is not None else ()
+        members = mapping.children.values() if mapping is not None else ()
         if not checker.compare or not any(encoding_of(member) == "dataframe" for member in members):
             return None
         read = name_hashes
@@ -130,7 +130,7 @@ def _check_x(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
     if x.fault or x.stored is None or kind == "null":
         return
     if kind not in MATRICES and not (x.is_array and x.text is not None):
-        checker.report("A14", x, f"it is of encoding {kind}, where a dense or sparse array belongs.")
+        checker.report("A14", x, f"it is of encoding {kind}; expected a dense or sparse array.")
         return
     _check_shape(checker, x, "A15", (axes.n_obs, axes.n_var), exact=True)
     values = x if x.is_array else x.child("data")
@@ -139,16 +139,16 @@ def _check_x(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
         checker.report(
             "A30",
             x,
-            f"its values are of type {values.dtype} on {len(extent(x) or ())} axes, where numbers on two belong.",
+            f"its values are of type {values.dtype} on {len(extent(x) or ())} axes; expected numbers on two.",
         )
 
 
 def check_mapping(checker: AnnDataChecker, mapping: Node, axes: _Axes, group: _Group) -> None:
-    """Check one of the mappings along the axes, and its entries."""
+    """Check a mapping along an axis, and its entries."""
     if mapping.is_array:
         if not (checker.layout and mapping.kind == "record"):
             checker.element(mapping)
-            checker.report("A80", mapping, "it is an array, where a group belongs.")
+            checker.report("A80", mapping, "it is an array; expected a group.")
         elif mapping.shape and mapping.shape[:1] != group.sizes(axes)[:1]:
             checker.report(group.shape, mapping, f"it has {mapping.shape[0]:,} rows.")
         return
@@ -158,12 +158,16 @@ def check_mapping(checker: AnnDataChecker, mapping: Node, axes: _Axes, group: _G
         if child.stored is None:
             continue
         if kind not in group.kinds:
-            checker.report(group.types, child, f"it is of encoding {kind}; {_options(group.kinds)} belongs here.")
+            checker.report(
+                group.types,
+                child,
+                f"it is of encoding {kind}; expected {', '.join(group.kinds[:-1])} or {group.kinds[-1]}.",
+            )
             continue
         rule = "A151" if kind == "awkward-array" else group.shape
         _check_shape(checker, child, rule, group.sizes(axes), exact=group.exact)
         if child.is_array and len(child.shape or ()) == 1 and "dataframe" in group.kinds:
-            checker.report(group.types, child, "it has one axis, where two or more belong.", "practice")
+            checker.report(group.types, child, "it has one axis; expected two or more.", "practice")
         names = group.names(axes) if kind == "dataframe" and not child.is_array else None
         if names is not None:
             with checker.guarded(child):
@@ -171,27 +175,22 @@ def check_mapping(checker: AnnDataChecker, mapping: Node, axes: _Axes, group: _G
 
 
 def _check_names(checker: AnnDataChecker, frame: Node, names: Hashes, rule: str) -> None:
-    """Compare the names of the rows of a frame with those of its axis."""
+    """Compare the row names of a frame with those of its axis."""
     own = name_hashes(frame)
     if own is not None and len(own) == len(names) and not np.array_equal(own, names):
         row = int(np.argmax(own != names))
-        checker.report(rule, frame, f"its row {row:,} has another name than that row of the axis has.")
-
-
-def _options(kinds: tuple[str, ...]) -> str:
-    return f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+        checker.report(rule, frame, f"its row {row:,} has another name than row {row:,} of the axis.")
 
 
 def _check_shape(checker: AnnDataChecker, node: Node, rule: str, sizes: tuple[int | None, ...], *, exact: bool) -> None:
-    found = extent(node)
-    if found is None:
+    shape = extent(node)
+    if shape is None:
         return
-    fits = len(found) == len(sizes) if exact else len(found) >= len(sizes)
-    fits = fits and all(size is None or have == size for have, size in zip(found, sizes, strict=False))
-    if not fits:
+    n_axes = len(shape) == len(sizes) if exact else len(shape) >= len(sizes)
+    if not n_axes or any(size not in (None, n) for n, size in zip(shape, sizes, strict=False)):
         wanted = ", ".join("any" if size is None else f"{size:,}" for size in sizes)
         more = "" if exact else ", ..."
-        checker.report(rule, node, f"its shape is {found}, but the tables beside it ask for ({wanted}{more}).")
+        checker.report(rule, node, f"its shape is {shape}; expected ({wanted}{more}) according to obs and var.")
 
 
 def _check_raw(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
@@ -204,12 +203,12 @@ def _check_raw(checker: AnnDataChecker, node: Node, axes: _Axes) -> None:
     if raw is None or raw.stored is None or encoding_of(raw) == "null":
         return
     if raw.is_array:
-        checker.report("A27", raw, "it is an array, where a group belongs.")
+        checker.report("A27", raw, "it is an array; expected a group.")
         return
     declared = declared_encoding(raw)
     if declared != ("raw", "0.1.0") and not checker.layout:
-        said = " ".join(declared).strip() or "undeclared"
-        checker.report("A27", raw, f"its encoding is {said}, where raw 0.1.0 belongs.")
+        encoding = " ".join(declared).strip() or "undeclared"
+        checker.report("A27", raw, f"its encoding is {encoding}; expected raw 0.1.0.")
     parts = {name: raw.child(name) for name in ("X", "var", "varm")}
     for name in ("X", "var"):
         if parts[name] is None:
@@ -229,9 +228,3 @@ def _check_raw_parts(
         _check_shape(checker, x, "A27", (axes.n_obs, axes.n_var), exact=True)
     if varm is not None:
         check_mapping(checker, varm, axes, GROUPS["varm"])
-
-
-def check_raw_element(checker: AnnDataChecker, node: Node) -> None:
-    """Check a group of encoding raw that stands elsewhere than in an AnnData."""
-    for child in node.children.values():
-        checker.element(child)

@@ -1,4 +1,4 @@
-"""A stored tree seen alike in HDF5 and Zarr: nodes with attributes, shapes, kinds of values, and blocks of rows."""
+"""Uniform view of the tree in an HDF5 file or Zarr folder: nodes with attributes, shapes, types, and blocks of rows."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,13 +28,13 @@ StoreKind = Literal["hdf5", "zarr"]
 Kind = Literal["bool", "integer", "real", "complex", "text", "bytes", "record", "other", "nothing"]
 
 BLOCK_BYTES = 8 << 20
-"""Bytes that are read at once, or one row of chunks where that is more."""
+"""Bytes read at once, or one row of chunks if that is more."""
 
 TEXT_BYTES = 32
-"""What one text of unknown length counts as."""
+"""Assumed size of a text of unknown length."""
 
-DEEPEST = 64
-"""Levels of groups below which nothing is looked at: links can nest without end."""
+MAX_DEPTH = 64
+"""Maximum depth of groups: links can nest without end."""
 
 ZARR_FILES = ("zarr.json", ".zarray", ".zgroup")
 """Names of the metadata of a Zarr node."""
@@ -66,13 +66,13 @@ class Node:
     uri : str
         The file, for messages.
     path : str
-        Where it stands; ``""`` is the root.
+        Path in the file; ``""`` is the root.
     stored : h5py or zarr object, optional
-        The thing itself; None where it cannot be opened.
+        The object of the library; None if it cannot be opened.
     fault : str
-        Why its members or values are out of reach, ``""`` where they are not.
+        Why its members or values cannot be read, ``""`` if they can.
     parent : Node, optional
-        The group that holds it.
+        Its group.
     """
 
     def __init__(self, uri: str, path: str, stored: Any, fault: str = "", parent: "Node | None" = None) -> None:  # noqa: ANN401
@@ -94,23 +94,23 @@ class Node:
 
     @property
     def in_hdf5(self) -> bool:
-        """Whether it stands in HDF5 rather than Zarr."""
+        """Whether it is in HDF5 rather than Zarr."""
         return hasattr(self.stored, "id")
 
     @cached_property
     def attrs(self) -> Mapping[str, Any]:
-        """Its attributes, as the library gives them; those that cannot be read are left out."""
+        """Its attributes, as the library returns them; unreadable ones are omitted."""
         if self.stored is None:
             return {}
-        found = {}
+        attributes = {}
         with readable(self.uri, f"the attributes of {self.path or 'the root'}"):
             names = list(self.stored.attrs)
         for name in names:
             try:
-                found[str(name)] = self.stored.attrs[name]
+                attributes[str(name)] = self.stored.attrs[name]
             except READ_ERRORS:
                 continue
-        return found
+        return attributes
 
     @cached_property
     def children(self) -> Mapping[str, "Node"]:
@@ -121,7 +121,7 @@ class Node:
         return {name: _opened(self, name) for name in sorted(names)}
 
     def child(self, name: str) -> "Node | None":
-        """Return a member, or None; names with slashes lead further down."""
+        """Return a member by name or path, or None."""
         at: Node | None = self
         for part in name.split("/"):
             at = at.children.get(part) if at is not None else None
@@ -129,18 +129,18 @@ class Node:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Its sizes; None for a group and for HDF5's empty dataspace."""
+        """Its shape; None for a group and for HDF5's empty dataspace."""
         return None if not self.is_array or self.stored.shape is None else tuple(int(n) for n in self.stored.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its values."""
-        found: np.dtype[Any] = self.stored.dtype
-        return found
+        """Dtype of its values."""
+        dtype: np.dtype[Any] = self.stored.dtype
+        return dtype
 
     @cached_property
     def kind(self) -> Kind:
-        """What its values are."""
+        """Kind of its values."""
         if not self.is_array or self.stored.shape is None:
             return "nothing"
         if self.text is not None:
@@ -151,17 +151,16 @@ class Node:
 
     @cached_property
     def text(self) -> Text | None:
-        """How its text is stored; None if it holds none."""
+        """How its text is stored; None if it is not text."""
         if not self.is_array or self.stored.shape is None:
             return None
         return _hdf5_text(self.dtype) if self.in_hdf5 else _zarr_text(self.stored)
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
-        """Sizes of what is decoded at once when it is read in order: of shards, where it has those."""
-        shards = getattr(self.stored, "shards", None)
-        found = shards or getattr(self.stored, "chunks", None)
-        return tuple(found) if found else None
+        """Shape of its shards if it has any, else of its chunks."""
+        chunks = getattr(self.stored, "shards", None) or getattr(self.stored, "chunks", None)
+        return tuple(chunks) if chunks else None
 
     def whole(self) -> Any:  # noqa: ANN401  (an array, or the one value of an array without axes)
         """Read all values.
@@ -189,11 +188,11 @@ class Node:
 
     @cached_property
     def _direct(self) -> Hdf5ChunkReader | None:
-        """What reads it past HDF5's library, where that can be done."""
+        """A reader that does not use HDF5's library, if one supports the array."""
         return None if self.fault else open_chunk_reader(self.stored)
 
     def step(self) -> int:
-        """Return how many rows are read at once: whole rows of chunks, of about `BLOCK_BYTES`."""
+        """Return the number of rows read at once: complete rows of chunks, about `BLOCK_BYTES`."""
         shape = self.shape or (1,)
         width = TEXT_BYTES if self.text is not None and self.text.variable else max(1, self.dtype.itemsize)
         for size in shape[1:]:
@@ -210,7 +209,7 @@ class Node:
         start : int
             The first row of the block.
         values : numpy.ndarray
-            Its rows; an array without axes comes as one row.
+            Its rows; an array without axes is one row.
 
         Raises
         ------
@@ -257,6 +256,12 @@ def open_tree(path: str | Path) -> Iterator[Node]:
         container.close()
 
 
+def disk_bytes(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder."""
+    files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in files)
+
+
 def plain_attribute(value: Any) -> Any:  # noqa: ANN401  (any value of an attribute)
     """Return the value of an attribute as plain Python, bytes as they are.
 
@@ -301,7 +306,7 @@ def _opened(parent: Node, name: str) -> Node:
     fault, stored = "", None
     try:
         if parent.in_hdf5:
-            # The group is taken for a container of its own, so that nothing above it is opened again.
+            # The group is its own container, so that its parents are not opened again.
             stored = Container(parent.uri, parent.stored, _nothing).get(name)
         else:
             # The guard of the store has checked the metadata that are read here.
@@ -316,17 +321,19 @@ def _opened(parent: Node, name: str) -> Node:
     if stored is None:
         return Node(parent.uri, path, None, fault or "it cannot be opened.", parent)
     if not is_array(stored) and _loops(parent, stored):
-        return Node(parent.uri, path, None, "it leads back to a group that holds it, or lies too deep.", parent)
+        return Node(
+            parent.uri, path, None, "it leads back to a group that contains it, or is nested too deeply.", parent
+        )
     return Node(parent.uri, path, stored, fault, parent)
 
 
 def _head_fault(parent: Node, path: str, stored: Any) -> str:  # noqa: ANN401
-    """Return why the head of a node cannot be read, ``""`` if it can: what is read of it later was then read once before."""
+    """Return why the metadata of a node cannot be read, ``""`` if they can; later accesses then cannot fail."""
     if parent.in_hdf5:
         import h5py
 
         if isinstance(stored, h5py.Datatype):
-            return "it is a named datatype, where an array or a group belongs."
+            return "it is a named datatype; expected an array or a group."
     try:
         node = Node(parent.uri, path, stored)
         with readable(parent.uri, path):
@@ -339,7 +346,7 @@ def _head_fault(parent: Node, path: str, stored: Any) -> str:  # noqa: ANN401
 
 
 def _faulty(parent: Node, name: str) -> Any:  # noqa: ANN401
-    """Open what may not be read, for what its head says; never what lies in another file."""
+    """Open a node whose values cannot be read, for its metadata; never one in another file."""
     if not parent.in_hdf5:
         return None
     import h5py
@@ -353,7 +360,7 @@ def _faulty(parent: Node, name: str) -> Any:  # noqa: ANN401
 
 def _loops(parent: Node, stored: Any) -> bool:  # noqa: ANN401
     at: Node | None = parent
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         if at is None:
             return False
         if hasattr(stored, "id") and at.stored == stored:

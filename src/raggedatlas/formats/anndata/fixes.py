@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, DuplicateError, StoreError
 from raggedatlas.formats.anndata.checking import (
+    ENCODINGS,
     SPARSE,
-    VERSIONS,
     as_text,
     declared_encoding,
     encoding_of,
@@ -38,7 +39,7 @@ from raggedatlas.model.batch import sparse_dtype
 from raggedatlas.model.validation import Depth, Problem, Problems
 from raggedatlas.store.runtime import warnings_as
 
-MOST_ROUNDS = 10
+MAX_ROUNDS = 10
 """Maximum number of passes over the copy, because a fix can reveal another problem."""
 
 
@@ -116,12 +117,12 @@ def repair(path: str | Path, target: str | Path, level: Depth = "full") -> Repai
     return Repair(str(target), tuple(mended), tuple(left))
 
 
-def _fix(root: Node, found: Problems, *, full: bool) -> tuple[list[str], Problems]:
+def _fix(root: Node, problems: Problems, *, full: bool) -> tuple[list[str], Problems]:
     """Apply fixes and validate again until none applies; return the applied fixes and the remaining problems."""
     done: list[str] = []
     tried: set[tuple[str, str, str]] = set()
-    for _ in range(MOST_ROUNDS):
-        todo = [p for p in found if p.rule in FIXES and (p.rule, p.path, p.message) not in tried]
+    for _ in range(MAX_ROUNDS):
+        todo = [p for p in problems if p.rule in FIXES and (p.rule, p.path, p.message) not in tried]
         if not todo:
             break
         for problem in todo:
@@ -129,20 +130,28 @@ def _fix(root: Node, found: Problems, *, full: bool) -> tuple[list[str], Problem
             change = _fix_one(root, problem)
             if change:
                 done.append(f"{problem.rule} {problem.path or 'the root'}: {change}")
-        found = check_root(Node(root.uri, "", root.stored), full=full)
-    return done, found
+        problems = check_root(Node(root.uri, "", root.stored), full=full)
+    return done, problems
 
 
 def _fix_one(root: Node, problem: Problem) -> str:
     """Fix one problem and describe the change; return ``""`` if it cannot be fixed."""
     try:
-        node = Node(root.uri, problem.path, root.stored[problem.path] if problem.path else root.stored)
         with warnings_as("ignore"):
-            return FIXES[problem.rule](node, problem, root)
+            return FIXES[problem.rule](_node_at(root, problem.path))
     except (AtlasError, unknown_encoding(), *READ_ERRORS) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         return ""
+
+
+def _node_at(root: Node, path: str) -> Node:
+    """Return the node at a path, opened without the checks of a reader."""
+    if not path:
+        return Node(root.uri, "", root.stored)
+    above, _, name = path.rpartition("/")
+    parent = _node_at(root, above)
+    return Node(root.uri, path, parent.stored[name], parent=parent)
 
 
 def _copy(path: Path, hidden: Path) -> None:
@@ -175,15 +184,15 @@ def _open_for_writing(hidden: Path) -> Iterator[Node]:
 
 def _remove_consolidated(folder: Path) -> bool:
     """Remove consolidated metadata, which fixes would invalidate, and return whether there was any."""
-    gathered, head = folder / ".zmetadata", folder / "zarr.json"
-    found = gathered.exists()
-    gathered.unlink(missing_ok=True)
-    if head.exists():
-        stated = json.loads(head.read_bytes())
-        if stated.pop("consolidated_metadata", None) is not None:
-            head.write_text(json.dumps(stated, indent=2))
-            found = True
-    return found
+    file, group = folder / ".zmetadata", folder / "zarr.json"
+    existed = file.exists()
+    file.unlink(missing_ok=True)
+    if group.exists():
+        metadata = json.loads(group.read_bytes())
+        if metadata.pop("consolidated_metadata", None) is not None:
+            group.write_text(json.dumps(metadata, indent=2))
+            existed = True
+    return existed
 
 
 def _publish(hidden: Path, target: Path) -> None:
@@ -196,49 +205,53 @@ def _publish(hidden: Path, target: Path) -> None:
         hidden.rename(target)
 
 
-Fix = Callable[[Node, Problem, Node], str]
+Fix = Callable[[Node], str]
 
 CORRECT_ENCODINGS = {"A91": "numeric-scalar", "A93": "string", "A111": "string-array"}
 """Rule about a wrongly declared element -> its correct encoding."""
 
 
-def declare(node: Node, problem: Problem, root: Node) -> str:
+def declare(node: Node, rule: str) -> str:
     """Declare the encoding inferred from the structure of an element."""
-    del root
     kind, version = declared_encoding(node)
-    if version == "0.1.0" and kind == "dataframe" and problem.rule == "A72":
+    if version == "0.1.0" and kind == "dataframe" and rule == "A72":
         return ""
-    if problem.rule in CORRECT_ENCODINGS and kind in ("array", "string-array"):
-        kind = CORRECT_ENCODINGS[problem.rule]
-    elif kind not in VERSIONS:
+    if rule in CORRECT_ENCODINGS and kind in ("array", "string-array"):
+        kind = CORRECT_ENCODINGS[rule]
+    elif kind not in ENCODINGS:
         kind = infer(node)
-    if problem.rule == "A11":
+    if rule == "A11":
         if layout_of(node):
             return ""
         kind = "anndata"
-    if problem.rule == "A27":
+    if rule == "A27":
         if not {"X", "var"} <= set(node.children):
             return ""
         kind = "raw"
-    if (kind, VERSIONS[kind][0]) == declared_encoding(node):
+    if (kind, ENCODINGS[kind].versions[0]) == declared_encoding(node):
         return ""
-    node.stored.attrs["encoding-type"], node.stored.attrs["encoding-version"] = kind, VERSIONS[kind][0]
-    return f"declared as {kind} {VERSIONS[kind][0]}"
+    return _declare(node.stored, kind)
 
 
-def write_as_text(node: Node, problem: Problem, root: Node) -> str:
+def _declare(stored: Any, encoding: str) -> str:  # noqa: ANN401  (a group or array of either library)
+    version = ENCODINGS[encoding].versions[0]
+    stored.attrs["encoding-type"], stored.attrs["encoding-version"] = encoding, version
+    return f"declared as {encoding} {version}"
+
+
+def write_as_text(node: Node) -> str:
     """Rewrite encoding attributes stored as bytes as text."""
-    del problem, root
     for name in ("encoding-type", "encoding-version"):
         if isinstance(plain_attribute(node.attrs.get(name)), bytes):
             node.stored.attrs[name] = as_text(node.attrs[name])
     return "attributes written as text"
 
 
-def add_table(node: Node, problem: Problem, root: Node) -> str:
+def add_table(node: Node) -> str:
     """Add a missing obs or var, with names from a table along the axis if there is one, else numbers."""
-    del root
-    name = "obs" if "obs" in problem.message else "var"
+    name = next((name for name in ("obs", "var") if name not in node.children), "")
+    if not name:
+        return ""
     size = _axis_size(node, 0 if name == "obs" else 1)
     if size is None:
         return ""
@@ -249,7 +262,7 @@ def add_table(node: Node, problem: Problem, root: Node) -> str:
     write_elem(group, "_index", names if names is not None else np.array([str(i) for i in range(size)], dtype=object))
     group.attrs["_index"] = "_index"
     _set_names(group, "column-order", [], in_hdf5=node.in_hdf5)
-    group.attrs["encoding-type"], group.attrs["encoding-version"] = "dataframe", "0.2.0"
+    _declare(group, "dataframe")
     return f"{name} written with {'numbers for names' if names is None else 'the names of a table along it'}"
 
 
@@ -268,65 +281,59 @@ def _axis_size(node: Node, axis: int) -> int | None:
     names = ("obsm", "obsp") if axis == 0 else ("varm", "varp")
     whole = [node.child("X"), *(child for child in getattr(node.child("layers"), "children", {}).values())]
     sizes = [extent(at) for at in whole if at is not None]
-    found = {size[axis] for size in sizes if size and len(size) == 2}
+    lengths = {size[axis] for size in sizes if size and len(size) == 2}
     for name in names:
         along = [extent(at) for at in getattr(node.child(name), "children", {}).values()]
-        found |= {size[0] for size in along if size}
-    return found.pop() if len(found) == 1 else None
+        lengths |= {size[0] for size in along if size}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
-def add_axis(node: Node, problem: Problem, root: Node) -> str:
+def add_axis(node: Node) -> str:
     """Add a second axis of length 1 to a one-dimensional array."""
-    if problem.level != "practice" or not node.is_array:
+    if encoding_of(node) != "array" or len(node.shape or ()) != 1:
         return ""
-    write_small(node, root, node.whole()[:, None])
+    write_small(node, node.whole()[:, None])
     return "written with a second axis of length 1"
 
 
-def move_to_uns(node: Node, problem: Problem, root: Node) -> str:
+def move_to_uns(node: Node) -> str:
     """Move an unknown member of an HDF5 root into uns."""
-    del problem
-    group = parent_of(node, root)
+    group = parent_of(node)
     if "uns" not in group:
-        array = group.create_group("uns")
-        array.attrs["encoding-type"], array.attrs["encoding-version"] = "dict", "0.1.0"
+        _declare(group.create_group("uns"), "dict")
     if node.name in group["uns"]:
         return ""
     group.move(node.name, f"uns/{node.name}")
     return "moved into uns"
 
 
-def sort_sparse(node: Node, problem: Problem, root: Node) -> str:
+def sort_sparse(node: Node) -> str:
     """Sort the entries of a sparse matrix and sum duplicates."""
-    del problem
     shape = sparse_shape(node)
     if shape is None or encoding_of(node) not in SPARSE:
         return ""
-    removed = sort_entries(node, root, shape[0 if encoding_of(node) == "csr_matrix" else 1])
+    removed = sort_entries(node, shape[0 if encoding_of(node) == "csr_matrix" else 1])
     if removed < 0:
         return ""
     return f"entries sorted{f', {removed:,} summed into others' if removed else ''}"
 
 
-def make_signed(node: Node, problem: Problem, root: Node) -> str:
+def make_signed(node: Node) -> str:
     """Convert unsigned pointers or indices to int64."""
-    del problem
     if node.kind != "integer" or any(len(v) and int(v.max()) > np.iinfo(np.int64).max for _, v in node.blocks()):
         return ""
-    recast(node, root, np.dtype(np.int64))
+    recast(node, np.dtype(np.int64))
     return "written as int64"
 
 
-def make_computable(node: Node, problem: Problem, root: Node) -> str:
+def make_computable(node: Node) -> str:
     """Convert the values of a sparse matrix to a dtype that SciPy supports."""
-    del problem
-    recast(node, root, sparse_dtype(node.dtype))
+    recast(node, sparse_dtype(node.dtype))
     return f"written as {sparse_dtype(node.dtype)}"
 
 
-def name_index(node: Node, problem: Problem, root: Node) -> str:
+def name_index(node: Node) -> str:
     """Set `_index` of a frame if it has a member with a usual name."""
-    del problem, root
     for name in ("_index", "index"):
         if name in node.children:
             node.stored.attrs["_index"] = name
@@ -334,9 +341,8 @@ def name_index(node: Node, problem: Problem, root: Node) -> str:
     return ""
 
 
-def list_columns(node: Node, problem: Problem, root: Node) -> str:
+def list_columns(node: Node) -> str:
     """Set column-order of a frame: the listed columns that exist, in order, then all others."""
-    del problem, root
     index = index_node(node)
     rows = n_rows(index) if index is not None else None
     own = as_text(node.attrs.get("_index")) or "_index"
@@ -360,50 +366,45 @@ def _set_names(stored: Any, attribute: str, names: list[str], *, in_hdf5: bool) 
     stored.attrs.create(attribute, np.array(names, dtype=object), dtype=h5py.string_dtype(), shape=(len(names),))
 
 
-def share_chunks(node: Node, problem: Problem, root: Node) -> str:
+def share_chunks(node: Node) -> str:
     """Rewrite the columns of a frame with the chunk length of the column with the longest chunks."""
-    del problem
     inner = [at if at.is_array else at.child("codes") or at.child("values") for at in node.children.values()]
     chunked = [at for at in inner if at is not None and at.is_array and getattr(at.stored, "chunks", None)]
     rows = max(at.stored.chunks[0] for at in chunked)
     for at in chunked:
         if at.stored.chunks[0] != rows or (at.chunks or (rows,))[0] != rows:
-            rechunk(at, root, rows)
+            rechunk(at, rows)
     return f"columns written in chunks of {rows:,} rows"
 
 
-def fit_scalar(node: Node, problem: Problem, root: Node) -> str:
+def fit_scalar(node: Node) -> str:
     """Rewrite a one-element array declared as scalar without axes; declare a longer one as an array."""
-    del problem
     value = node.whole()
     if value.size != 1:
         kind = "string-array" if node.text is not None else "array"
-        node.stored.attrs["encoding-type"], node.stored.attrs["encoding-version"] = kind, VERSIONS[kind][0]
-        return f"declared as {kind} {VERSIONS[kind][0]}"
+        return _declare(node.stored, kind)
     single = value.reshape(-1)[0]
-    write_small(node, root, single.decode("utf-8") if isinstance(single, bytes) else single)
+    write_small(node, single.decode("utf-8") if isinstance(single, bytes) else single)
     return "written without axes"
 
 
-def write_text(node: Node, problem: Problem, root: Node) -> str:
+def write_text(node: Node) -> str:
     """Rewrite text as variable-length UTF-8; fails if it cannot be decoded."""
-    del problem
     if node.text is None:
         return ""
     values = np.asarray(node.whole(), dtype=object)
     flat = [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in values.reshape(-1).tolist()]
     if values.shape == ():
-        write_small(node, root, flat[0])
+        write_small(node, flat[0])
     else:
         array = np.empty(len(flat), dtype=object)
         array[:] = flat
-        write_small(node, root, array.reshape(values.shape))
+        write_small(node, array.reshape(values.shape))
     return "written as UTF-8 text of variable length"
 
 
-def set_ordered(node: Node, problem: Problem, root: Node) -> str:
+def set_ordered(node: Node) -> str:
     """Set the ordered flag of a categorical to a boolean; a missing flag becomes false."""
-    del problem, root
     stated = plain_attribute(node.attrs.get("ordered"))
     if stated is not None and not isinstance(stated, int):
         return ""
@@ -411,9 +412,8 @@ def set_ordered(node: Node, problem: Problem, root: Node) -> str:
     return f"ordered set to {str(bool(stated)).lower()}"
 
 
-def merge_categories(node: Node, problem: Problem, root: Node) -> str:
+def merge_categories(node: Node) -> str:
     """Merge equal categories and encode missing ones as -1."""
-    del problem
     codes, categories = node.children["codes"], node.children["categories"]
     if not categories.is_array:
         return ""
@@ -427,27 +427,26 @@ def merge_categories(node: Node, problem: Problem, root: Node) -> str:
     if before.size and (before.min() < -1 or before.max() >= len(values)):
         return ""
     signed = before.dtype if before.dtype.kind == "i" else np.dtype(np.int64)
-    write_small(codes, root, to[before.astype(np.int64)].astype(signed))
+    write_small(codes, to[before.astype(np.int64)].astype(signed))
     kept = [v.decode("utf-8") if isinstance(v, bytes) else v for v in known]
-    write_small(categories, root, np.array(kept, dtype=object if categories.text is not None else values.dtype))
+    write_small(categories, np.array(kept, dtype=object if categories.text is not None else values.dtype))
     return f"{len(values) - len(kept):,} categories merged"
 
 
-def make_boolean(node: Node, problem: Problem, root: Node) -> str:
+def make_boolean(node: Node, name: str) -> str:
     """Convert values or a mask that contain only 0 and 1 to booleans."""
-    member = node.child("values" if problem.rule == "A132" else "mask")
+    member = node.child(name)
     if member is None or not member.is_array or member.kind not in ("integer", "real"):
         return ""
     values = member.whole()
     if not np.isin(values, (0, 1)).all():
         return ""
-    write_small(member, root, values.astype(bool))
+    write_small(member, values.astype(bool))
     return f"{member.name} written as booleans"
 
 
-def set_missing_value(node: Node, problem: Problem, root: Node) -> str:
+def set_missing_value(node: Node) -> str:
     """Set na-value to the value that readers assume for an unknown one."""
-    del problem, root
     node.stored.attrs["na-value"] = "NA"
     return "na-value set to NA"
 
@@ -458,7 +457,7 @@ _DECLARED = (
 )  # fmt: skip
 
 FIXES: dict[str, Fix] = {
-    **dict.fromkeys(_DECLARED, declare),
+    **{rule: partial(declare, rule=rule) for rule in _DECLARED},
     "A04": write_as_text,
     "A12": add_table,
     "A18": add_axis,
@@ -478,11 +477,11 @@ FIXES: dict[str, Fix] = {
     "A107": merge_categories,
     "A112": write_text,
     "A113": write_text,
-    "A123": make_boolean,
-    "A132": make_boolean,
-    "A133": make_boolean,
+    "A123": partial(make_boolean, name="mask"),
+    "A132": partial(make_boolean, name="values"),
+    "A133": partial(make_boolean, name="mask"),
     "A142": set_missing_value,
-    "A144": make_boolean,
+    "A144": partial(make_boolean, name="mask"),
     "A146": set_missing_value,
 }
 """Rule -> its fix, which returns a description of the change, or ``""`` if it cannot be fixed."""
@@ -494,36 +493,36 @@ ENTRIES = 1 << 20
 Blocks = Iterator[tuple[int, NDArray[Any]]]
 
 
-def parent_of(node: Node, root: Node) -> Any:  # noqa: ANN401  (a group of either library)
-    """Return the parent group of a node."""
-    above = node.path.rpartition("/")[0]
-    return root.stored[above] if above else root.stored
+def parent_of(node: Node) -> Any:  # noqa: ANN401  (a group of either library)
+    """Return the stored parent group of a node."""
+    assert node.parent is not None
+    return node.parent.stored
 
 
-def write_small(node: Node, root: Node, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
+def write_small(node: Node, value: Any) -> None:  # noqa: ANN401  (any element that AnnData knows)
     """Rewrite an element with anndata's writer and keep its other attributes."""
     from anndata.io import write_elem
 
     kept = {name: value for name, value in node.attrs.items() if not name.startswith("encoding-")}
-    group = parent_of(node, root)
+    group = parent_of(node)
     del group[node.name]
     write_elem(group, node.name, value)
     for name, attribute in kept.items():
         group[node.name].attrs[name] = attribute
 
 
-def recast(node: Node, root: Node, dtype: np.dtype[Any]) -> None:
+def recast(node: Node, dtype: np.dtype[Any]) -> None:
     """Convert an array to another dtype, block by block."""
-    _swap(node, root, dtype, node.shape or (), _chunks(node), node.blocks())
+    _swap(node, dtype, node.shape or (), _chunks(node), node.blocks())
 
 
-def rechunk(node: Node, root: Node, rows: int) -> None:
+def rechunk(node: Node, rows: int) -> None:
     """Rewrite an array with another chunk length, block by block."""
     shape = node.shape or ()
-    _swap(node, root, node.dtype, shape, (min(rows, max(1, shape[0])), *(_chunks(node) or shape)[1:]), node.blocks())
+    _swap(node, node.dtype, shape, (min(rows, max(1, shape[0])), *(_chunks(node) or shape)[1:]), node.blocks())
 
 
-def sort_entries(node: Node, root: Node, n_major: int) -> int:
+def sort_entries(node: Node, n_major: int) -> int:
     """Sort the indices of a sparse matrix within each row (CSR) or column (CSC) and sum duplicates.
 
     Returns
@@ -547,7 +546,7 @@ def sort_entries(node: Node, root: Node, n_major: int) -> int:
     removed = int(indptr[-1]) - n_written
     if removed:
         for part in parts:
-            _shorten(part, root, n_written)
+            _shorten(part, n_written)
         node.children["indptr"].stored[...] = np.cumsum(lengths).astype(node.children["indptr"].dtype)
     return removed
 
@@ -596,7 +595,7 @@ def _sums_fit(parts: tuple[Node, Node], indptr: NDArray[np.int64]) -> bool:
     return True
 
 
-def _shorten(node: Node, root: Node, n: int) -> None:
+def _shorten(node: Node, n: int) -> None:
     array = node.stored
     if not node.in_hdf5 or (array.chunks and array.maxshape[0] is None):
         array.resize((n,))
@@ -606,19 +605,19 @@ def _shorten(node: Node, root: Node, n: int) -> None:
         for start in range(0, n, node.step()):
             yield start, node.part(start, min(start + node.step(), n))
 
-    _swap(node, root, node.dtype, (n,), _chunks(node), blocks())
+    _swap(node, node.dtype, (n,), _chunks(node), blocks())
 
 
 def _chunks(node: Node) -> tuple[int, ...] | None:
-    found = getattr(node.stored, "chunks", None)
-    return tuple(found) if found else None
+    chunks = getattr(node.stored, "chunks", None)
+    return tuple(chunks) if chunks else None
 
 
 def _swap(
-    node: Node, root: Node, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: tuple[int, ...] | None, blocks: Blocks
+    node: Node, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: tuple[int, ...] | None, blocks: Blocks
 ) -> None:
     """Write a new array with the same compression and attributes, then replace the old one by it."""
-    group = parent_of(node, root)
+    group = parent_of(node)
     temporary = f"{node.name}.{uuid4().hex[:8]}"
     create: Callable[..., Any] = _create_hdf5 if node.in_hdf5 else _create_zarr
     array = create(group, temporary, node, dtype, shape, chunks)
@@ -630,7 +629,7 @@ def _swap(
         del group[node.name]
         group.move(temporary, node.name)
     else:
-        folder = Path(root.uri) / node.path
+        folder = Path(node.uri) / node.path
         shutil.rmtree(folder)
         folder.with_name(temporary).rename(folder)
 

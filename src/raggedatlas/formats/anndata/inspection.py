@@ -1,11 +1,11 @@
-"""What stands in an AnnData file: a tree of elements with encodings, shapes, types, chunks, compression and sizes."""
+"""Inspection of an AnnData file: a tree of elements with encodings, shapes, types, chunks, compression and sizes."""
 
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from raggedatlas.formats.anndata.checking import SPARSE, declared_encoding, extent, infer, sparse_shape
-from raggedatlas.formats.anndata.file_tree import Node, open_tree
+from raggedatlas.formats.anndata.file_tree import Node, disk_bytes, open_tree
 from raggedatlas.formats.containers import READ_ERRORS
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.reports import FOLDED, Element, Inspection
@@ -21,7 +21,7 @@ _MAIN = ("data", "codes", "values")
 
 @checked
 def inspect(path: str | Path) -> Inspection:
-    """Look at an AnnData or MuData file without reading its values.
+    """Inspect an AnnData or MuData file without reading its values.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def inspect(path: str | Path) -> Inspection:
     Returns
     -------
     Inspection
-        A tree of elements; elements that cannot be opened are in it, with the reason.
+        A tree of elements; those that cannot be opened are included with the reason.
 
     Raises
     ------
@@ -42,22 +42,16 @@ def inspect(path: str | Path) -> Inspection:
 
     Examples
     --------
-    >>> found = inspect("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
-    >>> print(found)  # doctest: +SKIP
+    >>> inspection = inspect("tests/data/pbmc_5k_protein_v3.h5ad")  # doctest: +SKIP
+    >>> print(inspection)  # doctest: +SKIP
     """
     path = Path(path)
     with open_tree(path) as root:
-        return Inspection(str(path), _store(root), _disk_bytes(path), _described(root))
+        return Inspection(str(path), _store(root), disk_bytes(path), _described(root))
 
 
 def _store(root: Node) -> str:
     return "HDF5" if root.in_hdf5 else f"Zarr {root.stored.metadata.zarr_format}"
-
-
-def _disk_bytes(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(at.stat().st_size for at in path.rglob("*") if at.is_file())
 
 
 def _described(node: Node) -> Element:
@@ -98,18 +92,18 @@ def _stored_bytes(node: Node) -> int:
     if node.in_hdf5:
         return int(node.stored.id.get_storage_size())
     folder = Path(node.uri) / node.path
-    files = (at for at in folder.rglob("*") if at.is_file() and at.name not in ("zarr.json", ".zarray", ".zattrs"))
-    return sum(at.stat().st_size for at in files)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sum(file.stat().st_size for file in files if file.name not in ("zarr.json", ".zarray", ".zattrs"))
 
 
 def _hdf5_compression(array: Any) -> str:  # noqa: ANN401
     plist = array.id.get_create_plist()
-    found = []
+    names = []
     for i in range(plist.get_nfilters()):
         code, _, values, label = plist.get_filter(i)
         name = HDF5_FILTERS.get(code) or label.decode(errors="replace") or f"filter {code}"
-        found.append(f"{name} {values[0]}" if code == 1 and values else name)
-    return " + ".join(found)
+        names.append(f"{name} {values[0]}" if code == 1 and values else name)
+    return " + ".join(names)
 
 
 def _zarr_compression(array: Any) -> str:  # noqa: ANN401
@@ -117,16 +111,16 @@ def _zarr_compression(array: Any) -> str:  # noqa: ANN401
         codecs = [*(array.filters or ()), *(array.compressors or ())]
     except READ_ERRORS:
         return ""
-    found = [_codec_text(codec) for codec in codecs]
-    return " + ".join(name for name in found if name not in ("vlen-utf8", "vlen-bytes"))
+    names = [_codec_text(codec) for codec in codecs]
+    return " + ".join(name for name in names if name not in ("vlen-utf8", "vlen-bytes"))
 
 
 def _codec_text(codec: Any) -> str:  # noqa: ANN401
     if hasattr(codec, "get_config"):
-        facts = dict(codec.get_config())
-        name = str(facts.pop("id", ""))
+        settings = dict(codec.get_config())
+        name = str(settings.pop("id", ""))
     else:
-        stated = codec.to_dict()
-        name, facts = str(stated.get("name", "")), stated.get("configuration") or {}
-    chosen = [facts[key] for key in ("cname", "level", "clevel") if facts.get(key) is not None]
-    return " ".join(map(str, [name, *chosen]))
+        config = codec.to_dict()
+        name, settings = str(config.get("name", "")), config.get("configuration") or {}
+    values = [settings[key] for key in ("cname", "level", "clevel") if settings.get(key) is not None]
+    return " ".join(map(str, [name, *values]))

@@ -1,4 +1,4 @@
-"""The validator of AnnData files: `validate` walks a file once and lists every rule that it breaks."""
+"""Validator of AnnData files: `validate` walks a file once and lists every rule that it breaks."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from pathlib import Path
 from raggedatlas import errors
 from raggedatlas.errors import AtlasError, SourceError
 from raggedatlas.formats.anndata.checking import AnnDataChecker, Check, declared_encoding, encoding_of, layout_of
-from raggedatlas.formats.anndata.checks_anndata import check_anndata, check_raw_element
+from raggedatlas.formats.anndata.checks_anndata import check_anndata
 from raggedatlas.formats.anndata.checks_arrays import (
     check_array,
     check_awkward,
-    check_dict,
+    check_members,
     check_number,
     check_sparse,
     check_string,
@@ -24,11 +24,9 @@ from raggedatlas.formats.anndata.checks_arrays import (
 from raggedatlas.formats.anndata.checks_frames import (
     check_categorical,
     check_frame,
-    check_nullable_boolean,
-    check_nullable_integer,
-    check_nullable_string,
+    check_nullable,
 )
-from raggedatlas.formats.anndata.file_tree import Node, open_tree
+from raggedatlas.formats.anndata.file_tree import Node, disk_bytes, open_tree
 from raggedatlas.formats.anndata.rules import RULES
 from raggedatlas.formats.containers import readable
 from raggedatlas.model.arguments import checked
@@ -36,8 +34,8 @@ from raggedatlas.model.validation import Depth, Problem, Problems
 
 CHECKS: dict[str, Check] = {
     "anndata": check_anndata,
-    "raw": check_raw_element,
-    "dict": check_dict,
+    "raw": check_members,
+    "dict": check_members,
     "dataframe": check_frame,
     "array": check_array,
     "string-array": check_string_array,
@@ -46,20 +44,20 @@ CHECKS: dict[str, Check] = {
     "csr_matrix": check_sparse,
     "csc_matrix": check_sparse,
     "categorical": check_categorical,
-    "nullable-integer": check_nullable_integer,
-    "nullable-boolean": check_nullable_boolean,
-    "nullable-string-array": check_nullable_string,
+    "nullable-integer": check_nullable,
+    "nullable-boolean": check_nullable,
+    "nullable-string-array": check_nullable,
     "awkward-array": check_awkward,
 }
-"""Encoding-type -> its check; the values of all others are only decoded."""
+"""Encoding-type -> its check; values of other types are only decoded."""
 
 HOLDERS = ("anndata", "raw", "dict", "dataframe")
 """Encodings whose members are elements of their own."""
 
 MUDATA_PARTS = ("obs", "var", "obsm", "varm", "obsp", "varp", "obsmap", "varmap", "uns")
-"""What a MuData holds beside its modalities."""
+"""Members of a MuData other than its modalities."""
 
-_RENEW = "Write it again in the layout of today, e.g. by raggedatlas convert."
+_UPDATE = "Write it again in the current layout, e.g. by raggedatlas convert."
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +79,14 @@ class Limits:
 
     @classmethod
     def of(cls, path: str | Path) -> "Limits":
-        """Return limits that a sound file of the size of this one stays far below.
+        """Return limits that a valid file of this size stays far below.
 
         Examples
         --------
         >>> Limits.of("tests/data").seconds > 60
         True
         """
-        at = Path(path)
-        files = [at] if at.is_file() else (file for file in at.rglob("*") if file.is_file())
-        n_bytes = sum(file.stat().st_size for file in files)
+        n_bytes = disk_bytes(Path(path))
         return cls(60 + n_bytes / 1e6, 2 * 2**30 + 4 * n_bytes)
 
 
@@ -104,16 +100,16 @@ def validate(path: str | Path, level: Depth = "metadata", *, limits: Limits | No
         An `.h5ad` or `.h5mu` file, or a Zarr folder, format 2 or 3.
     level : {"metadata", "full"}
         ``metadata`` reads attributes, shapes and types, and the last pointer of sparse matrices. ``full`` reads every value
-        as well, a block at a time: memory is bounded by the blocks, eight bytes per name of a cell, and eight bytes per
-        place of the minor axis of a sparse matrix.
+        as well, a block at a time: memory is bounded by the blocks, eight bytes per cell, and eight bytes per position of the
+        minor axis of a sparse matrix.
     limits : Limits or None
-        Check the file in a process of its own with these limits, e.g. ``Limits.of(path)`` for files of strangers; a file that exceeds
+        Check the file in a separate process with these limits, e.g. ``Limits.of(path)`` for untrusted files; a file that exceeds
         them breaks A00. None checks it in this process.
 
     Returns
     -------
     Problems
-        In the order of the file; empty for a file without fault.
+        In the order of the file; empty for a valid file.
 
     Raises
     ------
@@ -134,34 +130,32 @@ def validate(path: str | Path, level: Depth = "metadata", *, limits: Limits | No
 
 
 def _validate_apart(path: Path, level: Depth, limits: Limits) -> Problems:
-    """Validate a file in a process of its own."""
+    """Validate a file in a separate process."""
     call = f"from {__name__} import _answer; _answer()"
     words = [sys.executable, "-W", "ignore", "-c", call, os.fspath(path), level, str(limits.memory)]
     # on machines of many cores the buffers of BLAS threads alone would exceed the limit; nothing here needs them
     environment = os.environ | {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
     try:
-        done = subprocess.run(words, capture_output=True, timeout=limits.seconds, check=False, env=environment)
+        process = subprocess.run(words, capture_output=True, timeout=limits.seconds, check=False, env=environment)
     except subprocess.TimeoutExpired:
-        return _beyond(
-            f"it was not checked within {limits.seconds:,.0f} s; its bytes keep the reader busy without end."
+        return _limit_exceeded(
+            f"it was not checked within {limits.seconds:,.0f} s; damaged bytes can make the reader loop without end."
         )
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(process.stdout)
     except ValueError:
-        return _beyond(
-            f"reading it ends the process (code {done.returncode}); its bytes crash the library that reads it."
-        )
+        return _limit_exceeded(f"reading it crashed the process (code {process.returncode}).")
     if "error" in answer:
         raise getattr(errors, answer["error"], SourceError)(answer["message"])
     return Problems(Problem(**problem) for problem in answer["problems"])
 
 
-def _beyond(message: str) -> Problems:
+def _limit_exceeded(message: str) -> Problems:
     return Problems([Problem("A00", RULES["A00"].level, "", message, RULES["A00"].fix)])
 
 
 def _answer() -> None:
-    """Validate the file that the command line names, and write what was found as JSON: the other side of `_validate_apart`."""
+    """Validate the file named on the command line and write the problems as JSON; runs in the process of `_validate_apart`."""
     path, level, memory = sys.argv[1:]
     try:
         import resource
@@ -177,7 +171,7 @@ def _answer() -> None:
     except AtlasError as error:
         answer = {"error": type(error).__name__, "message": str(error)}  # type: ignore[dict-item]
     except MemoryError:
-        answer = {"problems": _beyond(f"reading it takes more than {int(memory):,} bytes of memory.").to_dict()}
+        answer = {"problems": _limit_exceeded(f"reading it needs more than {int(memory):,} bytes of memory.").to_dict()}
     sys.stdout.write(json.dumps(answer))
 
 
@@ -195,9 +189,9 @@ def _check_one(node: Node, *, full: bool, compare: bool) -> Problems:
         return checker.problems
     kind, version = declared_encoding(node)
     if not node.is_array and not checker.layout and (kind, version) != ("anndata", "0.1.0"):
-        said = f"its encoding is {kind} {version}".rstrip() if kind else "it declares no encoding"
-        checker.report("A11", node, f"{said}, where anndata 0.1.0 belongs.")
-    _tell_layout(checker, node)
+        text = f"its encoding is {kind} {version}".rstrip() if kind else "it declares no encoding"
+        checker.report("A11", node, f"{text}; expected anndata 0.1.0.")
+    _report_layout(checker, node)
     if isinstance(node.attrs.get("encoding-type"), bytes):
         checker.report("A04", node, "encoding-type is stored as bytes.")
     with checker.guarded(node):
@@ -205,17 +199,16 @@ def _check_one(node: Node, *, full: bool, compare: bool) -> Problems:
     return checker.problems
 
 
-def _tell_layout(checker: AnnDataChecker, node: Node) -> None:
+def _report_layout(checker: AnnDataChecker, node: Node) -> None:
     if checker.layout:
-        said = "0.7" if checker.layout == "0.7" else "0.5 or 0.6"
-        checker.report(
-            "A11", node, f"it has the layout of anndata {said}, which readers still know.", "practice", _RENEW
-        )
+        version = "0.7" if checker.layout == "0.7" else "0.5 or 0.6"
+        text = f"it has the layout of anndata {version}, which readers still support."
+        checker.report("A11", node, text, "practice", _UPDATE)
 
 
 def _check_mudata(root: Node, *, full: bool, compare: bool) -> Problems:
     checker = AnnDataChecker(CHECKS, full, layout_of(root))
-    _tell_layout(checker, root)
+    _report_layout(checker, root)
     for name in MUDATA_PARTS:
         part = root.child(name)
         if part is not None:
@@ -227,9 +220,9 @@ def _check_mudata(root: Node, *, full: bool, compare: bool) -> Problems:
 
 
 def raise_if_invalid(path: str | Path) -> Problems:
-    """Refuse a file that breaks a rule by which nothing can be added, before its values are read.
+    """Raise for a file that breaks a rule without which it cannot be added, before its values are read.
 
-    What cannot be opened or decoded (A00) is left to the reader, which says so in its own words.
+    Elements that cannot be opened or decoded (A00) are left to the reader, whose error is more precise.
 
     Parameters
     ----------
@@ -239,47 +232,47 @@ def raise_if_invalid(path: str | Path) -> Problems:
     Returns
     -------
     Problems
-        What else was found, for the report of the add.
+        Other problems, for the report of the add.
 
     Raises
     ------
     SourceError
-        With the id of the first rule, where it is broken, and the way out.
+        With the id of the first rule, the element that breaks it, and the fix.
     """
     with open_tree(path) as root:
-        found = check_root(root, full=False, compare=True)
-    stops = [p for p in found if p.level == "must" and RULES[p.rule].refused and p.rule != "A00"]
-    if stops:
-        more = f" ({len(stops) - 1:,} more such; raggedatlas validate {path} lists them)" if len(stops) > 1 else ""
-        raise SourceError(f"{path}: {stops[0]}{more}")
-    return found
+        problems = check_root(root, full=False, compare=True)
+    refused = [p for p in problems if p.level == "must" and RULES[p.rule].refused and p.rule != "A00"]
+    if refused:
+        more = f" ({len(refused) - 1:,} more such; raggedatlas validate {path} lists them)" if len(refused) > 1 else ""
+        raise SourceError(f"{path}: {refused[0]}{more}")
+    return problems
 
 
 def with_rule_id(path: str | Path, error: AtlasError) -> AtlasError:
-    """Name the rule behind an error that came while a file's values were read.
+    """Return an error of reading a file with the id of the rule that the file breaks.
 
     Parameters
     ----------
     path : str or Path
-        The file that was read.
+        The file.
     error : AtlasError
-        What stopped the reading; its message names the element.
+        Error of the reader; its message names the element, which is read once more.
 
     Returns
     -------
     AtlasError
-        Of the same class, its message followed by the rule that the element breaks; the error itself where it says by what rule, is
-        none of reading, or the element breaks none. The element is read once more to tell.
+        Of the same class, its message followed by the rule; the error itself if it already names a rule, is not an error of reading,
+        or the element breaks no rule.
     """
-    said = str(error).removeprefix(f"{path}: ")
-    if type(error) is not SourceError or said == str(error) or any(f"{rule} " in said for rule in RULES):
+    message = str(error).removeprefix(f"{path}: ")
+    if type(error) is not SourceError or message == str(error) or any(f"{rule} " in message for rule in RULES):
         return error
     try:
         with open_tree(path) as root:
-            found = _check_named(root, said)
+            problems = _check_named(root, message)
     except AtlasError:
         return error
-    broken = next((problem for problem in found if problem.level == "must"), None)
+    broken = next((problem for problem in problems if problem.level == "must"), None)
     if broken is None:
         return error
     named = SourceError(f"{error} (rule {broken.rule})")
@@ -287,21 +280,20 @@ def with_rule_id(path: str | Path, error: AtlasError) -> AtlasError:
     return named
 
 
-def _check_named(root: Node, said: str) -> Problems:
-    """Check the element that a message names, in full, and by metadata all that bears on it."""
-    one, node = root, root
-    while not node.is_array and (node is one or encoding_of(node) in HOLDERS):
-        inner = (
-            child for child in node.children.values() if re.search(rf"(?<![\w/]){re.escape(child.path)}(?!\w)", said)
-        )
-        found = max(inner, key=lambda child: len(child.path), default=None)
-        if found is None:
+def _check_named(root: Node, message: str) -> Problems:
+    """Check the values of the element that a message names, and all metadata."""
+    adata, node = root, root
+    while not node.is_array and (node is adata or encoding_of(node) in HOLDERS):
+        named = [
+            child for child in node.children.values() if re.search(rf"(?<![\w/]){re.escape(child.path)}(?!\w)", message)
+        ]
+        if not named:
             break
-        node = found
-        one = node if node.parent is not None and node.parent.path == "mod" else one
-    if node is one:
+        node = max(named, key=lambda child: len(child.path))
+        adata = node if node.parent is not None and node.parent.path == "mod" else adata
+    if node is adata:
         return Problems()
-    checker = AnnDataChecker(CHECKS, full=True, layout=layout_of(one), prefix=one.path)
+    checker = AnnDataChecker(CHECKS, full=True, layout=layout_of(adata), prefix=adata.path)
     checker.element(node, declared=False)
     around = check_root(root, full=False)
     return Problems([*(p for p in around if f"{p.path}/".startswith(f"{node.path}/")), *checker.problems])

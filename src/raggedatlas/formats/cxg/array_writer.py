@@ -1,17 +1,18 @@
-"""Arrays as they are written: their schemas, sparse ones in global order, dense ones in bands of rows."""
+"""Writers of TileDB arrays: schemas, sparse arrays in global order, dense arrays in bands of rows."""
 
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raggedatlas.formats.cxg.options import is_path_name
 from raggedatlas.formats.cxg.schema import ANONYMOUS, COVERAGE, HINTS, MEMBERS, OBS, VAR
+from raggedatlas.formats.cxg.spool import SpilledColumn
 from raggedatlas.formats.cxg.table_encoder import Table
 from raggedatlas.formats.cxg.tiledb_arrays import (
     absolute_uri,
@@ -22,11 +23,14 @@ from raggedatlas.formats.cxg.tiledb_arrays import (
     tiledb_errors,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 ZSTD_LEVEL = 3
-"""Level 22, which others use, takes some 75 times as long for an eighth less."""
+"""Compression level; level 22, which other writers use, takes about 75 times as long and saves an eighth."""
 
 CAPACITY = 262_144
-"""Cells of a sparse array that are compressed together; more make single rows slow to read, fewer do not make them faster."""
+"""Cells of a sparse array that are compressed together; single rows are slower to read with more, and not faster with fewer."""
 
 ROW_TILE, MATRIX_TILE = 256, (256, 2048)
 SPARSE_TILE = (512, 2048)
@@ -34,18 +38,18 @@ TABLE_TILE = 1000
 DENSE_CAPACITY = 10_000
 
 BAND_BYTES = 64 << 20
-"""Rows of a dense array that are written at once take about this much; each write is a fragment."""
+"""Size of the rows of a dense array that are written at once; each write is a fragment."""
 
 TABLE_BYTES, TEXT_BYTES = 32 << 20, 128
-"""Rows of a table that are written at once take about this much, where one text takes so much as Python's string."""
+"""Size of the rows of a table that are written at once, and the assumed size of a Python string."""
 
 MAX_FRAGMENTS = 32
-"""A dense array in more fragments is consolidated at the end."""
+"""Number of fragments above which a dense array is consolidated at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One dimension: its name, length, and tile."""
+    """A dimension of a new array."""
 
     name: str
     length: int
@@ -61,11 +65,11 @@ class Form:
     Parameters
     ----------
     axes : tuple of Axis
-        From 0 to the length, exclusive.
+        The dimensions, each from 0 to its length, exclusive.
     attributes : mapping of str to str
         Name -> NumPy dtype, ``"text"`` for text.
     sparse : bool
-        Whether only some cells are there.
+        Whether the array is sparse.
     by_columns : bool
         Whether tiles are laid out by columns.
     """
@@ -80,7 +84,7 @@ TEXT = "text"
 
 
 def split_spec(name: str, n: int, other: str) -> Form:
-    """Return the form of ``Xr`` (by ``obs``) or ``Xc`` (by ``var``): a value and the place on the other axis for every entry."""
+    """Return the form of ``Xr`` (by ``obs``) or ``Xc`` (by ``var``): value and position on the other axis of every entry."""
     return Form((Axis(name, n, min(n, ROW_TILE), shuffled=True),), {ANONYMOUS: "float32", other: "uint32"}, sparse=True)
 
 
@@ -105,63 +109,60 @@ def table_spec(n: int, attributes: Mapping[str, str]) -> Form:
 
 
 def metadata_array_spec() -> Form:
-    """Return the form of what only holds metadata."""
+    """Return the form of an array that has only metadata."""
     return Form((Axis("__dim_0", 1, 1, dtype="uint64"),), {ANONYMOUS: "float64"})
 
 
 def filters(*, shuffled: bool = False) -> Any:  # noqa: ANN401  (a tiledb.FilterList)
-    """Return the filters of values, in the order of writing; the last one finds flipped bits when they are read."""
+    """Return the filters of values, in the order of writing; the last one detects flipped bits when they are read."""
     tiledb = import_tiledb()
-    first = [tiledb.ByteShuffleFilter()] if shuffled else []
-    return tiledb.FilterList([*first, tiledb.ZstdFilter(level=ZSTD_LEVEL), tiledb.ChecksumMD5Filter()])
+    shuffle = [tiledb.ByteShuffleFilter()] if shuffled else []
+    return tiledb.FilterList([*shuffle, tiledb.ZstdFilter(level=ZSTD_LEVEL), tiledb.ChecksumMD5Filter()])
 
 
 def create(path: Path, form: Form) -> None:
-    """Make an empty array.
+    """Create an empty array.
 
     Raises
     ------
     StoreError
-        If the place refuses.
+        If the array cannot be created.
     """
-    tiledb = import_tiledb()
     packed, shuffled = filters(), filters(shuffled=True)
+    dim = import_tiledb().Dim
     with tiledb_errors(path, writes=True):
         axes = [
-            tiledb.Dim(
-                axis.name,
-                domain=(0, axis.length - 1),
-                tile=axis.tile,
+            dim(
+                *(axis.name, (0, axis.length - 1), axis.tile, shuffled if axis.shuffled else None),
                 dtype=np.dtype(axis.dtype),
-                filters=shuffled if axis.shuffled else None,
                 ctx=context(),
             )
             for axis in form.axes
         ]
         attributes = [
-            tiledb.Attr(name, dtype="U0", var=True, filters=packed, ctx=context())
-            if dtype == TEXT
-            else tiledb.Attr(
-                name, dtype=np.dtype(dtype), filters=packed if dtype.endswith("int8") else shuffled, ctx=context()
-            )
+            _attribute(name, dtype, packed if dtype.endswith("int8") else shuffled)
             for name, dtype in form.attributes.items()
         ]
-        schema = tiledb.ArraySchema(
-            domain=tiledb.Domain(*axes, ctx=context()),
-            attrs=attributes,
-            cell_order="row-major",
-            tile_order="col-major" if form.by_columns else "row-major",
-            capacity=CAPACITY if form.sparse else DENSE_CAPACITY,
-            offsets_filters=packed,
-            sparse=form.sparse,
-            allows_duplicates=form.sparse,
-            ctx=context(),
-        )
-        tiledb.Array.create(absolute_uri(path), schema, ctx=context())
+        order = "col-major" if form.by_columns else "row-major"
+        capacity = CAPACITY if form.sparse else DENSE_CAPACITY
+        _create_array(path, axes, attributes, sparse=form.sparse, tile_order=order, capacity=capacity)
+
+
+def _attribute(name: str, dtype: str, numeric_filters: Any) -> Any:  # noqa: ANN401  (a tiledb.Attr)
+    if dtype == TEXT:
+        return import_tiledb().Attr(name, dtype="U0", var=True, filters=filters(), ctx=context())
+    return import_tiledb().Attr(name, dtype=np.dtype(dtype), filters=numeric_filters, ctx=context())
+
+
+def _create_array(path: Path, axes: list[Any], attributes: list[Any], *, sparse: bool, **options: Any) -> None:  # noqa: ANN401
+    tiledb = import_tiledb()
+    options |= {"sparse": sparse, "allows_duplicates": sparse, "offsets_filters": filters(), "ctx": context()}
+    schema = tiledb.ArraySchema(tiledb.Domain(*axes, ctx=context()), attributes, **options)
+    tiledb.Array.create(absolute_uri(path), schema, ctx=context())
 
 
 def create_group(path: Path) -> None:
-    """Make a group; its members are found by looking into it."""
+    """Create a group; its members are not registered, since readers list the folder."""
     tiledb = import_tiledb()
     with tiledb_errors(path, writes=True):
         tiledb.group_create(absolute_uri(path), ctx=context())
@@ -177,7 +178,7 @@ def write_metadata(path: Path, values: Mapping[str, Any]) -> None:
 
 def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
     """Write a table of cells or features with its hints and further metadata, in bands of whole tiles."""
-    attributes = {c.name: TEXT if c.values.dtype == object else str(c.values.dtype) for c in table.columns}
+    attributes = {column.name: _dtype_name(column.values) for column in table.columns}
     n_rows = len(table.columns[0].values)
     create(path, table_spec(n_rows, attributes))
     width = sum(
@@ -195,7 +196,7 @@ def write_table(path: Path, table: Table, metadata: Mapping[str, Any]) -> None:
 
 
 def write_metadata_array(path: Path, metadata: Mapping[str, Any]) -> None:
-    """Write an array that holds metadata: one cell, as all real files have."""
+    """Write an array of one cell for metadata, as all real files have."""
     create(path, metadata_array_spec())
     with open_array(path, "w") as array:
         array[:] = np.zeros(1)
@@ -204,7 +205,7 @@ def write_metadata_array(path: Path, metadata: Mapping[str, Any]) -> None:
 
 
 class SparseWriter(Protocol):
-    """Takes the cells of a sparse array in the order of its tiles."""
+    """Writer of the cells of a sparse array in the order of its tiles."""
 
     def write(self, parts: Mapping[str, NDArray[Any]]) -> None:
         """Append cells: a value for each dimension and attribute."""
@@ -215,15 +216,15 @@ class SparseWriter(Protocol):
         ...
 
     def abort(self) -> None:
-        """Let go of it."""
+        """Release the array without finishing it."""
         ...
 
 
 def open_sparse_writer(path: Path, form: Form) -> SparseWriter:
-    """Make a sparse array, and return what writes its cells in order.
+    """Create a sparse array, and return a writer of its cells.
 
-    The library's low-level query writes them as they come, as one fragment; where its private names are gone, each block is
-    sorted and written by the public call, and fragments are consolidated at the end, which takes several times as long.
+    The library's low-level query writes one fragment in global order. It uses private names; without them, each block is sorted
+    and written by the public call, and fragments are consolidated at the end, which takes several times as long.
     """
     create(path, form)
     if low_level_module() is not None:
@@ -233,12 +234,12 @@ def open_sparse_writer(path: Path, form: Form) -> SparseWriter:
 
 
 class GlobalOrderWriter:
-    """Writes cells in global order, as one fragment.
+    """Writer of cells in global order, as one fragment.
 
     Parameters
     ----------
     path : Path
-        Of an array that is there.
+        Path of an existing array.
     """
 
     def __init__(self, path: Path) -> None:
@@ -248,13 +249,13 @@ class GlobalOrderWriter:
         self._begun = False
 
     def write(self, parts: Mapping[str, NDArray[Any]]) -> None:
-        """Append cells; they come in the order of tiles, and go on where the last ones ended."""
+        """Append cells in the order of tiles, after the previous ones."""
         if not len(next(iter(parts.values()))):
             return
         with tiledb_errors(self._path, writes=True):
             self._begun = True
-            held = {name: np.ascontiguousarray(values) for name, values in parts.items()}
-            for name, values in held.items():
+            buffers = {name: np.ascontiguousarray(values) for name, values in parts.items()}
+            for name, values in buffers.items():
                 self._query.set_data_buffer(name, values, values.size)
             self._query._submit()
 
@@ -266,7 +267,7 @@ class GlobalOrderWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Let go of the array; a fragment that is not finished is never seen."""
+        """Close the array; readers ignore an unfinished fragment."""
         self._query = None
         self._array.close()
 
@@ -274,19 +275,19 @@ class GlobalOrderWriter:
 def _global_query(path: Path) -> tuple[Any, Any]:
     engine = low_level_module()
     array = import_tiledb().open(absolute_uri(path), "w", ctx=context())
-    # The handle below the public array; releases that had none were it themselves.
+    # The handle below the public array; in older releases the array itself.
     query = engine.Query(array.ctx, getattr(array, "array", array), engine.QueryType.WRITE)
     query.layout = engine.LayoutType.GLOBAL_ORDER
     return array, query
 
 
 class UnorderedWriter:
-    """Writes cells by the public call, a fragment for each block, and consolidates them.
+    """Writer of cells by the public call, one fragment for each block, which are consolidated at the end.
 
     Parameters
     ----------
     path : Path
-        Of an array that is there.
+        Path of an existing array.
     axes : tuple of str
         Names of its dimensions.
     """
@@ -303,15 +304,15 @@ class UnorderedWriter:
                 array[coordinates] = values if len(values) > 1 else next(iter(values.values()))
 
     def close(self) -> None:
-        """Make one fragment of all."""
+        """Consolidate all fragments into one."""
         consolidate(self._path, 1)
 
     def abort(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
 
 def consolidate(path: Path, most: int) -> None:
-    """Join the fragments of an array if they are more than so many."""
+    """Consolidate the fragments of an array if there are more than `most`."""
     tiledb = import_tiledb()
     with tiledb_errors(path, writes=True):
         if len(tiledb.array_fragments(absolute_uri(path), ctx=context())) <= most:
@@ -328,12 +329,12 @@ def consolidate(path: Path, most: int) -> None:
 
 
 class DenseBandWriter:
-    """Writes the rows of a dense array from above, in bands of whole tiles.
+    """Writer of the rows of a dense array in order, in bands of complete tiles.
 
     Parameters
     ----------
     path : Path
-        Where the array is made.
+        Path of the new array.
     form : Form
         Of two dimensions and one attribute.
     """
@@ -345,94 +346,86 @@ class DenseBandWriter:
         self.shape, self.dtype = (rows.length, columns.length), np.dtype(form.attributes[ANONYMOUS])
         tall = max(1, BAND_BYTES // (self.dtype.itemsize * columns.length * rows.tile)) * rows.tile
         self._band = np.zeros((min(tall, rows.length), columns.length), self.dtype)
-        self._held = 0
+        self._n_pending = 0
         self.n_rows = 0
 
     def append(self, n: int, fill: Callable[[NDArray[Any], slice], None]) -> None:
-        """Take `n` rows: `fill` is given zeroed rows of the band and which of the new rows belong there."""
-        done = 0
-        while done < n:
-            take = min(n - done, len(self._band) - self._held)
-            fill(self._band[self._held : self._held + take], slice(done, done + take))
-            self._held += take
-            done += take
-            if self._held == len(self._band):
+        """Append `n` rows; `fill` gets zeroed rows of the band, and the slice of the new rows to write there."""
+        start = 0
+        while start < n:
+            k = min(n - start, len(self._band) - self._n_pending)
+            fill(self._band[self._n_pending : self._n_pending + k], slice(start, start + k))
+            self._n_pending += k
+            start += k
+            if self._n_pending == len(self._band):
                 self._flush()
 
     def close(self) -> None:
-        """Write what is held, and join the fragments."""
+        """Write the remaining rows, and consolidate the fragments."""
         self._flush()
         consolidate(self._path, MAX_FRAGMENTS)
 
     def _flush(self) -> None:
-        if self._held:
+        if self._n_pending:
             with open_array(self._path, "w") as array:
-                array[self.n_rows : self.n_rows + self._held, :] = self._band[: self._held]
-            self.n_rows += self._held
-            self._held = 0
+                array[self.n_rows : self.n_rows + self._n_pending, :] = self._band[: self._n_pending]
+            self.n_rows += self._n_pending
+            self._n_pending = 0
             self._band[:] = 0
 
 
-def write_sparse_table(path: Path, frame: Any, axes: list[dict[str, Any]]) -> None:  # noqa: ANN401  (a pandas frame)
-    """Write a sparse array whose cells are the rows of a table: a column for each axis, the others its values.
+def write_sparse_table(path: Path, frame: "pd.DataFrame", axes: list[dict[str, Any]]) -> None:
+    """Write a sparse array whose cells are the rows of a table.
 
     Parameters
     ----------
     path : Path
-        Where to.
+        Path of the new array.
     frame : pandas.DataFrame
-        The cells.
+        The cells: a column for each axis, and one for each attribute.
     axes : list of dict
         ``name`` and ``dtype`` of each axis, and ``domain`` and ``tile`` unless it is of text.
     """
-    tiledb = import_tiledb()
     names = [axis["name"] for axis in axes]
-    values = {str(name): frame[name].to_numpy() for name in frame.columns if name not in names}
-    packed = filters()
+    values = _storable_columns(frame.drop(columns=names))
+    packed, dim = filters(), import_tiledb().Dim
     with tiledb_errors(path, writes=True):
-        made = [
-            tiledb.Dim(
-                axis["name"],
-                domain=tuple(axis["domain"]) if "domain" in axis else (None, None),
-                tile=axis.get("tile"),
+        dimensions = [
+            dim(
+                *(axis["name"], tuple(axis.get("domain", (None, None))), axis.get("tile"), packed),
                 dtype=np.dtype(axis["dtype"]) if "domain" in axis else "ascii",
-                filters=packed,
                 ctx=context(),
             )
             for axis in axes
         ]
-        attributes = [
-            tiledb.Attr(name, dtype="U0", var=True, filters=packed, ctx=context())
-            if part.dtype.kind not in "biuf"
-            else tiledb.Attr(name, dtype=part.dtype, filters=packed, ctx=context())
-            for name, part in values.items()
-        ]
-        schema = tiledb.ArraySchema(
-            tiledb.Domain(*made, ctx=context()),
-            attributes,
-            offsets_filters=packed,
-            sparse=True,
-            allows_duplicates=True,
-            ctx=context(),
-        )
-        tiledb.Array.create(absolute_uri(path), schema, ctx=context())
+        attributes = [_attribute(name, _dtype_name(column), packed) for name, column in values.items()]
+        _create_array(path, dimensions, attributes, sparse=True)
     if len(frame):
         with open_array(path, "w") as array:
-            coordinates = tuple(frame[name].to_numpy() for name in names)
-            array[coordinates] = {n: v.astype(object) if v.dtype.kind not in "biuf" else v for n, v in values.items()}
+            array[tuple(frame[name].to_numpy() for name in names)] = values
+
+
+def _storable_columns(frame: "pd.DataFrame") -> dict[str, NDArray[Any]]:
+    """Return the columns of a table as arrays of numbers, booleans, or text as objects."""
+    columns = {str(name): frame[name].to_numpy() for name in frame.columns}
+    return {name: v if v.dtype.kind in "biuf" else v.astype(object) for name, v in columns.items()}
+
+
+def _dtype_name(values: NDArray[Any] | SpilledColumn) -> str:
+    return TEXT if values.dtype == object else str(values.dtype)
 
 
 KINDS = ("values", "table", "axes", "metadata")
-"""Members of what stands for one array; anything else is a group of such."""
+"""Keys of the description of one array; other mappings are groups of arrays."""
 
 
 def write_extra_arrays(folder: Path, arrays: Any) -> None:  # noqa: ANN401
-    """Write what `source` found in a CXG and no CXG has a name for; what is in another shape is passed over."""
+    """Write arrays outside the format that `source` read from a CXG; other values are ignored."""
     if not isinstance(arrays, Mapping):
         return
     for name, value in arrays.items():
-        taken = name in MEMBERS and name != COVERAGE
-        if isinstance(value, Mapping) and is_path_name(str(name)) and not taken:
+        is_member = name in MEMBERS and name != COVERAGE
+        if isinstance(value, Mapping) and is_path_name(str(name)) and not is_member:
             _write(folder / str(name), value)
 
 
@@ -440,7 +433,11 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
     if "table" in value and isinstance(value.get("axes"), str):
         write_sparse_table(path, value["table"], json.loads(value["axes"]))
     elif "table" in value:
-        _write_table(path, value["table"])
+        columns = _storable_columns(value["table"])
+        if len(value["table"]):
+            create(path, table_spec(len(value["table"]), {n: _dtype_name(v) for n, v in columns.items()}))
+            with open_array(path, "w") as array:
+                array[:] = columns
     elif isinstance(value.get("values"), np.ndarray):
         _write_values(path, value["values"])
     elif not set(value) & set(KINDS):
@@ -461,16 +458,3 @@ def _write_values(path: Path, values: NDArray[Any]) -> None:
     create(path, Form(axes, {ANONYMOUS: TEXT if text else str(values.dtype)}))
     with open_array(path, "w") as array:
         array[:] = values.astype(object) if text else values
-
-
-def _write_table(path: Path, frame: Any) -> None:  # noqa: ANN401  (a pandas frame)
-    """Write a table with its row numbers as the only dimension."""
-    if not len(frame):
-        return
-    columns = {str(name): frame[name].to_numpy() for name in frame.columns}
-    plain = {
-        name: values.astype(object) if values.dtype.kind not in "biuf" else values for name, values in columns.items()
-    }
-    create(path, table_spec(len(frame), {n: TEXT if v.dtype == object else str(v.dtype) for n, v in plain.items()}))
-    with open_array(path, "w") as array:
-        array[:] = plain

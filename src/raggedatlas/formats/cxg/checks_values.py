@@ -1,4 +1,4 @@
-"""The rules that every value of matrices and embeddings must be read for, block by block."""
+"""Checks of all values of matrices and embeddings, block by block."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from raggedatlas.formats.cxg.schema import ANONYMOUS, OBS, SHIFT, VAR, XC, XR, X
 from raggedatlas.formats.cxg.tiledb_arrays import BUFFER_BYTES, ArrayInfo, open_array, query_attributes, tiledb_errors
 
 STEP_BYTES = 16 << 20
-"""A block of a dense array takes about this much."""
+"""Approximate size of a block of a dense array."""
 
 SPARSEST, DENSEST = 0.05, 0.60
 """Share of non-zero values below which a matrix should not be dense, and above which not sparse."""
@@ -22,10 +22,10 @@ _MIX = tuple(np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 
 _SHIFTS = tuple(np.uint64(one) for one in (32, 30, 27, 31))
 
 _EXACT_BITS = 53
-"""Integers of so many bits are exact as float64."""
+"""Integers of this many bits are exact in float64."""
 
 MAX_EMPTY_READS = 100
-"""Empty answers in a row after which a read is given up."""
+"""Number of consecutive empty blocks after which a read is given up."""
 
 Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
 """Cells, features and values."""
@@ -33,18 +33,20 @@ Block = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]
 
 @dataclass(slots=True)
 class EntryCounts:
-    """What one walk over a sparse matrix found.
+    """Counts of the entries of a sparse matrix.
 
     Parameters
     ----------
     shape : tuple of int
         Cells and features.
     cells, features : numpy.ndarray, float64
-        Sum of a digest of what stands in each row and column.
-    n, zeros, odd, outside, twice : int
-        Entries, and how many of them are stored zeros, NaN or infinite, beyond an axis, or there before.
-    places : dict of str to str
-        The first of each kind.
+        Sum of the digests of the entries of each row and column.
+    n : int
+        Number of entries.
+    zeros, nonfinite, outside, repeated : int
+        Number of stored zeros, NaN or infinite values, entries beyond an axis, and repeated entries.
+    first : dict of str to str
+        Position of the first one of each kind.
     """
 
     shape: tuple[int, int]
@@ -52,14 +54,14 @@ class EntryCounts:
     features: NDArray[np.float64]
     n: int = 0
     zeros: int = 0
-    odd: int = 0
+    nonfinite: int = 0
     outside: int = 0
-    twice: int = 0
-    places: dict[str, str] = field(default_factory=dict)
+    repeated: int = 0
+    first: dict[str, str] = field(default_factory=dict)
 
 
 def check_values(checker: CxgChecker) -> None:
-    """Check all values: C06, C07, C19, C20, C24, C44, C45; unreadable ones are told by C00."""
+    """Check all values: C06, C07, C19, C20, C24, C44, C45; unreadable ones break C00."""
     for name in checker.embeddings:
         found = checker.arrays[name]
         if found.is_readable and len(found.axes) == 2 and _is_real(found):
@@ -131,28 +133,28 @@ def _read_matrix(checker: CxgChecker) -> None:
             if not x.sparse and x.is_readable:
                 _read_dense(checker, x)
             elif x.sparse and shape is not None:
-                _tell(checker, X, _tallied(checker, X, shape))
-    tallies = {}
+                _report_counts(checker, X, _count_entries(checker, X, shape))
+    counted = {}
     for name, along in ((XR, "var"), (XC, "obs")):
         found = checker.arrays.get(name)
         fits = found is not None and found.sparse and len(found.axes) == 1 and found.attribute(along) is not None
         if found is not None and fits and _is_real(found) and shape is not None:
             with checker.guarded(name):
-                tallies[name] = _tallied(checker, name, shape)
-                _tell(checker, name, tallies[name])
-    if len(tallies) == 2:
-        _compare(checker, tallies[XR], tallies[XC])
+                counted[name] = _count_entries(checker, name, shape)
+                _report_counts(checker, name, counted[name])
+    if len(counted) == 2:
+        _compare(checker, counted[XR], counted[XC])
 
 
 def _real_shape(checker: CxgChecker) -> tuple[int, int] | None:
-    """Give the numbers of cells and features, where tables of such a length are really there: memory is taken by them."""
+    """Return the numbers of cells and features if both tables are readable, since memory is allocated for them."""
     frames = [checker.arrays.get(name) for name in (OBS, VAR)]
     sizes = [frame.shape[0] for frame in frames if frame is not None and len(frame.axes) == 1 and frame.is_readable]
     return (sizes[0], sizes[1]) if len(sizes) == 2 else None
 
 
 def _read_dense(checker: CxgChecker, found: ArrayInfo) -> None:
-    n = odd = 0
+    n = n_nonfinite = 0
     first = ""
     for start, values in iter_bands(checker, X, found):
         n += int(np.count_nonzero(values))
@@ -160,15 +162,15 @@ def _read_dense(checker: CxgChecker, found: ArrayInfo) -> None:
         if not first and infinite.any():
             row, column = np.argwhere(infinite)[0]
             first = f"cell {start + int(row):,}, feature {int(column):,}"
-        odd += int(np.count_nonzero(infinite))
-    if odd:
-        checker.report("C07", X, _odd_text(odd, first))
+        n_nonfinite += int(np.count_nonzero(infinite))
+    if n_nonfinite:
+        checker.report("C07", X, _nonfinite_text(n_nonfinite, first))
     share = n / max(1, found.shape[0] * found.shape[1])
     if share < SPARSEST:
         checker.report("C06", X, f"it is dense, and {share:.1%} of its values are not zero.")
 
 
-def _odd_text(n: int, first: str) -> str:
+def _nonfinite_text(n: int, first: str) -> str:
     return f"{n:,} of its values are NaN or infinite, the first at {first}."
 
 
@@ -178,13 +180,13 @@ def iter_entries(checker: CxgChecker, name: str) -> Iterator[Block]:
     Entries of one row of `Xr`, or of one place of `X`, follow each other.
     """
     axes = checker.arrays[name].axes
-    # Axes are taken by place: what they are called is of no meaning.
+    # Axes are used by position; their names have no meaning.
     keys = {X: (axes[0].name, axes[-1].name), XR: (axes[0].name, "var"), XC: ("obs", axes[0].name)}[name]
     path = checker.path / name
     with open_array(path) as array:
-        # In global order a read goes on in the middle of a row that is larger than its buffers; in row order it never would.
+        # In global order a read can stop within a row that is larger than its buffers; in row order it would fail.
         query = array.query(order="G", return_incomplete=True)
-        # The rest is read inside of a generator, where the errors of the caller must not be taken for TileDB's.
+        # Only the read itself is guarded: errors of the caller of this generator are not TileDB errors.
         walk, idle = iter(query.multi_index[:]), 0
         while True:
             with tiledb_errors(path):
@@ -199,67 +201,67 @@ def iter_entries(checker: CxgChecker, name: str) -> Iterator[Block]:
             yield block[keys[0]].astype(np.int64), block[keys[1]].astype(np.int64), block[ANONYMOUS]
 
 
-def _tallied(checker: CxgChecker, name: str, shape: tuple[int, int]) -> EntryCounts:
-    tally = EntryCounts(shape, np.zeros(shape[0]), np.zeros(shape[1]))
+def _count_entries(checker: CxgChecker, name: str, shape: tuple[int, int]) -> EntryCounts:
+    counts = EntryCounts(shape, np.zeros(shape[0]), np.zeros(shape[1]))
     carried: tuple[NDArray[np.int64], NDArray[np.int64]] = (np.zeros(0, np.int64), np.zeros(0, np.int64))
     for read in iter_entries(checker, name):
-        block = _within(tally, read)
+        block = _within(counts, read)
         digests = _digests(block, max(shape))
-        tally.cells += np.bincount(block[0], digests, minlength=shape[0])
-        tally.features += np.bincount(block[1], digests, minlength=shape[1])
+        counts.cells += np.bincount(block[0], digests, minlength=shape[0])
+        counts.features += np.bincount(block[1], digests, minlength=shape[1])
         major, minor = (block[1], block[0]) if name == XC else (block[0], block[1])
-        carried = _look_twice(tally, carried, (major, minor), by_feature=name == XC)
-    return tally
+        carried = _count_repeated(counts, carried, (major, minor), by_feature=name == XC)
+    return counts
 
 
-def _within(tally: EntryCounts, block: Block) -> Block:
-    """Count entries, and leave out those beyond an axis."""
+def _within(counts: EntryCounts, block: Block) -> Block:
+    """Count entries, and return those within both axes."""
     cells, features, values = block
-    inside = (cells >= 0) & (cells < tally.shape[0]) & (features >= 0) & (features < tally.shape[1])
-    _count(tally, "outside", ~inside, (cells, features))
-    _count(tally, "zeros", values == 0, (cells, features))
-    _count(tally, "odd", ~np.isfinite(values), (cells, features))
-    tally.n += len(values)
+    inside = (cells >= 0) & (cells < counts.shape[0]) & (features >= 0) & (features < counts.shape[1])
+    _count(counts, "outside", ~inside, (cells, features))
+    _count(counts, "zeros", values == 0, (cells, features))
+    _count(counts, "nonfinite", ~np.isfinite(values), (cells, features))
+    counts.n += len(values)
     return block if inside.all() else (cells[inside], features[inside], values[inside])
 
 
 def _count(
-    tally: EntryCounts, what: str, which: NDArray[np.bool_], at: tuple[NDArray[np.int64], NDArray[np.int64]]
+    counts: EntryCounts, what: str, which: NDArray[np.bool_], at: tuple[NDArray[np.int64], NDArray[np.int64]]
 ) -> None:
     n = int(np.count_nonzero(which))
     if n:
         i = int(np.argmax(which))
-        tally.places.setdefault(what, f"cell {at[0][i]:,}, feature {at[1][i]:,}")
-        setattr(tally, what, getattr(tally, what) + n)
+        counts.first.setdefault(what, f"cell {at[0][i]:,}, feature {at[1][i]:,}")
+        setattr(counts, what, getattr(counts, what) + n)
 
 
-def _look_twice(
-    tally: EntryCounts,
+def _count_repeated(
+    counts: EntryCounts,
     carried: tuple[NDArray[np.int64], NDArray[np.int64]],
     block: tuple[NDArray[np.int64], NDArray[np.int64]],
     *,
     by_feature: bool,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Count places that come twice; entries of a row may come in any order, so the last row waits for the next block."""
+    """Count repeated positions; entries of a row can be in any order, so the last row is compared with the next block."""
     major, minor = np.concatenate([carried[0], block[0]]), np.concatenate([carried[1], block[1]])
     if not len(major):
         return carried
-    going_on = major == major[-1]
-    kept = major[going_on], minor[going_on]
-    keys = major * max(tally.shape) + minor
+    is_last = major == major[-1]
+    kept = major[is_last], minor[is_last]
+    keys = major * max(counts.shape) + minor
     steps = np.diff(keys)
     if (steps <= 0).any():
         order = np.argsort(keys, kind="stable")
         keys, major, minor = keys[order], major[order], minor[order]
         again = np.diff(keys, prepend=-1) == 0
-        # What was carried has been counted; of a pair the later one is new.
+        # Carried entries were counted with the previous block.
         again &= order >= len(carried[0])
-        _count(tally, "twice", again, (minor, major) if by_feature else (major, minor))
+        _count(counts, "repeated", again, (minor, major) if by_feature else (major, minor))
     return kept
 
 
 def _digests(block: Block, longest: int) -> NDArray[np.float64]:
-    """Mix place and value of each entry into as many bits, up to 32, as leave the sum over the longest axis exact."""
+    """Return hashes of position and value of each entry, of at most 32 bits, so that sums over the longest axis are exact."""
     cells, features, values = block
     mixed = cells.astype(np.uint64) << _SHIFTS[0]
     mixed += features.astype(np.uint64)
@@ -273,21 +275,21 @@ def _digests(block: Block, longest: int) -> NDArray[np.float64]:
     return (mixed & np.uint64((1 << bits) - 1)).astype(np.float64)
 
 
-def _tell(checker: CxgChecker, name: str, tally: EntryCounts) -> None:
-    if tally.outside:
+def _report_counts(checker: CxgChecker, name: str, counts: EntryCounts) -> None:
+    if counts.outside:
         checker.report(
-            "C20", name, f"{tally.outside:,} values are beyond an axis, the first at {tally.places['outside']}."
+            "C20", name, f"{counts.outside:,} values are beyond an axis, the first at {counts.first['outside']}."
         )
-    if tally.twice:
-        checker.report("C20", name, f"{tally.twice:,} values are there again, the first at {tally.places['twice']}.")
-    if tally.zeros:
+    if counts.repeated:
+        checker.report("C20", name, f"{counts.repeated:,} values occur again, the first at {counts.first['repeated']}.")
+    if counts.zeros:
         checker.report(
-            "C20", name, f"{tally.zeros:,} of its values are zero, the first at {tally.places['zeros']}.", "practice",
+            "C20", name, f"{counts.zeros:,} of its values are zero, the first at {counts.first['zeros']}.", "practice",
             "Leave zeros out.",
         )  # fmt: skip
-    if tally.odd and name != XC:
-        checker.report("C07", name, _odd_text(tally.odd, tally.places["odd"]))
-    share = tally.n / max(1, tally.shape[0] * tally.shape[1])
+    if counts.nonfinite and name != XC:
+        checker.report("C07", name, _nonfinite_text(counts.nonfinite, counts.first["nonfinite"]))
+    share = counts.n / max(1, counts.shape[0] * counts.shape[1])
     if name != XC and share > DENSEST:
         checker.report("C06", name, f"it is sparse, and {share:.1%} of its values are not zero.")
 
@@ -297,7 +299,7 @@ def _compare(checker: CxgChecker, by_cell: EntryCounts, by_feature: EntryCounts)
     features = np.flatnonzero(by_cell.features != by_feature.features)
     if not len(cells) and not len(features) and by_cell.n == by_feature.n:
         return
-    counts = f"{by_cell.n:,} and {by_feature.n:,} values"
+    numbers = f"{by_cell.n:,} and {by_feature.n:,} values"
     where = f", {len(cells):,} cells and {len(features):,} features differ" if len(cells) or len(features) else ""
     first = f", the first cell {cells[0]:,}, the first feature {features[0]:,}" if len(cells) and len(features) else ""
-    checker.report("C19", XC, f"{XR} and {XC} have {counts}{where}{first}.")
+    checker.report("C19", XC, f"{XR} and {XC} have {numbers}{where}{first}.")

@@ -1,4 +1,4 @@
-"""The expression matrix as it is written: rows come in, and lie dense, in tiles, or once by rows and once by columns."""
+"""Writer of the expression matrix from rows: dense, sparse in tiles, or sparse once by rows and once by columns."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,47 +23,47 @@ from raggedatlas.formats.matrix_readers import DenseRows, MatrixLocation, RowRea
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 
 READ_ENTRIES = 1 << 21
-"""Rows of about so many entries are read back at once."""
+"""Number of entries that are read back at once, in complete rows."""
 
 
 class LayoutWriter(Protocol):
-    """A matrix in one layout, in the making."""
+    """Writer of a matrix in one layout."""
 
     def append(self, block: CsrBlock) -> None:
-        """Take rows: float32 values without zeros, by column, none twice."""
+        """Append rows: float32 values without zeros, sorted by column, without duplicates."""
         ...
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write the remaining entries."""
         ...
 
     def abort(self) -> None:
-        """Let go of it."""
+        """Release files without finishing the matrix."""
         ...
 
     def rows(self) -> RowReader:
-        """Read back what was written."""
+        """Return a reader of the written matrix."""
         ...
 
 
 class MatrixWriter:
-    """Takes the rows of the matrix, and decides how they lie when the first come.
+    """Writer of the rows of a matrix, which chooses the layout from the first rows.
 
     Parameters
     ----------
     folder, work : Path
-        Of the CXG, and for temporary files.
+        Folder of the CXG, and path for temporary files.
     shape : tuple of int
         ``(n_cells, n_features)``.
     n_entries : int or None
-        How many will come at most, where that is known.
+        Maximum number of entries, if known.
     options : CxgOptions
-        The caller's choices.
+        Options of the writer.
 
     Attributes
     ----------
     n_nonfinite : int
-        How many values are NaN or infinite.
+        Number of NaN and infinite values.
     first_nonfinite : tuple of int, optional
         Cell and feature of the first of them.
     """
@@ -73,48 +73,48 @@ class MatrixWriter:
     ) -> None:
         self._folder, self._work, self.shape = folder, work, shape
         self._n_entries, self._options = n_entries, options
-        self._laid: LayoutWriter | None = None
+        self._writer: LayoutWriter | None = None
         self.n_rows = 0
         self.n_nonfinite = 0
         self.first_nonfinite: tuple[int, int] | None = None
 
     def append(self, block: Block) -> None:
-        """Take rows.
+        """Append rows.
 
         Raises
         ------
         ValuesError
-            C03 for a value that float32 does not hold.
+            C03 for a value that float32 cannot represent.
         """
-        tidy = normalize_block(block, self.n_rows)
-        if self._laid is None:
-            self._laid = self._lay(len(tidy.indices), tidy.n_rows)
-        self._count_nonfinite(tidy)
-        self._laid.append(tidy)
-        self.n_rows += tidy.n_rows
+        rows = normalize_block(block, self.n_rows)
+        if self._writer is None:
+            self._writer = self._open_writer(len(rows.indices), rows.n_rows)
+        self._count_nonfinite(rows)
+        self._writer.append(rows)
+        self.n_rows += rows.n_rows
 
     def _count_nonfinite(self, block: CsrBlock) -> None:
-        odd = np.flatnonzero(~np.isfinite(block.layers["values"]))
-        if len(odd) and self.first_nonfinite is None:
-            row = int(np.searchsorted(block.indptr, odd[0], side="right")) - 1
-            self.first_nonfinite = (self.n_rows + row, int(block.indices[odd[0]]))
-        self.n_nonfinite += len(odd)
+        nonfinite = np.flatnonzero(~np.isfinite(block.layers["values"]))
+        if len(nonfinite) and self.first_nonfinite is None:
+            row = int(np.searchsorted(block.indptr, nonfinite[0], side="right")) - 1
+            self.first_nonfinite = (self.n_rows + row, int(block.indices[nonfinite[0]]))
+        self.n_nonfinite += len(nonfinite)
 
     def finish(self) -> None:
-        """Write what is left."""
-        if self._laid is None:
-            self._laid = self._lay(0, 0)
-        self._laid.finish()
+        """Write the remaining entries."""
+        if self._writer is None:
+            self._writer = self._open_writer(0, 0)
+        self._writer.finish()
 
     def abort(self) -> None:
-        """Let go of open files."""
-        if self._laid is not None:
-            self._laid.abort()
+        """Release open files."""
+        if self._writer is not None:
+            self._writer.abort()
 
     def blocks(self) -> Iterator[Block]:
-        """Walk over what was written, in blocks of rows."""
-        assert self._laid is not None
-        reader = self._laid.rows()
+        """Iterate over the written matrix, in blocks of rows."""
+        assert self._writer is not None
+        reader = self._writer.rows()
         per_row = max(1, (reader.n_entries or self.shape[0] * self.shape[1]) // self.shape[0])
         step = max(1, READ_ENTRIES // per_row)
         try:
@@ -123,19 +123,18 @@ class MatrixWriter:
         finally:
             reader.close()
 
-    def _lay(self, n_entries: int, n_rows: int) -> LayoutWriter:
-        whole = self.shape[0] * self.shape[1]
-        known = self._n_entries is not None
-        share = 100 * self._n_entries / whole if self._n_entries is not None else 0.0
-        if not known and n_rows:
-            share = 100 * n_entries / (n_rows * self.shape[1])
-        sparse = (
-            share < self._options.sparse_below if self._options.layout == "auto" else self._options.layout == "sparse"
-        )
+    def _open_writer(self, n_entries: int, n_rows: int) -> LayoutWriter:
+        """Open the writer of the chosen layout, given the numbers of entries and rows of the first block."""
+        if self._n_entries is not None:
+            n_entries, n_rows = self._n_entries, self.shape[0]
+        percentage = 100 * n_entries / (n_rows * self.shape[1]) if n_rows else 0.0
+        sparse = self._options.layout == "sparse"
+        if self._options.layout == "auto":
+            sparse = percentage < self._options.sparse_below
         if not sparse:
             return _DenseLayout(self._folder, self.shape)
-        maker = _SplitLayout if self._options.profile == "0.3.0" else _TiledLayout
-        return maker(self._folder, self._work, self.shape)
+        layout = _SplitLayout if self._options.profile == "0.3.0" else _TiledLayout
+        return layout(self._folder, self._work, self.shape)
 
 
 class _DenseLayout:
@@ -158,14 +157,14 @@ class _DenseLayout:
         self._bands.close()
 
     def abort(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
     def rows(self) -> RowReader:
         return DenseRows(DenseArray(LazyArray(self._path), "C14"), MatrixLocation(str(self._path), X, str))
 
 
 class _SplitLayout:
-    """``Xr`` as rows come, and ``Xc`` of their entries sorted."""
+    """Writer of ``Xr`` from the rows, and of ``Xc`` from their sorted entries."""
 
     def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
         self._folder, self._shape, self._row = folder, shape, 0
@@ -203,7 +202,7 @@ class _SplitLayout:
 
 
 class _TiledLayout:
-    """``X`` of two dimensions: tile by tile down each band of columns, so that a feature lies in few of them."""
+    """Writer of a two-dimensional ``X``, tile by tile down each band of columns, so that a feature is in few tiles."""
 
     def __init__(self, folder: Path, work: Path, shape: tuple[int, int]) -> None:
         self._path, self._shape, self._row = folder / X, shape, 0
@@ -248,19 +247,19 @@ def _row_numbers(block: CsrBlock, first: int) -> NDArray[np.uint32]:
 
 
 def normalize_block(block: Block, first: int) -> CsrBlock:
-    """Make rows fit to be written: float32, no zeros, by column, repeated entries summed.
+    """Return rows as float32 without zeros, sorted by column, with duplicate entries summed.
 
     Parameters
     ----------
     block : CsrBlock or DenseBlock
-        With the layer ``"values"``.
+        Rows with the layer ``"values"``.
     first : int
         Number of its first row, for messages.
 
     Raises
     ------
     ValuesError
-        C03 for a value that float32 does not hold.
+        C03 for a value that float32 cannot represent.
 
     Examples
     --------
@@ -294,9 +293,9 @@ def _canonical(block: CsrBlock) -> tuple[NDArray[np.int64], NDArray[Any], NDArra
     from scipy.sparse import csr_array
 
     wide = {"b": np.int64, "i": np.int64, "u": np.uint64}.get(values.dtype.kind, np.float64)
-    made = csr_array((values.astype(wide), indices.copy(), indptr.copy()), shape=(block.n_rows, block.n_cols))
-    made.sum_duplicates()
-    return made.indptr.astype(np.int64), made.indices, made.data
+    matrix = csr_array((values.astype(wide), indices.copy(), indptr.copy()), shape=(block.n_rows, block.n_cols))
+    matrix.sum_duplicates()
+    return matrix.indptr.astype(np.int64), matrix.indices, matrix.data
 
 
 def _as_float32(values: NDArray[Any], indptr: NDArray[np.int64], first: int) -> NDArray[np.float32]:
@@ -307,7 +306,7 @@ def _as_float32(values: NDArray[Any], indptr: NDArray[np.int64], first: int) -> 
     if values.dtype.kind == "f":
         wrong = np.isinf(small) & np.isfinite(values)
     elif values.dtype.itemsize > 2 and len(values):
-        # beyond 2**24 not every integer is a float32; float64 tells them apart up to 2**53, integers beyond compare as such
+        # beyond 2**24 not every integer is a float32; longdouble compares integers of 64 bits exactly
         wrong = (
             small.astype(np.longdouble) != values.astype(np.longdouble)
             if np.abs(small).max() >= 2**24
@@ -319,7 +318,7 @@ def _as_float32(values: NDArray[Any], indptr: NDArray[np.int64], first: int) -> 
         entry = int(np.flatnonzero(wrong)[0])
         row = first + int(np.searchsorted(indptr, entry, side="right")) - 1
         raise ValuesError(
-            f"C03: the value {values[entry]} of cell {row:,} is not held by float32, in which a CXG has its matrix; scale the matrix, or "
+            f"C03: the value {values[entry]} of cell {row:,} cannot be represented by float32, the type of the matrix of a CXG; scale the matrix, or "
             "write another one (x=)."
         )
     return small

@@ -1,4 +1,4 @@
-"""Columns that wait in temporary files until their table is written, so that a long table takes no memory."""
+"""Temporary files for columns until their table is written, so that memory is bounded for long tables."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from raggedatlas.formats.cxg.tiledb_arrays import tiledb_errors
 from raggedatlas.store.runtime import release_unused_memory
 
 SPILL_ROWS = 1 << 17
-"""Tables of up to so many rows stay in memory: what is encoded of them takes some ten megabytes a column."""
+"""Maximum rows of tables that stay in memory, where an encoded column takes about ten megabytes."""
 
 BATCH_ROWS = 1 << 14
-"""Rows of one batch in a file; text of so many is turned from Python's strings at once."""
+"""Rows of one batch in a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpilledColumn:
-    """A column in a file, of which rows are read when they are asked for.
+    """A column in a file; rows are read on demand.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class SpilledColumn:
     n_rows : int
         Its length.
     dtype : numpy.dtype
-        Of what a slice gives; text as objects.
+        Dtype of a slice; text as objects.
     """
 
     path: Path
@@ -44,18 +44,18 @@ class SpilledColumn:
         """Read consecutive rows, (k,) of its dtype."""
         start, stop, _ = rows.indices(self.n_rows)
         with tiledb_errors(self.path, writes=True), pa.memory_map(str(self.path)) as file:
-            found = pa.ipc.open_file(file).read_all().column(0).slice(start, stop - start)
-            values: NDArray[Any] = found.to_numpy().astype(self.dtype)
+            column = pa.ipc.open_file(file).read_all().column(0).slice(start, stop - start)
+            values: NDArray[Any] = column.to_numpy().astype(self.dtype)
             return values
 
 
 class ColumnSpill:
-    """Puts columns into files of a folder; whoever owns the folder removes it.
+    """Writer of columns to files in a folder, which the owner of the folder removes.
 
     Parameters
     ----------
     folder : Path
-        Made with the first column.
+        Created with the first column.
 
     Examples
     --------
@@ -69,17 +69,17 @@ class ColumnSpill:
         self._folder, self._n_columns = folder, 0
 
     def keep(self, parts: Iterable[NDArray[Any]]) -> SpilledColumn:
-        """Write a column and forget it.
+        """Write a column to a file.
 
         Parameters
         ----------
         parts : iterable of (k,) array
-            Its rows, one part or more, of one dtype: numbers without missing values, or text as objects.
+            Its rows, in parts of one dtype: numbers without missing values, or text as objects.
 
         Raises
         ------
         StoreError
-            If there is no room.
+            If the file cannot be written.
         """
         path = self._folder / f"{self._n_columns}.arrow"
         self._n_columns += 1

@@ -1,5 +1,6 @@
-"""Columns of tables as a CXG holds them: 32-bit numbers, text, bytes for booleans, codes for categories; and their hints."""
+"""Encoding of table columns for a CXG: 32-bit numbers, text, bytes for booleans, codes for categories; and their hints."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,27 +21,27 @@ if TYPE_CHECKING:
 
 INT32 = np.iinfo(np.int32)
 EXACT_IN_FLOAT32 = 2**24
-"""Integers up to this size are held exactly by float32."""
+"""Integers up to this size are exact in float32."""
 
 MAX_CATEGORIES = 1000
 MAX_CATEGORY_SHARE = 0.75
-"""More categories than both are written as text: viewers list none of so many, and the hints would be as long as the column."""
+"""More categories than both are written as text, since viewers do not list them and the hints would be as long as the column."""
 
 _ROWS = {OBS: "cells", VAR: "features"}
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column as it is stored.
+    """An encoded column.
 
     Parameters
     ----------
     name : str
-        Of the attribute.
+        Name of the attribute.
     values : (n,) array or SpilledColumn
-        Text as objects; a long column waits in a file, of which slices are arrays.
+        Text as objects; long columns are in a file.
     hint : dict
-        As it stands in the hints.
+        Its entry in the hints.
     """
 
     name: str
@@ -50,16 +51,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as it is stored.
+    """An encoded table.
 
     Parameters
     ----------
     columns : tuple of Column
-        The index is one of them.
+        The columns, including the index.
     index : str
         The column that viewers show.
-    losses : tuple of Loss
-        What does not come through as it is.
+    losses : tuple of ConversionLoss
+        Values that are not preserved.
     labels : mapping of str to list of str
         Name of a categorical column in the frame -> its categories, in the order of the frame, as they are labelled in the CXG.
     names : mapping of str to str
@@ -73,24 +74,24 @@ class Table:
     names: dict[str, str]
 
     def hints(self) -> dict[str, Any]:
-        """Return what goes into ``cxg_schema``."""
+        """Return the content of ``cxg_schema``."""
         return {INDEX: self.index, **{column.name: column.hint for column in self.columns}}
 
 
 @dataclass(frozen=True, slots=True)
 class EncodingOptions:
-    """How columns are written.
+    """Options for the encoding of a table.
 
     Parameters
     ----------
     axis : {"obs", "var"}
-        Of which table; categories of features are text, since viewers decode codes of cells only.
+        The table; categories of features are text, since viewers decode codes of cells only.
     profile : {"0.3.0", "0.2.0"}
-        In the older one all categories are text.
+        Version to write; in 0.2.0 all categories are text.
     sort_categories : bool
         Whether categories are sorted as text.
     wide_integers : {"refuse", "text"}
-        What becomes of integers beyond 32 bits.
+        Handling of integers beyond 32 bits.
     """
 
     axis: str = OBS
@@ -106,27 +107,27 @@ class EncodingOptions:
 
 def encode_table(
     frame: "pd.DataFrame | ColumnTable",
-    manner: EncodingOptions,
+    options: EncodingOptions,
     shown: str | None = None,
     spool: ColumnSpill | None = None,
 ) -> Table:
-    """Turn a frame into what a CXG holds, one column after the other.
+    """Encode a table for a CXG, column by column.
 
     Parameters
     ----------
     frame : pandas.DataFrame or ColumnTable
         Cells or features.
-    manner : EncodingOptions
-        How.
+    options : EncodingOptions
+        Options of the encoding.
     shown : str, optional
-        The column that viewers take for the index; the index itself where it is None.
+        The column that viewers show as the index; None: the index itself.
     spool : ColumnSpill, optional
-        Where columns wait; they stay in memory where it is None.
+        Temporary files for columns; None: they stay in memory.
 
     Raises
     ------
     SourceError
-        By rule id: C28 for integers beyond 32 bits, numbers beyond float32, and text that is no Unicode.
+        By rule id: C28 for integers beyond 32 bits, numbers beyond float32, and text that is not Unicode.
 
     Examples
     --------
@@ -135,17 +136,17 @@ def encode_table(
     >>> table.hints()
     {'index': 'name_0', 'name_0': {'type': 'string'}, 'n': {'type': 'int32'}}
     """
-    given = frame if isinstance(frame, ColumnTable) else _held(frame)
-    names, losses = _names(manner.axis, [str(column.name) for column in given.columns])
-    encoder = _Encoder(manner, losses, spool)
+    given = frame if isinstance(frame, ColumnTable) else _column_table(frame)
+    names, losses = _names(options.axis, [str(column.name) for column in given.columns])
+    encoder = _Encoder(options, losses, spool)
     taken = set(names)
     at = _index_name(given.index.name, taken)
     if given.index.name is not None and at != given.index.name:
         encoder.note("index", "converted", f"its name {given.index.name!r} is taken; the column is {at!r}")
     columns = [encoder.index(at, given.index)]
     for name, column in zip(names, given.columns, strict=True):
-        made = encoder.column(name, column)
-        columns += [] if made is None else [made]
+        encoded = encoder.column(name, column)
+        columns += [] if encoded is None else [encoded]
     kept = {column.name for column in columns}
     own = {str(column.name): name for column, name in zip(given.columns, names, strict=True) if name in kept}
     labels = {given_name: encoder.labels[name] for given_name, name in own.items() if name in encoder.labels}
@@ -153,9 +154,9 @@ def encode_table(
     for stored in columns:
         if stored.name not in (at, shown_as) or stored.values.dtype != object:
             continue
-        shared = count_duplicates(partial(_batches, stored.values), len(stored.values))
-        if shared:
-            what = f"{shared:,} of its names occur before; viewers show one of the {_ROWS[manner.axis]} of a name"
+        n_repeated = count_duplicates(partial(_batches, stored.values), len(stored.values))
+        if n_repeated:
+            what = f"{n_repeated:,} of its names occur before; viewers show one of the {_ROWS[options.axis]} of a name"
             encoder.note("index" if stored.name == at else stored.name, "kept", what)
     return Table(tuple(columns), shown_as, tuple(encoder.losses), labels, own)
 
@@ -165,7 +166,7 @@ def _batches(values: NDArray[Any] | SpilledColumn) -> Iterator[NDArray[Any]]:
         yield values[start : start + BATCH_ROWS]
 
 
-def _held(frame: "pd.DataFrame") -> ColumnTable:
+def _column_table(frame: "pd.DataFrame") -> ColumnTable:
     columns = [Given(str(name), partial(_column_of, frame, i)) for i, name in enumerate(frame.columns)]
     label: Any = frame.index.name
     return ColumnTable(len(frame), Given(label, lambda: frame.index), tuple(columns))
@@ -176,7 +177,7 @@ def _column_of(frame: "pd.DataFrame", i: int) -> "pd.Series[Any]":
 
 
 def _names(axis: str, given: list[str]) -> tuple[list[str], list[ConversionLoss]]:
-    """Rename what cannot be the name of an attribute, or would be taken for a hint."""
+    """Rename columns whose name is not a valid attribute, or a key of the hints."""
     names: list[str] = []
     losses = []
     for name in given:
@@ -186,11 +187,8 @@ def _names(axis: str, given: list[str]) -> tuple[list[str], list[ConversionLoss]
         while plain in names or (plain != name and plain in given):
             plain += "_"
         if plain != name:
-            losses.append(
-                ConversionLoss(
-                    f"{axis}/{name}", "converted", f"a CXG has no column of that name; it is written as {plain!r}"
-                )
-            )
+            text = f"a CXG has no column of that name; it is written as {plain!r}"
+            losses.append(ConversionLoss(f"{axis}/{name}", "converted", text))
         names.append(plain)
     return names, losses
 
@@ -205,14 +203,16 @@ def _index_name(name: Any, taken: Collection[str]) -> str:  # noqa: ANN401
 
 
 class _Encoder:
-    """Encodes columns one after the other, and notes what changes."""
+    """Encoder of columns, which records changes."""
 
-    def __init__(self, manner: EncodingOptions, losses: list[ConversionLoss], spool: ColumnSpill | None = None) -> None:
-        self.manner, self.losses, self._spool = manner, losses, spool
+    def __init__(
+        self, options: EncodingOptions, losses: list[ConversionLoss], spool: ColumnSpill | None = None
+    ) -> None:
+        self.options, self.losses, self._spool = options, losses, spool
         self.labels: dict[str, list[str]] = {}
 
     def note(self, name: str, fate: Any, what: str) -> None:  # noqa: ANN401
-        self.losses.append(ConversionLoss(f"{self.manner.axis}/{name}", fate, what))
+        self.losses.append(ConversionLoss(f"{self.options.axis}/{name}", fate, what))
 
     def index(self, name: str, given: Given) -> Column:
         import pandas as pd
@@ -220,37 +220,37 @@ class _Encoder:
         index = given.read()
         if isinstance(index, Texts):
             return self._texts(name, index)
-        made = self._text(name, pd.Series(index.to_numpy(object)))
+        encoded = self._text(name, pd.Series(index.to_numpy(object)))
         if not all(isinstance(value, str) for value in index):
             self.note("index", "converted", "its names are written as text")
-        return self._put_away(made)
+        return self._spill(encoded)
 
     def column(self, name: str, given: Given) -> Column | None:
         values = given.read()
         if isinstance(values, Texts):
             return self._texts(name, values)
-        made = self._encoded(name, values)
-        return None if made is None else self._put_away(made)
+        encoded = self._encoded(name, values)
+        return None if encoded is None else self._spill(encoded)
 
-    def _put_away(self, made: Column) -> Column:
-        if self._spool is None or isinstance(made.values, SpilledColumn):
-            return made
-        return replace(made, values=self._spool.keep([made.values]))
+    def _spill(self, column: Column) -> Column:
+        if self._spool is None or isinstance(column.values, SpilledColumn):
+            return column
+        return replace(column, values=self._spool.keep([column.values]))
 
     def _texts(self, name: str, texts: Texts) -> Column:
-        """Encode text that comes in blocks, of which none is missing."""
+        """Encode text in blocks, without missing values."""
         blocks = (self._checked(name, block) for block in texts.even(BATCH_ROWS))
         values = np.concatenate(list(blocks)) if self._spool is None else self._spool.keep(blocks)
         return Column(name, values, {"type": "string"})
 
     def _checked(self, name: str, block: NDArray[np.object_]) -> NDArray[np.object_]:
-        self._refuse_halves(name, block.tolist())
+        self._require_unicode(name, block.tolist())
         return block
 
     def _encoded(self, name: str, series: "pd.Series[Any]") -> Column | None:
         import pandas as pd
 
-        if self.manner.axis == OBS and name == IN_TISSUE and _is_flag(series):
+        if self.options.axis == OBS and name == IN_TISSUE and _is_flag(series):
             self.note(name, "converted", "0 and 1 are written as booleans, as viewers expect")
             series = series.astype(bool)
         dtype: Any = series.dtype
@@ -260,7 +260,7 @@ class _Encoder:
             return self._text(name, series)
         nullable = not isinstance(dtype, np.dtype)
         if dtype.kind == "b":
-            return self._truths(name, series, nullable=nullable)
+            return self._booleans(name, series, nullable=nullable)
         if dtype.kind in "iu":
             return self._integers(name, series, nullable=nullable)
         if dtype.kind == "f":
@@ -276,25 +276,24 @@ class _Encoder:
 
     def _text(self, name: str, series: "pd.Series[Any]") -> Column:
         missing = series.isna().to_numpy()
-        values = [_text(v) for v in series.to_numpy(object)]
-        self._refuse_halves(name, values)
+        values = np.empty(len(series), object)
+        values[:] = [_text(v) for v in series.to_numpy(object)]
+        self._require_unicode(name, values.tolist())
         if missing.any():
-            self.note(
-                name, "changed", f"{int(missing.sum()):,} missing values are written as the text {MISSING_TEXT!r}"
-            )
-        out = np.empty(len(values), object)
-        out[:] = [MISSING_TEXT if gone else value for value, gone in zip(values, missing.tolist(), strict=True)]
-        return Column(name, out, {"type": "string"})
+            text = f"{int(missing.sum()):,} missing values are written as the text {MISSING_TEXT!r}"
+            self.note(name, "changed", text)
+            values[missing] = MISSING_TEXT
+        return Column(name, values, {"type": "string"})
 
-    def _refuse_halves(self, name: str, values: list[str]) -> None:
+    def _require_unicode(self, name: str, values: list[str]) -> None:
         try:
             "".join(values).encode()
         except UnicodeEncodeError as error:
             raise SourceError(
-                f"C28: {self.manner.axis} column {name!r} has text that is no Unicode ({error.reason}); correct it, or leave the column out."
+                f"C28: {self.options.axis} column {name!r} has text that is not Unicode ({error.reason}); correct it, or leave the column out."
             ) from error
 
-    def _truths(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
+    def _booleans(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
         missing = series.isna().to_numpy()
         if missing.any():
             self.note(name, "converted", "booleans with missing values are written as categories")
@@ -306,14 +305,14 @@ class _Encoder:
             self.note(name, "converted", f"{series.dtype} is written as booleans without missing values")
         values = series.to_numpy(bool)
         # Viewers list the categories that occur; a column without a False has codes beyond them.
-        whole = self.manner.by_codes and bool(values.all())
+        whole = self.options.by_codes and bool(values.all())
         hint = {"type": "categorical", "categories": list(TRUTHS)} if whole else {"type": "boolean"}
         return Column(name, values.astype(np.uint8), hint)
 
     def _integers(self, name: str, series: "pd.Series[Any]", *, nullable: bool) -> Column:
         missing = series.isna().to_numpy()
-        there = series[~missing].to_numpy(np.dtype(str(series.dtype).lower()) if nullable else None)
-        low, high = (int(there.min()), int(there.max())) if len(there) else (0, 0)
+        known = series[~missing].to_numpy(np.dtype(str(series.dtype).lower()) if nullable else None)
+        low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
         if low < INT32.min or high > INT32.max or (missing.any() and max(-low, high) > EXACT_IN_FLOAT32):
             return self._wide_integers(name, series, (low, high))
         if missing.any():
@@ -321,13 +320,13 @@ class _Encoder:
             return Column(name, series.to_numpy(np.float32, na_value=np.nan), {"type": "float32"})
         if str(series.dtype) != "int32":
             self.note(name, "converted", f"{series.dtype} is written as int32")
-        return Column(name, there.astype(np.int32), {"type": "int32"})
+        return Column(name, known.astype(np.int32), {"type": "int32"})
 
     def _wide_integers(self, name: str, series: "pd.Series[Any]", extent: tuple[int, int]) -> Column:
-        if self.manner.wide_integers != "text":
+        if self.options.wide_integers != "text":
             raise SourceError(
-                f"C28: {self.manner.axis} column {name!r} ({series.dtype}) has integers from {extent[0]:,} to {extent[1]:,}, and a CXG "
-                "holds 32 bits (24 beside missing values). Scale them, leave the column out, or pass wide_integers='text'."
+                f"C28: {self.options.axis} column {name!r} ({series.dtype}) has integers from {extent[0]:,} to {extent[1]:,}, and a CXG "
+                "has 32 bits (24 with missing values). Scale them, leave the column out, or pass wide_integers='text'."
             )
         self.note(name, "converted", f"{series.dtype} beyond 32 bits is written as text")
         return self._text(name, series)
@@ -338,7 +337,7 @@ class _Encoder:
         over = np.flatnonzero(np.isinf(small) & np.isfinite(values))
         if len(over):
             raise SourceError(
-                f"C28: {self.manner.axis} column {name!r} has the value {values[over[0]]} in row {int(over[0]):,}, beyond 32 bits. "
+                f"C28: {self.options.axis} column {name!r} has the value {values[over[0]]} in row {int(over[0]):,}, beyond 32 bits. "
                 "Scale the column, or leave it out."
             )
         changed = int((small.astype(values.dtype) != values)[~np.isnan(values)].sum())
@@ -351,38 +350,38 @@ class _Encoder:
     def _categorical(self, name: str, series: "pd.Series[Any]") -> Column:
         import pandas as pd
 
-        found: Any = series.array
-        if found.ordered:
+        values: Any = series.array
+        if values.ordered:
             self.note(name, "converted", "that the categories are ordered; they keep their order")
-        kind = found.categories.dtype
+        kind = values.categories.dtype
         if isinstance(kind, np.dtype) and kind.kind in "iuf":
-            return self._numbers(name, found)
+            return self._numbers(name, values)
         if kind.kind == "b":
-            self.note(name, "converted", "truths as categories are written as text")
-        labels = self.labels[name] = [_text(category) for category in found.categories]
+            self.note(name, "converted", "booleans as categories are written as text")
+        labels = self.labels[name] = [_text(category) for category in values.categories]
         if len(set(labels)) < len(labels):
-            self.note(name, "changed", "different categories that read alike become one")
-            texts = pd.Series(pd.Categorical(found)).map(dict(zip(found.categories, labels, strict=True)))
-            found = pd.Categorical(texts, categories=list(dict.fromkeys(labels)))
+            self.note(name, "changed", "different categories with the same text become one")
+            texts = pd.Series(pd.Categorical(values)).map(dict(zip(values.categories, labels, strict=True)))
+            values = pd.Categorical(texts, categories=list(dict.fromkeys(labels)))
         else:
-            found = pd.Categorical.from_codes(found.codes, categories=pd.Index(labels, dtype=object))
-        if self.manner.sort_categories:
-            found = found.reorder_categories(sorted(found.categories))
-        if len(found.categories) > max(MAX_CATEGORIES, MAX_CATEGORY_SHARE * len(series)):
-            self.note(name, "converted", f"its {len(found.categories):,} categories are written as text")
+            values = pd.Categorical.from_codes(values.codes, categories=pd.Index(labels, dtype=object))
+        if self.options.sort_categories:
+            values = values.reorder_categories(sorted(values.categories))
+        if len(values.categories) > max(MAX_CATEGORIES, MAX_CATEGORY_SHARE * len(series)):
+            self.note(name, "converted", f"its {len(values.categories):,} categories are written as text")
             del self.labels[name]
-            return self._text(name, pd.Series(found.astype(object)))
-        return self._categories(name, found)
+            return self._text(name, pd.Series(values.astype(object)))
+        return self._categories(name, values)
 
-    def _categories(self, name: str, found: "pd.Categorical") -> Column:
-        labels = [str(category) for category in found.categories]
+    def _categories(self, name: str, categorical: "pd.Categorical") -> Column:
+        labels = [str(category) for category in categorical.categories]
         self.labels.setdefault(name, labels)
-        if self.manner.by_codes:
-            return Column(name, np.asarray(found.codes), {"type": "categorical", "categories": labels})
-        codes = np.asarray(found.codes)
+        if self.options.by_codes:
+            return Column(name, np.asarray(categorical.codes), {"type": "categorical", "categories": labels})
+        codes = np.asarray(categorical.codes)
         missing = int((codes < 0).sum())
         shown = labels
-        if missing and self.manner.axis == OBS:
+        if missing and self.options.axis == OBS:
             self.note(name, "changed", f"{missing:,} missing values become the category {MISSING_TEXT!r}")
             shown = list(dict.fromkeys([*labels, MISSING_TEXT]))
         elif missing and MISSING_TEXT in labels:
@@ -390,19 +389,20 @@ class _Encoder:
         values = np.array([*labels, MISSING_TEXT], object)[codes]
         return Column(name, values, {"type": "categorical", "categories": shown})
 
-    def _numbers(self, name: str, found: "pd.Categorical") -> Column:
-        """Write categories that are numbers as the numbers, which viewers enumerate."""
+    def _numbers(self, name: str, categorical: "pd.Categorical") -> Column:
+        """Encode categories that are numbers as those numbers, which viewers enumerate."""
         import pandas as pd
 
-        kept = np.unique(found.categories.to_numpy()[np.unique(found.codes[found.codes >= 0])])
-        if list(kept) != list(found.categories):
-            self.note(name, "changed", "numbers as categories lose those that do not occur, and come back sorted")
-        self.labels[name] = [label_of(value) for value in found.categories.tolist()]
-        values = pd.Series(found.astype("Int64" if found.categories.dtype.kind in "iu" else np.float64))
-        whole = values.astype(found.categories.dtype) if not values.isna().any() else values
-        made = self._encoded(name, whole)
-        assert made is not None
-        return made if made.values.dtype == object else Column(name, made.values, {"type": "categorical"})
+        kept = np.unique(categorical.categories.to_numpy()[np.unique(categorical.codes[categorical.codes >= 0])])
+        if list(kept) != list(categorical.categories):
+            self.note(name, "changed", "numbers as categories lose unused ones, and are read back sorted")
+        self.labels[name] = [label_of(value) for value in categorical.categories.tolist()]
+        values = pd.Series(categorical.astype("Int64" if categorical.categories.dtype.kind in "iu" else np.float64))
+        whole = values.astype(categorical.categories.dtype) if not values.isna().any() else values
+        encoded = self._encoded(name, whole)
+        assert encoded is not None
+        is_text = encoded.values.dtype == object
+        return encoded if is_text else replace(encoded, hint={"type": "categorical"})
 
 
 def _is_flag(series: "pd.Series[Any]") -> bool:
@@ -411,7 +411,7 @@ def _is_flag(series: "pd.Series[Any]") -> bool:
 
 
 def label_of(value: Any) -> str:  # noqa: ANN401
-    """Label a category as viewers do: a whole number without a point, whatever type it is stored in.
+    """Return the label of a category in viewers: integers without a decimal point, whatever the dtype.
 
     Examples
     --------
@@ -426,18 +426,18 @@ def _text(value: Any) -> str:  # noqa: ANN401
 
 
 MAX_HASHES = 1 << 23
-"""Names whose hashes are held at once; they take 8 bytes each, and twice that while they are sorted."""
+"""Number of hashes kept at once; they take 8 bytes each, and twice that while they are sorted."""
 
 
 def count_duplicates(blocks: Callable[[], Iterable[NDArray[Any]]], n: int) -> int:
-    """Count the names that occur before, by hashes of 64 bits, in bounded memory.
+    """Count repeated names, by hashes of 64 bits, in bounded memory.
 
     Parameters
     ----------
     blocks : callable
-        Each call walks over all names, as (k,) arrays of text; called once for each `MAX_HASHES` names.
+        Each call iterates over all names, as (k,) arrays of text; called once for each `MAX_HASHES` names.
     n : int
-        How many names there are.
+        Number of names.
 
     Examples
     --------
@@ -446,17 +446,16 @@ def count_duplicates(blocks: Callable[[], Iterable[NDArray[Any]]], n: int) -> in
     """
     import pandas as pd
 
-    n_parts, shared = np.uint64(1 + n // MAX_HASHES), 0
+    n_parts, n_repeated = np.uint64(1 + n // MAX_HASHES), 0
     for part in range(int(n_parts)):
         hashes = (pd.util.hash_array(block.astype(object), categorize=False) for block in blocks())
-        found = np.concatenate([np.empty(0, np.uint64), *(each[each % n_parts == part] for each in hashes)])
-        found.sort()
-        shared += int(np.count_nonzero(found[1:] == found[:-1]))
-    return shared
+        own = np.sort(np.concatenate([np.empty(0, np.uint64), *(each[each % n_parts == part] for each in hashes)]))
+        n_repeated += int(np.count_nonzero(own[1:] == own[:-1]))
+    return n_repeated
 
 
 def make_names_unique(names: "pd.Series[Any]") -> "list[str]":
-    """Give each feature a name of its own: the one it has, with the feature's id where others have it too; the id where it has none.
+    """Return unique names of features: the name, followed by the id if it is not unique; the id if the name is missing.
 
     Parameters
     ----------
@@ -466,7 +465,7 @@ def make_names_unique(names: "pd.Series[Any]") -> "list[str]":
     Returns
     -------
     list of str
-        In the same order; unique where ids are.
+        In the same order; unique if ids are.
 
     Examples
     --------
@@ -475,11 +474,9 @@ def make_names_unique(names: "pd.Series[Any]") -> "list[str]":
     ['CD3D', 'TBCE (b)', 'TBCE (c)', 'd']
     """
     texts = ["" if missing else str(name) for name, missing in zip(names, names.isna(), strict=True)]
-    taken: dict[str, int] = {}
-    for text in texts:
-        taken[text] = taken.get(text, 0) + 1
+    counts = Counter(texts)
     ids = map(str, names.index)
     return [
-        text if text and taken[text] == 1 else f"{text} ({one})" if text else one
+        text if text and counts[text] == 1 else f"{text} ({one})" if text else one
         for text, one in zip(texts, ids, strict=True)
     ]

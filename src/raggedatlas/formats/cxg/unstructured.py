@@ -1,4 +1,4 @@
-"""Unstructured metadata as JSON, the only form that is written, and the only one that is read: nothing is ever unpickled."""
+"""Unstructured metadata as JSON, the only form that is written or read: nothing is ever unpickled."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.formats.cxg.options import ConversionLoss, CxgOptions
+from raggedatlas.formats.cxg.options import ConversionLoss, CxgOptions, LossKind
 from raggedatlas.formats.cxg.schema import (
     COLORS,
     CORPORA,
@@ -26,11 +26,11 @@ from raggedatlas.formats.cxg.schema import (
 from raggedatlas.formats.cxg.table_encoder import Table
 
 MAX_DEPTH = 100
-"""JSON that is nested deeper is refused: everything that walks through it calls itself."""
+"""Maximum nesting of JSON, since all functions that walk through it are recursive."""
 
 
 class NotJsonError(Exception):
-    """A value has no form in JSON; its text says what stands in the way."""
+    """A value cannot be written as JSON; the message names the part that prevents it."""
 
 
 def as_json(value: Any) -> str:  # noqa: ANN401  (anything that uns holds)
@@ -38,8 +38,8 @@ def as_json(value: Any) -> str:  # noqa: ANN401  (anything that uns holds)
 
     Raises
     ------
-    NoJsonError
-        For bytes, tables, sparse matrices, infinities, keys that are no text, and what is nested too deeply.
+    NotJsonError
+        For bytes, tables, sparse matrices, infinities, keys that are not text, and values nested too deeply.
 
     Examples
     --------
@@ -56,9 +56,9 @@ def as_json(value: Any) -> str:  # noqa: ANN401  (anything that uns holds)
 
 
 def from_json(text: str) -> Any:  # noqa: ANN401
-    """Read JSON; lists of numbers, truths or texts, also nested evenly, become arrays, null among numbers NaN.
+    """Read JSON; regular lists of numbers, booleans or texts become arrays, null among numbers NaN.
 
-    Text that is no JSON stays text.
+    Text that is not JSON is returned unchanged.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401
     Raises
     ------
     ValueError
-        If it is none, or nested deeper than `MAX_DEPTH`.
+        If it is not JSON, or nested deeper than `MAX_DEPTH`.
 
     Examples
     --------
@@ -89,21 +89,18 @@ def parse_json(text: str | bytes) -> Any:  # noqa: ANN401
     ValueError: it is nested deeper than 100
     """
     text = text.decode("utf-8", errors="replace") if isinstance(text, bytes) else text
-    deep = f"it is nested deeper than {MAX_DEPTH}"
-    try:
+    with suppress(RecursionError):
         value = json.loads(text)
-    except RecursionError as error:
-        raise ValueError(deep) from error
-    if _is_deep(value):
-        raise ValueError(deep)
-    return value
+        if not _is_deep(value):
+            return value
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
 
 
 def restore_arrays(value: Any) -> Any:  # noqa: ANN401
-    """Turn parsed JSON into what AnnData holds: see `from_json`.
+    """Convert parsed JSON to values of AnnData, as `from_json` does.
 
-    A list that is no array (of objects, of lists of different lengths, of different types) is its JSON text, since no AnnData file
-    can hold it.
+    An irregular list (of objects, of lists of different lengths, of different types) becomes JSON text, since AnnData files cannot
+    store it.
 
     Examples
     --------
@@ -128,7 +125,7 @@ def restore_arrays(value: Any) -> Any:  # noqa: ANN401
 
 
 def has_arrays(value: Any) -> bool:  # noqa: ANN401
-    """Say whether there is an array in a value, which comes back with another type of numbers.
+    """Return whether a value contains an array, whose dtype may change in JSON.
 
     Examples
     --------
@@ -166,7 +163,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, Mapping):
         odd = [key for key in value if not isinstance(key, str)]
         if odd:
-            raise NotJsonError(f"the key {odd[0]!r}, which is no text")
+            raise NotJsonError(f"the key {odd[0]!r}, which is not text")
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
@@ -188,7 +185,7 @@ def _listed(values: NDArray[Any]) -> Any:  # noqa: ANN401
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:  # noqa: ANN401
-    """Return the shape of nested lists, None where they are uneven."""
+    """Return the shape of nested lists, None if they are irregular."""
     if not isinstance(value, list):
         return ()
     inner = {_shape(each) for each in value}
@@ -231,13 +228,13 @@ _CSS = (
     "yellowgreen=9acd32 "
 )
 _NAMED = dict(re.findall(r"(\w+)=(\w+)", _CSS))
-"""Names of CSS -> hexadecimal digits; those spelled with "grey" are the same as with "gray"."""
+"""CSS name -> hexadecimal digits; names with "grey" are those with "gray"."""
 
 _HEX = re.compile(r"#([0-9a-fA-F]{3}|[0-9a-fA-F]{6}|[0-9a-fA-F]{8})")
 
 
 def as_hex(color: Any) -> str | None:  # noqa: ANN401  (a text, or three or four numbers)
-    """Write a colour as ``#rrggbb``, or return None if it is none; transparency is dropped.
+    """Return a colour as ``#rrggbb`` without transparency, or None if it is not a colour.
 
     Parameters
     ----------
@@ -250,7 +247,12 @@ def as_hex(color: Any) -> str | None:  # noqa: ANN401  (a text, or three or four
     ('#4682b4', '#aabbcc', '#ff8000', '#ff8000', None)
     """
     if isinstance(color, str):
-        return _of_text(color.strip().lower())
+        text = color.strip().lower()
+        match = _HEX.fullmatch(text)
+        digits = match[1] if match else _NAMED.get(text.replace("grey", "gray"))
+        if digits is None:
+            return None
+        return "#" + ("".join(2 * digit for digit in digits) if len(digits) == 3 else digits[:6])
     parts = np.asarray(color)
     if parts.shape not in ((3,), (4,)) or parts.dtype.kind not in "iuf" or (parts < 0).any():
         return None
@@ -261,7 +263,7 @@ def as_hex(color: Any) -> str | None:  # noqa: ANN401  (a text, or three or four
 
 
 def color_table(labels: Sequence[str], colors: Any) -> dict[str, str] | None:  # noqa: ANN401
-    """Pair categories with their colours; None where there are too few, or one is none.
+    """Return a table of the colours of categories; None if there are too few, or one is invalid.
 
     Examples
     --------
@@ -269,25 +271,14 @@ def color_table(labels: Sequence[str], colors: Any) -> dict[str, str] | None:  #
     {'B': '#ff0000', 'T': '#0000ff'}
     """
     listed = [colors] if isinstance(colors, str) else list(colors) if isinstance(colors, Sequence | np.ndarray) else []
-    made = [as_hex(color) for color in listed[: len(labels)]]
-    plain = [color for color in made if color is not None]
-    return dict(zip(labels, plain, strict=True)) if len(plain) == len(labels) and labels else None
+    valid = [text for color in listed[: len(labels)] if (text := as_hex(color)) is not None]
+    return dict(zip(labels, valid, strict=True)) if len(valid) == len(labels) and labels else None
 
 
 def is_lossless(colors: Any, table: Mapping[str, str]) -> bool:  # noqa: ANN401
-    """Say whether a table holds all that the colours said: nothing more, spelled alike but for capitals."""
-    return [str(color).lower() for color in np.asarray(colors, dtype=object).reshape(-1).tolist()] == list(
-        table.values()
-    )
-
-
-def _of_text(text: str) -> str | None:
-    found = _HEX.fullmatch(text)
-    if found is None:
-        digits = _NAMED.get(text.replace("grey", "gray"))
-        return None if digits is None else f"#{digits}"
-    digits = found[1]
-    return "#" + ("".join(2 * digit for digit in digits) if len(digits) == 3 else digits[:6])
+    """Return whether a table has exactly the given colours, in the same spelling except for capitals."""
+    given = np.asarray(colors, dtype=object).reshape(-1).tolist()
+    return [str(color).lower() for color in given] == list(table.values())
 
 
 CORPORA_KEYS = (
@@ -295,7 +286,7 @@ CORPORA_KEYS = (
     "version", "contributors", "preprint_doi", "publication_doi", "default_field", "tags", "project_name", "project_description",
     "organism", "organism_ontology_term_id", "citation",
 )  # fmt: skip
-"""Keys of ``uns`` that belong to the schema of CELLxGENE, in files that follow one."""
+"""Keys of ``uns`` that belong to the schema of CELLxGENE, in files that follow it."""
 
 _GREY = "#808080"
 _SUFFIX = "_colors"
@@ -304,22 +295,20 @@ _TERM = "_ontology_term_id"
 
 @dataclass(frozen=True, slots=True)
 class CxgMetadata:
-    """What is written beside tables and matrices.
+    """Metadata of a CXG, and arrays outside the format.
 
     Parameters
     ----------
     group : dict of str to str
         Metadata of ``cxg_group_metadata``.
     obs, var : dict of str to any
-        Metadata of the tables, beside their hints.
+        Metadata of the tables, other than their hints.
     uns : dict of str to str
         JSON by key.
     arrays : mapping
-        Arrays carried along, as `source` gave them.
-    shown : str or None
-        The column of ``var`` that was shown before.
-    losses : list of Loss
-        What does not come through.
+        Arrays outside the format, as `source` returns them.
+    losses : list of ConversionLoss
+        Elements that are not preserved.
     """
 
     group: dict[str, Any] = field(default_factory=dict)
@@ -329,53 +318,61 @@ class CxgMetadata:
     arrays: Mapping[str, Any] = field(default_factory=dict)
     losses: list[ConversionLoss] = field(default_factory=list)
 
+    def lose(self, key: str, fate: LossKind, what: str) -> None:
+        """Record that an element is not preserved."""
+        self.losses.append(ConversionLoss(key, fate, what))
+
 
 def collect_metadata(uns: Mapping[str, Any], obs: Table, options: CxgOptions) -> CxgMetadata:
-    """Sort unstructured metadata into its places.
+    """Distribute unstructured metadata over the metadata of a CXG.
 
     Parameters
     ----------
     uns : mapping of str to any
-        Of the AnnData.
+        Unstructured metadata of the AnnData.
     obs : Table
-        The cells, for the labels that colours are given for.
+        The cells, with the categories that have colours.
     options : CxgOptions
-        The caller's choices.
+        Options of the writer.
 
     Returns
     -------
-    Contents
-        Whatever has no form in JSON is among the losses.
+    CxgMetadata
+        With losses for values that JSON cannot represent.
     """
-    made = CxgMetadata(arrays=_side(uns).get("arrays", {}))
+    result = CxgMetadata(arrays=_side(uns).get("arrays", {}))
     side = _side(uns)
     left = {key: value for key, value in uns.items() if key != SIDE}
-    made.obs.update(side.get("obs_metadata", {}))
-    made.var.update(side.get("var_metadata", {}))
-    corpora = _corpora(left, made)
+    result.obs.update(side.get("obs_metadata", {}))
+    result.var.update(side.get("var_metadata", {}))
+    corpora = _corpora(left, result)
     given = _text_or_none(left.pop("title", None))
     title = options.title if options.title is not None else given
     if corpora:
-        made.group[CORPORA] = json.dumps({**corpora, "title": title if title is not None else corpora.get("title", "")})
+        result.group[CORPORA] = json.dumps(
+            {**corpora, "title": title if title is not None else corpora.get("title", "")}
+        )
     properties = {str(key): _json_value(value) for key, value in dict(side.get("properties", {})).items()}
     about = options.about if options.about is not None else properties.pop("about", None)
     other = properties.pop("title", None)
     named = options.title if options.title is not None else other if other is not None else given
-    # Viewers fail on every request where there are no properties.
-    made.group[PROPERTIES] = json.dumps({**properties, "title": named, "about": about})
-    made.group[COLORS] = json.dumps(_colors(left, obs, side, made.losses))
+    # Viewers fail on every request without properties.
+    result.group[PROPERTIES] = json.dumps({**properties, "title": named, "about": about})
+    result.group[COLORS] = json.dumps(_colors(left, obs, side, result))
     for key, value in dict(side.get("metadata", {})).items():
-        made.group.setdefault(str(key), getattr(value, "item", lambda value=value: value)())
-    _genesets(left, made)
+        result.group.setdefault(str(key), getattr(value, "item", lambda value=value: value)())
+    _genesets(left, result)
     if SPATIAL in left:
-        _spatial(left.pop(SPATIAL), made)
+        _spatial(left.pop(SPATIAL), result)
     for key, value in left.items():
-        _keep(key, value, made)
-    return CxgMetadata({VERSION: options.profile, **made.group}, made.obs, made.var, made.uns, made.arrays, made.losses)
+        _keep(key, value, result)
+    return CxgMetadata(
+        {VERSION: options.profile, **result.group}, result.obs, result.var, result.uns, result.arrays, result.losses
+    )
 
 
 def stored_var_index(uns: Mapping[str, Any]) -> str | None:
-    """Return the column of ``var`` that viewers showed in the CXG where it all came from."""
+    """Return the column of ``var`` that viewers showed in the CXG from which the AnnData was read."""
     named = _side(uns).get("var_index")
     return str(named) if named is not None else None
 
@@ -396,8 +393,8 @@ def _json_value(value: Any) -> Any:  # noqa: ANN401
         return str(value)
 
 
-def _corpora(left: dict[str, Any], made: CxgMetadata) -> dict[str, Any]:
-    """Take the keys of CELLxGENE's schema out of ``uns``, where it says that it follows one; viewers take no half of it."""
+def _corpora(left: dict[str, Any], result: CxgMetadata) -> dict[str, Any]:
+    """Remove and return the keys of CELLxGENE's schema if ``uns`` declares one; viewers need all of them."""
     if not isinstance(left.get("schema_version"), str):
         return {}
     found: dict[str, Any] = {}
@@ -406,14 +403,14 @@ def _corpora(left: dict[str, Any], made: CxgMetadata) -> dict[str, Any]:
             try:
                 found[key] = json.loads(as_json(left[key]))
             except NotJsonError as error:
-                made.losses.append(ConversionLoss(f"uns/{key}", "lost", f"it holds {error}"))
+                result.lose(f"uns/{key}", "lost", f"it has {error}")
             if key != "title":
                 del left[key]
     return found
 
 
 def _colors(
-    left: dict[str, Any], obs: Table, side: Mapping[str, Any], losses: list[ConversionLoss]
+    left: dict[str, Any], obs: Table, side: Mapping[str, Any], result: CxgMetadata
 ) -> dict[str, dict[str, str]]:
     given = side.get("colors")
     kept = parse_json_or_none(given) if isinstance(given, str) else None
@@ -426,80 +423,67 @@ def _colors(
             continue
         table = color_table(obs.labels[named], left[key])
         if table is None:
-            losses.append(
-                ConversionLoss(f"uns/{key}", "converted", "not a colour for each category; kept in uns, and not shown")
-            )
+            result.lose(f"uns/{key}", "converted", "not a colour for each category; kept in uns, and not shown")
             continue
         if not is_lossless(left[key], table):
-            losses.append(
-                ConversionLoss(f"uns/{key}", "converted", "colours are written as #rrggbb, one for each category")
-            )
+            result.lose(f"uns/{key}", "converted", "colours are written as #rrggbb, one for each category")
         shown = hints.get(obs.names[named], {}).get("categories", ())
         found[obs.names[named]] = {**{label: _GREY for label in shown if label == MISSING_TEXT}, **table}
         del left[key]
     return found
 
 
-def _genesets(left: dict[str, Any], made: CxgMetadata) -> None:
-    """Put gene sets where viewers look for them: a table of named sets, each with genes."""
+def _genesets(left: dict[str, Any], result: CxgMetadata) -> None:
+    """Move gene sets, a table of named sets with genes each, to the metadata that viewers read."""
     value = left.get(GENESETS)
     parsed = parse_json_or_none(value) if isinstance(value, str) else value
-    whole = isinstance(parsed, Mapping) and all(isinstance(s, Mapping) and "genes" in s for s in parsed.values())
-    if not whole:
-        return
-    try:
-        made.obs[GENESETS] = as_json(parsed)
-    except NotJsonError:
-        return
-    del left[GENESETS]
+    if isinstance(parsed, Mapping) and all(isinstance(s, Mapping) and "genes" in s for s in parsed.values()):
+        with suppress(NotJsonError):
+            result.obs[GENESETS] = as_json(parsed)
+            del left[GENESETS]
 
 
-def _spatial(value: Any, made: CxgMetadata) -> None:  # noqa: ANN401
-    """Keep of ``uns["spatial"]`` what viewers read: sizes of images and scale factors of each library. They fail on anything else."""
+def _spatial(value: Any, result: CxgMetadata) -> None:  # noqa: ANN401
+    """Keep the parts of ``uns["spatial"]`` that viewers read, the image size and scale factors of each library; they fail on others."""
     if not isinstance(value, Mapping):
-        made.losses.append(
-            ConversionLoss(f"uns/{SPATIAL}", "lost", "viewers take it for a table of libraries, and fail")
-        )
+        result.lose(f"uns/{SPATIAL}", "lost", "viewers read it as a table of libraries, and fail")
         return
     libraries: dict[str, Any] = {}
     for name, given in value.items():
         where = f"uns/{SPATIAL}/{name}"
         library = _library(given) if isinstance(given, Mapping) else None
         if library is None:
-            why = "it is no library with an image hires or fullres and the scale factors that viewers ask for"
-            made.losses.append(ConversionLoss(where, "lost", why))
+            why = "it is not a library with an image hires or fullres and the scale factors that viewers need"
+            result.lose(where, "lost", why)
             continue
         libraries[str(name)] = library
         for part, inner in given.items():
             if part == "images":
-                made.losses.append(
-                    ConversionLoss(f"{where}/images", "lost", "a CXG has the size of an image, and no pixels")
-                )
+                result.lose(f"{where}/images", "lost", "a CXG has the size of an image, but no pixels")
             elif not isinstance(inner, Mapping) or part not in LIBRARY:
-                made.losses.append(ConversionLoss(f"{where}/{part}", "lost", "a CXG has no place for it"))
+                result.lose(f"{where}/{part}", "lost", "a CXG has no place for it")
             else:
-                more = [key for key in inner if key not in LIBRARY[part]]
-                made.losses.extend(
-                    ConversionLoss(f"{where}/{part}/{key}", "lost", "a CXG has no place for it") for key in more
-                )
-    made.uns[SPATIAL] = json.dumps(libraries)
+                for key in (key for key in inner if key not in LIBRARY[part]):
+                    result.lose(f"{where}/{part}/{key}", "lost", "a CXG has no place for it")
+    result.uns[SPATIAL] = json.dumps(libraries)
 
 
 def _library(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Describe a library as viewers ask for it; None where something of that is not known."""
+    """Return the description of a library that viewers need; None if a part is missing."""
     described = {"image_properties": _image_properties(given.get("images")), **given}
-    made: dict[str, Any] = {}
+    library: dict[str, Any] = {}
     for part, keys in LIBRARY.items():
-        held = described[part] if isinstance(described.get(part), Mapping) else {}
-        if any(key not in held for key in keys):
+        values = described[part] if isinstance(described.get(part), Mapping) else {}
+        if any(key not in values for key in keys):
             return None
-        made[part] = {key: _json_value(held[key]) for key in keys}
-    numbers = [made["image_properties"]["width"], made["image_properties"]["height"], *made["scalefactors"].values()]
-    return made if all(isinstance(number, int | float) for number in numbers) else None
+        library[part] = {key: _json_value(values[key]) for key in keys}
+    image = library["image_properties"]
+    numbers = [image["width"], image["height"], *library["scalefactors"].values()]
+    return library if all(isinstance(number, int | float) for number in numbers) else None
 
 
 def _image_properties(images: Any) -> dict[str, Any] | None:  # noqa: ANN401
-    """Describe the square in the middle of an image, which is what viewers show; None where there is no image."""
+    """Return the square in the middle of an image, which viewers show; None if there is no image."""
     for resolution in ("fullres", "hires"):
         image = images.get(resolution) if isinstance(images, Mapping) else None
         shape: tuple[int, ...] = getattr(image, "shape", ())
@@ -513,26 +497,22 @@ def _image_properties(images: Any) -> dict[str, Any] | None:  # noqa: ANN401
 
 
 def parse_json_or_none(text: str) -> Any:  # noqa: ANN401
-    """Parse JSON; None where it is none."""
+    """Return parsed JSON; None if it is not JSON."""
     try:
         return parse_json(text)
     except ValueError:
         return None
 
 
-def _keep(key: str, value: Any, made: CxgMetadata) -> None:  # noqa: ANN401
+def _keep(key: str, value: Any, result: CxgMetadata) -> None:  # noqa: ANN401
     try:
         text = as_json(value)
     except NotJsonError as error:
-        made.losses.append(ConversionLoss(f"uns/{key}", "lost", f"it holds {error}, which JSON does not"))
+        result.lose(f"uns/{key}", "lost", f"it has {error}, which JSON cannot represent")
         return
     if has_arrays(value) or isinstance(value, list | tuple) or _changes(value, text):
-        made.losses.append(
-            ConversionLoss(
-                f"uns/{key}", "converted", "written as JSON; arrays come back as int64, float64, bool or text"
-            )
-        )
-    made.uns[key] = text
+        result.lose(f"uns/{key}", "converted", "written as JSON; arrays are read back as int64, float64, bool or text")
+    result.uns[key] = text
 
 
 def _changes(value: Any, text: str) -> bool:  # noqa: ANN401

@@ -107,9 +107,9 @@ RULES: dict[str, Rule] = {
 
 _HEAD = """# The rules of a geometry store
 
-`raggedatlas validate STORE` and `raggedatlas.vectors.validate(location, level)` look for these in both layouts; ids are stable. A store
+`raggedatlas validate STORE` and `raggedatlas.vectors.validate(location, level)` check these rules in both layouts; ids are stable. A store
 that breaks a **must** cannot be read, or not as intended; the command then exits with code 1. **should** is what the format
-recommends. **practice** is what readers tolerate. A single finding can be milder than its rule, never more severe.
+recommends. **practice** is what readers tolerate. A single problem can be milder than its rule, never more severe.
 Rules marked with \\* are not in the description of the format; they follow from what its readers and writers do.
 
 Levels are those of the public specification, each including the previous ones: 1 `structure` (nodes, names, keys), 2 `metadata`

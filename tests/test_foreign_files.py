@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parent.parent
 ROWS = json.loads((ROOT / "tests" / "data" / "foreign.json").read_text())
 

@@ -13,6 +13,8 @@ from raggedatlas.errors import CorruptError
 from raggedatlas.formats.archive import TREE, pack, unpack
 from raggedatlas.testing.anndata_strategies import assert_equal
 
+pytestmark = pytest.mark.fast
+
 ELEMENTS = {
     "uns/note": {"text": "kept " * 20, "numbers": np.arange(20)},
     "obsm/table": pd.DataFrame({"a": [1, 2], "b": ["x", None]}),

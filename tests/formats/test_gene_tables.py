@@ -11,6 +11,8 @@ import pytest
 from raggedatlas.errors import MissingFileError, SourceError
 from raggedatlas.formats.gene_tables import read_gene_tables
 
+pytestmark = pytest.mark.fast
+
 REAL = Path("tests/data/gene_tables")
 HGNC = REAL / "hgnc_complete_set_extract.txt"
 MGI_HEADER = (

@@ -30,6 +30,8 @@ from raggedatlas.formats.matrix_readers import (
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.testing.hypothesis_profile import examples
 
+pytestmark = pytest.mark.fast
+
 PLACE = MatrixLocation("file.h5ad", "X", lambda row: f"cell-{row}")
 DTYPES = st.sampled_from(["bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", ">f4", ">i2"])
 

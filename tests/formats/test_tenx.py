@@ -19,6 +19,8 @@ from raggedatlas.formats.tenx import tenx_h5_source, tenx_mtx_source
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.model.frames import arrow_to_frame, frame_to_arrow
 
+pytestmark = pytest.mark.fast
+
 DATA = Path(__file__).parent.parent / "data"
 MATRIX = sp.random_array((5, 7), density=0.5, rng=np.random.default_rng(3), format="csr")
 MATRIX.data = np.arange(1, MATRIX.nnz + 1)

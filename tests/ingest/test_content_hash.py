@@ -3,10 +3,13 @@
 import hashlib
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.ingest.content_hash import HASH_LANES, StreamingHash
+
+pytestmark = pytest.mark.fast
 
 NUMBERS = st.lists(st.integers(0, 255), max_size=70)
 KINDS = st.sampled_from([np.uint8, np.uint16, np.uint32, np.uint64, np.float32])

@@ -8,6 +8,8 @@ import pytest
 from raggedatlas.errors import ArgumentError, AtlasError, NameRefusedError, NotFoundError, SourceError
 from raggedatlas.model.spaces import FeatureSpace
 
+pytestmark = pytest.mark.fast
+
 
 def plain(n: int = 3, m: int = 2, seed: int = 0) -> ad.AnnData:
     x = np.random.default_rng(seed).poisson(2, (n, m)).astype(np.float32)

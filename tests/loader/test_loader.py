@@ -23,6 +23,8 @@ from raggedatlas.loader.collate import Collator
 from raggedatlas.loader.torch import require_torch
 from raggedatlas.store.runtime import prefetch_map
 
+pytestmark = pytest.mark.fast
+
 
 def values(batch: TrainingBatch) -> Any:
     return batch.X.toarray() if hasattr(batch.X, "toarray") else batch.X

@@ -17,6 +17,8 @@ from raggedatlas.loader.collate import dense_layers, slice_rows
 from raggedatlas.model.batch import CsrBlock
 from raggedatlas.store.runtime import BufferPool
 
+pytestmark = pytest.mark.fast
+
 
 def block_of(dense: Any, rng: np.random.Generator) -> CsrBlock:
     """Make sparse rows whose columns stand in any order."""

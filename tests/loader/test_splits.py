@@ -15,6 +15,8 @@ from raggedatlas.loader.order import Share
 from raggedatlas.loader.scvi import ScviDataModule
 from raggedatlas.loader.splits import Split, align_query, split_loader, split_rows
 
+pytestmark = pytest.mark.fast
+
 hashes = hnp.arrays(np.uint64, st.integers(0, 200))
 shares = st.floats(0, 0.49)
 

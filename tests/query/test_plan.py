@@ -24,6 +24,8 @@ from raggedatlas.query.query import Query
 from raggedatlas.query.read import read_cells
 from raggedatlas.store.location import Location
 
+pytestmark = pytest.mark.fast
+
 DTYPES = [
     np.dtype(name) for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int32", "int64", "float32", "float64")
 ]

@@ -20,6 +20,8 @@ from raggedatlas.errors import CorruptError, NotFoundError, QueryError, RowIndex
 from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.tensors import import_torch
 
+pytestmark = pytest.mark.fast
+
 N = 23
 VALUES = np.random.default_rng(0).standard_normal((N, 2, 3)).astype(np.float32)
 IDS = [f"id{i}" for i in range(N)]

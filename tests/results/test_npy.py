@@ -23,6 +23,8 @@ from raggedatlas.results.folder import find_results
 from raggedatlas.results.tensors import import_torch
 from raggedatlas.testing.atlases import npy_run
 
+pytestmark = pytest.mark.fast
+
 GENERATIONS = ["0.2", "0.3", "0.6"]
 IDS = [30, 4, 11, 7, 100, 2]
 VALUES = np.arange(36, dtype=np.float32).reshape(6, 2, 3)

@@ -16,6 +16,8 @@ from raggedatlas.results.data_request import HyraxDataset
 from raggedatlas.results.provider import NanMode, prepare
 from raggedatlas.testing.atlases import npy_run
 
+pytestmark = pytest.mark.fast
+
 N = 30
 VALUES = np.random.default_rng(0).standard_normal((N, 4)).astype(np.float32)
 LEFT = [f"c{i}" for i in range(N)]

@@ -24,6 +24,8 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice, verify
 from raggedatlas.testing.hypothesis_profile import examples
 
+pytestmark = pytest.mark.fast
+
 WIDENINGS = [(a, b) for a in DTYPES for b in DTYPES if a != b and is_exact(a, b)]
 
 

@@ -14,6 +14,8 @@ from raggedatlas.store.native import BAD_BOUNDS, BAD_COLUMN, GOOD, I64, REPEATED
 from raggedatlas.store.sparse import count_columns, count_kept, map_rows, remap_csr, sorting_order
 from raggedatlas.testing.hypothesis_profile import examples
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture(autouse=True)
 def at_each_level(level: int) -> int:

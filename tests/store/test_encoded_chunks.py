@@ -1,11 +1,14 @@
 """Laws of runs of encoded chunks: however they are parted, the chunks stay what they were, in their order."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raggedatlas.store.arrays import compose_shard, index_bytes, parse_index
 from raggedatlas.store.codecs import EncodedChunks, count_chunks, split_chunks
+
+pytestmark = pytest.mark.fast
 
 CHUNKS = st.lists(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=5), min_size=1, max_size=6)
 

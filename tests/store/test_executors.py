@@ -21,6 +21,8 @@ from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.location import Location
 from raggedatlas.testing.processes import started
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Executor]:

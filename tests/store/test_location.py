@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from raggedatlas.errors import NameRefusedError, NotFoundError, StoreError
 from raggedatlas.store.location import Location, probe_conditional_puts
 
+pytestmark = pytest.mark.fast
+
 BAD_NAMES = ["", ".", "..", ".hidden", "a/b", "a\\b", "/etc", "a b", "é", "a..b", "a\n", "%2e%2e"]
 
 

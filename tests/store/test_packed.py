@@ -26,6 +26,8 @@ from raggedatlas.store.codecs import (
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_ranges, verify
 
+pytestmark = pytest.mark.fast
+
 DTYPES = ("u1", "u2", "u4", "u8")
 
 

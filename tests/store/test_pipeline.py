@@ -14,6 +14,8 @@ from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.store.runtime import BackgroundWriter, prefetch
 
+pytestmark = pytest.mark.fast
+
 
 @given(n=st.integers(0, 9), depth=st.integers(1, 4))
 def test_every_step_and_job_comes_once_and_in_order(n: int, depth: int) -> None:

@@ -18,6 +18,8 @@ from raggedatlas.store.location import Location, store_errors
 from raggedatlas.store.storage_errors import failure, lance_errors, plain_reason
 from raggedatlas.store.tables import Tables, filter_errors
 
+pytestmark = pytest.mark.fast
+
 RUST = ", /build/lance/rust/lance-io/src/object_store.rs:1576:42"
 REQUEST = "LanceError(IO): Generic S3 error: Error performing list request: Error performing GET http://key:word@host:1/b?x in 5ms"
 RETRIED = ", after 10 retries, max_retries: 10, retry_timeout: 180s "

@@ -8,6 +8,8 @@ import pytest
 from raggedatlas.errors import ValuesError
 from raggedatlas.store.runtime import DECODE_THREADS, map_decode, prefetch
 
+pytestmark = pytest.mark.fast
+
 
 def counted(n: int, made: list[int]) -> Iterator[int]:
     for i in range(n):

@@ -18,6 +18,8 @@ from raggedatlas.store.arrays import compose_shard
 from raggedatlas.store.codecs import EncodedChunks, refuse_unknown_codecs, zstd_declared_bytes
 from raggedatlas.store.untrusted import StoredArray, check_array_metadata, check_frames, guarded_zarr_store
 
+pytestmark = pytest.mark.fast
+
 ZEROS = bytes(2**22)
 BOMBS: dict[str, Callable[[bytes], bytes]] = {
     "blosc": lambda data: blosc.compress(data, b"lz4", 5, 1, typesize=1),

@@ -7,6 +7,8 @@ import pytest
 
 from raggedatlas.store.runtime import warnings_as
 
+pytestmark = pytest.mark.fast
+
 
 def test_threads_leave_the_filters_as_they_were() -> None:
     """Contexts that would overlap wait for each other, so none puts back the filters of another."""

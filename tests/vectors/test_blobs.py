@@ -39,6 +39,8 @@ from raggedatlas.vectors.storage.codecs import (
     to_bytes,
 )
 
+pytestmark = pytest.mark.fast
+
 FEW = examples(60)
 NONE = np.zeros(0, np.int64)
 

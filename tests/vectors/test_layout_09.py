@@ -29,6 +29,8 @@ from raggedatlas.vectors.storage.zarr_writer import group_json, shard_shape, sma
 from raggedatlas.vectors.validation.validator import validate
 from raggedatlas.vectors.writer import _write_pieces, write
 
+pytestmark = pytest.mark.fast
+
 CUT = ChunkingOptions(chunk_shape=EDGE)
 
 

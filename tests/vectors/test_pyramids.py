@@ -18,6 +18,8 @@ from raggedatlas.vectors.reader import open_vectors
 from raggedatlas.vectors.shapes import Attribute, Groups, Shapes, counts_to_offsets, object_rows
 from raggedatlas.vectors.writer import write
 
+pytestmark = pytest.mark.fast
+
 KINDS = ["point_cloud", "line", "polyline", "streamline", "graph", "skeleton"]
 
 

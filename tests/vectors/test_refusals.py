@@ -34,6 +34,8 @@ from raggedatlas.vectors.storage.codecs import encode_fragments, encode_manifest
 from raggedatlas.vectors.validation.validator import validate
 from raggedatlas.vectors.writer import write
 
+pytestmark = pytest.mark.fast
+
 CUT = ChunkingOptions(chunk_shape=EDGE)
 NAN = walk(4)
 NAN = NAN.copy()

@@ -15,6 +15,8 @@ from raggedatlas.verbs import infer
 from raggedatlas.verbs import test as evaluate
 from raggedatlas.verbs.evaluation import ClassificationMetrics, RegressionMetrics, parse_scores
 
+pytestmark = pytest.mark.fast
+
 
 def logits(X: Any) -> Any:
     """Give numbers for two classes."""

@@ -10,6 +10,8 @@ from raggedatlas import ResultDataset
 from raggedatlas.errors import MissingExtraError, NotFoundError, QueryError, SourceError
 from raggedatlas.verbs import engine, infer
 
+pytestmark = pytest.mark.fast
+
 ENCODER = """
 import torch
 

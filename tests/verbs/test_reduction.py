@@ -17,6 +17,8 @@ from raggedatlas.verbs import infer, pca, pca_model, reduction, umap
 from raggedatlas.verbs.pca_model import fit_pca, load_pca
 from raggedatlas.verbs.umap_model import load_umap
 
+pytestmark = pytest.mark.fast
+
 Write = Callable[..., ResultDataset]
 
 

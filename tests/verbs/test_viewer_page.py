@@ -23,6 +23,8 @@ from raggedatlas.verbs.viewer.palette import CATEGORICAL
 from raggedatlas.verbs.viewer.scene import Look, Scene, make_scene
 from raggedatlas.verbs.viewer.server import ViewerServer
 
+pytestmark = pytest.mark.fast
+
 ROOT = Path(__file__).parent.parent.parent
 EVIL = "</script><script>window.pwned=1</script><img src=x onerror=alert(1)>\u2028&quot;'\""
 

@@ -15,6 +15,8 @@ from raggedatlas.verbs.viewer.columns import MOST_CATEGORIES, read_column
 from raggedatlas.verbs.viewer.palette import CATEGORICAL
 from raggedatlas.verbs.viewer.scene import Look, Scene, make_scene, project
 
+pytestmark = pytest.mark.fast
+
 names = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=40, unique=True)
 
 

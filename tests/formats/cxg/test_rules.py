@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from raggedatlas.formats.cxg import RULES
 from raggedatlas.formats.cxg.rules import rules_page
 from raggedatlas.testing.cxg_faults import DAMAGES
+
+pytestmark = pytest.mark.fast
 
 ROOT = Path(__file__).parents[3]
 LEVELS = ("must", "should", "practice")

@@ -1,4 +1,4 @@
-"""Measure reading, writing, copying and validating h5ad files beside anndata, in one sitting, and write a page.
+"""Measure reading, writing, copying and validating h5ad files against anndata, in one run, and write a page.
 
 Every operation runs in a fresh process; the two systems take turns, and who goes first changes with every round.
 Reading is timed without the sums that compare the answers; wall and processor time are both given, because the
@@ -33,7 +33,7 @@ QUICK = ("read", "whole", "validate")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of the page: an operation of one system with what it is told."""
+    """One row of the page: an operation of one system with its settings."""
 
     label: str
     system: str
@@ -106,7 +106,7 @@ def memory(figure: dict[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Target:
-    """A goal: our median beside another."""
+    """A goal: our median against another."""
 
     what: str
     ours: Measurement
@@ -260,7 +260,7 @@ def disagreements(sitting: Sitting) -> list[str]:
 
 
 def page(sitting: Sitting, rounds: int, repeats: int) -> str:
-    """The whole page."""
+    """Return the page."""
     machine = ", ".join(f"{name} {value}" for name, value in described().items())
     heading = [
         "# Reading and writing h5ad, compared with anndata",

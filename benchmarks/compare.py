@@ -205,7 +205,7 @@ def limit(op: str, sides: list[Measured], rate: float, total_nnz: int) -> str:
 
 
 def process_table(results: Results, systems: list[System]) -> list[str]:
-    """Markdown rows: whole-process wall, processor seconds and peak anonymous memory."""
+    """Return Markdown rows: wall seconds, processor seconds and peak anonymous memory of the process."""
     names = [s.name for s in systems]
     heads = [f"{n} {k}" for n in names for k in ("wall s", "CPU s", "anon MB")]
     heads += ["wall ratio", "memory ratio"] if len(names) == 2 else []
@@ -225,7 +225,7 @@ def process_table(results: Results, systems: list[System]) -> list[str]:
 
 
 def size_table(results: Results, systems: list[System], total_nnz: int) -> list[str]:
-    """Markdown rows: bytes per stored count, of the arrays alone and of the whole atlas."""
+    """Return Markdown rows: bytes per stored count, of the arrays alone and of the complete atlas."""
     heads = ["arrays", "whole atlas", "arrays after column copies", "modules imported"]
     rows = [row(["bytes per non-zero", *heads]), row(["---"] * (len(heads) + 1))]
     for system in systems:
@@ -345,7 +345,7 @@ def chosen_systems(only: str | None, peer_python: Path) -> list[System]:
 
 def main() -> None:
     """Make the data, measure, print, and keep the page if asked."""
-    parser = argparse.ArgumentParser(description="raggedatlas beside homeobox, interleaved.")
+    parser = argparse.ArgumentParser(description="raggedatlas against homeobox, interleaved.")
     parser.add_argument("--cells", type=int, default=5_000, help="cells per dataset (full: 50000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes per operation")

@@ -1,4 +1,4 @@
-"""Measure reading and writing CXG beside the straightforward way over tiledb-py and beside cellxgene's converter, in one run.
+"""Measure reading and writing CXG against a plain implementation with tiledb-py and against cellxgene's converter, in one run.
 
     python benchmarks/cxg.py                          # 50,000 cells x 10,000 genes, 18 million values; memory at 500,000 cells
     python benchmarks/cxg.py --cells 5000 --rows-growing 20000 --rounds 1   # does it all run?

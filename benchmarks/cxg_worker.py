@@ -1,6 +1,6 @@
-"""Measure one operation on a CXG, in a process of its own, and print one JSON document.
+"""Measure one operation on a CXG, in a separate process, and print one JSON document.
 
-Seconds are processor seconds of the whole process (threads count, waiting for a disk does not), after one small run that loads
+Seconds are processor seconds of the process (threads count, waiting for a disk does not), after one small run that loads
 and starts whatever there is. ``plain`` is the straightforward way over tiledb-py: everything in memory, ``A[coordinates] = values``.
 """
 
@@ -120,7 +120,7 @@ def write(system: str, place: Path, setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert(system: str, place: Path, setting: dict[str, Any]) -> dict[str, Any]:
-    """cellxgene's own command, a process that cannot be warmed; its start alone is measured beside it."""
+    """Run cellxgene's own command, a process that cannot be warmed; its start is also measured alone."""
     del system
     shutil.rmtree(place, ignore_errors=True)
     away = ("PYTHONPATH", "PYTHONHOME")
@@ -155,7 +155,7 @@ def _watched(line: list[str], environment: dict[str, str]) -> dict[str, Any]:
 
 
 def read(system: str, place: Path, setting: dict[str, Any]) -> dict[str, Any]:
-    """The whole CXG as AnnData, and ten genes of it once it is open; the answers are told, so that the two can be compared."""
+    """Read a complete CXG as AnnData, and ten genes of it once it is open; return the answers for comparison."""
     whole, opened = _readers(system)
     chosen = np.linspace(0, setting["n_genes"] - 1, N_GENES).astype(int).tolist()
     whole(Path(setting["small"]))

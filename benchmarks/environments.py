@@ -30,7 +30,7 @@ class Environment:
     packages
         Distributions whose versions are worth telling.
     path
-        Further folders to import from (torch stands apart, as only one peer of its generation needs it).
+        Further folders to import from (torch is separate, because only one peer of its generation needs it).
     group
         What peers.sh is asked for to install it.
     """

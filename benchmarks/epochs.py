@@ -1,8 +1,8 @@
 """Drive one loader or reader inside its own process and count what it delivers.
 
 Every system is timed by the same three functions, so that warming up, cutting and counting are the
-same for all: whole epochs of an iterator, rows fetched by one or more calling threads, and single
-rows. A measurement is a number of whole epochs that together last ``least`` seconds, or what was
+same for all: complete epochs of an iterator, rows fetched by one or more calling threads, and single
+rows. A measurement is a number of complete epochs that together last ``least`` seconds, or what was
 delivered when ``seconds`` were over. Needs NumPy and nothing else.
 """
 
@@ -82,7 +82,7 @@ def touch(path: Path) -> None:
 
 
 def timed_epochs(figure: Figure, pace: Pace, epoch: Epoch, warm: Epoch | None = None) -> None:
-    """Time whole epochs of an iterator, cut after ``pace.seconds``.
+    """Time complete epochs of an iterator, cut after ``pace.seconds``.
 
     ``warm`` gives the batches that are taken beforehand; by default a first epoch that is left early.
     """

@@ -180,7 +180,7 @@ def row(kind: str, registry: Registry, layouts: dict[str, Layout], join: str | i
     plain = replace(registry, identity=IDENTITY_SCHEMA.empty_table())
 
     def plan(of: Registry) -> Axis:
-        # A registry of its own, as a fresh snapshot has one: what is derived of it is made anew.
+        # A separate registry, as in a new snapshot: what is derived from it is computed again.
         features = FeatureRows(replace(of), layouts)
         datasets = [(uid,) for uid in layouts]
         return build_axis(features, datasets, main=list(layouts), join=join, asked=wanted)

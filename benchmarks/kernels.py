@@ -88,7 +88,7 @@ class Measure:
 
 @dataclass
 class Commands:
-    """Processor seconds of whole commands: version and command to one value per round."""
+    """Measure the processor seconds of commands: version and command to one value per round."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ class Commands:
 
 
 def make_version(folder: Path, source: Path) -> Path:
-    """Install a source tree in an environment of its own, unless it is installed there; its interpreter."""
+    """Install a source tree in a separate environment, unless it is installed there; its interpreter."""
     python, mark = folder / "bin/python", folder / "source.txt"
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")}
     if not python.exists():
@@ -244,7 +244,7 @@ def cpu_rate(figure: dict[str, Any]) -> float:
 
 
 def cpu_cost(figure: dict[str, Any]) -> float:
-    """Return the processor seconds of the whole process."""
+    """Return the processor seconds of the process."""
     return float(figure["process_cpu_seconds"])
 
 

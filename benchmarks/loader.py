@@ -1,4 +1,4 @@
-"""Measure the training loader beside its peers and print what it reaches.
+"""Measure the training loader against its peers and print the results.
 
 One command makes the data, the peers' environments and their stores, runs every system in a process of
 its own, taking turns in one sitting, prints the tables, and writes JSON and a plot.
@@ -47,7 +47,7 @@ def heading(run: Run, missing: dict[str, str], rate: float) -> list[str]:
         f"- data: {len(made.files)} datasets, {sum(made.cells):,} cells, genes "
         f"{' / '.join(f'{g:,}' for g in made.genes)}, {sum(made.nnz):,} non-zeros ({made.nnz_per_cell:,.0f} per cell)",
         f"- rounds: {wanted.rounds}; a fresh process per measurement, systems taking turns; each reads its files once, "
-        "takes a few batches, and is then timed over whole epochs, or up to "
+        "takes a few batches, and is then timed over complete epochs, or up to "
         f"{wanted.pace['seconds']:g} s where it does not work in bursts; medians and ranges",
         "- a ratio against a system with several settings is against its best one",
     ]
@@ -58,7 +58,7 @@ def heading(run: Run, missing: dict[str, str], rate: float) -> list[str]:
 
 
 def notes(run: Run) -> list[list[str]]:
-    """What is to be said beside the tables: goals not reached, failures, answers that differ."""
+    """Return the notes to the tables: goals not reached, failures, answers that differ."""
     sitting = run.sitting()
     short = [
         f"- {t.what}: {value:.3g}{t.unit if t.unit == 'x' else ' ' + t.unit} where {'at most' if t.less else 'at least'} "

@@ -327,7 +327,7 @@ def make(out: Path, recipe: Recipe) -> Made:
 
 
 def read_manifest(folder: Path) -> Made:
-    """Read what :func:`make` noted beside its files."""
+    """Read what :func:`make` noted next to its files."""
     raw = json.loads((folder / MANIFEST).read_text())
     recipe: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.pop("recipe").items()}
     return Made(recipe=Recipe(**recipe), **raw)

@@ -1,6 +1,6 @@
 """Every measurement of the loader benchmark as data: which system does what, from which store.
 
-A measurement runs in a process of its own, once per round. ``row`` is what ``--only`` names.
+A measurement runs in a separate process, once per round. ``row`` is what ``--only`` names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Measurement:
     label
         What a person reads.
     setting
-        What the script is told, beyond batch size, seed and time limits.
+        Arguments of the script, beyond batch size, seed and time limits.
     order
         Order in which cells come.
     once

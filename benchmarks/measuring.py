@@ -1,7 +1,7 @@
 """Measure one process honestly: wall time, processor time, peak anonymous memory, bytes on disk.
 
 Needs nothing but the standard library until a measurement asks for more, so that import times
-measured beside it are the package's own. Linux only (reads ``/proc``).
+measured with it are the package's own. Linux only (reads ``/proc``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Figure:
     """One operation, measured in one process.
 
     ``seconds`` and ``cpu_seconds`` hold one entry per repeat, the first with whatever the operation loads or compiles.
-    ``process_seconds`` and ``process_cpu_seconds`` cover the whole process, interpreter and imports
+    ``process_seconds`` and ``process_cpu_seconds`` cover the complete process, interpreter and imports
     included. ``answer`` lets two systems be checked against each other.
     """
 
@@ -131,7 +131,7 @@ def remove(path: Path) -> None:
 
 
 def manifest(data: Path) -> dict[str, Any]:
-    """Read what the maker noted beside its files."""
+    """Read what the maker noted next to its files."""
     found: dict[str, Any] = json.loads((data / "manifest.json").read_text())
     return found
 

@@ -1,7 +1,7 @@
 """Show that adding a file takes a bounded amount of memory, whatever the size of its matrix.
 
 One dataset of n, 4n and 16n cells is made and added, each in a fresh process, and the peak
-anonymous memory of that process is printed beside the size its matrix would have in memory.
+anonymous memory of that process is printed with the size its matrix would have in memory.
 
 Run ``python benchmarks/memory.py --cells 10000 --factors 1 4 16``.
 """
@@ -32,7 +32,7 @@ def matrix_mb(made: Made) -> float:
 
 
 def make_apart(folder: Path, cells: int, seed: int) -> Made:
-    """Make the data in a process of its own, so that this one stays small."""
+    """Make the data in a separate process, so that this one stays small."""
     code = (
         "import sys; from pathlib import Path\n"
         "from maker import make; from memory import one_dataset\n"

@@ -91,7 +91,7 @@ def measure_build(asked: Asked, figure: Figure) -> None:
 
 
 def _make_apart(folder: Path, recipe: dict[str, Any], numbers: range) -> list[Path]:
-    """Make some datasets in a process of its own, whose memory is not ours."""
+    """Make some datasets in a separate process, whose memory is not ours."""
     folder.mkdir(parents=True, exist_ok=True)
     code = (
         "import json, sys; from pathlib import Path; from maker import Recipe, write_dataset\n"

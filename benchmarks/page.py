@@ -131,7 +131,7 @@ def size_table(sitting: Sitting) -> list[str]:
 
 
 def disagreements(sitting: Sitting, totals: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Measurements whose answers differ: whole epochs from the data, queries from each other."""
+    """Return the measurements whose answers differ: complete epochs from the data, queries from each other."""
     found = []
     for measurement in READS:
         for figure in sitting.figures.get(measurement.key, []):
@@ -151,7 +151,7 @@ def disagreements(sitting: Sitting, totals: Mapping[str, tuple[int, int]]) -> li
 
 
 def page(sitting: Sitting, heading: Sequence[str], notes: Sequence[Sequence[str]]) -> str:
-    """All tables under a heading, and what is to be said beside them."""
+    """Return all tables under a heading, with notes."""
     chosen = [m for m in EVERY if m.key in sitting.figures]
     tables = [
         target_table(sitting),

@@ -47,7 +47,7 @@ def _load(group: Any) -> Any:
 
 
 def measure_loader(asked: Asked, figure: Figure) -> None:
-    """Iterate over batches made of random or consecutive runs of cells."""
+    """Iterate over batches of random or consecutive runs of cells."""
     import annbatch
 
     _switch_on_zarrs()

@@ -64,7 +64,7 @@ def measure_read(asked: Asked, figure: Figure) -> None:
 
 
 def measure_whole(asked: Asked, figure: Figure) -> None:
-    """Read a file whole."""
+    """Read a complete file."""
     import anndata as ad
 
     for _ in range(asked.repeats):
@@ -83,7 +83,7 @@ def measure_write(asked: Asked, figure: Figure) -> None:
 
 
 def measure_copy(asked: Asked, figure: Figure) -> None:
-    """Read a file whole and write it."""
+    """Read a complete file and write it."""
     import anndata as ad
 
     repeat(asked, figure, lambda target: write(ad.read_h5ad(asked.data / "plain.h5ad"), asked, target))

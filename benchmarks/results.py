@@ -1,10 +1,10 @@
-"""Measure the results layer beside the public package hyrax: its Lance classes (0.13) and its .npy classes (0.6.10), in one run.
+"""Measure the results layer against the public package hyrax: its Lance classes (0.13) and its .npy classes (0.6.10), in one run.
 
     python benchmarks/results.py               # 100,000 rows of 64 and 512 columns
     python benchmarks/results.py --rows 20000 --only float32x64
 
 Needs the peers' environment (benchmarks/peers.sh results); without it only our own figures are taken. Every figure is from a
-process of its own; systems take turns. Prints a page in Markdown.
+separate process; systems take turns. Prints a page in Markdown.
 """
 
 from __future__ import annotations

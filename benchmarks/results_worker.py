@@ -1,6 +1,6 @@
-"""Measure the results of one system, in a process of its own: write, read, convert.
+"""Measure the results of one system, in a separate process: write, read, convert.
 
-Runs in the interpreter of the system that it measures; prints one JSON document. Seconds are processor seconds of the whole
+Runs in the interpreter of the system that it measures; prints one JSON document. Seconds are processor seconds of the
 process, so threads count, and waiting for a disk does not; the best of some repeats.
 """
 

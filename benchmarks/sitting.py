@@ -66,13 +66,13 @@ class Run:
         self.failures: dict[str, list[str]] = {}
 
     def store(self, name: str) -> Path:
-        """Where a store lies."""
+        """Return the path of a store."""
         if name == "union":
             return self.folder / "data" / UNION
         return self.folder / "stores" / (f"{name}.csad" if name == "cellstream" else name)
 
     def take(self, measurement: Measurement, number: int, store: Path, *, keep: bool = True) -> bool:
-        """Run one measurement in a process of its own; whether it succeeded."""
+        """Run one measurement in a separate process; whether it succeeded."""
         environment = SYSTEMS[measurement.system]
         loads = measurement.op not in QUERIES
         # homeobox imports torch wherever it finds it
@@ -101,7 +101,7 @@ class Run:
         return Sitting(self.figures, self.sizes(), cores())
 
     def sizes(self) -> dict[str, dict[str, float]]:
-        """Bytes per non-zero of each store that stands."""
+        """Return the bytes per non-zero of each complete store."""
         found = {}
         for add in (*ADDS, *COPIES):
             path = self.store(add.store)
@@ -111,7 +111,7 @@ class Run:
         return found
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Cells and non-zeros of the stores; the empty name stands for all that hold everything."""
+        """Cells and non-zeros of the stores; the empty name means all stores with all data."""
         one = (self.made.cells[1], self.made.nnz[1])
         return {"": (sum(self.made.cells), sum(self.made.nnz)), **dict.fromkeys(ONE_DATASET, one)}
 
@@ -186,7 +186,7 @@ def _add(run: Run, add: Measurement, number: int, *, keep: bool) -> None:
 
 
 def run_copies(run: Run) -> None:
-    """Write the column-sorted copies, each beside the arrays of a copied store."""
+    """Write the column-sorted copies, each next to the arrays of a copied store."""
     wanted = {m.store for m in GENES_CSC if run.wanted.has(m)}
     for copy in COPIES:
         target = run.store(copy.store)

@@ -74,7 +74,7 @@ def first_seconds(figure: dict[str, Any]) -> float:
 
 
 def anonymous_mb(figure: dict[str, Any]) -> float:
-    """Peak anonymous memory of the whole process."""
+    """Return the peak anonymous memory of the process."""
     return float(figure["peak_anon_rss_mb"])
 
 
@@ -113,7 +113,7 @@ class Target:
         return value <= goal if self.less else value >= goal
 
     def verdict(self, value: float | None) -> str:
-        """Say in words how the figure stands."""
+        """Return the figure against its target, in words."""
         if value is None:
             return "not measured"
         if not self.reached(value, self.least):

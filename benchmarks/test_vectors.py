@@ -1,4 +1,4 @@
-"""The measurement of geometry, once at small size: what we write and read beside Parquet and TRX, and the page."""
+"""The measurement of geometry, once at small size: what we write and read against Parquet and TRX, and the page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_operation_runs_and_answers_agree(tmp_path: Path) -> None:
 
 
 def test_verdicts() -> None:
-    """What is asked at least, and at most, is told in words."""
+    """Lower and upper limits are reported in words."""
     assert vectors.verdict(None, 5, None, less=False) == "not measured"
     assert vectors.verdict(4, 5, 8, less=False) == "NOT REACHED"
     assert vectors.verdict(6, 5, 8, less=False) == "reached"

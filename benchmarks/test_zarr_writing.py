@@ -21,7 +21,7 @@ SIZE = 0.001
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_way_of_writing_runs_and_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing failed, each way has a row of its own, and what both systems write is set beside each other."""
+    """Nothing failed, each way has its own row, and what both systems write is compared."""
 
     def here(system: Any, op: str, campaign: Any, atlas: Path, setting: dict[str, Any]) -> dict[str, Any]:
         figure = Figure(system.name, op, peak_anon_rss_mb=1.0, process_cpu_seconds=1.0)

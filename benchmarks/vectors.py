@@ -1,4 +1,4 @@
-"""Measure geometry beside zarr-vectors 0.9.2, Parquet (pyarrow) and TRX (trx-python), in one run.
+"""Measure geometry against zarr-vectors 0.9.2, Parquet (pyarrow) and TRX (trx-python), in one run.
 
     python benchmarks/vectors.py                    # 1,000,000 points, 20,000 streamlines, 2,000 meshes
     python benchmarks/vectors.py --scale 0.02 --rounds 1
@@ -178,7 +178,7 @@ def goals(figures: Figures) -> list[str]:
 
 
 def verdict(found: float | None, least: float, aim: float | None, *, less: bool) -> str:
-    """Say in words how a figure stands."""
+    """Return a figure against its target, in words."""
     if found is None:
         return "not measured"
     if found > least if less else found < least:

@@ -1,6 +1,6 @@
-"""Measure geometry of one system, in a process of its own: write, read by box and by object, decode.
+"""Measure geometry of one system, in a separate process: write, read by box and by object, decode.
 
-Runs in the interpreter of the system that it measures; prints one JSON document. Times are processor milliseconds of the whole process,
+Runs in the interpreter of the system that it measures; prints one JSON document. Times are processor milliseconds of the process,
 the best of some repeats (of reads: the mean over some boxes or objects, and of those means the best). Every store is read once before.
 """
 

@@ -1,4 +1,4 @@
-"""Measure writing Zarr 3, Zarr 2 and h5ad beside anndata, in one sitting, and write a page.
+"""Measure writing Zarr 3, Zarr 2 and h5ad against anndata, in one run, and write a page.
 
 Every operation runs in a fresh process; all take turns, and who goes first changes with every round. What is compared is
 processor time, which neighbours on the machine disturb less than the clock. ``python benchmarks/zarr_writing.py --out`` keeps
@@ -24,7 +24,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "h5ad, gzip": {"compression": "gzip"},
     "h5ad, uncompressed": {"compression": None},
 }
-"""What is written -> what each system is told; Zarr is compressed as each does by default."""
+"""What is written -> settings of each system; Zarr is compressed as each does by default."""
 
 WAYS = {"from memory": {OURS: "memory", THEIRS: "write"}, "from a file": {OURS: "copy", THEIRS: "copy"}}
 """Where it comes from -> the operation of each system."""
@@ -74,7 +74,7 @@ def table(sitting: Sitting, size: float) -> list[str]:
 
 
 def ratios(sitting: Sitting, size: float) -> list[str]:
-    """Processor time and size of Zarr beside h5ad with gzip, both ours, and beside anndata's."""
+    """Processor time and size of Zarr against h5ad with gzip, both ours, and against anndata's."""
     heads = ["ours", "processor time / our h5ad", "size / our h5ad", "processor time / anndata's", "size / anndata's"]
     rows = [row(heads), row(["---"] * len(heads))]
     known = {(m.label, m.system): m for m in COMPARED}

@@ -37,7 +37,7 @@ def step(title: str) -> None:
 
 
 def fill(atlas: ra.RaggedAtlas) -> None:
-    """Add five real files: three formats, four gene panels, one with proteins beside the genes."""
+    """Add five real files: three formats, four gene panels, one with proteins and genes."""
     for name in ("pbmc_10k_protein_v3.h5ad", "pbmc_5k_protein_v3.h5ad"):
         print(atlas.add(DATA / name, organism="human", spaces={"obsm/protein_expression": "protein_abundance"}))
     for name in ("lung_C144.h5", "lung_C149.h5"):
@@ -76,7 +76,7 @@ def main(folder: Path) -> None:
     step("Create an atlas and add five real files")
     atlas = ra.RaggedAtlas.create(str(folder / "demo.atlas"))
     fill(atlas)
-    step("Take a snapshot, and look at it for ever")
+    step("Take a snapshot that never changes")
     view = atlas.checkout(atlas.snapshot("demo"))
     print(view)
     step("Which datasets measured SFTPC and CD19?")

@@ -104,7 +104,7 @@ def finish(ax: Axes, title: str, bar: int) -> None:
 
 
 def main(path: str) -> None:
-    """Make the atlas, and draw all cells beside those of a box."""
+    """Create the atlas, and draw all cells next to those of a box."""
     with tempfile.TemporaryDirectory() as folder:
         atlas = make_atlas(folder)
         view = atlas.checkout(atlas.snapshot())

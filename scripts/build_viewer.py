@@ -105,7 +105,7 @@ def licences(work: Path, used: dict[str, str]) -> str:
 def main() -> None:
     """Build, or compare a new build with what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="build anew elsewhere and compare")
+    parser.add_argument("--check", action="store_true", help="build again elsewhere and compare")
     if not parser.parse_args().check:
         build(BUNDLE)
         sizes = ", ".join(f"{path.name} {path.stat().st_size:,} bytes" for path in sorted(BUNDLE.iterdir()))

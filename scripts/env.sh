@@ -1,7 +1,7 @@
 # Sourced by the other scripts: goes to the project's root, makes the virtual environment if it is not
 # there or not current, and defines `py`, its interpreter. Variables one may set:
 #   PYTHON     an interpreter to build with (default: the first suitable one found)
-#   VENV       where the environment stands (default: .venv)
+#   VENV       path of the environment (default: .venv)
 #   LOCK       which versions to install (default: the lock of the interpreter's version)
 #   FIND_ONLY  when set, only the functions are defined
 #   SERIES     the versions of Python that will do (default: 3.11 3.12 3.13 3.14)

@@ -67,7 +67,7 @@ class Verdict:
 
 
 def write_sound(folder: Path, data: Path, *, small: bool) -> list[Path]:
-    """Write sound CXGs of every kind, in a process of its own, since one that has used TileDB cannot be forked.
+    """Write sound CXGs of every kind, in a separate process, since one that has used TileDB cannot be forked.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ DAMAGINGS: dict[str, tuple[Damaging, int]] = {
     "drop": (_drop, 2),
     "metadata": (_metadata, 4),
 }
-"""Name -> what it does, and how often beside the others."""
+"""Name -> what it does, and how often relative to the others."""
 
 
 def main() -> int:

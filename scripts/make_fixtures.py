@@ -1,7 +1,7 @@
 """Cuts the real files that tests and demo use out of the published ones: ``make_fixtures.py SOURCE [TARGET]``.
 
 SOURCE is a folder with the published files (their origins stand in ``tests/data/README.md``). Nothing is
-computed: every value of a fixture stands at the same cell and feature of its source. Cuts are prefixes or
+computed: every value of a fixture is at the same cell and feature of its source. Cuts are prefixes or
 even strides, so that running this twice gives the same values.
 """
 

@@ -31,25 +31,25 @@ class _Fixable:
 
 @dataclass(frozen=True, slots=True)
 class Rule(_Fixable):
-    """One rule.
+    """A numbered rule of a format.
 
     Parameters
     ----------
     id : str
         Stable, e.g. ``A01``.
     level : {"must", "should", "practice"}
-        ``must``: a reader fails or returns something else than was meant. ``should``: the format recommends it.
-        ``practice``: readers cope, some with a warning.
+        ``must``: a reader fails or returns other values than intended. ``should``: the format recommends it.
+        ``practice``: readers tolerate it, some with a warning.
     sentence : str
-        What holds in a good file.
+        What the rule requires.
     fix : str
-        What to do about a file that breaks it.
+        How to fix a file that breaks it.
     depth : {"metadata", "full"}
-        Whether values must be read to tell.
+        Whether values must be read to check it.
     fixed : bool
         Whether a repaired copy fixes it.
     stated : bool
-        Whether the description of the format says so; else it follows from what readers and writers do.
+        Whether the description of the format states it; else it follows from what readers and writers do.
     refused : bool
         Whether a file that breaks it cannot be added to an atlas.
     """
@@ -66,20 +66,20 @@ class Rule(_Fixable):
 
 @dataclass(frozen=True, slots=True)
 class Problem(_Fixable):
-    """One rule broken in one place.
+    """A rule that is broken in one place.
 
     Parameters
     ----------
     rule : str
         Id of the rule.
     level : {"must", "should", "practice"}
-        How bad it is here; never worse than the rule's own level.
+        Severity; never more severe than that of the rule.
     path : str
         The element in the file, ``""`` for its root.
     message : str
-        What was found, and what was expected.
+        What is wrong, and what was expected.
     fix : str
-        The way out.
+        How to fix it.
 
     Examples
     --------
@@ -112,7 +112,7 @@ class AtlasProblem(_Fixable):
     message : str
         What is wrong.
     fix : str
-        The way out.
+        How to fix it.
     """
 
     rule: str
@@ -159,6 +159,7 @@ DAMAGE = (
 P = TypeVar("P")
 
 
+# without slots: a dataclass with slots is a new class, in which super() of its subclasses' methods fails
 @dataclass
 class Checker(Generic[P]):
     """Collector of the problems of one file or store; the base class of each validator's state.

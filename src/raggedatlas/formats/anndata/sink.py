@@ -375,67 +375,75 @@ class _Compressed:
         appender.flush()
 
 
-class CsrWriter:
+class _SparseWriter:
+    """Base of writers of a sparse matrix from rows; `major` is the axis of its pointers."""
+
+    def __init__(self, target: OutputFile, matrix: SinkMatrix, major: int) -> None:
+        if len(matrix.shape) != 2:
+            raise SchemaError(f"{matrix.key} has shape {matrix.shape}; a sparse matrix has two axes.")
+        self.matrix = matrix
+        self._group = _Compressed(target, matrix, ("csr_matrix", "csc_matrix")[major], matrix.shape[1 - major])
+        self._n_rows = 0
+
+    def append(self, block: Block) -> None:
+        """Append rows of a `CsrBlock` of the announced width and type."""
+        if not isinstance(block, CsrBlock) or block.n_cols != self.matrix.shape[1]:
+            raise SchemaError(f"{self.matrix.key} takes CSR blocks of {self.matrix.shape[1]:,} columns.")
+        self._append(block, _cast(block.layers["values"], self.matrix))
+        self._n_rows += block.n_rows
+
+    def _append(self, rows: CsrBlock, values: NDArray[Any]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Do nothing, since there are no temporary files."""
+
+
+class CsrWriter(_SparseWriter):
     """A CSR matrix, appended row by row.
 
     Parameters
     ----------
     target : OutputFile
-        Where to.
+        The file.
     matrix : SinkMatrix
-        What it is.
+        Its description.
     """
 
     def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
-        _check_axes(matrix)
-        self.matrix = matrix
-        self._group = _Compressed(target, matrix, "csr_matrix", matrix.shape[1])
-        self._n_rows = 0
+        super().__init__(target, matrix, 0)
 
-    def append(self, block: Block) -> None:
-        """Take rows of a `CsrBlock` of the announced width and type."""
-        rows = _csr(block, self.matrix)
-        self._group.append(rows.indptr, rows.indices, _cast(rows.layers["values"], self.matrix))
-        self._n_rows += rows.n_rows
+    def _append(self, rows: CsrBlock, values: NDArray[Any]) -> None:
+        self._group.append(rows.indptr, rows.indices, values)
 
     def finish(self) -> None:
-        """Write the rest and the row pointers."""
+        """Write the remaining entries and the row pointers."""
         _check_height(self.matrix, self._n_rows)
         self._group.finish()
 
-    def close(self) -> None:
-        """Keep nothing."""
 
-
-class CscWriter:
-    """A CSC matrix that comes by rows; entries beyond one band wait in temporary files until `finish`.
+class CscWriter(_SparseWriter):
+    """A CSC matrix from rows; entries beyond one band are kept in temporary files until `finish`.
 
     Parameters
     ----------
     target : OutputFile
-        Where to.
+        The file.
     matrix : SinkMatrix
-        What it is.
+        Its description.
     """
 
     def __init__(self, target: OutputFile, matrix: SinkMatrix) -> None:
-        _check_axes(matrix)
-        self.matrix = matrix
-        self._group = _Compressed(target, matrix, "csc_matrix", matrix.shape[0])
+        super().__init__(target, matrix, 1)
         n_rows, n_columns = matrix.shape
         expected = min(n_rows * n_columns, 1 << 30) if matrix.n_entries is None else matrix.n_entries
         self._spill = ExternalRowSort((n_columns, n_rows), matrix.dtype, expected)
-        self._n_rows = 0
 
-    def append(self, block: Block) -> None:
-        """Take rows of a `CsrBlock` of the announced width and type."""
-        rows = _csr(block, self.matrix)
-        values = _cast(rows.layers["values"], self.matrix)
+    def _append(self, rows: CsrBlock, values: NDArray[Any]) -> None:
         numbers = np.repeat(np.arange(self._n_rows, self._n_rows + rows.n_rows), np.diff(rows.indptr))
         for start in range(0, len(numbers), ENTRIES):
             part = slice(start, start + ENTRIES)
             self._spill.add(rows.indices[part].astype(np.int64, copy=False), numbers[part], values[part])
-        self._n_rows += rows.n_rows
 
     def finish(self) -> None:
         """Write all columns and their pointers."""
@@ -495,17 +503,6 @@ WRITERS: dict[str, Callable[[OutputFile, SinkMatrix], MatrixWriter]] = {
     "dense": DenseWriter,
 }
 """How a matrix is to be stored -> what writes it."""
-
-
-def _check_axes(matrix: SinkMatrix) -> None:
-    if len(matrix.shape) != 2:
-        raise SchemaError(f"{matrix.key} has shape {matrix.shape}; a sparse matrix has two axes.")
-
-
-def _csr(block: Block, matrix: SinkMatrix) -> CsrBlock:
-    if not isinstance(block, CsrBlock) or block.n_cols != matrix.shape[1]:
-        raise SchemaError(f"{matrix.key} takes CSR blocks of {matrix.shape[1]:,} columns.")
-    return block
 
 
 def _cast(values: NDArray[Any], matrix: SinkMatrix) -> NDArray[Any]:

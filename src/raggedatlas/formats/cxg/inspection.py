@@ -135,12 +135,12 @@ def list_members(path: Path) -> dict[str, Kind]:
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
-def require_readable(found: Detection, version: str | None = None, *, allow_unknown: bool = False) -> str:
+def require_readable(detection: Detection, version: str | None = None, *, allow_unknown: bool = False) -> str:
     """Raise if a CXG cannot be read, and return the version to read it as.
 
     Parameters
     ----------
-    found : Detection
+    detection : Detection
         Result of `detect`.
     version : str, optional
         Version to read it as, overriding the stored one.
@@ -160,28 +160,28 @@ def require_readable(found: Detection, version: str | None = None, *, allow_unkn
     """
     if version is not None and version not in VERSIONS:
         raise SourceError(f"Unknown CXG version {version!r}; choose one of {', '.join(VERSIONS)}.")
-    _require_members(found)
-    if version is not None or found.is_known:
-        return version or found.version
+    _require_members(detection)
+    if version is not None or detection.is_known:
+        return version or detection.version
     if allow_unknown:
         return VERSIONS[-1]
     raise SourceError(
-        f"C50: {found.path} has version {found.version!r}; known are {', '.join(VERSIONS)}. Pass version= one of them to "
+        f"C50: {detection.path} has version {detection.version!r}; known are {', '.join(VERSIONS)}. Pass version= one of them to "
         "read it as such (raggedatlas convert --cxg-version), or allow_unknown=True to read it as the newest."
     )
 
 
-def _require_members(found: Detection) -> None:
+def _require_members(detection: Detection) -> None:
     needed = {OBS: "C10", VAR: "C11"}
     for name, rule in needed.items():
-        if found.members.get(name) != "array":
+        if detection.members.get(name) != "array":
             raise SourceError(
-                f"{rule}: {found.path} has no array {name}; the CXG is incomplete. Fetch or write it again."
+                f"{rule}: {detection.path} has no array {name}; the CXG is incomplete. Fetch or write it again."
             )
-    if found.layout is None:
-        half = next((name for name in (XR, XC) if name in found.members), "")
+    if detection.layout is None:
+        half = next((name for name in (XR, XC) if name in detection.members), "")
         reason = f"{half} and not {XC if half == XR else XR}" if half else f"neither {X} nor {XR} and {XC}"
-        raise SourceError(f"C17: {found.path} has {reason}; the CXG is incomplete. Fetch or write it again.")
+        raise SourceError(f"C17: {detection.path} has {reason}; the CXG is incomplete. Fetch or write it again.")
 
 
 def _version(path: Path, members: Mapping[str, Kind]) -> tuple[str, str]:
@@ -190,7 +190,7 @@ def _version(path: Path, members: Mapping[str, Kind]) -> tuple[str, str]:
     with open_array(path / GROUP_METADATA) as array:
         stored = array.meta.get(VERSION)
     if stored is None:
-        return UNNAMED, f"version {UNNAMED}: {GROUP_METADATA} holds no {VERSION}"
+        return UNNAMED, f"version {UNNAMED}: {GROUP_METADATA} has no {VERSION}"
     text = stored.decode(errors="replace") if isinstance(stored, bytes) else str(stored)
     return text, f"version {text}: {GROUP_METADATA} says so"
 
@@ -200,7 +200,7 @@ def _layout(path: Path, members: Mapping[str, Kind]) -> tuple[Layout | None, str
     if members.get(XR) == members.get(XC) == "array":
         return "split", f"layout split: there are {XR} and {XC}"
     if members.get(X) != "array":
-        return None, "no layout: there is no whole expression matrix"
+        return None, "no layout: there is no complete expression matrix"
     with open_array(path / X) as array:
         sparse = bool(array.schema.sparse)
     return ("sparse", f"layout sparse: {X} is sparse") if sparse else ("dense", f"layout dense: {X} is dense")
@@ -255,16 +255,16 @@ def inspect(path: str | Path) -> CxgInspection:
     --------
     >>> from raggedatlas.testing.cxg_files import write_cxg
     >>> import tempfile
-    >>> found = inspect(write_cxg(tempfile.mkdtemp() + "/x.cxg"))
-    >>> found.version, found.layout
+    >>> inspection = inspect(write_cxg(tempfile.mkdtemp() + "/x.cxg"))
+    >>> inspection.version, inspection.layout
     ('0.3.0', 'split')
-    >>> found.reason
+    >>> inspection.reason
     'version 0.3.0: cxg_group_metadata says so; layout split: there are Xr and Xc'
     """
     path = Path(path)
     try:
-        found = detect(path)
-        version, layout, reason = found.version, found.layout, found.reason
+        detection = detect(path)
+        version, layout, reason = detection.version, detection.layout, detection.reason
     except SourceError as error:
         if not str(error).startswith("C00"):
             raise
@@ -296,34 +296,34 @@ def _member(folder: Path, name: str, kind: Kind, prefix: str = "") -> Element:
         return Element(f"{prefix}{name}", name, "array", "array", None, "", None, None, "", 0, 0, None, reason, ())
 
 
-def _array(path: str, at: Path, found: ArrayInfo) -> Element:
-    name, n_cells = at.name, written_cells(at) if found.sparse else prod(found.shape)
-    form = "sparse array" if found.sparse else "dense array"
-    metadata = tuple(_metadata(path, key, value) for key, value in sorted(found.metadata.items()))
-    hints = _hints(found)
-    table = name in (OBS, VAR) and not found.sparse
-    columns = tuple(_column(path, one, found.shape if table else (n_cells,), hints) for one in found.attributes)
-    whole = len(columns) == 1 and found.attributes[0].name == ANONYMOUS
-    encoding = f"{form}, capacity {found.capacity:,}" if found.sparse else form
+def _array(path: str, at: Path, info: ArrayInfo) -> Element:
+    name, n_cells = at.name, written_cells(at) if info.sparse else prod(info.shape)
+    form = "sparse array" if info.sparse else "dense array"
+    metadata = tuple(_metadata(path, key, value) for key, value in sorted(info.metadata.items()))
+    hints = _hints(info)
+    table = name in (OBS, VAR) and not info.sparse
+    columns = tuple(_column(path, one, info.shape if table else (n_cells,), hints) for one in info.attributes)
+    anonymous = len(columns) == 1 and info.attributes[0].name == ANONYMOUS
+    encoding = f"{form}, capacity {info.capacity:,}" if info.sparse else form
     if table:
         encoding = f"{encoding}, {len(columns):,} columns"
     if name == GROUP_METADATA:
         encoding = f"{encoding} for metadata"
     return Element(
-        path, name, encoding, "array", found.shape, str(found.attributes[0].dtype) if whole else "", found.tile, None,
-        found.attributes[0].filters if whole else "", _decoded(found, n_cells), stored_bytes(at),
-        n_cells if found.sparse and name == X else None, "", (*(() if whole else columns), *metadata),
+        path, name, encoding, "array", info.shape, str(info.attributes[0].dtype) if anonymous else "", info.tile, None,
+        info.attributes[0].filters if anonymous else "", _decoded(info, n_cells), stored_bytes(at),
+        n_cells if info.sparse and name == X else None, "", (*(() if anonymous else columns), *metadata),
     )  # fmt: skip
 
 
-def _decoded(found: ArrayInfo, n_cells: int) -> int:
-    width = sum(one.dtype.itemsize for one in found.attributes if not one.variable)
-    return n_cells * (width + sum(axis.dtype.itemsize for axis in found.axes if found.sparse))
+def _decoded(info: ArrayInfo, n_cells: int) -> int:
+    width = sum(one.dtype.itemsize for one in info.attributes if not one.variable)
+    return n_cells * (width + sum(axis.dtype.itemsize for axis in info.axes if info.sparse))
 
 
-def _hints(found: ArrayInfo) -> dict[str, Any]:
+def _hints(info: ArrayInfo) -> dict[str, Any]:
     try:
-        hints = parse_json(found.metadata.get(HINTS, "{}"))
+        hints = parse_json(info.metadata.get(HINTS, "{}"))
     except (ValueError, TypeError):
         return {}
     return hints if isinstance(hints, dict) else {}

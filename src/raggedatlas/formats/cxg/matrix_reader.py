@@ -82,10 +82,10 @@ class LazyArray:
             `rule` if the attribute is missing, C04 if it is not numeric.
         """
         schema = self.array.schema
-        found = attribute_names(schema)
-        if name not in found:
-            raise SourceError(f"{rule}: {self.path} has attributes {found}; expected {name!r}. Write the CXG again.")
-        dtype: np.dtype[Any] = np.dtype(schema.attr(found.index(name)).dtype)
+        names = attribute_names(schema)
+        if name not in names:
+            raise SourceError(f"{rule}: {self.path} has attributes {names}; expected {name!r}. Write the CXG again.")
+        dtype: np.dtype[Any] = np.dtype(schema.attr(names.index(name)).dtype)
         if dtype.kind not in "biuf" or dtype.itemsize > 8:
             raise SourceError(
                 f"C04: {self.path} holds values of {dtype}; expected numbers. Write the CXG again from its source."
@@ -109,8 +109,8 @@ class LazyArray:
     def n_cells(self) -> int | None:
         """Return the number of stored cells, from the metadata of the fragments."""
         with tiledb_errors(self.path):
-            found = import_tiledb().array_fragments(absolute_uri(self.path), ctx=context())
-            return int(sum(found.cell_num)) if len(found) else 0
+            fragments = import_tiledb().array_fragments(absolute_uri(self.path), ctx=context())
+            return int(sum(fragments.cell_num)) if len(fragments) else 0
 
     def read_slice(self, first: int, stop: int, *, axis: int = 0) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Read the entries with coordinates ``[first, stop)`` along one dimension.
@@ -138,9 +138,9 @@ class LazyArray:
         with tiledb_errors(self.path):
             query = query_attributes(self.array, *taken, dims=names, order="U")
             reader = query.multi_index if inclusive else query
-            found = reader[tuple(ranges) if len(ranges) > 1 else ranges[0]]
-        other = found[others[0]] if others else found[next(name for name in taken if name)]
-        return found[names[axis]], other, found[ANONYMOUS]
+            columns = reader[tuple(ranges) if len(ranges) > 1 else ranges[0]]
+        other = columns[others[0]] if others else columns[next(name for name in taken if name)]
+        return columns[names[axis]], other, columns[ANONYMOUS]
 
 
 class SparseRowReader:

@@ -359,12 +359,14 @@ class CxgSink:
         if embedder is None or embedder.name in self._embeddings:
             return
         assert self._main is not None
-        found: NDArray[Any] = principal_components(self._main.blocks, self._main.shape, max(2, embedder.n_components))
+        coordinates: NDArray[Any] = principal_components(
+            self._main.blocks, self._main.shape, max(2, embedder.n_components)
+        )
         if embedder.layout is not None:
-            found = np.asarray(embedder.layout(found), np.float32)
-        matrix = SinkMatrix(f"{OBSM}{embedder.name}", "dense", found.dtype, found.shape)
+            coordinates = np.asarray(embedder.layout(coordinates), np.float32)
+        matrix = SinkMatrix(f"{OBSM}{embedder.name}", "dense", coordinates.dtype, coordinates.shape)
         writer = _EmbeddingWriter(self._folder / EMB / embedder.name, matrix, self._main.shape[0])
-        writer.append_values(found)
+        writer.append_values(coordinates)
         writer.finish()
 
     def _publish(self) -> None:
@@ -505,9 +507,9 @@ def principal_components(
     """
     matrix = _Centred(blocks, shape)
     size = min(n_components + _OVERSAMPLED, *shape)
-    found = np.zeros((shape[0], n_components), np.float32)
+    components = np.zeros((shape[0], n_components), np.float32)
     if size < 1:
-        return found
+        return components
     basis = np.linalg.qr(matrix.forward(np.random.default_rng(seed).standard_normal((shape[1], size))))[0]
     for _ in range(_POWERS):
         basis = np.linalg.qr(matrix.forward(np.linalg.qr(matrix.backward(basis))[0]))[0]
@@ -515,8 +517,8 @@ def principal_components(
     n = min(n_components, len(lengths))
     scores = (basis @ left[:, :n]) * lengths[:n]
     largest = np.take_along_axis(scores, np.abs(scores).argmax(axis=0)[None, :], axis=0)
-    found[:, :n] = scores * np.where(largest < 0, -1.0, 1.0)
-    return found
+    components[:, :n] = scores * np.where(largest < 0, -1.0, 1.0)
+    return components
 
 
 class _Centred:
@@ -530,22 +532,22 @@ class _Centred:
             total += np.asarray(part.sum(axis=0)).reshape(-1)
         self._mean = total / shape[0]
 
-    def forward(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
-        out = np.empty((self._shape[0], found.shape[1]))
+    def forward(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
+        out = np.empty((self._shape[0], factor.shape[1]))
         row = 0
         for part in self._parts():
-            out[row : row + part.shape[0]] = part @ found
+            out[row : row + part.shape[0]] = part @ factor
             row += part.shape[0]
-        out -= self._mean @ found
+        out -= self._mean @ factor
         return out
 
-    def backward(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
-        out = np.zeros((self._shape[1], found.shape[1]))
+    def backward(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
+        out = np.zeros((self._shape[1], factor.shape[1]))
         row = 0
         for part in self._parts():
-            out += part.T @ found[row : row + part.shape[0]]
+            out += part.T @ factor[row : row + part.shape[0]]
             row += part.shape[0]
-        out -= np.outer(self._mean, found.sum(axis=0))
+        out -= np.outer(self._mean, factor.sum(axis=0))
         return out
 
     def _parts(self) -> Iterator[Any]:

@@ -98,9 +98,9 @@ def cxg_source(
     >>> source.columns(["MS4A1", "CD8A"]).shape  # doctest: +SKIP
     (2638, 2)
     """
-    found = detect(path)
-    version = require_readable(found, version, allow_unknown=allow_unknown)
-    return CxgSource(found, version, uns=uns)
+    detection = detect(path)
+    version = require_readable(detection, version, allow_unknown=allow_unknown)
+    return CxgSource(detection, version, uns=uns)
 
 
 class CxgSource(CompositeSource):
@@ -108,7 +108,7 @@ class CxgSource(CompositeSource):
 
     Parameters
     ----------
-    found : Detection
+    detection : Detection
         Detection result of a readable CXG.
     version : str
         Version to read it as.
@@ -116,10 +116,10 @@ class CxgSource(CompositeSource):
         Whether to read unstructured metadata.
     """
 
-    def __init__(self, found: Detection, version: str, *, uns: bool) -> None:
-        self.found = found
-        self._stored = _CxgReader(found, version, uns=uns)
-        super().__init__(self._stored.parts(), name=found.path.stem, uri=str(found.path), format="cxg")
+    def __init__(self, detection: Detection, version: str, *, uns: bool) -> None:
+        self.detection = detection
+        self._stored = _CxgReader(detection, version, uns=uns)
+        super().__init__(self._stored.parts(), name=detection.path.stem, uri=str(detection.path), format="cxg")
 
     def columns(self, features: Sequence[int] | Sequence[str]) -> Any:  # noqa: ANN401
         """Read some features of all cells, from ``Xc`` if it exists.
@@ -146,8 +146,8 @@ class CxgSource(CompositeSource):
             numbers = self._stored.numbers([str(w) for w in features])
         n = self._stored.shape[1]
         if any(not 0 <= number < n for number in numbers):
-            raise SourceError(f"{self.found.path} has columns 0 to {n - 1:,}; got {numbers[:5]}.")
-        return read_columns(self.found.path, numbers, self._stored.shift)
+            raise SourceError(f"{self.detection.path} has columns 0 to {n - 1:,}; got {numbers[:5]}.")
+        return read_columns(self.detection.path, numbers, self._stored.shift)
 
     def column_blocks(self, step: int | None = None) -> Iterator[tuple[int, Any]]:
         """Iterate over all features in blocks, from ``Xc`` if it exists.
@@ -180,18 +180,18 @@ class CxgSource(CompositeSource):
         """
         n_cells, n = self._stored.shape
         if step is None:
-            step = columns_per_block(self.found.path, n_cells, n, shifted=self._stored.shift is not None)
+            step = columns_per_block(self.detection.path, n_cells, n, shifted=self._stored.shift is not None)
         if step < 1:
             raise SourceError(f"step={step}; expected at least 1.")
         for first in range(0, n, step):
-            yield first, read_columns(self.found.path, range(first, min(first + step, n)), self._stored.shift)
+            yield first, read_columns(self.detection.path, range(first, min(first + step, n)), self._stored.shift)
 
 
 class _CxgReader:
     """Reader of the content of a CXG, as parts of a composite source."""
 
-    def __init__(self, found: Detection, version: str, *, uns: bool) -> None:
-        self.found, self.path, self.version = found, found.path, version
+    def __init__(self, detection: Detection, version: str, *, uns: bool) -> None:
+        self.detection, self.path, self.version = detection, detection.path, version
         self.obs, self.var = read_table_info(self.path / OBS), read_table_info(self.path / VAR)
         self.shape = (self.obs.n_rows, self.var.n_rows)
         self.left_out: dict[str, str] = {}
@@ -235,13 +235,13 @@ class _CxgReader:
         return self._names[row] if row < len(self._names) else str(row)
 
     def _rows(self) -> RowReader:
-        if self.found.layout == "split":
+        if self.detection.layout == "split":
             return self._split()
         opened = LazyArray(self.path / X)
         extents = opened.shape()
         if extents != self.shape:
             raise SourceError(_shape_error(self.path, X, extents, self.shape))
-        if self.found.layout == "dense":
+        if self.detection.layout == "dense":
             return DenseRows(DenseArray(opened, "C14"), self._place(X))
         rows = SparseRowReader(opened, self.shape, "C40")
         return rows if self.shift is None else ShiftedRowReader(rows, self.shift)
@@ -261,7 +261,7 @@ class _CxgReader:
 
     def _shift(self) -> NDArray[Any] | None:
         """Read the column shifts; return None if there are none."""
-        if self.found.members.get(SHIFT) != "array" or self.found.layout != "sparse":
+        if self.detection.members.get(SHIFT) != "array" or self.detection.layout != "sparse":
             return None
         opened = LazyArray(self.path / SHIFT)
         try:
@@ -285,7 +285,7 @@ class _CxgReader:
 
     def _embeddings(self) -> list[MatrixPart]:
         parts = []
-        for name in self.found.embeddings:
+        for name in self.detection.embeddings:
             opened = LazyArray(self.path / EMB / name)
             extents = opened.shape()
             if len(extents) != 2 or extents[1] < 2 or opened.array.schema.sparse:
@@ -295,38 +295,38 @@ class _CxgReader:
             if extents[0] != self.shape[0]:
                 raise SourceError(_shape_error(self.path, f"{EMB}/{name}", extents, (self.shape[0], "any")))
             rows = DenseRows(DenseArray(opened, "C23"), self._place(f"{EMB}/{name}"))
-            parts.append(MatrixPart.of(f"obsm/{obsm_name(name, self.found.embeddings)}", rows))
+            parts.append(MatrixPart.of(f"obsm/{obsm_name(name, self.detection.embeddings)}", rows))
         return parts
 
     def _unstructured(self) -> dict[str, Callable[[], Any]]:
         """Return readers of all other content by its key in ``uns``."""
         group = self._group_metadata()
         side: dict[str, Any] = {}
-        found = self._read_group_metadata(group, side)
+        values = self._read_group_metadata(group, side)
         for frame, key in ((self.obs, "obs_metadata"), (self.var, "var_metadata")):
             more = {k: _decode_bytes(v) for k, v in frame.metadata.items() if k != GENESETS}
             if GENESETS in frame.metadata:
                 if frame is self.obs:
-                    found[GENESETS] = json.dumps(parse_object(frame.path, GENESETS, frame.metadata[GENESETS], "C30"))
+                    values[GENESETS] = json.dumps(parse_object(frame.path, GENESETS, frame.metadata[GENESETS], "C30"))
                 else:
                     more[GENESETS] = _decode_bytes(frame.metadata[GENESETS])
             side |= {key: more} if more else {}
         # By default a writer would show feature_name.
         if self.var.shown is not None and (self.var.shown != self.var.index or FEATURE_NAME in self.var.columns):
             side["var_index"] = self.var.shown
-        if UNS in self.found.members and self._uns:
-            found |= read_unstructured(self.path / UNS)
-        elif UNS in self.found.members:
+        if UNS in self.detection.members and self._uns:
+            values |= read_unstructured(self.path / UNS)
+        elif UNS in self.detection.members:
             self.left_out["uns"] = "left out as requested"
         arrays = self._extras()
-        readers: dict[str, Callable[[], Any]] = {key: partial(_identity, value) for key, value in found.items()}
+        readers: dict[str, Callable[[], Any]] = {key: partial(_identity, value) for key, value in values.items()}
         if side or arrays:
             readers[SIDE] = partial(_read_side_data, side, arrays)
         self.left_out |= {f"uns/{key}": "metadata" for key in readers}
         return readers
 
     def _group_metadata(self) -> dict[str, Any]:
-        if self.found.members.get(GROUP_METADATA) != "array":
+        if self.detection.members.get(GROUP_METADATA) != "array":
             return {}
         with open_array(self.path / GROUP_METADATA) as array:
             return dict(array.meta.items())
@@ -337,11 +337,13 @@ class _CxgReader:
             parse_object(at, key, group.get(key, "{}"), rule)
             for key, rule in ((PROPERTIES, "C51"), (COLORS, "C53"), (CORPORA, "C60"))
         )
-        found = {key: restore_arrays(value) for key, value in corpora.items() if value is not None}
+        values = {key: restore_arrays(value) for key, value in corpora.items() if value is not None}
         # Since 0.2.0 the title of the properties may be the name of the uploaded file.
-        if found.get("title") is None or (self.version in TITLED_BY_PROPERTIES and properties.get("title") is not None):
-            found |= {"title": properties["title"]} if properties.get("title") is not None else {}
-        elif properties.get("title") not in (None, found["title"]):
+        if values.get("title") is None or (
+            self.version in TITLED_BY_PROPERTIES and properties.get("title") is not None
+        ):
+            values |= {"title": properties["title"]} if properties.get("title") is not None else {}
+        elif properties.get("title") not in (None, values["title"]):
             side["properties"] = {"title": properties["title"]}
         about = {
             key: restore_arrays(value) for key, value in properties.items() if key != "title" and value is not None
@@ -355,11 +357,11 @@ class _CxgReader:
             column = name if name in self.obs.columns else name.removesuffix("_colors")
             listed = self._listed_colors(column, table)
             if listed is not None:
-                found[f"{column}_colors"] = listed
+                values[f"{column}_colors"] = listed
             elif table:
                 left[column] = table
         side |= {"colors": json.dumps(left)} if left else {}
-        return found
+        return values
 
     def _listed_colors(self, column: str, table: Any) -> NDArray[Any] | None:  # noqa: ANN401
         """Return colors in the order of the categories, or None if one is missing."""
@@ -377,8 +379,8 @@ class _CxgReader:
 
     def _extras(self) -> dict[str, Callable[[], Any]]:
         readers: dict[str, Callable[[], Any]] = {}
-        for name in self.found.members:
-            if name not in (COVERAGE, *self.found.extras):
+        for name in self.detection.members:
+            if name not in (COVERAGE, *self.detection.extras):
                 continue
             size = sum(file.stat().st_size for file in (self.path / name).rglob("*") if file.is_file())
             if size > MAX_EXTRA_BYTES:
@@ -500,13 +502,13 @@ def read_unstructured(path: Path) -> dict[str, Any]:
             check_file_sizes(path)
         with tiledb_errors(path), tiledb.Group(absolute_uri(path), "r", ctx=context()) as group:
             stored = dict(group.meta.items())
-    found = {key: _value(path, key, value) for key, value in stored.items()}
+    values = {key: _value(path, key, value) for key, value in stored.items()}
     for name, kind in list_members(path).items():
         if kind == "array":
             with open_array(path / name) as array:
                 check_text_offsets(path / name, array.schema)
-                found[name] = np.asarray(array[:]) if not array.schema.sparse else dict(array[:])
-    return found
+                values[name] = np.asarray(array[:]) if not array.schema.sparse else dict(array[:])
+    return values
 
 
 def _value(path: Path, key: str, value: Any) -> Any:  # noqa: ANN401

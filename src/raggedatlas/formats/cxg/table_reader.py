@@ -278,8 +278,8 @@ def _text_to_categorical(values: NDArray[Any], categories: list[str]) -> Any:  #
     """Convert text to categories; unlisted values are appended, except the text of a missing value."""
     import pandas as pd
 
-    found = dict.fromkeys(values.tolist())
-    unlisted = [value for value in found if value not in set(categories) and value != MISSING_TEXT]
+    distinct = dict.fromkeys(values.tolist())
+    unlisted = [value for value in distinct if value not in set(categories) and value != MISSING_TEXT]
     names = pd.Index([*categories, *unlisted], dtype=object)
     return pd.Categorical.from_codes(names.get_indexer(pd.Index(values, dtype=object)), categories=names)
 

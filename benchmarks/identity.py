@@ -36,14 +36,13 @@ from machine import cores
 
 import raggedatlas as ra
 from raggedatlas.catalog import identity as catalog_identity
-from raggedatlas.catalog import optimize, versions
-from raggedatlas.catalog.feature_registration import register_features
+from raggedatlas.catalog import maintenance, versions
 from raggedatlas.catalog.features import Registry
 from raggedatlas.catalog.genes import put_tables
 from raggedatlas.catalog.identity import IDENTITY_SCHEMA
-from raggedatlas.catalog.layouts import Layout
-from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
-from raggedatlas.query.feature_axis import Axis, FeatureRows, build_axis
+from raggedatlas.catalog.layouts import Layout, register_features
+from raggedatlas.model.accessions import GENES_SCHEMA, GeneTable, GeneTableInfo
+from raggedatlas.query.modalities import Axis, FeatureRows, build_axis
 
 ASKED = 1_000
 ROUNDS = 5
@@ -154,7 +153,10 @@ def derived_row(n: int, n_known: int, folder: str) -> str:
         return changed
 
     times = []
-    with mock.patch.object(optimize, "update_identity", timed), mock.patch.object(versions, "update_identity", timed):
+    with (
+        mock.patch.object(maintenance, "update_identity", timed),
+        mock.patch.object(versions, "update_identity", timed),
+    ):
         for i in range(1, 5):
             spent.append(0.0)
             start = time.process_time()

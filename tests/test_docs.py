@@ -25,8 +25,8 @@ import raggedatlas as ra
 from raggedatlas.catalog.identity import FACTS_SCHEMA, IDENTITY_SCHEMA, LINKS_SCHEMA
 from raggedatlas.cli.commands import app
 from raggedatlas.ingest.options import AddChoices
+from raggedatlas.model.accessions import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.assets import GEOMETRY_SCHEMA, RESULTS_SCHEMA
-from raggedatlas.model.genes import GENES_SCHEMA, ORTHOLOGS_SCHEMA
 from raggedatlas.model.records import LAYOUTS_SCHEMA
 from raggedatlas.store.location import OPTION_NAMES
 

@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from raggedatlas.formats.modalities import read
     from raggedatlas.formats.registry import open_sink, open_source
     from raggedatlas.ingest.transcripts import make_transcripts, transcripts_to_counts
-    from raggedatlas.loader.dataset import CellDataset
-    from raggedatlas.loader.loader import Loader
-    from raggedatlas.model.pointers import DenseZarrPointer, GeometryPointer, PointerKind, SparseZarrPointer
+    from raggedatlas.loader.loader import CellDataset, Loader
     from raggedatlas.model.records import AtlasVersionRecord, DatasetRecord, FeatureLayout
     from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema, PointerField
-    from raggedatlas.model.spaces import FeatureSpace, register_space
+    from raggedatlas.model.spaces import (
+        DenseZarrPointer,
+        FeatureSpace,
+        GeometryPointer,
+        PointerKind,
+        SparseZarrPointer,
+        register_space,
+    )
     from raggedatlas.query.query import Query
     from raggedatlas.results.convert import convert_results
     from raggedatlas.results.dataset import ResultDataset, load_results_dataset
@@ -44,25 +49,25 @@ _HOMES = {
     "AtlasError": "raggedatlas.errors",
     "AtlasVersionRecord": "raggedatlas.model.records",
     "AtlasView": "raggedatlas.atlas",
-    "CellDataset": "raggedatlas.loader.dataset",
+    "CellDataset": "raggedatlas.loader.loader",
     "DataProvider": "raggedatlas.results.provider",
     "DatasetRecord": "raggedatlas.model.records",
-    "DenseZarrPointer": "raggedatlas.model.pointers",
+    "DenseZarrPointer": "raggedatlas.model.spaces",
     "FeatureBaseSchema": "raggedatlas.model.schemas",
     "FeatureLayout": "raggedatlas.model.records",
     "FeatureSpace": "raggedatlas.model.spaces",
-    "GeometryPointer": "raggedatlas.model.pointers",
+    "GeometryPointer": "raggedatlas.model.spaces",
     "HoxBaseSchema": "raggedatlas.model.schemas",
     "InferenceDataSet": "raggedatlas.results.npy_results",
     "Loader": "raggedatlas.loader.loader",
     "PointerField": "raggedatlas.model.schemas",
-    "PointerKind": "raggedatlas.model.pointers",
+    "PointerKind": "raggedatlas.model.spaces",
     "Query": "raggedatlas.query.query",
     "RaggedAtlas": "raggedatlas.atlas",
     "ResultDataset": "raggedatlas.results.dataset",
     "ResultDatasetWriter": "raggedatlas.results.writer",
     "ResultPart": "raggedatlas.results.writer",
-    "SparseZarrPointer": "raggedatlas.model.pointers",
+    "SparseZarrPointer": "raggedatlas.model.spaces",
     "Workers": "raggedatlas.store.executors",
     "col": "raggedatlas.store.filters",
     "concat": "raggedatlas.formats.concat",

@@ -238,7 +238,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         int
             How many were assigned.
         """
-        from raggedatlas.catalog.optimize import reindex
+        from raggedatlas.catalog.maintenance import reindex
 
         return reindex(self._opened, space)
 
@@ -274,7 +274,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     def optimize(self) -> None:
         """Assign feature indices, compact the tables, rebuild their indexes; never touches what a snapshot names."""
-        from raggedatlas.catalog.optimize import optimize
+        from raggedatlas.catalog.maintenance import optimize
 
         optimize(self._opened)
 
@@ -305,7 +305,8 @@ class RaggedAtlas(ReadOnlyAtlas):
         NotFoundError
             If there is no such snapshot; the message lists them.
         """
-        from raggedatlas.catalog.snapshots import find_version, open_snapshot
+        from raggedatlas.catalog.snapshots import open_snapshot
+        from raggedatlas.catalog.versions import find_version
 
         return AtlasView(open_snapshot(self._opened, find_version(self._opened, version)))
 
@@ -410,7 +411,7 @@ class RaggedAtlas(ReadOnlyAtlas):
 
     def drop_annotation(self, name: str) -> MaintenanceReport:
         """Take the columns of an annotation out of the atlas; columns that they covered are shown again, and snapshots keep theirs."""
-        from raggedatlas.catalog.annotations import drop_annotation
+        from raggedatlas.catalog.cells import drop_annotation
 
         return drop_annotation(self._opened, name)
 
@@ -454,7 +455,7 @@ class RaggedAtlas(ReadOnlyAtlas):
         ConflictError
             If an `add` or another purge is under way.
         """
-        from raggedatlas.catalog.purge import purge
+        from raggedatlas.catalog.maintenance import purge
 
         return purge(self._opened, uid_or_name)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import assets, checks, maintenance, optimize, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, snapshots
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord
@@ -120,7 +120,7 @@ def test_quick_finds_a_wrong_inventory(two: Two, changes: dict[str, object], rul
 
 def test_quick_finds_columns_pointing_nowhere(two: Two) -> None:
     """A pointer column of an unknown space, or of the wrong kind, is found."""
-    from raggedatlas.model.pointers import PointerKind, pointer_field
+    from raggedatlas.model.spaces import PointerKind, pointer_field
 
     catalog = two[0]
     catalog.tables.add_columns(
@@ -133,7 +133,7 @@ def test_quick_finds_columns_pointing_nowhere(two: Two) -> None:
 def test_quick_finds_wrong_features(two: Two) -> None:
     """Repeated indices, layouts that disagree with the registry, and features it lacks are found."""
     catalog = two[0]
-    optimize.optimize(catalog)
+    maintenance.optimize(catalog)
     table = f"{SPACE}_registry"
     rows = catalog.tables.read(table)
     at = rows.column_names.index("global_index")
@@ -276,7 +276,7 @@ def test_deep_finds_arrays_that_were_exchanged(two: Two) -> None:
 def test_deep_finds_a_layout_that_was_changed(two: Two) -> None:
     """A feature list that no longer hashes to its uid is found."""
     catalog, first, _ = two
-    optimize.optimize(catalog)
+    maintenance.optimize(catalog)
     [record] = [r for r in read_records(catalog) if r.uid == first]
     rows = catalog.tables.read(LAYOUTS, where=f"layout_uid = '{record.layout_uid}'")
     swapped = rows.take([1, 0, 2])
@@ -311,7 +311,7 @@ def test_whatever_is_added_validates(
 def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes that are damaged on their way once stop no snapshot, and nobody is told to drop anything."""
     catalog = two[0]
-    optimize.optimize(catalog)
+    maintenance.optimize(catalog)
     reads: list[int] = []
     original = checks.read_layouts
 
@@ -330,7 +330,7 @@ def test_what_a_second_read_does_not_find_is_a_note(two: Two, monkeypatch: pytes
 def test_a_dataset_that_is_dropped_and_freed_meanwhile_is_no_damage(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation beside a drop and a collection reports neither damage nor a failed read."""
     catalog, first, _ = two
-    optimize.optimize(catalog)
+    maintenance.optimize(catalog)
     original, dropped = checks.check_bytes, []
 
     def check_bytes(*args: Any) -> Any:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raggedatlas.catalog import feature_registration, features, optimize
+from raggedatlas.catalog import features, layouts, maintenance
 from raggedatlas.catalog.catalog import CELLS, LAYOUTS, Catalog, create_catalog
 from raggedatlas.catalog.cells import (
     CellColumn,
@@ -34,7 +34,7 @@ def uid_of(name: str) -> str:
 def test_names_resolve_in_the_asked_order(two: Two) -> None:
     """Uid, symbol and alias all find a feature; unknown and repeated names are refused by name."""
     catalog = two[0]
-    feature_registration.register_features(
+    layouts.register_features(
         catalog, SPACE, pa.table({"uid": [uid_of("A")], "symbol": ["Alpha"], "aliases": [["alef"]]})
     )
     registry = features.read_registry(catalog, SPACE)
@@ -53,9 +53,9 @@ def test_names_resolve_in_the_asked_order(two: Two) -> None:
 def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
     """Registering a feature again corrects it, keeps its index, and keeps its old symbol as an alias."""
     catalog = two[0]
-    optimize.reindex(catalog)
+    maintenance.reindex(catalog)
     before = features.read_registry(catalog, SPACE)
-    n = feature_registration.register_features(
+    n = layouts.register_features(
         catalog, SPACE, pa.table({"uid": [uid_of("B"), uid_of("N")], "symbol": ["Beta", "N"]})
     )
     assert n == 1
@@ -63,13 +63,10 @@ def test_corrections_are_made_and_old_names_still_work(two: Two) -> None:
     assert after.global_index[after.row_of[uid_of("B")]] == before.global_index[before.row_of[uid_of("B")]]
     assert after.resolve(["Beta", "B"]).uids == (uid_of("B"),) * 2
     version = catalog.tables.version(f"{SPACE}_registry")
-    assert (
-        feature_registration.register_features(catalog, SPACE, pa.table({"uid": [uid_of("B")], "symbol": ["Beta"]}))
-        == 0
-    )
+    assert layouts.register_features(catalog, SPACE, pa.table({"uid": [uid_of("B")], "symbol": ["Beta"]})) == 0
     assert catalog.tables.version(f"{SPACE}_registry") == version
     with pytest.raises(SchemaError, match="colour"):
-        feature_registration.register_features(catalog, SPACE, pa.table({"uid": ["x"], "colour": ["red"]}))
+        layouts.register_features(catalog, SPACE, pa.table({"uid": ["x"], "colour": ["red"]}))
 
 
 def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
@@ -83,7 +80,7 @@ def test_datasets_are_found_by_what_they_measured(two: Two) -> None:
             second: ("D",),
         }
         assert features.find_datasets_with_features(catalog, SPACE, ["D", "A"]) == {}
-        optimize.optimize(catalog)
+        maintenance.optimize(catalog)
     with pytest.raises(FeatureError):
         features.find_datasets_with_features(catalog, SPACE, ["nope"])
     with pytest.raises(NotFoundError, match="no features"):
@@ -97,8 +94,8 @@ def test_indices_are_dense_and_final(tmp_path_factory: pytest.TempPathFactory, r
     catalog.add_space(catalog.space(SPACE))
     given_so_far: dict[str, int] = {}
     for names in rounds:
-        feature_registration.register_features(catalog, SPACE, pa.table({"uid": names}))
-        feature_registration.reindex_registry(catalog, SPACE)
+        layouts.register_features(catalog, SPACE, pa.table({"uid": names}))
+        layouts.reindex_registry(catalog, SPACE)
         registry = features.read_registry(catalog, SPACE)
         now = dict(zip(registry.uids.tolist(), registry.global_index.tolist(), strict=True))
         assert sorted(now.values()) == list(range(len(now)))
@@ -139,7 +136,7 @@ def test_tables_registered_together_or_in_turn_come_to_the_same(
         catalog = create_catalog(Location(str(tmp_path_factory.mktemp("together") / "atlas")))
         catalog.add_space(catalog.space(SPACE))
         steps = [given_tables] if together else [[table] for table in given_tables]
-        n_new = sum(feature_registration.register_features(catalog, SPACE, *step) for step in steps)
+        n_new = sum(layouts.register_features(catalog, SPACE, *step) for step in steps)
         rows = features.read_registry(catalog, SPACE).table.sort_by("uid").to_pylist()
         found.append((n_new, [row | {"aliases": sorted(row["aliases"] or [])} for row in rows]))
     assert found[0] == found[1]
@@ -164,7 +161,7 @@ def test_layouts_are_shared_and_read_in_column_order(two: Two) -> None:
     assert list(found) == [uid]
     assert found[uid].features.tolist() == uids
     assert found[uid].global_index.tolist() == [-1, -1, -1]
-    optimize.optimize(catalog)
+    maintenance.optimize(catalog)
     assert catalog.tables.count(LAYOUTS, f"layout_uid = '{uid}'") == 3
     assert (read_layouts(catalog, [uid])[uid].global_index >= 0).all()
     assert ensure_layouts(catalog, [([], np.array([], int))]) == [layout_uid([])]

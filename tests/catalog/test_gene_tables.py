@@ -24,8 +24,7 @@ from raggedatlas.catalog.identity import (
 )
 from raggedatlas.errors import AtlasError, DuplicateError, FeatureError, NotFoundError, SourceError
 from raggedatlas.formats.gene_tables import read_gene_tables
-from raggedatlas.model.accessions import parse_accession
-from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
+from raggedatlas.model.accessions import GENES_SCHEMA, GeneTable, GeneTableInfo, parse_accession
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.testing.hypothesis_profile import examples
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import raggedatlas as ra
 from raggedatlas.catalog.catalog import IDENTITY, LINKS, Catalog
-from raggedatlas.catalog.feature_registration import register_features
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.identity import (
     IDENTITY_COLUMNS,
@@ -24,11 +23,11 @@ from raggedatlas.catalog.identity import (
     read_links,
     update_identity,
 )
-from raggedatlas.catalog.layouts import Layout
+from raggedatlas.catalog.layouts import Layout, register_features
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import CorruptError, FeatureError, SchemaError
 from raggedatlas.model.ids import feature_uids
-from raggedatlas.query.feature_axis import FeatureRows
+from raggedatlas.query.modalities import FeatureRows
 from raggedatlas.testing.hypothesis_profile import examples
 
 SPACE = "gene_expression"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import assets, checks, leases, maintenance, optimize, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, snapshots
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, LAYOUTS, Catalog
 from raggedatlas.errors import CorruptError, NotFoundError
@@ -27,7 +27,7 @@ HOUR = timedelta(hours=1)
 
 def kill_writer(catalog: Catalog, uid: str) -> None:
     """Make a lease look like that of a process on this machine that has ended."""
-    lease = leases.read_lease(catalog, uid)
+    lease = assets.read_lease(catalog, uid)
     assert lease
     child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     dead = {**lease, "pid": int(child.stdout)}
@@ -37,7 +37,7 @@ def kill_writer(catalog: Catalog, uid: str) -> None:
 def test_optimize_assigns_indices_and_settles_every_table(two: Two) -> None:
     """Afterwards indices are 0..N-1 in registry and layouts, each table is one fragment, and every index covers it."""
     catalog = two[0]
-    optimize.optimize(catalog)
+    maintenance.optimize(catalog)
     assert checks.validate(catalog, "deep") == []
     registry = catalog.tables.read(f"{SPACE}_registry", ["global_index"]).column(0).to_pylist()
     assert sorted(registry) == [0, 1, 2, 3]
@@ -54,9 +54,9 @@ def test_optimize_assigns_indices_and_settles_every_table(two: Two) -> None:
 def test_optimize_twice_writes_nothing(two: Two) -> None:
     """Where nothing changed, no table gets a new version."""
     catalog = two[0]
-    optimize.optimize(catalog)
+    maintenance.optimize(catalog)
     before = {name: catalog.tables.version(name) for name in catalog.tables.names()}
-    optimize.optimize(catalog)
+    maintenance.optimize(catalog)
     assert {name: catalog.tables.version(name) for name in catalog.tables.names()} == before
 
 
@@ -66,33 +66,33 @@ def test_optimize_keeps_row_order(two: Two) -> None:
     for i in range(4):
         write_dataset(catalog, f"m{i}", ["A", f"G{i}"], np.ones((5, 2), "u1"))
     before = catalog.tables.read(CELLS)
-    optimize.optimize(catalog)
+    maintenance.optimize(catalog)
     assert catalog.tables.read(CELLS).equals(before)
 
 
 def test_indices_never_change(two: Two) -> None:
     """A feature keeps its index through later adds; new ones count on."""
     catalog = two[0]
-    assert optimize.reindex(catalog) == 4
+    assert maintenance.reindex(catalog) == 4
     before = catalog.tables.read(f"{SPACE}_registry", ["uid", "global_index"])
     write_dataset(catalog, "c", ["0", "A", "ZZ"], np.ones((2, 3), "u1"))
-    assert optimize.reindex(catalog, SPACE) == 2
+    assert maintenance.reindex(catalog, SPACE) == 2
     after = catalog.tables.read(f"{SPACE}_registry", ["uid", "global_index"])
     assert after.slice(0, 4).equals(before)
     assert sorted(after.column("global_index").to_pylist()) == list(range(6))
     assert catalog.tables.count(LAYOUTS, "global_index IS NULL") == 0
     with pytest.raises(NotFoundError, match="no features"):
-        optimize.reindex(catalog, "embedding")
+        maintenance.reindex(catalog, "embedding")
     with pytest.raises(NotFoundError):
-        optimize.reindex(catalog, "nonsense")
-    assert optimize.reindex(catalog, "protein_abundance") == 0
+        maintenance.reindex(catalog, "nonsense")
+    assert maintenance.reindex(catalog, "protein_abundance") == 0
 
 
 @pytest.mark.parametrize("index", [2**40, 2**63 - 1, -1, 2])
 def test_indices_are_not_counted_on_from_damage(two: Two, index: int) -> None:
     """Where assigned indices are not dense, new features get none, and nothing is written; a second call once counted on."""
     catalog, table = two[0], f"{SPACE}_registry"
-    optimize.reindex(catalog)
+    maintenance.reindex(catalog)
     rows = catalog.tables.read(table)
     values = [index if i == 3 else i for i in rows["global_index"].to_pylist()]
     at = rows.column_names.index("global_index")
@@ -101,7 +101,7 @@ def test_indices_are_not_counted_on_from_damage(two: Two, index: int) -> None:
     )
     write_dataset(catalog, "c", ["ZZ"], np.ones((2, 1), "u1"))
     before = catalog.tables.version(table)
-    for call in (optimize.reindex, optimize.optimize, snapshots.snapshot):
+    for call in (maintenance.reindex, maintenance.optimize, snapshots.snapshot):
         with pytest.raises(CorruptError, match=f"global_index of table '{table}'"):
             call(catalog)
     assert catalog.tables.version(table) == before
@@ -207,12 +207,12 @@ def test_repair_reports_missing_arrays_and_clears_half_made_tables(two: Two) -> 
 def test_a_lease_lives_as_long_as_its_process(atlas: Catalog) -> None:
     """Same machine: the very process. Other machine: fresh objects. None: the last minute. Finished: never."""
     uid = "0123456789abcdef"
-    assert not leases.lease_alive(atlas, uid)
-    leases.take_lease(atlas, uid)
-    lease = leases.read_lease(atlas, uid)
+    assert not assets.lease_alive(atlas, uid)
+    assets.take_lease(atlas, uid)
+    lease = assets.read_lease(atlas, uid)
     assert lease is not None
     assert lease["pid"] == os.getpid()
-    assert leases.lease_alive(atlas, uid, NOW)
+    assert assets.lease_alive(atlas, uid, NOW)
     cases = {
         "process_start": ("1", HOUR, False),
         "pid": (-1, HOUR, False),
@@ -222,29 +222,29 @@ def test_a_lease_lives_as_long_as_its_process(atlas: Catalog) -> None:
     }
     for key, (value, grace, alive) in cases.items():
         write_group_attributes(atlas.arrays, uid, {"raggedatlas": {"ingest": {**lease, key: value}}})
-        assert leases.lease_alive(atlas, uid, grace) is alive, key
+        assert assets.lease_alive(atlas, uid, grace) is alive, key
     write_group_attributes(atlas.arrays, uid, {})
-    assert leases.lease_alive(atlas, uid, NOW)
-    leases.take_lease(atlas, uid)
-    leases.release_lease(atlas, uid)
-    leases.release_lease(atlas, uid)
-    assert not leases.lease_alive(atlas, uid)
+    assert assets.lease_alive(atlas, uid, NOW)
+    assets.take_lease(atlas, uid)
+    assets.release_lease(atlas, uid)
+    assets.release_lease(atlas, uid)
+    assert not assets.lease_alive(atlas, uid)
     assert read_group_attributes(atlas.arrays, uid) == {"raggedatlas": {}}
     atlas.arrays.write_bytes(f"{uid}/zarr.json", b"{")
-    assert leases.read_lease(atlas, uid) is None
-    leases.release_lease(atlas, "ffffffffffffffff")
+    assert assets.read_lease(atlas, uid) is None
+    assets.release_lease(atlas, "ffffffffffffffff")
     assert "ffffffffffffffff" not in atlas.arrays.list_children()
 
 
 def test_without_proc_a_process_is_looked_up_by_number(atlas: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system tells no start times, a running number counts as alive and a free one as dead."""
-    monkeypatch.setattr(leases, "_text", lambda path: "")
+    monkeypatch.setattr(assets, "_text", lambda path: "")
     monkeypatch.setattr(Path, "exists", lambda path: False)
     uid = "0123456789abcdef"
-    leases.take_lease(atlas, uid)
-    assert leases.lease_alive(atlas, uid, NOW)
-    lease = leases.read_lease(atlas, uid)
+    assets.take_lease(atlas, uid)
+    assert assets.lease_alive(atlas, uid, NOW)
+    lease = assets.read_lease(atlas, uid)
     child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     dead = json.loads(json.dumps({**(lease or {}), "pid": int(child.stdout)}))
     write_group_attributes(atlas.arrays, uid, {"raggedatlas": {"ingest": dead}})
-    assert not leases.lease_alive(atlas, uid, HOUR)
+    assert not assets.lease_alive(atlas, uid, HOUR)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raggedatlas.catalog import assets, maintenance, manifests, purge, snapshots
+from raggedatlas.catalog import assets, integrity, maintenance, snapshots
 from raggedatlas.catalog.catalog import VERSIONS, Catalog
 from raggedatlas.catalog.checks import is_note, validate
 from raggedatlas.catalog.versions import FOLDER, HEAD, list_versions
@@ -40,7 +40,7 @@ def test_every_flipped_bit_of_a_file_that_a_snapshot_reaches_is_found(two: Two) 
     assets.drop_dataset(catalog, few)
     snapshots.snapshot(catalog)
     folder = catalog.tables.location.path
-    named = {path for r in list_versions(catalog) for path in manifests.read_manifest(catalog, r.manifest)}
+    named = {path for r in list_versions(catalog) for path in integrity.read_manifest(catalog, r.manifest)}
     named |= {str(file.relative_to(folder)) for file in (folder / FOLDER).iterdir()}
     named |= {str(file.relative_to(folder)) for file in folder.glob("*/_refs/tags/*.json")}
     assert {Path(path).parts[1] for path in named} >= {"data", "_versions", "_transactions", "_indices", "_deletions"}
@@ -48,7 +48,7 @@ def test_every_flipped_bit_of_a_file_that_a_snapshot_reaches_is_found(two: Two) 
     for path in sorted(named):
         file = folder / path
         before = flip(file, int(rng.integers(8 * file.stat().st_size)))
-        assert manifests.check_files(catalog, list_versions(catalog), head=True), path
+        assert integrity.check_files(catalog, list_versions(catalog), head=True), path
         file.write_bytes(before)
     assert found(catalog) == []
 
@@ -72,7 +72,7 @@ def test_a_missing_or_cut_file_is_named(two: Two) -> None:
     """The problem names the file below ``lance_db``."""
     catalog = two[0]
     record = snapshots.snapshot(catalog)
-    named = next(p for p in manifests.read_manifest(catalog, record.manifest) if p.startswith("cells.lance/data/"))
+    named = next(p for p in integrity.read_manifest(catalog, record.manifest) if p.startswith("cells.lance/data/"))
     file = catalog.tables.location.path / named
     before = file.read_bytes()
     file.write_bytes(before[:-1])
@@ -86,8 +86,8 @@ def test_a_snapshot_hashes_only_files_that_no_earlier_one_reaches(two: Two, monk
     catalog = two[0]
     snapshots.snapshot(catalog)
     read: list[str] = []
-    digest = manifests.digest_file
-    monkeypatch.setattr(manifests, "digest_file", lambda place, key: read.append(key) or digest(place, key))
+    digest = integrity.digest_file
+    monkeypatch.setattr(integrity, "digest_file", lambda place, key: read.append(key) or digest(place, key))
     record = snapshots.snapshot(catalog)
     assert {path for path in read if not path.startswith("atlas_versions") and "/_refs/" not in path} == set()
     assert record.manifest == list_versions(catalog)[0].manifest
@@ -125,7 +125,7 @@ def test_upkeep_keeps_what_is_recorded(two: Two) -> None:
         lambda: maintenance.gc(catalog, dry_run=False, grace=everything, keep=everything),
         lambda: assets.drop_dataset(catalog, second),
         lambda: snapshots.snapshot(catalog),
-        lambda: purge.purge(catalog, first),
+        lambda: maintenance.purge(catalog, first),
         lambda: snapshots.restore(catalog, 1),
         lambda: maintenance.repair(catalog),
         lambda: snapshots.snapshot(catalog),
@@ -172,5 +172,5 @@ def test_a_manifest_that_is_not_what_its_name_says_is_refused(two: Two) -> None:
     record = snapshots.snapshot(catalog)
     catalog.tables.location.write_bytes(f"{FOLDER}/{record.manifest}.json", b'{"files":{},"version":0}')
     with pytest.raises(CorruptError, match="is not its name"):
-        manifests.read_manifest(catalog, record.manifest)
+        integrity.read_manifest(catalog, record.manifest)
     assert {problem.rule for problem in found(catalog)} == {"manifest"}

@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 import raggedatlas as ra
 from raggedatlas.catalog import identity
 from raggedatlas.catalog.catalog import IDENTITY, Catalog
-from raggedatlas.catalog.feature_registration import register_features
-from raggedatlas.catalog.genes import Genes, put_tables
+from raggedatlas.catalog.genes import Genes, find_connected_rows, put_tables
 from raggedatlas.catalog.identity import IDENTITY_SCHEMA, derive_identity, read_facts, read_identity, update_identity
-from raggedatlas.catalog.name_resolution import find_connected_rows
-from raggedatlas.catalog.optimize import optimize
+from raggedatlas.catalog.layouts import register_features
+from raggedatlas.catalog.maintenance import optimize
 from raggedatlas.catalog.versions import registry_tables
-from raggedatlas.model.accessions import parse_accession
-from raggedatlas.model.genes import GENES_SCHEMA, GeneTable, GeneTableInfo
+from raggedatlas.model.accessions import GENES_SCHEMA, GeneTable, GeneTableInfo, parse_accession
 from raggedatlas.model.ids import feature_uids
 from raggedatlas.testing.hypothesis_profile import examples
 

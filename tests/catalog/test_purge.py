@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import assets, checks, maintenance, purge, snapshots
+from raggedatlas.catalog import assets, checks, maintenance, snapshots
 from raggedatlas.catalog.assets import purged, read_records
 from raggedatlas.catalog.catalog import CELLS, PURGE_KEY, VERSIONS, Catalog, open_catalog
 from raggedatlas.errors import ConflictError, NotFoundError
@@ -62,7 +62,7 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, versions_exist: bool) -> 
     }
     tip = catalog.tables.read(CELLS, where=f"dataset_uid <> '{first}'")
     assert any(uid.encode() in bytes_of(catalog) for uid in gone)
-    report = purge.purge(catalog, "a")
+    report = maintenance.purge(catalog, "a")
     assert report.groups == (first,)
     assert report.n_cells == (30 if versions_exist else 0)
     after = bytes_of(catalog)
@@ -81,7 +81,7 @@ def test_nothing_is_left_of_a_purged_dataset(two: Two, versions_exist: bool) -> 
     assert not [p for p in checks.validate(catalog, "deep") if not checks.is_note(p)]
     assert snapshots.snapshot(catalog).version == 4
     with pytest.raises(NotFoundError, match="Neither"):
-        purge.purge(catalog, first)
+        maintenance.purge(catalog, first)
 
 
 def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> Non
     gone, before = cells_of(two[0], first), [record.uid for record in read_records(two[0])]
     with_it = two[0].tables.read(CELLS)
     tip = two[0].tables.read(CELLS, where=f"dataset_uid <> '{first}'")
-    finish = itertools.cycle([maintenance.repair, lambda catalog: purge.purge(catalog, "a")])
+    finish = itertools.cycle([maintenance.repair, lambda catalog: maintenance.purge(catalog, "a")])
     finished, stages = False, []
     for n in itertools.count(1, 3):
         catalog = open_catalog(Location(shutil.copytree(two[0].location.uri, tmp_path / str(n))))
         with dying(n) as done:
-            purge.purge(catalog, first)
+            maintenance.purge(catalog, first)
             finished = True
         mark, now = catalog.unfinished_purge(), catalog.current()
         stages.append("" if mark is None else mark.stage)
@@ -107,7 +107,7 @@ def test_a_dead_purge_is_finished(two: Two, dying: Dying, tmp_path: Path) -> Non
         if mark is not None:
             assert "unfinished-purge" in {p.rule for p in checks.validate(catalog)}
             with pytest.raises(ConflictError, match=first):
-                purge.purge(catalog, "b")
+                maintenance.purge(catalog, "b")
             next(finish)(catalog)
             assert catalog.unfinished_purge() is None
             after = bytes_of(catalog)
@@ -153,7 +153,7 @@ def half_purged(catalog: Catalog, uid: str, dying: Dying) -> RaggedAtlas:
     """Let a purge die while it rewrites old snapshots; the handle was opened before."""
     atlas = RaggedAtlas(catalog)
     with dying(7):
-        purge.purge(catalog, uid)
+        maintenance.purge(catalog, uid)
     assert catalog.current() is not catalog
     return atlas
 
@@ -192,7 +192,7 @@ def test_an_add_under_way_and_a_purge_see_each_other(two: Two, step: str) -> Non
     def purging(told: str, _done: int, _total: int) -> None:
         if told == step and not refused:
             with pytest.raises(ConflictError, match="under way") if step != "plan" else contextlib.nullcontext():
-                purge.purge(catalog, first)
+                maintenance.purge(catalog, first)
             refused.append(step)
 
     atlas.add(small_anndata(5, 4), "new", organism="human", progress=purging)
@@ -214,7 +214,7 @@ def test_a_purge_under_way_refuses_the_add_that_was_planned_before(two: Two, dyi
 
     with pytest.raises(ConflictError, match="unfinished-purge"):
         atlas.add(small_anndata(5, 4), "new", organism="human", progress=purging)
-    purge.purge(catalog, "a")
+    maintenance.purge(catalog, "a")
     assert list(atlas.list_datasets()["name"]) == ["b"]
     assert {n for n in catalog.arrays.list_children() if n != "zarr.json"} == set(atlas.list_datasets().index)
 
@@ -231,10 +231,10 @@ def test_two_processes_do_not_run_one_purge(two: Two, dying: Dying) -> None:
         owner = {**mark.owner, "pid": other.pid, "process_start": start}
         text = mark.model_copy(update={"owner": owner}).model_dump_json()
         catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: text})
-        for call in (lambda: maintenance.repair(catalog), lambda: purge.purge(catalog, "a")):
+        for call in (lambda: maintenance.repair(catalog), lambda: maintenance.purge(catalog, "a")):
             with pytest.raises(ConflictError, match=f"process {other.pid}"):
                 call()
-    purge.purge(catalog, "a")
+    maintenance.purge(catalog, "a")
     assert [record.name for record in read_records(catalog)] == ["b"]
 
 
@@ -247,7 +247,7 @@ def test_a_mark_without_name_and_stage_is_read(two: Two, dying: Dying) -> None:
     assert mark is not None
     catalog.tables.update_metadata(VERSIONS, {PURGE_KEY: json.dumps({"uid": first, **mark.tables})})
     assert [record.name for record in read_records(catalog.current())] == ["a", "b"]
-    assert purge.purge(catalog, "a").n_cells == 30
+    assert maintenance.purge(catalog, "a").n_cells == 30
     assert [record.name for record in read_records(catalog)] == ["b"]
 
 
@@ -261,7 +261,7 @@ def test_no_file_keeps_a_dataset_that_was_dropped_before(two: Two) -> None:
     assets.drop_dataset(catalog, "b")
     snapshots.snapshot(catalog)
     assert any(uid.encode() in bytes_of(catalog) for uid in gone)
-    purge.purge(catalog, "b")
+    maintenance.purge(catalog, "b")
     after = bytes_of(catalog)
     assert not [uid for uid in gone if uid.encode() in after]
 
@@ -272,7 +272,7 @@ def test_no_tag_keeps_a_purged_dataset(two: Two) -> None:
     gone = cells_of(catalog, first)
     for tag in ("pending-1-ab", "purging-0123456789abcdef", "atlas-v99"):
         catalog.tables.tag(CELLS, tag, catalog.tables.version(CELLS))
-    purge.purge(catalog, first)
+    maintenance.purge(catalog, first)
     after = bytes_of(catalog)
     assert not [uid for uid in gone if uid.encode() in after]
     assert not catalog.tables.tags(CELLS)
@@ -282,11 +282,11 @@ def test_purge_waits_for_adds_and_finds_by_name(two: Two) -> None:
     """A purge is refused while an add is under way; unknown and ambiguous names are refused too."""
     catalog = two[0]
     with pytest.raises(NotFoundError, match="Neither"):
-        purge.purge(catalog, "nobody")
+        maintenance.purge(catalog, "nobody")
     write_dataset(catalog, "b", ["A"], np.ones((2, 1), "u1"))
     with pytest.raises(NotFoundError, match="2 datasets"):
-        purge.purge(catalog, "b")
+        maintenance.purge(catalog, "b")
     write_dataset(catalog, "half", ["A"], np.ones((2, 1), "u1"), last="cells")
     with pytest.raises(ConflictError, match="under way"):
-        purge.purge(catalog, "a")
+        maintenance.purge(catalog, "a")
     assert len(read_records(catalog)) == 3

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raggedatlas.catalog import assets, checks, maintenance, optimize, snapshots, versions
+from raggedatlas.catalog import assets, checks, maintenance, snapshots, versions
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, DATASETS, VERSIONS, Catalog
 from raggedatlas.errors import (
@@ -21,9 +21,9 @@ from raggedatlas.errors import (
     ReadOnlyError,
     SchemaError,
 )
-from raggedatlas.model.pointers import SparseZarrPointer
 from raggedatlas.model.records import PurgeMark
 from raggedatlas.model.schemas import HoxBaseSchema
+from raggedatlas.model.spaces import SparseZarrPointer
 from raggedatlas.store.location import Location
 from raggedatlas.store.tables import Tables
 from raggedatlas.testing.atlases import write_dataset
@@ -63,7 +63,7 @@ def test_an_old_snapshot_survives_optimize_and_every_clean_up(two: Two) -> None:
         records.append(snapshots.snapshot(catalog))
         before[i + 2] = catalog.at(records[-1]).tables.read(CELLS)
     assets.drop_dataset(catalog, first)
-    optimize.optimize(catalog, timedelta(0))
+    maintenance.optimize(catalog, timedelta(0))
     maintenance.gc(catalog, dry_run=False, keep=timedelta(0))
     for record in snapshots.list_versions(catalog):
         view = snapshots.open_snapshot(catalog, record)
@@ -275,7 +275,7 @@ def test_diff_counts_what_changed(two: Two) -> None:
     """Datasets, cells, columns and features that came, went or changed are told apart."""
     import pyarrow as pa
 
-    from raggedatlas.catalog.feature_registration import register_features
+    from raggedatlas.catalog.layouts import register_features
     from raggedatlas.model.ids import feature_uids
 
     catalog, first, second = two
@@ -344,8 +344,8 @@ def test_forgetting_and_restoring_need_the_tip(two: Two) -> None:
     for action in (
         lambda: snapshots.restore(view, 1),
         lambda: snapshots.delete_version(view, 1),
-        lambda: optimize.optimize(view),
-        lambda: optimize.reindex(view),
+        lambda: maintenance.optimize(view),
+        lambda: maintenance.reindex(view),
         lambda: assets.drop_dataset(view, "a"),
         lambda: maintenance.gc(view),
         lambda: maintenance.repair(view),

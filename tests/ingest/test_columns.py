@@ -7,8 +7,8 @@ import pytest
 
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.errors import ArgumentError, NotFoundError, SchemaError
-from raggedatlas.model.pointers import SparseZarrPointer
 from raggedatlas.model.schemas import HoxBaseSchema
+from raggedatlas.model.spaces import SparseZarrPointer
 
 
 class Wanted(HoxBaseSchema):

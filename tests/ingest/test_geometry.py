@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from raggedatlas.atlas import RaggedAtlas
-from raggedatlas.catalog import leases
+from raggedatlas.catalog import assets
 from raggedatlas.catalog.assets import GEOMETRY_ASSETS
 from raggedatlas.catalog.catalog import CELLS, GEOMETRY
 from raggedatlas.errors import (
@@ -32,8 +32,7 @@ from raggedatlas.ingest import geometries
 from raggedatlas.ingest.geometries import GEOMETRY_STEPS
 from raggedatlas.ingest.geometry_detecting import is_geometry
 from raggedatlas.ingest.geometry_source import object_bounds
-from raggedatlas.model.pointers import GeometryPointer, PointerKind, pointer_columns, pointer_field
-from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.model.spaces import FeatureSpace, GeometryPointer, PointerKind, pointer_columns, pointer_field
 from raggedatlas.store.arrays import write_group_attributes
 from raggedatlas.store.location import Location, list_files, read_file
 from raggedatlas.testing.spatial import Slide, make_slide
@@ -290,7 +289,7 @@ def _die(atlas: RaggedAtlas, monkeypatch: pytest.MonkeyPatch, step: str, add: Ca
             add(progress)
     catalog = atlas._catalog
     for uid in catalog.arrays.list_children():
-        lease = leases.read_lease(catalog, uid)
+        lease = assets.read_lease(catalog, uid)
         if lease:
             write_group_attributes(catalog.arrays, uid, {"raggedatlas": {"ingest": {**lease, "pid": DEAD_PROCESS}}})
 

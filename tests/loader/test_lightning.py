@@ -13,8 +13,7 @@ import pytest
 
 from raggedatlas import Loader
 from raggedatlas.errors import QueryError
-from raggedatlas.loader.lightning import AtlasDataModule, EpochBatches
-from raggedatlas.loader.splits import Split
+from raggedatlas.loader.lightning import AtlasDataModule, EpochBatches, Split
 
 torch = pytest.importorskip("torch")
 lightning = pytest.importorskip("lightning")
@@ -180,7 +179,7 @@ import json, sys
 import lightning, torch
 import raggedatlas as ra
 from raggedatlas.loader.lightning import AtlasDataModule
-from raggedatlas.loader.splits import Split
+from raggedatlas.loader.lightning import Split
 
 class Watch(lightning.LightningModule):
     def __init__(self):

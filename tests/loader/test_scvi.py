@@ -8,8 +8,8 @@ import pytest
 
 import raggedatlas as ra
 from raggedatlas.errors import MissingExtraError, QueryError
+from raggedatlas.loader.lightning import Split
 from raggedatlas.loader.scvi import ScviDataModule
-from raggedatlas.loader.splits import Split
 
 torch = pytest.importorskip("torch")
 scvi = pytest.importorskip("scvi")

@@ -19,7 +19,7 @@ from raggedatlas import Query, RaggedAtlas, Workers
 from raggedatlas.catalog import checks
 from raggedatlas.errors import ArgumentError, QueryError, SourceError, UnknownValueWarning, WorkersError
 from raggedatlas.model.batch import Batch, CsrBlock
-from raggedatlas.query import compute, export, read
+from raggedatlas.query import compute, outputs, read
 from raggedatlas.query.plan import plan_read
 from raggedatlas.store.location import Location
 from raggedatlas.testing.processes import POOLS, dask_workers, processes
@@ -81,7 +81,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut the small atlas into many blocks and tasks."""
-    for module, name, value in ((read, "BLOCK_BYTES", 300), (export, "STEP_BYTES", 300), (compute, "TASK_CELLS", 8)):
+    for module, name, value in ((read, "BLOCK_BYTES", 300), (outputs, "STEP_BYTES", 300), (compute, "TASK_CELLS", 8)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(read.row_blocks, "__defaults__", (300,))
     monkeypatch.setattr(read.block_tasks, "__defaults__", (300,))

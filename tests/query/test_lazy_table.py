@@ -135,11 +135,11 @@ def test_a_dataset_is_written_column_by_column(tmp_path: Path, monkeypatch: pyte
         opened.append(column)
         return real(self, column)
 
-    from raggedatlas.catalog.frames import StoredFrame
+    from raggedatlas.catalog.cells import StoredFrame
 
     real = StoredFrame.chunks
     monkeypatch.setattr(StoredFrame, "chunks", chunks)
-    monkeypatch.setattr("raggedatlas.query.roundtrip.read_frame", _no_obs)
+    monkeypatch.setattr("raggedatlas.query.dataset.read_frame", _no_obs)
     atlas.dataset("d").write(tmp_path / "x.h5ad")
     assert sorted(set(opened)) == list(range(1 + given.obs.shape[1]))
     assert ad.read_h5ad(tmp_path / "x.h5ad").obs_names.tolist() == given.obs_names.tolist()
@@ -147,7 +147,7 @@ def test_a_dataset_is_written_column_by_column(tmp_path: Path, monkeypatch: pyte
 
 def test_a_step_of_a_dataset_has_few_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Any) -> None:
     """However many rows are asked for, a step of a sparse matrix stops at so many entries, but takes a row; none is lost."""
-    monkeypatch.setattr("raggedatlas.query.roundtrip.ENTRIES", 5)
+    monkeypatch.setattr("raggedatlas.query.dataset.ENTRIES", 5)
     given = small.files["first"]
     atlas = RaggedAtlas.create(str(tmp_path / "atlas"))
     atlas.add(given, "d", progress=False)
@@ -158,7 +158,7 @@ def test_a_step_of_a_dataset_has_few_entries(tmp_path: Path, monkeypatch: pytest
 
 
 def _no_obs(catalog: Any, uid: str, name: str) -> Any:
-    from raggedatlas.catalog.frames import read_frame
+    from raggedatlas.catalog.cells import read_frame
 
     assert name != "obs", "the table of cells was read whole"
     return read_frame(catalog, uid, name)

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 import raggedatlas as ra
+from raggedatlas.catalog.features import find_orthologs
 from raggedatlas.catalog.genes import put_tables
-from raggedatlas.catalog.orthologs import find_orthologs
 from raggedatlas.cli.commands import app
 from raggedatlas.errors import FeatureError, QueryError
-from raggedatlas.model.genes import ORTHOLOGS_SCHEMA, GeneTable, GeneTableInfo
+from raggedatlas.model.accessions import ORTHOLOGS_SCHEMA, GeneTable, GeneTableInfo
 
 REAL = Path("tests/data/gene_tables")
 BIOMART, HCOP = REAL / "biomart_human_to_mouse.csv", REAL / "hcop_human_to_mouse.csv"

@@ -17,8 +17,7 @@ from raggedatlas.catalog.layouts import Layout
 from raggedatlas.catalog.snapshots import open_snapshot, snapshot
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.ingest.add import add
-from raggedatlas.query.feature_axis import FeatureRows
-from raggedatlas.query.modalities import join_dtypes
+from raggedatlas.query.modalities import FeatureRows, join_dtypes
 from raggedatlas.query.plan import plan_read
 from raggedatlas.query.query import Query
 from raggedatlas.query.read import read_cells

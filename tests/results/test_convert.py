@@ -23,7 +23,7 @@ from raggedatlas.errors import (
     SourceError,
     StoreError,
 )
-from raggedatlas.results import convert, fragments, npy_results
+from raggedatlas.results import batch_writer, convert, npy_results
 from raggedatlas.testing.atlases import npy_run
 
 
@@ -187,7 +187,7 @@ def test_a_second_run_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: float) -> None:
     """C63, R6: a byte that changes between writing and reading back is found; nothing is committed, and the old files serve."""
     folder, _, _ = run_of(tmp_path, 400)
-    finish = fragments.FragmentWriter.finish
+    finish = batch_writer.FragmentWriter.finish
 
     def finish_badly(self: Any) -> Any:
         made = finish(self)
@@ -197,7 +197,7 @@ def test_a_wrong_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         path.write_bytes(content)
         return made
 
-    monkeypatch.setattr(fragments.FragmentWriter, "finish", finish_badly)
+    monkeypatch.setattr(batch_writer.FragmentWriter, "finish", finish_badly)
     with pytest.raises((CorruptError, StoreError), match=r"differ from the \.npy files|corrupt"):
         convert_results(folder)
     with pytest.warns(DeprecationWarning, match="convert_results"):
@@ -238,8 +238,8 @@ def test_large_batches_are_walked_in_pieces(tmp_path: Path, monkeypatch: pytest.
 def test_what_is_read_back_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C62: files are read back in pieces of bounded size, whole or some rows of them: Lance alone would hold as much as memory does."""
     values = bits("float64", (3000, 64))
-    monkeypatch.setattr(fragments, "MAX_ROWS", 1100)
-    monkeypatch.setattr(fragments, "_READ_BYTES", 50_000)
+    monkeypatch.setattr(batch_writer, "MAX_ROWS", 1100)
+    monkeypatch.setattr(batch_writer, "_READ_BYTES", 50_000)
     rows = np.arange(5, 3000, 7)
     with ResultDatasetWriter(tmp_path) as writer:
         writer.write_batch(range(3000), values)

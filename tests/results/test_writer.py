@@ -30,7 +30,7 @@ from raggedatlas.errors import (
     SourceError,
     StoreError,
 )
-from raggedatlas.results import batch_writer, fragments
+from raggedatlas.results import batch_writer
 
 DTYPES = ["float16", "float32", "float64", "bool", *(f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64))]
 
@@ -315,7 +315,7 @@ def test_many_batches_are_one_commit(tmp_path: Path) -> None:
 
 def test_files_are_rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C05, C22: a batch may fill one file and begin the next; rows and their order are as without."""
-    monkeypatch.setattr(fragments, "MAX_ROWS", 10)
+    monkeypatch.setattr(batch_writer, "MAX_ROWS", 10)
     values = any_bits("float32", (37, 3))
     dataset = written(tmp_path, values[:25], values[25:])
     assert len(list((tmp_path / "lance_db/results.lance/data").iterdir())) == 4
@@ -504,7 +504,7 @@ def test_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def fail(self: Any, batch: Any) -> None:
         raise StoreError("no space left")
 
-    monkeypatch.setattr(fragments.FragmentWriter, "write", fail)
+    monkeypatch.setattr(batch_writer.FragmentWriter, "write", fail)
     with pytest.raises(StoreError, match="no space"):
         writer.write_batch(["b"], [np.zeros(3)])
     with pytest.raises(ReadOnlyError, match="aborted"):

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import raggedatlas as ra
+from raggedatlas.catalog.assets import GRACE
 from raggedatlas.catalog.catalog import CELLS, DATASETS, open_catalog
-from raggedatlas.catalog.leases import GRACE
-from raggedatlas.catalog.maintenance import gc
-from raggedatlas.catalog.optimize import KEEP, optimize
-from raggedatlas.catalog.snapshots import list_versions
+from raggedatlas.catalog.maintenance import KEEP, gc, optimize
+from raggedatlas.catalog.versions import list_versions
 from raggedatlas.store.location import Location
 from raggedatlas.testing.atlases import GENES, small_anndata
 

@@ -11,10 +11,9 @@ import pyarrow as pa
 from raggedatlas.errors import AtlasError, ConflictError, NotFoundError, ReadOnlyError, SchemaError, StoreError
 from raggedatlas.model.assets import GEOMETRY_TABLE, RESULTS_TABLE
 from raggedatlas.model.ids import check_length
-from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.records import DATASETS_SCHEMA, LAYOUTS_SCHEMA, VERSIONS_SCHEMA, AtlasVersionRecord, PurgeMark
 from raggedatlas.model.schemas import FeatureBaseSchema, HoxBaseSchema
-from raggedatlas.model.spaces import BUILT_IN, FeatureSpace, known_spaces
+from raggedatlas.model.spaces import BUILT_IN, FeatureSpace, known_spaces, pointer_columns
 from raggedatlas.store.codecs import chunk_encoder
 from raggedatlas.store.location import Location, probe_conditional_puts
 from raggedatlas.store.tables import Tables

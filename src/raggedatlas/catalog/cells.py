@@ -1,17 +1,25 @@
-"""The cell table: add columns for new metadata and feature spaces, and keep the original type of each column."""
+"""The cell table: its columns, the frames of files that are kept with the datasets, and annotations."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
+from raggedatlas.catalog.assets import group_by_dataset
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.errors import SchemaError
-from raggedatlas.model.frames import ColumnFacts, facts_of, is_text
+from raggedatlas.errors import AtlasError, ConflictError, CorruptError, NotFoundError, SchemaError
+from raggedatlas.model.assets import AnnotationRecord, annotation_columns
+from raggedatlas.model.frames import TEXT_ROWS, ColumnFacts, column_stacks, facts_of, is_text
+from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.reports import MaintenanceReport
+from raggedatlas.model.validation import AtlasProblem
 from raggedatlas.store.sql import all_of, is_not_null, is_null
-from raggedatlas.store.tables import Tables
+from raggedatlas.store.tables import Tables, update_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,3 +249,260 @@ def cell_rows(schema: pa.Schema, columns: Mapping[str, Any], n: int) -> pa.Table
     """
     arrays = [columns[f.name] if f.name in columns else pa.nulls(n, f.type) for f in schema]
     return pa.Table.from_arrays(arrays, schema=schema.remove_metadata())
+
+
+def write_frame(catalog: Catalog, dataset_uid: str, name: str, table: pa.Table) -> str:
+    """Store a frame of a dataset, with the metadata that restores it exactly.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    dataset_uid : str
+        The dataset.
+    name : str
+        ``"obs"``, or ``"var.<pointer>"``.
+    table : pyarrow.Table
+        As `model.frames.frame_to_arrow` makes it.
+
+    Returns
+    -------
+    str
+        SHA-256 of the file, for `DatasetFacts.frames`.
+    """
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table, max_chunksize=TEXT_ROWS)
+    data = memoryview(sink.getvalue())
+    catalog.arrays.child(dataset_uid).write_bytes(f"frames/{name}.arrow", data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_frame(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Table:
+    """Read a frame of a dataset, after comparing the hash of its file with the recorded one.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip or pinned.
+    record : DatasetRecord
+        The dataset's first record, whose facts have the hashes.
+    name : str
+        ``"obs"``, or ``"var.<pointer>"``.
+
+    Raises
+    ------
+    NotFoundError
+        If the dataset keeps no frame of that name.
+    CorruptError
+        If the file is not the one that was written, or is no valid Arrow file.
+    """
+    data = _bytes(catalog, record, name)
+    with _arrow_errors(catalog, record, name), pa.ipc.open_file(data) as reader:
+        table = reader.read_all()
+        table.validate(full=True)
+        return table
+
+
+def check_frames(catalog: Catalog, records: Iterable[DatasetRecord]) -> list[AtlasProblem]:
+    """Read every frame that has a recorded hash to the end.
+
+    Returns
+    -------
+    list of AtlasProblem
+        Rule ``frame``, and the note ``unverified-files`` for datasets that were added before hashes were recorded.
+    """
+    problems = []
+    for uid, group in group_by_dataset(records).items():
+        try:
+            names = group[0].file_facts.frames
+            if not names and catalog.arrays.child(uid, "frames").exists():
+                text = "its frames have no recorded hashes, because it was added before they were recorded"
+                problems.append(
+                    AtlasProblem("unverified-files", uid, text, "Add it again with on_duplicate='replace'.")
+                )
+        except CorruptError:
+            continue  # rule array-spec
+        for name in names:
+            try:
+                read_frame(catalog, group[0], name)
+            except AtlasError as error:
+                text = "Restore the file from a copy, or drop the dataset and add it again."
+                problems.append(AtlasProblem("frame", uid, str(error), text))
+    return problems
+
+
+@dataclass(frozen=True)
+class StoredFrame:
+    """A stored frame whose columns are read one by one.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Its columns with their facts.
+    data : pyarrow.Buffer
+        The file, its hash compared: mapped where it is local.
+    catalog, record, name : Catalog, DatasetRecord, str
+        Its origin, for messages.
+    """
+
+    schema: pa.Schema
+    data: pa.Buffer
+    catalog: Catalog
+    record: DatasetRecord
+    name: str
+
+    def chunks(self, column: int) -> Iterator[pa.Array]:
+        """Iterate over the chunks of one column, without decompressing the others."""
+        options = pa.ipc.IpcReadOptions(included_fields=[column])
+        with (
+            _arrow_errors(self.catalog, self.record, self.name),
+            pa.ipc.open_file(self.data, options=options) as reader,
+        ):
+            for i in range(reader.num_record_batches):
+                values = reader.get_batch(i).column(0)
+                values.validate(full=True)
+                yield values
+
+
+def open_frame(catalog: Catalog, record: DatasetRecord, name: str) -> StoredFrame:
+    """Open a frame of a dataset; see `read_frame` for parameters and errors."""
+    data = _bytes(catalog, record, name)
+    with _arrow_errors(catalog, record, name), pa.ipc.open_file(data) as reader:
+        return StoredFrame(reader.schema, data, catalog, record, name)
+
+
+def _bytes(catalog: Catalog, record: DatasetRecord, name: str) -> pa.Buffer:
+    place, key = catalog.arrays.child(record.uid, "frames"), f"{name}.arrow"
+    try:
+        if place.is_local:
+            with pa.memory_map(str(place.child(key).checked_path())) as file:
+                data = file.read_buffer()
+        else:
+            data = pa.py_buffer(place.read_bytes(key))
+    except (NotFoundError, FileNotFoundError) as error:
+        raise NotFoundError(
+            f"Dataset {record.uid} keeps no frame {name!r} in {place.uri}; run validate('rows')."
+        ) from error
+    known = record.file_facts.frames.get(name)
+    if known is not None and hashlib.sha256(data).hexdigest() != known:
+        raise _damaged(catalog, record, name, "its SHA-256 is not the one that was recorded")
+    return data
+
+
+@contextlib.contextmanager
+def _arrow_errors(catalog: Catalog, record: DatasetRecord, name: str) -> Iterator[None]:
+    """Raise errors of an invalid file as `CorruptError`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(catalog, record, name, str(error).split("\n", 1)[0]) from error
+
+
+def _damaged(catalog: Catalog, record: DatasetRecord, name: str, reason: str) -> CorruptError:
+    return CorruptError(
+        f"The frame {catalog.arrays.uri}/{record.uid}/frames/{name}.arrow is damaged: {reason}. Run validate('deep'), which reads it "
+        "again: only if it is found there too, restore the file from a copy, or drop the dataset and add it again."
+    )
+
+
+def read_annotations(catalog: Catalog) -> list[AnnotationRecord]:
+    """Return the annotations of an atlas, oldest first.
+
+    Raises
+    ------
+    CorruptError
+        If a record is damaged.
+    """
+    found = {record.uid: record for record in annotation_columns(catalog.tables.schema(CELLS)).values()}
+    return list(found.values())
+
+
+def drop_annotation(catalog: Catalog, name: str) -> MaintenanceReport:
+    """Remove the columns of an annotation, in one commit; the columns that they covered become visible again. Snapshots keep their columns.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        At the tip.
+    name : str
+        The annotation.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no annotation of that name.
+    ConflictError
+        If a later annotation gave values to one of its columns.
+    """
+    catalog.require_tip("drop_annotation")
+    schema = catalog.tables.schema(CELLS)
+    columns = annotation_columns(schema)
+    own = [column for column, record in columns.items() if record.name == name]
+    if not own:
+        names = sorted({record.name for record in columns.values()})
+        raise NotFoundError(f"{catalog.location.uri} has no annotation {name!r}; it has {names}.")
+    for shown, stack in column_stacks(schema).items():
+        later = [columns[column].name for column in stack if column in columns and column not in own]
+        if set(own) & set(stack) and stack[0] not in own:
+            raise ConflictError(
+                f"The annotation {later[0]!r} gave values to the column {shown!r} after {name!r} did; drop {later[0]!r} first."
+            )
+    catalog.tables.drop_columns(CELLS, own)
+    return MaintenanceReport(notes=(f"{len(own)} columns were removed; snapshots that have them keep them",))
+
+
+def complete_annotations(catalog: Catalog) -> int:
+    """Copy values that were added to covered columns since into the covering columns of annotations.
+
+    `add` writes the column of the file, which an annotation of the same name covers. A snapshot calls this before it records
+    the cells, so that the covering column has the values of all of them.
+
+    Returns
+    -------
+    int
+        Number of values filled in.
+    """
+    n_filled = 0
+    for upper, lower in incomplete_columns(catalog):
+        field = catalog.tables.schema(CELLS).field(lower)
+        facts = replace(facts_of(field) or ColumnFacts(lower, ""), name=_shown_name(catalog, upper))
+        add_cell_columns(catalog, [CellColumn(upper, field.type, facts)], [])
+        n_filled += catalog.tables.retry(CELLS, partial(_fill, catalog, upper, lower))
+    return n_filled
+
+
+def incomplete_columns(catalog: Catalog) -> list[tuple[str, str]]:
+    """Return the columns of annotations that lack values of the column below them, lowest first: pairs of stored names."""
+    stacks = column_stacks(catalog.tables.schema(CELLS)).values()
+    pairs = [pair for stack in stacks for pair in reversed(list(pairwise(stack)))]
+    # A column is complete only if the one below it is, so those above an incomplete one are completed with it.
+    found: list[tuple[str, str]] = []
+    for upper, lower in pairs:
+        if lower in {pair[0] for pair in found} or catalog.tables.count(
+            CELLS, all_of(is_null(upper), is_not_null(lower))
+        ):
+            found.append((upper, lower))
+    return found
+
+
+def _shown_name(catalog: Catalog, column: str) -> str:
+    facts = facts_of(catalog.tables.schema(CELLS).field(column))
+    return column if facts is None else facts.name
+
+
+def _fill(catalog: Catalog, upper: str, lower: str) -> int:
+    at = catalog.tables.version(CELLS)
+    then = Tables(catalog.tables.location, {CELLS: at})
+    schema = then.schema(CELLS)
+    if upper not in schema.names or lower not in schema.names:
+        return 0  # The annotation was dropped in the meantime.
+    rows = then.read(CELLS, ["uid", lower], all_of(is_null(upper), is_not_null(lower)))
+    if rows.num_rows:
+        target, values = schema.field(upper).type, rows.column(lower)
+        values = text_of(values) if pa.types.is_string(target) else fit_values(lower, values, target)
+        fields = [rows.schema.field("uid"), pa.field(upper, target)]
+        update_columns(
+            catalog.tables, CELLS, "uid", pa.table([rows.column("uid"), values], schema=pa.schema(fields)), at
+        )
+    return int(rows.num_rows)

@@ -17,9 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.catalog import FACTS, GENE_TABLE, IDENTITY, LINKS, Catalog
-from raggedatlas.catalog.feature_registration import BY_HAND
-from raggedatlas.catalog.genes import Genes, read_genes
-from raggedatlas.catalog.name_resolution import NameResolver, find_connected_rows
+from raggedatlas.catalog.genes import Genes, NameResolver, find_connected_rows, read_genes
+from raggedatlas.catalog.layouts import BY_HAND
 from raggedatlas.errors import ConflictError, CorruptError, FeatureError, StoreError
 from raggedatlas.model.accessions import UNKNOWN, are_accessions
 from raggedatlas.model.ids import feature_uids

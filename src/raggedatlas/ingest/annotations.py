@@ -26,8 +26,8 @@ from raggedatlas.model.assets import (
 )
 from raggedatlas.model.frames import INDEX, ColumnFacts, column_stacks, facts_of, is_text
 from raggedatlas.model.ids import check_length, column_name, new_uid, uid_numbers
-from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.reports import AnnotationColumnReport, AnnotationReport, ResultReport
+from raggedatlas.model.spaces import pointer_columns
 from raggedatlas.results.row_readers import ObjectIds
 from raggedatlas.store.tables import Tables
 

@@ -12,8 +12,8 @@ from raggedatlas.ingest.options import IngestOptions, OnClash
 from raggedatlas.model.assets import annotation_columns, result_columns
 from raggedatlas.model.frames import INDEX, ColumnFacts, facts_of
 from raggedatlas.model.ids import column_name
-from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.reports import ColumnReport
+from raggedatlas.model.spaces import pointer_columns
 
 FILLED = ("uid", "dataset_uid", "cell_name", "dataset", "layout_uid")
 """Names that the atlas or a query's result fills; a file's column of that name gets the prefix ``obs_``."""

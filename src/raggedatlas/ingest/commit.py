@@ -13,12 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.assets import Commit, commit_records, delete_cells_of_datasets, group_by_dataset, read_records
+from raggedatlas.catalog.assets import (
+    Commit,
+    commit_records,
+    delete_cells_of_datasets,
+    group_by_dataset,
+    read_records,
+    release_lease,
+)
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns, cell_rows
-from raggedatlas.catalog.feature_registration import register_features
-from raggedatlas.catalog.layouts import ensure_layouts
-from raggedatlas.catalog.leases import release_lease
+from raggedatlas.catalog.layouts import ensure_layouts, register_features
 from raggedatlas.errors import AtlasError, SourceError, StoreError
 from raggedatlas.ingest.columns import column_values
 from raggedatlas.ingest.group_writer import WrittenGroup, specs_json
@@ -29,9 +34,9 @@ from raggedatlas.ingest.staging import FlushBehind, PlanAhead, SourceOpener, Sta
 from raggedatlas.ingest.workers import WorkerStaging
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import new_uids
-from raggedatlas.model.pointers import pointer_field
 from raggedatlas.model.records import DatasetFacts, DatasetRecord, LayerFacts
 from raggedatlas.model.reports import IngestReport
+from raggedatlas.model.spaces import pointer_field
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.runtime import BackgroundWriter
 from raggedatlas.store.sql import equals

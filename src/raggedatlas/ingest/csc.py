@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.assets import array_readers, find_dataset
 from raggedatlas.catalog.catalog import DATASETS, Catalog
 from raggedatlas.errors import CorruptError, NotFoundError, QueryError
-from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.records import DATASETS_SCHEMA, DatasetRecord, datasets_from_table
+from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArrayWriter, create_group
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 from raggedatlas.store.native import library

@@ -14,9 +14,9 @@ from raggedatlas.ingest.content_hash import block_rows
 from raggedatlas.ingest.options import IngestOptions
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan
 from raggedatlas.ingest.values import to_csr
-from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.sparse import count_columns
 
 SAMPLE_ENTRIES = 4 * 2**20

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.feature_registration import BY_HAND, register_features
 from raggedatlas.catalog.features import read_registry
 from raggedatlas.catalog.identity import change_links, update_identity
+from raggedatlas.catalog.layouts import BY_HAND, register_features
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.schemas import FeatureBaseSchema

@@ -19,19 +19,20 @@ from raggedatlas.catalog.assets import (
     groups_in_use,
     is_visible,
     read_records,
+    release_lease,
+    take_lease,
 )
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns
-from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.errors import AtlasError, ConflictError, SourceError, StoreError
 from raggedatlas.ingest.geometry_cells import NewCells, dataset_name, plan_cells
 from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, check_duplicates, plan_geometry
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry
 from raggedatlas.ingest.options import Progress, bar, no_progress
 from raggedatlas.model.assets import GeometryRecord
-from raggedatlas.model.pointers import AXES, GeometryPointer, PointerKind, pointer_field
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import GeometryReport
+from raggedatlas.model.spaces import AXES, GeometryPointer, PointerKind, pointer_field
 from raggedatlas.store.location import digest_files, list_files, read_file
 from raggedatlas.store.sql import equals, is_not_null
 from raggedatlas.store.tables import Tables, update_columns

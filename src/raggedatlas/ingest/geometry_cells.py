@@ -8,8 +8,7 @@ import pyarrow as pa
 
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.cells import CellColumn, cell_rows
-from raggedatlas.catalog.frames import write_frame
+from raggedatlas.catalog.cells import CellColumn, cell_rows, write_frame
 from raggedatlas.errors import DuplicateError
 from raggedatlas.ingest.columns import ColumnPlan, column_values, plan_columns
 from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan

@@ -19,8 +19,7 @@ from raggedatlas.ingest.options import OnDuplicate
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, new_uid
-from raggedatlas.model.pointers import AXES, PointerKind, pointer_columns
-from raggedatlas.model.spaces import GEOMETRY_TYPES, known_spaces
+from raggedatlas.model.spaces import AXES, GEOMETRY_TYPES, PointerKind, known_spaces, pointer_columns
 
 _USUAL = {
     "skeleton": "morphology",

@@ -20,9 +20,9 @@ from raggedatlas.ingest.plan import COUNTS, GroupPlan, LayerPlan
 from raggedatlas.ingest.values import LayerFit, canonicalize, to_csr
 from raggedatlas.model.batch import Block, CsrBlock, DenseBlock
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.protocols import MatrixInfo, Source
 from raggedatlas.model.records import COLUMNS
+from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.arrays import ArraySpec, ArrayWriter, create_group
 from raggedatlas.store.codecs import is_exact
 from raggedatlas.store.native import BAD_COLUMN, csr_of, library

@@ -23,11 +23,10 @@ from raggedatlas.model.assets import result_columns
 from raggedatlas.model.batch import Block
 from raggedatlas.model.frames import INDEX
 from raggedatlas.model.ids import check_length, column_name, layout_uid, new_uid
-from raggedatlas.model.pointers import PointerKind, pointer_columns
 from raggedatlas.model.protocols import NO_MATRIX, MatrixInfo, Source, SourceSchema
 from raggedatlas.model.reports import ColumnOrder, ColumnReport
 from raggedatlas.model.schemas import FeatureBaseSchema
-from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.model.spaces import FeatureSpace, PointerKind, pointer_columns
 
 COUNTS = "counts"
 _UNFIT = re.compile(r"\.{2,}|[/\\\x00-\x1f\x7f]")

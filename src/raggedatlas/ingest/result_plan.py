@@ -21,7 +21,7 @@ from raggedatlas.ingest.options import OnDuplicate
 from raggedatlas.model.assets import Kind, ResultRecord, result_columns
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_length, new_uid
-from raggedatlas.model.pointers import PointerKind, pointer_columns
+from raggedatlas.model.spaces import PointerKind, pointer_columns
 from raggedatlas.results.dataset import ResultDataset, load_results_dataset
 from raggedatlas.results.folder import DATABASE, TABLE, read_config
 from raggedatlas.results.npy_results import InferenceDataSet

@@ -12,16 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import RESULT_ASSETS
+from raggedatlas.catalog.assets import RESULT_ASSETS, release_lease, take_lease
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.errors import AtlasError, DuplicateError, SchemaError, SourceError, StoreError
 from raggedatlas.ingest.group_writer import specs_json
 from raggedatlas.ingest.options import Progress, bar, no_progress
 from raggedatlas.ingest.result_plan import BLOCK_ROWS, ResultOptions, ResultPlan, is_results, plan_result, result_exists
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
-from raggedatlas.model.pointers import PointerKind, pointer_field
 from raggedatlas.model.reports import ResultReport
+from raggedatlas.model.spaces import PointerKind, pointer_field
 from raggedatlas.store.arrays import ArrayWriter, create_group
 from raggedatlas.store.storage_errors import lance_errors
 from raggedatlas.store.tables import Tables

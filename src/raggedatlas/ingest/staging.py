@@ -12,11 +12,10 @@ from typing import Any, Literal, Protocol, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raggedatlas.catalog.assets import group_by_dataset, read_records
+from raggedatlas.catalog.assets import group_by_dataset, read_records, take_lease
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.catalog.frames import write_frame
+from raggedatlas.catalog.cells import write_frame
 from raggedatlas.catalog.layouts import read_layouts, records_with_features
-from raggedatlas.catalog.leases import take_lease
 from raggedatlas.errors import AtlasError, DuplicateError
 from raggedatlas.ingest.content_hash import ContentHash, iterate_blocks
 from raggedatlas.ingest.feature_order import ColumnOrders, order_columns
@@ -31,10 +30,10 @@ from raggedatlas.ingest.other_elements import (
 from raggedatlas.ingest.plan import GroupPlan, IngestPlan, free_name, plan_ingest, rename_notes, select_source
 from raggedatlas.ingest.values import canonicalize, to_csr
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.protocols import NO_MATRIX, Source
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import ColumnReport, IngestReport, SpaceReport
+from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.location import Location
 from raggedatlas.store.runtime import BackgroundWriter
 from raggedatlas.store.sql import equals

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from raggedatlas.catalog.assets import release_lease, take_lease
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.leases import release_lease, take_lease
 from raggedatlas.errors import AtlasError, CorruptError, NotFoundError, SourceError, StoreError
 from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.commit import add_sources
@@ -29,9 +29,9 @@ from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids,
 from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import GeometryRecord
-from raggedatlas.model.pointers import PointerKind, pointer_field
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import GeometryReport, IngestReport
+from raggedatlas.model.spaces import PointerKind, pointer_field
 from raggedatlas.vectors.shapes import Attribute, Shapes
 
 if TYPE_CHECKING:

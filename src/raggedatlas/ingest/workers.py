@@ -9,18 +9,17 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from raggedatlas.catalog.assets import read_records
+from raggedatlas.catalog.assets import read_lease, read_records, this_process
 from raggedatlas.catalog.catalog import Catalog
 from raggedatlas.catalog.layouts import feature_set
-from raggedatlas.catalog.leases import read_lease, this_process
 from raggedatlas.errors import AtlasError, WorkersError
 from raggedatlas.ingest.feature_order import ColumnOrders
 from raggedatlas.ingest.options import IngestOptions, no_progress
 from raggedatlas.ingest.plan import IngestPlan, plan_cells
 from raggedatlas.ingest.staging import SourceOpener, StagedDataset, check_staged_duplicates, plan_source, stage
 from raggedatlas.model.frames import INDEX
-from raggedatlas.model.pointers import PointerKind
 from raggedatlas.model.reports import IngestReport
+from raggedatlas.model.spaces import PointerKind
 from raggedatlas.store.executors import Workers, in_order, run_tasks
 
 T = TypeVar("T")

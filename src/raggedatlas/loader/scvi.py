@@ -13,7 +13,7 @@ from raggedatlas.loader.batch_plan import ObsColumn
 from raggedatlas.loader.lightning import AtlasDataModule, ModuleChoices
 from raggedatlas.loader.loader import Loader
 from raggedatlas.loader.torch import require_torch
-from raggedatlas.query.feature_axis import make_var
+from raggedatlas.query.modalities import make_var
 from raggedatlas.query.query import Query
 from raggedatlas.query.read_plan import SpacePlan
 

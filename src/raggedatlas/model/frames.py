@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from raggedatlas.errors import AtlasError, CorruptError, SchemaError
 from raggedatlas.model.assets import annotation_columns, result_columns
-from raggedatlas.model.pointers import pointer_columns
 from raggedatlas.model.records import read_json
+from raggedatlas.model.spaces import pointer_columns
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,14 @@ from pydantic.fields import FieldInfo
 
 from raggedatlas.errors import SchemaError
 from raggedatlas.model.ids import COLUMN, new_uid
-from raggedatlas.model.pointers import DenseZarrPointer, GeometryPointer, PointerKind, SparseZarrPointer, pointer_field
-from raggedatlas.model.spaces import known_spaces
+from raggedatlas.model.spaces import (
+    DenseZarrPointer,
+    GeometryPointer,
+    PointerKind,
+    SparseZarrPointer,
+    known_spaces,
+    pointer_field,
+)
 
 PRIMARY_KEY = {b"lance-schema:unenforced-primary-key": b"true"}
 """Field metadata that lets parallel merges on a uid see each other's rows."""

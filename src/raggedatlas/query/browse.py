@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Literal
 
-from raggedatlas.catalog.annotations import read_annotations
 from raggedatlas.catalog.assets import RESULT_ASSETS, group_by_dataset, read_geometries, read_records
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.cells import read_annotations
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import ResultRecord
 from raggedatlas.model.records import AtlasVersionRecord
@@ -189,7 +189,7 @@ class ReadOnlyAtlas:
 
     def diff(self, old: int | str, new: int | str) -> Difference:
         """Compare two snapshots, named by number or label."""
-        from raggedatlas.catalog.diff import diff
+        from raggedatlas.catalog.snapshots import diff
 
         return diff(self._catalog, old, new)
 

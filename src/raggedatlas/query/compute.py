@@ -17,12 +17,11 @@ from raggedatlas.model.arguments import brief
 from raggedatlas.model.batch import Batch, Block, CsrBlock
 from raggedatlas.model.frames import DATASET, ColumnFacts, arrow_to_series, facts_of, nan_to_null
 from raggedatlas.query.cells import cell_columns
-from raggedatlas.query.feature_axis import make_var
+from raggedatlas.query.modalities import make_var
 from raggedatlas.query.outputs import atlas_facts, measured_frame
 from raggedatlas.query.plan import plan_read, plan_rows
 from raggedatlas.query.read import BlockTask, PartReader, block_tasks, read_batches
-from raggedatlas.query.read_plan import ReadPlan, SpacePlan, refuse_arrays
-from raggedatlas.query.spec import QuerySpec
+from raggedatlas.query.read_plan import QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.store.executors import IN_FLIGHT, Workers, in_order, run_tasks
 from raggedatlas.store.filters import Columns, warn_of_unknown
 from raggedatlas.store.location import Location

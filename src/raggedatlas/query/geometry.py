@@ -12,10 +12,10 @@ from raggedatlas.catalog.assets import find_geometries, rows_of_stores
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.model.assets import GeometryRecord
-from raggedatlas.model.pointers import AXES
+from raggedatlas.model.spaces import AXES
 from raggedatlas.query.cells import cell_columns
 from raggedatlas.query.plan import plan_rows
-from raggedatlas.query.spec import QuerySpec
+from raggedatlas.query.read_plan import QuerySpec
 from raggedatlas.store.filters import Columns, Filter
 from raggedatlas.store.location import Location
 from raggedatlas.store.sql import all_of, any_of, comparison, in_list, is_not_null, negation
@@ -273,7 +273,7 @@ def _joined_attributes(parts: Sequence[tuple[Attributes, int]]) -> dict[str, Att
         dtype = np.dtype(np.int64) if categories is not None else np.result_type(*(a.values.dtype for a in having))
         if len(having) < len(parts) and dtype.kind in "iu" and categories is None:
             dtype = np.result_type(dtype, np.int64) if dtype != np.uint64 else dtype
-        pieces = [_piece(attributes.get(name), n, (having[0], dtype, categories)) for attributes, n in parts]
+        pieces = [_piece(attributes.get(name), n, having[0], dtype, categories) for attributes, n in parts]
         metadata = dict(having[0].metadata) if categories is None else {**having[0].metadata, "categories": categories}
         made[name] = Attribute(np.concatenate(pieces), having[0].channels, metadata=metadata)
     return made
@@ -287,9 +287,8 @@ def _categories(having: Sequence[Attribute]) -> list[Any] | None:
 
 
 def _piece(
-    attribute: Attribute | None, n: int, like: tuple[Attribute, np.dtype[Any], list[Any] | None]
+    attribute: Attribute | None, n: int, first: Attribute, dtype: np.dtype[Any], categories: list[Any] | None
 ) -> NDArray[Any]:
-    first, dtype, categories = like
     if attribute is None:
         return np.full((n, *first.values.shape[1:]), -1 if categories is not None else fill_value(dtype), dtype)
     if categories is None:
@@ -298,9 +297,6 @@ def _piece(
     codes = np.array([*(place[label] for label in attribute.metadata["categories"]), -1], np.int64)
     values = attribute.values.astype(np.int64)
     return codes[np.where((values < 0) | (values >= len(codes) - 1), len(codes) - 1, values)]
-
-
-__all__ = ["OBJECT_ID", "PRESENT", "UID", "read_objects", "read_shapes", "store_of"]
 
 
 By = Literal["bbox", "centroid", "exact"]
@@ -410,8 +406,6 @@ class Within(Filter):
         return any_of(inside, in_list("uid", sorted(uids)))
 
     def _meeting(self, record: GeometryRecord, rows: pa.Table) -> list[str]:
-        from raggedatlas.query.geometry import read_objects
-
         own = rows.filter(pa.array([group == record.zarr_group for group in rows.column(1).to_pylist()], pa.bool_()))
         if not own.num_rows:
             return []

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import group_by_dataset, read_records
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.features import Registry, check_organism, map_to_orthologs, read_registry
 from raggedatlas.catalog.genes import list_tables, put_tables, read_genes, remove_table
 from raggedatlas.catalog.identity import (
     Identity,
@@ -25,11 +25,9 @@ from raggedatlas.catalog.identity import (
     update_identity,
 )
 from raggedatlas.catalog.layouts import read_layouts
-from raggedatlas.catalog.orthologs import check_organism, map_to_orthologs
 from raggedatlas.catalog.versions import registry_tables
 from raggedatlas.errors import FeatureError
-from raggedatlas.model.accessions import UNKNOWN, are_accessions
-from raggedatlas.model.genes import GENES, GeneTableInfo
+from raggedatlas.model.accessions import GENES, UNKNOWN, GeneTableInfo, are_accessions
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,22 +1,30 @@
-"""Modalities of an atlas, the choice of layers, and the groups that store them."""
+"""The modalities of a query: their layers and groups, their features in order, and which datasets measured them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import RESULT_ASSETS, array_readers, group_by_dataset, read_records
 from raggedatlas.catalog.catalog import Catalog
+from raggedatlas.catalog.features import Registry, find_rows, read_registry
+from raggedatlas.catalog.layouts import Layout
 from raggedatlas.errors import CorruptError, QueryError
 from raggedatlas.model.assets import ResultRecord
-from raggedatlas.model.pointers import PointerKind
+from raggedatlas.model.frames import ColumnFacts, arrow_to_series
 from raggedatlas.model.records import DatasetRecord
-from raggedatlas.model.spaces import FeatureSpace
-from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan
+from raggedatlas.model.spaces import FeatureSpace, PointerKind
+from raggedatlas.query.read_plan import ColumnCopy, GroupPlan, PartPlan, SpacePlan
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DEFAULT_SPACE = "gene_expression"
 """The feature space that is read where a query names none."""
@@ -343,3 +351,330 @@ def result_modalities(catalog: Catalog) -> dict[str, Modality]:
 def vector_results(catalog: Catalog) -> dict[str, ResultRecord]:
     """Return the results stored in the cell table: name -> record."""
     return {record.name: record for record in RESULT_ASSETS.read(catalog) if record.kind == "vector"}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The columns of a result.
+
+    Parameters
+    ----------
+    features : (n_features,) object array of str
+        Feature uids in column order.
+    column_maps : mapping of str to (n_local,) int64
+        Layout -> column of the result for each local column, -1 where it is left out. Where several columns of a layout are one
+        feature, all but the first have a column from n_features on, which readers add to the feature's own.
+    layouts : tuple of str
+        Layouts that `measured` describes, sorted.
+    measured : (n_layouts, n_features) bool
+        Which columns each of them measured.
+    merged : (n_more,) int64
+        Column of the result to which each column from n_features on is added.
+    added : mapping of str to int
+        Layout -> the largest number of its columns that are added up in one; layouts without such columns are left out.
+    repeated : (k,) int64
+        Columns of the result that are sums in some layout; of features that are kept apart, their columns.
+    """
+
+    features: NDArray[np.object_]
+    column_maps: Mapping[str, NDArray[np.int64]]
+    layouts: tuple[str, ...]
+    measured: NDArray[np.bool_]
+    merged: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    added: Mapping[str, int] = field(default_factory=dict)
+    repeated: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """The features of some layouts as rows of the registry, each as the feature that it counts as.
+
+    Parameters
+    ----------
+    registry : Registry
+        All features of the space.
+    layouts : mapping of str to Layout
+        Layouts by uid.
+    apart : bool
+        Whether columns of one layout that count as one feature keep rows of their own: a feature then counts as itself in a
+        layout that holds the other one too, and of several the first alone takes its place.
+    """
+
+    registry: Registry
+    layouts: Mapping[str, Layout]
+    apart: bool = False
+
+    @cached_property
+    def _row_of_index(self) -> NDArray[np.int64]:
+        index = self.registry.global_index
+        # Indices are dense: a larger one is damage, and would take memory without bound.
+        if int(index.max(initial=-1)) >= len(index):
+            raise CorruptError(
+                f"The registry of {self.registry.space!r} has {len(index):,} features and the index {int(index.max()):,}; run validate() "
+                "and restore the atlas from a copy or a snapshot."
+            )
+        rows = np.full(int(index.max(initial=-1)) + 1, -1, np.int64)
+        assigned = np.flatnonzero(index >= 0)
+        rows[index[assigned]] = assigned
+        return rows
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """Rank of every registry row on a result's axis: by global index, those without one behind, by uid."""
+        index = self.registry.global_index
+        by = np.argsort(np.where(index < 0, np.iinfo(np.int64).max, index), kind="stable")
+        behind = np.flatnonzero(index < 0)
+        if len(behind):
+            by[len(by) - len(behind) :] = behind[np.argsort(self.registry.uids[behind].astype(str))]
+        rank = np.empty(len(by), np.int64)
+        rank[by] = np.arange(len(by))
+        return rank
+
+    @cached_property
+    def _target_of_index(self) -> NDArray[np.int64]:
+        """Registry row that the feature of each index counts as; -1 where no feature has the index."""
+        rows = self._row_of_index
+        return np.where(rows >= 0, self.registry.targets[rows], -1)
+
+    def rows(self, layout_uid: str) -> NDArray[np.int64]:
+        """Return the registry row that each local column of a layout counts as, (n_local,) int64; with `apart` no row twice."""
+        if not self.apart:
+            found = self._looked_up(layout_uid, self._target_of_index)
+            return self.registry.targets[self.own_rows(layout_uid)] if found is None else found
+        rows = self.own_rows(layout_uid)
+        target = self.registry.targets[rows]
+        moved = np.flatnonzero(target != rows)
+        held = np.zeros(len(self.registry.targets), bool)
+        held[rows] = True
+        moved = moved[~held[target[moved]]]
+        _, first = np.unique(target[moved], return_index=True)
+        rows[moved[first]] = target[moved[first]]
+        return rows
+
+    def own_rows(self, layout_uid: str) -> NDArray[np.int64]:
+        """Return the registry row that each local column of a layout is, (n_local,) int64."""
+        rows = self._looked_up(layout_uid, self._row_of_index)
+        if rows is not None:
+            return rows
+        layout = self.layouts[layout_uid]
+        inside = (layout.global_index >= 0) & (layout.global_index < len(self._row_of_index))
+        rows = np.full(len(layout.global_index), -1, np.int64)
+        rows[inside] = self._row_of_index[layout.global_index[inside]]
+        for i in np.flatnonzero(rows < 0).tolist():
+            rows[i] = self.registry.row_of.get(layout.features[i], -1)
+        if rows.min(initial=0) < 0:
+            lost = layout.features[int(np.flatnonzero(rows < 0)[0])]
+            raise CorruptError(
+                f"The feature {lost} of layout {layout_uid} is not in the registry of {self.registry.space!r}; run validate()."
+            )
+        return rows
+
+    def _looked_up(self, layout_uid: str, row_of_index: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Return what each index of a layout leads to; None if any leads nowhere."""
+        layout = self.layouts.get(layout_uid)
+        if layout is None:
+            raise CorruptError(
+                f"The feature list {layout_uid} of {self.registry.space!r} is not in the atlas; run validate()."
+            )
+        index = layout.global_index
+        if len(index) and (index.min() < 0 or index.max() >= len(row_of_index)):
+            return None
+        rows: NDArray[np.int64] = row_of_index[index]
+        return rows if rows.min(initial=0) >= 0 else None
+
+
+def build_axis(
+    features: FeatureRows,
+    datasets: Sequence[Sequence[str]],
+    *,
+    main: Sequence[str],
+    join: str | int = "union",
+    drop: bool = False,
+    asked: Sequence[str] | None = None,
+) -> Axis:
+    """Decide the columns of a result.
+
+    Parameters
+    ----------
+    features : FeatureRows
+        Registry and layouts.
+    datasets : sequence of sequence of str
+        For each touched dataset, the layouts that are read of it.
+    main : sequence of str
+        For each touched dataset, the layout of the first layer; `measured` speaks of these.
+    join : "union", "intersection" or int
+        Keep features that any, every, or at least so many touched datasets measured.
+    drop : bool
+        Whether to leave out, of the features that `join` keeps, those that not every touched dataset measured.
+    asked : sequence of str or None
+        Feature uids in the order of the result; None takes all in the order of their global index.
+
+    Returns
+    -------
+    Axis
+        Asked features that nobody measured stay under ``"union"`` without `drop`, unmeasured.
+    """
+    read_group_rows = {uid: features.rows(uid) for uid in sorted({uid for uids in datasets for uid in uids})}
+    uids = features.registry.table.column("uid")
+    counts = _count_datasets(read_group_rows, datasets, len(uids), every=drop or join == "intersection")
+    least = 1 if join == "union" else len(datasets) if join == "intersection" else int(join)
+    least = max(least, len(datasets)) if drop else least
+    if asked is None:
+        kept = np.flatnonzero(counts >= max(1, least))
+        kept = kept[np.argsort(features.order[kept], kind="stable")]
+    else:
+        found, at = find_rows(uids, pa.array(asked, pa.string()))
+        kept = found[np.argsort(at)]
+        kept = kept if join == "union" and not drop else kept[counts[kept] >= least]
+    column = np.full(len(uids), -1, np.int64)
+    column[kept] = np.arange(len(kept))
+    apart = (
+        [rows[features.registry.targets[rows] != rows] for rows in read_group_rows.values()] if features.apart else []
+    )
+    maps = {uid: np.take(column, rows, out=rows, mode="clip") for uid, rows in read_group_rows.items()}
+    layouts = tuple(sorted(set(main)))
+    measured = np.zeros((len(layouts), len(kept)), bool)
+    for i, uid in enumerate(layouts):
+        measured[i, maps[uid][maps[uid] >= 0]] = True
+    named: NDArray[np.object_] = uids.take(pa.array(kept)).to_numpy()
+    if features.apart:
+        columns = column[np.unique(np.concatenate([np.empty(0, np.int64), *apart]))]
+        return Axis(named, maps, layouts, measured, repeated=np.sort(columns[columns >= 0]))
+    merged, added = _number_repeats(maps, len(kept))
+    return Axis(named, maps, layouts, measured, merged, added, np.unique(merged))
+
+
+def _count_datasets(
+    read_group_rows: Mapping[str, NDArray[np.int64]], datasets: Sequence[Sequence[str]], n: int, *, every: bool
+) -> NDArray[np.int64]:
+    """Count for each registry row the datasets that measured it: in any of their layouts, or in every one."""
+    combinations: dict[tuple[str, ...], int] = {}
+    for uids in datasets:
+        key = tuple(sorted(set(uids)))
+        combinations[key] = combinations.get(key, 0) + 1
+    counts = np.zeros(n, np.int64)
+    for uids, times in combinations.items():
+        if len(uids) == 1:
+            counts[read_group_rows[uids[0]]] += times  # a row that is there twice counts once
+            continue
+        held, n_layouts = np.unique(
+            np.concatenate([np.unique(read_group_rows[uid]) for uid in uids]), return_counts=True
+        )
+        counts[held[n_layouts == len(uids)] if every else held] += times
+    return counts
+
+
+def _number_repeats(maps: Mapping[str, NDArray[np.int64]], n_cols: int) -> tuple[NDArray[np.int64], dict[str, int]]:
+    """Assign columns from `n_cols` on to all but the first of several columns of a layout with the same target; changes `maps`.
+
+    Returns
+    -------
+    (merged, added)
+        As in `Axis`. Layouts share the columns: the second of a feature has the same number in all of them.
+    """
+    first = np.empty(n_cols, np.int64)
+    found: list[tuple[str, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = []
+    for uid, column_map in maps.items():
+        kept = np.flatnonzero(column_map >= 0)
+        columns = column_map[kept]
+        first[columns[::-1]] = kept[::-1]
+        again = kept[first[columns] != kept]
+        if len(again):
+            columns = column_map[again]
+            order = np.argsort(columns, kind="stable")
+            turn = np.empty_like(columns)
+            turn[order] = np.arange(len(order)) - np.searchsorted(columns[order], columns[order])
+            found.append((uid, again, columns, turn))
+    if not found:
+        return np.empty(0, np.int64), {}
+    most = max(int(turn.max()) for *_, turn in found) + 1
+    keys, numbers = np.unique(np.concatenate([c * most + turn for *_, c, turn in found]), return_inverse=True)
+    start = 0
+    for uid, again, _, _ in found:
+        maps[uid][again] = n_cols + numbers[start : start + len(again)]
+        start += len(again)
+    return keys // most, {uid: 2 + int(turn.max()) for uid, *_, turn in found}
+
+
+def check_join(join: object, min_datasets: object) -> str | int:
+    """Read the arguments of `Query.join`.
+
+    Raises
+    ------
+    QueryError
+        For anything but ``"union"``, ``"intersection"`` or ``min_datasets=k``.
+
+    Examples
+    --------
+    >>> check_join("intersection", None), check_join(None, 3)
+    ('intersection', 3)
+    """
+    if min_datasets is not None and join is None and isinstance(min_datasets, int) and min_datasets >= 1:
+        return min_datasets
+    if min_datasets is None and join in {"union", "intersection"}:
+        return str(join)
+    raise QueryError(
+        f"join takes 'union', 'intersection', or min_datasets=k with k >= 1; got {join!r}"
+        f"{'' if min_datasets is None else f' and min_datasets={min_datasets!r}'}."
+    )
+
+
+def merged_columns(column_map: NDArray[np.int64], merged: NDArray[np.int64], n_cols: int) -> dict[int, list[int]]:
+    """Return which local columns of a layout are added up: column of the result -> local columns, ascending."""
+    own = column_map.copy()
+    more = np.flatnonzero(column_map >= n_cols)
+    own[more] = merged[column_map[more] - n_cols]
+    return {column: np.flatnonzero(own == column).tolist() for column in np.unique(own[more]).tolist()}
+
+
+def make_var(space: SpacePlan, catalog: Catalog) -> "pd.DataFrame":
+    """Describe the columns of a space, see `var_frame`; the caller owns the frame."""
+    registry = read_registry(catalog, space.space.name) if space.space.has_features else None
+    # The features are kept with the frame, so that no other array can have their identity.
+    facts = (space.space.name, space.n_cols, id(space.features))
+    _, frame = catalog.remember("var", facts, lambda: (space.features, var_frame(registry, space)))
+    return frame.copy()
+
+
+def var_frame(registry: Registry | None, space: SpacePlan) -> "pd.DataFrame":
+    """Describe the columns of a space: indexed by feature id where these are all known and unique, else by uid.
+
+    Columns are those of the registry: `uid`, `symbol`, `global_index`, `aliases` joined by ``|``, and the others.
+    Spaces without features number their columns.
+    """
+    import pandas as pd
+
+    if registry is None:
+        return pd.DataFrame(index=pd.Index([str(i) for i in range(space.n_cols)], dtype=object))
+    rows = np.array([registry.row_of[uid] for uid in space.features.tolist()], np.int64)
+    table = registry.table.take(pa.array(rows))
+    ids = table.column("feature_id")
+    by_id = ids.null_count == 0 and len(pc.unique(ids)) == len(ids)
+    columns = {}
+    front = ("uid", "symbol", "global_index", "feature_id")
+    for name in [
+        *front,
+        *(n for n in table.column_names if n not in {*front, "redirect", "symbol_source", "other_type"}),
+    ]:
+        values = table.column(name)
+        if pa.types.is_list(values.type):
+            values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
+        if name == "symbol":  # a gene that no file gave a symbol goes by its id
+            values = pc.coalesce(values, ids)
+        if pa.types.is_string(values.type):
+            values = values.fill_null("")
+        columns[name] = arrow_to_series(values, ColumnFacts(name, "")).set_axis(range(len(rows)))
+    frame = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)))
+    frame.index = text_index(ids if by_id else table.column("uid"), "feature_id" if by_id else "uid")
+    if frame.index.name in frame.columns:
+        frame = frame.rename_axis(None)
+    return frame
+
+
+def text_index(column: pa.ChunkedArray, name: str) -> "pd.Index[str]":
+    """Turn a column of strings into an index."""
+    series = arrow_to_series(column, ColumnFacts(name, "string"))
+    import pandas as pd
+
+    index: pd.Index[str] = pd.Index(series, name=name)
+    return index

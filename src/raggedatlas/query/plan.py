@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from raggedatlas.catalog.assets import find_result, read_records
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.features import Registry, read_registry
+from raggedatlas.catalog.features import OrthologFeatures, Registry, map_to_orthologs, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
 from raggedatlas.catalog.layouts import read_layouts
-from raggedatlas.catalog.orthologs import OrthologFeatures, map_to_orthologs
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import FeatureError, QueryError
 from raggedatlas.model.assets import VALUES, ResultRecord
@@ -24,28 +23,36 @@ from raggedatlas.query.cells import (
     LazyTable,
     arrange,
     cell_columns,
+    centroid_columns,
+    centroid_plans,
     metadata_names,
     needed_columns,
+    plan_colors,
+    plan_obsm,
+    plan_vectors,
     read_cells,
+    with_nan,
 )
-from raggedatlas.query.feature_axis import Axis, FeatureRows, build_axis, make_var, merged_columns
 from raggedatlas.query.modalities import (
     DEFAULT_SPACE,
+    Axis,
     CellPointers,
+    FeatureRows,
     Modality,
+    build_axis,
     choose_layers,
     find_modality,
     join_dtypes,
+    make_var,
+    merged_columns,
     plan_parts,
     read_modalities,
     sum_dtype,
     vector_results,
 )
-from raggedatlas.query.obsm import centroid_columns, centroid_plans, plan_colors, plan_obsm, plan_vectors, with_nan
 from raggedatlas.query.read import choose_column_copies
-from raggedatlas.query.read_plan import PartPlan, ReadPlan, SpacePlan, refuse_arrays
+from raggedatlas.query.read_plan import AS_GIVEN, DEFAULT, PartPlan, QuerySpec, ReadPlan, SpacePlan, refuse_arrays
 from raggedatlas.query.search import rank_cells, search_columns
-from raggedatlas.query.spec import AS_GIVEN, DEFAULT, QuerySpec
 from raggedatlas.store.filters import Columns, calling_level
 from raggedatlas.store.sql_parser import to_sql
 from raggedatlas.store.tables import ROW_ID
@@ -105,12 +112,12 @@ def plan_read(
     planned = {}
     for modality in chosen:
         layers = _layers_for(spec, modality, known, len(chosen))
-        planned[modality.name] = _plan_space(spec, catalog, modality, pointers, (asked.get(modality.name), layers))
+        planned[modality.name] = _plan_space(spec, catalog, modality, pointers, asked.get(modality.name), layers)
     plain = replace(spec, missing="zero")
     made = [
         plan_vectors(record, cells, catalog)
         if record.kind == "vector"
-        else _plan_space(plain, catalog, known[record.name], pointers, (None, ()))
+        else _plan_space(plain, catalog, known[record.name], pointers, None, ())
         for record in results
     ]
     return ReadPlan(
@@ -295,9 +302,9 @@ def _plan_space(
     catalog: Catalog,
     modality: Modality,
     cells: CellPointers,
-    wanted: tuple[Sequence[str] | None, tuple[str, ...]],
+    asked: Sequence[str] | None,
+    layers: tuple[str, ...],
 ) -> SpacePlan:
-    asked, layers = wanted
     names = {uid: records[0].name for uid, records in modality.records.items()}
     datasets = cells.touched(modality) or _standing_in(modality, layers)
     chosen = choose_layers(modality, datasets, layers, names)

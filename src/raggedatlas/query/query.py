@@ -12,37 +12,35 @@ from numpy.typing import ArrayLike
 
 from raggedatlas.catalog.assets import find_geometries, find_result, rows_of_stores
 from raggedatlas.catalog.catalog import Catalog
-from raggedatlas.catalog.features import read_registry
+from raggedatlas.catalog.features import check_organism, read_registry
 from raggedatlas.catalog.identity import GENE_SPACE, IDENTITY_SCHEMA
-from raggedatlas.catalog.orthologs import check_organism
 from raggedatlas.catalog.versions import find_version
 from raggedatlas.errors import ArgumentError, FeatureError, QueryError
 from raggedatlas.model.arguments import brief, checked
 from raggedatlas.model.batch import Batch
 from raggedatlas.model.frames import DATASET
-from raggedatlas.query import compute, export, outputs
+from raggedatlas.query import compute, outputs
 from raggedatlas.query.cells import cell_columns, metadata_names
 from raggedatlas.query.compute import map_batches
-from raggedatlas.query.feature_axis import check_join
 from raggedatlas.query.geometry import Within, default_geometry, read_shapes, within
 from raggedatlas.query.lazy import CHUNK_BYTES, to_lazy
-from raggedatlas.query.modalities import find_modality, read_modalities
+from raggedatlas.query.modalities import check_join, find_modality, read_modalities
 from raggedatlas.query.outputs import obs_frame
 from raggedatlas.query.plan import explain, plan_elements, plan_read, plan_rows
 from raggedatlas.query.read import read_batches
-from raggedatlas.query.read_plan import ReadPlan
-from raggedatlas.query.search import METRICS
-from raggedatlas.query.spec import (
+from raggedatlas.query.read_plan import (
     AS_GIVEN,
     DEFAULT,
     Missing,
     OnMerge,
     QuerySpec,
+    ReadPlan,
     Sample,
     Search,
     check_count,
     flatten_names,
 )
+from raggedatlas.query.search import METRICS
 from raggedatlas.store.executors import Workers
 from raggedatlas.store.filters import Filter
 from raggedatlas.store.sql import all_of, is_not_null
@@ -654,7 +652,7 @@ class Query:
         str
             The path.
         """
-        return export.write(self.spec, self.catalog, path, options, executor)
+        return outputs.write(self.spec, self.catalog, path, options, executor)
 
     def __repr__(self) -> str:
         """Return the conditions and the atlas."""

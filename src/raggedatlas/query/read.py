@@ -486,12 +486,12 @@ def read_column_copies(
     indices = np.empty(int(indptr[-1]), _index_dtype(space.n_read))
     layers = {layer: np.empty(len(indices), space.dtypes[layer]) for layer in part.layers}
 
-    def fill(job: tuple[_ColumnSelection, NDArray[np.int32]]) -> None:
-        one, places = job
+    def fill(i: int) -> None:
+        one, places = wanted[i], found[i][0]
         for layer, values in layers.items():
             _fill_columns(one, layer, places, indptr[row_of[one.here]], (indices, values))
 
-    map_groups(fill, [(one, places) for one, (places, _) in zip(wanted, found, strict=True)])
+    map_groups(fill, range(len(wanted)))
     return rows, sum_merged_columns(CsrBlock(indptr, indices, layers, space.n_read), space)
 
 

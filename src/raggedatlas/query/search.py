@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import QueryError
 from raggedatlas.model.assets import ResultRecord
-from raggedatlas.query.cells import Cells, read_cells
+from raggedatlas.query.cells import Cells, column_vectors, read_cells
 from raggedatlas.query.modalities import Modality, choose_layers, plan_parts, vector_results
-from raggedatlas.query.obsm import column_vectors
-from raggedatlas.query.spec import QuerySpec, Search
+from raggedatlas.query.read_plan import QuerySpec, Search
 from raggedatlas.store.filters import Columns
 from raggedatlas.store.read import read_rows
 from raggedatlas.store.sql import all_of, in_list

@@ -12,7 +12,15 @@ from uuid import uuid4
 
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, ReadOnlyError, StoreError
 from raggedatlas.model.arguments import checked
-from raggedatlas.results.batch_writer import BatchWriter
+from raggedatlas.results.batch_writer import (
+    BatchWriter,
+    Fragment,
+    RunManifest,
+    commit_fragments,
+    read_manifest,
+    verify_files,
+    write_manifest,
+)
 from raggedatlas.results.folder import (
     DATABASE,
     GRACE,
@@ -27,14 +35,6 @@ from raggedatlas.results.folder import (
     remove_old_versions,
     results_location,
     write_config,
-)
-from raggedatlas.results.fragments import (
-    Fragment,
-    RunManifest,
-    commit_fragments,
-    read_manifest,
-    verify_files,
-    write_manifest,
 )
 from raggedatlas.results.schema import results_schema
 from raggedatlas.store.location import store_errors

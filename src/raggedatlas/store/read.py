@@ -546,10 +546,9 @@ def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
     numbers = np.unique(shards)
     edges = np.searchsorted(shards, [*numbers.tolist(), numbers[-1] + 1])
     frames = Frames(np.zeros(chunks.size, np.uint64), np.zeros(chunks.size, np.int64), [])
-    jobs = [(int(number), slice(edges[i], edges[i + 1])) for i, number in enumerate(numbers)]
 
-    def fetch(job: tuple[int, slice]) -> None:
-        number, part = job
+    def fetch(i: int) -> None:
+        number, part = int(numbers[i]), slice(edges[i], edges[i + 1])
         shard = reader.shard(number)
         index = shard.index[chunks[part] - number * reader.spec.chunks_per_shard]
         frames.sizes[part] = index[:, 1]
@@ -565,10 +564,10 @@ def fetch_frames(reader: ArrayReader, chunks: NDArray[np.int64]) -> Frames:
         frames.addresses[np.arange(part.start, part.stop)[stored]] = [_address(item) for item in data]
 
     if reader.folder is not None:
-        for job in jobs:
-            fetch(job)
+        for i in range(len(numbers)):
+            fetch(i)
     else:
-        map_requests(fetch, jobs)
+        map_requests(fetch, range(len(numbers)))
     return frames
 
 

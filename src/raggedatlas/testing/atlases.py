@@ -10,17 +10,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raggedatlas.catalog.assets import Commit, commit_records
+from raggedatlas.catalog.assets import Commit, commit_records, release_lease, take_lease
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import CellColumn, add_cell_columns, cell_rows, stored_type
-from raggedatlas.catalog.feature_registration import register_features
 from raggedatlas.catalog.features import read_registry
-from raggedatlas.catalog.layouts import ensure_layouts
-from raggedatlas.catalog.leases import release_lease, take_lease
+from raggedatlas.catalog.layouts import ensure_layouts, register_features
 from raggedatlas.model.frames import ColumnFacts
 from raggedatlas.model.ids import feature_uids, new_uid, new_uids
-from raggedatlas.model.pointers import PointerKind, SparseZarrPointer, pointer_field
 from raggedatlas.model.records import DatasetRecord
+from raggedatlas.model.spaces import PointerKind, SparseZarrPointer, pointer_field
 from raggedatlas.store.arrays import ArrayWriter, create_group
 
 if TYPE_CHECKING:

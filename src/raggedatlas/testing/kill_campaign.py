@@ -21,8 +21,7 @@ from raggedatlas.catalog.checks import is_note
 from raggedatlas.catalog.snapshots import delete_version
 from raggedatlas.errors import ConflictError, NotFoundError
 from raggedatlas.ingest.transcripts import transcripts_to_counts
-from raggedatlas.model.pointers import PointerKind
-from raggedatlas.model.spaces import FeatureSpace
+from raggedatlas.model.spaces import FeatureSpace, PointerKind
 from raggedatlas.results.dataset import ResultDataset
 from raggedatlas.store.executors import spawned
 from raggedatlas.testing.atlases import GENES, small_anndata, write_results

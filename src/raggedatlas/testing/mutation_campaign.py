@@ -107,7 +107,7 @@ def make_atlas(folder: Path) -> Path:
 def live_files(path: Path) -> dict[str, list[str]]:
     """List the files that the snapshots of an atlas reach, by kind."""
     from raggedatlas.catalog.catalog import open_catalog
-    from raggedatlas.catalog.manifests import read_manifest
+    from raggedatlas.catalog.integrity import read_manifest
     from raggedatlas.catalog.versions import FOLDER, list_versions
     from raggedatlas.store.location import Location
 
@@ -188,7 +188,7 @@ def _catalog(path: Path) -> Any:  # noqa: ANN401
 
 def _rename_versions(catalog: Any, table: str) -> None:  # noqa: ANN401
     """Have the newest snapshot name the newest version of a table."""
-    from raggedatlas.catalog.manifests import write_manifest
+    from raggedatlas.catalog.integrity import write_manifest
     from raggedatlas.catalog.versions import change_versions, list_versions
 
     last = list_versions(catalog)[-1]

@@ -25,9 +25,8 @@ from raggedatlas.ingest.other_elements import merge_colors
 from raggedatlas.model.batch import Block, DenseBlock
 from raggedatlas.model.frames import DATASET, INDEX
 from raggedatlas.model.protocols import MatrixInfo, Source, SourceSchema
-from raggedatlas.query.cells import cell_columns
+from raggedatlas.query.cells import cell_columns, column_vectors
 from raggedatlas.query.modalities import read_modalities, vector_results
-from raggedatlas.query.obsm import column_vectors
 from raggedatlas.query.plan import plan_rows
 from raggedatlas.query.query import Query
 from raggedatlas.results.dataset import ResultDataset

@@ -7,6 +7,7 @@ needs more than the tests' own packages names the modules, ``<!-- needs: torch -
 
 import inspect
 import io
+import pydoc
 import re
 import shlex
 import shutil
@@ -142,6 +143,14 @@ def test_the_page_of_calls_names_all_of_them() -> None:
         for name in AddChoices.__annotations__
         if not re.search(rf"^[\w, ]*\b{name}\b[\w, ]* : ", add, re.MULTILINE)
     ] == []
+
+
+def test_the_names_on_the_page_of_calls_exist() -> None:
+    """Every entry of the summaries in docs/reference/api.md can be imported, as the site's build asks."""
+    page = (ROOT / "docs/reference/api.md").read_text("utf-8")
+    names = re.findall(r"^   ([a-zA-Z_][\w.]*)$", page, re.MULTILINE)
+    assert len(names) > 50
+    assert [name for name in names if pydoc.locate(f"raggedatlas.{name}") is None] == []
 
 
 def test_the_page_of_the_disk_names_every_column() -> None:

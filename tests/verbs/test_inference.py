@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from raggedatlas import ResultDataset, ResultDatasetWriter
+from raggedatlas.cli.models import result_folder
 from raggedatlas.errors import ConflictError, DuplicateError, NotFoundError, QueryError, SourceError, StoreError
 from raggedatlas.results import batch_writer
 from raggedatlas.testing.processes import dask_workers, started
 from raggedatlas.verbs import infer, infer_part
-from raggedatlas.verbs.runs import new_run
 
 HERE = Path(__file__).parent / "models_here.py"
 
@@ -407,11 +407,12 @@ def test_ranks_of_a_process_group_share_a_run(small: Any, tmp_path: Path) -> Non
     assert found.version == 1
 
 
-def test_runs_are_named_by_time_and_verb(tmp_path: Path) -> None:
+def test_runs_are_named_by_time_and_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C58: the folder of a run is named as the search for the newest run expects it."""
     from raggedatlas.results.folder import find_newest_run
 
-    made = new_run(tmp_path, "infer")
-    made.mkdir()
-    assert find_newest_run(tmp_path, "infer") == made
-    assert find_newest_run(tmp_path, "test") is None
+    monkeypatch.chdir(tmp_path)
+    folder = Path(result_folder(None, "infer"))
+    folder.mkdir(parents=True)
+    assert find_newest_run(Path("results"), "infer") == folder
+    assert find_newest_run(Path("results"), "test") is None

@@ -17,7 +17,7 @@ from raggedatlas.cli.options import (
     process_pool,
     repeatable_option,
 )
-from raggedatlas.cli.printing import print_json, print_table, print_text, progress
+from raggedatlas.cli.printing import print_json, print_result, print_table, print_text, progress
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import IngestReport
@@ -168,10 +168,7 @@ def create(atlas_options: AtlasOptions, codec: Codec = None) -> None:
     atlas = RaggedAtlas.create(
         atlas_options.atlas, codec=codec or DEFAULT_CODEC, storage_options=atlas_options.storage_options
     )
-    if atlas_options.as_json:
-        print_json({"uri": atlas.uri})
-    else:
-        print_text(f"Created {atlas.uri}")
+    print_result({"uri": atlas.uri}, f"Created {atlas.uri}", as_json=atlas_options.as_json)
 
 
 @app.command(rich_help_panel=BUILD, epilog="Example: raggedatlas add pbmc.atlas a.h5ad b.h5ad --organism human")
@@ -207,10 +204,7 @@ def add(
 def _add_one(atlas_options: AtlasOptions, options: AddOptions, choices: dict[str, Any]) -> None:
     with progress("add") as callback:
         report = atlas_options.open().add(options.files[0], options.name, progress=callback, **choices)
-    if atlas_options.as_json:
-        print_json(report.to_dict())
-    else:
-        print_text(repr(report))
+    print_result(report.to_dict(), repr(report), as_json=atlas_options.as_json)
 
 
 def _show_reports(reports: "Sequence[IngestReport]") -> None:

@@ -18,7 +18,7 @@ from raggedatlas.cli.options import (
     repeatable_option,
     value_option,
 )
-from raggedatlas.cli.printing import print_assets, print_json, print_table, print_text, progress
+from raggedatlas.cli.printing import print_assets, print_result, print_table, progress
 
 
 @app.command(
@@ -45,36 +45,9 @@ def convert_results(
 
     with progress(f"convert {results_dir}") as callback:
         done = convert(results_dir, overwrite=overwrite, promote=promote, spot_check=spot_check, progress=callback)
-    if as_json:
-        print_json({**asdict(done), "results_dir": str(done.results_dir), "dtype": done.dtype.name})
-    else:
-        print_text(str(done))
-
-
-RESULT_COLUMNS = ["name", "kind", "space", "width", "dtype", "n_cells", "model", "added"]
-
-
-@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas results pbmc.atlas")
-@expand_option_groups
-def results(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
-    """List the model results of an atlas."""
-    print_assets(
-        atlas_options.open_at(at).results(), RESULT_COLUMNS, as_json=atlas_options.as_json,
-        empty=f"No results yet; run: raggedatlas add {atlas_options.atlas} RESULTS --name NAME",
-    )  # fmt: skip
-
-
-@app.command("drop-result", rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas drop-result pbmc.atlas scvi_64")
-@expand_option_groups
-def drop_result(
-    atlas_options: AtlasOptions, name: Annotated[str, typer.Argument(help="Name of the result.", show_default=False)]
-) -> None:
-    """Remove a model result from the newest state; snapshots keep it."""
-    report = atlas_options.open().drop_result(name)
-    if atlas_options.as_json:
-        print_json(report.to_dict())
-    else:
-        print_text(f"Dropped the result {name}; " + methods_to_commands("; ".join(report.notes)))
+    print_result(
+        {**asdict(done), "results_dir": str(done.results_dir), "dtype": done.dtype.name}, str(done), as_json=as_json
+    )
 
 
 @dataclass(frozen=True)
@@ -117,34 +90,7 @@ def search(
         what, column=search_options.column, k=search_options.k, metric=search_options.metric
     ).to_arrow()
     rows = found.to_pylist()
-    if atlas_options.as_json:
-        print_json(rows)
-    else:
-        print_table(rows, found.column_names, empty="No cells.")
-
-
-GEOMETRY_COLUMNS = [
-    "name",
-    "space",
-    "types",
-    "axes",
-    "n_cells",
-    "datasets",
-    "n_objects",
-    "n_vertices",
-    "n_levels",
-    "added",
-]
-
-
-@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas geometries slide.atlas")
-@expand_option_groups
-def geometries(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
-    """List the geometry of an atlas."""
-    print_assets(
-        atlas_options.open_at(at).geometries(), GEOMETRY_COLUMNS, as_json=atlas_options.as_json,
-        empty=f"No geometry yet; run: raggedatlas add {atlas_options.atlas} STORE --link COLUMN --space SPACE",
-    )  # fmt: skip
+    print_table(rows, found.column_names, empty="No cells.", as_json=atlas_options.as_json)
 
 
 @app.command(
@@ -162,12 +108,11 @@ def drop_geometry(
 ) -> None:
     """Remove geometry from the newest state; snapshots keep it."""
     report = atlas_options.open().drop_geometry(name, dataset)
-    if atlas_options.as_json:
-        print_json(report.to_dict())
-    else:
-        print_text(
-            f"Dropped the geometry {name} of {report.n_cells:,} cells; " + methods_to_commands("; ".join(report.notes))
-        )
+    print_result(
+        report.to_dict(),
+        f"Dropped the geometry {name} of {report.n_cells:,} cells; " + methods_to_commands("; ".join(report.notes)),
+        as_json=atlas_options.as_json,
+    )
 
 
 @dataclass(frozen=True)
@@ -219,36 +164,71 @@ def annotate(
         cast=parse_pairs(choices.cast, "--cast"), on_conflict=choices.on_conflict, unknown=choices.unknown,
         dry_run=choices.dry_run,
     )  # fmt: skip
-    if atlas_options.as_json:
-        print_json(report.to_dict())
-    else:
-        print_text(repr(report))
+    print_result(report.to_dict(), repr(report), as_json=atlas_options.as_json)
 
 
-ANNOTATION_COLUMNS = ["name", "columns", "n_cells", "n_values", "source", "snapshot", "added"]
+@dataclass(frozen=True)
+class _AssetList:
+    """Command that lists one kind of asset."""
+
+    command: str
+    text: str
+    columns: tuple[str, ...]
+    empty: str
 
 
-@app.command(rich_help_panel=INSPECT, epilog="Example: raggedatlas annotations pbmc.atlas")
-@expand_option_groups
-def annotations(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
-    """List the annotations of an atlas."""
-    print_assets(
-        atlas_options.open_at(at).annotations(), ANNOTATION_COLUMNS, as_json=atlas_options.as_json,
-        empty=f"No annotations yet; run: raggedatlas annotate {atlas_options.atlas} FILE",
-    )  # fmt: skip
-
-
-@app.command(
-    "drop-annotation", rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas drop-annotation pbmc.atlas clusters"
+_LISTS = (
+    _AssetList(
+        "results",
+        "List the model results of an atlas.",
+        ("name", "kind", "space", "width", "dtype", "n_cells", "model", "added"),
+        "No results yet; run: raggedatlas add {} RESULTS --name NAME",
+    ),
+    _AssetList(
+        "geometries",
+        "List the geometry of an atlas.",
+        ("name", "space", "types", "axes", "n_cells", "datasets", "n_objects", "n_vertices", "n_levels", "added"),
+        "No geometry yet; run: raggedatlas add {} STORE --link COLUMN --space SPACE",
+    ),
+    _AssetList(
+        "annotations",
+        "List the annotations of an atlas.",
+        ("name", "columns", "n_cells", "n_values", "source", "snapshot", "added"),
+        "No annotations yet; run: raggedatlas annotate {} FILE",
+    ),
 )
-@expand_option_groups
-def drop_annotation(
-    atlas_options: AtlasOptions,
-    name: Annotated[str, typer.Argument(help="Name of the annotation.", show_default=False)],
-) -> None:
-    """Remove an annotation from the newest state; columns that it replaced reappear, and snapshots keep it."""
-    report = atlas_options.open().drop_annotation(name)
-    if atlas_options.as_json:
-        print_json(report.to_dict())
-    else:
-        print_text(f"Dropped the annotation {name}; " + "; ".join(report.notes))
+
+
+def _add_list_command(listing: _AssetList) -> None:
+    @expand_option_groups
+    def list_assets(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
+        frame = getattr(atlas_options.open_at(at), listing.command)()
+        empty = listing.empty.format(atlas_options.atlas)
+        print_assets(frame, listing.columns, as_json=atlas_options.as_json, empty=empty)
+
+    example = f"Example: raggedatlas {listing.command} pbmc.atlas"
+    app.command(listing.command, help=listing.text, rich_help_panel=INSPECT, epilog=example)(list_assets)
+
+
+def _add_drop_command(noun: str, text: str, example: str) -> None:
+    @expand_option_groups
+    def drop_asset(
+        atlas_options: AtlasOptions,
+        name: Annotated[str, typer.Argument(help=f"Name of the {noun}.", show_default=False)],
+    ) -> None:
+        report = getattr(atlas_options.open(), f"drop_{noun}")(name)
+        notes = methods_to_commands("; ".join(report.notes))
+        print_result(report.to_dict(), f"Dropped the {noun} {name}; {notes}", as_json=atlas_options.as_json)
+
+    example = f"Example: raggedatlas drop-{noun} pbmc.atlas {example}"
+    app.command(f"drop-{noun}", help=text, rich_help_panel=MAINTENANCE, epilog=example)(drop_asset)
+
+
+for _listing in _LISTS:
+    _add_list_command(_listing)
+_add_drop_command("result", "Remove a model result from the newest state; snapshots keep it.", "scvi_64")
+_add_drop_command(
+    "annotation",
+    "Remove an annotation from the newest state; columns that it replaced reappear, and snapshots keep it.",
+    "clusters",
+)

@@ -16,14 +16,12 @@ def ls(atlas_options: AtlasOptions, at: AtSnapshot = None) -> None:
     from raggedatlas.query.browse import dataset_rows
 
     rows = dataset_rows(atlas_options.catalog(at))
-    if atlas_options.as_json:
-        print_json(rows)
-    else:
-        print_table(
-            [summary_row(row) for row in rows],
-            SUMMARY_COLUMNS,
-            empty=f"No datasets yet; run: raggedatlas add {atlas_options.atlas} FILE",
-        )
+    print_table(
+        [summary_row(row) for row in rows],
+        SUMMARY_COLUMNS,
+        empty=f"No datasets yet; run: raggedatlas add {atlas_options.atlas} FILE",
+        as_json=atlas_options.as_json,
+    )
 
 
 SUMMARY_COLUMNS = ["name", "cells", "features", "layers", "added", "uid"]
@@ -143,7 +141,4 @@ def find(
     found = atlas.find_datasets_with_features(names, space=space, every=not some)
     titles = atlas.list_datasets()["name"].to_dict()
     rows = [{"uid": uid, "name": titles.get(uid), "measured": list(measured)} for uid, measured in found.items()]
-    if atlas_options.as_json:
-        print_json(rows)
-    else:
-        print_table(rows, ["name", "uid", "measured"], empty="No dataset measured them.")
+    print_table(rows, ["name", "uid", "measured"], empty="No dataset measured them.", as_json=atlas_options.as_json)

@@ -18,7 +18,7 @@ from raggedatlas.cli.options import (
     repeatable_option,
     value_option,
 )
-from raggedatlas.cli.printing import print_json, print_status, print_text, progress
+from raggedatlas.cli.printing import print_json, print_result, print_status, print_text, progress
 
 if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import ConversionLoss
@@ -273,10 +273,11 @@ def convert(
             )
     finally:
         opened.close()
-    if as_json:
-        print_json({"path": made, **({"losses": [asdict(loss) for loss in losses]} if more else {})})
-    else:
-        print_text(f"Wrote {made}")
+    print_result(
+        {"path": made, **({"losses": [asdict(loss) for loss in losses]} if more else {})},
+        f"Wrote {made}",
+        as_json=as_json,
+    )
 
 
 def sink_of(target: str, options: dict[str, Any], *, multimodal: bool = False) -> "Sink":
@@ -344,7 +345,4 @@ def concat(
     how = {**vars(concat_options), "keys": concat_options.keys or None}
     with progress(f"write {output}") as callback:
         made = write(sources, sink_of(output, output_options.options()), progress=callback, **how)
-    if as_json:
-        print_json({"path": made})
-    else:
-        print_text(f"Wrote {made}")
+    print_result({"path": made}, f"Wrote {made}", as_json=as_json)

@@ -6,7 +6,7 @@ import typer
 
 from raggedatlas.cli.app import INSPECT, app
 from raggedatlas.cli.options import AtlasOptions, AtSnapshot, Space, expand_option_groups
-from raggedatlas.cli.printing import print_json, print_table, print_text
+from raggedatlas.cli.printing import print_result, print_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,14 +127,12 @@ def remove(
 
 def _print(atlas_options: AtlasOptions, frame: "pd.DataFrame", *, empty: str) -> None:
     rows = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-    if atlas_options.as_json:
-        print_json(rows)
-    else:
-        print_table(rows, [str(name) for name in frame.columns], empty=empty)
+    print_table(rows, [str(name) for name in frame.columns], empty=empty, as_json=atlas_options.as_json)
 
 
 def _print_done(atlas_options: AtlasOptions, what: str) -> None:
-    if atlas_options.as_json:
-        print_json({"done": what})
-    else:
-        print_text(f"{what}; take a snapshot to query by it: raggedatlas snapshot {atlas_options.atlas}")
+    print_result(
+        {"done": what},
+        f"{what}; take a snapshot to query by it: raggedatlas snapshot {atlas_options.atlas}",
+        as_json=atlas_options.as_json,
+    )

@@ -9,7 +9,7 @@ import typer
 from raggedatlas.cli.app import MAINTENANCE, SNAPSHOTS, app, methods_to_commands
 from raggedatlas.cli.browse import SUMMARY_COLUMNS, summary_row
 from raggedatlas.cli.options import AtlasOptions, Space, expand_option_groups, parse_version
-from raggedatlas.cli.printing import print_facts, print_json, print_table, print_text
+from raggedatlas.cli.printing import print_facts, print_json, print_result, print_table, print_text
 
 if TYPE_CHECKING:
     from raggedatlas.model.reports import MaintenanceReport
@@ -25,10 +25,11 @@ def snapshot(
 ) -> None:
     """Create an immutable snapshot of the atlas; queries run on snapshots."""
     number = atlas_options.open().snapshot(label)
-    if atlas_options.as_json:
-        print_json({"version": number, "label": label})
-    else:
-        print_text(f"Snapshot {number}{f' ({label})' if label else ''} of {atlas_options.atlas}")
+    print_result(
+        {"version": number, "label": label},
+        f"Snapshot {number}{f' ({label})' if label else ''} of {atlas_options.atlas}",
+        as_json=atlas_options.as_json,
+    )
 
 
 @app.command(rich_help_panel=SNAPSHOTS, epilog="Example: raggedatlas versions pbmc.atlas")
@@ -109,10 +110,11 @@ def diff(atlas_options: AtlasOptions, old: Snapshot, new: Snapshot) -> None:
 def restore(atlas_options: AtlasOptions, version: Snapshot) -> None:
     """Restore the cells, datasets and results of a snapshot as the newest state; all snapshots are kept."""
     atlas_options.open().restore(parse_version(version))
-    if atlas_options.as_json:
-        print_json({"restored": parse_version(version)})
-    else:
-        print_text(f"The newest state of {atlas_options.atlas} is that of snapshot {version} again.")
+    print_result(
+        {"restored": parse_version(version)},
+        f"The newest state of {atlas_options.atlas} is that of snapshot {version} again.",
+        as_json=atlas_options.as_json,
+    )
 
 
 Dataset = Annotated[str, typer.Argument(help="Name or uid of a dataset.", show_default=False)]
@@ -130,10 +132,7 @@ def repair(atlas_options: AtlasOptions) -> None:
 def optimize(atlas_options: AtlasOptions) -> None:
     """Compact the tables and rebuild their indexes; snapshots do not change."""
     atlas_options.open().optimize()
-    if atlas_options.as_json:
-        print_json({"optimized": atlas_options.atlas})
-    else:
-        print_text(f"Optimized {atlas_options.atlas}")
+    print_result({"optimized": atlas_options.atlas}, f"Optimized {atlas_options.atlas}", as_json=atlas_options.as_json)
 
 
 @app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas add-csc pbmc.atlas pbmc_10k --layer counts")
@@ -149,14 +148,11 @@ def add_csc(
 ) -> None:
     """Write a column-sorted copy of a dataset's sparse layers, for reading few features of many cells."""
     written = atlas_options.open().add_csc(dataset, space=space, layers=layer or None)
-    if atlas_options.as_json:
-        print_json({"dataset": dataset, "space": space, "layers": written})
-    else:
-        print_text(
-            f"Wrote {', '.join(written)} of {dataset}"
-            if written
-            else f"{dataset} already has its column-sorted copies."
-        )
+    print_result(
+        {"dataset": dataset, "space": space, "layers": written},
+        f"Wrote {', '.join(written)} of {dataset}" if written else f"{dataset} already has its column-sorted copies.",
+        as_json=atlas_options.as_json,
+    )
 
 
 @app.command(rich_help_panel=MAINTENANCE, epilog="Example: raggedatlas drop pbmc.atlas pbmc_10k")

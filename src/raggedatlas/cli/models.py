@@ -1,7 +1,10 @@
 """Verbs for models: apply and test them, reduce results, find results and neighbours."""
 
+import base64
 import json
+import os
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,7 +22,7 @@ from raggedatlas.cli.options import (
     parse_pairs,
     value_option,
 )
-from raggedatlas.cli.printing import print_facts, print_json, print_table, print_text, progress
+from raggedatlas.cli.printing import print_facts, print_json, print_result, print_table, print_text, progress
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -118,10 +121,18 @@ def parse_value(text: str) -> Any:  # noqa: ANN401  (any JSON value)
 
 
 def result_folder(output: str | None, verb: str) -> str:
-    """Return the output folder, or a new one."""
-    from raggedatlas.verbs.runs import new_run
+    """Return the output folder, or a new one: ``results/<YYYYMMDD-HHMMSS>-<verb>-<4 letters>`` (UTC).
 
-    return str(new_run("results", verb)) if output is None else output
+    Examples
+    --------
+    >>> result_folder(None, "infer").split("-")[2]
+    'infer'
+    """
+    while output is None:
+        letters = base64.urlsafe_b64encode(os.urandom(3)).decode()
+        path = Path("results") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{verb}-{letters}"
+        output = None if path.exists() else str(path)
+    return output
 
 
 def _require_output(run_options: RunOptions, *, resume: bool) -> None:
@@ -438,10 +449,7 @@ def save_to_database(
             results, column=column, metric=metric, least_rows=least_rows, least_recall=least_recall, n_queries=queries,
             progress=callback,
         )  # fmt: skip
-    if as_json:
-        print_json(asdict(report))
-    else:
-        print_text(str(report))
+    print_result(asdict(report), str(report), as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -522,7 +530,4 @@ def neighbors(
     with progress(f"search {results}"):
         found = find(results, asked, among=query, **asdict(measured))
     rows = found.to_pylist()
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(rows, found.column_names, empty="No neighbours.")
+    print_table(rows, found.column_names, empty="No neighbours.", as_json=as_json)

@@ -120,7 +120,17 @@ def print_assets(found: "pd.DataFrame", columns: Sequence[str], *, as_json: bool
     print_table([{name: row[name] for name in columns} for row in short], columns, empty=empty)
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str) -> None:
+def print_result(value: Any, text: str, *, as_json: bool) -> None:  # noqa: ANN401  (any JSON value)
+    """Print what a verb did: `value` as JSON, or `text`."""
+    if as_json:
+        print_json(value)
+    else:
+        print_text(text)
+
+
+def print_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str, as_json: bool = False
+) -> None:
     """Print rows as an aligned table, truncated to the width of the terminal, never wrapped.
 
     Parameters
@@ -131,7 +141,12 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, em
         Columns, in order; numbers are right-aligned.
     empty : str
         Text to print if there are no rows.
+    as_json : bool
+        Print JSON instead of a table, with all columns of the rows.
     """
+    if as_json:
+        print_json(rows)
+        return
     from rich.table import Table
     from rich.text import Text
 

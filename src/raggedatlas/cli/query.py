@@ -20,7 +20,7 @@ from raggedatlas.cli.options import (
     print_losses,
     process_pool,
 )
-from raggedatlas.cli.printing import plain, print_json, print_status, print_table, print_text, progress
+from raggedatlas.cli.printing import plain, print_json, print_result, print_status, print_table, print_text, progress
 from raggedatlas.errors import DuplicateError, SourceError
 
 if TYPE_CHECKING:
@@ -163,10 +163,11 @@ def export(
     selected = box.narrow(selection.ask(view), selection.space)
     with process_pool(workers) as executor:
         _write(selected, output, {"overwrite": overwrite, "executor": executor, **cxg.options(output, print_losses)})
-    if atlas_options.as_json:
-        print_json({"path": output, "snapshot": view.version, "n_cells": selected.count()})
-    else:
-        print_text(f"Wrote {selected.count():,} cells of snapshot {view.version} to {output}")
+    print_result(
+        {"path": output, "snapshot": view.version, "n_cells": selected.count()},
+        f"Wrote {selected.count():,} cells of snapshot {view.version} to {output}",
+        as_json=atlas_options.as_json,
+    )
 
 
 def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
@@ -185,14 +186,12 @@ def _write(selected: "Query", output: str, options: dict[str, Any]) -> None:
 
 
 def _write_table(table: "pa.Table", path: Path, *, overwrite: bool) -> None:
+    from raggedatlas.results.folder import atomic_write
+
     if path.exists() and not overwrite:
         raise DuplicateError(f"{path} exists; choose another name, or pass --overwrite.")
-    part = path.with_name(f".{path.name}.part")
-    try:
-        TABLES[path.suffix](table, str(part))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(path) as temporary:
+        TABLES[path.suffix](table, str(temporary))
 
 
 def _write_parquet(table: "pa.Table", path: str) -> None:

@@ -23,7 +23,7 @@ from raggedatlas.cli.options import (
     target_argument,
     value_option,
 )
-from raggedatlas.cli.printing import print_json, print_status, print_text, progress
+from raggedatlas.cli.printing import print_result, print_status, progress
 
 if TYPE_CHECKING:
     from raggedatlas.query.query import Query
@@ -119,10 +119,7 @@ def serve(
 
 
 def _show(served: "ExplorerServer", *, as_json: bool, browser: bool) -> None:
-    if as_json:
-        print_json({"url": served.url, "path": str(served.path)})
-    else:
-        print_text(served.url)
+    print_result({"url": served.url, "path": str(served.path)}, served.url, as_json=as_json)
     print_status("Only this machine can open it. Press Ctrl-C to stop.")
     if browser:
         import webbrowser
@@ -152,10 +149,11 @@ def _prepare(source: "Query | str", options: ServeOptions, *, as_json: bool) -> 
         raise typer.BadParameter("is required with --prepare-only", param_hint="--output")
     with progress(f"write {options.output}"):
         found: PreparedCxg = prepare(source, options.output, **options.choices())
-    if as_json:
-        print_json({"path": str(found.path), "made": found.written})
-    else:
-        print_text(f"Wrote {found.path}" if found.written else f"{found.path} can be served unchanged")
+    print_result(
+        {"path": str(found.path), "made": found.written},
+        f"Wrote {found.path}" if found.written else f"{found.path} can be served unchanged",
+        as_json=as_json,
+    )
 
 
 Where = Annotated[
@@ -248,10 +246,7 @@ def view(
             embedding, _open_view_source(atlas_options, options, at), port=port, browser=browser, **options.choices()
         )
     with server, suppress(KeyboardInterrupt):  # also before `wait` is called
-        if atlas_options.as_json:
-            print_json({"url": server.url})
-        else:
-            print_text(server.url)
+        print_result({"url": server.url}, server.url, as_json=atlas_options.as_json)
         print_status("Only this machine can open it, and only with this address. Press Ctrl-C to stop.")
         server.wait()
 
@@ -311,7 +306,4 @@ def visualize(
             overwrite=output_options.overwrite,
             **{**options.choices(), "address": output_options.address},
         )
-    if atlas_options.as_json:
-        print_json({"path": str(path)})
-    else:
-        print_text(f"Wrote {path}")
+    print_result({"path": str(path)}, f"Wrote {path}", as_json=atlas_options.as_json)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from raggedatlas.errors import QueryError, StoreError
+from raggedatlas.results.folder import atomic_write
 from raggedatlas.store.runtime import warnings_as
 from raggedatlas.verbs.viewer.columns import Column
 from raggedatlas.verbs.viewer.page import refuse_existing
@@ -67,14 +68,8 @@ def write_parquet(
         columns[_free(column.name, "obs", columns)] = _plain(column)
     for name in genes:
         columns[_free(name, "gene", columns)] = pa.array(scene.gene(name), from_pandas=True)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        parquet.write_table(pa.table(columns), part, compression="zstd")
-        part.replace(target)
-    except OSError as error:
-        raise StoreError(f"{target} cannot be written: {error.strerror or error}.") from error
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(target) as temporary:
+        parquet.write_table(pa.table(columns), temporary, compression="zstd")
     return target
 
 

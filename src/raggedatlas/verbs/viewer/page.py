@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raggedatlas.errors import DuplicateError, StoreError
+from raggedatlas.results.folder import atomic_write
 from raggedatlas.verbs.viewer.arrow_streams import (
     bounds_of,
     column_part,
@@ -206,15 +207,8 @@ def replace_file(path: str | os.PathLike[str], texts: Iterator[str], *, overwrit
     """
     target = Path(path)
     refuse_existing(target, overwrite=overwrite)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="\n") as out:
-            out.writelines(texts)
-        part.replace(target)
-    except OSError as error:
-        raise StoreError(f"{target} cannot be written: {error.strerror or error}.") from error
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(target) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as out:
+        out.writelines(texts)
     return target
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raggedatlas.errors import MissingExtraError, StoreError
+from raggedatlas.errors import MissingExtraError
+from raggedatlas.results.folder import atomic_write
 from raggedatlas.verbs.viewer.columns import Column
 from raggedatlas.verbs.viewer.page import refuse_existing
 from raggedatlas.verbs.viewer.palette import MISSING, category_colors
@@ -51,14 +52,9 @@ def write_picture(scene: Scene, path: str | os.PathLike[str], *, overwrite: bool
     target = Path(path)
     refuse_existing(target, overwrite=overwrite)
     figure = draw(scene)
-    part = target.with_name(f".{target.stem}.part{target.suffix}")
-    try:
-        figure.savefig(part, dpi=_DPI, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
-        part.replace(target)
-    except OSError as error:
-        raise StoreError(f"{target} cannot be written: {error.strerror or error}.") from error
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(target) as temporary:
+        # Matplotlib's version would make the file differ from one installation to the next.
+        figure.savefig(temporary, dpi=_DPI, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
     return target
 
 

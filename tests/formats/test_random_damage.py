@@ -13,13 +13,14 @@ import h5py
 import numpy as np
 import pytest
 
+from campaigns import random_damage
+from campaigns.random_damage import array, attribute, attributes, member, read_by_anndata, read_by_us
 from raggedatlas.errors import AtlasError, NotFoundError, SourceError
 from raggedatlas.formats.anndata import Limits, repair, validate
 from raggedatlas.formats.copying import copy
 from raggedatlas.formats.registry import open_source
 from raggedatlas.store.executors import spawned
 from raggedatlas.testing.anndata_faults import AWKWARD_FORM, FORMS, Form, _element, damage, put, texts, write_good
-from raggedatlas.testing.random_damage import array, attribute, attributes, member, read_by_anndata, read_by_us
 
 
 def musts(path: Path) -> set[str]:
@@ -172,7 +173,7 @@ def test_the_campaign(asked: list[str]) -> None:
     nobody reads it."""
     with warnings.catch_warnings(action="ignore"):
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "raggedatlas.testing.random_damage", *asked],
+            [sys.executable, "-W", "ignore", random_damage.__file__, *asked],
             capture_output=True,
             text=True,
             check=False,

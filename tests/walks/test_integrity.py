@@ -13,6 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 import raggedatlas as ra
+from campaigns.mutation_campaign import digest, run_campaign
 from raggedatlas.catalog.assets import read_records
 from raggedatlas.catalog.catalog import DATASETS, Catalog, open_catalog
 from raggedatlas.catalog.checks import validate
@@ -22,7 +23,6 @@ from raggedatlas.store.arrays import ArraySpec, ArrayWriter
 from raggedatlas.store.location import Location
 from raggedatlas.store.read import ArrayReader, read_slice
 from raggedatlas.testing.atlases import GENES, small_anndata
-from raggedatlas.testing.mutation_campaign import digest, run_campaign
 
 N_CELLS = 40
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from campaigns.kill_campaign import CALLS, Campaign
 from raggedatlas.atlas import RaggedAtlas
 from raggedatlas.query.identity import FeatureIdentity
-from raggedatlas.testing.kill_campaign import CALLS, Campaign
 
 READING = {"open", "checkout", "checkout_latest", "query", "explain", "history", "orthologs", "status", "tables"}
 

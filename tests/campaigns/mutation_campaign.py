@@ -179,14 +179,14 @@ def change_value(path: Path, chance: random.Random) -> str:
     return f"{name}: {_CHANGES[name](path, chance)}"
 
 
-def _catalog(path: Path) -> Any:  # noqa: ANN401
+def _catalog(path: Path) -> Any:
     from raggedatlas.catalog.catalog import open_catalog
     from raggedatlas.store.location import Location
 
     return open_catalog(Location(str(path)))
 
 
-def _rename_versions(catalog: Any, table: str) -> None:  # noqa: ANN401
+def _rename_versions(catalog: Any, table: str) -> None:
     """Have the newest snapshot name the newest version of a table."""
     from raggedatlas.catalog.integrity import write_manifest
     from raggedatlas.catalog.versions import change_versions, list_versions
@@ -197,7 +197,7 @@ def _rename_versions(catalog: Any, table: str) -> None:  # noqa: ANN401
     change_versions(catalog, lambda old: [*old[:-1], changed])
 
 
-def _change_rows(catalog: Any, table: str, change: Callable[[list[dict[str, Any]]], str]) -> str:  # noqa: ANN401
+def _change_rows(catalog: Any, table: str, change: Callable[[list[dict[str, Any]]], str]) -> str:
     """Rewrite the rows of a table; a value that its column cannot hold is none."""
     import pyarrow as pa
 
@@ -352,7 +352,7 @@ def uses(path: Path) -> dict[str, Callable[[], object]]:
     def atlas() -> RaggedAtlas:
         return RaggedAtlas.open(str(path))
 
-    def query() -> Any:  # noqa: ANN401
+    def query() -> Any:
         return atlas().checkout("all").query()
 
     def loaded() -> list[Any]:
@@ -401,20 +401,20 @@ def changes(path: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-def _versions(path: Path) -> Any:  # noqa: ANN401
+def _versions(path: Path) -> Any:
     from raggedatlas.catalog.versions import list_versions
 
     return list_versions(_catalog(path))
 
 
-def digest(value: Any) -> str:  # noqa: ANN401
+def digest(value: Any) -> str:
     """Hash a result: values, names and types of everything in it."""
     import anndata as ad
     import pandas as pd
 
     content = hashlib.sha256()
 
-    def take(item: Any) -> None:  # noqa: ANN401
+    def take(item: Any) -> None:
         if isinstance(item, ad.AnnData):
             parts = {k: dict(getattr(item, k)) for k in ("layers", "obsm", "obsp", "varm", "varp")}
             kept = {k: v for k, v in item.uns.items() if k != "atlas"}
@@ -493,7 +493,7 @@ def _run_child(
     folder: Path, number: int | None, waiting: Iterator[int], tally: Tally, progress: Callable[[str], None]
 ) -> int | None:
     """Hand mutations to one child until it dies or there are no more; return the next."""
-    words = [sys.executable, "-m", "raggedatlas.testing.mutation_campaign", str(folder)]
+    words = [sys.executable, __file__, str(folder)]
     with started(words, stdin=-1, stderr=-3) as child:
         assert child.stdin is not None
         assert child.stdout is not None

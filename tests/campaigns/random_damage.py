@@ -1,4 +1,4 @@
-"""A campaign of random damage against the AnnData validator: ``python -m raggedatlas.testing.random_damage --n 3000``.
+"""A campaign of random damage against the AnnData validator: ``python tests/campaigns/random_damage.py --n 3000``.
 
 Each case changes a good file at random: bytes of the file, attributes, arrays, groups. The damaged file is validated, and then read by
 anndata and by us, each in a process of its own with limits of time and memory. Counted are errors that are none of ours, checks that go
@@ -70,10 +70,10 @@ def cut(path: Path, rng: np.random.Generator) -> str:
     return f"cut {file.name} {at}"
 
 
-def _nodes(root: Any) -> list[str]:  # noqa: ANN401
+def _nodes(root: Any) -> list[str]:
     found: list[str] = []
 
-    def walk(group: Any, prefix: str) -> None:  # noqa: ANN401
+    def walk(group: Any, prefix: str) -> None:
         for name in sorted(group):
             path = f"{prefix}{name}"
             found.append(path)
@@ -84,7 +84,7 @@ def _nodes(root: Any) -> list[str]:  # noqa: ANN401
     return found
 
 
-def _chosen(root: Any, rng: np.random.Generator) -> str:  # noqa: ANN401
+def _chosen(root: Any, rng: np.random.Generator) -> str:
     nodes = _nodes(root)
     return nodes[int(rng.integers(len(nodes)))]
 
@@ -218,7 +218,7 @@ def sweep(form: Form, folder: Path, every: int = 1) -> Iterator[dict[str, Any]]:
                 file.write_bytes(data)
 
 
-def _set(path: Path, at: str, name: str, value: Any) -> dict[str, Any]:  # noqa: ANN401
+def _set(path: Path, at: str, name: str, value: Any) -> dict[str, Any]:
     with _opened(path) as root:
         if value is REMOVED:
             del root[at].attrs[name]

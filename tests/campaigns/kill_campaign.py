@@ -105,7 +105,7 @@ def shapes_of(seed: int) -> Shapes:
     )
 
 
-def _add(atlas: RaggedAtlas, name: str, seed: int, **choices: Any) -> object:  # noqa: ANN401
+def _add(atlas: RaggedAtlas, name: str, seed: int, **choices: Any) -> object:
     source = source_of(seed)
     embeddings = {"X_pca": f"pca{seed % 3}"} if "X_pca" in source.obsm else {}
     return atlas.add(source, name, organism="human", embeddings=embeddings, progress=False, **choices)
@@ -116,7 +116,7 @@ def _add_by_workers(atlas: RaggedAtlas, name: str, seed: int) -> object:
         return _add(atlas, name, seed, executor=executor)
 
 
-def _sums(values: Any) -> Any:  # noqa: ANN401  (what a model takes and gives)
+def _sums(values: Any) -> Any:
     return values.sum(axis=1)
 
 
@@ -486,7 +486,7 @@ class Campaign:
             assert _items(view) == held.items, (when, number)
 
 
-def _items(there: Any) -> frozenset[Item]:  # noqa: ANN401  (an atlas or a view)
+def _items(there: Any) -> frozenset[Item]:
     """Read which results, annotations, geometry, links and gene tables are there; each name must be there once."""
     links: pd.DataFrame = there.identity.history()
     links = links[links["revoked_at"].isna()]

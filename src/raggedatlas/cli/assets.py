@@ -206,8 +206,9 @@ def _add_list_command(listing: _AssetList) -> None:
         empty = listing.empty.format(atlas_options.atlas)
         print_assets(frame, listing.columns, as_json=atlas_options.as_json, empty=empty)
 
+    list_assets.__doc__ = listing.text
     example = f"Example: raggedatlas {listing.command} pbmc.atlas"
-    app.command(listing.command, help=listing.text, rich_help_panel=INSPECT, epilog=example)(list_assets)
+    app.command(listing.command, rich_help_panel=INSPECT, epilog=example)(list_assets)
 
 
 def _add_drop_command(noun: str, text: str, example: str) -> None:
@@ -220,8 +221,10 @@ def _add_drop_command(noun: str, text: str, example: str) -> None:
         notes = methods_to_commands("; ".join(report.notes))
         print_result(report.to_dict(), f"Dropped the {noun} {name}; {notes}", as_json=atlas_options.as_json)
 
-    example = f"Example: raggedatlas drop-{noun} pbmc.atlas {example}"
-    app.command(f"drop-{noun}", help=text, rich_help_panel=MAINTENANCE, epilog=example)(drop_asset)
+    drop_asset.__doc__ = text
+    app.command(
+        f"drop-{noun}", rich_help_panel=MAINTENANCE, epilog=f"Example: raggedatlas drop-{noun} pbmc.atlas {example}"
+    )(drop_asset)
 
 
 for _listing in _LISTS:

@@ -12,7 +12,7 @@ from raggedatlas.formats.anndata import raise_if_invalid, with_rule_id
 from raggedatlas.formats.registry import detect, list_sources, open_source
 from raggedatlas.ingest.commit import add_sources
 from raggedatlas.ingest.geometry_detecting import is_geometry
-from raggedatlas.ingest.options import IngestOptions, Progress, bar, no_progress
+from raggedatlas.ingest.options import IngestOptions, Progress, open_progress, read_options
 from raggedatlas.ingest.results import add_results, is_results
 from raggedatlas.model.protocols import Source
 from raggedatlas.model.reports import GeometryReport, IngestReport, ResultReport
@@ -99,25 +99,14 @@ def add(
         return adds(catalog, source, choices, progress)
     if is_results(source):
         return add_results(catalog, source, choices, progress)
-    unknown = sorted(set(choices) - set(IngestOptions.__dataclass_fields__))
-    if unknown:
-        raise SourceError(f"add() does not know {unknown}; it takes {sorted(IngestOptions.__dataclass_fields__)}.")
-    options = IngestOptions(**choices)
+    options = read_options(IngestOptions, choices, "add()")
     openers, several = _openers(source)
     if several and options.name is not None:
         raise SourceError(
             f"name={options.name!r} is one name for {len(openers)} sources; leave it out, and each takes its file's name."
         )
-    if callable(progress):
-        reports = add_sources(catalog, openers, options, progress, executor=executor)
-    elif progress is False:
-        reports = add_sources(catalog, openers, options, no_progress, executor=executor)
-    else:
-        show, close = bar(options.name or "add")
-        try:
-            reports = add_sources(catalog, openers, options, show, executor=executor)
-        finally:
-            close()
+    with open_progress(progress, options.name or "add") as callback:
+        reports = add_sources(catalog, openers, options, callback, executor=executor)
     reports = [replace(r, notes=(*r.notes, *o.notes)) for r, o in zip(reports, openers, strict=True)]
     return reports if several else reports[0]
 

@@ -24,11 +24,11 @@ from raggedatlas.catalog.assets import (
 )
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.catalog.cells import add_cell_columns
-from raggedatlas.errors import AtlasError, ConflictError, SourceError, StoreError
+from raggedatlas.errors import AtlasError, ConflictError, StoreError
 from raggedatlas.ingest.geometry_cells import NewCells, dataset_name, plan_cells
 from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, check_duplicates, plan_geometry
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry
-from raggedatlas.ingest.options import Progress, bar, no_progress
+from raggedatlas.ingest.options import Progress, open_progress, read_options
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.records import DatasetRecord
 from raggedatlas.model.reports import GeometryReport
@@ -76,31 +76,9 @@ def add_geometry(
         As `open_geometry` and `plan_geometry` refuse; and if another process adds the same meanwhile. The atlas is as it was.
     """
     catalog.require_tip("add()")
-    options = geometry_options(choices)
-    if callable(progress):
-        return _add(catalog, source, options, progress)
-    if progress is False:
-        return _add(catalog, source, options, no_progress)
-    show, close = bar(options.name or options.space or "add")
-    try:
-        return _add(catalog, source, options, show)
-    finally:
-        close()
-
-
-def geometry_options(choices: Mapping[str, Any]) -> GeometryOptions:
-    """Read the choices of a caller.
-
-    Raises
-    ------
-    SourceError
-        If one of them is not known.
-    """
-    known = GeometryOptions.__dataclass_fields__
-    unknown = sorted(set(choices) - set(known))
-    if unknown:
-        raise SourceError(f"add() of geometry does not know {unknown}; it takes {sorted(known)}.")
-    return GeometryOptions(**choices)
+    options = read_options(GeometryOptions, choices, "add() of geometry")
+    with open_progress(progress, options.name or options.space or "add") as callback:
+        return _add(catalog, source, options, callback)
 
 
 def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Progress) -> GeometryReport:  # noqa: ANN401

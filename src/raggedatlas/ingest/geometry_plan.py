@@ -15,7 +15,7 @@ from raggedatlas.catalog.assets import find_dataset, group_by_dataset, read_geom
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError
 from raggedatlas.ingest.geometry_source import GeometrySource
-from raggedatlas.ingest.options import OnDuplicate
+from raggedatlas.ingest.options import AddOptions
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, new_uid
@@ -32,45 +32,9 @@ _USUAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class GeometryOptions:
-    """What a caller may choose about adding geometry, with every default filled in.
+class GeometryOptions(AddOptions):
+    """Options of adding geometry; `AddChoices` describes each."""
 
-    Parameters
-    ----------
-    name : str or None
-        What queries call it; None takes the feature space's name.
-    on_duplicate : {"error", "skip", "replace"}
-        What to do where a dataset has geometry of this name already.
-    dry_run : bool
-        Whether to do all but write.
-    space : str or None
-        Feature space; None takes the usual one of the geometry type.
-    link : str, mapping of str to str, or None
-        A cell column, ``"cell_name"`` or ``"uid"``, whose values are the object attribute of the same name, or else the object ids;
-        ``{column: attribute}`` names both. None makes a new cell of every object.
-    dataset : str or None
-        The dataset whose cells are meant, by name or uid; without a link: what to call the new dataset.
-    new_cells : bool
-        Whether objects without a cell become new cells.
-    unknown : {"error", "skip"}
-        What to do with objects without a cell.
-    lacking : {"error", "allow"}
-        What to do where cells of a dataset that has some shapes have none.
-    cells, genes : str
-        Of transcripts: the vertex attributes that tell the cell (empty: objects are cells) and the gene.
-    unassigned : value, or None
-        What `cells` holds where a transcript belongs to no cell, beside negative numbers and missing ones.
-    counts : bool
-        Whether transcripts also become a matrix of counts, as the expression of new cells.
-    organism : str
-        Of these genes.
-    layout : {"0.9", "0.7"}
-        Of a store that is made of shapes in memory.
-    """
-
-    name: str | None = None
-    on_duplicate: OnDuplicate = "error"
-    dry_run: bool = False
     space: str | None = None
     link: str | Mapping[str, str] | None = None
     dataset: str | None = None

@@ -1,8 +1,11 @@
 """What a caller may choose about an `add`; every default is written in the report."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
+
+from raggedatlas.errors import SourceError
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, how much is done, and how much there is; see `STEPS`."""
@@ -115,22 +118,46 @@ OnDuplicate = Literal["error", "skip", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
-class IngestOptions:
-    """`AddChoices` with every default filled in.
+class AddOptions:
+    """Options of every `add`: of files, results and geometry.
 
     Parameters
     ----------
     name : str or None
-        Dataset name; None takes the source's.
+        Name of the dataset, result or geometry; None takes that of the source (of geometry: of its feature space).
     on_duplicate : {"error", "skip", "replace"}
-        What to do with content that is in the atlas already.
+        What to do with content that is already in the atlas.
     dry_run : bool
-        Whether to do all but write.
+        Check and report, but write nothing.
     """
 
     name: str | None = None
     on_duplicate: OnDuplicate = "error"
     dry_run: bool = False
+
+
+Options = TypeVar("Options", bound=AddOptions)
+
+
+def read_options(kind: type[Options], choices: Mapping[str, Any], call: str) -> Options:
+    """Build the options of one kind of `add` from keyword arguments.
+
+    Raises
+    ------
+    SourceError
+        If an argument is not an option of this kind.
+    """
+    known = kind.__dataclass_fields__
+    unknown = sorted(set(choices) - set(known))
+    if unknown:
+        raise SourceError(f"{call} does not know {unknown}; it takes {sorted(known)}.")
+    return kind(**choices)
+
+
+@dataclass(frozen=True, slots=True)
+class IngestOptions(AddOptions):
+    """Options of adding a file of cells; `AddChoices` describes each."""
+
     obs: Literal["all"] | Sequence[str] | Mapping[str, str] = "all"
     cast: Mapping[str, str] = field(default_factory=dict)
     on_clash: OnClash = "error"
@@ -151,21 +178,25 @@ class IngestOptions:
 
 
 def no_progress(step: str, done: int, total: int) -> None:
-    """Take note of a step, and say nothing."""
+    """Ignore a step."""
 
 
-def bar(title: str) -> tuple[Progress, Callable[[], Any]]:
-    """Make a progress callback that draws a bar on a terminal and says nothing elsewhere, and a call that closes it."""
+@contextlib.contextmanager
+def open_progress(progress: "Progress | bool | None", title: str) -> Iterator[Progress]:
+    """Yield a progress callback: the one given, none for False, or else a bar that is drawn only on a terminal."""
+    if callable(progress) or progress is False:
+        yield progress or no_progress
+        return
     from tqdm.auto import tqdm
 
-    meter = tqdm(desc=title, unit="cell", unit_scale=True, disable=None, leave=False)
+    with tqdm(desc=title, unit="cell", unit_scale=True, disable=None, leave=False) as meter:
 
-    def show(step: str, done: int, total: int) -> None:
-        if step in ("block", "sources"):
-            meter.unit = "source" if step == "sources" else "cell"
-            meter.total = total
-            meter.update(done - meter.n)
-        else:
-            meter.set_postfix_str(step)
+        def show(step: str, done: int, total: int) -> None:
+            if step in ("block", "sources"):
+                meter.unit = "source" if step == "sources" else "cell"
+                meter.total = total
+                meter.update(done - meter.n)
+            else:
+                meter.set_postfix_str(step)
 
-    return show, meter.close
+        yield show

@@ -17,7 +17,7 @@ from raggedatlas.catalog.assets import RESULT_ASSETS, read_records
 from raggedatlas.catalog.catalog import CELLS, Catalog
 from raggedatlas.errors import DuplicateError, NameRefusedError, NotFoundError, SchemaError, SourceError, ValuesError
 from raggedatlas.ingest.columns import FILLED
-from raggedatlas.ingest.options import OnDuplicate
+from raggedatlas.ingest.options import AddOptions
 from raggedatlas.model.assets import Kind, ResultRecord, result_columns
 from raggedatlas.model.frames import find_column, metadata_columns
 from raggedatlas.model.ids import COLUMN, check_length, new_uid
@@ -35,12 +35,9 @@ _TAKEN = {*FILLED, "search_distance", "search_score"}
 
 
 @dataclass(frozen=True, slots=True)
-class ResultOptions:
-    """What a caller may choose about adding a result; `AddChoices` says what each means."""
+class ResultOptions(AddOptions):
+    """Options of adding a model's result; `AddChoices` describes each."""
 
-    name: str | None = None
-    on_duplicate: OnDuplicate = "error"
-    dry_run: bool = False
     space: str | None = None
     as_: Literal["space", "vector"] = "space"
     output: str | None = None

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from raggedatlas.catalog.assets import RESULT_ASSETS, release_lease, take_lease
 from raggedatlas.catalog.catalog import CELLS, Catalog
-from raggedatlas.errors import AtlasError, DuplicateError, SchemaError, SourceError, StoreError
+from raggedatlas.errors import AtlasError, DuplicateError, SchemaError, StoreError
 from raggedatlas.ingest.group_writer import specs_json
-from raggedatlas.ingest.options import Progress, bar, no_progress
+from raggedatlas.ingest.options import Progress, open_progress, read_options
 from raggedatlas.ingest.result_plan import BLOCK_ROWS, ResultOptions, ResultPlan, is_results, plan_result, result_exists
 from raggedatlas.model.assets import VALUES, IndexFacts, ResultRecord, mark_result, result_columns
 from raggedatlas.model.reports import ResultReport
@@ -67,20 +67,9 @@ def add_results(
         As `plan_result` refuses; and if another process takes the name meanwhile. The atlas is as it was.
     """
     catalog.require_tip("add()")
-    known = ResultOptions.__dataclass_fields__
-    unknown = sorted(set(choices) - set(known))
-    if unknown:
-        raise SourceError(f"add() of results does not know {unknown}; it takes {sorted(known)}.")
-    options = ResultOptions(**choices)
-    if callable(progress):
-        return _add(catalog, source, options, progress)
-    if progress is False:
-        return _add(catalog, source, options, no_progress)
-    show, close = bar(options.name or "add")
-    try:
-        return _add(catalog, source, options, show)
-    finally:
-        close()
+    options = read_options(ResultOptions, choices, "add() of results")
+    with open_progress(progress, options.name or "add") as callback:
+        return _add(catalog, source, options, callback)
 
 
 def _add(catalog: Catalog, source: Any, options: ResultOptions, progress: Progress) -> ResultReport:  # noqa: ANN401

@@ -17,16 +17,15 @@ from raggedatlas.formats.registry import open_source
 from raggedatlas.ingest.commit import add_sources
 from raggedatlas.ingest.geometries import (
     discard,
-    geometry_options,
     geometry_report,
     pointer_values,
     register_geometry,
     write_pointers,
     write_store,
 )
-from raggedatlas.ingest.geometry_plan import GeometryPlan, check_options, plan_geometry
+from raggedatlas.ingest.geometry_plan import GeometryOptions, GeometryPlan, check_options, plan_geometry
 from raggedatlas.ingest.geometry_source import GeometrySource, object_centroids, open_geometry, owner_codes
-from raggedatlas.ingest.options import IngestOptions, Progress, no_progress
+from raggedatlas.ingest.options import IngestOptions, Progress, no_progress, read_options
 from raggedatlas.model.arguments import checked
 from raggedatlas.model.assets import GeometryRecord
 from raggedatlas.model.protocols import Source
@@ -240,10 +239,10 @@ def add_transcripts(
         As `transcripts_to_counts`, and as adding a file or geometry refuses. The atlas is as it was.
     """
     catalog.require_tip("add()")
-    options = geometry_options(choices)
+    options = read_options(GeometryOptions, choices, "add() of geometry")
     check_options(options)
-    told = progress if callable(progress) else no_progress
-    told("plan", 0, 1)
+    callback = progress if callable(progress) else no_progress
+    callback("plan", 0, 1)
     opened = open_geometry(source, options.cells, options.unassigned, options.layout)
     plan = plan_geometry(catalog, opened, replace(options, space=options.space or "transcripts"))
     if plan.skipped:
@@ -256,15 +255,15 @@ def add_transcripts(
         organism=options.organism,
     )
     if options.dry_run:
-        reports = add_sources(catalog, [_Opener(data)], asked, told)
+        reports = add_sources(catalog, [_Opener(data)], asked, callback)
         return _geometry_report(plan, reports[0])
     uid = plan.record.uid
     try:
         take_lease(catalog, uid)
-        told("lease", 1, 1)
+        callback("lease", 1, 1)
         written = write_pointers(catalog, plan, write_store(catalog, plan))
-        told("store", 1, 1)
-        reports = add_sources(catalog, [_Opener(data)], asked, told, attached=_Pointers(catalog, plan, written))
+        callback("store", 1, 1)
+        reports = add_sources(catalog, [_Opener(data)], asked, callback, attached=_Pointers(catalog, plan, written))
     except BaseException:
         discard(catalog, uid)
         raise

@@ -78,7 +78,7 @@ def test_classes_by_their_codes(small: Any, tmp_path: Path) -> None:
     ("model", "target", "choices", "error", "said"),
     [
         (lambda X: X, "kind", {}, SourceError, r"gives 6 numbers .* 2 classes \(T, B\)"),
-        (lambda X: X[:, 0], "kind", {}, SourceError, "classes are told by logits"),
+        (lambda X: X[:, 0], "kind", {}, SourceError, "classes are given by logits"),
         (lambda X: np.full(len(X), 2), "kind", {}, SourceError, "class 2; the target's are 0 to 1"),
         (lambda X: X, "score", {}, SourceError, "one number for each cell"),
         (lambda X: {"a": X, "b": X}, "score", {}, SourceError, "say which is the prediction"),

@@ -363,7 +363,7 @@ class Selection:
         str, typer.Option(metavar="HOW", help="union, intersection, or how many datasets must have measured a feature.")
     ] = "union"
     missing: Annotated[
-        Literal["zero", "nan", "drop"], typer.Option(help="What stands for a feature that a dataset did not measure.")
+        Literal["zero", "nan", "drop"], typer.Option(help="Value of a feature that a dataset did not measure.")
     ] = "zero"
     identity: Annotated[
         str,

@@ -184,8 +184,8 @@ def _members(place: Path) -> Iterator[tuple[str, Callable[[], IO[bytes]], str | 
     """Return the tables of a folder or a wheel: name, how to open it, and the release that the package names for it."""
     if place.is_dir():
         for path in sorted({path for pattern in _PACKAGED for path in place.glob(pattern)}):
-            beside = path.with_name("gene_info.yml")
-            said = _gencode_releases(beside.read_text("utf-8")) if beside.is_file() else {}
+            release_file = path.with_name("gene_info.yml")
+            said = _gencode_releases(release_file.read_text("utf-8")) if release_file.is_file() else {}
             yield path.name, lambda path=path: path.open("rb"), said.get(_stem(path.name))  # type: ignore[misc]
         return
     with zipfile.ZipFile(place) as wheel:

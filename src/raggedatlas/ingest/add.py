@@ -69,7 +69,7 @@ def add(
     catalog : Catalog
         At the tip.
     source : path, AnnData, MuData, Source, ResultDataset, Shapes, Geometry, or sequence of these
-        A folder that is no source itself stands for the files in it; a folder of results is a model's result, a zarr-vectors store
+        A folder that is no source itself means the files in it; a folder of results is a model's result, a zarr-vectors store
         is geometry.
     choices : mapping
         Keyword arguments of `IngestOptions`.

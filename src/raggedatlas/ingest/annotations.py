@@ -267,7 +267,7 @@ def _chosen(table: pa.Table, options: AnnotateOptions) -> dict[str, str]:
     if absent:
         raise NotFoundError(f"The annotation has no columns {absent} that can be written; it has {offered}.")
     if not asked and not options.obsm:
-        raise SourceError(f"The annotation has no columns beside those that identify cells ({table.column_names}).")
+        raise SourceError(f"The annotation has no columns besides those that identify cells ({table.column_names}).")
     chosen = dict(asked) if isinstance(asked, Mapping) else {name: name for name in asked}
     shown = list(chosen.values())
     repeated = sorted({name for name in shown if shown.count(name) > 1})

@@ -192,7 +192,7 @@ class _Matrix:
     readers : mapping of str to ArrayReader
         The group's arrays.
     sources : sequence of str or None
-        For each array of the copy the array it is taken from; None stands for the row numbers.
+        For each array of the copy the array it is taken from; None means the row numbers.
     """
 
     readers: Mapping[str, ArrayReader]

@@ -39,7 +39,7 @@ from raggedatlas.store.tables import Tables, update_columns
 from raggedatlas.vectors.writer import publish_files, write
 
 GEOMETRY_STEPS = ("plan", "lease", "store", "columns", "pointers", "cells", "record", "done")
-"""The steps of adding geometry, in order; each is told just before the next begins."""
+"""The steps of adding geometry, in order; each is reported just before the next begins."""
 
 
 def add_geometry(
@@ -128,7 +128,7 @@ def _add(catalog: Catalog, source: Any, options: GeometryOptions, progress: Prog
 
 
 def write_store(catalog: Catalog, plan: GeometryPlan) -> GeometryRecord:
-    """Put the store under its group: byte for byte where it lies on disk.
+    """Write the store to its group; a store on disk is copied byte for byte.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def pointer_values(source: GeometrySource, rows: NDArray[np.int64], group: str) 
 
 
 def write_pointers(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) -> GeometryRecord:
-    """Give cells that are there their pointers, in one commit; no pointer to another store that can be seen is overwritten.
+    """Write the pointers of existing cells in one commit; no pointer to another store that can be seen is overwritten.
 
     Returns
     -------
@@ -227,7 +227,7 @@ def _refuse_moved(catalog: Catalog, plan: GeometryPlan, record: GeometryRecord) 
 
 
 def register_geometry(catalog: Catalog, record: GeometryRecord) -> None:
-    """Write a row of the registry that nobody sees before the record of its dataset is there."""
+    """Write a row of the registry, which becomes visible with the record of its dataset."""
     GEOMETRY_ASSETS.change(catalog, lambda old: [*old, record])
 
 
@@ -258,7 +258,7 @@ def _commit_cells(
 
 
 def _clear_replaced(catalog: Catalog, gone: Sequence[GeometryRecord]) -> None:
-    """Take away the rows, the cells and the pointers of geometry that was replaced."""
+    """Remove the rows, cells and pointers of replaced geometry."""
     if gone:
         uids = {record.uid for record in gone}
         GEOMETRY_ASSETS.change(catalog, lambda old: [record for record in old if record.uid not in uids])
@@ -305,7 +305,7 @@ def discard(catalog: Catalog, uid: str) -> None:
 def geometry_report(
     plan: GeometryPlan, status: Literal["added", "skipped", "replaced", "dry run"], fresh: NewCells | None = None
 ) -> GeometryReport:
-    """Say what a plan did, or would do."""
+    """Return the report of what a plan did, or would do."""
     record = plan.record
     n_new = 0 if fresh is None else fresh.n
     done = status in ("added", "replaced")

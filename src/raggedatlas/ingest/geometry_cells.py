@@ -119,7 +119,7 @@ def plan_cells(catalog: Catalog, plan: GeometryPlan, options: GeometryOptions) -
 
 
 def dataset_name(there: Iterable[DatasetRecord], plan: GeometryPlan, options: GeometryOptions) -> str:
-    """Choose the name of the dataset of new cells, beside the datasets that there are.
+    """Choose the name of the dataset of new cells, given the existing datasets.
 
     Raises
     ------

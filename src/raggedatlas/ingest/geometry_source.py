@@ -39,9 +39,9 @@ class GeometrySource:
     digest : str
         SHA-256 over what is stored.
     location : Location or None
-        The store on disk; None for what lies in memory.
+        The store on disk; None for shapes in memory.
     geometry : Geometry or None
-        What lies in memory.
+        Shapes in memory.
     n_unassigned : int
         Vertices that belong to no cell.
     """
@@ -74,7 +74,7 @@ def open_geometry(source: Any, owner: str = "", unassigned: Any = None, layout: 
     owner : str
         Vertex attribute that tells the cell of a point; empty where objects are cells.
     unassigned : value, or None
-        What this attribute holds where a point belongs to no cell, beside negative numbers, the greatest unsigned one, and missing
+        Value of this attribute where a point belongs to no cell, in addition to negative numbers, the greatest unsigned one, and missing
         ones.
     layout : str
         Of a store that is made of shapes in memory.
@@ -163,7 +163,7 @@ def owner_codes(attribute: Attribute, name: str, unassigned: Any = None) -> tupl
         missing = ~np.isfinite(values)
         values = np.where(missing, -1, values)
         if (values != np.floor(values)).any():
-            raise SourceError(f"The attribute {name!r} holds fractions; a cell is told by a whole number.")
+            raise SourceError(f"The attribute {name!r} holds fractions; a cell is named by an integer.")
     elif values.dtype.kind == "u":
         values = np.where(values == np.iinfo(values.dtype).max, -1, values.astype(np.int64))
     codes = values.astype(np.int64)

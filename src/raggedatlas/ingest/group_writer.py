@@ -229,25 +229,26 @@ def write_group(
         If the value policy refuses a value; the caller removes the group.
     """
     try:
-        return _write(catalog, source, plan, options, progress, (taken, {}, content))
+        return _write(catalog, source, plan, options, progress, taken, {}, content)
     except _DtypeChangedError as error:
         if not options.dry_run:
             catalog.arrays.child(*plan[0].split("/")).delete_prefix()
-        return _write(catalog, source, plan, options, progress, (taken, error.right, None))
+        return _write(catalog, source, plan, options, progress, taken, error.right, None)
 
 
 def _write(
     catalog: Catalog, source: Source, plan: tuple[str, GroupPlan], options: IngestOptions, progress: Progress,
-    state: tuple[set[str], Mapping[str, _LayerFormat], ContentHash | None],
+    taken: set[str], forced: Mapping[str, _LayerFormat], content: ContentHash | None,
 ) -> PendingWrite:  # fmt: skip
     path, group = plan
-    taken = state[0]
     written = WrittenGroup(group, path)
     layers = [_LayerWriter(source, p, group, options) for p in group.layers]
     with contextlib.ExitStack() as steps:
         send, append, later = (steps.enter_context(BackgroundWriter(DEPTH)) for _ in range(3))
         arrays = None if options.dry_run else _Arrays(catalog, path, group, send)
-        written.indptr = _stream(source, written, layers, (arrays, append, later), (options, progress, state))
+        written.indptr = _stream(
+            source, written, layers, arrays, append, later, options, progress, taken, forced, content
+        )  # fmt: skip
         _judge(layers, group, taken)
         for layer in layers:
             written.layers[layer.name] = replace(layer.plan, info=replace(layer.plan.info, dtype=layer.fit.returned))
@@ -266,12 +267,10 @@ def _write(
 
 def _stream(
     source: Source, written: WrittenGroup, layers: list[_LayerWriter],
-    pipeline: tuple["_Arrays | None", BackgroundWriter, BackgroundWriter],
-    told: tuple[IngestOptions, Progress, tuple[set[str], Mapping[str, _LayerFormat], ContentHash | None]],
+    arrays: "_Arrays | None", append: BackgroundWriter, later: BackgroundWriter, options: IngestOptions, progress: Progress,
+    taken: set[str], forced: Mapping[str, _LayerFormat], content: ContentHash | None,
 ) -> NDArray[np.int64] | None:  # fmt: skip
     """Read and check the blocks and pass them to the pipeline; return `indptr`, None for dense groups."""
-    arrays, append, later = pipeline
-    options, progress, (taken, forced, content) = told
     group = written.group
     sparse = group.space.kind is PointerKind.SPARSE
     bounds = [np.zeros(1, np.int64)]

@@ -103,7 +103,7 @@ def identify(var: pa.Table, space: str, feature_id: str, organism: str, extra: S
     symbol_source = _symbol_column(var, source)
     symbols, spellings = _symbols(_texts(var, symbol_source) if symbol_source else [""] * len(ids), parsed, ids)
     kinds = _kinds(var, parsed, space)
-    # An accession stands for one species by itself, so only names need their organism here.
+    # An accession identifies one species by itself, so only names need their organism here.
     accessions = [
         replace(one, namespace=kind.lower() if kind else one.namespace, organism=organism)
         if kind or one.namespace == "symbol"
@@ -244,7 +244,7 @@ def _mixed(parsed: Sequence[Accession]) -> list[str]:
 
 
 def _kinds(var: pa.Table, parsed: Sequence[Accession], space: str) -> list[str]:
-    """Return what each feature is that stands among genes and is none; empty for all others."""
+    """Return what each feature is that is listed with the genes but is not a gene; empty for all others."""
     name = next((name for name in ("feature_types", "feature_type") if name in var.column_names), None)
     if name is None or space != "gene_expression":
         return [""] * len(parsed)

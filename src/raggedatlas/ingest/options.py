@@ -1,4 +1,4 @@
-"""What a caller may choose about an `add`; every default is written in the report."""
+"""Options of `add`; the report contains every default."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ Progress = Callable[[str, int, int], None]
 """Called with the step's name, how much is done, and how much there is; see `STEPS`."""
 
 STEPS = ("plan", "lease", "block", "arrays", "frames", "columns", "features", "layouts", "cells", "records", "done")
-"""The steps of an `add`, in order; each is told just before the next begins. With an executor, ``sources`` tells how many sources
-workers have written, in the place of all before ``columns``."""
+"""The steps of an `add`, in order; each is reported just before the next begins. With an executor, ``sources`` reports how many
+sources workers have written, in place of all steps before ``columns``."""
 
 
 OnClash = Literal["error", "text", "rename"]
@@ -53,7 +53,7 @@ class AddChoices(TypedDict, total=False):
         Which members of `obsm` become embeddings, each a feature space of its own that can be queried and searched:
         ``{"X_pca": "pca"}``, or names alone, which lose a leading ``X_``.
     extras : "all" or sequence of str
-        What is kept of `obsm`, `varm`, `obsp`, `varp`, `uns` and ``raw/varm`` beside: keys (``"uns/neighbors"``) or whole
+        What is kept of `obsm`, `varm`, `obsp`, `varp`, `uns` and ``raw/varm``: keys (``"uns/neighbors"``) or whole
         groups (``"uns"``).
     space : str
         Of a model's result: the feature space that it becomes, ``"embedding"`` by default. Of geometry: its feature space; by default the
@@ -78,7 +78,7 @@ class AddChoices(TypedDict, total=False):
     cells, genes : str
         Of transcripts: the vertex attributes that tell the cell and the gene.
     unassigned : value
-        Of transcripts: what stands for no cell, beside negative and missing values.
+        Of transcripts: the value that means no cell, in addition to negative and missing values.
     counts : bool
         Of transcripts: whether they also become a matrix of counts of new cells.
     layout : {"0.9", "0.7"}
@@ -173,7 +173,7 @@ class IngestOptions(AddOptions):
     extras: Literal["all"] | Sequence[str] = "all"
 
     def feature_id_of(self, space: str) -> str:
-        """Say where the ids of a space's features stand."""
+        """Return the column with the ids of a space's features."""
         return self.feature_id if isinstance(self.feature_id, str) else self.feature_id.get(space, "auto")
 
 

@@ -1,4 +1,4 @@
-"""What a file holds beside its cells, features and layers: kept with the dataset, so that it comes back as it was."""
+"""Other elements of a file than cells, features and layers: kept with the dataset, so that they are returned unchanged."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ PRESENT = "present/"
 
 @dataclass(frozen=True, slots=True)
 class OtherElements:
-    """What is kept of a source beside its groups.
+    """Elements of a source that are kept outside its groups.
 
     Parameters
     ----------

@@ -131,7 +131,7 @@ class IngestPlan:
     notes : tuple of str
         More lines.
     extras : OtherElements
-        What is kept beside the groups.
+        Other elements, kept outside the groups.
     """
 
     uid: str
@@ -151,7 +151,7 @@ class IngestPlan:
 
 
 class CellsOnly:
-    """A source of which no matrix is added: its cells come with their tables and everything kept beside them.
+    """A source of which no matrix is added: only its cells, their tables and other elements are added.
 
     A dataset is known by its groups, so it gets one of no rows and no features, into which no cell points.
 

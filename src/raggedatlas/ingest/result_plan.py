@@ -79,13 +79,13 @@ class ResultPlan:
     notes: tuple[str, ...] = ()
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """Walk over the values in table order, in bounded memory."""
+        """Yield the values in table order, in bounded memory."""
         for start in range(0, len(self.rows), BLOCK_ROWS):
             yield self.read(self.rows[start : start + BLOCK_ROWS])
 
 
 def is_results(source: Any) -> bool:  # noqa: ANN401  (anything that can be added)
-    """Tell whether something is a model's results, or a folder of some."""
+    """Return whether a source is a model's results, or a folder of some."""
     if isinstance(source, ResultDataset | InferenceDataSet):
         return True
     if not isinstance(source, str | os.PathLike) or "://" in os.fspath(source):
@@ -186,7 +186,7 @@ def _values_of(
     dataset: Any,  # noqa: ANN401
     options: ResultOptions,
 ) -> tuple[Callable[[NDArray[np.int64]], NDArray[Any]], tuple[int, ...], np.dtype[Any]]:
-    """Find how an output is read, its shape (one number is a vector of one) and its dtype."""
+    """Return a reader of an output, its shape (a single number is a vector of length 1) and its dtype."""
     output = options.output or DATA
     get = getattr(dataset, f"get_{output}", None)
     if get is None:
@@ -300,16 +300,16 @@ def _content_hash(plan: ResultPlan, dataset: Any) -> str:  # noqa: ANN401
 
 
 def _origin(dataset: Any, options: ResultOptions) -> dict[str, str]:  # noqa: ANN401
-    """Say where results come from, as their table and the file beside it tell."""
+    """Return where results come from, from the metadata of their table and their configuration file."""
     facts = getattr(dataset, "facts", {})
     place = os.fspath(dataset.data_location)
     config = {} if "://" in place else read_config(Path(place))
-    told = {
+    keys = {
         "verb": "result:verb", "model": "result:model", "model_hash": "result:model_hash", "parent": "result:parent",
         "query": "atlas:query", "snapshot": "atlas:version",
     }  # fmt: skip
     return {
-        **{name: str(facts.get(key, "")) for name, key in told.items()},
+        **{name: str(facts.get(key, "")) for name, key in keys.items()},
         "output": options.output or DATA,
         "source": place if "://" in place else str(Path(place).absolute()),
         "config": json.dumps(config, sort_keys=True, default=str),
@@ -317,6 +317,6 @@ def _origin(dataset: Any, options: ResultOptions) -> dict[str, str]:  # noqa: AN
 
 
 def result_exists(catalog: Catalog, name: str) -> bool:
-    """Tell whether the cells have gained a metadata column of a name since it was checked."""
+    """Return whether the cells have gained a metadata column of this name since it was checked."""
     schema = catalog.tables.schema(CELLS)
     return find_column(schema, name) in metadata_columns(schema)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RESULT_STEPS", "add_results", "is_results"]
 
 RESULT_STEPS = ("plan", "lease", "block", "arrays", "column", "index", "record", "done")
-"""The steps of adding a result, in order; each is told just before the next begins."""
+"""The steps of adding a result, in order; each is reported just before the next begins."""
 
 
 def add_results(
@@ -107,7 +107,7 @@ def _add(catalog: Catalog, source: Any, options: ResultOptions, progress: Progre
 
 
 def _write_array(catalog: Catalog, plan: ResultPlan, progress: Progress) -> ResultRecord:
-    """Write the values in table order, so that cells of one dataset lie together."""
+    """Write the values in table order, so that cells of one dataset are stored together."""
     record = plan.record
     path = f"{record.zarr_group}/layers/{VALUES}"
     create_group(catalog.arrays, f"{record.zarr_group}/layers")
@@ -123,14 +123,14 @@ def _write_array(catalog: Catalog, plan: ResultPlan, progress: Progress) -> Resu
 
 
 def _fill_column(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> ResultRecord:
-    """Give the cells their pointers or vectors, in one commit, in a column that has the result's name where that is free."""
+    """Write the pointers or vectors of the cells in one commit, into a column with the result's name where that is free."""
     for column in (record.name, f"{record.name}_{record.uid[:8]}"):
-        made = record.model_copy(update={"column": column})
-        schema = pa.schema([mark_result(_field(made), made.uid, made.name)])
+        named = record.model_copy(update={"column": column})
+        schema = pa.schema([mark_result(_field(named), named.uid, named.name)])
 
         with contextlib.suppress(DuplicateError):
             catalog.tables.fill_columns(CELLS, partial(_values, plan, record, schema))
-            return made
+            return named
     raise SchemaError(f"The cells have columns for {record.name!r} that nobody names; run repair(), and add it again.")
 
 
@@ -149,7 +149,7 @@ def _field(record: ResultRecord) -> pa.Field:
 
 
 def _column(plan: ResultPlan, record: ResultRecord, at: pa.Array) -> pa.Array:
-    """Make a piece of the column for cells whose place among those with a result is given; null for none."""
+    """Return a block of the column, for cells given by their position among those with a result; null for none."""
     lacking = at.is_null()
     if record.kind == "space":
         place = at.fill_null(0).cast(pa.int64())
@@ -230,7 +230,7 @@ _K, _QUERIES, _REFINE = 10, 50, 4
 
 
 def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> ResultRecord:
-    """Build an index where a result has many cells, and note how it must be asked.
+    """Build an index if a result has many cells, and return its search parameters in the record.
 
     Partitions are probed until 99 % of the true neighbours of cells taken by chance are found.
 
@@ -273,7 +273,7 @@ def index_result(catalog: Catalog, plan: ResultPlan, record: ResultRecord) -> Re
 def _nearest(
     table: "lance.LanceDataset", record: ResultRecord, own: str, vector: NDArray[Any], asked: dict[str, Any]
 ) -> NDArray[np.float64]:
-    """Give the distances of the nearest other cells, ascending: a cell is not its own neighbour."""
+    """Return the distances of the nearest other cells, ascending: a cell is not its own neighbour."""
     nearest = {"column": record.column, "q": vector.astype(np.float32), "k": _K + 1, "metric": record.metric, **asked}
     found = table.to_table(columns=["uid", "_distance"], nearest=nearest)
     others = found.filter(pc.field("uid") != own)
@@ -281,7 +281,7 @@ def _nearest(
 
 
 def _recall(found: NDArray[np.float64], true: NDArray[np.float64]) -> float:
-    """Give the share of what was found that is as near as the last true neighbour."""
+    """Return the share of the neighbours that are as near as the last true one."""
     if not len(true):
         return 1.0
     return float((found <= true[-1] + 1e-5 * (abs(true[-1]) + 1)).sum() / len(true))

@@ -342,7 +342,7 @@ def stage(
         colors = merge_colors(source, plan.cells, plan.extras.elements)
         if options.dry_run:
             tried: list[PendingWrite] = []
-            content_hash = _write_groups(catalog, source, plan, (options, progress), tried)
+            content_hash = _write_groups(catalog, source, plan, options, progress, tried)
             tried[-1].finish()
             return _report(plan, [part.written for part in tried], content_hash, "dry run", [])
         place = catalog.arrays.child(plan.uid)
@@ -353,7 +353,7 @@ def stage(
             take_lease(catalog, plan.uid, owner)
             with meanwhile, BackgroundWriter() as aside:
                 aside(partial(_write_frames, catalog, plan, frames))
-                content_hash = _write_groups(catalog, source, plan, (options, progress), pending)
+                content_hash = _write_groups(catalog, source, plan, options, progress, pending)
             progress("arrays", 1, 1)
             extras = write_other_elements(catalog, source, plan.group_path(plan.groups[0]), plan.extras, packed)
             progress("frames", 1, 1)
@@ -573,8 +573,8 @@ def _check_duplicates(
 
 
 def _write_groups(
-    catalog: Catalog, source: Source, plan: IngestPlan, told: tuple[IngestOptions, Progress], begun: list[PendingWrite]
-) -> str:
+    catalog: Catalog, source: Source, plan: IngestPlan, options: IngestOptions, progress: Progress, begun: list[PendingWrite],
+) -> str:  # fmt: skip
     """Write the groups in order, the last of which is not finished on return; return the content hash."""
     content = _content_hash(plan)
     taken: dict[str, set[str]] = {}
@@ -584,7 +584,7 @@ def _write_groups(
         if begun:
             begun[-1].finish()
         part = write_group(
-            catalog, source, (plan.group_path(group), group), *told,
+            catalog, source, (plan.group_path(group), group), options, progress,
             taken=taken[group.space.name], content=content if i == 0 else None,
         )  # fmt: skip
         part.written.n_new_features = _count_new(catalog, group)

@@ -48,7 +48,7 @@ def make_transcripts(
     Parameters
     ----------
     positions : (N, D) array
-        Where each transcript lies.
+        Position of each transcript.
     genes : (N,) sequence of str
         Its gene.
     cells : (N,) sequence of int or str
@@ -109,7 +109,7 @@ def transcripts_to_counts(
         Vertex attribute of the cell. Empty: the objects are cells; points in memory without objects, as `make_transcripts` makes them,
         are counted by their ``cell_id``.
     unassigned : value, or list of values, or None
-        What it holds for no cell, beside negative numbers, the greatest unsigned one, and missing ones.
+        Its value where there is no cell, in addition to negative numbers, the greatest unsigned one, and missing ones.
     gene_names : sequence of str or None
         Names of the genes, where they are plain numbers.
 
@@ -283,7 +283,7 @@ class _Pointers:
     record: GeometryRecord
 
     def columns(self) -> dict[str, tuple[pa.Field, pa.Array]]:
-        """Give the pointers of all cells, which stand in the order of the objects."""
+        """Return the pointers of all cells, in the order of the objects."""
         field = pointer_field(self.record.column, PointerKind.GEOMETRY, self.record.space)
         return {field.name: (field, pointer_values(self.plan.source, self.plan.fresh, self.record.zarr_group))}
 
@@ -295,7 +295,7 @@ class _Pointers:
 
 @dataclass(frozen=True)
 class _Opener:
-    """Opens counts that lie in memory."""
+    """Opens counts in memory."""
 
     data: "AnnData"
     notes: tuple[str, ...] = ()
@@ -305,7 +305,7 @@ class _Opener:
         return open_source(self.data)
 
     def explain(self, error: AtlasError) -> AtlasError:
-        """Give the error as it is."""
+        """Return the error unchanged."""
         return error
 
 

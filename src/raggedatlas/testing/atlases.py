@@ -224,7 +224,7 @@ class Modelled:
     Parameters
     ----------
     folder : Path
-        Where the atlas lies, as ``atlas``, and the results, as ``z``.
+        Folder of the atlas (``atlas``) and the results (``z``).
     uids : (n_cells,) object array of str
         All cells, in table order.
     known : (n_known,) int64
@@ -274,8 +274,8 @@ def write_results(folder: Path, uids: Any, values: Any, **facts: str) -> Path:  
     """
     from raggedatlas.results.writer import ResultDatasetWriter
 
-    told = {f"result:{name}": text for name, text in facts.items()}
-    with ResultDatasetWriter(folder, facts=told) as writer:
+    metadata = {f"result:{name}": text for name, text in facts.items()}
+    with ResultDatasetWriter(folder, facts=metadata) as writer:
         writer.original_dataset_config = {"atlas": {"query": "all cells"}}
         writer.write_batch(list(uids), values)
     return folder

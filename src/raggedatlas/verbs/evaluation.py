@@ -1,4 +1,4 @@
-"""How good predictions are, added up batch by batch: nothing of a run is held but sums."""
+"""Metrics of predictions, accumulated batch by batch in sums."""
 
 import json
 import math
@@ -31,7 +31,7 @@ from raggedatlas.verbs.inference_run import (
 
 @dataclass(frozen=True)
 class Scores:
-    """What `test` measured.
+    """Scores that `test` measured.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ class Scores:
     confusion: tuple[tuple[int, ...], ...] = ()
 
     def to_json(self) -> str:
-        """Spell it out; numbers that are none become null."""
-        told = asdict(self)
-        for place in (told, told["metrics"]):
+        """Return JSON text; NaN becomes null."""
+        scores = asdict(self)
+        for place in (scores, scores["metrics"]):
             place.update(
                 {name: None for name, value in place.items() if isinstance(value, float) and math.isnan(value)}
             )
-        return json.dumps(told)
+        return json.dumps(scores)
 
 
 def parse_scores(text: str, place: str) -> Scores:
@@ -80,19 +80,21 @@ def parse_scores(text: str, place: str) -> Scores:
         If it does not read.
     """
     try:
-        told = json.loads(text)
+        stored = json.loads(text)
         metrics = {
-            str(name): float("nan") if value is None else float(value) for name, value in told["metrics"].items()
+            str(name): float("nan") if value is None else float(value) for name, value in stored["metrics"].items()
         }
-        confusion = tuple(tuple(map(int, row)) for row in told["confusion"])
-        return Scores(**{**told, "metrics": metrics, "categories": tuple(told["categories"]), "confusion": confusion})
+        confusion = tuple(tuple(map(int, row)) for row in stored["confusion"])
+        return Scores(
+            **{**stored, "metrics": metrics, "categories": tuple(stored["categories"]), "confusion": confusion}
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"The scores of {place} do not read: {error}.") from error
 
 
 @dataclass
 class ClassificationMetrics:
-    """Predicted classes against true ones, so far.
+    """Metrics of predicted classes, accumulated so far.
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ class ClassificationMetrics:
     confusion: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with nothing."""
+        """Create the empty confusion matrix."""
         self.confusion = np.zeros((len(self.categories),) * 2, np.int64)
 
     def add(self, predicted: NDArray[Any], codes: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -162,7 +164,7 @@ class ClassificationMetrics:
         return self.entropy / self.n_cells if self.graded and self.n_cells else None
 
     def metrics(self) -> dict[str, float]:
-        """Give accuracy and macro F1."""
+        """Return accuracy and macro F1."""
         hit = np.diag(self.confusion).astype(np.float64)
         either = self.confusion.sum(axis=0) + self.confusion.sum(axis=1)
         occurs = either > 0
@@ -173,7 +175,7 @@ class ClassificationMetrics:
 
 @dataclass
 class RegressionMetrics:
-    """Predicted numbers against true ones, so far.
+    """Metrics of predicted numbers, accumulated so far.
 
     Examples
     --------
@@ -212,7 +214,7 @@ class RegressionMetrics:
         known: NDArray[np.bool_] = ~np.isnan(true)
         given, true = predicted.reshape(-1)[known].astype(np.float64), true[known]
         if len(true):
-            # the spread of both together, from theirs: no sum of large squares loses the small ones
+            # the parallel update of a variance (Chan et al.): differences of large sums of squares would cancel
             n, step = self.n_cells + len(true), float(true.mean()) - self.mean
             self.spread += float(((true - true.mean()) ** 2).sum()) + step**2 * self.n_cells * len(true) / n
             self.mean += step * len(true) / n
@@ -227,7 +229,7 @@ class RegressionMetrics:
         return self.squares / self.n_cells if self.n_cells else None
 
     def metrics(self) -> dict[str, float]:
-        """Give the mean squared error and R2, which is NaN where all targets are the same."""
+        """Return the mean squared error and R2, which is NaN where all targets are the same."""
         n = max(self.n_cells, 1)
         return {"mse": self.squares / n, "r2": 1 - self.squares / self.spread if self.spread > 0 else float("nan")}
 
@@ -237,15 +239,15 @@ def _cross_entropy(logits: NDArray[Any], codes: NDArray[np.int64]) -> NDArray[np
     if not len(wide):
         return np.zeros(0)
     highest = wide.max(axis=1, keepdims=True)
-    whole: NDArray[np.float64] = np.log(np.exp(wide - highest).sum(axis=1)) + highest[:, 0]
-    return whole - wide[np.arange(len(codes)), codes]
+    log_sum: NDArray[np.float64] = np.log(np.exp(wide - highest).sum(axis=1)) + highest[:, 0]
+    return log_sum - wide[np.arange(len(codes)), codes]
 
 
 def _codes(given: NDArray[Any], n: int) -> NDArray[np.int64]:
     if given.ndim != 1 or given.dtype.kind not in "iub":
         raise SourceError(
-            f"The model gives rows of shape {given.shape[1:]} and dtype {given.dtype}; classes are told by logits "
-            "(n_cells, n_classes), or by whole numbers (n_cells,)."
+            f"The model gives rows of shape {given.shape[1:]} and dtype {given.dtype}; classes are given by logits "
+            "(n_cells, n_classes), or by integers (n_cells,)."
         )
     classes = given.astype(np.int64)
     outside = (classes < 0) | (classes >= n)
@@ -259,7 +261,7 @@ def _listed(names: Sequence[str], most: int = 8) -> str:
 
 
 SCORES = "result:scores"
-"""Where the table's facts keep the scores."""
+"""Key of the scores in the table's facts."""
 
 Loss = Callable[[NDArray[Any], NDArray[Any]], float]
 """Mean loss of a batch: outputs and targets of the cells that have one."""
@@ -292,7 +294,7 @@ class ScoredResults(ResultDataset):
 
     @cached_property
     def scores(self) -> Scores:
-        """How well the model did.
+        """Scores of the model.
 
         Raises
         ------

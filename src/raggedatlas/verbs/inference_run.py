@@ -306,15 +306,15 @@ def prepare_run(model: Model, query: Query, batch_size: int, reading: Mapping[st
 
 def run_facts(verb: str, run: InferenceRun, query: Query) -> dict[str, str]:
     """Say where results come from, for the metadata of their table."""
-    told = provenance(query.spec, query.catalog)
+    source = provenance(query.spec, query.catalog)
     return {
         "result:verb": verb,
         "result:model": run.model.name,
         "result:model_hash": run.model.digest,
         INPUTS: _input_digest(run.loader),
-        "atlas:uri": str(told["uri"]),
-        "atlas:version": str(told["snapshot"]),
-        "atlas:query": str(told["query"]),
+        "atlas:uri": str(source["uri"]),
+        "atlas:version": str(source["snapshot"]),
+        "atlas:query": str(source["query"]),
     }
 
 
@@ -322,8 +322,8 @@ def _input_digest(loader: Loader) -> str:
     """Describe what a model is given of a cell: features in their order, layers and dtypes, as one digest."""
     digest = hashlib.sha256()
     for name, space in loader.plan.spaces.items():
-        told = [name, [str(each) for each in loader.features.get(name, ())], [str(each) for each in space.layers]]
-        digest.update(json.dumps(told).encode())
+        part = [name, [str(each) for each in loader.features.get(name, ())], [str(each) for each in space.layers]]
+        digest.update(json.dumps(part).encode())
     digest.update(str(loader.plan.options.dtype).encode())
     return digest.hexdigest()
 

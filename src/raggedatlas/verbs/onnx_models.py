@@ -112,8 +112,8 @@ def _open_session(path: str, providers: Sequence[str] | None) -> Any:  # noqa: A
     try:
         return onnxruntime.InferenceSession(path, sess_options=options, providers=chosen)
     except Exception as error:
-        told = " ".join(str(error).split())[:200]
-        raise SourceError(f"{path} does not read as an ONNX model: {told}.") from error
+        message = " ".join(str(error).split())[:200]
+        raise SourceError(f"{path} does not read as an ONNX model: {message}.") from error
 
 
 def _inputs_of(session: Any, path: str, given: Mapping[str, str] | None) -> list[_Input]:  # noqa: ANN401

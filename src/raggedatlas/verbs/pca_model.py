@@ -13,7 +13,7 @@ from raggedatlas.errors import CorruptError, NotFoundError, QueryError
 from raggedatlas.results.folder import atomic_write
 
 EXACT_WIDTH = 2048
-"""Up to so many columns the covariance is decomposed whole; beyond, its range is found by random projections."""
+"""Up to this width the full covariance is decomposed; beyond it, random projections find its range."""
 
 _OVERSAMPLED = 16
 _POWERS = 6
@@ -33,7 +33,7 @@ def check_seed(seed: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PcaModel:
-    """What a fit found.
+    """Fitted principal components.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class PcaModel:
     components : (n_components, width) float64
         Orthonormal rows; the entry of each that is largest in size is positive.
     explained_variance, explained_variance_ratio : (n_components,) float64
-        Variance along each, descending, and its share in the whole.
+        Variance along each, descending, and its share of the total.
     features : (width,) text
         Feature uids of the columns; empty for results.
     target_sum : float
@@ -79,13 +79,13 @@ class PcaModel:
         return np.asarray(projected).astype(np.float32)
 
     def save(self, path: Path) -> None:
-        """Write the model; a file that is there is replaced whole."""
-        with atomic_write(path) as beside, beside.open("wb") as file:
+        """Write the model; an existing file is replaced atomically."""
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, **{each.name: getattr(self, each.name) for each in fields(self)})
 
 
 def load_pca(path: str | os.PathLike[str]) -> PcaModel:
-    """Read what `PcaModel.save` wrote; nothing is unpickled.
+    """Read what `PcaModel.save` wrote; without unpickling.
 
     Raises
     ------
@@ -96,19 +96,19 @@ def load_pca(path: str | os.PathLike[str]) -> PcaModel:
     """
     try:
         with np.load(path, allow_pickle=False) as stored:
-            found = {each.name: stored[each.name] for each in fields(PcaModel)}
+            stored_fields = {each.name: stored[each.name] for each in fields(PcaModel)}
     except FileNotFoundError as error:
         raise NotFoundError(f"There is no model {os.fspath(path)}.") from error
     except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise CorruptError(f"{os.fspath(path)} is no model of principal components: {error}.") from error
-    if found["components"].ndim != 2 or found["components"].shape[1:] != found["mean"].shape:
+    if stored_fields["components"].ndim != 2 or stored_fields["components"].shape[1:] != stored_fields["mean"].shape:
         raise CorruptError(f"{os.fspath(path)}: the components do not fit the mean.")
     plain: dict[str, Any] = {
-        "target_sum": float(found.pop("target_sum")),
-        "seed": int(found.pop("seed")),
-        "n_rows": int(found.pop("n_rows")),
+        "target_sum": float(stored_fields.pop("target_sum")),
+        "seed": int(stored_fields.pop("seed")),
+        "n_rows": int(stored_fields.pop("n_rows")),
     }
-    return PcaModel(**found, **plain)
+    return PcaModel(**stored_fields, **plain)
 
 
 def fit_pca(
@@ -119,14 +119,14 @@ def fit_pca(
     features: tuple[str, ...] = (),
     target_sum: float | None = None,
 ) -> PcaModel:
-    """Find the directions in which rows differ most.
+    """Fit principal components to rows.
 
     Parameters
     ----------
     values : (n, width) array, or sparse CSR
-        The sample, which stays as it is.
+        The sample; it is not changed.
     n_components : int
-        How many directions.
+        Number of components.
     seed : int
         Of the random projections for wide rows; narrow ones need none.
     features : tuple of str
@@ -181,15 +181,15 @@ def _projected(
     k: int,
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Find the range by random projections and a few powers; rows are centred without being made dense."""
+    """Find the range by random projections and a few power iterations; sparse rows are centred implicitly and stay sparse."""
     n, width = wide.shape
     size = min(k + _OVERSAMPLED, n, width)
 
-    def forward(found: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(wide @ found) - mean @ found
+    def forward(basis: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(wide @ basis) - mean @ basis
 
-    def backward(found: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(wide.T @ found) - np.outer(mean, found.sum(axis=0))
+    def backward(basis: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(wide.T @ basis) - np.outer(mean, basis.sum(axis=0))
 
     basis = np.linalg.qr(forward(rng.standard_normal((width, size))))[0]
     for _ in range(_POWERS):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raggedatlas.formats.cxg.options import Embedder
 
 PCA_FILE, UMAP_FILE = "pca.npz", "umap.npz"
-"""Where the models lie in the result folder."""
+"""Names of the models in the result folder."""
 
 _MOST_BYTES = 2**31
 
@@ -39,7 +39,7 @@ class ReductionOptions(TypedDict, total=False):
     model : str or path
         A model that an earlier run wrote (``pca.npz``, ``umap.npz``), which is applied instead of fitting one.
     batch_size : int
-        Rows that are placed together.
+        Rows per batch.
     overwrite : bool
         Whether results that are in the folder may be replaced.
     """
@@ -59,7 +59,7 @@ class UmapOptions(ReductionOptions, total=False):
     n_neighbors : int
         Neighbours that shape the layout; 15 by default.
     min_dist : float
-        How close points may lie; 0.1 by default.
+        Least distance of points; 0.1 by default.
     metric : str
         Distance of the rows: ``euclidean``, ``cosine``, ``manhattan``, ``correlation`` or ``chebyshev``.
     """
@@ -85,11 +85,11 @@ def pca(
     Parameters
     ----------
     source : ResultDataset, str, path or Query
-        Results, the folder of some, or the cells of a query: an embedding, or features (sparse ones are never made dense).
+        Results, the folder of some, or the cells of a query: an embedding, or features (sparse ones stay sparse).
     result_dir : str or path
         Local folder.
     n_components : int
-        Numbers of each row that are kept.
+        Number of components.
     sample_size : int
         Rows that the components are fitted to, chosen by `seed`; all where there are fewer.
     seed : int
@@ -102,8 +102,8 @@ def pca(
     Returns
     -------
     ResultDataset
-        ``data`` (n_components,) float32, one row for each of the source, under its id and in its order. ``pca.npz`` beside the
-        table holds the model (see `load_pca`), without pickle.
+        ``data`` (n_components,) float32, one row for each of the source, under its id and in its order. ``pca.npz`` in the same
+        folder contains the model (see `load_pca`), without pickle.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def umap(
     progress: Progress = no_progress,
     **choices: Unpack[UmapOptions],
 ) -> ResultDataset:
-    """Lay rows out in few dimensions, neighbours beside neighbours (needs ``pip install 'raggedatlas[umap]'``).
+    """Lay rows out in few dimensions, preserving neighbourhoods (needs ``pip install 'raggedatlas[umap]'``).
 
     Parameters
     ----------
@@ -172,8 +172,8 @@ def umap(
     Returns
     -------
     ResultDataset
-        ``data`` (n_components,) float32, one row for each of the source, under its id and in its order. ``umap.npz`` beside the
-        table holds the sample and its layout, from which the model is built again exactly, without pickle.
+        ``data`` (n_components,) float32, one row for each of the source, under its id and in its order. ``umap.npz`` in the
+        same folder contains the sample and its layout, from which the model is rebuilt exactly, without pickle.
 
     Raises
     ------
@@ -215,7 +215,7 @@ def umap(
 
 
 def sample_rows(n: int, sample_size: int, seed: int) -> NDArray[np.int64]:
-    """Choose rows by chance, ascending; all where there are not more.
+    """Choose random rows, ascending; all if there are no more than `sample_size`.
 
     Raises
     ------
@@ -269,7 +269,7 @@ def _check_options(choices: Any, known: Any) -> dict[str, Any]:  # noqa: ANN401 
     found = {name: value for name, value in choices.items() if value is not None}
     size, wanted = found.get("batch_size", 1), found.get("target_sum", 1.0)
     if size < 1 or not np.isfinite(wanted) or wanted <= 0:
-        raise QueryError(f"batch_size={size} and target_sum={wanted}; both are more than nothing.")
+        raise QueryError(f"batch_size={size} and target_sum={wanted}; both must be positive.")
     return found
 
 
@@ -281,7 +281,7 @@ def _write(
     model: tuple[Callable[[Path], None], str],
     how: tuple[dict[str, Any], Progress],
 ) -> ResultDataset:
-    """Write the rows, and the model beside them just before they become visible."""
+    """Write the rows, and the model into the same folder just before they become visible."""
     (save, name), (chosen, progress) = model, how
     done = 0
     with ResultDatasetWriter(result_dir, overwrite=bool(chosen.get("overwrite", False)), facts=vectors.facts) as writer:
@@ -300,14 +300,14 @@ def _write(
 
 
 N_COMPONENTS = 30
-"""Principal components that a UMAP is made of."""
+"""Number of principal components that a UMAP is computed from."""
 
 
 @checked
 def embedder(
     method: Literal["pca", "umap"], *, n_neighbors: int = 15, min_dist: float = 0.1, seed: int = 0
 ) -> "Embedder":
-    """Give what computes an embedding while a CXG is written, for its option ``compute_embedding``.
+    """Return an object that computes an embedding while a CXG is written, for its option ``compute_embedding``.
 
     Parameters
     ----------

@@ -69,8 +69,10 @@ def open_module(
         try:
             module.load_state_dict(read_weights(weights))
         except RuntimeError as error:
-            told = " ".join(str(error).split())
-            raise SourceError(f"The weights {os.fspath(weights)} do not fit {type(module).__name__}: {told}") from error
+            message = " ".join(str(error).split())
+            raise SourceError(
+                f"The weights {os.fspath(weights)} do not fit {type(module).__name__}: {message}"
+            ) from error
     try:
         module = module.eval() if device is None else module.eval().to(device)
     except (RuntimeError, AssertionError) as error:
@@ -110,9 +112,9 @@ def read_weights(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        told = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise SourceError(
-            f"The weights {os.fspath(path)} do not read: {told or type(error).__name__}. Expected what "
+            f"The weights {os.fspath(path)} do not read: {message or type(error).__name__}. Expected what "
             "torch.save(module.state_dict(), path) writes, or .safetensors; a whole pickled module is never read."
         ) from error
     if isinstance(found, Mapping) and isinstance(found.get(_STATE), Mapping):

@@ -1,4 +1,4 @@
-"""UMAP's fit, kept without pickle: the sample and where it was laid out, from which the rest is built again exactly."""
+"""A fitted UMAP, stored without pickle: the sample and its layout, from which the model is rebuilt exactly."""
 
 import json
 import os
@@ -23,16 +23,16 @@ METRICS = ("euclidean", "cosine", "manhattan", "correlation", "chebyshev")
 
 @dataclass(frozen=True)
 class UmapSettings:
-    """How the layout is made.
+    """Settings of the layout.
 
     Parameters
     ----------
     n_components : int
         Dimensions of the layout.
     n_neighbors : int
-        Neighbours that shape it; more show the whole, fewer the detail.
+        Neighbours considered; more preserve the global structure, fewer the local one.
     min_dist : float
-        How close points may lie.
+        Least distance of points.
     metric : str
         Distance of the rows.
     seed : int
@@ -52,7 +52,7 @@ class UmapSettings:
     features: tuple[str, ...] = ()
 
     def check(self, n_rows: int) -> None:
-        """Refuse what UMAP cannot do.
+        """Check the settings.
 
         Raises
         ------
@@ -75,13 +75,13 @@ class UmapModel:
     Parameters
     ----------
     settings : UmapSettings
-        How it was made.
+        Settings of the fit.
     sample : (n, width) float32
         The rows it was fitted to.
     layout : (n, n_components) float32
-        Where they lie.
+        Their coordinates.
     fitted : umap.UMAP or None
-        The library's own object; None builds it when it is first needed.
+        The library's object; None builds it when it is first needed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class UmapModel:
         self._fitted = fitted
 
     def transform(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Place rows, ``(k, width)``, among those of the sample; where they land also depends on which others come with them.
+        """Place rows, ``(k, width)``, among those of the sample; positions also depend on the other rows of the call.
 
         Raises
         ------
@@ -107,7 +107,7 @@ class UmapModel:
         if not len(values):
             return np.empty((0, self.settings.n_components), np.float32)
         if self._fitted is None:
-            # without epochs only the graph and the search are made, by the same seed as before
+            # without epochs UMAP builds only the graph and the search index, from the same seed as the original fit
             self._fitted = _fit(self.settings, self.sample, n_epochs=0, init="random")
             self._fitted.embedding_ = self.layout.copy()
             self._fitted.n_epochs = None
@@ -116,26 +116,26 @@ class UmapModel:
             return np.asarray(self._fitted.transform(values), np.float32)
 
     def save(self, path: Path) -> None:
-        """Write the model; a file that is there is replaced whole."""
-        told = np.array(json.dumps(asdict(self.settings)))
-        with atomic_write(path) as beside, beside.open("wb") as file:
-            np.savez(file, allow_pickle=False, settings=told, sample=self.sample, layout=self.layout)
+        """Write the model; an existing file is replaced atomically."""
+        settings = np.array(json.dumps(asdict(self.settings)))
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, settings=settings, sample=self.sample, layout=self.layout)
 
 
 def fit_umap(sample: NDArray[np.float32], settings: UmapSettings) -> UmapModel:
-    """Lay a sample out.
+    """Fit a layout to a sample.
 
     Parameters
     ----------
     sample : (n, width) float32
         Rows; finite.
     settings : UmapSettings
-        How.
+        Settings of the fit.
 
     Raises
     ------
     QueryError
-        For settings that cannot be.
+        For settings out of range.
     MissingExtraError
         Without umap-learn.
     """
@@ -146,7 +146,7 @@ def fit_umap(sample: NDArray[np.float32], settings: UmapSettings) -> UmapModel:
 
 def _fit(settings: UmapSettings, sample: NDArray[np.float32], **more: Any) -> Any:  # noqa: ANN401  (a umap.UMAP)
     with warnings.catch_warnings():
-        # of a sample whose graph falls apart, and of libraries that are about to change
+        # warnings of a disconnected graph, and deprecations in umap-learn's dependencies
         warnings.simplefilter("ignore")
         try:
             import umap
@@ -155,7 +155,7 @@ def _fit(settings: UmapSettings, sample: NDArray[np.float32], **more: Any) -> An
                 "UMAP needs umap-learn, which is not installed; pip install 'raggedatlas[umap]', or use pca."
             ) from error
         _keep_compiled()
-        made = umap.UMAP(
+        model = umap.UMAP(
             n_components=settings.n_components,
             n_neighbors=settings.n_neighbors,
             min_dist=settings.min_dist,
@@ -165,15 +165,15 @@ def _fit(settings: UmapSettings, sample: NDArray[np.float32], **more: Any) -> An
             n_jobs=1,
             **more,
         )
-        return made.fit(sample)
+        return model.fit(sample)
 
 
 @cache
 def _keep_compiled() -> None:
-    """Let umap-learn's compiled functions be kept from one process to the next: to compile them takes 14 s, to load them 0.3 s.
+    """Cache umap-learn's compiled functions between processes: compiling takes 14 s, loading 0.3 s.
 
-    Versions stand in the folder's name, so that nothing is taken from the functions of other ones; where no folder can be
-    written, everything is compiled anew.
+    The folder's name contains the versions, so that functions of other versions are never loaded; where no folder can be
+    written, everything is compiled again.
     """
     import numba
     from numba.core.dispatcher import Dispatcher
@@ -195,7 +195,7 @@ def _keep_compiled() -> None:
 
 
 def load_umap(path: str | os.PathLike[str]) -> UmapModel:
-    """Read what `UmapModel.save` wrote; nothing is unpickled.
+    """Read what `UmapModel.save` wrote; without unpickling.
 
     Raises
     ------
@@ -206,8 +206,8 @@ def load_umap(path: str | os.PathLike[str]) -> UmapModel:
     """
     try:
         with np.load(path, allow_pickle=False) as stored:
-            told, sample, layout = json.loads(str(stored["settings"])), stored["sample"], stored["layout"]
-        settings = UmapSettings(**{**told, "features": tuple(told["features"])})
+            stored_settings, sample, layout = json.loads(str(stored["settings"])), stored["sample"], stored["layout"]
+        settings = UmapSettings(**{**stored_settings, "features": tuple(stored_settings["features"])})
     except FileNotFoundError as error:
         raise NotFoundError(f"There is no model {os.fspath(path)}.") from error
     except (KeyError, TypeError, ValueError, OSError, zipfile.BadZipFile) as error:

@@ -68,7 +68,7 @@ def exclude_self(found: Neighbors, own: NDArray[np.int64], k: int) -> Neighbors:
 
 
 def check_metric(metric: str) -> None:
-    """Refuse a distance that nobody here computes."""
+    """Raise for an unknown distance."""
     if metric not in METRICS:
         raise QueryError(f"There is no metric {metric!r}; there are {', '.join(METRICS)}.")
 
@@ -92,7 +92,7 @@ def block_distances(block: NDArray[Any], vectors: NDArray[np.float64], metric: s
 def _candidate_squares(block: NDArray[Any], vectors: NDArray[np.float64], k: int) -> NDArray[np.float64]:
     """Measure squared distances of the rows that can be among the k nearest of this block; NaN for the others.
 
-    One product tells them to within its rounding, so that few differences are computed.
+    One matrix product gives them within its rounding error, so that exact differences are computed only for few rows.
     """
     wide = block.astype(np.float64, copy=False)
     centre = vectors.mean(axis=0) if len(vectors) else 0.0
@@ -159,7 +159,7 @@ def exact_neighbors(
         if without is not None:
             measured[without[:, None] == own] = np.nan
         best, found = np.hstack([best, measured]), np.hstack([found, np.broadcast_to(own, measured.shape)])
-        # ties stay in row order, as earlier rows stand before later ones; NaN sorts last
+        # a stable sort keeps ties in row order, since blocks come in row order; NaN sorts last
         order = np.argsort(best, axis=1, kind="stable")[:, :k]
         best, found = np.take_along_axis(best, order, axis=1), np.take_along_axis(found, order, axis=1)
     return _filled(np.where(np.isnan(best), -1, found), best, k)
@@ -174,7 +174,7 @@ def _filled(rows: NDArray[np.int64], distances: NDArray[np.float64], k: int) -> 
 
 
 EXACT_ROWS = 50_000
-"""Up to so many rows an index is not worth it: all of them are compared in milliseconds."""
+"""Up to this number of rows all are compared, which takes milliseconds."""
 
 INDEX_KIND = "IVF_SQ"
 _SETTINGS = "raggedatlas:index:"
@@ -185,7 +185,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What answers a search now, and how well.
+    """How searches are answered, and with which recall.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ class IndexReport:
     recall: float = 1.0
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return one line."""
         if self.kind == "exact":
             return f"{self.n_rows:,} rows of {self.column!r} are compared exactly ({self.metric}); no index is needed"
         return (
@@ -232,13 +232,13 @@ def save_to_database(
     n_queries: int = 200,
     progress: Progress = no_progress,
 ) -> IndexReport:
-    """Make results searchable in place: an index on the table's own vectors, and no second copy of them.
+    """Index the vectors of results in their own table, without a second copy.
 
     Parameters
     ----------
     results : ResultDataset, InferenceDataSet, str or path
         Committed results on this machine, or their folder. Results in ``.npy`` files that are to have an index are converted
-        first, as `convert_results` does: compared bit by bit, beside the files, which stay as they are.
+        first, as `convert_results` does: compared bit by bit; the files are not changed.
     column : str
         Output with vectors.
     metric : {"l2", "cosine", "dot"}
@@ -328,7 +328,7 @@ def _check_vector_column(dataset: Any, column: str, dtype: "np.dtype[Any] | None
 
 
 def _drop(table: "lance.LanceDataset", name: str) -> None:
-    """Take an older index away, which would answer instead of the rows."""
+    """Drop an older index, which would answer instead of the rows."""
     if any(each.name == name for each in table.describe_indices()):
         table.drop_index(name)
 
@@ -342,7 +342,7 @@ def _measure_recall(
     vectors = np.asarray(getattr(dataset, f"get_{report.column}")(rows), np.float64).reshape(len(rows), -1)
     finite = np.isfinite(vectors).all(axis=1)
     rows, vectors = rows[finite], vectors[finite]
-    # a row is not its own neighbour: to find it would count as a success that is none
+    # a row is not its own neighbour; counting it would raise the recall
     true = exact_neighbors(dataset, report.column, vectors, k, metric=report.metric, without=rows)
     nprobes = min(8, report.n_partitions)
     while True:
@@ -355,7 +355,7 @@ def _measure_recall(
 
 
 def compute_recall(found: Neighbors, true: Neighbors) -> float:
-    """Give the share of the true nearest rows that were found; rows as far as the last true one count as it does.
+    """Return the share of the true nearest rows among the result; rows at the distance of the last true one count too.
 
     Examples
     --------
@@ -375,19 +375,19 @@ def compute_recall(found: Neighbors, true: Neighbors) -> float:
 
 
 def read_index_report(table: "lance.LanceDataset", column: str, metric: str) -> IndexReport | None:
-    """Tell how a column's index is to be asked; None where it has none for this distance, or one that nobody measured."""
+    """Return the search parameters of a column's index; None without a measured index for this distance."""
     if not any(each.name == f"{column}_vectors" for each in table.describe_indices()):
         return None
-    told = table.config().get(_SETTINGS + column)
+    stored = table.config().get(_SETTINGS + column)
     try:
-        report = None if told is None else IndexReport(**json.loads(told))
+        report = None if stored is None else IndexReport(**json.loads(stored))
     except (TypeError, ValueError) as error:
         raise CorruptError(f"{table.uri}: what is noted of the index of {column!r} does not read: {error}.") from error
     return report if report is not None and report.metric == metric else None
 
 
 def search_index(table: "lance.LanceDataset", vectors: NDArray[np.float64], k: int, report: IndexReport) -> Neighbors:
-    """Ask the index for the nearest rows of each vector."""
+    """Search the index for the nearest rows of each vector."""
     rows = np.full((len(vectors), k), -1, np.int64)
     distances = np.full((len(vectors), k), np.nan)
     fragments = np.cumsum([0, *(each.count_rows() for each in table.get_fragments())])

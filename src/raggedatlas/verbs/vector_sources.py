@@ -95,13 +95,13 @@ class QueryVectors:
         self.n = self._loader.n_cells
         self.features = tuple(map(str, next(iter(self._loader.features.values()))))
         self.width = int(self.take(np.arange(1)).shape[1])
-        told = provenance(query.spec, query.catalog)
+        source = provenance(query.spec, query.catalog)
         self.facts: Mapping[str, str] = {
-            "atlas:uri": str(told["uri"]),
-            "atlas:version": str(told["snapshot"]),
-            "atlas:query": str(told["query"]),
+            "atlas:uri": str(source["uri"]),
+            "atlas:version": str(source["snapshot"]),
+            "atlas:query": str(source["query"]),
         }
-        self.config: Mapping[str, Any] | None = {"atlas": told}
+        self.config: Mapping[str, Any] | None = {"atlas": source}
         self.dataset = None
 
     def take(self, rows: NDArray[np.int64]) -> Any:  # noqa: ANN401  (an array or a sparse one)

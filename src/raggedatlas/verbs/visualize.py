@@ -54,7 +54,7 @@ class ViewOptions(TypedDict, total=False):
     layer : str
         Which layer the values of genes are read from; None takes the layer of the query, else the usual one.
     address : str
-        Where a ``.vitessce`` folder will be served, ``http://localhost:8000`` unless told.
+        Where a ``.vitessce`` folder will be served, ``http://localhost:8000`` by default.
     """
 
     title: str | None
@@ -217,7 +217,7 @@ def make_view(embedding: Embedding, cells: Cells | None = None, **choices: Unpac
 
 
 def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | InferenceDataSet | None:  # noqa: ANN401
-    """Open what lies in a folder; None where a name is no folder, or is an embedding of the cells."""
+    """Open the results in a folder; None if a name is not a folder, or is an embedding of the cells."""
     if isinstance(embedding, ResultDataset | InferenceDataSet):
         return embedding
     if "://" not in str(embedding) and not Path(embedding).is_dir():
@@ -228,7 +228,7 @@ def _results(embedding: Any, cells: KnownCells | None) -> ResultDataset | Infere
 
 
 def _without_cells(embedding: Any) -> QueryError:  # noqa: ANN401
-    """Say what is missing beside an embedding."""
+    """Return the error for an embedding without cells."""
     if Path(embedding).is_file():
         offered = FileCells(Path(embedding)).embeddings()
         return QueryError(

@@ -59,7 +59,7 @@ def _pieces(ids: pa.Array, size: int = 2**16) -> list[pa.Array]:
 
 
 def column_part(column: Column) -> bytes:
-    """Encode a column: categories as the smallest codes, whose last category stands for missing ones; numbers; texts."""
+    """Encode a column: categories as the smallest codes, whose last category means missing; numbers; texts."""
     if column.kind != "category":
         return _stream({VALUE: column.values.cast(pa.string()) if column.kind == "text" else column.values})
     labels = column.values.dictionary.to_pylist()

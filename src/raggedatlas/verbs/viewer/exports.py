@@ -74,7 +74,7 @@ def write_parquet(
 
 
 def _free(name: str, kind: str, taken: dict[str, pa.Array]) -> str:
-    """Give a name that is not taken; DuckDB, which reads the file, takes upper and lower case for the same."""
+    """Return a name that is not taken; DuckDB, which reads the file, ignores case."""
     known = {other.lower() for other in taken}
     while name.lower() in known:
         name = f"{kind}:{name}"
@@ -163,12 +163,12 @@ def _series(column: Column) -> Any:  # noqa: ANN401  (a pandas series)
 
 
 def _member(name: str, i: int) -> str:
-    """Give a name that may stand in a path of a Zarr store."""
+    """Return a name that is valid in a path of a Zarr store."""
     return name if name.strip("._") and not set(name) & set('/\\"') and name != ID else f"column {i}"
 
 
 def vitessce_config(scene: Scene, genes: Sequence[str] = ()) -> dict[str, Any]:
-    """Write the configuration of Vitessce: the map, the sets of cells and their colours, and genes where there are some.
+    """Return the configuration of Vitessce: the map, the sets of cells and their colours, and genes where there are some.
 
     Raises
     ------
@@ -222,7 +222,7 @@ def _address(scene: Scene) -> str:
 
 
 def _set_colors(scene: Scene) -> list[dict[str, Any]]:
-    """Give every category the colour that the page shows it in."""
+    """Return the colour of every category, as the page shows it."""
     found = []
     for column in scene.columns:
         if column.kind == "category":

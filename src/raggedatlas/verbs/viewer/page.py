@@ -1,4 +1,4 @@
-"""The page itself: one HTML document with its program, its looks and, in a file, its data; nothing is fetched from elsewhere."""
+"""The HTML page: program, style and (in a file) data in one document; nothing is fetched from elsewhere."""
 
 import base64
 import gzip
@@ -41,8 +41,8 @@ def policy(script: str, style: str, connect: str) -> str:
     Parameters
     ----------
     script : str
-        Source of the program. Beside it ``'unsafe-eval'`` stands, because regl compiles its drawing commands from texts that
-        it makes itself; inline scripts stay refused.
+        Source of the program. ``'unsafe-eval'`` is added, because regl compiles its drawing commands from source text that
+        it generates; inline scripts stay refused.
     style : str
         Source of the looks.
     connect : str
@@ -96,7 +96,7 @@ def manifest_of(scene: Scene, *, genes: Sequence[str], served: bool) -> dict[str
 
 
 def embed_json(document: Mapping[str, Any]) -> str:
-    r"""Write JSON that can stand inside a script element, whatever names and values hold.
+    r"""Return JSON that is safe inside a script element, whatever the names and values are.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def embed_json(document: Mapping[str, Any]) -> str:
 
 
 def served_page(scene: Scene, genes: Sequence[str] = ()) -> str:
-    """Write the page that a server gives: program, looks and data come from beside it."""
+    """Return the page for a server, which loads program, style and data by relative addresses."""
     manifest = embed_json(manifest_of(scene, genes=genes, served=True))
     return "".join(
         _document(
@@ -196,7 +196,7 @@ def _document(scene: Scene, rules: str, head: str, manifest: str, body: Iterator
 
 
 def replace_file(path: str | os.PathLike[str], texts: Iterator[str], *, overwrite: bool) -> Path:
-    """Write a text file beside its place and then put it there, so that nobody sees half of it.
+    """Write a text file atomically, so that no reader sees part of it.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def replace_file(path: str | os.PathLike[str], texts: Iterator[str], *, overwrit
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:
-    """Refuse to write over what is there.
+    """Raise if a path exists and may not be overwritten.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Colours of categories, told apart by people with each common kind of colour vision, on white and on black."""
+"""Colours of categories, distinguishable with each common kind of colour vision, on white and on black."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _HEX = re.compile(r"#[0-9a-fA-F]{6}(?:[0-9a-fA-F]{2})?")
 
 
 def is_color(text: object) -> bool:
-    """Tell whether a text is a colour as ``#rrggbb`` or ``#rrggbbaa``.
+    """Return whether a text is a colour as ``#rrggbb`` or ``#rrggbbaa``.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def read_colors(given: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, s
 
 
 def category_colors(labels: Sequence[str], given: Mapping[str, str]) -> list[str]:
-    """Give each category its colour: the one that is given for it, else the next of the palette.
+    """Return the colour of each category: the given one, else the next of the palette.
 
     Examples
     --------

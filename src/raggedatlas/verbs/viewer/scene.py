@@ -27,7 +27,7 @@ class Genes(Protocol):
     """Values of genes, read when they are asked for."""
 
     def find(self, text: str, most: int) -> list[tuple[str, str]]:
-        """Find genes by part of a name: at most so many pairs of a name and a note beside it."""
+        """Find genes by part of a name: return at most this many pairs of a name and a note."""
 
     def values(self, name: str) -> tuple[pa.Array, NDArray[Any]]:
         """Give a gene's values with the ids that they belong to; ids that are not there were not measured.
@@ -216,7 +216,7 @@ def make_scene(
     Returns
     -------
     Scene
-        In an order drawn by chance from the seed, so that no dataset lies on top of another.
+        In an order drawn by chance from the seed, so that no dataset covers another.
 
     Raises
     ------
@@ -339,7 +339,7 @@ def _read_ids(ids: Any, whose: str) -> pa.Array:  # noqa: ANN401
         counts = pc.value_counts(array)
         twice = counts.filter(pc.greater(counts.field("counts"), 1))
         raise QueryError(
-            f"The id {twice[0]['values'].as_py()!r} stands {twice[0]['counts'].as_py()} times among {whose}, and "
+            f"The id {twice[0]['values'].as_py()!r} occurs {twice[0]['counts'].as_py()} times among {whose}, and "
             f"{len(twice):,} ids more than once; each may stand once, so keep one row of each."
         )
     return array

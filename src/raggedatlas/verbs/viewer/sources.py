@@ -136,7 +136,7 @@ class QueryGenes:
 
     @cached_property
     def _names(self) -> list[tuple[str, str]]:
-        """Pairs of the name that people search and the one beside it: symbol and id, or id alone."""
+        """Pairs of the name to search and its note: symbol and id, or id alone."""
         table = read_registry(self.query.catalog, self.space).table
         ids = [one or uid for one, uid in zip(_texts(table, "feature_id"), _texts(table, "uid"), strict=True)]
         return _searched(ids, _texts(table, "symbol"))
@@ -252,7 +252,7 @@ class QueryCells:
 
 
 def _held_vectors(query: Query, name: str) -> tuple[pa.Array, NDArray[Any]]:
-    """Read a result that lies in the cell table, of the cells that have it."""
+    """Read a result stored in the cell table, of the cells that have it."""
     record = vector_results(query.catalog)[name]
     cells, _ = plan_rows(query.spec, query.catalog, cell_columns(query.catalog), (), (record.column,))
     places, valid = column_vectors(cells, record.column)

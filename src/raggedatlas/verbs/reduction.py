@@ -1,8 +1,7 @@
 """The verbs ``pca`` and ``umap``: fitted to a sample, applied batch by batch, the same for the same seed."""
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import numpy as np
@@ -136,7 +135,7 @@ def pca(
             check_finite(values, np.arange(first, first + len(ids)), "pca")
             yield ids, model.transform(log_normalize(values, model.scaled_to))
 
-    return _write("pca", result_dir, vectors, placed(), (model.save, PCA_FILE), (chosen, progress))
+    return _write("pca", result_dir, vectors, placed(), model, chosen, progress)
 
 
 @checked
@@ -211,7 +210,7 @@ def umap(
                 out[others] = model.transform(_dense(log_normalize(values[others], model.settings.target_sum)))
             yield ids, out
 
-    return _write("umap", result_dir, vectors, placed(), (model.save, UMAP_FILE), (chosen, progress))
+    return _write("umap", result_dir, vectors, placed(), model, chosen, progress)
 
 
 def sample_rows(n: int, sample_size: int, seed: int) -> NDArray[np.int64]:
@@ -266,11 +265,11 @@ def _check_options(choices: Any, known: Any) -> dict[str, Any]:  # noqa: ANN401 
     unknown = sorted(set(choices) - set(known.__annotations__))
     if unknown:
         raise QueryError(f"There is no choice {unknown[0]!r}; there are {', '.join(sorted(known.__annotations__))}.")
-    found = {name: value for name, value in choices.items() if value is not None}
-    size, wanted = found.get("batch_size", 1), found.get("target_sum", 1.0)
-    if size < 1 or not np.isfinite(wanted) or wanted <= 0:
-        raise QueryError(f"batch_size={size} and target_sum={wanted}; both must be positive.")
-    return found
+    given = {name: value for name, value in choices.items() if value is not None}
+    size, target = given.get("batch_size", 1), given.get("target_sum", 1.0)
+    if size < 1 or not np.isfinite(target) or target <= 0:
+        raise QueryError(f"batch_size={size} and target_sum={target}; both must be positive.")
+    return given
 
 
 def _write(
@@ -278,11 +277,12 @@ def _write(
     result_dir: str | os.PathLike[str],
     vectors: Vectors,
     placed: Iterator[tuple[Any, NDArray[np.float32]]],
-    model: tuple[Callable[[Path], None], str],
-    how: tuple[dict[str, Any], Progress],
+    model: PcaModel | UmapModel,
+    chosen: dict[str, Any],
+    progress: Progress,
 ) -> ResultDataset:
     """Write the rows, and the model into the same folder just before they become visible."""
-    (save, name), (chosen, progress) = model, how
+    name = PCA_FILE if isinstance(model, PcaModel) else UMAP_FILE
     done = 0
     with ResultDatasetWriter(result_dir, overwrite=bool(chosen.get("overwrite", False)), facts=vectors.facts) as writer:
         writer.original_dataset_config, writer.original_dataset = vectors.config, vectors.dataset
@@ -294,7 +294,7 @@ def _write(
         if done != vectors.n:
             raise SourceError(f"{vectors.n:,} rows were to be placed, and {done:,} came.")
         path = writer.result_dir / name
-        save(path)
+        model.save(path)
         writer.facts.update({"result:verb": verb, "result:model": name, "result:model_hash": file_digest(path)})
     return ResultDataset({}, result_dir)
 
